@@ -24,7 +24,7 @@ from matplotlib.patches import Patch
 
 from ringsim.errors import ArgumentError
 from ringsim.plot import sheet, style
-from ringsim.plot.rows import Rows, prepare_rows
+from ringsim.plot.rows import Lanes, Rows, lay_rows
 from ringsim.plot.sheet import Picture
 from ringsim.plot.steps import (
     ACTION_LOOKS,
@@ -210,7 +210,7 @@ def _describe_step(run: ScheduleRun) -> StepPicture:
         if travel.any()
         else None,
         draw_over=lambda rows: draw_path(
-            rows.ax, run.critical_path, unit=unit, at=float(rows.bottom[0]) - 0.07
+            rows.ax, run.critical_path, unit=unit, at=float(rows.lanes.bottom[0]) - 0.07
         ),
         notes=(_constants(run),),
     )
@@ -272,9 +272,8 @@ def draw_path(
 def _draw_map(run: ScheduleRun, ax: Axes) -> None:
     unit, name = _unit(run)
     length = float(run.makespan) / unit
-    prepare_rows(
-        ax, [f"rank {rank}" for rank in range(run.num_ranks)], length or 1.0, f"time ({name})"
-    )
+    names = [f"rank {rank}" for rank in range(run.num_ranks)]
+    lay_rows(ax, names, length or 1.0, f"time ({name})", LANES)
     ax.grid(visible=False)
     handles: list[Artist] = []
     if length:
@@ -307,25 +306,21 @@ def measure_shares(run: ScheduleRun, rows: int, columns: int) -> Ints:
         Shares from 0 to 1, shape (rows, columns, 4): by the kind's place in ``COMPUTE_KINDS``.
     """
     operations, ends = run.operations, run.ends.astype(np.float64)
-    duration = run.setting.prices.duration.astype(np.float64)
+    lasts = run.setting.prices.duration[operations.kind, operations.stage].astype(np.float64)
     edges = np.linspace(0.0, float(run.makespan), columns + 1)
     shares = np.zeros((rows, columns, len(COMPUTE_KINDS)))
     row_of = np.arange(run.num_ranks) * rows // run.num_ranks
-    members = np.bincount(row_of, minlength=rows)
     for rank in range(run.num_ranks):
         own = slice(int(operations.first[rank]), int(operations.first[rank + 1]))
-        kind = operations.kind[own]
-        lasts = duration[kind, operations.stage[own]]
-        for code in np.unique(kind).tolist():
-            some = kind == code
-            until, long = ends[own][some], lasts[some]
-            begins = until - long
-            done = np.concatenate([[0.0], np.cumsum(long)])
-            # how many have begun; all but the last of them have ended
-            before = np.searchsorted(begins, edges, side="right")
-            within = np.clip(edges - begins[before - 1], 0.0, long[before - 1])
-            spent = np.where(before > 0, done[before - 1] + within, 0.0)
-            shares[row_of[rank], :, code] += np.diff(spent)
+        for code in np.unique(operations.kind[own]).tolist():
+            some = operations.kind[own] == code
+            until, long = ends[own][some], lasts[own][some]
+            done = np.cumsum(long)
+            # how much is done when a computation begins, and when it ends; between them, a line
+            times = np.stack([until - long, until], axis=1).ravel()
+            spent = np.stack([done - long, done], axis=1).ravel()
+            shares[row_of[rank], :, code] += np.diff(np.interp(edges, times, spent))
+    members = np.bincount(row_of, minlength=rows)
     return shares / (members[:, None, None] * (float(run.makespan) / columns))
 
 
@@ -357,8 +352,7 @@ def _draw_shares(ax: Axes, shares: Ints, length: float, ranks: int) -> list[Arti
 
 WIDTH_INCHES: Final = 9.6
 ROW_INCHES: Final = 0.66
-TOP, BOTTOM = np.array([-0.33, 0.06]), np.array([0.02, 0.42])  # of the two lanes
-MARKS: Final = (-0.44, -0.37)
+LANES: Final = Lanes(np.array([-0.33, 0.06]), np.array([0.02, 0.42]), (-0.44, -0.37))
 MEASURED_LANE, PREDICTED_LANE = 0, 1
 MEASURED_LOOK: Final = Look("measured", "#C9C9C9", edge=0.6)
 # Bounds between the looks, as parts of the step: an end that is off by 1 % is on time.
@@ -447,8 +441,8 @@ def _draw_overlay(comparison: Comparison, step: int, ax: Axes) -> None:
     steps = count_steps(comparison.real.events)
     names = [f"rank {rank}" for rank in range(comparison.real.world_size)]
     what = f"time since the {'step' if steps else 'run'} began ({unit})"
-    prepare_rows(ax, names, max(real_s, virtual_s) * 1e9 / unit_ns, what, above=PHASE_NAME_POINTS)
-    rows = Rows(ax, TOP, BOTTOM, MARKS)
+    length = max(real_s, virtual_s) * 1e9 / unit_ns
+    rows = lay_rows(ax, names, length, what, LANES, above=PHASE_NAME_POINTS)
     chosen = _choose(comparison, step)
     if steps:
         measured, begin = find_step(comparison.real, step), comparison.real_begin_ns[step]

@@ -55,6 +55,7 @@ __all__ = [
     "encode",
     "find",
     "find_begin_ns",
+    "join",
     "pack",
     "pack_all",
     "page_body",
@@ -196,37 +197,26 @@ _WIDTHS: Final = ("<i1", "<i2", "<i4")
 _LEVEL: Final = 6  # of gzip: higher ones take three times as long for a hundredth
 
 
-def pack(trace: Trace, later_ns: int = 0, name: str = "") -> bytes:
-    """Returns a trace as the view reads it.
-
-    Args:
-        trace: any trace.
-        later_ns: how much later than recorded it is shown.
-        name: what to call it.
-
-    Returns:
-        gzip of: the length of the head (uint32), the head as JSON, and its ``columns`` one behind
-        the other, little endian.
+def join(head: dict[str, Any], parts: Iterable[bytes]) -> bytes:
+    """Returns the length of a head (uint32), the head as JSON, and the parts behind it.
 
     Example:
-        >>> from ringsim.traces.events import OP_CODES, make_events
-        >>> from ringsim.traces.value import Trace
-        >>> packed = pack(
-        ...     Trace(
-        ...         make_events({"rank": [0], "op": [OP_CODES["barrier"]], "post_ns": [5]}),
-        ...         {"world_size": 1},
-        ...     )
-        ... )
-        >>> gzip.decompress(packed)[4:22]
-        b'{"title":"1 rank",'
+        >>> join({"title": "1 rank"}, [b"!"])[4:]
+        b'{"title":"1 rank"}!'
     """
-    return gzip.compress(encode(trace, later_ns, name), _LEVEL, mtime=0)
+    text = json.dumps(head, separators=(",", ":")).encode()
+    return b"".join([struct.pack("<I", len(text)), text, *parts])
+
+
+def pack(data: bytes) -> bytes:
+    """Returns the same bytes for the same data, gzipped."""
+    return gzip.compress(data, _LEVEL, mtime=0)
 
 
 def pack_all(traces: Sequence[Trace], names: Sequence[str] = ()) -> list[bytes]:
     """Returns traces as the view reads them, on one axis: their first operations are aligned."""
     each = zip(traces, align(traces), [*names, *[""] * (len(traces) - len(names))], strict=True)
-    return [pack(trace, later_ns, name) for trace, later_ns, name in each]
+    return [pack(encode(*one)) for one in each]
 
 
 def align(traces: Sequence[Trace]) -> list[int]:
@@ -245,7 +235,10 @@ def find_begin_ns(trace: Trace) -> int:
 
 
 def encode(trace: Trace, later_ns: int = 0, name: str = "") -> bytes:
-    """Returns a trace as the view reads it, before gzip; all its times are ``later_ns`` later."""
+    """Returns a trace as the view reads it, before gzip; all its times are ``later_ns`` later.
+
+    Its head, then its columns one behind the other, little endian.
+    """
     events = trace.events
     labels, label = _stems(events)
     diagnosis = trace.explain()
@@ -274,10 +267,7 @@ def encode(trace: Trace, later_ns: int = 0, name: str = "") -> bytes:
             {"name": name, "type": values.dtype.str[1:]} for name, values in columns.items()
         ],
     }
-    text = json.dumps(head, separators=(",", ":")).encode()
-    return b"".join(
-        [struct.pack("<I", len(text)), text, *(values.tobytes() for values in columns.values())]
-    )
+    return join(head, (values.tobytes() for values in columns.values()))
 
 
 def _hosts(trace: Trace) -> list[int] | None:

@@ -109,10 +109,7 @@ class View:
 
     @window.setter
     def window(self, between_s: tuple[float, float]) -> None:
-        try:
-            from_s, until_s = map(float, between_s)
-        except (TypeError, ValueError):
-            from_s = until_s = 0.0
+        from_s, until_s = between_s
         if not from_s < until_s:
             raise ArgumentError(
                 "window must be two times in seconds, the first below the second, got "
