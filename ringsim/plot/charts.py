@@ -288,7 +288,7 @@ class Pen:
 PENS: Final = {
     "gloo": Pen("Gloo", BLUE, BLUE),
     "nccl": Pen("NCCL", ORANGE, "#8A5A00"),
-    "mpi": Pen("MPI", GREEN, "#006B4E"),
+    "mpi": Pen("MPI", GREEN, "#007556"),
     "tcp": Pen("TCP, no torch", MUTED, MUTED, (0, (6, 1.5, 1.2, 1.5))),
     "memcpy": Pen("memory copy", MUTED, MUTED, (0, (1.2, 1.6))),
 }
