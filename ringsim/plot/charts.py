@@ -3,8 +3,8 @@
 Bandwidth and time of messages by their size, and how busy the stages of a generation ring are. A
 chart of bandwidths has a curve for each pattern, backend and edge, interrupted where one alpha-beta
 line does not hold. Of a trace, every message is a point. On machines without a GPU, what others
-measured with NCCL and published stands beside: every figure has its source, a public discussion
-that anybody can open. Most sources give the bandwidth that large messages reach, few the times of
+measured with NCCL and published is drawn next to it: every figure has its source, a public
+discussion that anybody can open. Most sources give the bandwidth that large messages reach, few the times of
 single sizes, and nothing in between is filled in. ``sendrecv_perf`` of nccl-tests sends and
 receives at once on every rank, so its figures compare with the pattern "exchange" rather than with
 "pingpong".
@@ -69,8 +69,8 @@ def plot_bandwidth(
 
     A table of bandwidths is drawn as medians with their p10-p90 band, the alpha-beta line through
     them, and the ceilings of the machine. A curve is interrupted where one line does not hold
-    (``ringsim.traces.bandwidths`` has the rule). Where the table has messages and no NCCL, the
-    published figures of NCCL stand beside, dashed, with their source.
+    (``ringsim.traces.bandwidths`` has the rule). If the table has messages and no NCCL, the
+    published figures of NCCL are drawn next to them, dashed, with their source.
 
     Of a trace, every message is a point: its size, and the time from when both sides had posted it
     until it had arrived. Open points are lower bounds: the receiver began to wait only later. Of
@@ -231,7 +231,7 @@ def _counts(curves: Sequence[Curve]) -> list[str]:
 
 
 def _circumstances(metadata: dict[str, Any]) -> list[str]:
-    """Says what carried the messages and what else the machine did, as far as is known."""
+    """Names what carried the messages and what else the machine did, as far as is known."""
     parts = []
     if metadata.get("interface"):
         parts.append(f"sockets over {metadata['interface']}")
@@ -436,7 +436,7 @@ def _slowest(edges: Sequence[Curve]) -> Curve:
 def _draw_curves(
     curves: Sequence[Curve], panels: _Panels, *, name_half: bool = True
 ) -> list[Label]:
-    """Draws ceilings and other curves, n½ with its name where there is a single measurement.
+    """Draws ceilings and other curves, n½ with its name if there is a single measurement.
 
     Returns labels for the right edge.
     """
@@ -469,7 +469,7 @@ def _draw_curves(
 
 
 def _curve_legend(curves: Sequence[Curve]) -> list[Any]:
-    """Returns the legend's entries for the marks; the backends' names stand beside their lines."""
+    """Returns the legend's entries for the marks; the backends' names are next to their lines."""
     groups = _group(curves)
     if not groups:
         return []
@@ -491,7 +491,7 @@ def _curve_legend(curves: Sequence[Curve]) -> list[Any]:
 
 
 def _fit_notes(curves: Sequence[Curve]) -> list[str]:
-    """Returns the numbers of the fits in sentences, of the slowest edge where there are several.
+    """Returns the numbers of the fits in sentences, of the slowest edge if there are several.
 
     Also what a break means.
     """
@@ -520,7 +520,7 @@ def _fit_notes(curves: Sequence[Curve]) -> list[str]:
 
 
 def _is_sure(link: Link) -> bool:
-    """Tells whether a fit knows its alpha well enough to derive n½ from it."""
+    """Returns whether a fit knows its alpha well enough to derive n½ from it."""
     return not link.alpha_error_s > MOST_ERROR * link.alpha_s
 
 
@@ -547,7 +547,7 @@ def _with_error(value: float, error: float) -> str:
 def _draw_edge(curve: Curve, panels: _Panels, *, alone: bool) -> None:
     """Draws the medians of one edge, each regime by itself.
 
-    Also the band where the edge stands alone.
+    Also the band, if it is the only edge.
     """
     look, name = pen(curve.backend), f"{curve.backend} {curve.pattern} {curve.src}>{curve.dst}"
     for part in curve.parts:
@@ -707,7 +707,7 @@ class Achieved:
     """What messages achieved: numpy arrays of one length, a row for each message that arrived.
 
     A message's time is from the moment at which both sides have posted it to the moment at which
-    the receiver knows that it is there. Where the receiver began to wait only later, the message
+    the receiver knows that it is there. If the receiver began to wait only later, the message
     may have arrived in between: its bandwidth ``is_bound``, a lower bound. Left out are messages of
     0 bytes, which have no bandwidth (``empty``), those that never arrived (``unfinished``), and
     those of NCCL (``queued``): a wait on them ends when the GPU has been told, and says nothing of

@@ -1,6 +1,6 @@
 """One run over another, such as a prediction over what was measured.
 
-A prediction stands in each rank's row under what was measured::
+Each rank's row has the prediction under what was measured::
 
     rank 0  [F0 ][F1 ]xxxx[B0  ][B1  ]  measured, by kind
             [   ][   ]    [    ][    ]  predicted, coloured by how much too early or too late each

@@ -56,7 +56,7 @@ __all__ = [
 ]
 
 MOST_BOXES: Final = 20_000  # computations; more are drawn as a map
-MOST_ROWS: Final = 64  # ranks, likewise
+MOST_ROWS: Final = 64  # ranks; more are drawn as a map, too
 MAP_INCHES: Final = (9.6, 4.6)
 MAP_COLUMNS: Final = 960
 MAP_ROWS: Final = 512
@@ -144,7 +144,7 @@ def _about(run: ScheduleRun) -> str:
 
 
 def _constants(run: ScheduleRun) -> str:
-    """Says what the schedule was simulated with: times by kind, sizes, links."""
+    """Lists what the schedule was simulated with: times by kind, sizes, links."""
     operations, setting = run.operations, run.setting
 
     def span(values: Any, text: Callable[[float], str] = lambda time: _length(run, time)) -> str:

@@ -85,7 +85,7 @@ def _lay_out(
 ) -> list[Axes]:
     """Draws pictures from left to right, their tops in line.
 
-    Gives the figure the size that they and the words around them need. Where the size is given, in
+    Gives the figure the size that they and the words around them need. If the size is given, in
     inches, the pictures are scaled until it is met: words take what they take.
     """
     if size is None:

@@ -1,6 +1,6 @@
 """A step of a pipeline as papers draw it, recorded, timed by the evaluator or simulated.
 
-Boxes have the number of their microbatch, gaps are shaded, and the phases of a rank stand above its
+Boxes have the number of their microbatch, gaps are shaded, and the phases of a rank are above its
 row. From top to bottom::
 
     |-- warm-up --|------- steady -------|-- cool-down --|
@@ -413,7 +413,7 @@ def picture_step(trace: Trace, step: int | None = None) -> StepPicture:
 
 
 def _list_notes(trace: Trace) -> tuple[str, ...]:
-    """Says what else than the schedule made ranks wait."""
+    """Lists what made ranks wait besides the schedule."""
     about = trace.metadata
     cores = (about.get("machine") or {}).get("cores")
     one_host = len({rank.get("host") for rank in about.get("ranks", ())}) <= 1

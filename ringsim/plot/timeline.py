@@ -79,7 +79,7 @@ def plot_timeline(
 
     A trace of ``train_step_pipeline`` is drawn as papers draw it, one step at a time: forwards and
     backwards with the number of their microbatch, the bubbles shaded, and warm-up, steady phase and
-    cool-down marked; on a new figure, the live activations stand below. A trace in which something
+    cool-down marked; on a new figure, the live activations are below. A trace in which something
     is stuck or has failed is drawn like any other. Of several hosts, the first row of each has its
     name, and arrows from one to another have a colour of their own.
 
@@ -133,7 +133,7 @@ def timeline_picture(trace: Trace, step: int | None = None, *, with_curve: bool 
     """Returns the timeline as a picture.
 
     Of a pipeline a step, by default its last one, unless something in the trace is stuck or has
-    failed. Under a step's rows stand the live activations if wanted.
+    failed. Under a step's rows are the live activations if wanted.
     """
     events = trace.events
     is_operation = (events.kind != SPAN) & (events.kind != MARK)

@@ -82,8 +82,8 @@ def plot_waitfor(diagnosis: Diagnosis, *, ax: Axes | None = None, **look: Unpack
     """Draws who waits for whom.
 
     Ranks in a circle, an arrow from each that waits to the one it waits for. The arrows of a cycle
-    that no rank can leave are wide and red. Where the diagnosis has a trace, the last moments of
-    the timeline stand beside the graph.
+    that no rank can leave are wide and red. If the diagnosis has a trace, the last moments of
+    the timeline are next to the graph.
 
     Args:
         diagnosis: any diagnosis; one without findings shows the ranks alone.
@@ -110,7 +110,7 @@ def waitfor_png(diagnosis: Diagnosis) -> bytes:
 
 
 def _pictures(diagnosis: Diagnosis) -> list[Picture]:
-    """Returns the graph, and the last moments of the timeline where there are any."""
+    """Returns the graph, and the last moments of the timeline if there are any."""
     pictures = [Picture(lambda ax: _draw_graph(diagnosis, ax), *GRAPH_INCHES)]
     moments = _last_moments(diagnosis)
     if moments is not None:

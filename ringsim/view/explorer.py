@@ -58,7 +58,7 @@ class Frame(NamedTuple):
 
 
 def say_stuck(error: RingError) -> str:
-    """Says who waits for whom, for ever."""
+    """Names the ranks that wait for each other, for ever."""
     (finding, *_) = error.diagnosis.findings
     return f"Ranks {', '.join(map(str, finding.ranks))} wait for each other, for ever."
 

@@ -4,7 +4,7 @@ A trace is a head in JSON, then columns of numbers, each as narrow as its values
 
 Times are differences: an event's ``post`` from that of the event before it on its rank, its
 ``wait`` and ``done`` from its ``post``. Most fit into two or four bytes and look alike, so that
-gzip leaves 5 to 10 bytes an event. No name stands in the page as such, and none can be taken for
+gzip leaves 5 to 10 bytes an event. No name is in the page as such, and none can be taken for
 markup: the whole is base64.
 """
 
@@ -191,7 +191,7 @@ def _picture(trace: Trace) -> str:
     )
 
 
-# of different spans; where there are more, the numbers in them are left out
+# of different spans; if there are more, the numbers in them are left out
 MOST_LABELS: Final = 4096
 _WIDTHS: Final = ("<i1", "<i2", "<i4")
 _LEVEL: Final = 6  # of gzip: higher ones take three times as long for a hundredth
@@ -271,7 +271,7 @@ def encode(trace: Trace, later_ns: int = 0, name: str = "") -> bytes:
 
 
 def _hosts(trace: Trace) -> list[int] | None:
-    """Returns the number of each rank's host, None where there is one host at most."""
+    """Returns the number of each rank's host, None if there is one host at most."""
     numbers = {name: number for number, name in enumerate(dict.fromkeys(filter(None, trace.hosts)))}
     return [numbers.get(name, NONE) for name in trace.hosts] if len(numbers) > 1 else None
 
@@ -310,7 +310,7 @@ def _columns(trace: Trace, label: Ints, later_ns: int) -> dict[str, Ints]:
 
 
 def _after(times: Ints, post: Ints) -> Ints:
-    """Returns times counted from another, -1 where there is none."""
+    """Returns times counted from another, -1 if there is none."""
     after: Ints = np.where(times == NONE, NONE, np.maximum(times - post, 0))
     return after
 
