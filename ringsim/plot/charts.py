@@ -4,10 +4,10 @@ Bandwidth and time of messages by their size, and how busy the stages of a gener
 chart of bandwidths has a curve for each pattern, backend and edge, interrupted where one alpha-beta
 line does not hold. Of a trace, every message is a point. On machines without a GPU, what others
 measured with NCCL and published is drawn next to it: every figure has its source, a public
-discussion that anybody can open. Most sources give the bandwidth that large messages reach, few the times of
-single sizes, and nothing in between is filled in. ``sendrecv_perf`` of nccl-tests sends and
-receives at once on every rank, so its figures compare with the pattern "exchange" rather than with
-"pingpong".
+discussion that anybody can open. Most sources give the bandwidth that large messages reach, few the
+times of single sizes, and nothing in between is filled in. ``sendrecv_perf`` of nccl-tests sends
+and receives at once on every rank, so its figures compare with the pattern "exchange" rather than
+with "pingpong".
 """
 
 from __future__ import annotations
