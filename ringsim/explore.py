@@ -385,8 +385,10 @@ def deadlock() -> Explorer:
     return Explorer("who sends first", _in_order, choices)
 
 
-def _in_order(size: int, semantics: str, **first: str) -> Frame:
-    orders, size_bytes = list(first.values()), 1024 * size
+def _in_order(
+    rank_0: str, rank_1: str, rank_2: str, rank_3: str, size: int, semantics: str
+) -> Frame:
+    orders, size_bytes = [rank_0, rank_1, rank_2, rank_3], 1024 * size
     kind = "rendezvous" if semantics == "rendezvous" else f"buffered({_EAGER_BYTES})"
     eager = semantics != "rendezvous" and size_bytes <= _EAGER_BYTES
     reason = "one rank has to differ from the others."

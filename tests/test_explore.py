@@ -19,19 +19,18 @@ import pytest
 
 from ringsim import explore
 from ringsim.errors import ArgumentError
-from ringsim.view.explorer import Explorer
 
-EXPLORERS = [
+EXPLORERS = (
     explore.schedule,
     explore.ring,
     explore.bandwidth,
     explore.generation,
     explore.deadlock,
-]
+)
 every = pytest.mark.parametrize("make", EXPLORERS, ids=lambda make: make.__name__)
 
 
-def choose(explorer: Explorer, seed: int) -> dict[str, Any]:
+def choose(explorer: Any, seed: int) -> dict[str, Any]:
     rng = random.Random(seed)
     return {choice.name: rng.choice(list(choice.options)) for choice in explorer.choices}
 
@@ -47,7 +46,7 @@ def test_any_choice_has_a_frame(make: Any) -> None:
         frame = explorer.frame(**choose(explorer, seed))
         assert frame.text
         assert 1 <= len(frame.traces) <= 2
-    with pytest.raises(ArgumentError, match=r"a choice must be one of .*, got 'rank'"):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'rank'"):
         explorer.frame(rank=4)
     with pytest.raises(ArgumentError, match=f"{choice.name} must be one of .*, got 1000"):
         explorer.frame(**{choice.name: 1000})
@@ -96,7 +95,7 @@ def test_an_order_ends_where_the_rule_says_so() -> None:
     "make", [explore.deadlock, explore.ring, explore.generation, explore.bandwidth]
 )
 def test_no_operation_of_an_explorer_has_a_line_of_ringsims_own(
-    make: Callable[[], Explorer],
+    make: Callable[[], Any],
 ) -> None:
     """0.2.0 cited comm/backend.py and compute_costs.py, where the operations pass through."""
     for trace in make().frame().traces:
@@ -124,22 +123,10 @@ def test_a_page_holds_the_frames_of_every_choice(tmp_path: Path) -> None:
     packed = gzip.decompress(b64decode(data))
     (length,) = struct.unpack_from("<I", packed)
     head = json.loads(packed[4 : 4 + length])
-    assert [choice["label"] for choice in head["choices"]] == [
-        "rank 0 first",
-        "rank 1 first",
-        "rank 2 first",
-        "rank 3 first",
-        "size",
-        "messages",
-    ]
+    labels = [*(f"rank {rank} first" for rank in range(4)), "size", "messages"]
+    assert [choice["label"] for choice in head["choices"]] == labels
     assert len(head["frames"]) == 2**6
     assert 4 + length + sum(head["sizes"]) == len(packed)
-    last = explorer.frame(
-        rank_0="receives",
-        rank_1="receives",
-        rank_2="receives",
-        rank_3="receives",
-        size=1024,
-        semantics="eager up to 64 KiB",
-    )
+    receives = {f"rank_{rank}": "receives" for rank in range(4)}
+    last = explorer.frame(**receives, size=1024, semantics="eager up to 64 KiB")
     assert head["frames"][-1]["text"] == last.text

@@ -13,7 +13,6 @@ from types import ModuleType
 import pytest
 
 import ringsim
-from ringsim.traces import bandwidths
 
 ROOT = Path(__file__).parent.parent
 FIGURES = ROOT / "figures"
@@ -62,14 +61,14 @@ def test_every_figure_is_described_and_every_trace_is_used(make: ModuleType) -> 
 
 
 @pytest.mark.parametrize("path", sorted((FIGURES / "data").iterdir()), ids=lambda path: path.name)
-def test_the_data_are_real_small_and_say_nothing_private(path: Path) -> None:
+def test_the_data_are_real_small_and_say_nothing_private(path: Path, make: ModuleType) -> None:
     assert path.stat().st_size < 100_000
     if path.name == "prediction-error.json":
         table = json.loads(path.read_text())
         assert set(table) == {"where", "turns", "rows"}
         assert "cores, torch" in table["where"], "no name of a machine or a user"
         return
-    data = bandwidths.load(path) if path.suffix == ".json" else ringsim.load(path)
+    data = make.bandwidths.load(path) if path.suffix == ".json" else ringsim.load(path)
     assert data.metadata["source"] == "measured"
     assert data.metadata["machine"]["cpu"]
     if path.suffix == ".json":

@@ -7,14 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from matplotlib.axes import Axes
 from pictures import assert_apart, assert_within, drawn, legend, title, words
 from synthetic import Story
 
-import ringsim
-from ringsim import Link, Trace
-from ringsim import comm as dist
+from ringsim import Trace
 
 NOW = (0.0, 0.0, 1.0)
 
@@ -142,33 +139,21 @@ def test_a_message_that_arrived_was_sent_also_where_the_sender_never_waited() ->
 
 
 def test_every_finished_send_counts_once() -> None:
-    """Ranks send to each other at random, on the ring's groups and on the world."""
-
-    def worker(sends: list[tuple[int, int, int, bool]]) -> None:
-        ring, works = ringsim.current_ring(), []
-        for tag, (src, dst, size, on_ring) in enumerate(sends):
-            is_next = on_ring and (src + 1) % ring.world_size == dst
-            for rank, post, group in (
-                (src, dist.isend, ring.succ_group), (dst, dist.irecv, ring.pred_group),
-            ):  # fmt: skip
-                if dist.get_rank() == rank:
-                    payload = torch.zeros(size, dtype=torch.uint8)
-                    where = {"group": group} if is_next else {}
-                    works.append(post(payload, src + dst - rank, tag=tag, **where))
-        for work in works:
-            work.wait()
-
-    rng = np.random.default_rng(0)
-    sends = [(*rng.choice(5, 2, replace=False).tolist(), size, size % 2 == 0) for size in range(40)]
-    link = Link(1e-6, 1e-9)
-    ax = ringsim.simulate(worker, world_size=5, args=(sends,), link=link).plot_ring()
-    assert f"40 messages, {sum(size for *_, size, _ in sends)} B" in title(ax)
-    by_group = {}
-    for src, dst, size, on_ring in sends:
-        is_next = on_ring and (src + 1) % 5 == dst
-        name = f"forward-ring:{src}>{dst}" if is_next else f"outside-{src}-{dst}-world"
-        by_group[name] = by_group.get(name, 0) + size
-    assert set(patches(ax, "forward-") | patches(ax, "outside-")) == set(by_group)
+    rng, story = np.random.default_rng(0), Story(5)
+    wanted: dict[str, int] = {}
+    for number in range(40):
+        src, dst = rng.choice(5, 2, replace=False).tolist()
+        on_ring, finished = (src + 1) % 5 == dst and number % 2, number % 3 > 0
+        group = f"ring:{src}>{dst}" if on_ring else "world"
+        times = (0, 0, 1 if finished else -1)
+        story.op(src, "isend", times, peer=dst, group=group, size_bytes=4 * number)
+        if finished:
+            name = f"forward-{group}" if on_ring else f"outside-{src}-{dst}-world"
+            wanted[name] = wanted.get(name, 0) + 4 * number
+    ax = story.trace().plot_ring()
+    assert f"26 messages, {sum(wanted.values()) / 1024:.2f} KiB; " in title(ax)
+    assert "Not drawn: 14 sends that never finished." in words(ax)
+    assert {*patches(ax, "forward-"), *patches(ax, "outside-")} == set(wanted)
 
 
 def test_above_sixteen_ranks_a_matrix_is_drawn_that_keeps_every_byte() -> None:

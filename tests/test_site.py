@@ -17,10 +17,6 @@ from processes import RANK_VARIABLES
 
 import ringsim
 from ringsim import pipeline
-from ringsim.prediction.comparison import Comparison
-from ringsim.simulator.schedules import ScheduleRun
-from ringsim.traces.bandwidths import Bandwidths
-from ringsim.traces.findings import Diagnosis
 
 SITE = Path(__file__).parent.parent / "site"
 SHOWN = {  # by page: what its cells print, at least
@@ -99,10 +95,7 @@ def test_the_gallery_has_every_picture() -> None:
     methods = {name for name in dir(ringsim.Trace) if name.startswith("plot_")}
     functions = {name for name in dir(pipeline) if name.startswith("plot_")}
     assert [name for name in sorted(methods | functions) if f"{name}(" not in text] == []
-    calls = {
-        Diagnosis: "explain().plot()",
-        Bandwidths: 'gloo.json").plot()',
-        ScheduleRun: "num_microbatches=8).plot()",
-        Comparison: ").plot()",
-    }
-    assert all(hasattr(kind, "plot") and call in text for kind, call in calls.items())
+    for call in (
+        "explain().plot()", 'gloo.json").plot()', "num_microbatches=8).plot()", ").plot()",
+    ):  # fmt: skip
+        assert call in text

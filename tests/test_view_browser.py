@@ -14,10 +14,9 @@ from synthetic import Story, pipeline
 from test_hostile_names import hostile_file
 
 import ringsim
-from ringsim import Trace
+from ringsim import Trace, explore
+from ringsim.cli import main
 from ringsim.pipeline import Costs
-from ringsim.view import html
-from ringsim.view.explorer import Choice, Explorer, Frame
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright")
 CHROMIUM = (
@@ -27,8 +26,53 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: install chromium"),
     pytest.mark.xdist_group("browser"),
 ]
-READY = "window.ringsim && window.ringsim.frame !== undefined"
-Open = Callable[..., Any]
+Open = Callable[..., "Shown"]
+
+
+class Shown:
+    """A page in the browser; scripts may say ``view`` for its view, and ``timeline``."""
+
+    def __init__(self, page: Any) -> None:
+        self.page = page
+
+    def get(self, script: str, *values: Any) -> Any:
+        """The value of an expression; ``values`` are its ``a``, ``b``, ..."""
+        names = ", ".join("abcd"[: len(values)])
+        head = f"const view = window.ringsim, timeline = view.timeline, [{names}] = values;"
+        return self.page.evaluate(f"(values) => {{ {head} return {script}; }}", list(values))
+
+    def until(self, script: str) -> None:
+        """Waits for a condition; the page's policy forbids what Playwright would do for that."""
+        deadline = time.monotonic() + 120
+        while not self.get(script):
+            assert time.monotonic() < deadline, script
+            self.page.wait_for_timeout(20)
+
+    def part(self, name: str) -> Any:
+        return self.page.locator(f'[data-part="{name}"]')
+
+    def text(self, name: str) -> str:
+        """What a part of the page says, once the page has come to rest."""
+        self.until("!view.waiting && !view.later")
+        return str(self.part(name).inner_text())
+
+    def at(self, event: int) -> tuple[float, float]:
+        """Where on the page the middle of an event's bar is."""
+        run, box = "timeline.runs[0]", self.part("bars").bounding_box()
+        middle = f"({run}.post[a] + {run}.endOf(a)) / 2"
+        x, y = self.get(f"[timeline.x({middle}), timeline.middleOf({run}, a)]", event)
+        return box["x"] + x, box["y"] + y
+
+    def press(self, *keys: str) -> None:
+        for key in keys:
+            self.part("stage").press(key)
+
+    def tab(self, name: str) -> None:
+        self.page.get_by_role("tab", name=name).click()
+
+    @property
+    def window(self) -> Any:
+        return self.get("[timeline.from, timeline.until]")
 
 
 @pytest.fixture(scope="module")
@@ -41,524 +85,409 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def open_page(browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
-    """Opens the page of traces.
+    """Opens the page of traces, or of an explorer.
 
     In the end nothing was complained about, and nothing asked for but the file.
     """
     said: list[str] = []
     context = browser.new_context(viewport={"width": 1200, "height": 700})
     # drawing the still picture takes longer than all the rest
-    monkeypatch.setattr(html, "MOST_PICTURED", 20)
+    monkeypatch.setattr("ringsim.view.html.MOST_PICTURED", 20)
 
-    def open_it(*traces: Any, fragment: str = "") -> Any:
-        if isinstance(traces[0], Explorer):
-            traces[0].to_html(tmp_path / "run.html")
-        else:
-            html.to_html(traces, tmp_path / "run.html")
+    def open_it(*shown: Any, fragment: str = "") -> Shown:
         page = context.new_page()
+        if len(shown) == 1:
+            shown[0].to_html(tmp_path / "run.html")
+        else:
+            files = [f"{tmp_path}/{number}.ringtrace" for number in range(len(shown))]
+            for trace, file in zip(shown, files, strict=True):
+                trace.save(file)
+            main(["open", *files, "-o", f"{tmp_path}/run.html", "--no-browser"])
         page.on("console", lambda message: said.append(f"console: {message.text}"))
         page.on("pageerror", lambda error: said.append(f"error: {error}"))
-        page.on(
-            "request",
-            lambda request: (
-                said.append(request.url) if not request.url.startswith(("data:", "file:")) else None
-            ),
-        )
+        page.on("request", lambda request: said.append(request.url))
         page.goto((tmp_path / "run.html").as_uri() + fragment)
-        until(page, READY)
-        return page
+        view = Shown(page)
+        view.until("view?.frame !== undefined")
+        return view
 
     yield open_it
     context.close()
-    assert said == []
+    assert [line for line in said if not line.startswith(("data:", "file:"))] == []
 
 
-def until(page: Any, condition: str) -> None:
-    """Waits for a condition; the page's policy forbids what Playwright would do for that."""
-    deadline = time.monotonic() + 120
-    while not page.evaluate(condition):
-        assert time.monotonic() < deadline, condition
-        page.wait_for_timeout(20)
-
-
-def two_that_meet() -> Story:
+def two_that_meet() -> Trace:
     """Rank 1 receives from 1 ms on what rank 0 sends at 4 ms.
 
     A second message goes the other way.
     """
     story = Story(2)
-    story.op(0, "span", (0, -1, 4), label="compute", microbatch=3)
-    story.op(0, "send", (4, 4, 6), peer=1, group="world", tag=7, size_bytes=4096)
-    story.op(0, "recv", (6, 6, 8), peer=1, group="world", tag=8, size_bytes=64)
-    story.op(1, "recv", (1, 1, 6), peer=0, group="world", tag=7, size_bytes=4096)
-    story.op(1, "send", (7, 7, 8), peer=0, group="world", tag=8, size_bytes=64)
-    return story
-
-
-def text(page: Any, part: str) -> str:
-    """Returns what a part of the page says, once the page has come to rest."""
-    until(page, "!window.ringsim.waiting && !window.ringsim.later")
-    shown: str = page.locator(f'[data-part="{part}"]').inner_text()
-    return shown
-
-
-def at(page: Any, rank: int, event: int) -> tuple[float, float]:
-    """Returns where on the page the middle of an event's bar is."""
-    script = """([event]) => {
-        const { timeline } = window.ringsim, [run] = timeline.runs, box = timeline.canvas.getBoundingClientRect();
-        return [box.x + timeline.x((run.post[event] + run.endOf(event)) / 2), box.y + timeline.middleOf(run, event)];
-    }"""  # noqa: E501
-    x, y = page.evaluate(script, [event])
-    return x, y
+    story.span(0, "compute", 0, 4, microbatch=3)
+    first = {"group": "world", "tag": 7, "size_bytes": 4096}
+    second = {"group": "world", "tag": 8, "size_bytes": 64}
+    story.op(0, "send", (4, 4, 6), peer=1, **first)
+    story.op(0, "recv", (6, 6, 8), peer=1, **second)
+    story.op(1, "recv", (1, 1, 6), peer=0, **first)
+    story.op(1, "send", (7, 7, 8), peer=0, **second)
+    return story.trace()
 
 
 def test_hovering_and_clicking_tell_what_an_event_was(open_page: Open) -> None:
-    page = open_page(two_that_meet().trace())
-    page.mouse.move(*at(page, 1, 3))
-    assert text(page, "tip").split("\n")[0] == "recv from 0"
-    assert "blocked: late sender: 3 ms" in text(page, "tip")
-    assert "Rank 1 waited 3 ms because rank 0 sent later." in text(page, "tip")
-    assert "other side: rank 0, from 4 ms to 6 ms" in text(page, "tip")
-    page.mouse.click(*at(page, 1, 3))
-    until(page, "window.ringsim.timeline.selected?.event === 3")
-    page.get_by_text("go there").wait_for()
-    panel = text(page, "panel")
+    view = open_page(two_that_meet())
+    view.page.mouse.move(*view.at(3))
+    tip = view.text("tip")
+    assert tip.split("\n")[0] == "recv from 0"
     for said in (
-        "transfer\n2 ms",
-        "tag\n7",
-        "float32[1024], 4 KiB",
-        "bandwidth\n0.00205 GB/s",
-        "send to 1",
-    ):
+        "blocked: late sender: 3 ms", "Rank 1 waited 3 ms because rank 0 sent later.",
+        "other side: rank 0, from 4 ms to 6 ms",
+    ):  # fmt: skip
+        assert said in tip
+    view.page.mouse.click(*view.at(3))
+    view.until("timeline.selected?.event === 3")
+    view.page.get_by_text("go there").wait_for()
+    panel = view.text("panel")
+    for said in (
+        "transfer\n2 ms", "tag\n7", "float32[1024], 4 KiB", "bandwidth\n0.00205 GB/s", "send to 1",
+    ):  # fmt: skip
         assert said in panel
-    page.get_by_text("pin", exact=True).click()
-    page.get_by_text("go there").first.click()
-    until(page, "window.ringsim.timeline.selected.event === 1")
+    view.page.get_by_text("pin", exact=True).click()
+    view.page.get_by_text("go there").first.click()
+    view.until("timeline.selected.event === 1")
     # the pinned card stays while others come and go
-    page.locator('[data-part="stage"]').press("ArrowLeft")
-    assert "compute 3" in text(page, "panel")
-    assert "recv from 0" in text(page, "panel")
-    page.get_by_text("unpin").click()
-    assert "recv from 0" not in text(page, "panel")
+    view.press("ArrowLeft")
+    assert "compute 3" in view.text("panel")
+    assert "recv from 0" in view.text("panel")
+    view.page.get_by_text("unpin").click()
+    assert "recv from 0" not in view.text("panel")
 
 
 def test_wheel_drag_and_keys_move_the_window(open_page: Open) -> None:
-    page = open_page(two_that_meet().trace())
-    window = "[window.ringsim.timeline.from, window.ringsim.timeline.until]"
-    whole = page.evaluate(window)
-    x, y = at(page, 0, 1)
-    time = "window.ringsim.timeline.time({})"
-    page.mouse.move(x, y)
-    under = page.evaluate(time.format(x))
-    page.mouse.wheel(0, -400)
-    until(page, f"window.ringsim.timeline.until < {whole[1]}")
+    view = open_page(two_that_meet())
+    whole, mouse = view.window, view.page.mouse
+    x, y = view.at(1)
+    mouse.move(x, y)
+    under = view.get("timeline.time(a)", x)
+    mouse.wheel(0, -400)
+    view.until(f"timeline.until < {whole[1]}")
     # it zooms at the pointer, to a pixel or two
-    assert page.evaluate(time.format(x)) == pytest.approx(under, abs=whole[1] / 500)
-    before = page.evaluate(window)
-    page.mouse.down()
-    page.mouse.move(x - 100, y, steps=3)
-    page.mouse.up()
-    after = page.evaluate(window)
+    assert view.get("timeline.time(a)", x) == pytest.approx(under, abs=whole[1] / 500)
+    before = view.window
+    mouse.down()
+    mouse.move(x - 100, y, steps=3)
+    mouse.up()
+    after = view.window
     assert after[0] > before[0]
     assert after[1] - after[0] == pytest.approx(before[1] - before[0])
-    page.locator('[data-part="stage"]').press("f")
-    assert page.evaluate(window) == whole
-    box = page.locator('[data-part="stage"]').bounding_box()
-    low = page.evaluate("window.ringsim.timeline.rowHeight")
+    view.press("f")
+    assert view.window == whole
+    for key, direction, widened in (("w", 0, -1), ("s", 0, 1), ("d", 1, 0), ("a", -1, 0)):
+        old = view.window
+        view.press(key)
+        new = view.window
+        if direction:
+            assert (new[0] - old[0]) * direction > 0, key
+        else:
+            assert ((new[1] - new[0]) - (old[1] - old[0])) * widened > 0, key
+
+
+def test_shift_measures_and_zooms_and_the_overview_and_two_fingers_lead(open_page: Open) -> None:
+    view = open_page(two_that_meet())
+    whole, low, page = view.window, view.get("timeline.rowHeight"), view.page
+    box = view.part("stage").bounding_box()
     # along the ruler it measures; with Shift the box fills the view
     for y, is_measured in ((10, True), (150, False)):
         page.keyboard.down("Shift")
         page.mouse.move(box["x"] + 200, box["y"] + y)
         page.mouse.down()
         page.mouse.move(box["x"] + 400, box["y"] + y + 30, steps=2)
-        begin, end = page.evaluate("window.ringsim.timeline.tape")
-        assert [begin, end] == pytest.approx([page.evaluate(time.format(x)) for x in (200, 400)])
+        tape = view.get("timeline.tape")
+        assert tape == pytest.approx(view.get("[timeline.time(200), timeline.time(400)]"))
         page.mouse.up()
         page.keyboard.up("Shift")
-        assert page.evaluate(window) == (
-            whole if is_measured else [pytest.approx(begin), pytest.approx(end)]
-        )
-    assert page.evaluate("window.ringsim.timeline.rowHeight") == 2 * low
-    # the whole run leads there
-    page.mouse.click(
-        box["x"] + 600, page.locator('[data-part="overview"]').bounding_box()["y"] + 20
-    )
-    assert sum(page.evaluate(window)) / 2 == pytest.approx(
-        (600 - 76) / (box["width"] - 76) * 8e6, rel=0.01
-    )
+        assert view.window == (whole if is_measured else pytest.approx(tape))
+    assert view.get("timeline.rowHeight") == 2 * low
+    page.mouse.click(box["x"] + 600, view.part("overview").bounding_box()["y"] + 20)
+    middle = (600 - 76) / (box["width"] - 76) * 8e6
+    assert sum(view.window) / 2 == pytest.approx(middle, rel=0.01)
+    view.press("f")
     touch = page.context.new_cdp_session(page)
-    page.locator('[data-part="stage"]').press("f")
     for kind, spots in (
-        ("Start", [300, 500]),
-        ("Move", [280, 520]),
-        ("Move", [200, 600]),
-        ("End", []),
-    ):
-        points = [
-            {"x": box["x"] + spot, "y": box["y"] + 100, "id": finger}
-            for finger, spot in enumerate(spots)
-        ]
+        ("Start", [300, 500]), ("Move", [280, 520]), ("Move", [200, 600]), ("End", []),
+    ):  # fmt: skip
+        fingers = [{"x": box["x"] + spot, "y": box["y"] + 100} for spot in spots]
+        points = [finger | {"id": number} for number, finger in enumerate(fingers)]
         touch.send("Input.dispatchTouchEvent", {"type": f"touch{kind}", "touchPoints": points})
-    until(page, f"{window}[1] - {window}[0] < {0.6 * (whole[1] - whole[0])}")
-    page.locator('[data-part="stage"]').press("f")
-    for key, holds in (
-        ("w", lambda old, new: new[1] - new[0] < old[1] - old[0]),
-        ("s", lambda old, new: new[1] - new[0] > old[1] - old[0]),
-        ("d", lambda old, new: new[0] > old[0]),
-        ("a", lambda old, new: new[0] < old[0]),
-    ):
-        before = page.evaluate(window)
-        page.locator('[data-part="stage"]').press(key)
-        assert holds(before, page.evaluate(window)), key
+    view.until(f"timeline.until - timeline.from < {0.6 * (whole[1] - whole[0])}")
 
 
 def test_arrow_keys_walk_and_say_where_they_are(open_page: Open) -> None:
-    page = open_page(two_that_meet().trace())
-    stage = page.locator('[data-part="stage"]')
-    stage.press("ArrowRight")
+    view = open_page(two_that_meet())
+    view.press("ArrowRight")
     walked = []
     for key in ("ArrowRight", "ArrowRight", "ArrowDown", "Enter", "End", "Home", "Escape"):
-        walked.append(page.evaluate("window.ringsim.timeline.selected.event"))
-        said = text(page, "live")
-        stage.press(key)
+        walked.append(view.get("timeline.selected.event"))
+        said = view.text("live")
+        view.press(key)
     # rank 0 from event to event; below it what rank 1 did then; the other side of that
     assert walked == [0, 1, 2, 3, 1, 2, 0]
     assert said.startswith("rank 0: compute 3, from 0 ns")
-    assert page.evaluate("window.ringsim.timeline.selected") is None
-    page.get_by_role("tab", name="selection").focus()
-    page.keyboard.press("ArrowLeft")
-    assert page.evaluate("[document.activeElement.textContent, window.ringsim.tab]") == [
-        "table",
-        "table",
-    ]
+    assert view.get("timeline.selected") is None
+    view.page.get_by_role("tab", name="selection").focus()
+    view.page.keyboard.press("ArrowLeft")
+    assert view.get("[document.activeElement.textContent, view.tab]") == ["table", "table"]
 
 
 def test_search_finds_and_leaves_the_rest_pale(open_page: Open) -> None:
-    page = open_page(two_that_meet().trace())
-    for query, found in (
-        ("recv", 2),
-        ("rank:1 size>100", 1),
-        ("tag:7", 2),
-        ("compute", 1),
-        ("microbatch:3 op:span label:c", 1),
-        ("no", 0),
-    ):
-        page.locator('[data-part="search"]').fill(query)
-        assert text(page, "hits") == f"{found} found", query
-    page.locator('[data-part="search"]').fill("tag:8")
+    view = open_page(two_that_meet())
+    for query, found in {
+        "recv": 2, "rank:1 size>100": 1, "tag:7": 2, "compute": 1, "no": 0,
+        "microbatch:3 op:span label:c": 1,
+    }.items():  # fmt: skip
+        view.part("search").fill(query)
+        assert view.text("hits") == f"{found} found", query
+    view.part("search").fill("tag:8")
     walked = []
     for key in ("Enter", "Enter", "Enter", "Shift+Enter"):
-        page.locator('[data-part="search"]').press(key)
-        walked.append(page.evaluate("window.ringsim.timeline.selected.event"))
+        view.part("search").press(key)
+        walked.append(view.get("timeline.selected.event"))
     assert walked == [2, 4, 2, 4]
 
 
 def test_playing_moves_the_line_and_steps_go_from_message_to_message(open_page: Open) -> None:
-    page = open_page(two_that_meet().trace())
-    head = "window.ringsim.timeline.head"
-    page.get_by_label("next message").click()
-    assert page.evaluate(head) == 4e6
-    page.get_by_label("next message").click()
-    assert page.evaluate(head) == 7e6
-    page.get_by_label("message before").click()
-    assert page.evaluate(head) == 4e6
-    page.get_by_label("play", exact=True).click()
-    until(page, f"{head} > 4.05e6")
-    page.get_by_label("pause").click()
-    assert not page.evaluate("window.ringsim.playing")
-    page.emulate_media(reduced_motion="reduce")
-    page.evaluate(f"{head} = 0")
-    assert page.evaluate(f"(window.ringsim.play(), {head})") == 4e6  # from message to message
-    until(page, "!window.ringsim.playing")
-    assert page.evaluate(head) == 7e6
+    view = open_page(two_that_meet())
+    for label, head in (("next message", 4e6), ("next message", 7e6), ("message before", 4e6)):
+        view.page.get_by_label(label).click()
+        assert view.get("timeline.head") == head
+    view.page.get_by_label("play", exact=True).click()
+    view.until("timeline.head > 4.05e6")
+    view.page.get_by_label("pause").click()
+    assert not view.get("view.playing")
+    view.page.emulate_media(reduced_motion="reduce")
+    assert view.get("(timeline.head = 0, view.play(), timeline.head)") == 4e6
+    view.until("!view.playing")  # from message to message
+    assert view.get("timeline.head") == 7e6
 
 
 def test_a_playing_that_was_paused_does_not_go_on_beside_the_next(open_page: Open) -> None:
-    page = open_page(two_that_meet().trace())
-    page.evaluate("""(() => {  // in one task, so that no frame comes between
-        const view = window.ringsim;
-        view.play(), view.play();
-        window.matchMedia = () => ({ matches: true });
-        view.timeline.head = 0;
-        view.play();
-    })()""")
-    until(page, "!window.ringsim.playing")
-    assert page.evaluate("window.ringsim.timeline.head") == 7e6
+    view = open_page(two_that_meet())
+    # in one task, so that no frame comes between
+    view.get("""(view.play(), view.play(), window.matchMedia = () => ({ matches: true }),
+        timeline.head = 0, view.play())""")
+    view.until("!view.playing")
+    assert view.get("timeline.head") == 7e6
 
 
 def test_panels_count_what_is_in_the_window(open_page: Open) -> None:
-    page = open_page(two_that_meet().trace(), fragment="#t=0,5000000")
-    page.get_by_role("tab", name="statistics").click()
-    assert "send\tworld\t1\t4 KiB" in text(page, "panel")
-    assert "rank 0\trank 1\t1\t4 KiB" in text(page, "panel")
-    page.get_by_role("button", name="matrix").click()
-    ring = page.locator('[data-part="ring"]').bounding_box()
-    page.mouse.move(
-        ring["x"] + 36 + 0.75 * (ring["width"] - 40), ring["y"] + 20 + 0.25 * (ring["width"] - 40)
-    )
-    until(
-        page,
-        """document.querySelector('[data-part="ring"]').title === "rank 0 to rank 1: 4 KiB in 1 message" """,  # noqa: E501
-    )
-    page.get_by_role("tab", name="table").click()
-    assert text(page, "panel").count("compute") == 1
-    page.get_by_role("tab", name="bandwidth").click()
-    page.get_by_label("bandwidth against size").wait_for()
+    view = open_page(two_that_meet(), fragment="#t=0,5000000")
+    view.tab("statistics")
+    assert "send\tworld\t1\t4 KiB" in view.text("panel")
+    assert "rank 0\trank 1\t1\t4 KiB" in view.text("panel")
+    view.page.get_by_role("button", name="matrix").click()
+    ring = view.part("ring").bounding_box()
+    side = ring["width"] - 40
+    view.page.mouse.move(ring["x"] + 36 + 0.75 * side, ring["y"] + 20 + 0.25 * side)
+    said = "rank 0 to rank 1: 4 KiB in 1 message"
+    view.until(f"""document.querySelector('[data-part="ring"]').title === "{said}" """)
+    view.tab("table")
+    assert view.text("panel").count("compute") == 1
+    view.tab("bandwidth")
+    view.page.get_by_label("bandwidth against size").wait_for()
+
+
+def stuck() -> Story:
+    """Two ranks that compute, and then wait for each other."""
+    story = Story(2)
+    for rank in range(2):
+        story.span(rank, "compute", 0, 50)
+        more = {"peer": 1 - rank, "group": "world", "tag": 0, "size_bytes": 4}
+        story.op(rank, "recv", (50 + rank, 50 + rank, -1), **more)
+    return story
 
 
 def test_a_flag_leads_to_the_finding(open_page: Open) -> None:
-    story = Story(2)
-    for rank in range(2):
-        story.op(rank, "span", (0, -1, 50), label="compute")
-        story.op(
-            rank,
-            "recv",
-            (50 + rank, 50 + rank, -1),
-            peer=1 - rank,
-            group="world",
-            tag=0,
-            size_bytes=4,
-        )
-    page = open_page(story.trace())
-    assert "rank 0 waits" in text(page, "panel")
-    x = page.evaluate("window.ringsim.timeline.flags()[0].x")
-    box = page.locator('[data-part="stage"]').bounding_box()
-    page.mouse.click(box["x"] + x, box["y"] + 26)
-    until(
-        page,
-        (
-            "window.ringsim.timeline.selected?.run.kind(window.ringsim.timeline.selected.event) "
-            "=== 'recv'"
-        ),
-    )
+    view = open_page(stuck().trace())
+    assert "rank 0 waits" in view.text("panel")
+    box = view.part("stage").bounding_box()
+    view.page.mouse.click(box["x"] + view.get("timeline.flags()[0].x"), box["y"] + 26)
+    view.until("timeline.selected?.run.kind(timeline.selected.event) === 'recv'")
 
 
 def test_notes_stand_under_the_findings_or_alone(
     open_page: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """0.2.0 had them in the text of a diagnosis alone."""
-    quiet, stuck = Story(2), Story(2)
+    quiet = Story(2)
     for rank in range(2):
         quiet.op(rank, "barrier", (1, 1, 2), group="world")
-        stuck.op(rank, "recv", (1, 1, -1), peer=1 - rank, group="world", tag=0, size_bytes=4)
-    page = open_page(quiet.trace())
-    page.get_by_role("tab", name="findings").click()
-    assert text(page, "panel") == "No rank waited for a late one."
-    found = dataclasses.replace(
-        stuck.trace().explain(), notes=("rank 0 got over <b>this</b> \x1b[1m",)
-    )
+    view = open_page(quiet.trace())
+    view.tab("findings")
+    assert view.text("panel") == "No rank waited for a late one."
+    notes = ("rank 0 got over <b>this</b> \x1b[1m",)
+    found = dataclasses.replace(stuck().trace().explain(), notes=notes)
     monkeypatch.setattr(Trace, "explain", lambda trace: found)
-    assert (
-        text(open_page(stuck.trace()), "panel").splitlines()[-1]
-        == "rank 0 got over <b>this</b> \\x1b[1m"
-    )
+    said = open_page(stuck().trace()).text("panel").splitlines()
+    assert said[-1] == "rank 0 got over <b>this</b> \\x1b[1m"
 
 
 def test_a_link_keeps_the_view_and_two_runs_share_an_axis(open_page: Open) -> None:
-    shown = (
-        "#t=1000000,3000000&h=2000000&y=7,128&e=1,5&p=0,3,1,2&m=1500000,2500000&"
-        "q=op%3Arecv+rank%3A1&tab=table&show=bubbles"
-    )
-    page = open_page(pipeline(4), pipeline(2), fragment=shown)
-    timeline = "window.ringsim.timeline"
-    numbers = ", ".join(
-        f"{timeline}.{name}" for name in ("from", "until", "head", "top", "rowHeight")
-    )
-    assert page.evaluate(f"[{numbers}]") == [1e6, 3e6, 2e6, 7, 128]
-    assert page.evaluate(
-        f"[{timeline}.runs.indexOf({timeline}.selected.run), {timeline}.selected.event]"
-    ) == [1, 5]
-    assert "Events from 1 ms to 3 ms" in text(page, "panel")
-    assert page.evaluate("location.hash") == shown
-    page.evaluate("window.ringsim.clear()")
-    text(page, "panel")
-    assert (
-        page.evaluate("location.hash")
-        == "#t=1000000,3000000&h=2000000&y=7,128&p=0,3,1,2&tab=table&show=bubbles"
-    )
-    assert page.evaluate(f"{timeline}.rows.map((row) => [row.number, row.rank])") == [
-        [0, 0],
-        [1, 0],
-        [0, 1],
-        [1, 1],
-        [0, 2],
-        [0, 3],
-    ]
+    kept = "#t=1000000,3000000&h=2000000&y=7,128"
+    shown = f"{kept}&e=1,5&p=0,3,1,2&m=1500000,2500000&q=op%3Arecv+rank%3A1&tab=table&show=bubbles"
+    view = open_page(pipeline(4), pipeline(2), fragment=shown)
+    names = ("from", "until", "head", "top", "rowHeight")
+    assert [view.get(f"timeline.{name}") for name in names] == [1e6, 3e6, 2e6, 7, 128]
+    selected = "[timeline.runs.indexOf(timeline.selected.run), timeline.selected.event]"
+    assert view.get(selected) == [1, 5]
+    assert "Events from 1 ms to 3 ms" in view.text("panel")
+    assert view.get("location.hash") == shown
+    view.get("view.clear()")
+    view.text("panel")
+    assert view.get("location.hash") == f"{kept}&p=0,3,1,2&tab=table&show=bubbles"
+    rows = view.get("timeline.rows.map((row) => [row.number, row.rank])")
+    assert rows == [[0, 0], [1, 0], [0, 1], [1, 1], [0, 2], [0, 3]]
 
 
 def test_a_thousand_ranks_scroll(open_page: Open) -> None:
     story = Story(1000, ring=False)
     for rank in range(1000):
-        story.op(
-            rank, "isend", (0, 4, 5), peer=(rank + 1) % 1000, group="world", tag=0, size_bytes=4096
-        )
-        story.op(
-            rank, "irecv", (1, 2, 5), peer=(rank - 1) % 1000, group="world", tag=0, size_bytes=4096
-        )
-    page = open_page(story.trace())
-    stage, view = (
-        page.locator('[data-part="stage"]'),
-        (
-            "(({ timeline: { top, rowHeight, height } }) => [top / rowHeight, height - "
-            "RULER])(window.ringsim)"
-        ),
-    )
-    text(page, "legend")  # the page has come to rest
-    first, room = page.evaluate(view)
-    assert first == 0
-    stage.hover()
-    page.mouse.wheel(0, 300)
-    until(page, f"{view}[0] === 100")  # rows of 3 pixels
-    stage.press("PageDown")
-    assert page.evaluate(view)[0] == pytest.approx(100 + room / 3)
-    stage.press("End")  # selects nothing where nothing is selected
-    for _ in range(6):
-        stage.press("PageDown")
-    # the last rank stands at the bottom
-    assert page.evaluate(view)[0] == pytest.approx(1000 - room / 3)
-    assert page.get_by_role("button", name="matrix").get_attribute("aria-pressed") == "true"
+        for op, way, times in (("isend", 1, (0, 4, 5)), ("irecv", -1, (1, 2, 5))):
+            more = {"group": "world", "tag": 0, "size_bytes": 4096}
+            story.op(rank, op, times, peer=(rank + way) % 1000, **more)
+    view = open_page(story.trace())
+    first = "timeline.top / timeline.rowHeight"
+    view.text("legend")  # the page has come to rest
+    rows = view.get("timeline.height - RULER") / 3  # of 3 pixels
+    assert view.get(first) == 0
+    view.part("stage").hover()
+    view.page.mouse.wheel(0, 300)
+    view.until(f"{first} === 100")
+    view.press("PageDown")
+    assert view.get(first) == pytest.approx(100 + rows)
+    view.press("End")  # selects nothing where nothing is selected
+    view.press(*["PageDown"] * 6)
+    assert view.get(first) == pytest.approx(1000 - rows)  # the last rank stands at the bottom
+    matrix = view.page.get_by_role("button", name="matrix")
+    assert matrix.get_attribute("aria-pressed") == "true"
 
 
 def test_what_is_drawn_is_what_happened(open_page: Open) -> None:
     """The pixels of the bars, from events one by one and from bins, beside the times."""
-    page = open_page(two_that_meet().trace())
-    script = """([event, share]) => {
-        const { timeline } = window.ringsim, [run] = timeline.runs;
+    view = open_page(two_that_meet())
+    script = """(() => {
+        const [run] = timeline.runs, { ratio } = timeline;
         timeline.draw();
-        const x = timeline.x(run.post[event] + share * (run.endOf(event) - run.post[event])), [low, high] = timeline.placeOf(run, event);
-        const { ratio } = timeline, at = Math.round((low + high) / 2 * ratio) * timeline.canvas.width + Math.round(x * ratio);
-        const states = STATES.map((state, number) => number).filter((state) => timeline.pixels.some((stripe) =>
-            [255, 170].some((share) => stripe[state][share] === timeline.buffer[at])));
-        return states.map((state) => STATES[state].name);
-    }"""  # noqa: E501
+        const x = timeline.x(run.post[a] + b * (run.endOf(a) - run.post[a]));
+        const [low, high] = timeline.placeOf(run, a), y = Math.round((low + high) / 2 * ratio);
+        const pixel = timeline.buffer[y * timeline.canvas.width + Math.round(x * ratio)];
+        const shown = (state) => timeline.pixels.some((stripe) =>
+            [255, 170].some((share) => stripe[state][share] === pixel));
+        return STATES.filter((state, number) => shown(number)).map(({ name }) => name);
+    })()"""
     for most in (30000, -1):
-        page.evaluate(f"window.ringsim.timeline.countBars = () => {30000 - most}")
-        assert page.evaluate(script, [3, 0.3]) == ["blocked: late sender"]
-        assert page.evaluate(script, [3, 0.8]) == ["transfer"]
-        assert page.evaluate(script, [0, 0.5]) == ["span"]
-        page.evaluate("window.ringsim.search('op:send')")
-        assert page.evaluate(script, [1, 0.8]) == ["transfer"]
-        assert page.evaluate(script, [3, 0.8]) == []  # pale
-        page.evaluate("window.ringsim.search('')")
-        # too close for the bins of the whole run
-        page.evaluate("window.ringsim.timeline.show(3.9e6, 4.1e6)")
-        assert page.evaluate(script, [3, 0.59]) == ["blocked: late sender"]
-        assert page.evaluate(script, [3, 0.61]) == ["transfer"]
-        page.evaluate("window.ringsim.timeline.fit()")
+        view.get(f"timeline.countBars = () => {30000 - most}")
+        for event, share, state in (
+            (3, 0.3, "blocked: late sender"), (3, 0.8, "transfer"), (0, 0.5, "span"),
+        ):  # fmt: skip
+            assert view.get(script, event, share) == [state]
+        view.get("view.search('op:send')")
+        assert view.get(script, 1, 0.8) == ["transfer"]
+        assert view.get(script, 3, 0.8) == []  # pale
+        view.get("view.search('')")
+        view.get("timeline.show(3.9e6, 4.1e6)")  # too close for the bins of the whole run
+        assert view.get(script, 3, 0.59) == ["blocked: late sender"]
+        assert view.get(script, 3, 0.61) == ["transfer"]
+        view.get("timeline.fit()")
 
 
 def test_steps_bubbles_and_the_critical_path_are_those_of_the_schedule(open_page: Open) -> None:
+    costs = Costs(latency=0.1)
     runs = [
-        ringsim.simulate_schedule(
-            name, Costs(latency=0.1), num_ranks=4, num_microbatches=8, num_chunks=chunks
-        )
+        ringsim.simulate_schedule(name, costs, num_ranks=4, num_microbatches=8, num_chunks=chunks)
         for name, chunks in (("interleaved_1f1b", 2), ("1f1b", 1))
     ]
-    page = open_page(
-        *[run.trace() for run in runs], fragment="#by=stage&show=path,bubbles&tab=steps"
-    )
-    for number, run in enumerate(runs):
-        found = page.evaluate("""(number) => {
-            const run = window.ringsim.runs[number], [step, ...more] = findSteps(run), path = findCriticalPath(run);
-            const idle = [...step.computes.keys()].map((rank) => {
-                let sum = 0;
-                bubbles(run, step, rank, (from, until) => { sum += until - from; });
-                return sum;
-            });
-            const peaks = [...step.computes.keys()].map((rank) => peakIn(liveActivations(run, [step], rank), 0, Infinity));
-            const on = (ranks) => path.reduce((sum, { to, from, until }) => sum + ((to === undefined) === ranks ? until - from : 0), 0);
+    traces = [run.trace() for run in runs]
+    view = open_page(*traces, fragment="#by=stage&show=path,bubbles&tab=steps")
+    for number, (run, trace) in enumerate(zip(runs, traces, strict=True)):
+        found = view.get("""(() => {
+            const run = view.runs[a], [step, ...more] = findSteps(run), path = findCriticalPath(run);
+            const ranks = [...step.computes.keys()], idle = ranks.map(() => 0);
+            ranks.forEach((rank) => bubbles(run, step, rank, (from, until) => { idle[rank] += until - from; }));
+            const peaks = ranks.map((rank) => peakIn(liveActivations(run, [step], rank), 0, Infinity));
+            const on = (stays) => path.reduce((sum, { to, from, until }) => sum + ((to === undefined) === stays ? until - from : 0), 0);
             const joined = path.every(({ from }, k) => k === 0 || from === path[k - 1].until);
             return { more: more.length, idle, peaks, share: bubbleShare(run, step), computing: on(true), travelling: on(false), joined };
-        }""", number)  # fmt: skip  # noqa: E501
-        trace = run.trace()
-        assert (found["more"], found["joined"], tuple(found["peaks"])) == (
-            0,
-            True,
-            trace.peak_activations().peaks,
-        )
+        })()""", number)  # fmt: skip  # noqa: E501
+        assert (found["more"], found["joined"]) == (0, True)
+        assert tuple(found["peaks"]) == trace.peak_activations().peaks
         assert found["idle"] == pytest.approx(trace.bubble().idle)
         assert found["share"] == pytest.approx(trace.bubble().of_total)
-        assert found["computing"] * 1e-9 == pytest.approx(float(run.critical_path.computing))
-        assert found["travelling"] * 1e-9 == pytest.approx(float(run.critical_path.travelling))
-    said = text(page, "panel")
-    assert "interleaved_1f1b\t0 ns\t58.4 s\t17.8 %" in said
-    assert "rank 0 at most 11, rank 1 at most 9" in page.locator("#panel canvas").get_attribute(
-        "aria-label"
-    )
-    rows = (
-        "window.ringsim.timeline.rows.map(({ group, rank, number }) => [group, rank, "
-        "number].join())"
-    )
-    assert page.evaluate(rows)[:3] == ["0,0,0", "0,0,1", "1,1,0"]
-    page.locator('[data-part="stage"]').press("c")
-    page.get_by_role("button", name="bubbles").click()
-    page.get_by_label("order of the rows").select_option("rank")
-    text(page, "panel")
-    assert page.evaluate("location.hash").endswith("&tab=steps&show=")
-    assert page.get_by_role("button", name="critical path").get_attribute("aria-pressed") == "false"
+        for name in ("computing", "travelling"):
+            assert found[name] * 1e-9 == pytest.approx(float(getattr(run.critical_path, name)))
+    said = view.text("panel")
+    assert "ringtrace: interleaved_1f1b" in said or "interleaved_1f1b\t" in said
+    assert "58.4 s\t17.8 %" in said
+    curve = view.page.locator("#panel canvas").get_attribute("aria-label")
+    assert "rank 0 at most 11, rank 1 at most 9" in curve
+    rows = view.get("timeline.rows.map(({ group, rank, number }) => [group, rank, number])")
+    assert rows[:3] == [[0, 0, 0], [0, 0, 1], [1, 1, 0]]
+    view.press("c")
+    view.page.get_by_role("button", name="bubbles").click()
+    view.page.get_by_label("order of the rows").select_option("rank")
+    view.text("panel")
+    assert view.get("location.hash").endswith("&tab=steps&show=")
+    path = view.page.get_by_role("button", name="critical path")
+    assert path.get_attribute("aria-pressed") == "false"
 
 
 def test_a_hostile_trace_is_only_shown(open_page: Open, tmp_path: Path) -> None:
-    page = open_page(ringsim.load(hostile_file(tmp_path / "hostile.ringtrace", "pipeline")))
-    page.locator('[data-part="stage"]').press("ArrowRight")
-    page.get_by_role("tab", name="table").click()
-    assert page.locator("script").count() == 2  # the data and the program
+    view = open_page(ringsim.load(hostile_file(tmp_path / "hostile.ringtrace", "pipeline")))
+    view.press("ArrowRight")
+    view.tab("table")
+    assert view.page.locator("script").count() == 2  # the data and the program
 
 
 def test_it_works_in_a_frame_that_may_nothing_but_run_scripts(
     open_page: Open, browser: Any, tmp_path: Path
 ) -> None:
-    open_page(two_that_meet().trace())
+    open_page(two_that_meet())
     (tmp_path / "frame.html").write_text(
         '<iframe sandbox="allow-scripts" src="run.html" width="1000" height="600"></iframe>'
     )
     page = browser.new_page()
     page.goto((tmp_path / "frame.html").as_uri())
-    frame = page.frames[1]
-    until(frame, READY)
-    assert frame.evaluate("window.ringsim.runs[0].size") == 5
+    view = Shown(page.frames[1])
+    view.until("view?.frame !== undefined")
+    assert view.get("view.runs[0].size") == 5
     page.close()
 
 
 def test_printers_and_browsers_without_scripts_get_the_still_picture(open_page: Open) -> None:
-    page = open_page(two_that_meet().trace())
-    picture = page.locator("img")
+    view = open_page(two_that_meet())
+    picture, bars = view.page.locator("img"), view.part("bars")
     assert not picture.is_visible()
-    page.emulate_media(media="print")
-    assert picture.is_visible()
-    assert not page.locator('[data-part="bars"]').is_visible()
+    view.page.emulate_media(media="print")
+    assert (picture.is_visible(), bars.is_visible()) == (True, False)
     picture.evaluate("(picture) => picture.remove()")  # as of a large trace
-    assert page.locator('[data-part="bars"]').is_visible()
-    page.evaluate("window.ringsim.setTheme(true); dispatchEvent(new Event('beforeprint'))")
-    assert not page.evaluate("window.ringsim.timeline.dark")
-    page.evaluate("dispatchEvent(new Event('afterprint'))")
-    assert page.evaluate("window.ringsim.timeline.dark")
+    assert bars.is_visible()
+    view.get("(view.setTheme(true), dispatchEvent(new Event('beforeprint')))")
+    assert not view.get("timeline.dark")
+    view.get("dispatchEvent(new Event('afterprint'))")
+    assert view.get("timeline.dark")
 
 
 def test_choices_of_an_explorer_bring_their_runs(open_page: Open) -> None:
-    def compute(ranks: int, name: str) -> Frame:
-        story = Story(ranks)
-        for rank in range(ranks):
-            story.op(rank, "span", (0, -1, 4), label=name)
-        return Frame(f"{ranks} ranks <b>{name}</b>", (story.trace(),))
-
-    choices = (
-        Choice("ranks", "ranks", 2, (1, 2, 3), (2, 3)),
-        Choice("name", "kind", "a", ("a", "b"), ("a", "b")),
-    )
-    page = open_page(Explorer("an example", compute, choices))
-    assert page.locator("pre").first.inner_text() == "2 ranks <b>a</b>"
-    page.get_by_role("tab", name="table").click()
+    view = open_page(explore.deadlock())
+    page, words = view.page, view.page.locator("pre").first
+    assert words.inner_text().startswith("It never ends.")
+    view.tab("table")
     page.get_by_role("button", name="light / dark").click()
-    dark = page.locator(".explorer").get_attribute("data-theme")
-    page.get_by_role("slider", name="ranks").press("ArrowRight")
-    page.get_by_role("combobox", name="kind").select_option("b")
-    until(page, "window.ringsim.runs[0].ranks === 3")
-    assert page.locator("pre").first.inner_text() == "3 ranks <b>b</b>"
-    assert page.get_by_role("slider", name="ranks").get_attribute("aria-valuetext") == "3"
-    assert text(page, "panel").count("b") >= 3  # the table is still open, and of the new run
-    assert (
-        page.locator(".explorer > .ringsim").get_attribute("data-theme")
-        == dark
-        == page.locator(".explorer").get_attribute("data-theme")
-    )
+    outer, inner = page.locator(".explorer"), page.locator(".explorer > .ringsim")
+    dark = outer.get_attribute("data-theme")
+    page.get_by_role("combobox", name="rank 2 first").select_option("receives")
+    view.until("document.querySelector('pre').innerText.startsWith('It ends, after')")
+    ended = view.get("view.runs[0].post.length")
+    assert "recv" in view.text("panel")  # the table is still open, and of the new run
+    page.get_by_role("slider", name="size").press("ArrowRight")
+    view.until("!document.querySelector('pre').innerText.startsWith('It ends, after 51.6')")
+    assert page.get_by_role("slider", name="size").get_attribute("aria-valuetext") == "1024 KiB"
+    assert view.get("view.runs[0].post.length") == ended
+    assert inner.get_attribute("data-theme") == dark == outer.get_attribute("data-theme")

@@ -1,7 +1,8 @@
 """Pictures of a trace, drawn with matplotlib.
 
 Without torch, and never by the code that recorded the trace. Each file holds one kind of picture.
-``style`` has the colours, fonts and words around a picture, ``sheet`` places pictures on a figure,
-and ``layout`` draws the rows of bars of all pictures of time. The numbers that a picture shows (a
-graph, bars, curves) are computed apart from the drawing, so that tests can count them.
+A picture is drawn in three steps. What it shows is computed apart from the drawing (``bars`` and
+``traffic`` without matplotlib), so that tests can count it. ``sheet`` gives a figure its size, and
+``rows`` its axes their lanes. Then the file of the picture draws, and ``style`` puts the words
+around it.
 """

@@ -3,11 +3,11 @@
 Bandwidth and time of messages by their size, and how busy the stages of a generation ring are. A
 chart of bandwidths has a curve for each pattern, backend and edge, interrupted where one alpha-beta
 line does not hold. Of a trace, every message is a point. On machines without a GPU, what others
-measured with NCCL and published stands beside: every figure has its source, a public discussion
-that anybody can open. Most sources give the bandwidth that large messages reach, few the times of
-single sizes, and nothing in between is filled in. ``sendrecv_perf`` of nccl-tests sends and
-receives at once on every rank, so its figures compare with the pattern "exchange" rather than with
-"pingpong".
+measured with NCCL and published is drawn next to it: every figure has its source, a public
+discussion that anybody can open. Most sources give the bandwidth that large messages reach, few the
+times of single sizes, and nothing in between is filled in. ``sendrecv_perf`` of nccl-tests sends
+and receives at once on every rank, so its figures compare with the pattern "exchange" rather than
+with "pingpong".
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from matplotlib.ticker import (
     PercentFormatter,
 )
 
-from ringsim.errors import ArgumentError
 from ringsim.link import Link
 from ringsim.plot import sheet, style
+from ringsim.plot.published import FIGURES, LINE_RATES
 from ringsim.plot.sheet import Picture
 from ringsim.plot.style import BLUE, GREEN, MUTED, ORANGE, PURPLE
 from ringsim.provenance import footer
@@ -47,9 +47,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FIGURES",
     "LINE_RATES",
-    "LineRate",
     "MeasuredUse",
-    "PublishedFigure",
     "achieved",
     "plot_bandwidth",
     "plot_inner_iterations",
@@ -71,8 +69,8 @@ def plot_bandwidth(
 
     A table of bandwidths is drawn as medians with their p10-p90 band, the alpha-beta line through
     them, and the ceilings of the machine. A curve is interrupted where one line does not hold
-    (``ringsim.traces.bandwidths`` has the rule). Where the table has messages and no NCCL, the
-    published figures of NCCL stand beside, dashed, with their source.
+    (``ringsim.traces.bandwidths`` has the rule). If the table has messages and no NCCL, the
+    published figures of NCCL are drawn next to them, dashed, with their source.
 
     Of a trace, every message is a point: its size, and the time from when both sides had posted it
     until it had arrived. Open points are lower bounds: the receiver began to wait only later. Of
@@ -87,9 +85,6 @@ def plot_bandwidth(
 
     Returns:
         The axes of the upper panel; the lower one is its child.
-
-    Raises:
-        ArgumentError: a curve is given for a table, which has its own.
 
     Example:
         >>> import matplotlib
@@ -108,15 +103,10 @@ def plot_bandwidth(
         >>> plot_bandwidth(make_bandwidths(rows, {})).get_title(loc="left")
         'Gloo: 8 B take 40 µs, 128 MiB go at 4 GB/s'
     """
-    if not isinstance(trace, Bandwidths):
-        picture = Picture(lambda ax: _draw_trace(trace, curve, ax), *SIZE_INCHES)
-    elif curve is not None:
-        raise ArgumentError(
-            "curve must be left out for a table of bandwidths, got one. Pass a trace, to be "
-            "drawn over the curve."
-        )
-    else:
+    if isinstance(trace, Bandwidths):
         picture = _table_picture(trace, published=published and not look.get("compact"))
+    else:
+        picture = Picture(lambda ax: _draw_trace(trace, curve, ax), *SIZE_INCHES)
     return sheet.show([picture], ax, **look)
 
 
@@ -190,23 +180,15 @@ def _draw_messages(
     for some in many:
         # beside those of the other kind
         size = np.median(found.size_bytes[some]) * (1.05 if is_bound else 0.95)
-        rates, times = (
-            np.quantile(values[some], (0.1, 0.5, 0.9)) for values in (found.gb_per_s, found.time_us)
+        low, middle, high = (
+            np.quantile((found.gb_per_s[some], found.time_us[some]), share, axis=1)
+            for share in (0.1, 0.5, 0.9)
         )
-        panels.plot(
-            [size, size],
-            rates[[0, 2]],
-            times[[0, 2]],
-            color=colour,
-            linewidth=1.6,
-            zorder=5,
-            gid=f"{gid} p10-p90",
-        )
+        line: Any = {"color": colour, "linewidth": 1.6, "zorder": 5, "gid": f"{gid} p10-p90"}
+        panels.plot([size, size], *zip(low, high, strict=True), **line)
         label = f"more than {MOST_DOTS} messages of a size, {words}: median, p10 to p90"
-        handles[bool(len(few)) :] = [
-            panels.plot(size, rates[1], times[1], label=label, gid=f"{gid} median", **look)
-        ]
-    return handles
+        median = panels.plot(size, *middle, label=label, gid=f"{gid} median", **look)
+    return [*handles, median] if many else handles
 
 
 def _message(curves: Sequence[Curve]) -> tuple[str, str]:
@@ -249,7 +231,7 @@ def _counts(curves: Sequence[Curve]) -> list[str]:
 
 
 def _circumstances(metadata: dict[str, Any]) -> list[str]:
-    """Says what carried the messages and what else the machine did, as far as is known."""
+    """Names what carried the messages and what else the machine did, as far as is known."""
     parts = []
     if metadata.get("interface"):
         parts.append(f"sockets over {metadata['interface']}")
@@ -306,7 +288,7 @@ class Pen:
 PENS: Final = {
     "gloo": Pen("Gloo", BLUE, BLUE),
     "nccl": Pen("NCCL", ORANGE, "#8A5A00"),
-    "mpi": Pen("MPI", GREEN, "#006B4E"),
+    "mpi": Pen("MPI", GREEN, "#007556"),
     "tcp": Pen("TCP, no torch", MUTED, MUTED, (0, (6, 1.5, 1.2, 1.5))),
     "memcpy": Pen("memory copy", MUTED, MUTED, (0, (1.2, 1.6))),
 }
@@ -314,7 +296,7 @@ PENS: Final = {
 
 def pen(backend: str) -> Pen:
     """Returns how a backend is drawn, user-written ones included."""
-    return PENS.get(backend, Pen(backend or "unknown backend", PURPLE, "#8C4A74"))
+    return PENS.get(backend, Pen(backend or "unknown backend", PURPLE, "#96527D"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -372,6 +354,10 @@ class Curve:
         return float(
             np.round(np.median(self.gb_per_s * self.latency_us / self.size_bytes * 1e3), 4)
         )
+
+    def points(self, part: slice) -> tuple[Any, Any, Any]:
+        """Sizes, bandwidths and times of some places."""
+        return self.size_bytes[part], self.gb_per_s[part], self.latency_us[part]
 
     @property
     def parts(self) -> list[slice]:
@@ -450,7 +436,7 @@ def _slowest(edges: Sequence[Curve]) -> Curve:
 def _draw_curves(
     curves: Sequence[Curve], panels: _Panels, *, name_half: bool = True
 ) -> list[Label]:
-    """Draws ceilings and other curves, n½ with its name where there is a single measurement.
+    """Draws ceilings and other curves, n½ with its name if there is a single measurement.
 
     Returns labels for the right edge.
     """
@@ -459,12 +445,10 @@ def _draw_curves(
         if curve.is_ceiling:
             look = pen(curve.backend)
             for part in curve.parts:
-                panels.plot(
-                    curve.size_bytes[part], curve.gb_per_s[part], curve.latency_us[part],
-                    color=look.colour, linestyle=look.line,
-                    linewidth=1.5, marker="." if part.stop - part.start == 1 else "",
-                    gid=f"ceiling {curve.backend}",
-                )  # fmt: skip
+                marker = "." if part.stop - part.start == 1 else ""
+                line: Any = {"color": look.colour, "linestyle": look.line, "linewidth": 1.5}
+                line |= {"marker": marker, "gid": f"ceiling {curve.backend}"}
+                panels.plot(*curve.points(part), **line)
             labels.append((curve.gb_per_s[-1], look.name, look.ink))
     groups = _group(curves)
     for (backend, pattern, kind), edges in groups.items():
@@ -485,7 +469,7 @@ def _draw_curves(
 
 
 def _curve_legend(curves: Sequence[Curve]) -> list[Any]:
-    """Returns the legend's entries for the marks; the backends' names stand beside their lines."""
+    """Returns the legend's entries for the marks; the backends' names are next to their lines."""
     groups = _group(curves)
     if not groups:
         return []
@@ -507,7 +491,7 @@ def _curve_legend(curves: Sequence[Curve]) -> list[Any]:
 
 
 def _fit_notes(curves: Sequence[Curve]) -> list[str]:
-    """Returns the numbers of the fits in sentences, of the slowest edge where there are several.
+    """Returns the numbers of the fits in sentences, of the slowest edge if there are several.
 
     Also what a break means.
     """
@@ -536,7 +520,7 @@ def _fit_notes(curves: Sequence[Curve]) -> list[str]:
 
 
 def _is_sure(link: Link) -> bool:
-    """Tells whether a fit knows its alpha well enough to derive n½ from it."""
+    """Returns whether a fit knows its alpha well enough to derive n½ from it."""
     return not link.alpha_error_s > MOST_ERROR * link.alpha_s
 
 
@@ -563,12 +547,12 @@ def _with_error(value: float, error: float) -> str:
 def _draw_edge(curve: Curve, panels: _Panels, *, alone: bool) -> None:
     """Draws the medians of one edge, each regime by itself.
 
-    Also the band where the edge stands alone.
+    Also the band, if it is the only edge.
     """
     look, name = pen(curve.backend), f"{curve.backend} {curve.pattern} {curve.src}>{curve.dst}"
     for part in curve.parts:
         panels.plot(
-            curve.size_bytes[part], curve.gb_per_s[part], curve.latency_us[part], color=look.colour,
+            *curve.points(part), color=look.colour,
             linestyle=look.line if curve.kind == "measured" else NOT_MEASURED_LINE,
             linewidth=1.6 if alone else 0.8,
             marker=MARKERS.get(curve.pattern, OTHER_MARKER), markersize=4 if alone else 2,
@@ -723,7 +707,7 @@ class Achieved:
     """What messages achieved: numpy arrays of one length, a row for each message that arrived.
 
     A message's time is from the moment at which both sides have posted it to the moment at which
-    the receiver knows that it is there. Where the receiver began to wait only later, the message
+    the receiver knows that it is there. If the receiver began to wait only later, the message
     may have arrived in between: its bandwidth ``is_bound``, a lower bound. Left out are messages of
     0 bytes, which have no bandwidth (``empty``), those that never arrived (``unfinished``), and
     those of NCCL (``queued``): a wait on them ends when the GPU has been told, and says nothing of
@@ -784,112 +768,6 @@ def achieved(trace: Trace) -> Achieved:
 
 
 # -- what others published
-
-
-@dataclass(frozen=True)
-class PublishedFigure:
-    """One number that somebody published.
-
-    The time of a size, or the bandwidth (one way, 10**9 bytes/s) that large messages reach.
-    ``link`` says what connected which GPUs, ``date`` is "YYYY-MM-DD"; ``size_bytes`` is None where
-    the source says "large", or nothing.
-    """
-
-    link: str
-    date: str
-    source: str
-    url: str
-    size_bytes: int | None = None
-    latency_us: float | None = None
-    bandwidth_gb_per_s: float | None = None
-    remark: str = ""
-
-
-@dataclass(frozen=True)
-class LineRate:
-    """What the wires of a link can carry by specification, in one direction and in both together.
-
-    A limit that no program reaches.
-    """
-
-    link: str
-    one_way_gb_per_s: float
-    both_ways_gb_per_s: float
-    source: str
-    url: str
-
-
-_H100, _A100, _A100_4 = "NVLink 4, H100", "NVLink 3, A100, 12 links", "NVLink 3, A100, 4 links"
-_A40_TIMES_US: Final = {256: 34.24, 512: 34.24, 1024: 34.24, 2048: 31.58, 4096: 30.74, 8192: 31.76}
-
-
-def _cite(project: str, number: int) -> tuple[str, str]:
-    """Returns the short name of a discussion, and its address."""
-    return f"{project} #{number}", f"https://github.com/NVIDIA/{project}/issues/{number}"
-
-
-LINE_RATES: Final = (
-    LineRate(_H100, 450.0, 900.0, *_cite("nccl", 1264)),
-    LineRate(_A100, 300.0, 600.0, *_cite("nccl-tests", 149)),
-    LineRate(_A100_4, 100.0, 200.0, *_cite("nccl-tests", 331)),
-)
-
-# Link, where and when it was published, the bandwidth of large messages or the times of single
-# sizes, remark.
-_PUBLISHED: Final[tuple[tuple[str, str, int, str, float | dict[int, float], str], ...]] = (
-    (
-        _H100,
-        "nccl-tests",
-        212,
-        "2024-05-06",
-        370.0,
-        "what NCCL's maintainer says is to be expected of 450 GB/s",
-    ),
-    (_H100, "nccl-tests", 268, "2024-11-19", 180.0, "two GPUs, to 4 GiB"),
-    (_H100, "nccl", 1487, "2024-10-18", {1000: 3.0}, "about, by nccl-tests"),
-    (
-        _A100,
-        "nccl-tests",
-        149,
-        "2023-07-05",
-        230.0,
-        "what NCCL's maintainer says is to be expected beyond 1 GiB",
-    ),
-    (_A100_4, "nccl-tests", 331, "2025-07-14", {8: 9.85, 16: 9.76}, "sendrecv_perf, NCCL 2.22.3"),
-    (_A100_4, "nccl-tests", 331, "2025-07-14", 72.0, "sendrecv_perf, NCCL 2.22.3; 71 to 73"),
-    (
-        "InfiniBand HDR, 200 Gbit/s",
-        "nccl-tests",
-        119,
-        "2022-11-17",
-        24.0,
-        "what NCCL's maintainer takes for the peak of one adapter",
-    ),
-    (
-        "network, A40",
-        "nccl-tests",
-        214,
-        "2024-11-21",
-        _A40_TIMES_US,
-        "sendrecv_perf between two machines",
-    ),
-)
-
-FIGURES: Final = tuple(
-    PublishedFigure(
-        link,
-        date,
-        *_cite(project, number),
-        size,
-        time_us,
-        rate,
-        remark,
-    )
-    for link, project, number, date, said, remark in _PUBLISHED
-    for size, time_us, rate in (
-        [(*time, None) for time in said.items()] if isinstance(said, dict) else [(None, None, said)]
-    )
-)
 
 # of the chart's width, at the right: where figures for "large" messages stand
 PUBLISHED_SHARE: Final = 0.12

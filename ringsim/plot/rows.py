@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from matplotlib.collections import PolyCollection
@@ -85,24 +85,34 @@ class TimeAxis:
         return np.asarray((time_ns - self.first_ns) / self.unit_ns)
 
 
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """Rows of ranks on axes.
+class Lanes(NamedTuple):
+    """The edges of a row's lanes, as distances from its middle; y grows downwards.
 
-    ``top`` and ``bottom`` are the edges of the lanes, as distances from the middle of their row. Y
-    grows downwards, rank 0 has its middle at 0. ``marks`` has the upper and lower edge of the strip
-    for marks. ``ranks`` is how many ranks share a row.
+    ``marks`` has the upper and lower edge of the strip for marks.
     """
 
-    ax: Axes
     top: Ints
     bottom: Ints
     marks: tuple[float, float]
-    ranks: int = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Rows of ranks on axes; rank 0 has its middle at 0.
+
+    A point is ``per_point`` long on the time axis, and a row, which ``ranks`` share, ``points``
+    high.
+    """
+
+    ax: Axes
+    lanes: Lanes
+    per_point: float
+    points: float
+    ranks: int
 
     def middle(self, rank: Ints | int, lane: Ints | int) -> Ints:
         """Heights of the middle of a lane, in the rows of the ranks."""
-        height: Ints = rank // self.ranks + (self.top[lane] + self.bottom[lane]) / 2
+        height: Ints = rank // self.ranks + (self.lanes.top[lane] + self.lanes.bottom[lane]) / 2
         return height
 
     def draw(
@@ -124,13 +134,13 @@ class Rows:
         They begin and end at places of the axis. ``low`` and ``high`` are shares of the lane's
         height, counted from its lower edge.
         """
-        base, height = rank // self.ranks + self.bottom[lane], self.bottom[lane] - self.top[lane]
+        below = self.lanes.bottom[lane]
+        base, height = rank // self.ranks + below, below - self.lanes.top[lane]
         lower, upper = base - low * height, base - high * height
         corners: Any = np.stack([start, lower, start, upper, end, upper, end, lower], axis=-1)
         corners = corners.reshape(-1, 4, 2)
+        points = abs(lower - upper) * self.points
         left, right = self.ax.get_xlim()
-        bottom, top = self.ax.get_ylim()
-        points = abs(lower - upper) / abs(top - bottom) * style.points(self.ax)[1]
         wide = end - start >= LEAST_TEXTURED * (right - left)
         wide &= points >= LEAST_TEXTURED_POINTS
         more: Any = {"zorder": look.zorder if zorder is None else zorder, "gid": gid}
@@ -201,22 +211,32 @@ def looks_of(bars: Bars) -> dict[int, Look]:
     }
 
 
-def prepare_rows(
-    ax: Axes, names: Sequence[str], length: float, time: str, *, above: float = 0.0
-) -> None:
+def lay_rows(
+    ax: Axes,
+    names: Sequence[str],
+    length: float,
+    time: str,
+    lanes: Lanes,
+    *,
+    ranks: int = 1,
+    above: float = 0.0,
+) -> Rows:
     """Gives axes of their final size a row for each name, and a time axis to ``length``.
 
     There are ``above`` points over the first row.
     """
+    width, height = style.points(ax)
+    row = height / len(names)
     ax.set_xlim(-0.004 * length, 1.012 * length)
-    ax.set_ylim(len(names) - 0.5, -0.5 - above / row_points(ax, len(names)))
-    every = math.ceil(ROW_NAME_POINTS / row_points(ax, len(names)))
+    ax.set_ylim(len(names) - 0.5, -0.5 - above / row)
+    every = math.ceil(ROW_NAME_POINTS / row)
     ax.set_yticks(range(0, len(names), every), names[::every])
     ax.tick_params(axis="y", length=0)
     ax.spines["left"].set_visible(False)
     ax.grid(axis="x", color=style.GRID, linewidth=0.8)
     ax.set_axisbelow(True)
     label_time(ax, time)
+    return Rows(ax, lanes, 1.016 * length / width, height / (len(names) + above / row), ranks)
 
 
 def label_time(ax: Axes, text: str) -> None:
@@ -224,8 +244,3 @@ def label_time(ax: Axes, text: str) -> None:
     ax.set_xlabel(text, loc="left")
     ax.xaxis.set_major_locator(MaxNLocator(10, steps=[1, 2, 2.5, 5, 10]))
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:,.6g}")
-
-
-def row_points(ax: Axes, rows: int) -> float:
-    """Returns the height of a row in points."""
-    return style.points(ax)[1] / max(rows, 1)

@@ -1,20 +1,13 @@
 """Simulated schedules as pictures, with their critical path.
 
-Also one run over another, such as a prediction over what was measured. A small schedule is drawn as
-a recorded step is. One with more computations than pixels is drawn as a map: for each rank and
-stretch of time, how much of it was spent on what. The critical path runs along a rank while it
-computes, and from rank to rank while a message travels. A prediction stands in each rank's row
-under what was measured::
-
-    rank 0  [F0 ][F1 ]xxxx[B0  ][B1  ]  measured, by kind
-            [   ][   ]    [    ][    ]  predicted, coloured by how much too early or too late each
-                                        one ends
+A small schedule is drawn as a recorded step is. One with more computations than pixels is drawn as
+a map: for each rank and stretch of time, how much of it was spent on what. The critical path runs
+along a rank while it computes, and from rank to rank while a message travels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
 import numpy as np
@@ -22,21 +15,18 @@ from matplotlib.collections import LineCollection
 from matplotlib.colors import to_rgb
 from matplotlib.patches import Patch
 
-from ringsim.errors import ArgumentError
 from ringsim.plot import sheet, style
-from ringsim.plot.rows import Rows, prepare_rows
+from ringsim.plot.rows import lay_rows
 from ringsim.plot.sheet import Picture
 from ringsim.plot.steps import (
     ACTION_LOOKS,
-    PHASE_NAME_POINTS,
+    LANES,
     StepPicture,
-    draw_actions,
     draw_flights,
     name_schedule,
     step_picture,
 )
-from ringsim.plot.style import Look, percent
-from ringsim.provenance import footer
+from ringsim.plot.style import percent
 from ringsim.schedules.schedule import COMPUTE_KINDS
 from ringsim.simulator.critical_path import (
     DATA,
@@ -47,28 +37,25 @@ from ringsim.simulator.critical_path import (
     CriticalPath,
 )
 from ringsim.traces.display import Style
-from ringsim.traces.events import NONE, SPAN, Events, Ints
-from ringsim.traces.steps import StageActions, count_steps, find_step, is_action
+from ringsim.traces.events import Ints
+from ringsim.traces.steps import StageActions
 from ringsim.traces.units import bytes_text, count, time_text, time_unit
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
-    from ringsim.prediction.comparison import Comparison
     from ringsim.simulator.schedules import ScheduleRun
 
 __all__ = [
     "draw_path",
     "measure_shares",
-    "overlay_png",
-    "plot_overlay",
     "plot_schedule_run",
     "schedule_run_png",
 ]
 
 MOST_BOXES: Final = 20_000  # computations; more are drawn as a map
-MOST_ROWS: Final = 64  # ranks, likewise
+MOST_ROWS: Final = 64  # ranks; more are drawn as a map, too
 MAP_INCHES: Final = (9.6, 4.6)
 MAP_COLUMNS: Final = 960
 MAP_ROWS: Final = 512
@@ -156,7 +143,7 @@ def _about(run: ScheduleRun) -> str:
 
 
 def _constants(run: ScheduleRun) -> str:
-    """Says what the schedule was simulated with: times by kind, sizes, links."""
+    """Lists what the schedule was simulated with: times by kind, sizes, links."""
     operations, setting = run.operations, run.setting
 
     def span(values: Any, text: Callable[[float], str] = lambda time: _length(run, time)) -> str:
@@ -209,7 +196,7 @@ def _describe_step(run: ScheduleRun) -> StepPicture:
         if travel.any()
         else None,
         draw_over=lambda rows: draw_path(
-            rows.ax, run.critical_path, unit=unit, at=float(rows.bottom[0]) - 0.07
+            rows.ax, run.critical_path, unit=unit, at=float(rows.lanes.bottom[0]) - 0.07
         ),
         notes=(_constants(run),),
     )
@@ -271,9 +258,8 @@ def draw_path(
 def _draw_map(run: ScheduleRun, ax: Axes) -> None:
     unit, name = _unit(run)
     length = float(run.makespan) / unit
-    prepare_rows(
-        ax, [f"rank {rank}" for rank in range(run.num_ranks)], length or 1.0, f"time ({name})"
-    )
+    names = [f"rank {rank}" for rank in range(run.num_ranks)]
+    lay_rows(ax, names, length or 1.0, f"time ({name})", LANES)
     ax.grid(visible=False)
     handles: list[Artist] = []
     if length:
@@ -306,25 +292,21 @@ def measure_shares(run: ScheduleRun, rows: int, columns: int) -> Ints:
         Shares from 0 to 1, shape (rows, columns, 4): by the kind's place in ``COMPUTE_KINDS``.
     """
     operations, ends = run.operations, run.ends.astype(np.float64)
-    duration = run.setting.prices.duration.astype(np.float64)
+    lasts = run.setting.prices.duration[operations.kind, operations.stage].astype(np.float64)
     edges = np.linspace(0.0, float(run.makespan), columns + 1)
     shares = np.zeros((rows, columns, len(COMPUTE_KINDS)))
     row_of = np.arange(run.num_ranks) * rows // run.num_ranks
-    members = np.bincount(row_of, minlength=rows)
     for rank in range(run.num_ranks):
         own = slice(int(operations.first[rank]), int(operations.first[rank + 1]))
-        kind = operations.kind[own]
-        lasts = duration[kind, operations.stage[own]]
-        for code in np.unique(kind).tolist():
-            some = kind == code
-            until, long = ends[own][some], lasts[some]
-            begins = until - long
-            done = np.concatenate([[0.0], np.cumsum(long)])
-            # how many have begun; all but the last of them have ended
-            before = np.searchsorted(begins, edges, side="right")
-            within = np.clip(edges - begins[before - 1], 0.0, long[before - 1])
-            spent = np.where(before > 0, done[before - 1] + within, 0.0)
-            shares[row_of[rank], :, code] += np.diff(spent)
+        for code in np.unique(operations.kind[own]).tolist():
+            some = operations.kind[own] == code
+            until, long = ends[own][some], lasts[own][some]
+            done = np.cumsum(long)
+            # how much is done when a computation begins, and when it ends; between them, a line
+            times = np.stack([until - long, until], axis=1).ravel()
+            spent = np.stack([done - long, done], axis=1).ravel()
+            shares[row_of[rank], :, code] += np.diff(np.interp(edges, times, spent))
+    members = np.bincount(row_of, minlength=rows)
     return shares / (members[:, None, None] * (float(run.makespan) / columns))
 
 
@@ -349,211 +331,3 @@ def _draw_shares(ax: Axes, shares: Ints, length: float, ranks: int) -> list[Arti
         if shares[..., code].any()
     ]
     return [*handles, Patch(facecolor=IDLE, edgecolor="#B0B0B0", linewidth=0.5, label="bubble")]
-
-
-# -- a prediction over what was measured
-
-
-WIDTH_INCHES: Final = 9.6
-ROW_INCHES: Final = 0.66
-TOP, BOTTOM = np.array([-0.33, 0.06]), np.array([0.02, 0.42])  # of the two lanes
-MARKS: Final = (-0.44, -0.37)
-MEASURED_LANE, PREDICTED_LANE = 0, 1
-MEASURED_LOOK: Final = Look("measured", "#C9C9C9", edge=0.6)
-# Bounds between the looks, as parts of the step: an end that is off by 1 % is on time.
-BOUNDS: Final = (-0.05, -0.01, 0.01, 0.05)
-INDIGO: Final = "#4B4A9E"  # the blues are those of forward
-LOOKS: Final = (
-    Look("> 5 % of the step earlier", INDIGO, "\\\\\\\\", edge=0.6),
-    Look("1 to 5 % earlier", "#C3C1E8", "\\\\\\\\", edge=0.6),
-    Look("within 1 %", "#EDEDED", "", "#9A9A9A", edge=0.6),
-    Look("1 to 5 % later", "#F1BE99", "////", edge=0.6),
-    Look("> 5 % later", style.VERMILLION, "////", edge=0.6),
-)
-
-
-def plot_overlay(
-    comparison: Comparison,
-    *,
-    step: int | None = None,
-    ax: Axes | None = None,
-    **look: Unpack[Style],
-) -> Axes:
-    """Draws a step of the second run (the prediction) under that of the first.
-
-    Also how much earlier or later each computation ends.
-
-    Args:
-        comparison: of ``ringsim.compare``.
-        step: which step, from 0; None for the one of median length.
-        ax: where to draw; a new figure by default.
-        **look: size, theme and so on of the new figure, see `ringsim.traces.display.Style`.
-
-    Returns:
-        The axes. ``ax.figure.savefig(...)`` writes them.
-
-    Raises:
-        ArgumentError: there is no such step, or nothing was compared but messages.
-
-    Example:
-        >>> import matplotlib
-        >>> matplotlib.use("Agg")
-        >>> from ringsim.prediction.comparison import compare
-        >>> from ringsim.traces.events import OP_CODES, Tables, make_events
-        >>> from ringsim.traces.value import Trace
-        >>> def run(end_ns):
-        ...     events = make_events(
-        ...         {
-        ...             "rank": [0],
-        ...             "op": [OP_CODES["span"]],
-        ...             "label": [0],
-        ...             "post_ns": [0],
-        ...             "done_ns": [end_ns],
-        ...         },
-        ...         Tables(labels=("work",)),
-        ...     )
-        ...     return Trace(events, {"world_size": 1})
-        >>> plot_overlay(compare(run(2_000_000), run(1_900_000))).get_title(loc="left")
-        'Second 1.9 ms, first 2 ms: 5.0 % shorter'
-    """
-    return sheet.show([_overlay(comparison, step)], ax, **look)
-
-
-def overlay_png(comparison: Comparison) -> bytes:
-    """Draws the step of median length, for a notebook.
-
-    A PNG, the same bytes for the same comparison.
-    """
-    return sheet.picture_png([_overlay(comparison, None)], comparison.describe())
-
-
-def _overlay(comparison: Comparison, step: int | None) -> Picture:
-    lengths = comparison.real_steps_s
-    if step is None:
-        step = int(np.argsort(lengths, kind="stable")[(len(lengths) - 1) // 2])
-    if not 0 <= step < len(lengths):
-        raise ArgumentError(
-            f"step must be from 0 to {len(lengths) - 1}, got {step}. Leave it out for the one of "
-            "median length."
-        )
-    height = float(np.clip(ROW_INCHES * comparison.real.world_size + 0.15, 1.2, 8.5))
-    return Picture(lambda ax: _draw_overlay(comparison, step, ax), WIDTH_INCHES, height)
-
-
-def _draw_overlay(comparison: Comparison, step: int, ax: Axes) -> None:
-    real_s, virtual_s = comparison.real_steps_s[step], comparison.virtual_steps_s[step]
-    unit_ns, unit = time_unit(round(max(real_s, virtual_s) * 1e9))
-    steps = count_steps(comparison.real.events)
-    names = [f"rank {rank}" for rank in range(comparison.real.world_size)]
-    what = f"time since the {'step' if steps else 'run'} began ({unit})"
-    prepare_rows(ax, names, max(real_s, virtual_s) * 1e9 / unit_ns, what, above=PHASE_NAME_POINTS)
-    rows = Rows(ax, TOP, BOTTOM, MARKS)
-    chosen = _choose(comparison, step)
-    if steps:
-        measured, begin = find_step(comparison.real, step), comparison.real_begin_ns[step]
-        start, end = (measured.start - begin) / unit_ns, (measured.end - begin) / unit_ns
-        handles = draw_actions(replace(measured, start=start, end=end), rows)
-    else:
-        handles = _draw_measured(rows, comparison, step, chosen, unit_ns)
-    handles += _draw_predicted(rows, comparison, step, chosen, unit_ns)
-    first, second = comparison.names
-    for length_s, dash, name in ((real_s, (0, ()), first), (virtual_s, (0, (4, 2)), second)):
-        line: dict[str, Any] = {"color": style.INK, "linewidth": 1.2, "linestyle": dash}
-        ax.axvline(length_s * 1e9 / unit_ns, zorder=8, **line)
-        handles.append(style.entry(f"end, {name}", **line))
-    above, below, source = "the first run", "the second", "The second"
-    if comparison.predicts:
-        above, below, source = "what was measured", "what was predicted", "Prediction"
-    if comparison.called is not None:
-        above, below = comparison.called
-        source = source if comparison.predicts else below
-    notes = [
-        f"In each row: above {above}, below {below}. Colours: how much earlier or later it "
-        "ends, as a part of the step.",
-        f"{source}: {footer(comparison.virtual.metadata)}.",
-    ]
-    words = _words(comparison, step, steps)
-    style.dress(ax, *words, notes, handles, metadata=comparison.real.metadata)
-
-
-def _choose(comparison: Comparison, step: int) -> Ints:
-    """Returns the computations of a step, by their place in the comparison.
-
-    Of a run without steps all spans, else what it waited in.
-    """
-    events, index = comparison.real.events, comparison.real_index
-    drawn = is_action(events) if count_steps(events) else events.kind == SPAN
-    spans = (events.kind[index] == SPAN) & (events.label[index] != NONE)
-    waited = events.wait_ns[index] != NONE
-    waited &= comparison.virtual.events.wait_ns[comparison.virtual_index] != NONE
-    which = spans & drawn[index] if spans.any() else waited
-    chosen: Ints = np.flatnonzero((comparison.step == step) & which)
-    if len(chosen) == 0:
-        raise ArgumentError(
-            "a comparison must have spans or waits to be drawn, got none. Put the work of the "
-            "ranks into ringsim.span."
-        )
-    return chosen
-
-
-def _draw_measured(
-    rows: Rows, comparison: Comparison, step: int, chosen: Ints, unit_ns: float
-) -> list[Artist]:
-    events, index = comparison.real.events, comparison.real_index[chosen]
-    times = _times(events, index, comparison.real_begin_ns[step], unit_ns)
-    look = replace(MEASURED_LOOK, name=comparison.names[0])
-    rows.draw(look, "measured", events.rank[index], MEASURED_LANE, *times)
-    return [style.swatch(look)]
-
-
-def _times(events: Events, index: Ints, begin_ns: int, unit_ns: float) -> tuple[Ints, Ints]:
-    """Returns when spans and waits begin and end, on the time axis."""
-    begins = np.where(events.kind[index] == SPAN, events.post_ns[index], events.wait_ns[index])
-    return (begins - begin_ns) / unit_ns, (events.done_ns[index] - begin_ns) / unit_ns
-
-
-def _draw_predicted(
-    rows: Rows, comparison: Comparison, step: int, chosen: Ints, unit_ns: float
-) -> list[Artist]:
-    """Draws the predicted computations, each in the look for how far off its end is."""
-    events, index = comparison.virtual.events, comparison.virtual_index[chosen]
-    times = _times(events, index, comparison.virtual_begin_ns[step], unit_ns)
-    off = np.searchsorted(BOUNDS, comparison.lag_s[chosen] / comparison.real_steps_s[step])
-    looks = dict(enumerate(LOOKS))
-    rows.draw_each(looks, "predicted", off, events.rank[index], PREDICTED_LANE, *times)
-    early, *others = LOOKS
-    first = style.swatch(early, f"{comparison.names[1]}, {early.name}")
-    return [first, *map(style.swatch, others)]
-
-
-def _words(comparison: Comparison, step: int, steps: int) -> tuple[str, str]:
-    real_s, virtual_s = comparison.real_steps_s[step], comparison.virtual_steps_s[step]
-    off = virtual_s / real_s - 1
-    short, long = ("too short", "too long") if comparison.predicts else ("shorter", "longer")
-    how = (
-        f"{abs(off):.1%} {short if off < 0 else long}"
-        if abs(off) >= 0.0005
-        else "off by less than 0.1 %"
-    )
-    first, second = comparison.names
-    named = second if comparison.called else second.capitalize()
-    title = (
-        f"{named} {time_text(virtual_s * 1e9)}, {first} {time_text(real_s * 1e9)}: {how}".replace(
-            "%", " %"
-        ).replace("  %", " %")
-    )
-    said = [count(comparison.real.world_size, "rank")]
-    if steps:
-        schedule = find_step(comparison.real, step).schedule
-        said = [f"{name_schedule(schedule)}, {said[0]}"]
-    if steps > 1:
-        errors = comparison.steps
-        said.append(
-            f"step {step + 1} of {steps}: all of them off by {errors.mean:.1%} on average, "
-            f"{errors.worst:.1%} at most"
-        )
-    if comparison.predicts and comparison.no_communication_s is not None:
-        said.append(
-            f"without communication it would be {comparison.no_communication_s / real_s - 1:+.1%}"
-        )
-    return title, "; ".join(said).replace("%", " %")

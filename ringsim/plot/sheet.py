@@ -7,7 +7,7 @@ the axes. So each is drawn once, and then moved to where its words have room.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -15,7 +15,6 @@ from matplotlib.figure import Figure
 
 from ringsim.errors import ArgumentError, say
 from ringsim.plot import style
-from ringsim.traces.display import Style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,47 +34,39 @@ class Picture(NamedTuple):
     height: float
 
 
-def show(pictures: Sequence[Picture], ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
+def show(
+    pictures: Sequence[Picture],
+    ax: Axes | None = None,
+    *,
+    figsize: tuple[float, float | None] | None = None,
+    dpi: float | None = None,
+    theme: str | None = None,
+    compact: bool = False,
+) -> Axes:
     """Draws pictures on a new figure, by default as large as they need, or the first on given axes.
 
-    Returns the axes of the first.
+    The options are those of `ringsim.traces.display.Style`. Returns the axes of the first.
     """
-    _check(look, ax)
-    part: Figure | Axes
-    with style.drawing(compact=look.get("compact", False), users=True):
-        if ax is None:
-            part = plt.figure(dpi=look.get("dpi"))
-            pictures = pictures[:1] if look.get("compact") else pictures
-            ax = _lay_out(part, pictures, look.get("figsize"))[0]
-        else:
-            part = ax
-            pictures[0].draw(ax)
-    style.tint(part, look.get("theme"))
-    return ax
-
-
-def _check(look: Style, ax: Axes | None) -> None:
-    if unknown := sorted(look.keys() - Style.__annotations__.keys()):
+    if theme not in (None, *style.THEMES):
         raise ArgumentError(
-            f"a style must be made of {', '.join(Style.__annotations__)}, got "
-            f"{', '.join(unknown)}. Leave it out."
-        )
-    if look.get("theme") not in (None, *style.THEMES):
-        raise ArgumentError(
-            f"theme must be {' or '.join(map(repr, style.THEMES))}, got {say(look['theme'])}. "
+            f"theme must be {' or '.join(map(repr, style.THEMES))}, got {say(theme)}. "
             "Leave it out to follow matplotlib's."
         )
-    size = look.get("figsize")
-    if size is not None and not (1 <= (size[0] or 0) <= 200 and 1 <= (size[1] or 1) <= 200):
-        raise ArgumentError(
-            f"figsize must be a width and a height from 1 to 200 inches, got {say(size)}. Write "
-            "figsize=(3.3, 2.4)."
-        )
-    if ax is not None and (size is not None or look.get("dpi") is not None):
+    if ax is not None and (figsize or dpi):
         raise ArgumentError(
             "figsize and dpi must be left out where ax is given, got both. Set them on the "
             "figure that the axes are of."
         )
+    part: Figure | Axes
+    with style.drawing(compact=compact, users=True):
+        if ax is None:
+            part = plt.figure(dpi=dpi)
+            ax = _lay_out(part, pictures[:1] if compact else pictures, figsize)[0]
+        else:
+            part = ax
+            pictures[0].draw(ax)
+    style.tint(part, theme)
+    return ax
 
 
 def picture_png(pictures: Sequence[Picture], description: str) -> bytes:
@@ -94,7 +85,7 @@ def _lay_out(
 ) -> list[Axes]:
     """Draws pictures from left to right, their tops in line.
 
-    Gives the figure the size that they and the words around them need. Where the size is given, in
+    Gives the figure the size that they and the words around them need. If the size is given, in
     inches, the pictures are scaled until it is met: words take what they take.
     """
     if size is None:

@@ -1,6 +1,6 @@
 """A step of a pipeline as papers draw it, recorded, timed by the evaluator or simulated.
 
-Boxes have the number of their microbatch, gaps are shaded, and the phases of a rank stand above its
+Boxes have the number of their microbatch, gaps are shaded, and the phases of a rank are above its
 row. From top to bottom::
 
     |-- warm-up --|------- steady -------|-- cool-down --|
@@ -25,19 +25,19 @@ from ringsim.plot import sheet, style
 from ringsim.plot.bars import make_bars
 from ringsim.plot.rows import (
     LEAST_ROW_POINTS,
+    Lanes,
     Rows,
     TimeAxis,
     label_time,
+    lay_rows,
     looks_of,
-    prepare_rows,
-    row_points,
 )
 from ringsim.plot.sheet import Picture
 from ringsim.plot.style import Look, percent
 from ringsim.schedules.engine import Evaluation, evaluate
 from ringsim.schedules.schedule import Schedule
 from ringsim.traces.display import Style
-from ringsim.traces.events import COLLECTIVE, ERROR, MARK, NONE, SPAN, Ints
+from ringsim.traces.events import COLLECTIVE, MARK, SPAN, Ints
 from ringsim.traces.steps import (
     Bubble,
     StageActions,
@@ -77,6 +77,13 @@ SCHEDULE_NAMES: Final = {
 }
 PALEST: Final = 0.62  # how far the last stage of a rank is on the way to white
 COMPUTE_LANE, SEND_LANE, RECV_LANE = 0, 1, 2
+# of computations, sends, recvs and collectives
+LANES: Final = Lanes(
+    np.array([-0.33, 0.23, 0.34, 0.23]), np.array([0.19, 0.32, 0.43, 0.43]), (-0.44, -0.37)
+)
+LANES_WITHOUT_MESSAGES: Final = LANES._replace(bottom=np.array([0.42, 0.32, 0.43, 0.43]))
+# no room for messages, and none to be left between the rows
+LANES_OF_PIXELS: Final = Lanes(np.full(4, -0.5), np.full(4, 0.5), (-0.5, -0.5))
 MOST_STAGE_NAMES: Final = 16  # ranks up to which a row's name has the stages, too
 MOST_NUMBERS: Final = 1000  # microbatch numbers in boxes
 NUMBER_SIZE: Final = 8.5  # points
@@ -127,18 +134,11 @@ def _draw_step(picture: StepPicture, ax: Axes, inches: float | None) -> None:
     These where their height in inches is given.
     """
     actions = picture.actions
-    compute = 0.19 if picture.draw_messages is not None else 0.42
-    # Lanes of computations, sends, recvs and collectives.
-    rows = Rows(
-        ax,
-        top=np.array([-0.33, 0.23, 0.34, 0.23]),
-        bottom=np.array([compute, 0.32, 0.43, 0.43]),
-        marks=(-0.44, -0.37),
-    )
-    # no room for messages, and none to be left between the rows
-    if row_points(ax, len(actions.ranks)) < LEAST_ROW_POINTS:
-        rows = Rows(ax, top=np.full(4, -0.5), bottom=np.full(4, 0.5), marks=(-0.5, -0.5))
-    prepare_rows(ax, _name_rows(actions), actions.end.max(), picture.time, above=PHASE_NAME_POINTS)
+    names, length = _name_rows(actions), actions.end.max()
+    lanes = LANES if picture.draw_messages is not None else LANES_WITHOUT_MESSAGES
+    if style.points(ax)[1] / len(names) < LEAST_ROW_POINTS:
+        lanes = LANES_OF_PIXELS
+    rows = lay_rows(ax, names, length, picture.time, lanes, above=PHASE_NAME_POINTS)
     handles = draw_actions(actions, rows)
     for draw in (picture.draw_messages, picture.draw_over):
         if draw is not None:
@@ -232,7 +232,7 @@ def draw_actions(actions: StageActions, rows: Rows) -> list[Artist]:
     times = actions.start, actions.end
     rows.draw_each(looks, "actions", names, place, COMPUTE_LANE, *times, outlined=True)
     gaps = _draw_gaps(actions, rows)
-    if row_points(rows.ax, len(actions.ranks)) >= PHASES_FROM:
+    if style.points(rows.ax)[1] / len(actions.ranks) >= PHASES_FROM:
         _draw_phases(actions, rows)
     numbers = _draw_numbers(actions, rows, place, [looks[name].colour for name in names])
 
@@ -274,8 +274,7 @@ def _draw_gaps(actions: StageActions, rows: Rows) -> bool:
 
 def _draw_phases(actions: StageActions, rows: Rows) -> None:
     """Draws a bracket over each phase, with its name in the top row."""
-    ax, (top, bottom) = rows.ax, rows.marks
-    per_point = style.per_point(ax)
+    ax, (top, bottom), per_point = rows.ax, rows.lanes.marks, rows.per_point
     for place, rank in enumerate(actions.ranks):
         phases = actions.phases(rank)
         before, after = sorted((phases.warm_up_until, phases.cool_down_from))
@@ -311,12 +310,8 @@ def _draw_numbers(actions: StageActions, rows: Rows, place: Ints, colours: Seque
 
     Widest first; returns whether any has room.
     """
-    lane = (
-        (rows.bottom[COMPUTE_LANE] - rows.top[COMPUTE_LANE])
-        * style.points(rows.ax)[1]
-        / abs(np.diff(rows.ax.get_ylim())[0])
-    )
-    room = (actions.end - actions.start) / style.per_point(rows.ax) - 1.5
+    lane = (rows.lanes.bottom[COMPUTE_LANE] - rows.lanes.top[COMPUTE_LANE]) * rows.points
+    room = (actions.end - actions.start) / rows.per_point - 1.5
     largest = style.letters(NUMBER_SIZE)
     digits = len(str(actions.num_microbatches - 1))
     size = np.minimum(min(largest, lane * 0.85), room / (LETTER * digits))
@@ -396,19 +391,6 @@ def _draw_live_curve(ax: Axes, actions: StageActions) -> None:
 # -- recorded steps, and schedules
 
 
-def shows_step(trace: Trace) -> bool:
-    """Tells whether a trace is best drawn as a step of a pipeline.
-
-    It has one, and nothing in it is stuck or has failed.
-    """
-    events = trace.events
-    operations = (events.kind != SPAN) & (events.kind != MARK)
-    stuck = operations & (
-        ((events.wait_ns != NONE) & (events.done_ns == NONE)) | (events.status == ERROR)
-    )
-    return not stuck.any() and count_steps(events) > 0
-
-
 def picture_step(trace: Trace, step: int | None = None) -> StepPicture:
     """Makes the picture of a recorded step, counted from 0; None for the last one."""
     measured = find_step(trace, step)
@@ -431,7 +413,7 @@ def picture_step(trace: Trace, step: int | None = None) -> StepPicture:
 
 
 def _list_notes(trace: Trace) -> tuple[str, ...]:
-    """Says what else than the schedule made ranks wait."""
+    """Lists what made ranks wait besides the schedule."""
     about = trace.metadata
     cores = (about.get("machine") or {}).get("cores")
     one_host = len({rank.get("host") for rank in about.get("ranks", ())}) <= 1

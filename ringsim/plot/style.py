@@ -406,7 +406,7 @@ def save_figure(
         path: where to; ends in ``.png``, ``.svg`` or ``.pdf``.
         dpi: pixels an inch of a PNG.
         title: the picture's name, which an SVG shows to screen readers.
-        description: the picture in a sentence, likewise.
+        description: the picture in a sentence, also for screen readers.
 
     Raises:
         ArgumentError: the path ends in something else.

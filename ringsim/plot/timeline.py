@@ -17,17 +17,18 @@ from ringsim.plot.ring import ring_picture
 from ringsim.plot.rows import (
     LEAST_ROW_POINTS,
     SLOTS,
+    Lanes,
     Rows,
     TimeAxis,
+    lay_rows,
     looks_of,
-    prepare_rows,
-    row_points,
 )
 from ringsim.plot.sheet import Picture
-from ringsim.plot.steps import microbatch_entry, picture_step, shows_step, step_picture
+from ringsim.plot.steps import microbatch_entry, picture_step, step_picture
 from ringsim.traces.clocks import unalign
 from ringsim.traces.display import Style
-from ringsim.traces.events import COLLECTIVE, MARK, NONE, OP_NAMES, SEND, SPAN, read_notice
+from ringsim.traces.events import COLLECTIVE, ERROR, MARK, NONE, OP_NAMES, SEND, SPAN, read_notice
+from ringsim.traces.steps import count_steps
 from ringsim.traces.units import count, span_text, time_text
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def plot_timeline(
 
     A trace of ``train_step_pipeline`` is drawn as papers draw it, one step at a time: forwards and
     backwards with the number of their microbatch, the bubbles shaded, and warm-up, steady phase and
-    cool-down marked; on a new figure, the live activations stand below. A trace in which something
+    cool-down marked; on a new figure, the live activations are below. A trace in which something
     is stuck or has failed is drawn like any other. Of several hosts, the first row of each has its
     name, and arrows from one to another have a colour of their own.
 
@@ -128,13 +129,16 @@ def trace_png(trace: Trace) -> bytes:
 
 
 def timeline_picture(trace: Trace, step: int | None = None, *, with_curve: bool = False) -> Picture:
-    """Returns the timeline as a picture; of a pipeline a step, by default its last one.
+    """Returns the timeline as a picture.
 
-    Under a step's rows stand the live activations if wanted.
+    Of a pipeline a step, by default its last one, unless something in the trace is stuck or has
+    failed. Under a step's rows are the live activations if wanted.
     """
-    if step is not None or shows_step(trace):
-        return step_picture(picture_step(trace, step), with_curve=with_curve)
     events = trace.events
+    is_operation = (events.kind != SPAN) & (events.kind != MARK)
+    is_stuck = (events.wait_ns != NONE) & (events.done_ns == NONE) | (events.status == ERROR)
+    if step is not None or (not (is_operation & is_stuck).any() and count_steps(events)):
+        return step_picture(picture_step(trace, step), with_curve=with_curve)
     row = (
         0.62
         + (0.22 if (events.kind == SPAN).any() else 0)
@@ -147,8 +151,7 @@ def timeline_picture(trace: Trace, step: int | None = None, *, with_curve: bool 
 
 def _draw(trace: Trace, ax: Axes) -> None:
     axis, bars = TimeAxis.of(trace.events), make_bars(trace)
-    rows = _divide(trace, bars, ax)
-    _name_rows(trace, rows, axis)
+    rows = _lay_out(trace, bars, axis, ax)
     slot_ns = max(axis.last_ns - axis.first_ns, 1) / (SLOTS if rows.ranks == 1 else MERGED_SLOTS)
     short = (bars.end_ns - bars.start_ns < slot_ns) | (rows.ranks > 1)
     rows.draw_bars(bars, ~short, axis)
@@ -182,54 +185,55 @@ def _draw(trace: Trace, ax: Axes) -> None:
     style.dress(ax, *words, notes, handles, metadata=trace.metadata)
 
 
-def _divide(trace: Trace, bars: Bars, ax: Axes) -> Rows:
-    """Divides a row among what occurs in the trace.
+def _lay_out(trace: Trace, bars: Bars, axis: TimeAxis, ax: Axes) -> Rows:
+    """Gives the axes their rows and their time, with a line between hosts.
 
     Rows too low to be read are merged, 2, 4, 8 ... ranks in one.
     """
-    has_marks = bool((trace.events.kind == MARK).any())
-    has_operations = bool((bars.lane >= bars.depths).any())
-    top = -EDGE + (MARKS + GAP if has_marks else 0)
-    split = top if has_operations else EDGE  # between spans, and sends and recvs
-    if has_operations and bars.depths:
-        split = EDGE - OPERATIONS
-    spans = np.linspace(top, split - GAP if has_operations else split, bars.depths + 1)
-    middle, height = (split + EDGE) / 2, row_points(ax, trace.world_size)
-    return Rows(
-        ax,
-        top=np.concatenate([spans[:-1], [split, middle + GAP / 2, split]]),
-        bottom=np.concatenate([spans[1:], [middle - GAP / 2, EDGE, EDGE]]),
-        marks=(-EDGE, -EDGE + MARKS),
-        ranks=1
-        if height >= LEAST_ROW_POINTS
-        else 2 ** math.ceil(math.log2(MERGED_ROW_POINTS / height)),
-    )
-
-
-def _name_rows(trace: Trace, rows: Rows, axis: TimeAxis) -> None:
-    """Gives the axes their rows and their time, with a line between hosts."""
-    ax, hosts = rows.ax, trace.hosts
+    height = style.points(ax)[1] / trace.world_size
+    ranks = 1
+    if height < LEAST_ROW_POINTS:
+        ranks = 2 ** math.ceil(math.log2(MERGED_ROW_POINTS / height))
+    hosts = trace.hosts
     several = len({*hosts} - {""}) > 1
-    names, borders = [], []
-    for row, first in enumerate(range(0, trace.world_size, rows.ranks)):
-        last = min(first + rows.ranks, trace.world_size) - 1
+    names = []
+    for first in range(0, trace.world_size, ranks):
+        last = min(first + ranks, trace.world_size) - 1
         name = f"rank {first}" if first == last else f"ranks {first}–{last}"
         if several and (first == 0 or hosts[first] != hosts[first - 1]):
             name = f"{hosts[first]}  {name}"
         names.append(name)
-        if first and trace.crosses(first - 1, first):
-            borders.append(row - 0.5)
-    since = f"time since the start of the run ({axis.unit})"
+    time = f"time since the start of the run ({axis.unit})"
     if axis.first_ns:
-        since = (
+        time = (
             f"time since the first event ({axis.unit}), which came {time_text(axis.first_ns)} "
             "after the start of the run"
         )
-    prepare_rows(ax, names, max(axis.last_ns - axis.first_ns, 1) / axis.unit_ns, since)
-    if borders:
+    length = max(axis.last_ns - axis.first_ns, 1) / axis.unit_ns
+    rows = lay_rows(ax, names, length, time, _divide(trace, bars), ranks=ranks)
+    firsts = np.arange(ranks, trace.world_size, ranks)
+    borders = np.flatnonzero(trace.crosses(firsts - 1, firsts)) + 0.5
+    if len(borders):
         ax.hlines(borders, *ax.get_xlim(), color=style.MUTED, linewidth=0.8, zorder=1, gid="hosts")
     for row in range(0, len(names) if len(names) <= MOST_STRIPES else 0, 2):
         ax.axhspan(row - 0.5, row + 0.5, color="#F7F7F7", linewidth=0, zorder=0)
+    return rows
+
+
+def _divide(trace: Trace, bars: Bars) -> Lanes:
+    """Divides a row among what occurs in the trace: marks, spans, sends and recvs."""
+    has_operations = bool((bars.lane >= bars.depths).any())
+    top = -EDGE + ((MARKS + GAP) if (trace.events.kind == MARK).any() else 0)
+    split = top if has_operations else EDGE  # between spans, and sends and recvs
+    if has_operations and bars.depths:
+        split = EDGE - OPERATIONS
+    spans = np.linspace(top, split - GAP if has_operations else split, bars.depths + 1)
+    middle = (split + EDGE) / 2
+    return Lanes(
+        top=np.concatenate([spans[:-1], [split, middle + GAP / 2, split]]),
+        bottom=np.concatenate([spans[1:], [middle - GAP / 2, EDGE, EDGE]]),
+        marks=(-EDGE, -EDGE + MARKS),
+    )
 
 
 def _draw_open_ends(rows: Rows, bars: Bars, axis: TimeAxis) -> None:
@@ -257,9 +261,9 @@ def _draw_span_names(rows: Rows, trace: Trace, bars: Bars, axis: TimeAxis) -> No
     spans = np.flatnonzero(bars.look >= FIRST_SPAN)
     if len(spans) == 0:
         return
-    room = (bars.end_ns[spans] - bars.start_ns[spans]) / axis.unit_ns / style.per_point(rows.ax) - 4
-    lane = np.min((rows.bottom - rows.top)[: bars.depths])
-    size = min(style.letters(NAME_SIZE), row_points(rows.ax, trace.world_size) * lane * 0.85)
+    room = (bars.end_ns[spans] - bars.start_ns[spans]) / axis.unit_ns / rows.per_point - 4
+    lane = np.min((rows.lanes.bottom - rows.lanes.top)[: bars.depths])
+    size = min(style.letters(NAME_SIZE), rows.points * lane * 0.85)
     if size < style.least(LEAST_SIZE, NAME_SIZE):
         return
     looks = looks_of(bars)
@@ -338,14 +342,13 @@ def _draw_marks(rows: Rows, trace: Trace, axis: TimeAxis) -> None:
         return
     marks = marks[np.lexsort((events.post_ns[marks], events.rank[marks]))]
     x, row = axis.at(events.post_ns[marks]), events.rank[marks] // rows.ranks
-    top, bottom = rows.marks
+    top, bottom = rows.lanes.marks
     ax.vlines(x, row + top, row + bottom, colors=style.INK, linewidths=1.2, zorder=5, gid="marks")
     ax.scatter(x, row + bottom, s=12, marker="v", c=style.INK, linewidths=0, zorder=5)
-    height = (bottom - top) * row_points(ax, -(-trace.world_size // rows.ranks))
-    size = min(style.letters(MARK_NAME_SIZE), height * 0.95)
+    size = min(style.letters(MARK_NAME_SIZE), (bottom - top) * rows.points * 0.95)
     if size < style.least(LEAST_SIZE, MARK_NAME_SIZE):
         return
-    right, per_point = ax.get_xlim()[1], style.per_point(ax)
+    right, per_point = ax.get_xlim()[1], rows.per_point
     until = np.append(np.where(row[1:] == row[:-1], x[1:], right), right)
     named = 0
     for index, at, y, end in zip(marks, x, row + (top + bottom) / 2, until, strict=True):

@@ -82,8 +82,8 @@ def plot_waitfor(diagnosis: Diagnosis, *, ax: Axes | None = None, **look: Unpack
     """Draws who waits for whom.
 
     Ranks in a circle, an arrow from each that waits to the one it waits for. The arrows of a cycle
-    that no rank can leave are wide and red. Where the diagnosis has a trace, the last moments of
-    the timeline stand beside the graph.
+    that no rank can leave are wide and red. If the diagnosis has a trace, the last moments of
+    the timeline are next to the graph.
 
     Args:
         diagnosis: any diagnosis; one without findings shows the ranks alone.
@@ -110,7 +110,7 @@ def waitfor_png(diagnosis: Diagnosis) -> bytes:
 
 
 def _pictures(diagnosis: Diagnosis) -> list[Picture]:
-    """Returns the graph, and the last moments of the timeline where there are any."""
+    """Returns the graph, and the last moments of the timeline if there are any."""
     pictures = [Picture(lambda ax: _draw_graph(diagnosis, ax), *GRAPH_INCHES)]
     moments = _last_moments(diagnosis)
     if moments is not None:
@@ -316,7 +316,7 @@ def _draw_rank(ax: Axes, rank: int, x: float, y: float, radius: float, state: st
     taken = [np.array([x - radius, y - radius, x + radius, y + radius])]
     if words:
         at = np.array([x, y + (radius + 0.1) * (1 if y >= -0.01 else -1)])
-        _, half = _write_words(ax, words, at, 7)
+        _, half = _write_words(ax, words, at, zorder=7)
         taken.append(np.concatenate([at - half, at + half]))
     return taken
 
@@ -337,10 +337,10 @@ def _legend(diagnosis: Diagnosis, edges: list[Edge], ranks: list[int]) -> list[A
 # -- labels beside arrows
 
 
-def _write_words(ax: Axes, text: str, at: Any, zorder: float) -> tuple[Text, Any]:
+def _write_words(ax: Axes, text: str, at: Any, **look: Any) -> tuple[Text, Any]:
     """Writes words at a place, centred; returns them, and half of their size in the axes' data."""
-    look: Any = {"ha": "center", "va": "center", "linespacing": 0.95, "zorder": zorder}
-    written = ax.text(at[0], at[1], text, fontsize=style.letters(LABEL_SIZE), **look)
+    size = style.letters(LABEL_SIZE)
+    written = ax.text(at[0], at[1], text, ha="center", va="center", fontsize=size, **look)
     box = written.get_window_extent().transformed(ax.transData.inverted())
     return written, np.array(box.size) / 2
 
@@ -358,7 +358,7 @@ def _label_edges(
     low, high = np.sort([ax.get_xlim(), ax.get_ylim()]).T
     points, missing = np.concatenate([np.empty((0, 2)), *paths]), 0
     for text, path in labels:
-        written, half = _write_words(ax, text, (0, 0), 5)
+        written, half = _write_words(ax, text, (0, 0), zorder=5, linespacing=0.95)
         places = np.array(list(_places(path, *(2 * half))))
         cost, middle, others = places[:, 0], places[:, None, 1:], np.array(taken)
         between = np.maximum(others[:, :2] - middle - half, middle - half - others[:, 2:])

@@ -185,7 +185,7 @@ class Comparison:
             step: which step, from 0; None for a step of median length.
             ax: where to draw.
         """
-        from ringsim.plot.schedule_run import plot_overlay
+        from ringsim.plot.overlay import plot_overlay
 
         return plot_overlay(self, step=step, ax=ax, **look)
 
@@ -277,7 +277,7 @@ class Comparison:
         return bundle(repr(self), self.describe(), self._draw)
 
     def _draw(self) -> bytes:
-        from ringsim.plot.schedule_run import overlay_png
+        from ringsim.plot.overlay import overlay_png
 
         return overlay_png(self)
 

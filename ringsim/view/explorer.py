@@ -5,25 +5,20 @@ Choices, the frame that belongs to them, sliders in a notebook, and a page that 
 
 from __future__ import annotations
 
-import gzip
 import html
 import itertools
-import json
-import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ringsim.errors import ArgumentError, RingError, say
 from ringsim.traces.value import Trace
-from ringsim.view.html import encode, page_body, write_page
+from ringsim.view.html import encode, join, pack, page_body, write_page
 
 if TYPE_CHECKING:
     from os import PathLike
 
 __all__ = ["Choice", "Explorer", "Frame", "say_stuck"]
-
-_LEVEL: Final = 6  # of gzip
 
 
 class Choice(NamedTuple):
@@ -63,7 +58,7 @@ class Frame(NamedTuple):
 
 
 def say_stuck(error: RingError) -> str:
-    """Says who waits for whom, for ever."""
+    """Names the ranks that wait for each other, for ever."""
     (finding, *_) = error.diagnosis.findings
     return f"Ranks {', '.join(map(str, finding.ranks))} wait for each other, for ever."
 
@@ -97,21 +92,16 @@ class Explorer:
             The runs, and what they come to.
 
         Raises:
-            ArgumentError: there is no such choice, or it has no such option.
+            ArgumentError: a choice has no such option.
         """
-        known = {choice.name: choice for choice in self.choices}
-        for name, value in values.items():
-            if name not in known:
+        chosen = {choice.name: choice.value for choice in self.choices} | values
+        for choice in self.choices:
+            if chosen[choice.name] not in choice.options:
                 raise ArgumentError(
-                    f"a choice must be one of {', '.join(known)}, got {say(name)}. Take one of "
-                    "these names."
+                    f"{choice.name} must be one of {', '.join(map(str, choice.options))}, got "
+                    f"{say(chosen[choice.name])}. Take one of these."
                 )
-            if value not in known[name].options:
-                options = ", ".join(map(str, known[name].options))
-                raise ArgumentError(
-                    f"{name} must be one of {options}, got {say(value)}. Take one of these."
-                )
-        return self.make(**{name: choice.value for name, choice in known.items()} | values)
+        return self.make(**chosen)
 
     def to_html(self, path: str | PathLike[str]) -> None:
         """Writes a page with all frames of what `Choice.exported` says.
@@ -125,18 +115,15 @@ class Explorer:
             TraceFileError: the file cannot be written.
         """
         exported = [choice.exported or (choice.value,) for choice in self.choices]
-        # by identity, since frames share them: its number; kept, so that the identity lasts
-        runs: dict[int, tuple[int, bytes, Trace]] = {}
-        frames = []
-        for values in itertools.product(*exported):
-            text, traces = self.frame(
-                **dict(zip((choice.name for choice in self.choices), values, strict=True))
-            )
-            for trace in traces:
-                if id(trace) not in runs:
-                    runs[id(trace)] = len(runs), encode(trace), trace
-            frames.append({"text": text, "runs": [runs[id(trace)][0] for trace in traces]})
-        packed = [data for _, data, _ in runs.values()]
+        names = [choice.name for choice in self.choices]
+        frames = [
+            self.frame(**dict(zip(names, values, strict=True)))
+            for values in itertools.product(*exported)
+        ]
+        # by identity, since frames share them
+        traces = {id(trace): trace for frame in frames for trace in frame.traces}
+        numbers = {key: number for number, key in enumerate(traces)}
+        packed = list(map(encode, traces.values()))
         head = {
             "choices": [
                 {
@@ -149,13 +136,12 @@ class Explorer:
                 if len(options) > 1
             ],
             "tab": self.tab,
-            "frames": frames,
+            "frames": [
+                {"text": frame.text, "runs": [numbers[id(trace)] for trace in frame.traces]}
+                for frame in frames
+            ],
             "sizes": list(map(len, packed)),
         }
-        said = json.dumps(head, separators=(",", ":")).encode()
-        data = gzip.compress(
-            b"".join([struct.pack("<I", len(said)), said, *packed]), _LEVEL, mtime=0
-        )
         first = self.frame()
         body = (
             '<div class="ringsim ready explorer"><section class="choices" aria-label="choices">'
@@ -163,7 +149,7 @@ class Explorer:
             f'<pre tabindex="0" aria-live="polite">{html.escape(first.text)}</pre></section>\n'
             f"{page_body('', first.traces)}</div>\n"
         )
-        write_page(path, f"ringsim: {self.title}", "explorer.js", body, [data])
+        write_page(path, f"ringsim: {self.title}", "explorer.js", body, [pack(join(head, packed))])
 
     def _ipython_display_(self) -> None:
         """Shows the sliders, the words and the view.

@@ -4,7 +4,7 @@ A trace is a head in JSON, then columns of numbers, each as narrow as its values
 
 Times are differences: an event's ``post`` from that of the event before it on its rank, its
 ``wait`` and ``done`` from its ``post``. Most fit into two or four bytes and look alike, so that
-gzip leaves 5 to 10 bytes an event. No name stands in the page as such, and none can be taken for
+gzip leaves 5 to 10 bytes an event. No name is in the page as such, and none can be taken for
 markup: the whole is base64.
 """
 
@@ -55,6 +55,7 @@ __all__ = [
     "encode",
     "find",
     "find_begin_ns",
+    "join",
     "pack",
     "pack_all",
     "page_body",
@@ -192,43 +193,32 @@ def _picture(trace: Trace) -> str:
     )
 
 
-# of different spans; where there are more, the numbers in them are left out
+# of different spans; if there are more, the numbers in them are left out
 MOST_LABELS: Final = 4096
 _WIDTHS: Final = ("<i1", "<i2", "<i4")
 _LEVEL: Final = 6  # of gzip: higher ones take three times as long for a hundredth
 
 
-def pack(trace: Trace, later_ns: int = 0, name: str = "") -> bytes:
-    """Returns a trace as the view reads it.
-
-    Args:
-        trace: any trace.
-        later_ns: how much later than recorded it is shown.
-        name: what to call it.
-
-    Returns:
-        gzip of: the length of the head (uint32), the head as JSON, and its ``columns`` one behind
-        the other, little endian.
+def join(head: dict[str, Any], parts: Iterable[bytes]) -> bytes:
+    """Returns the length of a head (uint32), the head as JSON, and the parts behind it.
 
     Example:
-        >>> from ringsim.traces.events import OP_CODES, make_events
-        >>> from ringsim.traces.value import Trace
-        >>> packed = pack(
-        ...     Trace(
-        ...         make_events({"rank": [0], "op": [OP_CODES["barrier"]], "post_ns": [5]}),
-        ...         {"world_size": 1},
-        ...     )
-        ... )
-        >>> gzip.decompress(packed)[4:22]
-        b'{"title":"1 rank",'
+        >>> join({"title": "1 rank"}, [b"!"])[4:]
+        b'{"title":"1 rank"}!'
     """
-    return gzip.compress(encode(trace, later_ns, name), _LEVEL, mtime=0)
+    text = json.dumps(head, separators=(",", ":")).encode()
+    return b"".join([struct.pack("<I", len(text)), text, *parts])
+
+
+def pack(data: bytes) -> bytes:
+    """Returns the same bytes for the same data, gzipped."""
+    return gzip.compress(data, _LEVEL, mtime=0)
 
 
 def pack_all(traces: Sequence[Trace], names: Sequence[str] = ()) -> list[bytes]:
     """Returns traces as the view reads them, on one axis: their first operations are aligned."""
     each = zip(traces, align(traces), [*names, *[""] * (len(traces) - len(names))], strict=True)
-    return [pack(trace, later_ns, name) for trace, later_ns, name in each]
+    return [pack(encode(*one)) for one in each]
 
 
 def align(traces: Sequence[Trace]) -> list[int]:
@@ -247,7 +237,10 @@ def find_begin_ns(trace: Trace) -> int:
 
 
 def encode(trace: Trace, later_ns: int = 0, name: str = "") -> bytes:
-    """Returns a trace as the view reads it, before gzip; all its times are ``later_ns`` later."""
+    """Returns a trace as the view reads it, before gzip; all its times are ``later_ns`` later.
+
+    Its head, then its columns one behind the other, little endian.
+    """
     events = trace.events
     labels, label = _stems(events)
     diagnosis = trace.explain()
@@ -276,14 +269,11 @@ def encode(trace: Trace, later_ns: int = 0, name: str = "") -> bytes:
             {"name": name, "type": values.dtype.str[1:]} for name, values in columns.items()
         ],
     }
-    text = json.dumps(head, separators=(",", ":")).encode()
-    return b"".join(
-        [struct.pack("<I", len(text)), text, *(values.tobytes() for values in columns.values())]
-    )
+    return join(head, (values.tobytes() for values in columns.values()))
 
 
 def _hosts(trace: Trace) -> list[int] | None:
-    """Returns the number of each rank's host, None where there is one host at most."""
+    """Returns the number of each rank's host, None if there is one host at most."""
     numbers = {name: number for number, name in enumerate(dict.fromkeys(filter(None, trace.hosts)))}
     return [numbers.get(name, NONE) for name in trace.hosts] if len(numbers) > 1 else None
 
@@ -322,7 +312,7 @@ def _columns(trace: Trace, label: Ints, later_ns: int) -> dict[str, Ints]:
 
 
 def _after(times: Ints, post: Ints) -> Ints:
-    """Returns times counted from another, -1 where there is none."""
+    """Returns times counted from another, -1 if there is none."""
     after: Ints = np.where(times == NONE, NONE, np.maximum(times - post, 0))
     return after
 

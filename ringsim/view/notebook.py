@@ -1,7 +1,7 @@
 """The view in a notebook: the page of ``html`` as a widget that Python can ask and lead.
 
 Only the window and the selection are kept with the widget, so that saved notebooks stay small: the
-traces go by message when a view asks for them. Where no kernel runs a widget says nothing; the
+traces go by message when a view asks for them. If no kernel runs, a widget shows nothing; the
 picture, an output of its own, still does.
 """
 
@@ -110,10 +110,7 @@ class View:
 
     @window.setter
     def window(self, between_s: tuple[float, float]) -> None:
-        try:
-            from_s, until_s = map(float, between_s)
-        except (TypeError, ValueError):
-            from_s = until_s = 0.0
+        from_s, until_s = between_s
         if not from_s < until_s:
             raise ArgumentError(
                 "window must be two times in seconds, the first below the second, got "
@@ -187,7 +184,7 @@ class View:
         self.widget.send({"version": self._version, "tab": self.tab}, buffers=pack_all(self.traces))
 
     def __repr__(self) -> str:
-        """Says what it is; saved notebooks show this where no kernel runs."""
+        """Describes the view; saved notebooks show this if no kernel runs."""
         shown = " and ".join(count(trace.world_size, "rank") for trace in self.traces)
         return (
             f"Interactive view of {shown}: run this cell to zoom, search "

@@ -1,0 +1,222 @@
+"""One run over another, such as a prediction over what was measured.
+
+Each rank's row has the prediction under what was measured::
+
+    rank 0  [F0 ][F1 ]xxxx[B0  ][B1  ]  measured, by kind
+            [   ][   ]    [    ][    ]  predicted, coloured by how much too early or too late each
+                                        one ends
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, Unpack
+
+import numpy as np
+
+from ringsim.errors import ArgumentError
+from ringsim.plot import sheet, style
+from ringsim.plot.rows import Lanes, lay_rows
+from ringsim.plot.sheet import Picture
+from ringsim.plot.steps import PHASE_NAME_POINTS, draw_actions, name_schedule
+from ringsim.plot.style import Look
+from ringsim.provenance import footer
+from ringsim.traces.display import Style
+from ringsim.traces.events import NONE, SPAN, Events, Ints
+from ringsim.traces.steps import count_steps, find_step, is_action
+from ringsim.traces.units import count, time_text, time_unit
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from ringsim.prediction.comparison import Comparison
+
+__all__ = ["overlay_png", "plot_overlay"]
+
+WIDTH_INCHES: Final = 9.6
+ROW_INCHES: Final = 0.66
+LANES: Final = Lanes(np.array([-0.33, 0.06]), np.array([0.02, 0.42]), (-0.44, -0.37))
+MEASURED_LANE, PREDICTED_LANE = 0, 1
+DASHES: Final[tuple[Any, ...]] = ((0, ()), (0, (4, 2)))  # of the ends
+MEASURED_LOOK: Final = Look("measured", "#C9C9C9", edge=0.6)
+# Bounds between the looks, as parts of the step: an end that is off by 1 % is on time.
+BOUNDS: Final = (-0.05, -0.01, 0.01, 0.05)
+INDIGO: Final = "#4B4A9E"  # the blues are those of forward
+LOOKS: Final = (
+    Look("> 5 % of the step earlier", INDIGO, "\\\\\\\\", edge=0.6),
+    Look("1 to 5 % earlier", "#C3C1E8", "\\\\\\\\", edge=0.6),
+    Look("within 1 %", "#EDEDED", "", "#9A9A9A", edge=0.6),
+    Look("1 to 5 % later", "#F1BE99", "////", edge=0.6),
+    Look("> 5 % later", style.VERMILLION, "////", edge=0.6),
+)
+
+
+def plot_overlay(
+    comparison: Comparison,
+    *,
+    step: int | None = None,
+    ax: Axes | None = None,
+    **look: Unpack[Style],
+) -> Axes:
+    """Draws a step of the second run (the prediction) under that of the first.
+
+    Also how much earlier or later each computation ends.
+
+    Args:
+        comparison: of ``ringsim.compare``.
+        step: which step, from 0; None for the one of median length.
+        ax: where to draw; a new figure by default.
+        **look: size, theme and so on of the new figure, see `ringsim.traces.display.Style`.
+
+    Returns:
+        The axes. ``ax.figure.savefig(...)`` writes them.
+
+    Raises:
+        ArgumentError: there is no such step, or nothing was compared but messages.
+
+    Example:
+        >>> import matplotlib
+        >>> matplotlib.use("Agg")
+        >>> from ringsim.prediction.comparison import compare
+        >>> from ringsim.traces.events import OP_CODES, Tables, make_events
+        >>> from ringsim.traces.value import Trace
+        >>> def run(end_ns):
+        ...     events = make_events(
+        ...         {
+        ...             "rank": [0],
+        ...             "op": [OP_CODES["span"]],
+        ...             "label": [0],
+        ...             "post_ns": [0],
+        ...             "done_ns": [end_ns],
+        ...         },
+        ...         Tables(labels=("work",)),
+        ...     )
+        ...     return Trace(events, {"world_size": 1})
+        >>> plot_overlay(compare(run(2_000_000), run(1_900_000))).get_title(loc="left")
+        'Second 1.9 ms, first 2 ms: 5.0 % shorter'
+    """
+    return sheet.show([_overlay(comparison, step)], ax, **look)
+
+
+def overlay_png(comparison: Comparison) -> bytes:
+    """Draws the step of median length, for a notebook.
+
+    A PNG, the same bytes for the same comparison.
+    """
+    return sheet.picture_png([_overlay(comparison, None)], comparison.describe())
+
+
+def _overlay(comparison: Comparison, step: int | None) -> Picture:
+    lengths = comparison.real_steps_s
+    if step is None:
+        step = int(np.argsort(lengths, kind="stable")[(len(lengths) - 1) // 2])
+    if not 0 <= step < len(lengths):
+        raise ArgumentError(
+            f"step must be from 0 to {len(lengths) - 1}, got {step}. Leave it out for the one of "
+            "median length."
+        )
+    height = float(np.clip(ROW_INCHES * comparison.real.world_size + 0.15, 1.2, 8.5))
+    return Picture(lambda ax: _draw_overlay(comparison, step, ax), WIDTH_INCHES, height)
+
+
+def _draw_overlay(comparison: Comparison, step: int, ax: Axes) -> None:
+    real, virtual = comparison.real, comparison.virtual
+    lengths_s = comparison.real_steps_s[step], comparison.virtual_steps_s[step]
+    unit_ns, unit = time_unit(round(max(lengths_s) * 1e9))
+    steps = count_steps(real.events)
+    names = [f"rank {rank}" for rank in range(real.world_size)]
+    what = f"time since the {'step' if steps else 'run'} began ({unit})"
+    length = max(lengths_s) * 1e9 / unit_ns
+    rows = lay_rows(ax, names, length, what, LANES, above=PHASE_NAME_POINTS)
+    chosen, begin_ns = _choose(comparison, step), comparison.real_begin_ns[step]
+    if steps:
+        measured = find_step(real, step)
+        start, end = (measured.start - begin_ns) / unit_ns, (measured.end - begin_ns) / unit_ns
+        handles = draw_actions(replace(measured, start=start, end=end), rows)
+    else:
+        index = comparison.real_index[chosen]
+        look = replace(MEASURED_LOOK, name=comparison.names[0])
+        times = _times(real.events, index, begin_ns, unit_ns)
+        rows.draw(look, "measured", real.events.rank[index], MEASURED_LANE, *times)
+        handles = [style.swatch(look)]
+    index = comparison.virtual_index[chosen]
+    times = _times(virtual.events, index, comparison.virtual_begin_ns[step], unit_ns)
+    off = np.searchsorted(BOUNDS, comparison.lag_s[chosen] / lengths_s[0])
+    looks = dict(enumerate(LOOKS))
+    rows.draw_each(looks, "predicted", off, virtual.events.rank[index], PREDICTED_LANE, *times)
+    early, *others = LOOKS
+    handles.append(style.swatch(early, f"{comparison.names[1]}, {early.name}"))
+    handles += map(style.swatch, others)
+    for length_s, dash, name in zip(lengths_s, DASHES, comparison.names, strict=True):
+        line: dict[str, Any] = {"color": style.INK, "linewidth": 1.2, "linestyle": dash}
+        ax.axvline(length_s * 1e9 / unit_ns, zorder=8, **line)
+        handles.append(style.entry(f"end, {name}", **line))
+    words = _words(comparison, step, steps)
+    style.dress(ax, *words, _notes(comparison), handles, metadata=real.metadata)
+
+
+def _notes(comparison: Comparison) -> list[str]:
+    above, below, source = "the first run", "the second", "The second"
+    if comparison.predicts:
+        above, below, source = "what was measured", "what was predicted", "Prediction"
+    if comparison.called is not None:
+        above, below = comparison.called
+        source = source if comparison.predicts else below
+    return [
+        f"In each row: above {above}, below {below}. Colours: how much earlier or later it "
+        "ends, as a part of the step.",
+        f"{source}: {footer(comparison.virtual.metadata)}.",
+    ]
+
+
+def _choose(comparison: Comparison, step: int) -> Ints:
+    """Returns the computations of a step, by their place in the comparison.
+
+    Of a run without steps all spans, else what it waited in.
+    """
+    events, index = comparison.real.events, comparison.real_index
+    drawn = is_action(events) if count_steps(events) else events.kind == SPAN
+    spans = (events.kind[index] == SPAN) & (events.label[index] != NONE)
+    waited = events.wait_ns[index] != NONE
+    waited &= comparison.virtual.events.wait_ns[comparison.virtual_index] != NONE
+    which = spans & drawn[index] if spans.any() else waited
+    chosen: Ints = np.flatnonzero((comparison.step == step) & which)
+    if len(chosen) == 0:
+        raise ArgumentError(
+            "a comparison must have spans or waits to be drawn, got none. Put the work of the "
+            "ranks into ringsim.span."
+        )
+    return chosen
+
+
+def _times(events: Events, index: Ints, begin_ns: int, unit_ns: float) -> tuple[Ints, Ints]:
+    """Returns when spans and waits begin and end, on the time axis."""
+    begins = np.where(events.kind[index] == SPAN, events.post_ns[index], events.wait_ns[index])
+    return (begins - begin_ns) / unit_ns, (events.done_ns[index] - begin_ns) / unit_ns
+
+
+def _words(comparison: Comparison, step: int, steps: int) -> tuple[str, str]:
+    real_s, virtual_s = comparison.real_steps_s[step], comparison.virtual_steps_s[step]
+    off = virtual_s / real_s - 1
+    short, long = ("too short", "too long") if comparison.predicts else ("shorter", "longer")
+    how = f"{abs(off):.1%} {short if off < 0 else long}"
+    if abs(off) < 0.0005:
+        how = "off by less than 0.1%"
+    first, second = comparison.names
+    named = second if comparison.called else second.capitalize()
+    title = f"{named} {time_text(virtual_s * 1e9)}, {first} {time_text(real_s * 1e9)}: {how}"
+    said = [count(comparison.real.world_size, "rank")]
+    if steps:
+        schedule = find_step(comparison.real, step).schedule
+        said = [f"{name_schedule(schedule)}, {said[0]}"]
+    if steps > 1:
+        errors = comparison.steps
+        said.append(
+            f"step {step + 1} of {steps}: all of them off by {errors.mean:.1%} on average, "
+            f"{errors.worst:.1%} at most"
+        )
+    if comparison.predicts and comparison.no_communication_s is not None:
+        said.append(
+            f"without communication it would be {comparison.no_communication_s / real_s - 1:+.1%}"
+        )
+    return title.replace("%", " %"), "; ".join(said).replace("%", " %")
