@@ -77,22 +77,31 @@ def test_a_real_rank_is_charged_nothing_and_counts_nothing() -> None:
     charge("F", 0, 0, count=lambda: pytest.fail("nobody asked"))
 
 
-def generation(jobs: list[tuple[str, int]]) -> ringsim.Trace:
-    """The trace of one stage that does jobs of 10 s, each after a pause."""
+def generation(jobs: str) -> ringsim.Trace:
+    """The trace of one stage that does jobs of 10 s: batch and token, or a dot for a pause."""
 
     def work() -> None:
-        for name, pause_s in jobs:
-            ringsim.compute(pause_s)
-            with ringsim.span(name, stage=0, microbatch=0):
+        for job in jobs.split():
+            if job == ".":
+                ringsim.compute(10)
+                continue
+            name = "decode" if int(job[1]) else "prefill"
+            with ringsim.span(name, stage=0, microbatch="ab".index(job[0])):
                 ringsim.compute(10)
 
     return ringsim.simulate(work, world_size=1, link=LINK)
 
 
-@pytest.mark.parametrize("names", ["", "prefill", "prefill decode", "prefill decode decode " * 2])
-def test_the_use_of_stages_is_asked_of_one_call_of_generate(names: str) -> None:
+def test_the_use_of_a_stage_is_that_of_the_time_between_turns() -> None:
+    (stage,) = measure_stage_use(generation("a0 b0 a1 . b1 . . a2 b2"))
+    assert stage.decode_use == pytest.approx(20 / 50)
+    assert stage.idle_s == pytest.approx(30)
+
+
+@pytest.mark.parametrize("jobs", ["", "a0", "a0 a1", "a0 a1 a2 " * 2])
+def test_the_use_of_stages_is_asked_of_one_call_of_generate(jobs: str) -> None:
     with pytest.raises(ArgumentError, match=r"trace must be of (a|one) call of generate"):
-        measure_stage_use(generation([(name, 0) for name in names.split()]))
+        measure_stage_use(generation(jobs))
 
 
 def test_the_picture_of_inner_iterations_shows_the_forms_and_the_points() -> None:

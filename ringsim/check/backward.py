@@ -10,7 +10,6 @@ from ringsim.check.examination import (
     Answer,
     CheckResult,
     Examination,
-    Passed,
     Wrong,
     examine,
     find_wrong,
@@ -82,7 +81,7 @@ def gradients(function: Answer, *, seed: int | None = None) -> CheckResult:
     return examine("gradients", function, _judge, seed)
 
 
-def _judge(examination: Examination) -> Passed:
+def _judge(examination: Examination) -> str:
     draw = examination.random
     traces = []
     runs = {3: [4], 2: [1, draw.choice([2, 3])], 1: [draw.choice([2, 5])]}
@@ -96,11 +95,11 @@ def _judge(examination: Examination) -> Passed:
     examination.judge_content(
         lambda blank: _judge_step(blank, 0, 2), _steps_on_rank, 2, draw.randrange(10**9), [2]
     )
-    sentence = (
+    examination.trace = traces[0]
+    return (
         "Every parameter has the gradient of one process, on 1, 2 and 3 ranks, with one microbatch "
         "and with more."
     )
-    return sentence, traces[0]
 
 
 def _steps_on_rank(function: Answer, secret: int, steps: Sequence[int]) -> list[GradientRow | None]:

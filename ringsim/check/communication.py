@@ -15,7 +15,6 @@ from ringsim.check.examination import (
     Answer,
     CheckResult,
     Examination,
-    Passed,
     Wrong,
     examine,
     judge_unmatched,
@@ -95,9 +94,8 @@ def timed_op(decorator: Answer, *, seed: int | None = None) -> CheckResult:
     return examine("timed_op", decorator, _judge, seed)
 
 
-def _judge(examination: Examination) -> Passed:
+def _judge(examination: Examination) -> str:
     draw = examination.random
-    trace = None
     for world_size in (3, 1):
         names = draw.sample(_NAMES, 3)
         trace = examination.run(
@@ -108,11 +106,10 @@ def _judge(examination: Examination) -> Passed:
                 reason, hint = complaint
                 raise Wrong(f"On rank {rank} of {world_size} {reason}.", hint)
         _judge_spans(trace, names)
-    sentence = (
+    return (
         "Every call is in a span of its name, and nothing else has changed: name, signature, "
         "result, handle, error."
     )
-    return sentence, trace
 
 
 class _Watched:
@@ -332,7 +329,7 @@ def ring_all_reduce(function: Answer, *, seed: int | None = None) -> CheckResult
     return examine("ring_all_reduce", function, _judge_chunks, seed)
 
 
-def _judge_chunks(examination: Examination) -> Passed:
+def _judge_chunks(examination: Examination) -> str:
     draw = examination.random
     sizes = [3, 2, draw.choice([4, 5, 6]), 1]
     runs = {}
@@ -346,7 +343,8 @@ def _judge_chunks(examination: Examination) -> Passed:
         _judge_sums(trace, length)
     sent, largest = runs[max(sizes)]
     examination.judge_content(lambda blank: _judge_sums(blank, 4), _reduce_on_rank, 2, 4, secret)
-    return f"Right in rings of {listed(sizes)} ranks; in the largest, each sent {sent}.", largest
+    examination.trace = largest
+    return f"Right in rings of {listed(sizes)} ranks; in the largest, each sent {sent}."
 
 
 def _reduce_on_rank(function: Answer, length: int, secret: int) -> tuple[Numbers, Numbers | str]:

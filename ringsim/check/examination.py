@@ -76,7 +76,6 @@ _MOTIONS: Final = {
 }
 Answer = Callable[..., Any]  # a student's function
 Counted = tuple[str, str]  # a thing, and where it goes
-Passed = tuple[str, Trace | None]  # a sentence, and what to show
 VOCABULARY: Final = 11
 WIDTH: Final = 6
 
@@ -325,11 +324,13 @@ class Examination:
 
         Raises ``Wrong`` if that does the answer no harm.
         """
+        judged = self.trace
         try:
             judge(self.run(_on_blank_rank, world_size, on_rank, *args))
         except Wrong as wrong:
             if wrong.undecided:
                 raise
+            self.trace = judged
             return
         self.trace = None  # which looks right
         raise Wrong(
@@ -381,12 +382,12 @@ class Examination:
 def examine(
     name: str,
     function: object,
-    judge: Callable[[Examination], Passed],
+    judge: Callable[[Examination], str],
     seed: int | None,
 ) -> CheckResult:
-    """Puts an answer to a judge, which returns a sentence for one that holds, and a trace to show.
+    """Puts an answer to a judge, which returns a sentence for one that holds.
 
-    Otherwise it raises ``Wrong``.
+    Otherwise it raises ``Wrong``. The examination has the trace to show.
     """
     seed = random.SystemRandom().randrange(10**6) if seed is None else seed
     if not callable(function):
@@ -396,7 +397,7 @@ def examine(
         )
     examination = Examination(function, seed)
     try:
-        sentence, trace = judge(examination)
+        sentence = judge(examination)
     except Wrong as wrong:
         result = Undecided if wrong.undecided else CheckResult
         trace = examination.trace if wrong.trace is None else wrong.trace
@@ -406,7 +407,7 @@ def examine(
         return result(
             name, False, wrong.reason, wrong.hint, seed, world_size, trace, wrong.diagnosis
         )
-    return CheckResult(name, True, sentence, "", seed, trace=trace)
+    return CheckResult(name, True, sentence, "", seed, trace=examination.trace)
 
 
 def _on_blank_rank(function: Answer, on_rank: Answer, *args: Any) -> Any:

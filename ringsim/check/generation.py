@@ -15,7 +15,6 @@ from ringsim.check.examination import (
     Answer,
     CheckResult,
     Examination,
-    Passed,
     Wrong,
     examine,
     judge_counts,
@@ -66,10 +65,9 @@ def token_ring(function: Answer, *, seed: int | None = None) -> CheckResult:
     return examine("token_ring", function, _judge, seed)
 
 
-def _judge(examination: Examination) -> Passed:
+def _judge(examination: Examination) -> str:
     draw = examination.random
     sizes = [3, 2, draw.choice([4, 5])]
-    trace = None
     for world_size in sizes:
         secret = draw.randrange(10**9)
         trace = examination.run(
@@ -83,10 +81,7 @@ def _judge(examination: Examination) -> Passed:
         judge_counts(trace, due, ("output", ""), ("input", ""), _COUNT_HINT)
         _judge_tokens(trace)
     examination.judge_content(_judge_tokens, _generate_on_rank, 2, secret)
-    return (
-        f"Right in rings of {listed(sizes)} ranks: none of them jams, and every token is right.",
-        trace,
-    )
+    return f"Right in rings of {listed(sizes)} ranks: none of them jams, and every token is right."
 
 
 def _generate_on_rank(function: Answer, secret: int) -> tuple[int, list[list[float | str]]]:
@@ -160,12 +155,12 @@ def inner_iterations(function: Answer, *, seed: int | None = None) -> CheckResul
     return examine("inner_iterations", function, _judge_settings, seed)
 
 
-def _judge_settings(examination: Examination) -> Passed:
+def _judge_settings(examination: Examination) -> str:
     draw = examination.random
     sizes = [10, 4, 2, 5, 1, draw.randrange(6, 10), draw.randrange(11, 100)]
     for (size,), answer in examination.ask([(size,) for size in sizes], _read_setting):
         _judge_setting(size, answer)
-    return f"Right for {listed(sizes)} stages.", None
+    return f"Right for {listed(sizes)} stages."
 
 
 def _read_setting(answer: Any) -> Setting | str:

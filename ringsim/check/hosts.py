@@ -11,7 +11,6 @@ from ringsim.check.examination import (
     Answer,
     CheckResult,
     Examination,
-    Passed,
     Wrong,
     examine,
     refuse_text,
@@ -100,7 +99,7 @@ def slow_link(function: Answer, *, seed: int | None = None) -> CheckResult:
     return examine("slow_link", function, _judge, seed)
 
 
-def _judge(examination: Examination) -> Passed:
+def _judge(examination: Examination) -> str:
     runs = [_make_up(examination.random, MISLEADING[number % 2]) for number in range(RUNS)]
     asked = [(run.messages, run.hosts) for run in runs]
     for run, (_, answer) in zip(runs, examination.ask(asked, _read_pair, own=False), strict=True):
@@ -114,7 +113,7 @@ def _judge(examination: Examination) -> Passed:
             between = f"within {first}" if first == second else f"between {first} and {second}"
             reason = f"On the hosts {', '.join(names)} the slow link is not {between}."
             raise Wrong(reason, _HINTS[run.decoys.get(answer, "")])
-    return f"Right for {RUNS} runs on 3 to 5 hosts.", None
+    return f"Right for {RUNS} runs on 3 to 5 hosts."
 
 
 def _read_pair(answer: Any) -> Pair:

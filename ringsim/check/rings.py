@@ -14,7 +14,6 @@ from ringsim.check.examination import (
     Answer,
     CheckResult,
     Examination,
-    Passed,
     Wrong,
     examine,
     judge_counts,
@@ -68,12 +67,12 @@ def pair_groups(function: Answer, *, seed: int | None = None) -> CheckResult:
     return examine("pair_groups", function, _judge, seed)
 
 
-def _judge(examination: Examination) -> Passed:
+def _judge(examination: Examination) -> str:
     draw = examination.random
     sizes = [1, 2, 3, 4, draw.randrange(5, 10), draw.randrange(10, 65)]
     for (size,), answer in examination.ask([(size,) for size in sizes], _read_pairs):
         _judge_pairs(size, answer)
-    return f"Right for rings of {listed(sizes)} ranks.", None
+    return f"Right for rings of {listed(sizes)} ranks."
 
 
 def _read_pairs(answer: Any) -> Pairs:
@@ -181,10 +180,9 @@ def ring(function: Answer, *, seed: int | None = None) -> CheckResult:
     return examine("ring", function, _judge_rounds, seed)
 
 
-def _judge_rounds(examination: Examination) -> Passed:
+def _judge_rounds(examination: Examination) -> str:
     draw = examination.random
     sizes = [3, 2, draw.choice([4, 5, 6]), 1]
-    trace = None
     for world_size in sizes:
         secret = draw.randrange(10**9)
         trace = examination.run(
@@ -194,7 +192,7 @@ def _judge_rounds(examination: Examination) -> Passed:
         judge_counts(trace, due, _SENT, _RECEIVED, _COUNT_HINT)
         _judge_sums(trace)
     examination.judge_content(_judge_sums, _round_on_rank, 2, secret)
-    return f"Right in rings of {listed(sizes)} ranks, message by message.", trace
+    return f"Right in rings of {listed(sizes)} ranks, message by message."
 
 
 def _round_on_rank(function: Answer, secret: int) -> tuple[float, float | str]:

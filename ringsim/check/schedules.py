@@ -14,7 +14,6 @@ from ringsim.check.examination import (
     Answer,
     CheckResult,
     Examination,
-    Passed,
     Wrong,
     examine,
     find_wrong,
@@ -28,7 +27,6 @@ from ringsim.schedules.engine import evaluate, validate
 from ringsim.schedules.schedule import Schedule, parse_action
 from ringsim.simulator.schedules import simulate_schedule
 from ringsim.traces.units import count
-from ringsim.traces.value import Trace
 
 __all__ = ["fast_schedule", "fewest_microbatches", "schedule"]
 
@@ -119,7 +117,7 @@ def fast_schedule(function: Answer, *, seed: int | None = None) -> CheckResult:
     return examine("fast_schedule", function, _judge_fast, seed)
 
 
-def _judge_1f1b(examination: Examination) -> Passed:
+def _judge_1f1b(examination: Examination) -> str:
     draw = examination.random
     sizes = [(2, 4), (4, 8), (1, 3), (3, 5), (4, 2), (3, 1)]
     sizes += [(draw.randrange(5, 12), draw.randrange(5, 30)), (8, draw.randrange(1, 8))]
@@ -130,15 +128,14 @@ def _judge_1f1b(examination: Examination) -> Passed:
         _judge_memory(each, peak_live(step))
         for costs in (Costs(), Costs(forward=draw.randrange(1, 9), backward=draw.randrange(1, 9))):
             _judge_time(each, costs, makespan(step, costs), _TIME_HINT)
-    trace = _train(examination, schedules[3])
-    sentence = (
+    _train(examination, schedules[3])
+    return (
         f"1F1B for {len(sizes)} pipelines: complete, min(p - s, m) live activations, no longer "
         "than the formula; and it trains."
     )
-    return sentence, trace
 
 
-def _judge_fast(examination: Examination) -> Passed:
+def _judge_fast(examination: Examination) -> str:
     draw = examination.random
     few = draw.randrange(5, 9)
     sizes = [(2, 4), (4, 8), (3, 5), (3, 3), (1, 2), (few, draw.randrange(few, 30))]
@@ -147,11 +144,10 @@ def _judge_fast(examination: Examination) -> Passed:
         step = Step("zb_h1", each.num_ranks, each.num_microbatches)
         _judge_memory(each, (each.num_ranks,) * each.num_ranks)
         _judge_time(each, Costs(), makespan(step), _FAST_HINT)
-    trace = _train(examination, schedules[2])
-    sentence = (
+    _train(examination, schedules[2])
+    return (
         f"Fast enough for {len(sizes)} pipelines, with p live activations at most; and it trains."
     )
-    return sentence, trace
 
 
 def _ask(examination: Examination, sizes: Sequence[Size]) -> list[Schedule]:
@@ -224,7 +220,7 @@ def _judge_time(schedule: Schedule, costs: Costs, most: Any, hint: str) -> None:
         raise _too_much(schedule, costs, reason, hint)
 
 
-def _train(examination: Examination, schedule: Schedule) -> Trace:
+def _train(examination: Examination, schedule: Schedule) -> None:
     """Runs a training step on real ranks, and compares its gradients with those of one process."""
     size = schedule.num_ranks
     trace = examination.run(_step_on_rank, size, schedule, examination.random.randrange(10**9))
@@ -235,7 +231,6 @@ def _train(examination: Examination, schedule: Schedule) -> Trace:
                 f"{about} stage {rank} gets another gradient for {row.parameter} than one process."
             )
             raise Wrong(reason, _RULE_HINT)
-    return trace
 
 
 def _step_on_rank(_: Answer, schedule: Schedule, secret: int) -> Any:
@@ -289,7 +284,7 @@ def fewest_microbatches(function: Answer, *, seed: int | None = None) -> CheckRe
     return examine("fewest_microbatches", function, _judge, seed)
 
 
-def _judge(examination: Examination) -> Passed:
+def _judge(examination: Examination) -> str:
     draw = examination.random
     cases = [
         _Case(4, backward=2, latency=0, limit=0.11),
@@ -311,11 +306,10 @@ def _judge(examination: Examination) -> Passed:
     answers = examination.ask(asked, _read_number, own=False)
     for case, (_, answer) in zip(cases, answers, strict=True):
         _judge_number(case, answer)
-    sentence = (
+    return (
         f"Right for {len(cases)} pipelines of 1 to 8 ranks, with messages that take time and "
         "without."
     )
-    return sentence, None
 
 
 def _read_number(answer: Any) -> int | str:

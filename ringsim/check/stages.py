@@ -16,7 +16,6 @@ from ringsim.check.examination import (
     Answer,
     CheckResult,
     Examination,
-    Passed,
     Wrong,
     examine,
     listed,
@@ -96,17 +95,16 @@ def partition(function: Answer, *, seed: int | None = None) -> CheckResult:
     return examine("partition", function, _judge, seed)
 
 
-def _judge(examination: Examination) -> Passed:
+def _judge(examination: Examination) -> str:
     draw = examination.random
     sizes = [(8, 4), (10, 4), (4, 4), (3, 4), (1, 3), (5, 1), (0, 2)]
     sizes += [(draw.randrange(5, 100), draw.randrange(2, 20)) for _ in range(5)]
     for (num_layers, num_stages), answer in examination.ask(sizes, _read_cut):
         _judge_cut(num_layers, num_stages, answer)
-    sentence = (
+    return (
         f"Every layer once, in order, and balanced, for {len(sizes)} models; stages without layers "
         "included."
     )
-    return sentence, None
 
 
 def _read_cut(answer: Any) -> Cut:
@@ -174,11 +172,10 @@ def hand_over(function: Answer, *, seed: int | None = None) -> CheckResult:
     return examine("hand_over", function, _judge_hand_over, seed)
 
 
-def _judge_hand_over(examination: Examination) -> Passed:
+def _judge_hand_over(examination: Examination) -> str:
     draw = examination.random
     sizes = [3, 2, draw.choice([4, 5]), 1]
     headers: dict[int, Shape] = {}
-    trace = None
     for world_size in sizes:
         secret = draw.randrange(10**9)
         trace = examination.run(
@@ -190,10 +187,7 @@ def _judge_hand_over(examination: Examination) -> Passed:
         lambda blank: _judge_values(blank, secret), _hand_over_on_rank, 2, secret
     )
     (size_bytes,) = headers
-    return (
-        f"Right on {listed(sizes)} ranks: a header of {size_bytes} bytes, then the payload.",
-        trace,
-    )
+    return f"Right on {listed(sizes)} ranks: a header of {size_bytes} bytes, then the payload."
 
 
 def _shape_of(rank: int, secret: int) -> Shape:

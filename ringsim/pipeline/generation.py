@@ -67,7 +67,7 @@ from ringsim.pipeline.messages import (
     place_in,
 )
 from ringsim.pipeline.partition import partition_model
-from ringsim.pipeline.stage import Stage, count_stage_flops
+from ringsim.pipeline.stage import build_stages, count_stage_flops
 from ringsim.ring import Ring
 from ringsim.schedules.generation import Job, check_can_finish, plan_batches, plan_jobs, plan_steps
 from ringsim.traces.spans import span
@@ -399,9 +399,7 @@ class _StageWork:
         self.device = next(model.parameters()).device
         self.place = place
         self._model = model
-        self._stage = Stage(
-            model, cut[place], is_first=place == 0, is_last=place == len(cut) - 1, adapter=adapter
-        )
+        self._stage = build_stages(model, cut, adapter=adapter)[place]
         self._batches = [PromptBatch(batch, self.device) for batch in batches]
         self._choices = choices
         self._caches: list[Any] = [None] * in_turn  # of the batches under way

@@ -15,6 +15,9 @@ Those of the papers, each made by a function; ``make_schedule`` finds them by na
     zb_h2             zb_h2             1                 no gap on any rank, for twice the memory
     zb_v              zb_v              2, like a V       no gap on any rank, for the memory of 1F1B
     dualpipe_v        dualpipe_v        2, like a V       forwards beside backwards
+
+A schedule of your own is a ``Schedule`` of ``Action`` rows. ``from_text`` and ``from_csv`` read it,
+``validate`` checks it, ``lower`` and ``lower_in_step`` add the messages, and ``evaluate`` times it.
 """
 
 from __future__ import annotations

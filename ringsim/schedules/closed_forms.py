@@ -420,13 +420,7 @@ def _work(step: Step, costs: Costs) -> Time:
 
 def _divide(part: Time, whole: Time) -> Time:
     """Returns the ratio, exact if both are; 0 of 0 is 0."""
-    if part == 0:
-        return 0
-    return (
-        part / whole
-        if isinstance(part, float) or isinstance(whole, float)
-        else Fraction(part, whole)
-    )
+    return part / Fraction(whole) if part else 0
 
 
 def gpipe_makespan(

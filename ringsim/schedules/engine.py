@@ -303,20 +303,18 @@ def _match(programs: Sequence[Sequence[Instruction]]) -> dict[_Place, _Place]:
 
     Posts without one are left out.
     """
-    sends: dict[Hashable, list[_Place]] = {}
-    receives: dict[Hashable, list[_Place]] = {}
+    posts: dict[Hashable, tuple[list[_Place], list[_Place]]] = {}
     for rank, program in enumerate(programs):
         for position, operation in enumerate(program):
-            if isinstance(operation, Send):
-                sends.setdefault((rank, operation.peer, operation.tag), []).append((rank, position))
-            elif isinstance(operation, Receive):
-                receives.setdefault((operation.peer, rank, operation.tag), []).append(
-                    (rank, position)
-                )
+            if isinstance(operation, Send | Receive):
+                is_receive = isinstance(operation, Receive)
+                ends = (operation.peer, rank) if is_receive else (rank, operation.peer)
+                both = posts.setdefault((*ends, operation.tag), ([], []))
+                both[is_receive].append((rank, position))
     partners: dict[_Place, _Place] = {}
-    for channel, places in sends.items():
+    for sends, receives in posts.values():
         # the rest of the longer side meets nothing
-        for send, receive in zip(places, receives.get(channel, []), strict=False):
+        for send, receive in zip(sends, receives, strict=False):
             partners[send], partners[receive] = receive, send
     return partners
 

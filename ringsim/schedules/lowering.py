@@ -68,6 +68,7 @@ __all__ = [
     "lower_in_step",
 ]
 
+_Post = tuple[Action, int]  # and its position
 _BACKWARD = ("B", "I")  # both make the gradient that the stage before waits for
 
 
@@ -260,30 +261,22 @@ def _check_messages(schedule: Schedule) -> None:
 
     Between two ranks, the k-th send must be received by the k-th receive.
     """
-    sends: dict[tuple[int, int], list[tuple[Action, int]]] = {}
-    receives: dict[tuple[int, int], list[tuple[Action, int]]] = {}
+    posts: dict[tuple[int, int], tuple[list[_Post], list[_Post]]] = {}
     for rank, row in enumerate(schedule.actions):
         for position, action in enumerate(row):
-            if action.is_compute:
-                continue
-            peer = schedule.stage_ranks[action.other_side.stage]
-            if action.kind in SEND_KINDS:
-                sends.setdefault((rank, peer), []).append((action, position))
-            else:
-                receives.setdefault((peer, rank), []).append((action, position))
-    for source, rank in sorted({*sends, *receives}):
-        for sent, received in zip_longest(
-            sends.get((source, rank), []), receives.get((source, rank), [])
-        ):
+            if not action.is_compute:
+                peer = schedule.stage_ranks[action.other_side.stage]
+                is_recv = action.kind in RECV_KINDS
+                channel = (peer, rank) if is_recv else (rank, peer)
+                posts.setdefault(channel, ([], []))[is_recv].append((action, position))
+    for (source, rank), both in sorted(posts.items()):
+        for sent, received in zip_longest(*both):
             if sent is None:
-                action, got, where = (
-                    received[0],
-                    "nothing",
-                    f"(rank {rank}, position {received[1]}, from rank {source})",
-                )
+                action, got = received[0], "nothing"
+                where = f"(rank {rank}, position {received[1]}, from rank {source})"
             elif received is None or sent[0].other_side != received[0]:
-                got = "nothing" if received is None else str(received[0])
-                action, where = sent[0], f"(rank {source}, position {sent[1]}, to rank {rank})"
+                action, got = sent[0], "nothing" if received is None else str(received[0])
+                where = f"(rank {source}, position {sent[1]}, to rank {rank})"
             else:
                 continue
             raise ScheduleError(

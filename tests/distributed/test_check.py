@@ -69,23 +69,17 @@ def test_a_right_answer_passes_though_it_sleeps() -> None:
     assert check.hello(sleepy_share, seed=1).passed
 
 
-@pytest.mark.parametrize(
-    ("examine", "answer", "reason"),
-    [
-        (
-            check.timed_op,
-            messages.around(loses_keywords),
-            "share_gradients must get the arguments that it was called with",
-        ),
-        (
-            check.timed_op,
-            messages.around(encloses=False),
-            "Rank 0 of 3 called share_gradients outside of its span.",
-        ),
-        (check.ring, sends_doubles, "Message mismatch: rank "),
-        (check.hello, share_after_span, 'Rank 0 of 3 took no number inside its span named "share"'),
-    ],
-)
+NOT_SAME = messages.around(loses_keywords)
+OUTSIDE = messages.around(encloses=False)
+REAL: list[tuple[Answer, Answer, str]] = [
+    (check.timed_op, NOT_SAME, "share_gradients must get the arguments that it was called with"),
+    (check.timed_op, OUTSIDE, "Rank 0 of 3 called share_gradients outside of its span."),
+    (check.ring, sends_doubles, "Message mismatch: rank "),
+    (check.hello, share_after_span, 'Rank 0 of 3 took no number inside its span named "share"'),
+]
+
+
+@pytest.mark.parametrize(("examine", "answer", "reason"), REAL)
 def test_what_only_real_times_and_groups_show(examine: Answer, answer: Answer, reason: str) -> None:
     assert reason in verdict(examine, answer).reason
 
@@ -102,10 +96,8 @@ def test_numbers_that_travel_beside_real_messages(tmp_path: Path) -> None:
             sent.wait()
         return sum(float(Path(place, str(rank)).read_text()) for rank in range(ring.world_size))
 
-    assert (
-        "the answer is the same where every message carries zeros"
-        in verdict(check.ring, rounds_of_zeros).reason
-    )
+    reason = verdict(check.ring, rounds_of_zeros).reason
+    assert "the answer is the same where every message carries zeros" in reason
 
 
 def test_what_cannot_travel_is_a_reason() -> None:
@@ -129,56 +121,28 @@ def computes_forever(*_: Any) -> None:
         pass
 
 
-@pytest.mark.parametrize(
-    ("examine", "answer", "limit", "most", "verdict_due", "reason"),
-    [
-        (
-            check.no_deadlock,
-            computes_forever,
-            "CPU_S",
-            0.5,
-            "not yet",
-            "A run of 3 ranks did not end after 0.5 s of CPU time.",
-        ),
-        (
-            check.no_deadlock,
-            never_ends,
-            "ASLEEP_S",
-            0.2,
-            "undecided",
-            "A run of 3 ranks did not end: for 0.2 s no rank did anything, ",
-        ),
-        (
-            check.timed_op,
-            messages.around(looks_until_it_is_done),
-            "ASLEEP_S",
-            0.2,
-            "undecided",
-            "A run of 3 ranks did not end: for 0.2 s",
-        ),
-        (
-            check.hello,
-            never_ends,
-            "LIMIT_S",
-            0.5,
-            "undecided",
-            "A run of 3 ranks did not end in time, and had ",
-        ),
-    ],
-)
+WAITING = messages.around(looks_until_it_is_done)
+UNENDED: list[tuple[Answer, Answer, str, float, str]] = [
+    (check.no_deadlock, computes_forever, "CPU_S", 0.5, " after 0.5 s of CPU time."),
+    (check.no_deadlock, never_ends, "ASLEEP_S", 0.2, ": for 0.2 s no rank did anything, "),
+    (check.timed_op, WAITING, "ASLEEP_S", 0.2, ": for 0.2 s"),
+    (check.hello, never_ends, "LIMIT_S", 0.5, " in time, and had "),
+]
+
+
+@pytest.mark.parametrize(("examine", "answer", "limit", "most", "reason"), UNENDED)
 def test_a_run_that_never_ends_is_a_reason(
     monkeypatch: pytest.MonkeyPatch,
     examine: Answer,
     answer: Answer,
     limit: str,
     most: float,
-    verdict_due: str,
     reason: str,
 ) -> None:
     monkeypatch.setattr(examination, limit, most)
     result = verdict(examine, answer)
-    assert result.verdict == verdict_due
-    assert reason in result.reason
+    assert result.verdict == ("not yet" if limit == "CPU_S" else "undecided")
+    assert f"A run of 3 ranks did not end{reason}" in result.reason
 
 
 @pytest.mark.parametrize("seed", range(5))  # the tensor may fill while it is judged
