@@ -12,7 +12,7 @@ message starts when three things have happened::
 A computation needs at most one message, so a message has no row of its own: it goes by the number
 of the computation that waits for it.
 
-What a message costs::
+The cost of a message::
 
     Costs.latency        arrives after latency; the link is never busy
     link=, size_bytes=   keeps the link busy for size * beta and arrives alpha later; seconds

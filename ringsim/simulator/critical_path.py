@@ -178,7 +178,7 @@ class Lever:
 
 @dataclass(frozen=True, repr=False)
 class Sensitivity:
-    """What improving single things would bring, the best first.
+    """The gains of improving single things, the best first.
 
     Attributes:
         by: how much each is improved: 0.1 makes it 10 % faster.

@@ -37,9 +37,9 @@ from ringsim.launch.process import park
 from ringsim.launch.worlds import check_world
 from ringsim.ring.groups import pair_name
 from ringsim.simulator.group import SimulatedGroup
-from ringsim.simulator.matching import Kind, Operation, Team
 from ringsim.simulator.rank import Shared, SimulatedRank
 from ringsim.simulator.stores import let_stores_give_way
+from ringsim.simulator.work import Kind, SimulatedWork, Team
 from ringsim.traces.events import DESTROYED, MADE_ANEW, NONE, OP_CODES, Payload
 
 __all__ = ["Worlds"]
@@ -109,8 +109,8 @@ class _Making:
     group: SimulatedGroup
     kind: Kind
     missing: int
-    first: Operation | None = None
-    waiting: list[Operation] = field(default_factory=list)
+    first: SimulatedWork | None = None
+    waiting: list[SimulatedWork] = field(default_factory=list)
 
 
 @dataclass
@@ -157,7 +157,7 @@ class Worlds:
         return self._teams
 
     @property
-    def makings(self) -> list[Operation]:
+    def makings(self) -> list[SimulatedWork]:
         """The operations of ranks that wait for others to create a group."""
         return [
             operation
@@ -265,7 +265,7 @@ class Worlds:
         slots: tuple[Any, ...] = ()
         if shared.records:
             slots = (self._post(makers.number, NONE, NONE, kind.number),)
-        operation = Operation(_NEW_GROUP, rank, slots, makers, kind)
+        operation = SimulatedWork(_NEW_GROUP, rank, slots, makers, kind)
         self._clock.polls = 0
         if making.first is None:
             making.first = operation
