@@ -110,7 +110,8 @@ def run(options: argparse.Namespace) -> int:
     )
     if ran is None:
         return _write(options, step.trace, step.plot)
-    return _write(options, lambda trace=ran: trace, ran.plot_timeline)
+    rehearsed: Trace = ran
+    return _write(options, lambda: rehearsed, rehearsed.plot_timeline)
 
 
 def _write(

@@ -558,8 +558,8 @@ def _simulate(
 def _find_schedule(schedule: str | Schedule, *counts: int | None) -> Schedule:
     """Returns the schedule that was asked for; the counts go with a name."""
     if not isinstance(schedule, Schedule):
-        make: Any = make_schedule  # which refuses counts that are missing
-        return make(schedule, *counts)
+        given: Any = counts  # make_schedule refuses those that are missing
+        return make_schedule(schedule, *given)
     if any(count is not None for count in counts):
         raise ArgumentError(
             "num_ranks, num_microbatches and num_chunks must be left out, got "
