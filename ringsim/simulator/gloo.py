@@ -33,11 +33,13 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ringsim.simulator.clock import Clock
 from ringsim.simulator.links import SharedCores
 from ringsim.traces.collectives import COLLECTIVES
+
+if TYPE_CHECKING:
+    from ringsim.simulator.clock import Clock
 
 __all__ = ["GlooCollective", "GlooStep", "list_steps"]
 
