@@ -25,7 +25,7 @@ from ringsim.provenance import machine, versions
 from ringsim.schedules import make_schedule
 from ringsim.schedules.costs import Costs
 from ringsim.simulator.columns import columns_of, make_prices
-from ringsim.simulator.levels import find_levels, find_wave, sweep
+from ringsim.simulator.levels import find_levels, find_wave
 
 RANKS, MICROBATCHES = 1024, 8192
 SIMPY_RANKS = 64  # more take it minutes
@@ -140,12 +140,12 @@ def ways(repeats: int) -> None:
         )
         report(
             "numpy, sweep",
-            lambda w=wave, p=prices: sweep(w, p, rendezvous=False, ahead=1),
+            lambda w=wave, p=prices: w.last_ends(p, rendezvous=False),
             computations,
             repeats,
         )
         if ranks <= SIMPY_RANKS and is_installed("simpy"):
-            expected = sweep(wave, prices, rendezvous=False, ahead=1).max()
+            expected = wave.last_ends(prices, rendezvous=False).max()
             assert np.isclose(simpy_step(ranks, microbatches), expected)
             report(
                 "SimPy",

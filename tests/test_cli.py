@@ -84,23 +84,32 @@ def test_a_shell_learns_the_verbs(capsys: pytest.CaptureFixture[str]) -> None:
     assert {"demo", "explain", "lab"} <= set(verbs.partition("(")[2].replace("'", "").split())
 
 
-def test_show_prints_the_summary_and_draws(
-    trace_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("option", "out", "written"),
+    [
+        ("-o", "pictures", {"pictures/ring.png": b"\x89PNG", "pictures/timeline.png": b"\x89PNG"}),
+        ("-o", "new/picture.svg", {"new/picture.svg": b"<?xml"}),
+        ("-o", "new/picture.pdf", {"new/picture.pdf": b"%PDF"}),
+        ("-o", "new/picture.png", {"new/picture.png": b"\x89PNG"}),
+        ("-o", "new/picture.html", {"new/picture.html": b"<!DOCTYPE html>"}),
+        ("--export", "run.pftrace", {"run.pftrace": b""}),
+        ("--export", "run.json", {"run.json": b"{"}),
+    ],
+)
+def test_show_prints_the_summary_and_writes_what_is_asked_for(
+    option: str,
+    out: str,
+    written: dict[str, bytes],
+    trace_file: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    pictures = tmp_path / "pictures"
-    assert main(["show", str(trace_file), "-o", str(pictures)]) == 0
-    assert ringsim.load(trace_file).summary() in capsys.readouterr().out
-    assert {
-        picture.read_bytes()[:4] for picture in (pictures / "ring.png", pictures / "timeline.png")
-    } == {b"\x89PNG"}
-
-
-def test_show_exports(trace_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for ending in ("pftrace", "json"):
-        path = tmp_path / f"run.{ending}"
-        assert main(["show", str(trace_file), "--export", str(path)]) == 0
-        assert capsys.readouterr().out.endswith(f"wrote {path}\n")
-        assert path.exists()
+    assert main(["show", str(trace_file), option, str(tmp_path / out)]) == 0
+    said = capsys.readouterr().out
+    assert ringsim.load(trace_file).summary() in said
+    for file, begins in written.items():
+        assert (tmp_path / file).read_bytes().startswith(begins)
+        assert f"wrote {tmp_path / file}\n" in said
 
 
 def test_explain_says_and_draws(
@@ -221,17 +230,6 @@ def test_a_script_stands_for_its_newest_trace(
     os.utime("x.py", (time.time() + 100,) * 2)
     assert main(["explain", "x.py"]) == main(["explain", "-n", "2", "x.py"]) == 0
     assert ran == ["run", "run"]
-
-
-@pytest.mark.parametrize(
-    ("ending", "begins"),
-    [("svg", b"<?xml"), ("pdf", b"%PDF"), ("png", b"\x89PNG"), ("html", b"<!DOCTYPE html>")],
-)
-def test_show_draws_into_the_file_that_is_named(
-    trace_file: Path, tmp_path: Path, ending: str, begins: bytes
-) -> None:
-    assert main(["show", str(trace_file), "-o", str(tmp_path / f"new/picture.{ending}")]) == 0
-    assert (tmp_path / f"new/picture.{ending}").read_bytes().startswith(begins)
 
 
 def test_figures_are_drawn_for_what_they_are_for(pipeline: Trace, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """The names that the docs mention exist.
 
-Dotted names, options of commands, keys of a description.
+Dotted names, and options of commands. For keys of a description, see test_simulation_page.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from ringsim.cli import description, main
+from ringsim.cli import main
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 NOT_NAMES = {"ringsim.trace.x", "ringsim.backends"}  # what does not exist; an entry point group
-VALUES = {"rendezvous", "buffered"}  # of keys, in the table of a description's keys
 RESOLVE = """
 import functools, sys, ringsim
 for name in sys.argv[1:]:
@@ -74,12 +73,3 @@ def options_of(verb: str) -> set[str]:
     with contextlib.redirect_stdout(printed), pytest.raises(SystemExit):
         main([verb, "--help"])
     return set(re.findall(r"--[a-z][\w-]*", printed.getvalue()))
-
-
-def test_a_key_of_a_description_is_known() -> None:
-    page = (ROOT / "docs" / "simulation.md").read_text("utf-8")
-    rows = re.findall(r"^\| `\[.*?\| (.*) \|$", page, re.MULTILINE)
-    keys = {key for row in rows for key in re.findall(r"`(?:inner_|outer_)?(\w+)`", row)} - VALUES
-    source = Path(description.__file__).read_text("utf-8")
-    assert len(keys) > 20
-    assert {key for key in keys if f'"{key}"' not in source and f"'{key}'" not in source} == set()

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,32 +31,14 @@ from ringsim.errors import RankFailed, RingError
 def look() -> tuple[Any, ...]:
     """What the caller has, and is to have again."""
     return (
-        *(
-            torch.empty(1).device.type,
-            torch.get_default_device().type,
-            torch.get_default_dtype(),
-            torch.is_grad_enabled(),
-        ),
-        *(
-            torch.is_anomaly_enabled(),
-            torch.are_deterministic_algorithms_enabled(),
-            torch.get_float32_matmul_precision(),
-        ),
-        *(
-            id(warnings.filters),
-            list(warnings.filters),
-            warnings.showwarning,
-            sys.getrecursionlimit(),
-        ),
-        *(
-            torch.get_num_threads(),
-            os.getcwd(),
-            dict(os.environ),
-            signal.getsignal(signal.SIGINT),
-            sys.modules["__main__"],
-        ),
-        *(random.getstate(), str(np.random.get_state()), torch.random.get_rng_state().tolist()),
-    )
+        torch.empty(1).device.type, torch.get_default_device().type, torch.get_default_dtype(),
+        torch.is_grad_enabled(), torch.is_anomaly_enabled(),
+        torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision(),
+        id(warnings.filters), list(warnings.filters), warnings.showwarning,
+        sys.getrecursionlimit(), torch.get_num_threads(), os.getcwd(), dict(os.environ),
+        signal.getsignal(signal.SIGINT), sys.modules["__main__"],
+        random.getstate(), str(np.random.get_state()), torch.random.get_rng_state().tolist(),
+    )  # fmt: skip
 
 
 # -- random numbers
@@ -67,25 +50,13 @@ def draw(times: int, switch: Callable[[], None] = switch) -> list[Any]:
     for _ in range(times):
         drawn += [random.random(), random.gauss(0, 1), random.randrange(1000)]
         switch()
-        drawn += [
-            float(np.random.standard_normal()),
-            float(np.random.random()),
-            int(np.random.randint(1000)),
-        ]
+        drawn += [np.random.standard_normal(), np.random.random(), np.random.randint(1000)]
         switch()
-        drawn += [
-            torch.randn(1).item(),
-            torch.rand(623).sum().item(),
-            torch.randn(1, dtype=torch.float64).item(),
-        ]
+        drawn += [*torch.randn(1), torch.rand(623).sum(), *torch.randn(1, dtype=torch.float64)]
         switch()
-        drawn += [
-            random.gauss(0, 1),
-            float(np.random.standard_normal()),
-            torch.randn(1).item(),
-            torch.rand(624)[0].item(),
-        ]
-    return drawn
+        drawn += [random.gauss(0, 1), np.random.standard_normal(), *torch.randn(1)]
+        drawn += [torch.rand(624)[0]]
+    return [float(one) for one in drawn]
 
 
 def seed_streams(seed: int) -> None:
@@ -204,59 +175,28 @@ PLAIN = {
     "deterministic": (False, False),
     "precision": "highest",
 }
+OFF, PRECISION = (False, False), torch.set_float32_matmul_precision
 Block = Callable[[], AbstractContextManager[Any]]
-BLOCKS: list[
-    tuple[Block, dict[str, Any], Block, dict[str, Any]]
-] = [  # one, what it changes, another one within, and what both change
-    (torch.no_grad, {"grad": (False, False)}, torch.enable_grad, {}),
-    (
-        torch.inference_mode,
-        {"grad": (False, False), "inference": True},
-        lambda: torch.inference_mode(False),
-        {},
-    ),
-    (
-        lambda: torch.autocast("cpu", dtype=BRAIN),
-        {"product": BRAIN},
-        lambda: torch.autocast("cpu", enabled=False),
-        {},
-    ),
-    (
-        *(
-            lambda: setting(torch.set_default_dtype, DOUBLE, SINGLE),
-            {"product": DOUBLE, "number": DOUBLE},
-        ),
-        *(
-            lambda: setting(torch.set_default_dtype, HALF, DOUBLE),
-            {"product": HALF, "number": HALF},
-        ),
-    ),
-    (
-        *(lambda: setting(torch.set_default_device, "meta", None), {"device": ("meta", "meta")}),
-        *(lambda: setting(torch.set_default_device, "cpu", "meta"), {}),
-    ),
-    (
-        *(
-            lambda: torch.autograd.set_detect_anomaly(True, check_nan=False),
-            {"anomaly": (True, False)},
-        ),
-        *(lambda: torch.autograd.set_detect_anomaly(False), {}),
-    ),
-    (
-        *(lambda: setting(set_deterministic, 1, 0), {"deterministic": (True, True)}),
-        *(lambda: setting(set_deterministic, 2, 1), {"deterministic": (True, False)}),
-    ),
-    (
-        *(
-            lambda: setting(torch.set_float32_matmul_precision, "high", "highest"),
-            {"precision": "high"},
-        ),
-        *(
-            lambda: setting(torch.set_float32_matmul_precision, "medium", "high"),
-            {"precision": "medium"},
-        ),
-    ),
-]
+Changes = dict[str, Any]
+# one, what it changes, another one within, and what both change
+BLOCKS: list[tuple[Block, Changes, Block, Changes]] = [
+    (torch.no_grad, {"grad": OFF}, torch.enable_grad, {}),
+    (torch.inference_mode, {"grad": OFF, "inference": True},
+     partial(torch.inference_mode, False), {}),
+    (partial(torch.autocast, "cpu", dtype=BRAIN), {"product": BRAIN},
+     partial(torch.autocast, "cpu", enabled=False), {}),
+    (partial(setting, torch.set_default_dtype, DOUBLE, SINGLE),
+     {"product": DOUBLE, "number": DOUBLE},
+     partial(setting, torch.set_default_dtype, HALF, DOUBLE), {"product": HALF, "number": HALF}),
+    (partial(setting, torch.set_default_device, "meta", None), {"device": ("meta", "meta")},
+     partial(setting, torch.set_default_device, "cpu", "meta"), {}),
+    (partial(torch.autograd.set_detect_anomaly, True, check_nan=False), {"anomaly": (True, False)},
+     partial(torch.autograd.set_detect_anomaly, False), {}),
+    (partial(setting, set_deterministic, 1, 0), {"deterministic": (True, True)},
+     partial(setting, set_deterministic, 2, 1), {"deterministic": (True, False)}),
+    (partial(setting, PRECISION, "high", "highest"), {"precision": "high"},
+     partial(setting, PRECISION, "medium", "high"), {"precision": "medium"}),
+]  # fmt: skip
 
 
 def see_own_modes() -> list[dict[str, Any]]:

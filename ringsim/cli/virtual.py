@@ -109,8 +109,8 @@ def run(options: argparse.Namespace) -> int:
     )
     if ran is None:
         return _write(options, step.trace, step.plot)
-    rehearsal: Trace = ran
-    return _write(options, lambda: rehearsal, rehearsal.plot_timeline)
+    rehearsed: Trace = ran
+    return _write(options, lambda: rehearsed, rehearsed.plot_timeline)
 
 
 def _write(

@@ -23,7 +23,7 @@ member to the next one.
 
 On shared links the bytes are flows among those of messages and other collectives. Steps that take
 the same ways each time are one flow for each way, so that a ring of N ranks costs N flows, not 2 N
-(N - 1); where no link is shared, that takes the same time.
+(N - 1); if no link is shared, that takes the same time.
 
 Where ranks share cores, and the costs of Gloo are known, all of this is as Gloo does it: see
 `ringsim.simulator.gloo`.
@@ -49,10 +49,16 @@ from ringsim.comm.torch_private import outside_modes
 from ringsim.diagnose.mismatches import disagreement
 from ringsim.errors import ArgumentError, MessageMismatch, Refused, name_ranks
 from ringsim.link import Link
-from ringsim.simulator.clock import Due, Rank
+from ringsim.simulator.clock import Rank
 from ringsim.simulator.gloo import GlooCollective
 from ringsim.simulator.links import Links, SharedCores, SharedLinks
-from ringsim.simulator.matching import Kind, Operation, Team, check_storage, describe_payload
+from ringsim.simulator.work import (
+    Kind,
+    SimulatedWork,
+    Team,
+    check_storage,
+    describe_payload,
+)
 from ringsim.traces.collectives import COLLECTIVES, make_rounds, same_collective
 from ringsim.traces.events import OP_CODES
 
@@ -79,7 +85,7 @@ class _Choice(NamedTuple):
     busy_s: float
 
 
-class Part(Operation):
+class Part(SimulatedWork):
     """A rank's part in a collective: what ``call`` gives and gets."""
 
     def __init__(self, rank: Rank, slots: tuple[int, ...], kind: Kind, call: Call) -> None:
@@ -111,12 +117,12 @@ class Meetings:
         self.calls = [0] * size  # how many collectives each member has called, by place
         # by the number of the collective: the parts of those that have come, in order
         self.open: dict[int, list[Part]] = {}
-        # when the bytes of the last one have left, where the links are the group's own
+        # when the bytes of the last one have left, if the links are the group's own
         self.free_s = 0.0
         # the different links from each member to the next one, once somebody has asked
         self.links: tuple[Link, ...] = ()
         self.choices: dict[tuple[str, int], _Choice] = {}  # by name and size
-        # how often each was chosen, where there is a choice
+        # how often each was chosen, if there is a choice
         self.algorithms: Counter[str] = Counter()
 
 
@@ -195,7 +201,7 @@ def _compare(mine: Part, theirs: Part) -> None:
 def _unfit(one: Part, other: Part) -> str:
     """Says what is wrong with what a rank gives another in an all_to_all.
 
-    That may differ from pair to pair; empty where nothing is.
+    That may differ from pair to pair; empty if nothing is.
     """
     given, taken = one.call.inputs[other.place], other.call.outputs[one.place]
     if given.nbytes != taken.nbytes:
@@ -225,7 +231,7 @@ def _find_fault(parts: Sequence[Part]) -> _Fault | None:
 def _move(parts: Sequence[Part]) -> _Fault | None:
     """Moves the data, where there is any.
 
-    Returns what is wrong with the tensors, None where nothing is.
+    Returns what is wrong with the tensors, None if nothing is.
     """
     has_data = [[not tensor.is_meta for tensor in part.call.tensors] for part in parts]
     if not any(map(any, has_data)):
@@ -387,17 +393,9 @@ def _begin(parts: Sequence[Part], links: Links) -> None:
 
 
 def _complete(parts: Sequence[Part], time_s: float) -> None:
-    """Says when all parts are done, and wakes the ranks that wait for that."""
-    waking: list[Due] = []
+    """Notes when all parts are done, and wakes the ranks that wait for that."""
     for part in parts:
-        part.done_s = time_s
-        if part.future is not None:
-            part.complete(time_s)
-        elif part.waiting:
-            part.waiting = False
-            waking.append(part.rank)
-    if waking:
-        parts[0].rank.clock.at(time_s, *waking)
+        part.complete(time_s)
 
 
 def _choose(name: str, size_bytes: int, group: Team, links: Links) -> _Choice:
@@ -489,6 +487,6 @@ def _list_rounds(parts: Sequence[Part], how: str, size_bytes: int) -> Iterator[_
 def _amount(parts: Sequence[Part], source: int, to: int, amount: int) -> float:
     """Returns how many bytes go from one member to another.
 
-    In an all_to_all the piece, where pieces may differ.
+    In an all_to_all the piece, if pieces may differ.
     """
     return parts[source].call.inputs[to].nbytes if parts[source].name in _UNEVEN else amount

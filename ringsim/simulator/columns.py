@@ -12,7 +12,7 @@ message starts when three things have happened::
 A computation needs at most one message, so a message has no row of its own: it goes by the number
 of the computation that waits for it.
 
-What a message costs::
+The cost of a message::
 
     Costs.latency        arrives after latency; the link is never busy
     link=, size_bytes=   keeps the link busy for size * beta and arrives alpha later; seconds
@@ -128,10 +128,6 @@ class Columns:
         """
         direction: Ints = (self.kind != FORWARD).astype(np.int8)
         return direction
-
-    def rank_of(self, operation: int) -> int:
-        """Returns the rank that does a computation."""
-        return int(np.searchsorted(self.first, operation, side="right")) - 1
 
     def action(self, operation: int) -> Action:
         """Returns a computation as an action."""
@@ -281,13 +277,8 @@ class _Reader:
 
         Returns the order, and where a channel begins.
         """
-        sent = np.full(len(self.stage), -1, dtype=np.int32)
-        sent[send] = np.arange(len(send), dtype=np.int32)
-        order = sent[sent >= 0]  # by sender and in its order, for actions stand rank after rank
         receiver = self.rank[self.needing]
-        # numpy sorts short integers in one pass
-        narrow = receiver.astype(np.min_scalar_type(self.schedule.num_ranks))
-        order = order[np.argsort(narrow[order], kind="stable")]
+        order = np.lexsort((send, receiver))  # by sender, too: actions stand rank after rank
         new = np.ones(len(order), dtype=bool)
         new[1:] = (np.diff(receiver[order]) != 0) | (np.diff(self.rank[send[order]]) != 0)
         return order, new

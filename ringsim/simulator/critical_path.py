@@ -120,7 +120,7 @@ def find_critical_path(times: Times) -> CriticalPath:
         hops.append(
             Hop(
                 operations.action(here),
-                operations.rank_of(here),
+                int(operations.rank[here]),
                 -1,
                 plain(arrived if waited else own),
                 plain(ends[here]),
@@ -137,7 +137,7 @@ def _walk_messages(hops: list[Hop], times: Times, here: int) -> int:
     Returns the computation that the first of them waited for.
     """
     operations, ends = times.columns, times.ends
-    rank, until = operations.rank_of(here), times.arrivals[here]
+    rank, until = int(operations.rank[here]), times.arrivals[here]
     source = int(operations.sources(np.array([here]))[0])
     while True:
         start, queued = times.message_starts[here], int(operations.queued_after[here])
@@ -178,7 +178,7 @@ class Lever:
 
 @dataclass(frozen=True, repr=False)
 class Sensitivity:
-    """What improving single things would bring, the best first.
+    """The gains of improving single things, the best first.
 
     Attributes:
         by: how much each is improved: 0.1 makes it 10 % faster.

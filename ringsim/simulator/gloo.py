@@ -19,7 +19,7 @@ to hand out | 2 |
 | gather, scatter, all_to_all | everything at once | 1 |
 | barrier | log2 N exchanges, with ranks 1, 2, 4, ... places on | 1 |
 
-Pieces of a ring have at most 1 MiB; where S is larger there are more of them. torch carries out a
+Pieces of a ring have at most 1 MiB; if S is larger there are more of them. torch carries out a
 reduce_scatter as an all_reduce, and keeps a part.
 
 Source:
@@ -33,11 +33,13 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ringsim.simulator.clock import Clock
 from ringsim.simulator.links import SharedCores
 from ringsim.traces.collectives import COLLECTIVES
+
+if TYPE_CHECKING:
+    from ringsim.simulator.clock import Clock
 
 __all__ = ["GlooCollective", "GlooStep", "list_steps"]
 
@@ -64,7 +66,7 @@ def list_steps(
         name: of the collective, as torch spells it.
         place: of the member in its group.
         count: how many members there are, 2 or more.
-        root: place of the root, ignored where there is none.
+        root: place of the root, ignored if there is none.
         size_bytes: S.
 
     Example:
@@ -202,7 +204,7 @@ class GlooCollective:
     def _arrive(self, place: int, number: int) -> None:
         """Takes note that a message of a member's step has arrived.
 
-        The member goes on where it waited for that.
+        The member goes on if it waited for that.
         """
         member = self._members[place]
         member.missing[number - member.complete] -= 1

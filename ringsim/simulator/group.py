@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.distributed import Work
 
 from ringsim.comm.python_group import DEFAULT_TIMEOUT, PythonGroup
-from ringsim.simulator.matching import Team
 from ringsim.simulator.rank import SimulatedRank
+from ringsim.simulator.work import Team
 
 __all__ = ["SimulatedGroup"]
 

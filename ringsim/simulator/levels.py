@@ -11,7 +11,7 @@ may end. 1F1B, the level of each computation (3 ranks, 4 microbatches)::
     rank 2         F0 B0 F1 B1 F2 B2 F3 B3
 
 `find_levels` finds them for any schedule. Those of GPipe and 1F1B follow a rule: a microbatch is a
-fixed number of levels behind the one before it, and a rank one level behind its neighbour. `sweep`
+fixed number of levels behind the one before it, and a rank one level behind its neighbour. `Wave`
 uses that: each level is a slice of the ranks, and only the ranks' clocks are kept, so a thousand
 ranks and thousands of microbatches take a second.
 """
@@ -30,7 +30,7 @@ from ringsim.schedules.schedule import PhasedRows, Schedule
 from ringsim.simulator.columns import Columns, Prices
 from ringsim.traces.events import Ints
 
-__all__ = ["Levels", "Times", "Wave", "find_levels", "find_wave", "sweep", "sweep_all"]
+__all__ = ["Levels", "Times", "Wave", "find_levels", "find_wave"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,6 +149,10 @@ class Levels:
                 ends[some] = end
         return ends[self._place[:-1]], started[self._message_place[:-1]]
 
+    def last_ends(self, prices: Prices, *, rendezvous: bool) -> Ints:
+        """Returns when computations end, each rank's last among them."""
+        return self.time(prices, rendezvous=rendezvous)[0]
+
     def latest_ends(self, prices: Prices, makespan: float, *, rendezvous: bool) -> Ints:
         """Returns how late each computation may end without making the step longer, shape (n,).
 
@@ -242,12 +246,14 @@ class Wave(NamedTuple):
         stride: how many levels a microbatch is behind the one before it.
         turn: the level of the first backward of the last rank; B j of rank s is on level turn +
             (P - 1 - s) + stride * j.
+        ahead: how many computations before its use a receive is posted.
     """
 
     num_ranks: int
     num_microbatches: int
     stride: int
     turn: int
+    ahead: int
 
     @property
     def num_levels(self) -> int:
@@ -269,16 +275,71 @@ class Wave(NamedTuple):
         end = self.num_ranks - nearest
         return slice(self.num_ranks - 1 - farthest, end, self.stride)
 
+    def last_ends(self, prices: Prices, *, rendezvous: bool) -> Ints:
+        """Returns when each rank's last computation ends, shape (P,) or (P, K).
 
-def find_wave(schedule: Schedule) -> Wave | None:
+        With memory for the ranks alone; the prices are float64.
+        """
+        last = np.zeros((self.num_ranks, *prices.duration.shape[2:]))
+        for _, ranks, _, end in self._sweep(prices, rendezvous):
+            last[ranks] = end
+        return last
+
+    def time(self, prices: Prices, *, rendezvous: bool) -> tuple[Ints, Ints]:
+        """Times every computation and message of a step, as `Levels.time` does."""
+        ends, starts = np.empty((2, self.num_ranks * 2 * self.num_microbatches))
+        # where the next computation of each rank stands
+        place = np.arange(self.num_ranks) * (2 * self.num_microbatches)
+        for direction, ranks, start, end in self._sweep(prices, rendezvous):
+            start[prices.latency[direction, ranks] < 0] = -np.inf  # no message
+            ends[place[ranks]] = end
+            starts[place[ranks]] = start
+            place[ranks] += 1
+        return ends, starts
+
+    def _sweep(self, prices: Prices, rendezvous: bool) -> Iterator[tuple[int, slice, Ints, Ints]]:
+        """Does the computations level by level, forwards and backwards.
+
+        Yields the direction (0 forwards, 1 backwards), the ranks that take part, when their
+        messages start, and when their computations end.
+        """
+        # with a rank that does nothing at either end
+        shape = (self.num_ranks + 2, *prices.duration.shape[2:])
+        free = np.full((2, *shape), -np.inf)  # when the link of each rank's next message is free
+        # when each rank's last computation ended, the one before that, and so on: the receive of
+        # the next one is posted at the oldest
+        past = np.zeros((1 + min(self.ahead, 2 * self.num_microbatches), *shape))
+        for level in range(self.num_levels):
+            before = past[0].copy()
+            for direction, step in ((0, -1), (1, 1)):
+                ranks = self.find_ranks(direction, level)
+                if ranks.start == ranks.stop:
+                    continue
+                own = slice(ranks.start + 1, ranks.stop + 1, ranks.step)
+                senders = slice(own.start + step, own.stop + step, ranks.step)
+                start = np.maximum(before[senders], free[direction, own])
+                if rendezvous:
+                    start = np.maximum(start, past[-1, own])
+                free[direction, own] = start + prices.occupancy[direction, ranks]
+                arrived = free[direction, own] + prices.latency[direction, ranks]
+                end = np.maximum(arrived, past[0, own]) + prices.duration[direction, ranks]
+                past[1:, own] = past[:-1, own]
+                past[0, own] = end
+                yield direction, ranks, start, end
+
+
+def find_wave(schedule: Schedule, ahead: int = 1) -> Wave | None:
     """Returns the rule for the levels of GPipe or 1F1B; None for any other schedule.
 
     Example:
         >>> from ringsim.schedules import zb_h1
         >>> find_wave(one_f_one_b(3, 4)), find_wave(zb_h1(3, 4))
-        (Wave(num_ranks=3, num_microbatches=4, stride=2, turn=3), None)
-        >>> find_wave(gpipe(3, 4))
-        Wave(num_ranks=3, num_microbatches=4, stride=1, turn=6)
+        (Wave(num_ranks=3, num_microbatches=4, stride=2, turn=3, ahead=1), None)
+        >>> from ringsim.schedules.costs import Costs
+        >>> from ringsim.simulator.columns import make_prices
+        >>> prices = make_prices((0, 1, 2), Costs(), None, [0, 0])
+        >>> find_wave(one_f_one_b(3, 4)).last_ends(prices, rendezvous=True).tolist()
+        [18.0, 16.0, 14.0]
     """
     p, m = schedule.num_ranks, schedule.num_microbatches
     if not isinstance(schedule.actions, PhasedRows) or schedule.stage_ranks != tuple(range(p)):
@@ -286,76 +347,5 @@ def find_wave(schedule: Schedule) -> Wave | None:
     for known, stride, turn in ((one_f_one_b, 2, p), (gpipe, 1, p - 1 + m)):
         rows = known(p, m).actions
         if isinstance(rows, PhasedRows) and rows.rows == schedule.actions.rows:
-            return Wave(p, m, stride, turn)
+            return Wave(p, m, stride, turn, ahead)
     return None
-
-
-def sweep(wave: Wave, prices: Prices, *, rendezvous: bool, ahead: int) -> Ints:
-    """Returns when each rank's last computation ends, shape (P,) or (P, K).
-
-    With memory for the ranks alone; the prices are float64.
-
-    Example:
-        >>> from ringsim.schedules.costs import Costs
-        >>> from ringsim.simulator.columns import make_prices
-        >>> sweep(
-        ...     find_wave(one_f_one_b(3, 4)),
-        ...     make_prices((0, 1, 2), Costs(), None, [0, 0]),
-        ...     rendezvous=True,
-        ...     ahead=1,
-        ... ).tolist()
-        [18.0, 16.0, 14.0]
-    """
-    last = np.zeros((wave.num_ranks, *prices.duration.shape[2:]))
-    for _, ranks, _, end in _sweep(wave, prices, rendezvous=rendezvous, ahead=ahead):
-        last[ranks] = end
-    return last
-
-
-def sweep_all(wave: Wave, prices: Prices, *, rendezvous: bool, ahead: int) -> tuple[Ints, Ints]:
-    """Times every computation and message of a step.
-
-    The arguments are those of `sweep`, the result is that of `Levels.time`.
-    """
-    ends, starts = np.empty((2, wave.num_ranks * 2 * wave.num_microbatches))
-    # where the next computation of each rank stands
-    place = np.arange(wave.num_ranks) * (2 * wave.num_microbatches)
-    for direction, ranks, start, end in _sweep(wave, prices, rendezvous=rendezvous, ahead=ahead):
-        start[prices.latency[direction, ranks] < 0] = -np.inf  # no message
-        ends[place[ranks]] = end
-        starts[place[ranks]] = start
-        place[ranks] += 1
-    return ends, starts
-
-
-def _sweep(
-    wave: Wave, prices: Prices, *, rendezvous: bool, ahead: int
-) -> Iterator[tuple[int, slice, Ints, Ints]]:
-    """Does the computations level by level, forwards and backwards.
-
-    Yields the direction (0 forwards, 1 backwards), the ranks that take part, when their messages
-    start, and when their computations end.
-    """
-    # with a rank that does nothing at either end
-    shape = (wave.num_ranks + 2, *prices.duration.shape[2:])
-    free = np.full((2, *shape), -np.inf)  # when the link of each rank's next message is free
-    # when each rank's last computation ended, the one before that, and so on: the receive of the
-    # next one is posted at the oldest
-    past = np.zeros((1 + min(ahead, 2 * wave.num_microbatches), *shape))
-    for level in range(wave.num_levels):
-        before = past[0].copy()
-        for direction, step in ((0, -1), (1, 1)):
-            ranks = wave.find_ranks(direction, level)
-            if ranks.start == ranks.stop:
-                continue
-            own = slice(ranks.start + 1, ranks.stop + 1, ranks.step)
-            senders = slice(own.start + step, own.stop + step, ranks.step)
-            start = np.maximum(before[senders], free[direction, own])
-            if rendezvous:
-                start = np.maximum(start, past[-1, own])
-            free[direction, own] = start + prices.occupancy[direction, ranks]
-            arrived = free[direction, own] + prices.latency[direction, ranks]
-            end = np.maximum(arrived, past[0, own]) + prices.duration[direction, ranks]
-            past[1:, own] = past[:-1, own]
-            past[0, own] = end
-            yield direction, ranks, start, end

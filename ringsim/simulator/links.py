@@ -54,7 +54,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from ringsim.errors import ArgumentError, say
 from ringsim.faults import Degrade, Injection, degraded_by
@@ -84,52 +84,6 @@ AWAKE_S: Final = 300e-6  # so long after a message the cores have not gone to sl
 # two posts on a connection within this are at one time: what the first sends is about to arrive
 CLOSE_S: Final = 150e-6
 _NO_DEGREES: Final[Mapping[tuple[int, int], float]] = {}
-
-
-class Links(Protocol):
-    """Carries the messages of all ranks.
-
-    Messages of one source and one destination arrive in the order in which they were handed over.
-    """
-
-    def carry(
-        self,
-        src: int,
-        dst: int,
-        size_bytes: int,
-        ready_s: float,
-        arrived: Arrived | None = None,
-        apart_s: float = math.inf,
-    ) -> float | None:
-        """Takes a message.
-
-        Args:
-            src: the rank it comes from.
-            dst: the rank it goes to.
-            size_bytes: its size, 0 or more.
-            ready_s: when it may leave: not before now.
-            arrived: what to call when it arrives, where that is not known yet; None where nobody
-                asks.
-            apart_s: for how long one of its ranks has had nothing to do with their connection;
-                shared cores ask.
-
-        Returns:
-            When it arrives, in seconds, where that is known at once; then ``arrived`` is not
-            called. None where it depends on messages still to come.
-        """
-        ...
-
-    def link_of(self, src: int, dst: int) -> Link:
-        """Returns what a message that nobody disturbs costs; carries none.
-
-        Args:
-            src: the rank it comes from.
-            dst: the rank it goes to, another one.
-
-        Raises:
-            ArgumentError: there is no link.
-        """
-        ...
 
 
 @dataclass(slots=True)
@@ -181,7 +135,20 @@ class PrivateLinks:
         arrived: Arrived | None = None,
         apart_s: float = math.inf,
     ) -> float:
-        """Takes a message, as `Links.carry` says; returns when it arrives."""
+        """Takes a message; returns when it arrives, in seconds.
+
+        Messages of one source and one destination arrive in the order in which they were handed
+        over.
+
+        Args:
+            src: the rank it comes from.
+            dst: the rank it goes to.
+            size_bytes: its size, 0 or more.
+            ready_s: when it may leave: not before now.
+            arrived: what shared links call when it arrives.
+            apart_s: for how long one of its ranks has had nothing to do with their connection;
+                shared cores ask.
+        """
         line = self._lines.get((src, dst))
         if line is None:
             link = self.link_of(src, dst)
@@ -196,7 +163,10 @@ class PrivateLinks:
         return 0.0 if line is None else line.free_s
 
     def link_of(self, src: int, dst: int) -> Link:
-        """Returns what a message that nobody disturbs costs, as `Links.link_of` says."""
+        """Returns what a message that nobody disturbs costs; carries none.
+
+        Raises ArgumentError if there is no link.
+        """
         return degraded(find_link(self._link, src, dst), self._slower.get((src, dst), 1.0))
 
 
@@ -252,28 +222,23 @@ def fair_paces(
         for link in route:
             if paces[link] > 0:
                 moving.setdefault(link, {})[flow] = None
-    left = {link: 1 / paces[link] for link in moving}  # bytes per second that nobody has yet
-    # Each link's pace if it were the next one full. At first without the way through 1 / pace, so
-    # that one flow alone gets the very pace.
-    offers = {link: len(flows) * paces[link] for link, flows in moving.items()}
+    taken = dict.fromkeys(moving, 0.0)  # bytes per second of the flows that are held
     pace = math.inf
     while moving:
+        offers = {}  # the pace of each link if it were the next one full
+        for link, flows in moving.items():
+            left = 1 - taken[link] * paces[link]  # the part of the link that nobody has yet
+            offers[link] = len(flows) * paces[link] / left if left > 0 else math.inf
         pace = min(pace, max(offers.values()))  # rounding alone could make it rise again
-        touched: dict[LinkName, None] = {}
         for link in [link for link, offer in offers.items() if offer >= pace]:
             for flow in moving.pop(link, ()):
                 found[flow] = pace
                 for other in routes[flow]:
                     if other in moving:
                         del moving[other][flow]
-                        left[other] -= 1 / pace
-                        touched[other] = None
+                        taken[other] += 1 / pace
                         if not moving[other]:
-                            del moving[other], offers[other]
-            offers.pop(link, None)
-        for link in touched:
-            if link in moving:
-                offers[link] = len(moving[link]) / left[link] if left[link] > 0 else math.inf
+                            del moving[other]
     return found
 
 
@@ -339,14 +304,14 @@ class SharedLinks:
         ready_s: float,
         arrived: Arrived | None = None,
         apart_s: float = math.inf,
-    ) -> float | None:
-        """Takes a message, as `Links.carry` says.
+    ) -> None:
+        """Takes a message, as `PrivateLinks.carry` does.
 
-        Calls ``arrived`` when it arrives.
+        Calls ``arrived`` when it arrives, if not None. Returns None, because that depends on
+        messages still to come.
         """
         route = self._routes.get((src, dst)) or self._open(src, dst)
         self._queue(_Flow(route, size_bytes, route.alpha_s, ready_s, arrived))
-        return None
 
     def carry_part(
         self, group: int, src: int, dst: int, size_bytes: float, latencies: int, arrived: Arrived
@@ -372,7 +337,7 @@ class SharedLinks:
             self._begin_when_ready(flow)
 
     def link_of(self, src: int, dst: int) -> Link:
-        """Returns what a message that nobody disturbs costs, as `Links.link_of` says."""
+        """Returns what a message that nobody disturbs costs, as `PrivateLinks.link_of` does."""
         return self._whole(src, dst, self._topology.route(src, dst, self._world_size))
 
     def _whole(self, src: int, dst: int, hops: Sequence[Hop]) -> Link:
@@ -547,6 +512,9 @@ class SharedCores(PrivateLinks):
             self.cores.book(arrives_s, gloo.stall_s)
             arrives_s = self._stalled_s[dst] = arrives_s + gloo.stall_s
         return arrives_s
+
+
+Links = PrivateLinks | SharedLinks
 
 
 def make_links(

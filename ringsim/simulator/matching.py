@@ -1,15 +1,16 @@
-"""Brings the sends and recvs of simulated ranks together.
+"""Brings the sends and recvs of simulated ranks together: when a message leaves.
 
-Groups, handles, and when a message leaves. The k-th send of a channel (group, source, destination,
-tag) belongs to the k-th recv, whichever is posted first. Three ways, by name:
+The k-th send of a channel (group, source, destination, tag) belongs to the k-th recv, whichever is
+posted first. Three ways, by name:
 
 | name | like | a send |
 |---|---|---|
 | ``rendezvous`` | Gloo | waits for its recv, at every size |
-| ``buffered(65536)``, ``buffered`` | MPI | leaves at once and is done, up to so many bytes or at
-any size; a larger one waits |
-| ``grouped`` | NCCL | waits for its recv, and for everything that its rank posted on the group
-before; a batch counts as one |
+| ``buffered(65536)`` | MPI | up to so many bytes, leaves at once and is done; a larger one waits |
+| ``buffered`` | | leaves at once and is done, at any size |
+| ``grouped`` | NCCL | waits for its recv, and for all that its rank posted on the group before |
+
+With ``grouped``, a batch counts as one.
 
 ::
 
@@ -27,370 +28,30 @@ import re
 from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import timedelta
 from functools import partial
-from typing import Any, Final, NamedTuple
 
 import torch
-from torch.distributed import Work
 
-from ringsim.comm.calls import Members, check_dense
-from ringsim.comm.torch_private import in_backward, outside_modes, run_after_backward
+from ringsim.comm.torch_private import outside_modes
 from ringsim.diagnose.mismatches import disagreement
-from ringsim.errors import ArgumentError, MessageMismatch, RunTimeout, name_ranks, say
+from ringsim.errors import ArgumentError, MessageMismatch, say
 from ringsim.simulator.clock import Clock, Rank
 from ringsim.simulator.links import Arrived, Links, SharedCores
-from ringsim.traces.events import ANY_SOURCE, ERROR, NONE, OK, Payload
-from ringsim.traces.recorder import Recorder
+from ringsim.simulator.work import (
+    NEVER,
+    Kind,
+    SimulatedWork,
+    Team,
+    check_storage,
+    copy_tensor,
+    describe_payload,
+)
+from ringsim.traces.events import ANY_SOURCE, ERROR
 
-__all__ = ["NEVER", "Channel", "Kind", "Message", "Operation", "Rendezvous", "Team", "make_matcher"]
-
-NEVER: Final = math.inf
-
-
-class Team(Members):
-    """The ranks of a process group, one object for all of them; the trace knows it by its number.
-
-    Attributes:
-        group_name: as the trace spells it: "world", "ring:2>3", "1".
-        limit: of each operation, if the program set one.
-        meetings: the state that ``ringsim.simulator.collectives`` keeps for the group.
-    """
-
-    ranks: tuple[int, ...]
-
-    def __init__(self, clock: Clock, name: str, ranks: tuple[int, ...], number: int) -> None:
-        self.clock = clock
-        self.group_name = name
-        self.ranks = ranks
-        self.number = number
-        self.places = {rank: place for place, rank in enumerate(ranks)}
-        self.limit: timedelta | None = None
-        self.meetings: Any = None
-
-    def __repr__(self) -> str:
-        return f'Team("{self.group_name}", {name_ranks(self.ranks)})'
-
-    def rank(self) -> int:
-        """Returns the calling rank's place in the group, -1 outside."""
-        return self.places.get(self.clock.current.number, -1)
-
-    def check(self, what: str, tensor: Any) -> torch.Tensor:
-        """Returns a tensor that the simulator can carry, detached from its history."""
-        return check_dense(what, tensor, "in a simulation", meta=True)
+__all__ = ["Channel", "Rendezvous", "SimulatedMessage", "make_matcher"]
 
 
-# -- tensors
-
-
-class Kind(NamedTuple):
-    """What operations on tensors of one dtype and shape have in common.
-
-    Attributes:
-        number: in the trace.
-        payload: what the trace says of them.
-        size_bytes: the size of the payload.
-    """
-
-    number: int
-    payload: Payload
-    size_bytes: int
-
-
-def check_storage(tensor: torch.Tensor) -> int:
-    """Returns the size of a tensor in bytes, all of which its storage must still hold.
-
-    Torch would read and write beyond its end.
-    """
-    size_bytes: int = tensor.nbytes
-    needed: Any = size_bytes
-    try:
-        there = tensor.untyped_storage().nbytes()
-    except NotImplementedError:
-        # a subclass without memory of its own, which itself says how it is copied
-        return size_bytes
-    if not tensor.is_contiguous():
-        last = sum(
-            (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-        )
-        needed = (last + 1) * tensor.itemsize
-    if offset := tensor.storage_offset():
-        needed += offset * tensor.itemsize
-    if needed > there and size_bytes:
-        raise ArgumentError(
-            "a tensor must keep its memory until its operation is done, got a storage of "
-            f"{there:,} bytes for {needed:,}. "
-            "Resize it after wait()."
-        )
-    return size_bytes
-
-
-def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
-    """Copies a tensor into another one, whatever modes of torch the calling rank is in."""
-    with outside_modes():
-        _copy_data(source, target)
-
-
-def _copy_data(source: torch.Tensor, target: torch.Tensor) -> None:
-    """Copies a tensor into another one of as many elements; of tensors without data nothing."""
-    if source.is_meta or target.is_meta:
-        if source.is_meta and target.is_meta:
-            return
-        raise ArgumentError(
-            f"both sides of a message must have data, or none, got {source.device} at the sender "
-            f"and {target.device} at the receiver. "
-            "Make both tensors on one device."
-        )
-    size_bytes, room = check_storage(source), check_storage(target)
-    if size_bytes != room:
-        raise ArgumentError(
-            f"a tensor must keep its size until its operation is done, got {size_bytes:,} bytes "
-            f"at the sender, {room:,} at the receiver. "
-            "Resize it after wait()."
-        )
-    if source.requires_grad or target.requires_grad:
-        source, target = source.detach(), target.detach()
-    try:
-        target.copy_(source)
-    except RuntimeError:
-        # shapes differ, or the target was made in inference mode and may be written to nowhere else
-        with torch.inference_mode():
-            target.copy_(source.reshape(target.shape))
-
-
-# -- handles
-
-
-class Operation(Work):
-    """An operation that a rank has posted: the handle that ``isend`` and collectives return.
-
-    Attributes:
-        slots: of its record, and of others that its wait completes; empty where it is not recorded,
-            or complete.
-        done_s: when it is done, as far as that is known, else ``NEVER``.
-        waiting: whether its rank is to be woken then.
-        awaited: whether its rank has begun to wait, so that the record has that time.
-        error: what its wait raises, None for nothing.
-        peer: global rank of the other side, or of a root; negative where there is none.
-        tag: of a message; -1 where there is none.
-    """
-
-    # of the class until they change: most operations never have others
-    peer = tag = NONE
-    done_s, waiting, awaited = NEVER, False, False
-    error: Exception | None = None
-    future: Any = None
-
-    def __init__(
-        self, op: int, rank: Rank, slots: tuple[int, ...], group: Team, kind: Kind
-    ) -> None:
-        super().__init__()
-        self.op, self.rank, self.slots, self.group, self.kind = op, rank, slots, group, kind
-
-    def wait(self, timeout: Any = None) -> bool:
-        """Blocks until the operation is done; returns True.
-
-        For ``timeout`` (seconds, or a ``timedelta``) of virtual time at most.
-
-        Raises:
-            RunTimeout: the limit has passed. After that of a message, its two ranks have no
-                connection in the group any more, as with Gloo.
-        """
-        clock = self.rank.clock
-        if clock.measures:
-            clock.pay()
-        if self.done_s <= clock.now and self.error is None:
-            self._close_done()
-            if self.future is not None:
-                self._fulfil()
-            return True
-        self.awaited = True
-        for slot in self.slots:
-            self.rank.recorder.wait(slot)
-        if self.done_s > clock.now:
-            self._block(timeout or self.group.limit)
-        self.close_record(OK if self.error is None else ERROR)
-        if self.future is not None:
-            self._fulfil()
-        if self.error is not None:
-            raise self.error
-        return True
-
-    synchronize = block_current_stream = wait  # type: ignore[assignment]
-
-    def _block(self, timeout: Any) -> None:
-        clock = self.rank.clock
-        limit_s = (
-            NEVER
-            if timeout is None
-            else timeout.total_seconds()
-            if isinstance(timeout, timedelta)
-            else float(timeout)
-        )
-        end_s = clock.now + limit_s
-        try:
-            while self.done_s > clock.now:
-                if self.done_s <= end_s and self.done_s < NEVER:
-                    clock.sleep_until(self.done_s)
-                    continue
-                if clock.now >= end_s:
-                    break
-                self.waiting = True
-                if end_s < NEVER:
-                    clock.at(end_s, self.rank)
-                try:
-                    clock.pause()
-                finally:
-                    clock.cancel(end_s, self.rank)
-        except BaseException as error:
-            self.close_record(ERROR)
-            broken = error
-        else:
-            if self.done_s <= clock.now:
-                return
-            self.waiting = False
-            self.close_record(ERROR)
-            self.break_off()
-            raise RunTimeout(
-                f"the operation must be done within {limit_s:g} s of virtual time, got none by "
-                f"then (rank {self.rank.number}, "
-                f"{self.describe()}). Raise the limit, or look at whoever should answer."
-            )
-        # outside of `except`: the context of an error that was thrown in is what the program itself
-        # is handling
-        raise broken
-
-    def describe(self) -> str:
-        """Returns the operation in words."""
-        raise NotImplementedError
-
-    def break_off(self) -> None:
-        """Does what follows from a limit that has passed.
-
-        Nothing, where the operation is no message.
-        """
-
-    def complete(self, time_s: float) -> None:
-        """Notes when the operation is done, and wakes its rank if it waits for that."""
-        self.done_s = time_s
-        if self.future is not None:
-            self.rank.clock.at(time_s, self._bring_future)
-        if self.waiting:
-            self.waiting = False
-            self.rank.clock.at(time_s, self.rank)
-
-    def is_completed(self) -> bool:
-        """Returns whether the operation is done, and then records that.
-
-        Where it is not, the other ranks get on a little.
-        """
-        clock = self.rank.clock
-        if self.done_s > clock.now:
-            clock.poll()
-        if self.done_s > clock.now:
-            return False
-        if self.error is None:  # an error is for its wait to tell
-            self._close_done()
-        return True
-
-    def is_success(self) -> bool:
-        """Returns whether the operation is done, without an error."""
-        return self.done_s <= self.rank.clock.now and self.error is None
-
-    def exception(self) -> Exception | None:
-        """Returns the error of the operation, None if there is none."""
-        return self.error
-
-    def result(self) -> list[torch.Tensor]:
-        """Returns the tensors that hold the result, once it is there."""
-        raise NotImplementedError
-
-    # -- its future
-
-    def get_future(self) -> Any:
-        """Returns a future of the result, which the rank's own thread completes.
-
-        C++ waits for the futures of gradients at the end of a backward pass, where no rank can give
-        way. So the rank waits a moment earlier, in a callback of its own.
-        """
-        if self.future is None:
-            self.future = torch.futures.Future()
-            self.future.operation = self
-            if self.done_s <= self.rank.clock.now:
-                self._fulfil()
-            elif self.done_s < NEVER:
-                self.rank.clock.at(self.done_s, self._bring_future)
-            if not self.future.done() and in_backward():
-                run_after_backward(self._wait_for_future)
-        return self.future
-
-    def _wait_for_future(self) -> None:
-        """Waits; C++ would wait for ever for a future that an error leaves open."""
-        try:
-            self.wait()
-        except BaseException as error:
-            if not self.future.done():
-                self.future.set_exception(RuntimeError(str(error)))
-            raise
-
-    def _bring_future(self) -> None:
-        """Lets the rank's own thread complete the future: callbacks run there."""
-        self.rank.errands.append(self._fulfil)
-        self.rank.clock.at(self.rank.clock.now, self.rank)
-
-    def _fulfil(self) -> None:
-        if self.future.done():
-            return
-        if self.error is not None:
-            self.future.set_exception(self.error)
-            return
-        if self.awaited:
-            self.close_record(OK)
-        else:
-            self._close_done()
-        self.future.set_result(self._results())
-
-    def _results(self) -> list[torch.Tensor]:
-        return []
-
-    # -- its record
-
-    def _close_done(self) -> None:
-        """Records that the operation was done when its rank came to wait for it."""
-        slots, self.slots = self.slots, ()
-        for slot in slots:
-            self.rank.recorder.complete_at_once(slot)
-
-    def close_record(self, status: int) -> None:
-        """Records that the operation is done, or has failed; once."""
-        slots, self.slots = self.slots, ()
-        for slot in slots:
-            self.rank.recorder.complete(slot, status)
-
-    def complete_record(self, recorder: Recorder, slot: int) -> bool:
-        """Lets the wait for this operation complete another record, too.
-
-        Returns False where it was waited for already.
-        """
-        if not self.slots or recorder is not self.rank.recorder:
-            return False
-        self.slots += (slot,)
-        return True
-
-    def refuse(self, kind: str, message: str) -> None:
-        """Records that the operation is wrong, and was refused."""
-        if self.slots:
-            self.rank.recorder.complete(self.slots[0], ERROR)
-            self.rank.recorder.notice(
-                kind, message, self.group.number, self.peer, self.tag, self.kind.number
-            )
-
-    def place_of_call(self) -> str:
-        """Returns where it was posted, as " at ring.py:7"; "" where that was not recorded."""
-        return self.rank.recorder.place_of(self.slots[0]) if self.slots else ""
-
-
-class Message(Operation):
+class SimulatedMessage(SimulatedWork):
     """A send or a recv.
 
     Attributes:
@@ -398,11 +59,11 @@ class Message(Operation):
             met it at once.
         met: of a send, its recv.
         arrives_s: of a send that has left before its recv was posted: when its message arrives.
-        entry: what it is carried out with, where a rank's messages go one after the other.
+        entry: what it is carried out with, if a rank's messages go one after the other.
     """
 
     number = 0
-    met: Message | None = None
+    met: SimulatedMessage | None = None
     arrives_s: float | None = None
     entry: _Entry | None = None
 
@@ -452,18 +113,18 @@ class Message(Operation):
 
 @dataclass
 class Connection:
-    """What two ranks have in a group, until a limit closes it."""
+    """The connection of two ranks in a group, until a limit closes it."""
 
     is_open: bool = True
-    # until when each of them was posting on it, where that takes time
+    # until when each of them was posting on it, if that takes time
     busy_s: dict[int, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
 class Channel:
-    """What goes from one rank of a group to another with one tag, in order.
+    """The messages from one rank of a group to another with one tag, in order.
 
-    From ANY_SOURCE, the recvs from anybody.
+    From ANY_SOURCE, the recvs from any rank.
     """
 
     group: Team
@@ -472,7 +133,7 @@ class Channel:
     tag: int
     connection: Connection
     # for their other side: all sends, or all recvs
-    waiting: deque[Message] = field(default_factory=deque)
+    waiting: deque[SimulatedMessage] = field(default_factory=deque)
 
 
 # -- matching
@@ -508,10 +169,10 @@ class Rendezvous:
             self._hears_anybody |= src == ANY_SOURCE
         return channel
 
-    def post(self, message: Message) -> None:
+    def post(self, message: SimulatedMessage) -> None:
         """Takes a message that has just been posted.
 
-        Raises where it does not fit its other side, or cannot be moved.
+        Raises if it does not fit its other side, or cannot be moved.
         """
         self._clock.polls = 0
         channel, sends = message.channel, message.sends
@@ -528,23 +189,23 @@ class Rendezvous:
         else:
             self._meet(other, message, message)
 
-    def post_together(self, messages: list[Message]) -> None:
+    def post_together(self, messages: list[SimulatedMessage]) -> None:
         """Takes the messages of a batch; here they do not depend on each other."""
         for message in messages:
             self.post(message)
 
-    def waiting(self) -> Iterator[Message]:
+    def waiting(self) -> Iterator[SimulatedMessage]:
         """Yields the messages without their other side."""
         for channel in self._channels.values():
             yield from channel.waiting
 
-    def _queue(self, channel: Channel, message: Message) -> None:
+    def _queue(self, channel: Channel, message: SimulatedMessage) -> None:
         """Lets a message wait for its other side."""
         self._posted += 1
         message.number = self._posted
         channel.waiting.append(message)
 
-    def _find_other_side(self, channel: Channel, sends: bool) -> deque[Message]:
+    def _find_other_side(self, channel: Channel, sends: bool) -> deque[SimulatedMessage]:
         """Returns the queue whose first message a new one meets.
 
         Of those that recvs from anybody make possible, the oldest.
@@ -565,7 +226,7 @@ class Rendezvous:
         ]
         return min(queues, key=lambda queue: queue[0].number, default=channel.waiting)
 
-    def _meet(self, send: Message, recv: Message, last: Message) -> None:
+    def _meet(self, send: SimulatedMessage, recv: SimulatedMessage, last: SimulatedMessage) -> None:
         """Brings the data over, and begins to carry a message.
 
         Of its sides ``last`` has just been posted. Where the data cannot be brought over, ``last``
@@ -577,7 +238,7 @@ class Rendezvous:
             for slot in recv.slots[:1]:
                 recv.rank.recorder.amend(slot, peer=recv.peer)
         try:
-            _copy(send.tensor, recv.tensor)
+            copy_tensor(send.tensor, recv.tensor)
         except Exception as error:
             first = recv if last is send else send
             last.close_record(ERROR)
@@ -586,7 +247,7 @@ class Rendezvous:
             raise
         self._begin(send, recv)
 
-    def _begin(self, send: Message, recv: Message) -> None:
+    def _begin(self, send: SimulatedMessage, recv: SimulatedMessage) -> None:
         """Begins to carry a message whose recv is posted."""
         apart_s = NEVER
         if self._stalls:
@@ -596,7 +257,7 @@ class Rendezvous:
             )
         self._carry(send, send.arrive, apart_s)
 
-    def _carry(self, send: Message, arrived: Arrived, apart_s: float = NEVER) -> None:
+    def _carry(self, send: SimulatedMessage, arrived: Arrived, apart_s: float = NEVER) -> None:
         """Carries a message; ``arrived`` is told when it arrives, as soon as that is known."""
         arrives_s = self._links.carry(
             send.rank.number, send.peer, send.kind.size_bytes, self._clock.now, arrived, apart_s
@@ -608,14 +269,14 @@ class Rendezvous:
 class Buffered(Rendezvous):
     """The same, but a message up to a limit leaves as soon as it is sent.
 
-    What was sent is copied, and the send is done.
+    The tensor is copied, and the send is done.
     """
 
     def __init__(self, clock: Clock, links: Links, limit_bytes: float) -> None:
         super().__init__(clock, links)
         self._limit = limit_bytes
 
-    def _queue(self, channel: Channel, message: Message) -> None:
+    def _queue(self, channel: Channel, message: SimulatedMessage) -> None:
         if message.sends and message.kind.size_bytes <= self._limit:
             try:
                 check_storage(message.tensor)
@@ -627,7 +288,7 @@ class Buffered(Rendezvous):
             self._leave(message)
         super()._queue(channel, message)
 
-    def _leave(self, send: Message) -> None:
+    def _leave(self, send: SimulatedMessage) -> None:
         """Sends a message on its way; the send is done."""
         send.arrives_s = NEVER
         send.complete(self._clock.now)
@@ -639,7 +300,7 @@ class Buffered(Rendezvous):
 
         self._carry(send, arrive)
 
-    def _begin(self, send: Message, recv: Message) -> None:
+    def _begin(self, send: SimulatedMessage, recv: SimulatedMessage) -> None:
         if send.kind.size_bytes > self._limit:
             super()._begin(send, recv)
         elif send.arrives_s is None:  # its recv was there first
@@ -652,7 +313,7 @@ class Buffered(Rendezvous):
 class _Entry:
     """Messages of one rank on one group that are carried out together."""
 
-    messages: list[Message]
+    messages: list[SimulatedMessage]
     num_arrived: int = 0
     end_s: float = 0.0  # when the last one that has arrived did
 
@@ -676,7 +337,7 @@ class InOrder(Rendezvous):
         super().__init__(clock, links)
         self._entries: defaultdict[tuple[int, Team], deque[_Entry]] = defaultdict(deque)
 
-    def post(self, message: Message) -> None:
+    def post(self, message: SimulatedMessage) -> None:
         """Takes a message that has just been posted; it begins when its turn has come."""
         if message.peer == ANY_SOURCE:
             raise ArgumentError(
@@ -687,7 +348,7 @@ class InOrder(Rendezvous):
         self._clock.polls = 0
         self.post_together([message])
 
-    def post_together(self, messages: list[Message]) -> None:
+    def post_together(self, messages: list[SimulatedMessage]) -> None:
         """Takes the messages of a batch, which begin together."""
         entry = _Entry(messages)
         for message in messages:
@@ -701,14 +362,14 @@ class InOrder(Rendezvous):
         for message in entry.messages:
             super().post(message)
 
-    def _begin(self, send: Message, recv: Message) -> None:
+    def _begin(self, send: SimulatedMessage, recv: SimulatedMessage) -> None:
         def arrive(time_s: float) -> None:
             self._arrive(send, time_s)
             self._arrive(recv, time_s)
 
         self._carry(send, arrive)
 
-    def _arrive(self, message: Message, time_s: float) -> None:
+    def _arrive(self, message: SimulatedMessage, time_s: float) -> None:
         entry = message.entry
         assert entry is not None
         entry.num_arrived += 1
@@ -737,7 +398,7 @@ class InOrder(Rendezvous):
 def make_matcher(semantics: object, clock: Clock, links: Links) -> Rendezvous:
     """Returns what brings messages together, with the semantics of a name.
 
-    Raises ArgumentError where there is none of that name.
+    Raises ArgumentError if there is none of that name.
     """
     name = str(semantics)
     if name == "rendezvous":
@@ -751,7 +412,7 @@ def make_matcher(semantics: object, clock: Clock, links: Links) -> Rendezvous:
     raise ArgumentError(f"semantics must be {known}, got {say(semantics)}. Choose one of these.")
 
 
-def _compare(mine: Message, theirs: Message) -> None:
+def _compare(mine: SimulatedMessage, theirs: SimulatedMessage) -> None:
     """Raises MessageMismatch where the two sides of a message disagree.
 
     ``mine`` was posted last.
@@ -771,13 +432,3 @@ def _compare(mine: Message, theirs: Message) -> None:
     )
     mine.refuse("message_mismatch", message)
     raise MessageMismatch(message)
-
-
-def describe_payload(payload: Payload) -> str:
-    """Returns what an operation carries, in words."""
-    words = (
-        f"{payload.dtype}{list(payload.shape)} ({payload.size_bytes:,} bytes)"
-        if payload.dtype
-        else "nothing"
-    )
-    return f"{words}, {payload.reduction}" if payload.reduction else words

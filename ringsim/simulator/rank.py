@@ -32,7 +32,8 @@ from ringsim.faults import make_failure
 from ringsim.simulator.clock import Clock, Rank
 from ringsim.simulator.collectives import Part, meet
 from ringsim.simulator.links import Links, SharedCores
-from ringsim.simulator.matching import Channel, Kind, Message, Rendezvous, Team
+from ringsim.simulator.matching import Channel, Rendezvous, SimulatedMessage
+from ringsim.simulator.work import Kind, Team
 from ringsim.traces.events import ANY_SOURCE, ERROR, NONE, OP_CODES, Payload
 from ringsim.traces.recorder import Post, Recorder
 
@@ -127,7 +128,7 @@ class SimulatedRank(Rank):
         self.shared, self.world_size = shared, world_size
         self.recorder, self._records = shared.recorder, shared.records
         self.blank = False
-        self.batch: list[Message] | None = None
+        self.batch: list[SimulatedMessage] | None = None
         self.batch_left = 0
         self._fails_at = fails_at
         self._hooked = shared.clock.measures or fails_at is not None
@@ -144,7 +145,7 @@ class SimulatedRank(Rank):
 
     def begin_message(
         self, sends: bool, team: Team, place: int | None, tensors: Any, tag: Any
-    ) -> Message:
+    ) -> SimulatedMessage:
         """Begins to send or to receive.
 
         Args:
@@ -170,7 +171,7 @@ class SimulatedRank(Rank):
         if sends and self.blank:
             tensor = tensor.new_zeros(tensor.shape)
         code = SEND_NAMES["isend"] if sends else RECV_NAMES["irecv"]
-        message = Message(code, self, slots, channel, kind, tensor, tag, sends)
+        message = SimulatedMessage(code, self, slots, channel, kind, tensor, tag, sends)
         if self._first_use_s:
             self._warm_up()
         self._hand_over(message)
@@ -204,7 +205,7 @@ class SimulatedRank(Rank):
         closed.imposed = True
         raise closed
 
-    def _hand_over(self, message: Message) -> None:
+    def _hand_over(self, message: SimulatedMessage) -> None:
         """Hands a message to the matcher; lets the time pass that posting it takes."""
         shared, clock = self.shared, self.clock
         costs = shared.costs
@@ -219,7 +220,7 @@ class SimulatedRank(Rank):
         busy_s[self.number] = end_s
         clock.sleep_until(end_s)
 
-    def _match(self, message: Message) -> None:
+    def _match(self, message: SimulatedMessage) -> None:
         if self.batch is None:
             self.shared.matcher.post(message)
             return

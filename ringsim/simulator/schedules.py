@@ -46,7 +46,7 @@ from ringsim.simulator.critical_path import (
     list_levers,
     plain,
 )
-from ringsim.simulator.levels import Levels, Times, Wave, find_levels, find_wave, sweep, sweep_all
+from ringsim.simulator.levels import Levels, Times, Wave, find_levels, find_wave
 from ringsim.simulator.step_trace import check_between, make_trace
 from ringsim.traces.display import Bundle, Style, bundle
 from ringsim.traces.events import Ints
@@ -83,8 +83,8 @@ class Source:
 
     @cached_property
     def wave(self) -> Wave | None:
-        """The rule of its levels; None where there is none."""
-        return find_wave(self.schedule)
+        """The rule of its levels; None if there is none."""
+        return find_wave(self.schedule, self.ahead)
 
     @cached_property
     def columns(self) -> Columns:
@@ -95,7 +95,7 @@ class Source:
     def levels(self) -> Levels:
         """The order in which its computations are timed.
 
-        Raises Deadlock where its ranks wait for each other.
+        Raises Deadlock if its ranks wait for each other.
         """
         levels = find_levels(self.columns)
         if levels is None:
@@ -106,18 +106,16 @@ class Source:
             )
         return levels
 
+    def _choose(self, prices: Prices) -> Wave | Levels:
+        return self.levels if self.wave is None or prices.is_exact else self.wave
+
     def time(self, prices: Prices) -> tuple[Ints, Ints]:
         """Returns when each computation ends, and when its message starts."""
-        if self.wave is not None and not prices.is_exact:
-            return sweep_all(self.wave, prices, rendezvous=self.rendezvous, ahead=self.ahead)
-        return self.levels.time(prices, rendezvous=self.rendezvous)
+        return self._choose(prices).time(prices, rendezvous=self.rendezvous)
 
     def find_makespan(self, prices: Prices) -> Any:
-        """Returns how long the step takes: a number, or K of them where the prices have a K."""
-        if self.wave is not None and not prices.is_exact:
-            last = sweep(self.wave, prices, rendezvous=self.rendezvous, ahead=self.ahead)
-        else:
-            last = self.levels.time(prices, rendezvous=self.rendezvous)[0]
+        """Returns how long the step takes: a number, or K of them if the prices have a K."""
+        last = self._choose(prices).last_ends(prices, rendezvous=self.rendezvous)
         return last.max(axis=0) if len(last) else np.zeros(prices.duration.shape[2:])[()]
 
     def find_makespans(self, variants: Sequence[Prices]) -> Ints:
@@ -144,12 +142,12 @@ class Source:
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """What was simulated, and how.
+    """The step that was simulated, and how.
 
     Attributes:
         source: the schedule.
         prices: what its computations and messages cost.
-        sizes: bytes of a message, for each boundary between stages; None where they were not given.
+        sizes: bytes of a message, for each boundary between stages; None if they were not given.
         metadata: of the traces.
     """
 
@@ -163,7 +161,7 @@ class Setting:
 class ScheduleRun:
     """The times of a simulated step, from 0, in the unit of the costs.
 
-    Seconds where a link was given. What takes time to compute is computed on first use and kept.
+    Seconds if a link was given. Results that take time are computed on first use and kept.
 
     Attributes:
         name: what the schedule is called.
@@ -378,7 +376,7 @@ class ScheduleRun:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class WhatIfs:
-    """What a schedule takes with each of K sets of costs.
+    """The times of a schedule with each of K sets of costs.
 
     Attributes:
         name: what the schedule is called.
@@ -498,27 +496,15 @@ def simulate_schedule(
     Example:
         >>> from ringsim.link import Link
         >>> from ringsim.schedules.costs import Costs
-        >>> simulate_schedule(
-        ...     "1f1b", Costs(latency=1), num_ranks=4, num_microbatches=8, semantics="buffered"
-        ... )
+        >>> size = {"num_ranks": 4, "num_microbatches": 8}
+        >>> simulate_schedule("1f1b", Costs(latency=1), semantics="buffered", **size)
         1f1b, 4 ranks, 8 microbatches: 49 (closed form 49), bubble 51.0 %
-        >>> link = Link(alpha_s=10e-6, beta_s_per_byte=1e-9)
-        >>> run = simulate_schedule(
-        ...     "gpipe",
-        ...     Costs(1e-3, 1e-3, 1e-3),
-        ...     num_ranks=4,
-        ...     num_microbatches=8,
-        ...     link=link,
-        ...     size_bytes=10**6,
-        ... )
+        >>> costs, link = Costs(1e-3, 1e-3, 1e-3), Link(alpha_s=10e-6, beta_s_per_byte=1e-9)
+        >>> run = simulate_schedule("gpipe", costs, link=link, size_bytes=10**6, **size)
         >>> round(run.makespan, 6), run.critical_path.by_reason
         (0.03909, {'start': 1, 'program order': 9, 'data': 15, 'receiver late': 3})
-        >>> simulate_schedule(
-        ...     "1f1b",
-        ...     [Costs(forward=time) for time in (1, 2, 3)],
-        ...     num_ranks=1000,
-        ...     num_microbatches=10,
-        ... ).makespan.tolist()
+        >>> many = [Costs(forward=time) for time in (1, 2, 3)]
+        >>> simulate_schedule("1f1b", many, num_ranks=1000, num_microbatches=10).makespan.tolist()
         [3027.0, 4036.0, 5045.0]
 
     Source:
@@ -576,9 +562,8 @@ def _simulate(
 def _find_schedule(schedule: str | Schedule, *counts: int | None) -> Schedule:
     """Returns the schedule that was asked for; the counts go with a name."""
     if not isinstance(schedule, Schedule):
-        make: Any = make_schedule  # which refuses counts that are missing
-        made: Schedule = make(schedule, *counts)
-        return made
+        given: Any = counts  # make_schedule refuses those that are missing
+        return make_schedule(schedule, *given)
     if any(count is not None for count in counts):
         raise ArgumentError(
             "num_ranks, num_microbatches and num_chunks must be left out, got "

@@ -36,7 +36,7 @@ def make_trace(
 
     Args:
         times: when everything happens.
-        sizes: bytes of a message, for each boundary between stages; None where they are unknown.
+        sizes: bytes of a message, for each boundary between stages; None if they are unknown.
         metadata: of the trace.
         ranks: whose events; None for all. The trace has the messages whose two ranks it has.
         between: of which time, from and until; None for all. Events that reach into it are

@@ -39,9 +39,9 @@ from ringsim.ring.groups import pair_name
 from ringsim.simulator.clock import Clock
 from ringsim.simulator.group import SimulatedGroup
 from ringsim.simulator.isolation import Isolation
-from ringsim.simulator.matching import Kind, Operation, Team
 from ringsim.simulator.rank import Shared, SimulatedRank
 from ringsim.simulator.stores import let_stores_give_way
+from ringsim.simulator.work import Kind, SimulatedWork, Team
 from ringsim.traces.events import DESTROYED, MADE_ANEW, NONE, OP_CODES, Payload
 
 __all__ = ["Worlds"]
@@ -114,8 +114,8 @@ class _Making:
     group: SimulatedGroup
     kind: Kind
     missing: int
-    first: Operation | None = None
-    waiting: list[Operation] = field(default_factory=list)
+    first: SimulatedWork | None = None
+    waiting: list[SimulatedWork] = field(default_factory=list)
 
 
 @dataclass
@@ -163,7 +163,7 @@ class Worlds:
         return self._teams
 
     @property
-    def makings(self) -> list[Operation]:
+    def makings(self) -> list[SimulatedWork]:
         """The operations of ranks that wait for others to create a group."""
         return [
             operation
@@ -271,7 +271,7 @@ class Worlds:
         slots: tuple[Any, ...] = ()
         if shared.records:
             slots = (self._post(makers.number, NONE, NONE, kind.number),)
-        operation = Operation(_NEW_GROUP, rank, slots, makers, kind)
+        operation = SimulatedWork(_NEW_GROUP, rank, slots, makers, kind)
         self._clock.polls = 0
         if making.first is None:
             making.first = operation

@@ -1,0 +1,382 @@
+"""The handle of an operation that a simulated rank has posted, its group, and its tensors.
+
+A rank that waits for an operation gives way to the others until it is done.
+`ringsim.simulator.matching` completes messages, and `ringsim.simulator.collectives` collectives.
+"""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch.distributed import Work
+
+from ringsim.comm.calls import Members, check_dense
+from ringsim.comm.torch_private import in_backward, outside_modes, run_after_backward
+from ringsim.errors import ArgumentError, RunTimeout, name_ranks
+from ringsim.simulator.clock import Clock, Rank
+from ringsim.traces.events import ERROR, NONE, OK, Payload
+from ringsim.traces.recorder import Recorder
+
+__all__ = [
+    "NEVER",
+    "Kind",
+    "SimulatedWork",
+    "Team",
+    "check_storage",
+    "copy_tensor",
+    "describe_payload",
+]
+
+NEVER: Final = math.inf
+
+
+class Team(Members):
+    """The ranks of a process group, one object for all of them; the trace knows it by its number.
+
+    Attributes:
+        group_name: as the trace spells it: "world", "ring:2>3", "1".
+        limit: of each operation, if the program set one.
+        meetings: the state that ``ringsim.simulator.collectives`` keeps for the group.
+    """
+
+    ranks: tuple[int, ...]
+
+    def __init__(self, clock: Clock, name: str, ranks: tuple[int, ...], number: int) -> None:
+        self.clock = clock
+        self.group_name = name
+        self.ranks = ranks
+        self.number = number
+        self.places = {rank: place for place, rank in enumerate(ranks)}
+        self.limit: timedelta | None = None
+        self.meetings: Any = None
+
+    def __repr__(self) -> str:
+        return f'Team("{self.group_name}", {name_ranks(self.ranks)})'
+
+    def rank(self) -> int:
+        """Returns the calling rank's place in the group, -1 outside."""
+        return self.places.get(self.clock.current.number, -1)
+
+    def check(self, what: str, tensor: Any) -> torch.Tensor:
+        """Returns a tensor that the simulator can carry, detached from its history."""
+        return check_dense(what, tensor, "in a simulation", meta=True)
+
+
+# -- tensors
+
+
+class Kind(NamedTuple):
+    """The payload that operations on tensors of one dtype and shape have in common.
+
+    Attributes:
+        number: in the trace.
+        payload: what the trace says of them.
+        size_bytes: the size of the payload.
+    """
+
+    number: int
+    payload: Payload
+    size_bytes: int
+
+
+def check_storage(tensor: torch.Tensor) -> int:
+    """Returns the size of a tensor in bytes, all of which its storage must still hold.
+
+    Torch would read and write beyond its end.
+    """
+    size_bytes: int = tensor.nbytes
+    needed: Any = size_bytes
+    try:
+        there = tensor.untyped_storage().nbytes()
+    except NotImplementedError:
+        # a subclass without memory of its own, which itself says how it is copied
+        return size_bytes
+    if not tensor.is_contiguous():
+        last = sum(
+            (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+        )
+        needed = (last + 1) * tensor.itemsize
+    if offset := tensor.storage_offset():
+        needed += offset * tensor.itemsize
+    if needed > there and size_bytes:
+        raise ArgumentError(
+            "a tensor must keep its memory until its operation is done, got a storage of "
+            f"{there:,} bytes for {needed:,}. "
+            "Resize it after wait()."
+        )
+    return size_bytes
+
+
+def copy_tensor(source: torch.Tensor, target: torch.Tensor) -> None:
+    """Copies a tensor into another one, whatever modes of torch the calling rank is in."""
+    with outside_modes():
+        _copy_data(source, target)
+
+
+def _copy_data(source: torch.Tensor, target: torch.Tensor) -> None:
+    """Copies a tensor into another one of as many elements; of tensors without data nothing."""
+    if source.is_meta or target.is_meta:
+        if source.is_meta and target.is_meta:
+            return
+        raise ArgumentError(
+            f"both sides of a message must have data, or none, got {source.device} at the sender "
+            f"and {target.device} at the receiver. "
+            "Make both tensors on one device."
+        )
+    size_bytes, room = check_storage(source), check_storage(target)
+    if size_bytes != room:
+        raise ArgumentError(
+            f"a tensor must keep its size until its operation is done, got {size_bytes:,} bytes "
+            f"at the sender, {room:,} at the receiver. "
+            "Resize it after wait()."
+        )
+    if source.requires_grad or target.requires_grad:
+        source, target = source.detach(), target.detach()
+    try:
+        target.copy_(source)
+    except RuntimeError:
+        # shapes differ, or the target was made in inference mode and may be written to nowhere else
+        with torch.inference_mode():
+            target.copy_(source.reshape(target.shape))
+
+
+def describe_payload(payload: Payload) -> str:
+    """Returns what an operation carries, in words."""
+    words = (
+        f"{payload.dtype}{list(payload.shape)} ({payload.size_bytes:,} bytes)"
+        if payload.dtype
+        else "nothing"
+    )
+    return f"{words}, {payload.reduction}" if payload.reduction else words
+
+
+class SimulatedWork(Work):
+    """An operation that a rank has posted: the handle that ``isend`` and collectives return.
+
+    Attributes:
+        slots: of its record, and of others that its wait completes; empty if it is not recorded, or
+            complete.
+        done_s: when it is done, as far as that is known, else ``NEVER``.
+        waiting: whether its rank is to be woken then.
+        awaited: whether its rank has begun to wait, so that the record has that time.
+        error: what its wait raises, None for nothing.
+        peer: global rank of the other side, or of a root; negative if there is none.
+        tag: of a message; -1 if there is none.
+    """
+
+    # of the class until they change: most operations never have others
+    peer = tag = NONE
+    done_s, waiting, awaited = NEVER, False, False
+    error: Exception | None = None
+    future: Any = None
+
+    def __init__(
+        self, op: int, rank: Rank, slots: tuple[int, ...], group: Team, kind: Kind
+    ) -> None:
+        super().__init__()
+        self.op, self.rank, self.slots, self.group, self.kind = op, rank, slots, group, kind
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Blocks until the operation is done; returns True.
+
+        For ``timeout`` (seconds, or a ``timedelta``) of virtual time at most.
+
+        Raises:
+            RunTimeout: the limit has passed. After that of a message, its two ranks have no
+                connection in the group any more, as with Gloo.
+        """
+        clock = self.rank.clock
+        if clock.measures:
+            clock.pay()
+        if self.done_s <= clock.now and self.error is None:
+            self._close_done()
+            if self.future is not None:
+                self._fulfil()
+            return True
+        self.awaited = True
+        for slot in self.slots:
+            self.rank.recorder.wait(slot)
+        if self.done_s > clock.now:
+            self._block(timeout or self.group.limit)
+        self.close_record(OK if self.error is None else ERROR)
+        if self.future is not None:
+            self._fulfil()
+        if self.error is not None:
+            raise self.error
+        return True
+
+    synchronize = block_current_stream = wait  # type: ignore[assignment]
+
+    def _block(self, timeout: Any) -> None:
+        clock = self.rank.clock
+        limit_s = (
+            NEVER
+            if timeout is None
+            else timeout.total_seconds()
+            if isinstance(timeout, timedelta)
+            else float(timeout)
+        )
+        end_s = clock.now + limit_s
+        try:
+            while self.done_s > clock.now:
+                if self.done_s <= end_s and self.done_s < NEVER:
+                    clock.sleep_until(self.done_s)
+                    continue
+                if clock.now >= end_s:
+                    break
+                self.waiting = True
+                if end_s < NEVER:
+                    clock.at(end_s, self.rank)
+                try:
+                    clock.pause()
+                finally:
+                    clock.cancel(end_s, self.rank)
+        except BaseException as error:
+            self.close_record(ERROR)
+            broken = error
+        else:
+            if self.done_s <= clock.now:
+                return
+            self.waiting = False
+            self.close_record(ERROR)
+            self.break_off()
+            raise RunTimeout(
+                f"the operation must be done within {limit_s:g} s of virtual time, got none by "
+                f"then (rank {self.rank.number}, "
+                f"{self.describe()}). Raise the limit, or look at whoever should answer."
+            )
+        # outside of `except`: the context of an error that was thrown in is what the program itself
+        # is handling
+        raise broken
+
+    def describe(self) -> str:
+        """Returns the operation in words."""
+        raise NotImplementedError
+
+    def break_off(self) -> None:
+        """Does what follows from a limit that has passed.
+
+        Nothing, if the operation is no message.
+        """
+
+    def complete(self, time_s: float) -> None:
+        """Notes when the operation is done, and wakes its rank if it waits for that."""
+        self.done_s = time_s
+        if self.future is not None:
+            self.rank.clock.at(time_s, self._bring_future)
+        if self.waiting:
+            self.waiting = False
+            self.rank.clock.at(time_s, self.rank)
+
+    def is_completed(self) -> bool:
+        """Returns whether the operation is done, and then records that.
+
+        If it is not, the other ranks get on a little.
+        """
+        clock = self.rank.clock
+        if self.done_s > clock.now:
+            clock.poll()
+        if self.done_s > clock.now:
+            return False
+        if self.error is None:  # an error is for its wait to tell
+            self._close_done()
+        return True
+
+    def is_success(self) -> bool:
+        """Returns whether the operation is done, without an error."""
+        return self.done_s <= self.rank.clock.now and self.error is None
+
+    def exception(self) -> Exception | None:
+        """Returns the error of the operation, None if there is none."""
+        return self.error
+
+    def result(self) -> list[torch.Tensor]:
+        """Returns the tensors that hold the result, once it is there."""
+        raise NotImplementedError
+
+    # -- its future
+
+    def get_future(self) -> Any:
+        """Returns a future of the result, which the rank's own thread completes.
+
+        C++ waits for the futures of gradients at the end of a backward pass, where no rank can give
+        way. So the rank waits a moment earlier, in a callback of its own.
+        """
+        if self.future is None:
+            self.future = torch.futures.Future()
+            self.future.operation = self
+            if self.done_s <= self.rank.clock.now:
+                self._fulfil()
+            elif self.done_s < NEVER:
+                self.rank.clock.at(self.done_s, self._bring_future)
+            if not self.future.done() and in_backward():
+                run_after_backward(self._wait_for_future)
+        return self.future
+
+    def _wait_for_future(self) -> None:
+        """Waits; C++ would wait for ever for a future that an error leaves open."""
+        try:
+            self.wait()
+        except BaseException as error:
+            if not self.future.done():
+                self.future.set_exception(RuntimeError(str(error)))
+            raise
+
+    def _bring_future(self) -> None:
+        """Lets the rank's own thread complete the future: callbacks run there."""
+        self.rank.errands.append(self._fulfil)
+        self.rank.clock.at(self.rank.clock.now, self.rank)
+
+    def _fulfil(self) -> None:
+        if self.future.done():
+            return
+        if self.error is not None:
+            self.future.set_exception(self.error)
+            return
+        if self.awaited:
+            self.close_record(OK)
+        else:
+            self._close_done()
+        self.future.set_result(self._results())
+
+    def _results(self) -> list[torch.Tensor]:
+        return []
+
+    # -- its record
+
+    def _close_done(self) -> None:
+        """Records that the operation was done when its rank came to wait for it."""
+        slots, self.slots = self.slots, ()
+        for slot in slots:
+            self.rank.recorder.complete_at_once(slot)
+
+    def close_record(self, status: int) -> None:
+        """Records that the operation is done, or has failed; once."""
+        slots, self.slots = self.slots, ()
+        for slot in slots:
+            self.rank.recorder.complete(slot, status)
+
+    def complete_record(self, recorder: Recorder, slot: int) -> bool:
+        """Lets the wait for this operation complete another record, too.
+
+        Returns False if it was waited for already.
+        """
+        if not self.slots or recorder is not self.rank.recorder:
+            return False
+        self.slots += (slot,)
+        return True
+
+    def refuse(self, kind: str, message: str) -> None:
+        """Records that the operation is wrong, and was refused."""
+        if self.slots:
+            self.rank.recorder.complete(self.slots[0], ERROR)
+            self.rank.recorder.notice(
+                kind, message, self.group.number, self.peer, self.tag, self.kind.number
+            )
+
+    def place_of_call(self) -> str:
+        """Returns the line that posted it, as " at ring.py:7"; "" if that was not recorded."""
+        return self.rank.recorder.place_of(self.slots[0]) if self.slots else ""
