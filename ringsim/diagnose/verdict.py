@@ -460,9 +460,9 @@ def _group_text(operation: Operation) -> str:
 
 
 _SENDS_FIRST: Final = (
-    "A send returns only once the other side has posted its recv, at any size: all of them send "
-    "before they receive. Let one of them "
-    "receive first, or post with isend or batch_isend_irecv."
+    "All of them send before they receive. A send returns only once the other side has posted its "
+    "recv: on Gloo at any size, on MPI if it is large. Let one of them receive first, or post with "
+    "isend or batch_isend_irecv."
 )
 _RECVS_FIRST: Final = (
     "All of them receive before they send. Let one of them send first, or post with "
@@ -474,8 +474,7 @@ _MIXED: Final = (
 )
 _TAKEN: Final = (
     "A recv from any rank is open under the same tag, and what is waited for here went to it, or "
-    "it got another message. Give it a tag of "
-    "its own, or post as many recvs as there are sends."
+    "it got another message. Give it a tag of its own, or post as many recvs as there are sends."
 )
 
 
