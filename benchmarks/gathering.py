@@ -73,11 +73,12 @@ def take_part(role: str, port: int, directories: tuple[Path, Path], ranks: int) 
     import torch.distributed as dist
 
     from ringsim.launch import gathering
-    from ringsim.launch.recording import Recording
+    from ringsim.launch.block import Store, place_of
+    from ringsim.launch.merging import Merge
 
-    store = gathering.Store(dist.TCPStore("127.0.0.1", port, timeout=timedelta(seconds=60)), RUN_ID)
+    store = Store(dist.TCPStore("127.0.0.1", port, timeout=timedelta(seconds=60)), RUN_ID)
     mine = directories[0 if role == "rank 0" else 1]
-    place = {**gathering.place_of(mine), "id": role, "start_ns": 1}
+    place = {**place_of(mine), "id": role, "start_ns": 1}
     if role != "rank 0":
         for rank in range(1, ranks):
             store.put(f"at/{rank}", json.dumps(place).encode())
@@ -86,23 +87,23 @@ def take_part(role: str, port: int, directories: tuple[Path, Path], ranks: int) 
         return
     while not store.has(f"at/{ranks - 1}"):
         time.sleep(0.01)
-    recording = Recording(mine / "run.ringtrace")
-    recording._start_ns = recording._start_unix_ns = 0
-    (
-        recording._world_size,
-        recording._backend,
-        recording._board,
-        recording._hosts,
-        recording._watch,
-    ) = ranks, "gloo", store, None, None  # type: ignore[assignment]
-    recording._describe = lambda: {"world_size": ranks}  # type: ignore[method-assign]
     warm = make_run(1000, 2)
     warm.save(mine / "warm.ringtrace")  # loads pyarrow
     before_mib, begin_s = memory_mib("VmRSS"), time.perf_counter()
     bring = gathering.Gathering(store, mine, ranks)
     bring.fetch([*range(1, ranks)], lambda: True)
     fetched_s, fetched_mib = time.perf_counter() - begin_s, memory_mib() - before_mib
-    recording._merge(mine, {}, [], [], bring.missing)
+    Merge(
+        directory=mine,
+        path=mine / "run.ringtrace",
+        world_size=ranks,
+        start_ns=0,
+        origin={"world_size": ranks},
+        said={},
+        late=[],
+        missing=bring.missing,
+        watched=False,
+    ).write()
     took_s = time.perf_counter() - begin_s - fetched_s
     bring.acknowledge(whole=True, keep=False)
     print(

@@ -26,8 +26,9 @@ from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
+from ringsim.launch.block import longest_pause_s
 from ringsim.launch.clocks import PATIENCE_WITH_OTHERS, ROUND_TRIPS, find_above
-from ringsim.launch.gathering import AHEAD, WINDOW, longest_pause_s
+from ringsim.launch.gathering import AHEAD, WINDOW
 from ringsim.simulator.clock import Clock
 from ringsim.simulator.isolation import Isolation
 

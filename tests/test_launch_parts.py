@@ -94,7 +94,7 @@ def test_output(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     config = RankConfig(str(tmp_path), 2, 3, "cpu", 30.0, ring=True, mark="<mark>")
-    file, output = config.output_file, RankOutput(config, show=True, show_hidden=show_hidden)
+    file, output = config.file("out"), RankOutput(config, show=True, show_hidden=show_hidden)
     output.follow()  # the rank has not started
     for number, (written, shown) in enumerate(steps, 1):
         with file.open("ab") as stream:

@@ -86,7 +86,7 @@ class _Call:
                 "at error.trace for where the ranks were."
             )
             raise self._explained(RunTimeout(late))
-        return read_result(self._config.result_file, value)
+        return read_result(self._config.file("result"), value)
 
     @property
     def _elapsed_s(self) -> float:
@@ -139,7 +139,7 @@ class _Call:
                 except (EOFError, OSError):
                     break
                 if what in ("handed over", "result"):
-                    found = read_result(self._config.result_file, value)
+                    found = read_result(self._config.file("result"), value)
                     error.trace, error.diagnosis = found.trace, found.diagnosis
                     break
         self._output.follow(last=True)

@@ -106,7 +106,7 @@ class Store:
         pause_s = 0.0002
         while self.has(key) != there:
             if not patience():
-                return self.has(key) == there
+                return False
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, longest_pause_s(self.waiting))
         return True

@@ -190,7 +190,7 @@ class Server:
                 _, status = os.waitpid(pid, 0)
                 del ranks.pids[pid]
                 with contextlib.suppress(OSError):  # the launcher has removed the directory already
-                    ranks.config.for_rank(rank).exit_file.write_text(
+                    ranks.config.for_rank(rank).file("exit").write_text(
                         f"{os.waitstatus_to_exitcode(status)} {time.monotonic_ns()}"
                     )
                 with (

@@ -79,25 +79,15 @@ class RankConfig:
         """Returns the same for another rank."""
         return replace(self, rank=rank)
 
-    @property
-    def output_file(self) -> Path:
-        """Where everything that the rank prints goes."""
-        return Path(self.directory, f"rank-{self.rank}.out")
+    def file(self, what: str) -> Path:
+        """Returns a file of the rank in the run's directory.
 
-    @property
-    def crash_file(self) -> Path:
-        """Where Python writes the line at which the rank crashes."""
-        return Path(self.directory, f"rank-{self.rank}.crash")
-
-    @property
-    def result_file(self) -> Path:
-        """Where the rank writes what its worker returns."""
-        return Path(self.directory, f"rank-{self.rank}.result")
-
-    @property
-    def exit_file(self) -> Path:
-        """Where the process that reaps the rank writes its exit status."""
-        return Path(self.directory, f"rank-{self.rank}.exit")
+        Args:
+            what: "out" for everything that the rank prints; "crash" for the line at which it
+                crashes, which Python writes; "result" for what its worker returns; "exit" for its
+                exit status, which the process that reaps it writes.
+        """
+        return Path(self.directory, f"rank-{self.rank}.{what}")
 
     @property
     def port_file(self) -> Path:

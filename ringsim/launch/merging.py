@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from ringsim.diagnose.failure import read_verdict
 from ringsim.errors import RingError
-from ringsim.launch.block import Store
+from ringsim.launch.block import Store, lasts, never
 from ringsim.launch.ends import find_ends, find_told, gather_ends, is_gone
 from ringsim.traces.clocks import count_from, find_start, reference_ns
 from ringsim.traces.events import NONE, Events
@@ -24,6 +24,7 @@ from ringsim.traces.runs import Parts, share_tables
 WAIT_S: Final = 30.0  # how long rank 0 waits for the ends of the other ranks' blocks
 # the same after rank 0's own block ended with an exception: other blocks may never end
 WAIT_AFTER_ERROR_S: Final = 2.0
+LOOK_S: Final = 0.1  # between two looks whether a rank is gone, or there is no time left
 
 
 def collect_announcements(
@@ -49,14 +50,13 @@ def collect_announcements(
     late = []
     deadline = time.monotonic() + (WAIT_AFTER_ERROR_S if failed else WAIT_S)
     for rank in range(world_size):
-
-        def patience(rank: int = rank) -> bool:
-            if hurry.is_set() or time.monotonic() > deadline:
-                return False
+        text = keys.read(f"left/{rank}", never)
+        while text is None and time.monotonic() < deadline and not hurry.is_set():
             # a rank that lives, and has written how it ends, is about to announce it
-            return not (failed and is_gone(PartReader(directory, rank)))
-
-        text = keys.read(f"left/{rank}", patience)
+            over = failed and is_gone(PartReader(directory, rank))
+            text = keys.read(f"left/{rank}", lasts(LOOK_S))
+            if over:
+                break
         if text is None:
             late.append(rank)
             continue

@@ -20,7 +20,7 @@ class RankOutput:
         self, config: RankConfig, *, show: bool, show_hidden: bool, tag: str | None = None
     ) -> None:
         self._tag = f"[rank {config.rank}] " if tag is None else tag
-        self._file = config.output_file
+        self._file = config.file("out")
         self._mark = config.mark
         self._show = show
         self._show_hidden = show_hidden

@@ -40,7 +40,7 @@ class Process:
 
     def __init__(self, channel: Connection, config: RankConfig) -> None:
         self.hand_over: Callable[[], Any] | None = None
-        self._channel, self._file = channel, config.result_file
+        self._channel, self._file = channel, config.file("result")
         self._lock = threading.RLock()
         self._finished = False
 

@@ -87,22 +87,12 @@ def main(channel: Connection, config: RankConfig) -> NoReturn:
         _tell_of_threads(say)
         say(("ready", os.getpid()))
         job: Job = pickle.loads(inbox.get())
-        _name_process(f"ringsim-rank{config.rank}")
-        _enter(job, _launcher_variables(config, port))
-        _start_computing(job, config)
+        _take_job(job, config, port, recorder)
         # for groups that the program makes anew; in the background, where a slow name server may
         # keep it
         if door is not None:
             _programs = bootstrap.BackgroundCall(
                 functools.partial(bootstrap.host, door, config.timeout_s)
-            )
-        recorder.set_meta("num_threads", torch.get_num_threads())
-        if job.check != "basic" or job.inject:
-            torch_hooks.uninstall(recorder)
-            install_with(job.inject, recorder, job.check)
-            change_state(
-                slowdown=slowed_by(job.inject, config.rank),
-                jitter=jitter_of(job.inject, config.rank),
             )
         worlds.enter_rank(Path(config.directory), functools.partial(_end, config, say))
         function = _load(job)
@@ -129,6 +119,19 @@ def main(channel: Connection, config: RankConfig) -> NoReturn:
     if status == 0:
         inbox.get()  # "bye"
     os._exit(status)  # an interpreter that has loaded torch takes 0.2 s to finalize
+
+
+def _take_job(job: Job, config: RankConfig, port: int, recorder: Recorder) -> None:
+    """Makes this rank what a job wants, before the program's code is there."""
+    _name_process(f"ringsim-rank{config.rank}")
+    _enter(job, _launcher_variables(config, port))
+    _start_computing(job, config)
+    recorder.set_meta("num_threads", torch.get_num_threads())
+    if job.check != "basic" or job.inject:
+        torch_hooks.uninstall(recorder)
+        install_with(job.inject, recorder, job.check)
+        slowdown, jitter = slowed_by(job.inject, config.rank), jitter_of(job.inject, config.rank)
+        change_state(slowdown=slowdown, jitter=jitter)
 
 
 def _end(config: RankConfig, say: Callable[[Any], None], error: Exception) -> NoReturn:
@@ -164,13 +167,13 @@ def _redirect_output(config: RankConfig) -> None:
 
     It is in the run's directory, and survives the process.
     """
-    fd = os.open(config.output_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    fd = os.open(config.file("out"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(fd, 1)
     os.dup2(fd, 2)
     os.close(fd)
     sys.stdout = shown = _line_writer(1)
     sys.stderr = _line_writer(2)
-    faulthandler.enable(config.crash_file.open("w"), all_threads=False)
+    faulthandler.enable(config.file("crash").open("w"), all_threads=False)
 
     def hide(text: str) -> None:  # keeps it in the same file
         shown.write(f"{config.mark}{text}{config.mark}")
@@ -385,7 +388,7 @@ def _tell_of_threads(say: Callable[[Any], None]) -> None:
 
 def _write_result(result: Any, config: RankConfig) -> list[tuple[int, int]]:
     try:
-        return write_result(result, config.result_file)
+        return write_result(result, config.file("result"))
     except OSError as error:
         raise RingError(
             f"the directory of a run must have room for what workers return, got {error} (rank "

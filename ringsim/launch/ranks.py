@@ -109,7 +109,7 @@ class RankSet(ABC):
         """Describes the death of a rank whose channel is closed, by what it has left behind."""
         code, at_ns = self.exit_status(rank)
         output.follow(last=True)
-        crash = self.config.for_rank(rank).crash_file
+        crash = self.config.for_rank(rank).file("crash")
         stack = crash.read_text(errors="replace") if crash.exists() else ""
         return report_death(rank, code, at_ns, output.text, stack)
 
@@ -362,7 +362,7 @@ class ForkedRanks(RankSet):
     def exit_status(self, rank: int) -> tuple[int | None, int]:
         """See ``RankSet``: the server writes it down before it closes the channel."""
         try:
-            code, at_ns = self.config.for_rank(rank).exit_file.read_text().split()
+            code, at_ns = self.config.for_rank(rank).file("exit").read_text().split()
         except (OSError, ValueError):  # the server is gone, or the disk is full
             return None, time.monotonic_ns()
         return int(code), int(at_ns)

@@ -69,24 +69,21 @@ def run(job: Job, kind: Kind, options: RunOptions) -> Trace:
             get_launcher().park(kind)
 
 
-class _Run:
+class _Run(Supervisor):
     """One run, and what becomes of it: its trace or its error."""
 
-    def __init__(self, ranks: RankSet, job: Job, options: RunOptions) -> None:
-        self._ranks, self._job, self._limit_s = ranks, job, options.limit_s
-        self._size = ranks.kind.world_size
+    def __init__(self, rank_set: RankSet, job: Job, options: RunOptions) -> None:
+        super().__init__(rank_set, job, options)
         self._run_id = uuid.uuid4().hex[:12]
-        self._supervisor = Supervisor(ranks, job, options)
-        if ranks.keep:
-            (ranks.directory / "run.json").write_text(json.dumps(self._metadata()))
+        if rank_set.keep:
+            (rank_set.directory / "run.json").write_text(json.dumps(self._metadata()))
 
     def finish(self) -> Trace:
         """Runs the job to its end; returns the trace, or raises the error of the run."""
-        deadline = None if self._limit_s is None else time.monotonic() + self._limit_s
         try:
-            self._supervisor.watch(deadline)
+            self.watch()
         except KeyboardInterrupt:
-            elapsed_s = (time.monotonic_ns() - self._supervisor.start_ns) / 1e9
+            elapsed_s = (time.monotonic_ns() - self.start_ns) / 1e9
             interrupted = Interrupted(f"the run was interrupted after {elapsed_s:.1f} s.")
             raise self._explained(interrupted) from None
         if (error := self._find_error()) is not None:
@@ -94,30 +91,30 @@ class _Run:
         trace = self._make_trace(complete=True)
         # not before: the end of one rank breaks what a thread of another may still wait for, which
         # the trace is to show
-        self._supervisor.tell_all("bye")
+        self.tell_all("bye")
         return trace
 
     # -- errors
 
     def _find_error(self) -> RingError | None:
         """Returns the error of the run, None if all ranks have returned."""
-        reports, verdict = self._supervisor.reports, self._supervisor.verdict
-        if not self._ranks.directory.is_dir():
+        reports, verdict = self.reports, self.verdict
+        if not self.rank_set.directory.is_dir():
             return self._explained(
                 RingError(
                     "the directory of a run must be there to its end, got "
-                    f"{self._ranks.directory}, which is gone. Leave it there."
+                    f"{self.rank_set.directory}, which is gone. Leave it there."
                 )
             )
         if verdict is not None and not any(report.waited for report in reports):
             return self._error_of(verdict.diagnosis, self._quote_stuck(verdict))
         if verdict is None and (found := self._find_mismatch()) is not None:
-            also = f"\n  {make_error(reports, self._size, [])}" if reports else ""
+            also = f"\n  {make_error(reports, self.size, [])}" if reports else ""
             return self._error_of(found, also)
-        missing = [one.rank for one in self._supervisor.ranks if one.result is None]
+        missing = [one.rank for one in self.ranks if one.result is None]
         if reports:
-            stopped = [rank for rank in missing if self._supervisor.ranks[rank].report is None]
-            error = self._startup_error() or make_error(reports, self._size, stopped)
+            stopped = [rank for rank in missing if self.ranks[rank].report is None]
+            error = self._startup_error() or make_error(reports, self.size, stopped)
             return self._explained(error)
         return self._explained(self._name_missing(missing)) if missing else None
 
@@ -129,38 +126,38 @@ class _Run:
             for finding in (first, *first.consequences)
             for rank in finding.ranks
         )
-        reports = [self._supervisor.ranks[rank].report for rank in named]
+        reports = [self.ranks[rank].report for rank in named]
         stuck = [report for report in reports if report is not None]
         return "".join(map(raised_where, stuck[:_SHOWN]))
 
     def _name_missing(self, missing: Sequence[int]) -> RingError:
         """Makes the error of a run in which ranks neither returned nor failed."""
-        came = sum(one.pid is not None for one in self._supervisor.ranks)
-        if came < self._size and (self._limit_s is None or self._limit_s > START_S):
+        came = sum(one.pid is not None for one in self.ranks)
+        if came < self.size and (self.options.limit_s is None or self.options.limit_s > START_S):
             return RingError(
-                f"ranks must come up within {START_S:g} s, got {came} of {self._size} "
+                f"ranks must come up within {START_S:g} s, got {came} of {self.size} "
                 "by then. Call again; look at what else runs here."
             )
-        starting = "" if self._supervisor.has_begun else ": they were still being started"
+        starting = "" if self.has_begun else ": they were still being started"
         return RunTimeout(
-            f"the run must end within limit_s={self._limit_s:g} s, got no result from ranks "
-            f"{missing} of {self._size} by then{starting}. "
+            f"the run must end within limit_s={self.options.limit_s:g} s, got no result from ranks "
+            f"{missing} of {self.size} by then{starting}. "
             "Raise limit_s, or look at error.trace for where they were."
         )
 
     def _startup_error(self) -> RingError | None:
         """Returns what the fork server printed, if no rank ever started."""
-        ranks, reports = self._supervisor.ranks, self._supervisor.reports
+        ranks, reports = self.ranks, self.reports
         if any(one.num_threads for one in ranks) or any(report.error for report in reports):
             return None
-        text = self._ranks.startup_errors.strip()
+        text = self.rank_set.startup_errors.strip()
         return RingError(f"ranks must be startable, got:\n{text}") if text else None
 
     def _find_mismatch(self) -> Diagnosis | None:
         """Returns what disagrees in all that was recorded, if nobody has ended the run for it."""
-        if self._ranks.kind.comm_device != "cpu" or not self._supervisor.has_begun:
+        if self.rank_set.kind.comm_device != "cpu" or not self.has_begun:
             return None
-        ranks, records = self._supervisor.ranks, self._supervisor.records
+        ranks, records = self.ranks, self.records
         records.look(to_end=True)
         if any(one.result is None for one in ranks):
             records.look()  # of what was read twice it is known whether its thread went on
@@ -189,7 +186,7 @@ class _Run:
         error.trace = self._end_early()
         if error.trace is not None and (found := explain(error.trace)).findings:
             error.diagnosis = found
-            reports = self._supervisor.reports
+            reports = self.reports
             lost = all(report.is_consequence for report in reports) and bool(found.edges)
             # no report says why, or a limit ended it
             if lost or not reports or found.kind == "stalled":
@@ -206,7 +203,7 @@ class _Run:
         No traceback tells where they were.
         """
         events, said = trace.events, ""
-        for rank in (report.rank for report in self._supervisor.reports if not report.error):
+        for rank in (report.rank for report in self.reports if not report.error):
             posted = np.flatnonzero((events.rank == rank) & (events.kind <= COLLECTIVE))
             for event in posted[-1:].tolist():
                 said += f"\n  the last that rank {rank} posted was {operation_of(events, event)}"
@@ -219,20 +216,20 @@ class _Run:
 
         None if no rank had begun to.
         """
-        self._supervisor.end_all()
+        self.end_all()
         try:
             return self._make_trace(complete=False)
         except RingError:
             return None
 
     def _make_trace(self, *, complete: bool) -> Trace:
-        supervisor, start_ns = self._supervisor, self._supervisor.start_ns
+        start_ns = self.start_ns
         results = [
-            spans and read_result(self._ranks.config.for_rank(rank).result_file, spans)
-            for rank, spans in enumerate(one.result for one in supervisor.ranks)
+            spans and read_result(self.rank_set.config.for_rank(rank).file("result"), spans)
+            for rank, spans in enumerate(one.result for one in self.ranks)
         ]
-        supervisor.follow_outputs(last=True)
-        events, facts = read_parts(self._ranks.directory, start_ns=start_ns, world_size=self._size)
+        self.follow_outputs(last=True)
+        events, facts = read_parts(self.rank_set.directory, start_ns=start_ns, world_size=self.size)
         cells, tables = name_cells(events.tables.files), events.tables
         files = tuple(rename_file(name, cells) for name in tables.files)
         labels = tuple(rename_places(label, cells) for label in tables.labels)
@@ -241,19 +238,19 @@ class _Run:
         metadata["notes"] = [*facts.get("notes", ()), *self._note_threads()]
         metadata["ends"], metadata["end_ns"] = self._ends(), time.monotonic_ns() - start_ns
         # ending ranks takes time, in which nobody waits for anything
-        if supervisor.given_up_ns is not None:
-            metadata["given_up_ns"] = supervisor.given_up_ns - start_ns
-        if supervisor.caught:
-            metadata["caught"] = [self._describe_caught(verdict) for verdict in supervisor.caught]
-        if supervisor.verdict is not None and not supervisor.verdict.proved:
+        if self.given_up_ns is not None:
+            metadata["given_up_ns"] = self.given_up_ns - start_ns
+        if self.caught:
+            metadata["caught"] = [self._describe_caught(verdict) for verdict in self.caught]
+        if self.verdict is not None and not self.verdict.proved:
             # nothing was on its way any more, as far as anybody can tell
             metadata["at_rest"] = True
-        output = [one.output.text for one in supervisor.ranks]
+        output = [one.output.text for one in self.ranks]
         return Trace(events, metadata, results=results, output=output)
 
     def _note_threads(self) -> list[str]:
-        crowded = self._size >= (os.cpu_count() or 1) and "OMP_NUM_THREADS" not in self._job.environ
-        loaded = {one.num_threads for one in self._supervisor.ranks} - {None}
+        crowded = self.size >= (os.cpu_count() or 1) and "OMP_NUM_THREADS" not in self.job.environ
+        loaded = {one.num_threads for one in self.ranks} - {None}
         if not crowded or loaded != {1}:
             return []
         return ["one torch thread per rank, since there are at least as many ranks as processors"]
@@ -266,16 +263,16 @@ class _Run:
             "ranks": list(one.ranks),
             "message": one.message,
             "hint": one.hint,
-            "at_ns": verdict.at_ns - self._supervisor.start_ns,
+            "at_ns": verdict.at_ns - self.start_ns,
         }
 
     def _metadata(self) -> dict[str, Any]:
-        kind = self._ranks.kind
-        sources = range(self._size) if kind.ring and self._size > 1 else ()
-        pairs = [(rank, (rank + 1) % self._size) for rank in sources]
+        kind = self.rank_set.kind
+        sources = range(self.size) if kind.ring and self.size > 1 else ()
+        pairs = [(rank, (rank + 1) % self.size) for rank in sources]
         backend = kind.backend or ("nccl" if kind.comm_device == "gpu" else "gloo")
         return {
-            **provenance.measured_run(self._size, backend, self._supervisor.start_unix_ns),
+            **provenance.measured_run(self.size, backend, self.start_unix_ns),
             "run_id": self._run_id,
             "ring_groups": [
                 [f"ring:{source}>{target}", [source, target]] for source, target in pairs
@@ -287,11 +284,11 @@ class _Run:
 
         After a verdict, how it stood then.
         """
-        ranks, reports = self._supervisor.ranks, self._supervisor.reports
+        ranks, reports = self.ranks, self.reports
         gone = [one.rank for one in ranks if one.result is not None]
         ends: list[dict[str, Any]] = []
         # what they did once they were woken does not say why
-        if (verdict := self._supervisor.verdict) is not None:
+        if (verdict := self.verdict) is not None:
             waited = {report.rank for report in reports if report.waited}
             ends += [end for end in verdict.ends if end["rank"] not in waited]
             gone = [rank for rank in gone if verdict.diagnosis.states[rank] == "exited"]
@@ -303,8 +300,8 @@ class _Run:
             ]
         about = "has returned from its worker"
         ends += [{"rank": rank, "state": "exited", "about": about, "error": ""} for rank in gone]
-        start_ns = self._supervisor.start_ns
+        start_ns = self.start_ns
         ends += [{**describe_end(report), "at_ns": report.at_ns - start_ns} for report in reports]
         known = {end["rank"] for end in ends}
-        ends += [end for end in self._supervisor.unfinished if end["rank"] not in known]
+        ends += [end for end in self.unfinished if end["rank"] not in known]
         return sorted(ends, key=lambda end: int(end["rank"]))

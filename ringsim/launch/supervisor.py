@@ -18,6 +18,7 @@ A run is in one phase at a time::
 from __future__ import annotations
 
 import contextlib
+import math
 import pickle
 import time
 from collections.abc import Callable, Collection
@@ -134,7 +135,11 @@ class Supervisor:
     """Follows one run, from sending the job to the end of all ranks.
 
     Attributes:
-        ranks: by number.
+        rank_set: the processes.
+        job: what they run.
+        options: how.
+        size: number of ranks.
+        ranks: what is known of each, by number.
         start_ns: when all ranks began, on CLOCK_MONOTONIC; before that, when it was created.
         start_unix_ns: the same on the clock of the day.
         verdict: of the watcher, unless the program has caught its error.
@@ -144,7 +149,8 @@ class Supervisor:
     """
 
     def __init__(self, rank_set: RankSet, job: Job, options: RunOptions) -> None:
-        self.rank_set, self.job, self._options = rank_set, job, options
+        self.rank_set, self.job, self.options = rank_set, job, options
+        self.size = rank_set.kind.world_size
         self.start_ns, self.start_unix_ns = time.monotonic_ns(), time.time_ns()
         self.ranks = [
             Followed(
@@ -161,24 +167,24 @@ class Supervisor:
         self.verdict: Verdict | None = None
         self.given_up_ns: int | None = None
         self.unfinished: list[dict[str, Any]] = []
-        self.records = LiveRecords(rank_set.directory, len(self.ranks))
+        self.records = LiveRecords(rank_set.directory, self.size)
         self.caught = self.records.caught
         self._open = {followed.channel: followed for followed in self.ranks}
         self._places: dict[int, Place | None] = {}  # where ranks said they were
         self._watcher = self._make_watcher()
-        self._progress = Progress(len(self.ranks))
+        self._progress = Progress(self.size)
         self._phase = _Phase.STARTING
         self._phase_ends_s = time.monotonic() + START_S
         self._next_look_s = self._next_follow_s = 0.0
         self._next_roll_call_s = time.monotonic() + _LOST_S
 
     def _make_watcher(self) -> Watcher | None:
-        kind, poll_s = self.rank_set.kind, self._options.poll_s
+        kind, poll_s = self.rank_set.kind, self.options.poll_s
         if poll_s is None or kind.comm_device != "cpu" or not has_proc():
             return None
         return Watcher(
             self.records,
-            len(self.ranks),
+            self.size,
             tell=self.tell,
             poll_s=poll_s,
             # a send over MPI may end by itself, at the next look of its rank
@@ -209,8 +215,10 @@ class Supervisor:
         for followed in self.ranks:
             followed.tell(message)
 
-    def watch(self, deadline: float | None) -> None:
+    def watch(self) -> None:
         """Sends the job; returns when all have answered, or waiting longer makes no sense."""
+        limit_s = self.options.limit_s
+        deadline = math.inf if limit_s is None else time.monotonic() + limit_s
         try:
             self.tell_all(pickle.dumps(self.job))
             while self._phase is not _Phase.OVER:
@@ -218,9 +226,8 @@ class Supervisor:
                 now = time.monotonic()
                 allowed = self._follow(now)
                 over = all(one.is_over for one in self.ranks) or not self._open
-                late = deadline is not None and now > deadline
                 self._phase = self._next_phase(now)
-                if over or late or not allowed:
+                if over or now > deadline or not allowed:
                     self._phase = _Phase.OVER
         finally:
             self._progress.clear()
@@ -416,7 +423,7 @@ class Supervisor:
             return True
         self._next_follow_s = now + _POLL_S
         self.follow_outputs()
-        doing, allows = self._options.doing, self._options.allows
+        doing, allows = self.options.doing, self.options.allows
         self._progress.update(
             sum(one.result is not None for one in self.ranks),
             lambda: doing(self.rank_set.directory) if doing is not None else "",
