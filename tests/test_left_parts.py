@@ -148,10 +148,11 @@ def load_and_save(parts: Path) -> Trace:
 
 @contextmanager
 def left_by_two_ranks() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(suffix=".parts") as name:
-        two_ranks(Path(name))
-        yield Path(name)
-        Path(name).with_name("again.ringtrace").unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory() as name:
+        parts = Path(name, "run.ringtrace.parts")
+        parts.mkdir()
+        two_ranks(parts)
+        yield parts
 
 
 @given(st.integers(0, 3 * RECORD.itemsize), st.integers(0, 700))

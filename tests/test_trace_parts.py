@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import tempfile
 import threading
@@ -187,43 +188,40 @@ def test_what_has_a_status_is_whole_though_it_is_written_during_a_look(
     assert ((done["post_ns"] <= done["wait_ns"]) & (done["wait_ns"] <= done["done_ns"])).all()
 
 
-@pytest.mark.parametrize("looks", range(4))
-def test_a_part_may_be_cut_between_two_looks(
-    looks: int, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first two are at what is new, the others again at what is in flight."""
-    writer, reader, pread, looked = start(0, 1), PartReader(tmp_path, 0, 1), os.pread, [0]
-    for tag in range(30):
-        writer.post("isend", 0, 0, tag)
+def act_at(look: int, act: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Acts before a part is read for the time of this number."""
+    pread, looks = os.pread, itertools.count()
 
-    def cut_and_read(*where: int) -> bytes:
-        if looked[0] == looks:
-            os.truncate(tmp_path / "rank-0.events", RECORD.itemsize * 10 + 40)
-        looked[0] += 1
+    def act_and_read(*where: int) -> bytes:
+        if next(looks) == look:
+            act()
         return pread(*where)
 
-    monkeypatch.setattr(os, "pread", cut_and_read)
+    monkeypatch.setattr(os, "pread", act_and_read)
+
+
+# the first two are at what is new, the others again at what is in flight
+@pytest.mark.parametrize("look", range(4))
+def test_a_part_may_be_cut_between_two_looks(
+    look: int, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, reader = start(0, 1), PartReader(tmp_path, 0, 1)
+    for tag in range(30):
+        writer.post("isend", 0, 0, tag)
+    length = RECORD.itemsize * 10 + 40
+    act_at(look, lambda: os.truncate(tmp_path / "rank-0.events", length), monkeypatch)
     assert reader.advance().records["tag"].tolist() == list(range(10))
-    assert looked == [4]
 
 
 @pytest.mark.parametrize("look", range(4))
 def test_a_part_may_grow_between_two_looks(
     look: int, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writer, pread, looked = start(0, 1), os.pread, [0]
+    writer, reader = start(0, 1), PartReader(tmp_path, 0, 1)
     for tag in range(FIRST_CHUNK):
         writer.post("isend", 0, 0, tag)
-    reader = PartReader(tmp_path, 0, 1)
     reader.advance()
-
-    def grow_and_read(*where: int) -> bytes:
-        if looked[0] == look:
-            writer.post("isend", 0, 0, FIRST_CHUNK)
-        looked[0] += 1
-        return pread(*where)
-
-    monkeypatch.setattr(os, "pread", grow_and_read)
+    act_at(look, lambda: writer.post("isend", 0, 0, FIRST_CHUNK), monkeypatch)
     shown = reader.advance().records["tag"].tolist() + reader.advance().records["tag"].tolist()
     assert shown == [FIRST_CHUNK]
 
@@ -386,29 +384,7 @@ def test_a_rank_that_does_not_show_what_it_does_counts_as_unknown(
 def test_what_was_refused_is_kept_with_the_place_that_it_would_have_had(
     start: Start, tmp_path: Path
 ) -> None:
-    writer, live = start(0, 2), LiveRecords(tmp_path, 2)
-    posted = [writer.post("isend", 0, 1, tag) for tag in (3, 4, 3, 3)]
-    # nobody has waited for it: it raised when it was posted
-    writer.recorder.complete(posted[2], ERROR)
-    live.look()
-    find_new_mismatches(live.builder)
-    for world in (
-        live.builder.build(["running"] * 2, 0),
-        snapshot_of_events(read_parts(tmp_path, start_ns=0, world_size=2)[0], 2),
-    ):
-        (refused,) = world.ranks[0].refused
-        assert (refused.operation.op, refused.operation.tag, refused.group.name, refused.index) == (
-            "isend",
-            3,
-            "world",
-            1,
-        )
-        assert world.ranks[1].refused == ()
-
-
-def test_the_place_of_what_was_refused_counts_what_is_forgotten(
-    start: Start, tmp_path: Path
-) -> None:
+    """Forgotten operations count, and a refused one takes no place."""
     sender, receiver, live = start(0, 2), start(1, 2), LiveRecords(tmp_path, 2)
     for writer, op in ((receiver, "irecv"), (sender, "isend")):
         for _ in range(2):
@@ -417,7 +393,15 @@ def test_the_place_of_what_was_refused_counts_what_is_forgotten(
     live.look()
     find_new_mismatches(live.builder)
     assert len(live.builder.events()) == 0
-    for _ in range(2):  # the first one takes no place either
-        sender.recorder.complete(sender.post("isend", 0, 1, 3), ERROR)
+    posted = [sender.post("isend", 0, 1, tag) for tag in (3, 4, 3, 3)]
+    for slot in posted[2:]:  # nobody has waited for them: they raised when they were posted
+        sender.recorder.complete(slot, ERROR)
     live.look()
-    assert [one.index for one in live.builder.build(["running"] * 2, 0).ranks[0].refused] == [2, 2]
+    for world in (
+        live.builder.build(["running"] * 2, 0),
+        snapshot_of_events(read_parts(tmp_path, start_ns=0, world_size=2)[0], 2),
+    ):
+        for refused in world.ranks[0].refused:
+            said = refused.operation.op, refused.operation.tag, refused.group.name, refused.index
+            assert said == ("isend", 3, "world", 3)
+        assert (len(world.ranks[0].refused), world.ranks[1].refused) == (2, ())

@@ -9,6 +9,7 @@ all.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -128,8 +129,9 @@ class Totals:
     num_apart: int = 0
     early: int = 0
     tally: Tally = field(default_factory=Tally)
-    # source and destination in one number, messages, bytes
-    _edges: list[tuple[Ints, Ints, Ints]] = field(default_factory=list)
+    # by edge, source and destination in one number: messages, and bytes
+    _number: Counter[int] = field(default_factory=Counter)
+    _bytes: Counter[int] = field(default_factory=Counter)
     _longest: list[_Wait] = field(default_factory=list)
     # the first few, with rank and seq
     _unmatched: list[tuple[int, int, Unmatched]] = field(default_factory=list)
@@ -159,7 +161,11 @@ class Totals:
         )
         total = np.zeros(len(edges), dtype=np.int64)
         np.add.at(total, edge_of, np.maximum(events.size_bytes[messages.send], 0))
-        self._edges.append((edges, number, total))
+        for edge, times, size_bytes in zip(
+            edges.tolist(), number.tolist(), total.tolist(), strict=True
+        ):
+            self._number[edge] += times
+            self._bytes[edge] += size_bytes
         self._longest = sorted([*self._longest, *_find_longest(trace)])[:1]
         crosses = trace.crosses(messages.src, messages.dst)
         self._within.add(trace, ~crosses)
@@ -169,10 +175,10 @@ class Totals:
         placed = [(one.rank, int(events.seq[one.index]), one) for one in first]
         self._unmatched = sorted([*self._unmatched, *placed], key=lambda one: one[:2])[:_SHOWN]
 
-    @cached_property
+    @property
     def total_bytes(self) -> int:
         """The bytes of all messages."""
-        return sum(int(total.sum()) for _, _, total in self._edges)
+        return self._bytes.total()
 
     @cached_property
     def busiest(self) -> _Edge | None:
@@ -180,18 +186,13 @@ class Totals:
 
         None without messages.
         """
-        if not self.num_messages:
+        if not self._number:
             return None
-        edges, number, total = (np.concatenate(each) for each in zip(*self._edges, strict=True))
-        best = int(np.lexsort((edges, -number, -total))[0])
-        equals = int(np.count_nonzero((total == total[best]) & (number == number[best]))) - 1
-        return _Edge(
-            int(edges[best]) >> 32,
-            int(edges[best]) & 0xFFFFFFFF,
-            int(number[best]),
-            int(total[best]),
-            equals,
-        )
+        carried = {edge: (self._bytes[edge], self._number[edge]) for edge in sorted(self._number)}
+        best = max(carried, key=carried.__getitem__)
+        total, number = carried[best]
+        equals = [*carried.values()].count((total, number)) - 1
+        return _Edge(best >> 32, best & 0xFFFFFFFF, number, total, equals)
 
     @property
     def longest_wait(self) -> str | None:
