@@ -124,7 +124,7 @@ def read_settings(deepspeed_config: Any, **arguments: Any) -> dict[str, Any]:
     Example:
         >>> config = {"comms_logger": {"enabled": True, "prof_ops": ["isend"]}}
         >>> read_settings(config, verbose=True)
-        {'enabled': True, 'prof_ops': frozenset({'isend'}), 'verbose': True}
+        {'enabled': True, 'verbose': True, 'prof_ops': frozenset({'isend'})}
     """
     if isinstance(deepspeed_config, Mapping):
         section = deepspeed_config.get("comms_logger", {})

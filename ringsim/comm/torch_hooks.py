@@ -7,7 +7,6 @@ name was imported. When the last user uninstalls the hooks, the very same origin
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import sys
@@ -154,26 +153,6 @@ def find_handle_types(kind: type[Work]) -> Iterator[type[Work]]:
 # no thread's number: while it is among the open batches, no operation takes the short way
 _LONG_WAY: Final = 0
 _UNSET: Final[Any] = object()
-
-
-_NOTHING: Final = contextlib.nullcontext()
-
-
-@contextlib.contextmanager
-def _blocking(recorder: Recorder, slots: list[int], limited: bool) -> Iterator[None]:
-    """Writes down that operations are waited for, those with a limit of their own only afterwards.
-
-    Until then they do not count as waiting: whatever their peers do, the limit lets the rank go on,
-    and torch's error is the program's.
-    """
-    start_ns = time.monotonic_ns()
-    if not limited:
-        _begin(recorder, slots, start_ns)
-    try:
-        yield
-    finally:
-        if limited:
-            _begin(recorder, slots, start_ns)
 
 
 def _begin(recorder: Recorder, slots: list[int], wait_ns: int) -> None:
@@ -545,11 +524,17 @@ class _Hooks:
                 return call(self, *args, **kwargs)
             begun = hooks.begin_on_gpu(group, (*args, *kwargs.values())) if open_batches else None
             limited = blocks and _has_own_limit(*args, **kwargs)
+            # With a limit of its own it counts as waiting only afterwards: whatever its peers do,
+            # the limit lets the rank go on, and torch's error is the program's.
+            since_ns = time.monotonic_ns() if limited else NONE
+            if blocks and not limited:
+                recorder.wait(slot)
             try:
                 elsewhere.now = True
-                with _blocking(recorder, [slot], limited) if blocks else _NOTHING:
-                    work = call(self, *args, **kwargs)
+                work = call(self, *args, **kwargs)
             except BaseException as error:
+                if limited:
+                    recorder.amend(slot, wait_ns=since_ns)
                 if blocks and not isinstance(error, RingError):
                     if not limited:
                         recorder.on_failure()
@@ -559,6 +544,8 @@ class _Hooks:
                 raise
             finally:
                 elsewhere.now = False
+            if limited:
+                recorder.amend(slot, wait_ns=since_ns)
             if open_batches or work is None:
                 hooks.keep(work, slot, group, begun)
             else:

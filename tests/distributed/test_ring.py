@@ -369,14 +369,14 @@ def be_left_alone(port: int, rank: int) -> None:
 
 
 def fail_while_building(port: int, rank: int) -> None:
-    def fail(*_: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("no route to anybody\nsecond line")
 
     build_badly(port, rank, fail)
 
 
 def die_while_building(port: int, rank: int) -> None:
-    build_badly(port, rank, lambda *_: os._exit(3))
+    build_badly(port, rank, lambda *_, **__: os._exit(3))
 
 
 def build_badly(port: int, rank: int, build: Callable[..., Any]) -> None:
