@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ringsim.diagnose.failure import LOST_PEERS
+from ringsim.diagnose.failure import LOST_PEERS, ranks_by_text
 from ringsim.diagnose.host_links import find_links
 from ringsim.diagnose.lateness import Activity, describe_waiting, find_lateness
 from ringsim.diagnose.mismatches import (
@@ -369,10 +369,8 @@ def _ranks_of(operations: Sequence[Operation]) -> list[int]:
 
 def _name_lost(gone: Mapping[int, str], operations: tuple[Operation, ...]) -> Finding:
     """Makes the finding of ranks whose hosts are silent, given what is said of each."""
-    blocked, told = _ranks_of(operations), []
-    for about in dict.fromkeys(gone.values()):
-        some = [rank for rank in gone if gone[rank] == about]
-        told.append(f"{name_ranks(some)} {about}")
+    blocked = _ranks_of(operations)
+    told = [f"{name_ranks(ranks)} {about}" for about, ranks in ranks_by_text(gone).items()]
     if blocked:
         told.append(f"{name_ranks(blocked)} waited: {waits_text(operations)}")
     ranks = tuple(dict.fromkeys([*gone, *blocked]))
