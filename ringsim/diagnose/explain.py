@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ringsim.diagnose.failure import LOST_PEERS
+from ringsim.diagnose.failure import LOST_PEERS, ranks_by_text
 from ringsim.diagnose.host_links import find_links
 from ringsim.diagnose.lateness import Activity, describe_waiting, find_lateness
 from ringsim.diagnose.mismatches import (
@@ -109,22 +109,15 @@ def explain(trace: Trace) -> Diagnosis:
     # why these ended is read from what they waited for, if from anything
     lost = {rank: end for rank, end in told.items() if rank not in ends and end.about}
     snapshot, judged = _judge(trace, ends, end_ns)
-    messages = find_message_mismatches(trace)
-    calls = find_collective_mismatches(events.select(is_recorded_whole(trace)))
     found, retried = _find_caught(trace)
     caught = [one for one in found if one.kind not in LOST_PEERS]
     notes = [one.message for one in found if one.kind in LOST_PEERS]
-    notices, orders = find_notices(events), find_order_mismatches(snapshot)
     went_well = trace.metadata.get("complete") is True and all(
         end.state == "exited" for end in ends.values()
     )
-    if went_well and not (messages or calls or orders or judged.findings):
-        # the program caught the error, and it did no harm
-        notices = tuple(one for one in notices if one.kind != "invalid_argument")
-    causes = [*notices, *messages[:1], *calls, *orders]
+    causes, more = _find_causes(trace, snapshot, may_be_harmless=went_well and not judged.findings)
     findings = _gathered(_under(_distinct(causes), [_renamed(one) for one in judged.findings]))
-    findings += messages[1:]
-    edges = judged.edges
+    findings, edges = findings + more, judged.edges
     if not judged.findings and not causes:
         findings += _find_leavers(snapshot)
     if retried and all((one.kind, set(one.ranks)) in _names(retried) for one in findings):
@@ -158,6 +151,25 @@ def _judge(trace: Trace, ends: Mapping[int, End], end_ns: int | None) -> tuple[S
         snapshot = snapshot.settle()
         judged = judge(snapshot)
     return snapshot, judged
+
+
+def _find_causes(
+    trace: Trace, snapshot: Snapshot, *, may_be_harmless: bool
+) -> tuple[list[Finding], list[Finding]]:
+    """Finds operations that were refused or that disagree.
+
+    Returns those from which others may follow, and further messages that disagree. An operation
+    that was refused may have done no harm: the program caught the error.
+    """
+    messages = find_message_mismatches(trace)
+    calls = find_collective_mismatches(trace.events.select(is_recorded_whole(trace)))
+    others = [*messages[:1], *calls, *find_order_mismatches(snapshot)]
+    notices = [
+        one
+        for one in find_notices(trace.events)
+        if others or not may_be_harmless or one.kind != "invalid_argument"
+    ]
+    return [*notices, *others], list(messages[1:])
 
 
 def _find_untidy(trace: Trace, ends: Mapping[int, End]) -> list[Finding]:
@@ -356,10 +368,8 @@ def _ranks_of(operations: Sequence[Operation]) -> list[int]:
 
 def _name_lost(gone: Mapping[int, str], operations: tuple[Operation, ...]) -> Finding:
     """Makes the finding of ranks whose hosts are silent, given what is said of each."""
-    blocked, told = _ranks_of(operations), []
-    for about in dict.fromkeys(gone.values()):
-        some = [rank for rank in gone if gone[rank] == about]
-        told.append(f"{name_ranks(some)} {about}")
+    blocked = _ranks_of(operations)
+    told = [f"{name_ranks(ranks)} {about}" for about, ranks in ranks_by_text(gone).items()]
     if blocked:
         told.append(f"{name_ranks(blocked)} waited: {waits_text(operations)}")
     ranks = tuple(dict.fromkeys([*gone, *blocked]))

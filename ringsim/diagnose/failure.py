@@ -632,10 +632,21 @@ def describe_death(report: Report) -> str:
 
 def _tell(texts: Mapping[int, str]) -> str:
     """Returns "ranks 0 and 2 (ValueError); rank 3 (KeyError)", from a text for each rank."""
+    alike = ranks_by_text(texts)
+    return "; ".join(f"{name_ranks(ranks)} ({text})" for text, ranks in alike.items())
+
+
+def ranks_by_text(texts: Mapping[int, str]) -> dict[str, list[int]]:
+    """Returns the ranks for which the text is the same, by text.
+
+    Example:
+        >>> ranks_by_text({0: "ValueError", 3: "KeyError", 2: "ValueError"})
+        {'ValueError': [0, 2], 'KeyError': [3]}
+    """
     alike: dict[str, list[int]] = {}
     for rank, text in texts.items():
         alike.setdefault(text, []).append(rank)
-    return "; ".join(f"{name_ranks(ranks)} ({text})" for text, ranks in alike.items())
+    return alike
 
 
 def raised_where(report: Report) -> str:

@@ -20,6 +20,7 @@ from typing import Final
 
 import numpy as np
 
+from ringsim.diagnose.failure import ranks_by_text
 from ringsim.diagnose.snapshot import operation_of
 from ringsim.errors import name_ranks
 from ringsim.traces.events import COLLECTIVE, NONE, Events, Ints
@@ -96,7 +97,5 @@ def _first_difference(events: Events, calls: list[Ints]) -> int | None:
 
 def _places(operations: list[Operation]) -> str:
     """Returns "rank 0 at train.py:243, ranks 1 and 2 at train.py:242"."""
-    ranks: dict[str, list[int]] = {}
-    for one in operations:
-        ranks.setdefault(one.place, []).append(one.rank)
-    return ", ".join(f"{name_ranks(some)} at {place}" for place, some in ranks.items())
+    alike = ranks_by_text({one.rank: one.place for one in operations})
+    return ", ".join(f"{name_ranks(ranks)} at {place}" for place, ranks in alike.items())
