@@ -96,7 +96,12 @@ class Link:
 
         Returns:
             Seconds from the moment at which both sides are ready.
+
+        Raises:
+            ArgumentError: ``size_bytes`` is negative.
         """
+        if not size_bytes >= 0:
+            raise ArgumentError(f"size_bytes must be 0 or more, got {size_bytes!r}.")
         return self.alpha_s + self.beta_s_per_byte * size_bytes
 
 

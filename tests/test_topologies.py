@@ -123,6 +123,7 @@ def test_a_graph_finds_the_least_latency(world_size: int, seed: int, data: st.Da
             lambda: topologies.GraphLinks(graph_of(nx.path_graph(2))).check(8),
             r"a node for each of 8 ranks, got none for 2, 3, 4, 5 and 2 more",
         ),
+        (lambda: LINK.time_s(-1), "size_bytes must be 0 or more, got -1"),
         *(
             (lambda numbers=numbers: Link(*numbers), "must be a number from 0")
             for numbers in (
