@@ -185,6 +185,27 @@ def test_a_worker_that_makes_its_world_joins_the_one_that_is_there() -> None:
     ]
 
 
+def calls_back_when_a_message_arrives() -> list[str]:
+    if dist.get_rank() == 0:
+        ringsim.compute(1.0)
+        dist.send(torch.ones(1), 1)
+        ringsim.compute(1.0)
+        dist.barrier()
+        return []
+    seen: list[str] = []
+    handle = dist.irecv(torch.zeros(1), 0)
+    assert handle is not None
+    handle.get_future().then(lambda future: seen.append("arrived"))
+    dist.barrier()
+    seen.append("waited")
+    handle.wait()
+    return seen
+
+
+def test_a_future_is_completed_when_its_message_arrives_not_when_it_is_waited_for() -> None:
+    assert run(calls_back_when_a_message_arrives, 2) == [[], ["arrived", "waited"]]
+
+
 # -- what is there, and what is not
 
 
