@@ -14,6 +14,7 @@ from torch.distributed import ProcessGroup
 from torch.testing._internal.distributed import fake_pg  # noqa: F401 - registers the backend
 
 import ringsim
+from ringsim.launch import merging
 from ringsim.launch import recording as blocks
 
 
@@ -37,8 +38,8 @@ def recorded(
     Yields a function that ends the recording and returns the trace. ``now`` replaces the clock.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocks, "WAIT_S", 0.0)
-        patch.setattr(blocks, "WAIT_AFTER_ERROR_S", 0.0)
+        patch.setattr(merging, "WAIT_S", 0.0)
+        patch.setattr(merging, "WAIT_AFTER_ERROR_S", 0.0)
         if now is not None:
             patch.setattr(blocks, "Recorder", partial(blocks.Recorder, now=now))
         directory.mkdir(exist_ok=True)

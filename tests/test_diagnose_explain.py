@@ -13,7 +13,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from random_traces import WORLD_SIZE, json_values, traces
-from synthetic import METADATA, Story
+from synthetic import METADATA, Group, Story
 from trace_file import put_together, take_apart
 
 import ringsim
@@ -268,7 +268,7 @@ def test_groups_made_in_another_order() -> None:
 def test_groups_of_one_name_with_other_members(tmp_path: Path) -> None:
     story = Story(3)
     for rank, name in enumerate(("mine", "else")):  # ranks 0 and 1 for rank 0, 1 and 2 for rank 1
-        story.groups[name] = [rank, rank + 1]
+        story.groups.append(Group(name, (rank, rank + 1)))
         story.op(rank, "recv", (1, 1, -1), peer=rank + 1, tag=0, group=name)
     file = tmp_path / "run.ringtrace"
     story.trace(complete=False).save(file)

@@ -233,8 +233,8 @@ RULES: dict[str, list[tuple[dict[str, Any], str]]] = {  # what is wrong, and wha
         ({"most": 0}, "most must be"),
     ],
     "trace of a schedule": [
-        ({"ranks": "x"}, "ranks must be from 0 to 1, got 'x'"),
-        ({"ranks": [6]}, r"ranks must be from 0 to 1, got \[6\]"),
+        ({"ranks": "x"}, "ranks must be a whole number from 0 to 1, got 'x'"),
+        ({"ranks": [6]}, "ranks must be a whole number from 0 to 1, got 6"),
     ],
     "calibrate": [({"trace": [TRACE]}, "a trace to calibrate from must be a Trace, got")],
     "compare": [({"real": "x"}, "real must be a Trace, got 'x'")],

@@ -79,10 +79,21 @@ class Costs:
 
         Returns:
             Its time.
+
+        Raises:
+            ArgumentError: the times are given by stage, and this stage has none.
         """
         if action.kind == "B" and self.backward is None:
             return self.get_duration(action._replace(kind="I")) + self.get_duration(
                 action._replace(kind="W")
             )
-        cost: Time | Sequence[Time] = getattr(self, _NAMES[action.kind])
-        return cost[action.stage] if isinstance(cost, Sequence) else cost
+        name = _NAMES[action.kind]
+        cost: Time | Sequence[Time] = getattr(self, name)
+        if not isinstance(cost, Sequence):
+            return cost
+        if action.stage >= len(cost):
+            raise ArgumentError(
+                f"{name} must have one time for each stage, got {len(cost)} (stage "
+                f"{action.stage}). Pass one number, or one per stage."
+            )
+        return cost[action.stage]

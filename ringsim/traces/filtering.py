@@ -172,7 +172,10 @@ def _read_stretch(between_s: Stretch) -> Stretch:
 def _read_numbers(name: str, value: Any, count: int) -> list[int]:
     if not count:
         raise ArgumentError(f"{name} must be left out: this trace has none, got {say(value)}.")
-    given = value if isinstance(value, Iterable) else [value]
+    try:
+        given = list(value)
+    except TypeError:
+        given = [value]
     hint = "Give one number, or several."
     return sorted({read_whole(name, one, 0, count - 1, hint=hint) for one in given})
 
