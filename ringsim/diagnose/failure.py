@@ -303,7 +303,8 @@ def report_exception(rank: int, error: BaseException, at_ns: int | None = None) 
     """
     cause = find_cause(error)
     summary, where = _summarize(cause.error)
-    wait, _ = _summarize(next(filter(_echo_of, _chain(error)), cause.error))
+    waits = map(_summarize, filter(_echo_of, _chain(error)))
+    frames = next((wait.stack for wait, line in waits if line), summary.stack)
     of_ringsim = isinstance(cause.error, errors.RingError)
     exit_code = int(bool(cause.error.code)) if isinstance(cause.error, SystemExit) else None
     return Report(
@@ -319,7 +320,7 @@ def report_exception(rank: int, error: BaseException, at_ns: int | None = None) 
         if cause.after is not None and not (of_ringsim and cause.echo == OWN)
         else "",
         waited=_users_place(error) if cause.pending else "",
-        frames=errors.escape("".join(wait.stack.format()).rstrip()),
+        frames=errors.escape("".join(frames.format()).rstrip()),
         exit_code=exit_code,
     )
 

@@ -58,7 +58,7 @@ def test_a_silent_host_is_named_and_so_is_a_link_that_recovered(
     )
     (end,) = watch.find_lost([1, 2])
     assert (end["rank"], end["state"]) == (1, "unknown")
-    assert end["about"] == "is lost: nothing has come from host node1 for 0 s"
+    assert end["about"] == "went silent: nothing has come from host node1 for 0 s"
     assert watch.find_lost([2]) == []
     monkeypatch.setattr(hosts, "LOST_S", 60.0)  # the machine may be busy
     beat("far", 2, 300.1)
