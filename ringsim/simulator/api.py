@@ -82,10 +82,11 @@ def simulate(
         inject: what goes wrong: ``Slow``, ``Degrade``, ``Fail``, ``Jitter``.
         record: whether to record the operations. Without, it is faster, and the trace has results
             only.
-        stacks: where ranks keep their stacks. "threads" carry every program. "greenlets" are up to
-            1.4 times as fast and need no room for thousands of threads, but a rank cannot wait
-            inside a backward pass or a call of C++, which DDP, FSDP2 and DTensor make it do; such
-            a wait raises RingError. They need ``pip install 'ringsim[greenlets]'``.
+        stacks: where ranks keep their stacks. "threads" carry every program. "greenlets" need less
+            memory and no room for thousands of threads, and are up to 1.5 times as fast for
+            programs of messages, but a rank cannot wait inside a backward pass or a call of C++,
+            which DDP, FSDP2 and DTensor make it do; such a wait raises RingError. They need
+            ``pip install 'ringsim[greenlets]'``.
         limit_s: limit of the whole run, in seconds of real time; None for no limit.
 
     Returns:
