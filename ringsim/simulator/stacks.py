@@ -1,9 +1,9 @@
 """Where a simulated rank keeps its stack while others run: on a thread, or on a greenlet.
 
 Threads carry every program, because torch and Python keep much of their state by thread. Greenlets
-share one thread: they are faster and smaller, and do not need room for thousands of threads. They
-carry programs that call ``torch.distributed`` from Python. A wait inside a backward pass, inside a
-call of C++, or with settings of the thread in force is refused.
+share one thread: they take less memory, and thousands of them need no thousands of threads. They
+carry programs that call ``torch.distributed`` from Python. A wait is refused inside a backward
+pass, inside a call of C++, and while the thread is in a mode that all ranks would share.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ class ThreadStack:
         """Raises RingError if the rank cannot wait where it is; a thread can wait everywhere."""
 
     def wake(self) -> None:
-        """Lets the stack run; the first time begins it.
+        """Lets the stack run; the first call starts it.
 
         Raises:
             RuntimeError: there is no room for one more thread.
         """
-        if self._live is None:
+        live, self._live = self._live, None
+        if live is None:
             self._baton.release()
         else:
-            self._thread = _thread.start_new_thread(self._live, ())
-            self._live = None
+            self._thread = _thread.start_new_thread(live, ())
 
     def wait(self, woken: Any) -> None:
         """Blocks the calling stack, its own, until it is woken; ``woken`` runs meanwhile."""
@@ -66,8 +66,8 @@ class ThreadStack:
 class GreenletStack(ThreadStack):
     """A greenlet of the one thread that all ranks share.
 
-    The caller's greenlet begins all others, because a greenlet takes over how deep its beginner is
-    in calls. Each switch hands over the stack that is to run.
+    The caller's greenlet starts all others, because a new greenlet begins at the call depth of the
+    one that starts it. Each switch hands over the stack that is to run.
     """
 
     def __init__(self, live: Callable[[], None] | None) -> None:
@@ -103,9 +103,9 @@ class GreenletStack(ThreadStack):
                 self._switch(woken)
 
     def _switch(self, woken: Any) -> None:
-        begins = self._greenlet is self._caller
+        may_start = self._greenlet is self._caller
         while woken is not self:
-            to = woken._greenlet if woken._greenlet or begins else self._caller
+            to = woken._greenlet if woken._greenlet or may_start else self._caller
             woken = to.switch(woken)
 
     def end(self, woken: Any) -> None:
