@@ -49,7 +49,7 @@ def read_notebook(path: Path) -> Any:
     Raises RingError where it cannot be, or where what reads and runs notebooks is not installed.
     """
     try:
-        import nbclient  # noqa: F401  # and its absence is said here, in front of everything else
+        import nbclient  # noqa: F401  # if it is missing, that is reported before anything runs
         import nbformat
     except ModuleNotFoundError as error:
         raise RingError(

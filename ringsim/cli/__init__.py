@@ -119,8 +119,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if package is None:
             raise
         return _say(
-            f"{package} must be installed for this, got a Python without it. Install it: "
-            "docs/installing.md says how.",
+            f"{package} must be installed for this, got a Python without it. Install it, see "
+            "docs/installing.md.",
             1,
         )
     except KeyboardInterrupt as error:

@@ -201,11 +201,11 @@ def run_script(options: argparse.Namespace, *, keep_at: Path | None = None) -> T
 
 
 def run_alone(script: Path, options: argparse.Namespace) -> Trace:
-    """Runs a script that starts its own ranks: anew, in this process.
+    """Runs a script that starts its own ranks in this process.
 
     Raises:
         RankFailed: the script raised.
-        RingError: nobody was rank 0.
+        RingError: no process was rank 0.
     """
     from ringsim.diagnose.failure import indent, report_exception
     from ringsim.launch.ranks import get_launcher

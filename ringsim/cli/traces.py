@@ -121,7 +121,7 @@ def _count(file: Path, whole_table: bool) -> Totals:
 
 
 def write_page(traces: Sequence[Trace], file: Path, names: Sequence[str] = ()) -> None:
-    """Writes traces as an interactive page, and says where it is.
+    """Writes traces as an interactive page, and prints its path.
 
     Its directory is created if necessary.
     """

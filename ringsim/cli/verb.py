@@ -42,7 +42,7 @@ def add_verb(
 def add_out(
     parser: argparse.ArgumentParser, metavar: str, help_text: str, default: str | None = None
 ) -> None:
-    """Adds the option that says where to write."""
+    """Adds the option for the path to write to."""
     parser.add_argument("-o", "--out", type=Path, default=default, metavar=metavar, help=help_text)
 
 
@@ -77,7 +77,7 @@ def tell_written(file: object) -> None:
 
 
 def save_trace(trace: Trace, file: Path) -> None:
-    """Saves a trace, and says where."""
+    """Saves a trace, and prints its path."""
     trace.save(file)
     tell_written(file)
 
@@ -115,7 +115,7 @@ def make_directory(path: Path) -> None:
 
 
 def write_picture(axes: Axes, file: Path) -> None:
-    """Writes the figure of some axes, closes it, and says where it is.
+    """Writes the figure of some axes, closes it, and prints its path.
 
     Its directory is created if necessary.
 

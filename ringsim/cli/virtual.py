@@ -203,7 +203,7 @@ def _report(described: Description, step: ScheduleRun, ran: Trace | None) -> str
 
 
 def _describe_path(step: ScheduleRun) -> dict[str, str]:
-    """Returns what the critical path spends its time on, and what to improve."""
+    """Returns the time shares of the critical path, and the costs worth improving."""
     path = step.critical_path
     hops = ", ".join(f"{reason} {number:,}" for reason, number in path.by_reason.items())
     found = {
