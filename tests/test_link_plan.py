@@ -22,12 +22,12 @@ from ringsim.measuring.plan import Block, is_steady, make_plan, make_rows, sampl
 def test_a_plan_goes_by_size_then_pattern_then_edge() -> None:
     """So a limit cuts off the largest sizes, on all edges alike."""
     plan = make_plan((0, 1, 2), [64, 8], ["pingpong", "shift", "all_reduce"], "gloo")
-    whats = ["gloo pingpong 0>1", "gloo pingpong 1>2", "gloo pingpong 2>0", "gloo shift -1>-1"]
-    whats += ["gloo all_reduce -1>-1", "tcp pingpong 0>1", "memcpy copy -1>-1"]
+    blocks = ["gloo pingpong 0>1", "gloo pingpong 1>2", "gloo pingpong 2>0", "gloo shift -1>-1"]
+    blocks += ["gloo all_reduce -1>-1", "tcp pingpong 0>1", "memcpy copy -1>-1"]
     assert [
         f"{block.size_bytes} {block.backend} {block.pattern} {block.src}>{block.dst}"
         for block in plan.blocks
-    ] == [f"{size} {what}" for size in (8, 64) for what in whats]
+    ] == [f"{size} {what}" for size in (8, 64) for what in blocks]
     for ranks, backend, found in (
         ((0,), "gloo", {"memcpy"}),  # a ring of one has no links
         ((0, 1), "nccl", {"nccl", "memcpy"}),  # a GPU has no sockets
