@@ -86,7 +86,7 @@ MUTATIONS = {
         "test_bandwidths.py test_golden.py",
     ),
     "matching on the clock": Mutation(
-        "ringsim/simulator/matching.py",
+        "ringsim/simulator/point_to_point.py",
         "        key = (group, src, dst, tag if self.by_tag else 0)",
         "        key = (group, src, dst, 0)",
         "test_simulated_semantics.py test_golden.py test_conformance_simulator.py",

@@ -64,7 +64,7 @@ def load_ipython_extension(ipython: InteractiveShell) -> None:
 
 def _run_cell(shell: InteractiveShell, line: str, cell: str) -> ringsim.Trace:
     from ringsim.launch.api import make_kind
-    from ringsim.launch.replay import is_replaying, name_run, replay
+    from ringsim.launch.recorded_cells import is_replaying, name_run, replay
     from ringsim.launch.run import RunOptions, run
 
     options = _make_parser().parse_args(shlex.split(line))

@@ -25,7 +25,7 @@ from ringsim.diagnose.waitfor import Hindrance, analyse, find_cycle
 from ringsim.launch.watcher import LiveRecords
 from ringsim.traces.events import ANY_SOURCE, NONE, Group
 from ringsim.traces.findings import Operation
-from ringsim.traces.runs import read_parts
+from ringsim.traces.run_parts import read_parts
 
 CALLS = ("barrier", "all_reduce", "all_gather", "all_gather_into_tensor", "new_group")
 WORLD, PAIR = Group("world", (0, 1, 2, 3)), Group("pair", (0, 1))

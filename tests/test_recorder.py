@@ -22,7 +22,7 @@ from ringsim.errors import TraceFileError
 from ringsim.traces.events import ANY_SOURCE, ERROR, MARK, NONE, OK, OP_CODES, OP_NAMES, RECORD
 from ringsim.traces.findings import Operation
 from ringsim.traces.recorder import Recorder
-from ringsim.traces.runs import read_parts
+from ringsim.traces.run_parts import read_parts
 from ringsim.traces.store import CHUNK, FIRST_CHUNK
 
 

@@ -69,7 +69,7 @@ def test_a_message_is_contiguous_as_on_gloo(
     """Version 0.2.0 carried a transposed tensor, and failed inside ringsim for an expanded one."""
     with pytest.raises(ArgumentError, match=f"must be contiguous, got one of .*{says}") as caught:
         run(pass_on, 2, sent, into)
-    assert "matching.py" not in str(caught.value)
+    assert "point_to_point.py" not in str(caught.value)
 
 
 def own_state() -> tuple[int, bool]:

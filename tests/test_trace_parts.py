@@ -31,7 +31,7 @@ from ringsim.traces.events import (
     concatenate,
 )
 from ringsim.traces.parts import PartReader
-from ringsim.traces.runs import Parts, read_parts
+from ringsim.traces.run_parts import Parts, read_parts
 from ringsim.traces.store import FIRST_CHUNK
 
 Start = Callable[..., Writer]

@@ -24,7 +24,7 @@ from patients import anonymous  # type: ignore[import-not-found]  # it lies besi
 import ringsim
 from ringsim import magics
 from ringsim.errors import RingError
-from ringsim.launch.replay import name_run, write_run
+from ringsim.launch.recorded_cells import name_run, write_run
 
 HERE = Path(__file__).resolve().parent
 LESSONS = {

@@ -81,7 +81,7 @@ from ringsim.traces.events import (
 )
 from ringsim.traces.matching import number_places, number_rows
 from ringsim.traces.recorder import Recorder
-from ringsim.traces.runs import join_events, read_parts
+from ringsim.traces.run_parts import join_events, read_parts
 from ringsim.traces.spans import label_in_force
 from ringsim.traces.units import bytes_text, rate_text, time_text
 

@@ -54,6 +54,7 @@ from ringsim.exchange.slices import (
     unpack_run,
 )
 from ringsim.traces.documents import parse_json, write_whole
+from ringsim.traces.event_rows import Rows
 from ringsim.traces.events import (
     ANY_SOURCE,
     IN_FLIGHT,
@@ -66,7 +67,6 @@ from ringsim.traces.events import (
     Payload,
     Tables,
 )
-from ringsim.traces.rows import Rows
 
 if TYPE_CHECKING:
     from os import PathLike

@@ -33,8 +33,8 @@ from ringsim.exchange.reading import (
 )
 from ringsim.traces.collectives import COLLECTIVES
 from ringsim.traces.documents import parse_json
+from ringsim.traces.event_rows import Rows
 from ringsim.traces.events import IN_FLIGHT, NONE, OK, OP_CODES, Group, Payload
-from ringsim.traces.rows import Rows
 from ringsim.traces.value import Trace
 
 if TYPE_CHECKING:

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from ringsim.traces.documents import saving
+from ringsim.traces.event_rows import Rows, whole_rows
 from ringsim.traces.events import (
     ANY_SOURCE,
     COLUMN_DTYPES,
@@ -46,7 +47,6 @@ from ringsim.traces.events import (
     write_tables,
 )
 from ringsim.traces.files import check_run
-from ringsim.traces.rows import Rows, whole_rows
 from ringsim.traces.value import Trace
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, overload
 from ringsim.errors import ArgumentError, check_seed, check_worker, is_integer, is_number
 from ringsim.faults import Degrade, Injection, check_injections
 from ringsim.launch.job import CHECKS, Kind, pack_call, start_environment
-from ringsim.launch.replay import is_replaying, name_run, refuse, replay
+from ringsim.launch.recorded_cells import is_replaying, name_run, refuse, replay
 from ringsim.launch.run import RunOptions, run
 from ringsim.traces.value import Trace
 

@@ -18,7 +18,7 @@ from ringsim.launch.system import has_proc, look_at_living
 from ringsim.traces.events import readable
 from ringsim.traces.findings import LEFT_BLOCK
 from ringsim.traces.parts import PartReader
-from ringsim.traces.runs import told_ends
+from ringsim.traces.run_parts import told_ends
 
 
 def tell_end(rank: int, error: BaseException | None) -> dict[str, Any]:

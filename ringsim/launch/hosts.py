@@ -62,7 +62,7 @@ from ringsim.traces.documents import are_all
 from ringsim.traces.events import IN_FLIGHT, NONE
 from ringsim.traces.findings import LOST
 from ringsim.traces.recorder import Recorder
-from ringsim.traces.runs import read_run
+from ringsim.traces.run_parts import read_run
 from ringsim.traces.value import Trace
 
 LOOK_S: Final = 0.2  # between two looks at one's own ranks

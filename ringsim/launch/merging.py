@@ -19,7 +19,7 @@ from ringsim.traces.clocks import count_from, find_start, reference_ns
 from ringsim.traces.events import NONE, Events
 from ringsim.traces.files import save_pieces
 from ringsim.traces.parts import PartReader
-from ringsim.traces.runs import Parts, share_tables
+from ringsim.traces.run_parts import Parts, share_tables
 
 WAIT_S: Final = 30.0  # how long rank 0 waits for the ends of the other ranks' blocks
 # the same after rank 0's own block ended with an exception: other blocks may never end

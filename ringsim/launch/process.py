@@ -17,7 +17,7 @@ from ringsim.launch.results import write_result
 
 __all__ = ["Process", "become", "park", "preload"]
 
-_EXPECTED: Final = "ringsim.simulator.run:simulate_here"  # most calls are of this function
+_EXPECTED: Final = "ringsim.simulator.simulation:simulate_here"  # most calls are of this function
 
 
 def preload() -> None:

@@ -33,7 +33,7 @@ from ringsim.launch.supervisor import RunOptions, Supervisor
 from ringsim.traces.cells import name_cells, rename_file, rename_places
 from ringsim.traces.events import COLLECTIVE
 from ringsim.traces.findings import IN_THREAD, Diagnosis
-from ringsim.traces.runs import read_parts
+from ringsim.traces.run_parts import read_parts
 from ringsim.traces.value import Trace
 
 __all__ = ["GPU_LIMIT_S", "RunOptions", "run"]

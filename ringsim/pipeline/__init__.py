@@ -125,7 +125,7 @@ _CONTENTS: Final = {
         "train_step_pipeline_afab "
         "weighted_loss",
         "pipeline.transformer": "SmallTransformer",
-        "plot.steps": "plot_schedule",
+        "plot.pipeline_step": "plot_schedule",
         "schedules": "make_schedule",
         "schedules.costs": "Costs",
         "schedules.engine": "Evaluation evaluate validate",
@@ -180,7 +180,7 @@ if TYPE_CHECKING:  # the same table, for type checkers and editors
     from ringsim.pipeline.training import train_step_pipeline_afab as train_step_pipeline_afab
     from ringsim.pipeline.training import weighted_loss as weighted_loss
     from ringsim.pipeline.transformer import SmallTransformer as SmallTransformer
-    from ringsim.plot.steps import plot_schedule as plot_schedule
+    from ringsim.plot.pipeline_step import plot_schedule as plot_schedule
     from ringsim.schedules import make_schedule as make_schedule
     from ringsim.schedules.costs import Costs as Costs
     from ringsim.schedules.engine import Evaluation as Evaluation

@@ -16,9 +16,9 @@ import numpy as np
 
 from ringsim.errors import ArgumentError
 from ringsim.plot import sheet, style
+from ringsim.plot.pipeline_step import PHASE_NAME_POINTS, draw_actions, name_schedule
 from ringsim.plot.rows import Lanes, lay_rows
 from ringsim.plot.sheet import Picture
-from ringsim.plot.steps import PHASE_NAME_POINTS, draw_actions, name_schedule
 from ringsim.plot.style import Look
 from ringsim.provenance import footer
 from ringsim.traces.display import Style

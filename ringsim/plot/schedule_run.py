@@ -16,9 +16,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.patches import Patch
 
 from ringsim.plot import sheet, style
-from ringsim.plot.rows import lay_rows
-from ringsim.plot.sheet import Picture
-from ringsim.plot.steps import (
+from ringsim.plot.pipeline_step import (
     ACTION_LOOKS,
     LANES,
     StepPicture,
@@ -26,6 +24,8 @@ from ringsim.plot.steps import (
     name_schedule,
     step_picture,
 )
+from ringsim.plot.rows import lay_rows
+from ringsim.plot.sheet import Picture
 from ringsim.plot.style import percent
 from ringsim.schedules.schedule import COMPUTE_KINDS
 from ringsim.simulator.critical_path import (

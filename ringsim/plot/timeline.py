@@ -13,6 +13,7 @@ import numpy as np
 
 from ringsim.plot import sheet, style
 from ringsim.plot.bars import FIRST_SPAN, UNFINISHED, Bars, choose_messages, make_bars, merge
+from ringsim.plot.pipeline_step import microbatch_entry, picture_step, step_picture
 from ringsim.plot.ring import ring_picture
 from ringsim.plot.rows import (
     LEAST_ROW_POINTS,
@@ -24,7 +25,6 @@ from ringsim.plot.rows import (
     looks_of,
 )
 from ringsim.plot.sheet import Picture
-from ringsim.plot.steps import microbatch_entry, picture_step, step_picture
 from ringsim.traces.clocks import unalign
 from ringsim.traces.display import Style
 from ringsim.traces.events import COLLECTIVE, ERROR, MARK, NONE, OP_NAMES, SEND, SPAN, read_notice

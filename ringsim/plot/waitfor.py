@@ -23,7 +23,7 @@ from ringsim.plot.timeline import timeline_picture
 from ringsim.traces.display import Style
 from ringsim.traces.events import COLLECTIVE, NONE, OP_CODES, Tables, make_events
 from ringsim.traces.findings import Diagnosis, Edge, Finding, Operation, kind_text
-from ringsim.traces.runs import join_events
+from ringsim.traces.run_parts import join_events
 from ringsim.traces.units import count
 
 if TYPE_CHECKING:

@@ -31,6 +31,7 @@ import numpy as np
 from ringsim.link import Link
 from ringsim.simulator.links import PrivateLinks
 from ringsim.traces.collectives import count_rounds
+from ringsim.traces.event_rows import Rows
 from ringsim.traces.events import (
     COLLECTIVE,
     IN_FLIGHT,
@@ -44,7 +45,6 @@ from ringsim.traces.events import (
     Payload,
 )
 from ringsim.traces.matching import refused
-from ringsim.traces.rows import Rows
 
 if TYPE_CHECKING:
     from ringsim.traces.value import Trace

@@ -132,7 +132,7 @@ def run_simulation(packed: bytes, settings: Settings, limit_s: float | None = No
     """Runs a packed worker on simulated ranks; returns the trace, or raises the run's error."""
     cells = name_cells(pack_caller().lines)
     outcome = run_alone(
-        "ringsim.simulator.run:simulate_here",
+        "ringsim.simulator.simulation:simulate_here",
         packed,
         settings,
         cells,

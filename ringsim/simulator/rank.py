@@ -30,9 +30,9 @@ from ringsim.compute_costs import PostingCosts
 from ringsim.errors import Refused
 from ringsim.faults import make_failure
 from ringsim.simulator.clock import Clock, Rank
-from ringsim.simulator.collectives import Part, meet
+from ringsim.simulator.collective_ops import Part, meet
 from ringsim.simulator.links import Links, SharedCores
-from ringsim.simulator.matching import Channel, Rendezvous, SimulatedMessage
+from ringsim.simulator.point_to_point import Channel, Rendezvous, SimulatedMessage
 from ringsim.simulator.work import Kind, Team
 from ringsim.traces.events import ANY_SOURCE, ERROR, NONE, OP_CODES, Payload
 from ringsim.traces.recorder import Post, Recorder

@@ -1,7 +1,7 @@
 """The handle of an operation that a simulated rank has posted, its group, and its tensors.
 
 A rank that waits for an operation gives way to the others until it is done.
-`ringsim.simulator.matching` completes messages, and `ringsim.simulator.collectives` collectives.
+`ringsim.simulator.point_to_point` completes messages, and `ringsim.simulator.collective_ops` collectives.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Team(Members):
     Attributes:
         group_name: as the trace spells it: "world", "ring:2>3", "1".
         limit: of each operation, if the program set one.
-        meetings: the state that ``ringsim.simulator.collectives`` keeps for the group.
+        meetings: the state that ``ringsim.simulator.collective_ops`` keeps for the group.
     """
 
     ranks: tuple[int, ...]

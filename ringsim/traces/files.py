@@ -64,7 +64,7 @@ from ringsim.traces.events import (
 )
 from ringsim.traces.filtering import choose, part_of_file
 from ringsim.traces.parts import FILE_NAME, PartReader
-from ringsim.traces.runs import read_run
+from ringsim.traces.run_parts import read_run
 from ringsim.traces.value import Trace
 
 if TYPE_CHECKING:

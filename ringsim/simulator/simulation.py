@@ -53,7 +53,7 @@ from ringsim.simulator.clock import Clock, Ended
 from ringsim.simulator.environment import RankEnvironment, RankSignals
 from ringsim.simulator.isolation import Isolation
 from ringsim.simulator.links import SharedCores, make_links
-from ringsim.simulator.matching import make_matcher
+from ringsim.simulator.point_to_point import make_matcher
 from ringsim.simulator.rank import Shared, SimulatedRank
 from ringsim.simulator.settings import Settings
 from ringsim.simulator.stacks import STACKS
