@@ -1,7 +1,8 @@
 """The handle of an operation that a simulated rank has posted, its group, and its tensors.
 
 A rank that waits for an operation gives way to the others until it is done.
-`ringsim.simulator.point_to_point` completes messages, and `ringsim.simulator.collective_ops` collectives.
+`ringsim.simulator.point_to_point` completes messages, and
+`ringsim.simulator.collective_ops` collectives.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ says of itself), and for the run ``run.json``. A rank may be killed at any momen
 be missing and the last record or line may be cut. What is readable is read, and what is not is
 noted.
 
-``PartReader`` follows one rank, whether it still writes or not; ``ringsim.traces.run_parts`` reads all
-ranks to their end. Files of other processes are read, never mapped: one that is cut short is then a
+``PartReader`` follows one rank, whether it still writes or not; ``ringsim.traces.run_parts`` reads
+all ranks to their end. Files of other processes are read, never mapped: one that is cut short is then a
 short read and not the end of the reader.
 """
 
