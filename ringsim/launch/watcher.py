@@ -67,7 +67,7 @@ POLL_MAX: Final = 5  # ... up to this many times the shortest
 COMPARE_S: Final = 0.2  # between two comparisons of what the ranks have posted
 # of its time that a watcher may look, or compare: it may live inside a rank, and hold its
 # interpreter
-SHARE: Final = 0.05
+SHARE: Final = 0.02
 COLLECTIVE_S: Final = 1.0
 THREADS_S: Final = 3.0
 STALL_S: Final = 3.0
