@@ -18,7 +18,7 @@ from typing import Any, Final
 
 __all__ = ["__version__", "footer", "machine", "measured_run", "note_doubts", "versions"]
 
-__version__ = "0.2.0"  # pyproject.toml reads it from here
+__version__ = "0.3.0"  # pyproject.toml reads it from here
 
 
 def machine() -> dict[str, Any]:
