@@ -18,17 +18,17 @@ from test_house import ROOT, TRACKED
 # pattern: a better way to write it
 PATTERNS = {
     r"(?:^|[.:;] )What(?:ever)? (?!is\b|are\b|do\b|does\b|did\b|if\b)[^?]*$": "name the thing",
-    r"(?:^|[.;:(] )Where (?!is\b|are\b|do\b|does\b|did\b)[^?]*$": "If, or When",
+    r"(?:^|[.;:(] )Where (?!is\b|are\b|do\b|does\b|did\b)[^,?]*,[^?]*$": "If, or When",
     r", where (?:it|they|there|that|no|nothing|this)\b": "if, or when",
     r"\b(?:says?|said|saying|tells?|told|telling)"
-    r" (?:what|which|how|where|who|whose|when|why|whether|so)\b": "report, list, describe, show",
+    r" (?:what|which|how|where|who|whose|when|why|whether)\b": "report, list, describe, show",
     r"\b(?:Returns|Yields|Gives) (?:what|which|how|where|who|when|why)\b": "a noun",
     r"\bTells whether\b": "Returns whether",
     r"\b(?:[Nn]obody|[Ss]omebody|[Ww]hoever)\b": "rank, process or user",
     r"\b(?:[Bb]eside|[Ll]ikewise|[Aa]new|in vain|by turns)\b": "next to, also, again",
     r"\b(?:stands?|stood) (?:in|under|there|alone|beside)\b": "is, or is listed",
     r",? too[.;:)]": "also",
-    r"\b(?:at once|under way|mend(?:ed|s|ing)?)\b": "immediately, in flight, fix",
+    r"\b(?:under way|mend(?:ed|s|ing)?)\b": "in flight, fix",
 }
 
 
