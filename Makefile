@@ -10,7 +10,8 @@ TORCH_INDEX ?=
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed.stamp
-PIP_INSTALL = -m pip install --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+# Python compiles a module when it is first imported; to compile all of them now would take longer than the rest of the installation.
+PIP_INSTALL = -m pip install --disable-pip-version-check --no-compile $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
 # Two processes run the tests. Tests on real ranks share one of them, so they run one after the other; so do the cells of a lesson.
 TWO_AT_A_TIME := --numprocesses 2 --dist loadgroup
