@@ -1,11 +1,10 @@
-"""Whether ``ringsim.bandwidth`` finds what a plain ``torch.distributed`` loop finds.
+"""Compares ``ringsim.bandwidth`` with a plain ``torch.distributed`` loop.
 
-Half a round trip, at every size from 4 KiB on. Run: ``python benchmarks/bandwidth.py`` (some
-minutes); ``--quick`` takes a look. Two Gloo ranks, joined in a ring, measure one edge alternately:
-with a plain loop around ``send`` and ``recv`` that nobody records, with the same loop again, and
-with ``ringsim.bandwidth``, whose times come from the record. The order within a round is drawn by
-lot. What counts is the median over the rounds of the ratio within a round. It may be off by 5 %, or
-by what the plain loop is off from itself, if that is more.
+Half a round trip, at sizes from 4 KiB. Run ``python benchmarks/bandwidth.py`` (a few minutes), or
+``--quick``. Two Gloo ranks in a ring measure one edge alternately: with a plain, unrecorded loop
+around ``send`` and ``recv``, with the same loop again, and with ``ringsim.bandwidth``, whose times
+come from the record. Each round has a random order. The result is the median ratio within a round.
+It may differ from 1 by 5 %, or by the difference between the two plain loops if that is larger.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ METHODS = ("plain", "plain again", "ringsim")
 
 
 def plain(rank: int, size_bytes: int, count: int) -> float:
-    """Half a round trip in us: the median of ``count``, as anybody would measure it."""
+    """Half a round trip in us: the median of ``count``, as in a plain program."""
     import torch
     import torch.distributed as dist
 

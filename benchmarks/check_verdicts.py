@@ -1,13 +1,12 @@
-"""Do the checks of the lessons judge rightly on a machine that is far too busy?
+"""Tests whether the checks of the lessons judge correctly on an overloaded machine.
 
-Right and wrong answers, on real ranks, in turn.
+Right and wrong answers, on real ranks, alternately.
 
     python benchmarks/check_verdicts.py [--checks 500] [--busy 30] [--seed 0]
 
-The answers are those that ``tests/test_check*.py`` keep. As many processes as ``--busy`` says do
-nothing but compute meanwhile. Prints each verdict that is not as it should be, then how often each
-was given and how long the checks took, and exits with 1 where a right answer was "not yet" or a
-wrong one passed. Undecided is not wrong, and is counted apart.
+The answers are those of ``tests/test_check*.py``. Meanwhile, ``--busy`` processes compute. Prints
+each unexpected verdict, then the number of each verdict and the time of the checks. Exits with 1 if
+a right answer was "not yet", or a wrong one passed. Undecided verdicts are counted separately.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class Case(NamedTuple):
 
 
 def all_cases() -> list[Case]:
-    """Returns what is judged."""
+    """Returns the answers to judge."""
     import test_check_messages as messages
     import test_check_pipeline as pipeline
     import test_check_reading as reading
@@ -79,18 +78,24 @@ def all_cases() -> list[Case]:
 
 
 def main() -> int:
-    """Prints the verdicts, and tells whether one was wrong."""
+    """Prints the verdicts, and returns whether one was wrong."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--checks", type=int, default=500, help="half of them of right answers (default: 500)"
+        "--checks", type=int, default=500, help="half of them with right answers (default: 500)"
     )
     parser.add_argument(
-        "--busy", type=int, default=30, help="processes that compute meanwhile (default: 30)"
+        "--busy",
+        type=int,
+        default=30,
+        help="processes that compute in the background (default: 30)",
     )
     parser.add_argument(
-        "--seed", type=int, default=0, help="of the order and of what the checks draw (default: 0)"
+        "--seed",
+        type=int,
+        default=0,
+        help="for the order and the random choices of the checks (default: 0)",
     )
     options = parser.parse_args()
     print(where(), flush=True)

@@ -1,13 +1,13 @@
-"""How well do two hosts know each other's clocks?
+"""Measures how well two hosts know the offset of their clocks.
 
-Their true offset is known: the hosts are namespaces, and one has a time namespace.
+The true offset is known, because the hosts are namespaces, and one has a time namespace.
 
     python benchmarks/clocks.py [--runs 100] [--busy PROCESSES] [--skew-s 5] [--ranks 1]
 
-Each run is a recorded block with messages around all ranks. Prints by how much the offset was off,
-whether that was always within the stated uncertainty, how many messages arrived before they were
-sent by the clocks themselves and after alignment, and what comparing clocks adds to entering and
-leaving a block, from as many blocks without it in between. Making hosts takes the right to.
+Each run is a recorded block with messages around all ranks. Prints the error of the offset, whether
+it was always within the uncertainty, the number of messages that arrived before they were sent
+(before and after alignment), and the time that comparing clocks adds to entering and leaving a
+block, relative to blocks without it. Creating the hosts needs root.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def run_rank(rank: int, size: int, runs: int, directory: str) -> None:
 
 @contextlib.contextmanager
 def hosts(skew_s: float) -> Iterator[list[list[str]]]:
-    """Makes two hosts; yields what stands before a command that is to run on each."""
+    """Creates two hosts; yields the prefix of commands for each."""
 
     def ip(*words: str) -> None:
         subprocess.run(["ip", *words], check=True)
@@ -156,7 +156,9 @@ def main() -> int:
     """Runs all, and prints a line for each question."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=100)
-    parser.add_argument("--busy", type=int, default=0, help="processes that compute beside it")
+    parser.add_argument(
+        "--busy", type=int, default=0, help="processes that compute in the background"
+    )
     parser.add_argument("--skew-s", type=float, default=5, help="of the second host's clock")
     parser.add_argument("--ranks", type=int, default=1, help="on each host")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)

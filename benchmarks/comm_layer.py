@@ -1,10 +1,10 @@
-"""What ``ringsim.comm`` costs beyond torch's own call.
+"""Measures the cost of ``ringsim.comm`` on top of torch's own call.
 
-Log off, on but not selecting, on; beside DeepSpeed's layer in the same three. Run: ``python
-benchmarks/comm_layer.py`` (about two minutes); ``--deepspeed`` measures DeepSpeed too, installing
-it into an environment of its own or using the Python given, ``--quick`` takes a look. Cost is CPU
-time of the calling thread on torch's fake backend, where an operation does nothing else. The
-methods run in processes of their own, which take turns.
+With the log off, on without a selection, and on; and DeepSpeed's layer in the same three states.
+Run ``python benchmarks/comm_layer.py`` (about two minutes), or ``--quick``. ``--deepspeed`` also
+measures DeepSpeed: it installs it in a separate environment, or uses the given Python. The cost is
+CPU time of the calling thread on torch's fake backend, which sends nothing. The methods run in
+separate processes, alternately.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def main() -> None:
         nargs="?",
         const="",
         metavar="PYTHON",
-        help="measure DeepSpeed, too: install it, or use this Python",
+        help="also measure DeepSpeed: install it, or use this Python",
     )
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -1,11 +1,11 @@
-"""What recording costs a step of DistributedDataParallel.
+"""Measures the cost of recording a step of DistributedDataParallel.
 
 The same step with recording, without, and without again, alternately.
 
     python benchmarks/ddp_step.py [--ranks 2] [--rounds 60]
 
-Goal: at most 1.05 times the step without. A model of eight linear layers of 512 x 512, 32 samples a
-rank, in buckets of 1 MiB.
+The goal is at most 1.05 times the step without recording. The model has eight linear layers of
+512 x 512, 32 samples per rank, and buckets of 1 MiB.
 """
 
 from __future__ import annotations

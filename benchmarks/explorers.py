@@ -1,7 +1,7 @@
-"""How long an explorer takes to answer a moved slider.
+"""Measures how long an explorer takes to respond to a moved slider.
 
-Drawn choices, each computed again and handed to its view. Run: ``python benchmarks/explorers.py
-[--choices 25]``. The goal is 100 ms. What the browser then takes is in ``view_page.py``.
+Random choices are computed and passed to the view. Run ``python benchmarks/explorers.py
+[--choices 25]``. The goal is 100 ms. ``view_page.py`` measures the time in the browser.
 """
 
 from __future__ import annotations

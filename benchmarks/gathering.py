@@ -1,13 +1,13 @@
-"""What it costs rank 0 to gather a run.
+"""Measures the cost of gathering a run on rank 0.
 
-Parts that come over the store, and the file that it makes of them.
+Parts arrive over the store, and rank 0 writes one file.
 
     python benchmarks/gathering.py [--events 10000000] [--ranks 64]
 
-The parts are written beforehand. Two processes that share no directory then do what a recorded
-block does at its end: one offers the parts of all ranks but rank 0's over torch's store, the other
-fetches them and writes the file. A third holds the store. Prints the rates, and by how much each
-process grew; goals: 50 MiB/s, 16 MiB for the store, 64 MiB for rank 0.
+The parts are written in advance. Then two processes without a shared directory do the work of the
+end of a recorded block: one offers the parts of all ranks except rank 0 over torch's store, and the
+other one fetches them and writes the file. A third process holds the store. Prints the rates, and
+the growth of each process. Goals: 50 MiB/s, 16 MiB for the store, 64 MiB for rank 0.
 """
 
 from __future__ import annotations

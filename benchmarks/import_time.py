@@ -1,7 +1,7 @@
-"""What ``import ringsim`` costs, beyond starting Python: the goal is 50 ms.
+"""Measures the time that ``import ringsim`` adds to starting Python. The goal is 50 ms.
 
-Run: ``python benchmarks/import_time.py``. Both commands run alternately in fresh interpreters, so
-that a busy machine slows both alike.
+Run ``python benchmarks/import_time.py``. Both commands run alternately in fresh interpreters, so a
+busy machine slows down both.
 """
 
 from __future__ import annotations

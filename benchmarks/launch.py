@@ -1,10 +1,10 @@
-"""What it costs to start ranks.
+"""Measures the cost of starting ranks.
 
-ringsim beside torchrun, ``torch.multiprocessing.spawn`` and a bare warm fork server. Run: ``python
-benchmarks/launch.py`` (some minutes; ``--quick`` for a look). Every method brings N fresh ranks
-into one Gloo group, past a barrier, and ends them; they run in turn, so that a busy machine slows
-all alike. ringsim builds the ring and records as well. "Parked" starts half a second after the call
-before it, so that fresh ranks are ready; "back to back" starts at once.
+ringsim, torchrun, ``torch.multiprocessing.spawn`` and a warm fork server. Run ``python
+benchmarks/launch.py`` (a few minutes), or ``--quick``. Every method starts N fresh ranks, joins
+them in one Gloo group, passes a barrier, and ends them. The methods alternate, so a busy machine
+slows down all of them. ringsim also builds the ring and records. "Parked" starts half a second
+after the previous call, so fresh ranks are ready; "back to back" starts immediately.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PAUSE_S = 0.5
 
 
 def worker() -> None:
-    """What every rank does under ringsim: a barrier."""
+    """The worker of every rank under ringsim: a barrier."""
     import torch.distributed as dist
 
     dist.barrier()
@@ -45,7 +45,7 @@ def free_port() -> int:
 
 
 def bare_rank(rank: int, world_size: int, port: int) -> None:
-    """What every rank does under the other launchers: one group, a barrier, the end."""
+    """The program of every rank under the other launchers: one group, a barrier, the end."""
     from datetime import timedelta
 
     import torch.distributed as dist
@@ -63,7 +63,7 @@ def with_ringsim(world_size: int) -> None:
 
 
 def with_forkserver(world_size: int) -> None:
-    """Python's own fork server, which holds torch already."""
+    """Python's own fork server, with torch preloaded."""
     context = multiprocessing.get_context("forkserver")
     port = free_port()
     ranks = [

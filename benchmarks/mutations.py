@@ -1,9 +1,8 @@
-"""Breaks central lines, one at a time in a copy of the tree.
+"""Breaks central lines, one at a time in a copy of the tree, and runs the tests.
 
-Looks whether the quick tests notice. ``python benchmarks/mutations.py [NAME ...]`` prints a line
-for each: how long the tests took to fail, or SURVIVED. Lines are found by their text, and one that
-is not there (any more) stops the script. The copy is in a temporary directory; this tree stays as
-it is.
+``python benchmarks/mutations.py [NAME ...]`` prints for each line how long the tests took to fail,
+or SURVIVED. Lines are found by their text; a missing line stops the script. The copy is in a
+temporary directory, so this tree does not change.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 
 
 class Mutation(NamedTuple):
-    """A line, what it is turned into, and the tests that must notice."""
+    """A line, its replacement, and the tests that must fail."""
 
     file: str
     line: str
@@ -107,7 +106,7 @@ MUTATIONS = {
 
 
 def try_out(mutation: Mutation, tree: Path) -> str:
-    """Breaks the line in a tree, runs its tests there, and mends it; says what came of it."""
+    """Breaks the line in a tree, runs its tests, restores it, and returns the result."""
     file = tree / mutation.file
     text = file.read_text()
     if text.count(mutation.line) != 1:
@@ -139,7 +138,7 @@ def try_out(mutation: Mutation, tree: Path) -> str:
 
 
 def main(names: list[str]) -> int:
-    """Tries those of these names, or all; returns how many survived."""
+    """Tries the named mutations, or all; returns the number of survivors."""
     survived = 0
     with tempfile.TemporaryDirectory() as directory:
         tree = Path(directory, "ringsim")

@@ -1,6 +1,6 @@
-"""What the benchmarks share.
+"""Shared functions of the benchmarks.
 
-Medians, ratios of medians with a bootstrap interval, and a word on where they were measured.
+Medians, ratios of medians with a bootstrap interval, and a description of the machine.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def ratio_interval(
 def against_itself(baseline: Sequence[float]) -> str:
     """Compares every other value of a baseline with the rest.
 
-    Says whether the run can be trusted.
+    Returns whether the run is conclusive.
     """
     if len(baseline) < 4:
         return "too few runs to compare the baseline with itself"

@@ -1,11 +1,11 @@
-"""A training step on a pipeline.
+"""Measures a training step of a pipeline.
 
-ringsim beside ``torch.distributed.pipelining``, and recorded beside not recorded. Run: ``python
-benchmarks/pipeline_step.py`` (about ten minutes); ``--repeats 5 --ranks 2`` takes a look. Both
-engines have the same model, the same stages and the same data, and take turns within one set of
-processes, one thread each; so does one process without a pipeline. Every step starts at a barrier;
-its time is that of the slowest rank, its CPU time that of all. Before anything is timed, loss and
-gradients of both are held against those of one process.
+ringsim relative to ``torch.distributed.pipelining``, and recorded relative to unrecorded. Run
+``python benchmarks/pipeline_step.py`` (about fifteen minutes), or ``--repeats 5 --ranks 2``. Both
+engines have the same model, stages and data, and alternate within one set of processes, with one
+thread each; so does one process without a pipeline. Every step starts at a barrier. Its time is
+that of the slowest rank, and its CPU time that of all ranks. First, loss and gradients of both
+engines are compared with those of one process.
 """
 
 from __future__ import annotations

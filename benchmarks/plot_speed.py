@@ -1,10 +1,10 @@
-"""How long the pictures of a big trace take, from the trace to PNG bytes.
+"""Measures how long the pictures of a big trace take, from the trace to PNG bytes.
 
     python benchmarks/plot_speed.py [events]
 
-The trace is made up (8 ranks, 100,000 events by default), again for each drawing, so that matching
-and wait states are counted in. Prints for each picture the time of the first drawing and the median
-of the next ones.
+Each drawing has a new synthetic trace (8 ranks, 100,000 events by default), so the time includes
+matching and wait states. Prints for each picture the time of the first drawing and the median of
+the others.
 """
 
 from __future__ import annotations

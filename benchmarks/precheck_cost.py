@@ -1,9 +1,8 @@
-"""What it costs to compare both sides of a message before it is sent.
+"""Measures the cost of checking the arguments of a message before it is sent.
 
-Gloo ranks play ping-pong, compared and not. Run: ``python benchmarks/precheck_cost.py`` (about a
-minute); ``--quick`` takes a look. Each way runs on two ranks of its own, which stay, and the ways
-take turns, so that a busy machine slows all alike. Cost is CPU time of one rank's thread, and the
-time of half a round trip.
+Gloo ranks play ping-pong, with and without the checks. Run ``python benchmarks/precheck_cost.py``
+(about a minute), or ``--quick``. Each way has two permanent ranks, and the ways alternate, so a
+busy machine slows down both. Prints the CPU time of one rank's thread, and half a round trip.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""How far off predicted times are, for programs that the model was not made on.
+"""Measures the errors of predicted times, for programs that the model was not made for.
 
-These are in `prediction_programs.py`. `measure DIR` runs programs on real ranks, each several
-times, in an order drawn by a seed, and `ringsim.calibration_worker` on 2 ranks before each turn;
-`predict DIR` predicts the time of each program, from its first operation to its last, with
-constants from those 2 ranks alone, and compares with the median of the runs. Beside it stand a
-prediction with links and posting alone, a nominal latency and bandwidth, and no communication at
-all; what the constants of the run itself would have given (replay); and how far single runs are
-from their median, which no model can beat. A run on a machine that was busy before it began is
+The programs are in `prediction_programs.py`. `measure DIR` runs them on real ranks, several times
+each, in random order, and `ringsim.calibration_worker` on 2 ranks before each turn. `predict DIR`
+predicts the time of each program, from its first operation to its last, from these 2 ranks only,
+and compares it with the median of the runs. For comparison, it prints the errors of a prediction
+with links and posting only, of a nominal latency and bandwidth, and of no communication at all; the
+result with the constants of the run itself (replay); and the differences of single runs from
+their median, which no model can beat. If the machine was busy before a run, the run is
 inconclusive.
 """
 
@@ -49,7 +49,7 @@ NOMINAL = ringsim.Link(alpha_s=50e-6, beta_s_per_byte=1 / 10e9)
 
 
 class Configuration(NamedTuple):
-    """What is run."""
+    """A program with its settings."""
 
     kind: str
     ranks: int
@@ -67,7 +67,7 @@ class Configuration(NamedTuple):
 class Found(NamedTuple):
     """Signed errors against the median run.
 
-    How far the runs are from it; and whether it is within the predicted range.
+    Also the differences of the runs from it, and whether it is within the predicted range.
     """
 
     predicted: float
@@ -80,7 +80,7 @@ class Found(NamedTuple):
 
 
 def measure_idle(seconds: float = 1.0) -> float:
-    """Returns the part of the processors' time that nobody used for a while."""
+    """Returns the idle share of the CPU time over a short period."""
 
     def read() -> tuple[int, int]:
         ticks = list(map(int, Path("/proc/stat").read_text().splitlines()[0].split()[1:9]))

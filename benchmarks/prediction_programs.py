@@ -1,9 +1,9 @@
-"""Programs whose time is predicted.
+"""Programs for measuring predictions.
 
 Each runs on real ranks and on the virtual clock, with a number of rounds and a size in bytes. They
-talk as programs do that nobody wrote with a model in mind: in rings, trees and pairs, with
-collectives, with sub-groups, with and without computing between messages. ``KINDS`` has them by
-name; every function takes ``(rounds, size_bytes)``.
+communicate as ordinary programs do: in rings, trees and pairs, with collectives, with sub-groups,
+with and without computation between messages. ``KINDS`` maps names to functions, and every
+function takes ``(rounds, size_bytes)``.
 """
 
 from __future__ import annotations

@@ -1,15 +1,13 @@
-"""Is anything wrong said of a correct program on two hosts?
-
-And how soon is it said why a wrong one hangs?
+"""Looks for false alarms on two hosts, and measures the time to a verdict.
 
     python benchmarks/quiet_hosts.py [--runs 100] [--hangs 10] [--busy PROCESSES]
 
-The hosts are namespaces, with two ranks each. A correct run is a recorded block of messages around
-all ranks and an all_reduce, in which one rank or another keeps all others waiting for a second, and
-enters every other block a second late. A run that hangs is two ranks of different hosts that
-receive from each other, once both hosts are watched; a thread of one of them ends that as soon as
-rank 0 has said why. Prints what was said of correct runs, and exits with 1 where there was
-anything. Making hosts takes the right to.
+The hosts are namespaces with two ranks each. A correct run is a recorded block with messages around
+all ranks and an all_reduce, in which one rank makes the others wait for a second, and enters every
+other block a second late. In a run that hangs, two ranks of different hosts receive from each other
+while both hosts are watched; a thread of one rank ends this as soon as rank 0 has reported the
+reason. Prints all reports about correct runs, and exits with 1 if there are any. Creating the hosts
+needs root.
 """
 
 from __future__ import annotations
@@ -51,7 +49,7 @@ def run_right(number: int) -> None:
 def run_wrong(said: list[str]) -> float:
     """Ranks 0 and 3 receive from each other.
 
-    Returns how long it took on rank 0 until it said why.
+    Returns the time until rank 0 reported the reason.
     """
     import torch
     import torch.distributed as dist
@@ -84,7 +82,7 @@ def run_wrong(said: list[str]) -> float:
 
 
 def run_rank(rank: int, runs: int, hangs: int, directory: str) -> None:
-    """Records all runs; rank 0 prints what was said in each, and how long that took."""
+    """Records all runs; rank 0 prints the reports of each, and their time."""
     import torch.distributed as dist
 
     import ringsim
@@ -111,16 +109,18 @@ def run_rank(rank: int, runs: int, hangs: int, directory: str) -> None:
 
 
 def main() -> int:
-    """Runs all; tells whether anything was said of a correct run."""
+    """Runs all; returns whether a correct run caused a report."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--runs", type=int, default=100, help="of the correct program (default: 100)"
+        "--runs", type=int, default=100, help="runs of the correct program (default: 100)"
     )
-    parser.add_argument("--hangs", type=int, default=10, help="of the one that hangs (default: 10)")
     parser.add_argument(
-        "--busy", type=int, default=0, help="processes that compute beside it (default: 0)"
+        "--hangs", type=int, default=10, help="runs of the program that hangs (default: 10)"
+    )
+    parser.add_argument(
+        "--busy", type=int, default=0, help="processes that compute in the background (default: 0)"
     )
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--directory", help=argparse.SUPPRESS)

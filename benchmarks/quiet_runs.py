@@ -1,13 +1,12 @@
-"""Does ringsim ever end or accuse a correct program? Many times each, with the machine loaded.
+"""Looks for false alarms: runs correct programs many times on a loaded machine.
 
     python benchmarks/quiet_runs.py [--runs 100] [--poll-ms 2] [--busy PROCESSES]
 
-The programs are those of ``tests/programs`` that are right, in one run after the other, its
-scripts, and those that only look stuck, of ``tests/distributed/test_fault_quiet.py``. The watcher
-looks ten times as often as by default, and one process that does nothing but compute runs beside
-them for each processor. Prints, for each, how many runs ended in an alarm or in a finding (but for
-who was late), and how many in another error or with a result that is not the one that is known
-beforehand; and exits with 1 where any did.
+The programs are the correct ones of ``tests/programs``, in one run, its scripts, and those of
+``tests/distributed/test_fault_quiet.py`` that only look stuck. The watcher looks ten times as often
+as by default, and one process per core computes in the background. Prints for each program how many
+runs ended in an alarm or a finding (except for lateness), and how many in another error or with a
+wrong result. Exits with 1 if any did.
 """
 
 from __future__ import annotations
@@ -40,12 +39,12 @@ TIMEOUT_S = 120.0  # of one operation: a loaded machine is slow
 
 @dataclass
 class Program:
-    """A program, and what became of its runs.
+    """A program and the results of its runs.
 
     Attributes:
-        results: what its ranks return; None where that is not compared.
-        alarms: runs that the watcher ended, or in which somebody is accused.
-        failures: runs that ended otherwise than they should.
+        results: the expected results of its ranks; None skips the comparison.
+        alarms: runs that the watcher ended, or that have a finding.
+        failures: runs with another error or result.
         seconds: how long each of the runs took.
     """
 
@@ -57,7 +56,7 @@ class Program:
     seconds: list[float] = field(default_factory=list)
 
     def repeat(self, poll_s: float) -> str:
-        """Runs it once more; returns what was wrong, "" where nothing was."""
+        """Runs it once; returns the problem, or ""."""
         from test_fault_quiet import LATE
 
         start = time.monotonic()
@@ -83,7 +82,7 @@ class Program:
 
 
 def all_programs() -> dict[str, Program]:
-    """Returns what is run, by its name."""
+    """Returns the programs by name."""
     import test_fault_quiet as quiet
     import test_right_programs as right
 
@@ -117,7 +116,7 @@ def all_programs() -> dict[str, Program]:
 
 @contextlib.contextmanager
 def busy(count: int) -> Iterator[None]:
-    """Keeps processors busy meanwhile."""
+    """Keeps cores busy in the background."""
     processes = [
         subprocess.Popen([sys.executable, "-I", "-c", "while True: pass"]) for _ in range(count)
     ]
@@ -130,7 +129,7 @@ def busy(count: int) -> Iterator[None]:
 
 
 def main() -> int:
-    """Prints a table, and tells whether there was an alarm."""
+    """Prints a table, and returns whether there was an alarm."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -145,14 +144,14 @@ def main() -> int:
         "--busy",
         type=int,
         default=os.cpu_count() or 1,
-        help="processes that compute meanwhile (default: one a processor)",
+        help="processes that compute in the background (default: one per core)",
     )
     options = parser.parse_args()
     print(where())
     print(
         (
             f"{options.runs} runs of each, a look every {options.poll_ms:g} ms, {options.busy} "
-            "busy processes beside them"
+            "busy processes"
         ),
         flush=True,
     )

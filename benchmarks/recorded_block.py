@@ -1,9 +1,10 @@
-"""How long do many ranks take to enter and leave a recorded block, and to write its trace?
+"""Measures how long many ranks take to enter and leave a recorded block.
 
     python benchmarks/recorded_block.py [--ranks 64] [--runs 10]
 
-The ranks are forked, on one machine, and meet over loopback. From a barrier before an empty block
-to a barrier after it, less what two barriers alone take; rank 0's part includes the file.
+The ranks are forked on one machine, and connect over loopback. The time is that from a barrier
+before an empty block to a barrier after it, less the time of two barriers. It includes writing the
+file on rank 0.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from rank_server import RankServer, free_port, results
 
 
 def be_rank(rank: int, size: int, runs: int, port: int, directory: str) -> list[list[float]]:
-    """Returns what each run took, without a block and with one."""
+    """Returns the times of each run, without a block and with one."""
     import torch.distributed as dist
 
     import ringsim

@@ -1,11 +1,10 @@
-"""What recording one operation costs (post, wait, done, source line).
+"""Measures the cost of recording one operation (post, wait, done, source line).
 
-Also what the checks cost on top, beside others' recorders. Run: ``python
-benchmarks/recording_cost.py`` (about a minute); ``--deepspeed`` installs DeepSpeed into an
-environment of its own first, ``--quick`` takes a look. Cost is CPU time of the calling thread on
-torch's fake backend, where an operation does nothing else: the methods run in processes of their
-own, which take turns, so that a busy machine slows all alike. Then two Gloo ranks play ping-pong
-alternating between recording on and off.
+Also the cost of the checks, and of other recorders. Run ``python benchmarks/recording_cost.py``
+(about a minute), or ``--quick``. ``--deepspeed`` first installs DeepSpeed in a separate
+environment. The cost is CPU time of the calling thread on torch's fake backend, which sends
+nothing. The methods run in separate processes, alternately, so a busy machine slows down all of
+them. Then two Gloo ranks play ping-pong, with recording alternately on and off.
 """
 
 from __future__ import annotations
@@ -26,11 +25,10 @@ from turns import difference, install_deepspeed, measure, serve
 
 GOAL_NS = 1500.0
 PING_BYTES = 8
-# Operations a turn. DeepSpeed's logger gets slower with every event that it has seen, so its turns
-# are short.
+# Operations per turn. DeepSpeed's logger gets slower with every event, so its turns are short.
 OPERATIONS = {"torch.profiler": 300, "DeepSpeed, logger on": 100, "DeepSpeed, logger off": 1000}
 DEEPSPEED = ("DeepSpeed, logger off", "DeepSpeed, logger on")
-CHECK_GOAL_NS = 3000.0  # what the checks may cost on top
+CHECK_GOAL_NS = 3000.0  # the additional cost of the checks
 METHODS = (
     *("bare", "bare again", "bare, send", "ringsim off", "ringsim on", "ringsim on, send"),
     *("ringsim checking", "ringsim checking, send", "torch.profiler"),
@@ -178,7 +176,7 @@ def main() -> None:
         nargs="?",
         const="",
         metavar="PYTHON",
-        help="measure DeepSpeed, too: install it, or use this Python",
+        help="also measure DeepSpeed: install it, or use this Python",
     )
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     options = parser.parse_args()

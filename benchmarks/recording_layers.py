@@ -1,9 +1,9 @@
-"""Where the cost of recording a Gloo message goes.
+"""Measures each part of the cost of recording a Gloo message.
 
 Two ranks exchange 8 bytes back and forth. The parts of recording are added one after the other: a
 Python function around each method of torch, the record of the posting, the look-up of group and
 payload, the dictionary of handles, the record of the wait, the record of the end, and all of
-ringsim. Each layer includes those above it, and all layers run alternately. Run: ``python
+ringsim. Each layer includes the previous ones, and all layers run alternately. Run ``python
 benchmarks/recording_layers.py`` (about two minutes).
 """
 

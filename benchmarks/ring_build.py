@@ -1,11 +1,11 @@
-"""What building the ring costs.
+"""Measures the cost of building the ring.
 
-Each rank its own two pair groups, beside every rank calling ``new_group`` for all N pairs. Run:
+Each rank builds its own two pair groups, or every rank calls ``new_group`` for all N pairs. Run
 ``python benchmarks/ring_build.py`` (``--ranks 64``, ``--repeats 30``). Ranks are forked once and
-joined in one Gloo group on loopback; then every repeat builds the ring in each way, in random
-order, and destroys it. All ranks begin at one moment that rank 0 names beforehand (the end of a
-barrier would reach 64 ranks on two cores one by one); a build lasts until the last rank is done.
-The public way is measured twice, so that the run shows its own noise.
+joined in one Gloo group on loopback. Every repeat builds the ring in each way, in random order, and
+destroys it. All ranks start at a moment that rank 0 announces (the end of a barrier would reach 64
+ranks on two cores one by one). A build ends when the last rank is done. The public way is measured
+twice, to show the noise of the run.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ BUILDS: dict[str, Build] = {OURS: own_groups, ALL_PAIRS: all_pairs, AGAIN: all_p
 
 
 def held() -> tuple[int, int]:
-    """Returns how many file descriptors and threads this process has."""
+    """Returns the number of file descriptors and threads of this process."""
     return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
 
 
 def first_message_s(rank: int, count: int, groups: PairGroups) -> float:
-    """Sends one number round and returns how long that took on this rank."""
+    """Sends one number around the ring and returns the time on this rank."""
     start = time.perf_counter()
     came = torch.empty(1)
     sent = dist.isend(torch.ones(1), (rank + 1) % count, group=groups[1])
@@ -160,7 +160,7 @@ def measure_ranks(count: int, repeats: int, directory: Path) -> dict[str, dict[s
     port = listener.getsockname()[1]
     paths = [directory / f"{rank}.json" for rank in range(count)]
     children = []
-    # a collection in 64 ranks at once, over what they share with this process, would take longer
+    # a garbage collection of the memory that 64 ranks share with this process would take longer
     # than any build
     gc.freeze()
     for rank in range(count):

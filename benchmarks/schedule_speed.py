@@ -1,13 +1,12 @@
-"""How long simulating a schedule takes.
+"""Measures how long simulating a schedule takes.
 
-At full scale, for both evaluators, beside SimPy, and for many costs at once.
+At full scale, with both evaluators, with SimPy, and for many costs.
 
     python benchmarks/schedule_speed.py [repeats]
 
-Every time includes all that the call builds. Prints the median of the repeats in wall time, the
-least, and the median in time of the processor, which other work on the machine changes less; and
-computations a second of that: a step of p ranks and m microbatches has 2 p m. SimPy is left out
-where it is not installed.
+Every time includes all work of the call. Prints the median wall time of the repeats, the minimum,
+the median CPU time, which depends less on other load, and the computations per second: a step of p
+ranks and m microbatches has 2 p m. Without SimPy, that line is left out.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def report(name: str, call: Callable[[], Any], computations: int, repeats: int) 
 
 
 def is_installed(package: str) -> bool:
-    """Tells whether a package can be imported."""
+    """Returns whether a package can be imported."""
     try:
         __import__(package)
     except ImportError:
@@ -156,7 +155,7 @@ def ways(repeats: int) -> None:
 
 
 def other(repeats: int) -> None:
-    """Written-out schedules, and many costs at once."""
+    """Written-out schedules, and many costs in one call."""
     print("Written out as actions: simulate_schedule(schedule)")
     for name in ("interleaved_1f1b", "zb_v"):
         schedule = make_schedule(name, 64, 256)

@@ -1,18 +1,17 @@
-"""How fast workers are simulated.
+"""Measures how fast workers are simulated.
 
-Messages per second at 256 ranks, recorded and not; a token round 10,000 ranks; memory of one.
+Messages per second on 256 ranks, recorded or not; a token around 10,000 ranks; memory per rank.
 
     python benchmarks/simulation_speed.py [--ranks 256] [--rounds 1000] [--repeats 5] [--steps 7]
 
-Each process measures one thing, in a simulation on one core, threads and greenlets alternating.
-Times are the caller's, from the call of ``simulate`` to the trace; memory is that of the
-simulation's process, beyond one of two ranks. Messages are 64 float32 over private links.
-"ring": each rank sends to its successor and receives from its predecessor, and waits for both, in
-each round. "both ways": the same in both directions at once. Setting up and taking down the ranks
-counts. "3D": a million operations of 1,024 ranks, 8 tensor-parallel by 16 replicas by 8 stages; a
-microbatch takes 16 all_reduces of a tensor-parallel group and a message to each neighbouring stage,
-a step one all_reduce of the replicas. Its activations are on the meta device, as whoever simulates
-large ones has them.
+Each process measures one case, in a simulation on one core, with threads and greenlets alternating.
+Times are the caller's, from the call of ``simulate`` to the trace, including the start and end of
+the ranks. Memory is that of the simulation's process, less that of one with two ranks. Messages are
+64 float32 over private links. "ring": in each round, each rank sends to its successor, receives
+from its predecessor, and waits for both. "both ways": the same in both directions together. "3D": a
+million operations of 1,024 ranks, 8 tensor-parallel by 16 replicas by 8 stages. A microbatch has 16
+all_reduces of a tensor-parallel group and a message to each neighbouring stage, and a step has one
+all_reduce of the replicas. Activations are on the meta device, as in most large simulations.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ TENSOR, STAGES, REPLICAS, MICROBATCHES = 8, 8, 16, 8
 def three_dimensions(steps: int) -> int:
     """Does steps of GPipe with tensor and data parallelism.
 
-    Returns how many operations that took.
+    Returns the number of operations.
     """
     rank, operations = ringsim.current_ring().rank, 0
     place = rank // TENSOR
@@ -103,7 +102,7 @@ def three_dimensions(steps: int) -> int:
 
 
 def token_round() -> float:
-    """Passes one token round the ring."""
+    """Passes one token around the ring."""
     here = ringsim.current_ring()
     token = torch.zeros(64)
     if here.rank == 0:

@@ -1,13 +1,13 @@
-"""A million damaged files of all kinds, and everything that reads them.
+"""Reads a million damaged files of all kinds.
 
-Does anything but an answer or an error of ringsim's come out?
+Every result must be an answer or an error of ringsim.
 
     python benchmarks/soak_files.py [--inputs 1000000] [--seed 0]
     python benchmarks/soak_files.py --atheris [--inputs 1000000]
-        # pip install '.[soak]': choices that reach new lines are kept
+        # pip install '.[soak]': keeps inputs that reach new lines
 
-Prints the first failure of a round with the kind and number that repeat it (``read_many`` of
-``tests/test_damaged_files.py``), and how many files loaded.
+Prints the first failure of a round with the kind and number that reproduce it (``read_many`` of
+``tests/test_damaged_files.py``), and the number of files that loaded.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LIMIT_S = 120  # for one input, on the wall's clock: the machine may be busy wit
 def soak(inputs: int, seed: int) -> int:
     """Reads damaged files of all kinds in turns.
 
-    Returns how many rounds let an error out that is not ringsim's.
+    Returns the number of rounds with an error that is not ringsim's.
     """
     from test_damaged_files import KINDS, read_many
 
@@ -70,8 +70,8 @@ def soak(inputs: int, seed: int) -> int:
 def soak_with_atheris(inputs: int) -> int:
     """The same, the choices made by a fuzzer that sees which lines of ringsim they reach.
 
-    Returns 1 where it found something. It goes in rounds, each a process: what watches the lines
-    keeps 16 kB an input, which the readers do not.
+    Returns 1 if it found something. Each round is a process, because the tool that watches the
+    lines keeps 16 kB per input.
     """
     with tempfile.TemporaryDirectory() as corpus:
         for done in range(0, inputs, ROUND):
@@ -113,7 +113,7 @@ def fuzz(inputs: int, corpus: str) -> None:
         provider = atheris.FuzzedDataProvider(data)
         try:
             load_damaged(mutate(wholes, provider.ConsumeIntInRange), draw=False)
-        except Exception:  # whatever it is, it is the finding
+        except Exception:  # any exception is a finding
             print(f"input {data!r}:\n{traceback.format_exc()}", flush=True)
             os._exit(1)
         left -= 1

@@ -1,10 +1,10 @@
-"""Does anything grow? Thousands of launches in one process, and one run of millions of messages.
+"""Looks for growth in thousands of launches, and in one run of millions of messages.
 
     python benchmarks/soak_runs.py [--launches 10000] [--messages 10000000]
 
-Prints, at ten moments of each, what the process holds (memory, file descriptors, threads, temporary
-files) and how long one launch, or one message, takes, as soon as it knows; and exits with 1 where
-the last is clearly more than the first. The first tenth does not count: caches fill.
+Prints the resources of the process (memory, file descriptors, threads, temporary files) and the
+time of one launch, or one message, at ten moments, as soon as they are known. Exits with 1 if the
+last values are clearly larger than the first. The first tenth does not count, because caches fill.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from ringsim.launch.ranks import get_launcher
 
 # between the second tenth and the last: an allocator's whims, far below a leak of a few kB a launch
 MORE_MEMORY_MB = 32.0
-SLOWER = 1.5  # the median time of one, likewise: other programs run, too
+SLOWER = 1.5  # the median time of one, between the same tenths: other programs run as well
 RANKS = 2
 
 
 def held(pid: int | str = "self") -> dict[str, float]:
-    """Returns what a process holds: resident memory in MB, file descriptors, threads."""
+    """Returns the resources of a process: resident memory in MB, file descriptors, threads."""
     status = dict(
         line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
     )
@@ -43,7 +43,7 @@ def held(pid: int | str = "self") -> dict[str, float]:
 
 
 def progress(what: str, tenth: int, row: dict[str, float]) -> str:
-    """Returns a line that says how far it is.
+    """Returns a line of progress.
 
     "10,000 launches, tenth 3 of 10: 31250.0 us each, 140 MB".
     """
@@ -51,7 +51,7 @@ def progress(what: str, tenth: int, row: dict[str, float]) -> str:
 
 
 def pass_token() -> None:
-    """What every rank of a launch does: one message each way."""
+    """The worker of a launch: one message each way."""
     import torch
     import torch.distributed as dist
 
@@ -66,8 +66,8 @@ def pass_token() -> None:
 def send_many(count: int) -> list[dict[str, float]]:
     """Sends ``count`` messages from rank 0 to rank 1.
 
-    Returns what the rank held at each tenth, and the time a message took in it. Rank 0 says how far
-    it is: what a rank prints is shown as it comes.
+    Returns the resources of the rank at each tenth, and its time per message. Rank 0 prints the
+    progress.
     """
     import torch
     import torch.distributed as dist
@@ -88,7 +88,7 @@ def send_many(count: int) -> list[dict[str, float]]:
 def soak_launches(count: int) -> list[dict[str, float]]:
     """Launches ``count`` times.
 
-    Returns what this process and its fork server held at each tenth.
+    Returns the resources of this process and its fork server at each tenth.
     """
     found = []
     with tempfile.TemporaryDirectory() as directory:
@@ -119,7 +119,7 @@ def soak_launches(count: int) -> list[dict[str, float]]:
 
 
 def show(what: str, found: Sequence[dict[str, float]]) -> list[str]:
-    """Prints a table, a line a tenth; returns what has grown from the second to the last."""
+    """Prints a table with one line per tenth; returns the resources that grew after the second."""
     print(f"\n{what}")
     print("  tenth " + " ".join(f"{name:>18}" for name in found[0]))
     for number, row in enumerate(found, 1):
@@ -137,7 +137,7 @@ def show(what: str, found: Sequence[dict[str, float]]) -> list[str]:
 
 
 def main() -> int:
-    """Runs both, prints the tables, and tells whether anything grew."""
+    """Runs both, prints the tables, and returns whether anything grew."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

