@@ -60,11 +60,11 @@ def pair(other: Card) -> list[Card]:
         ),
         (
             pair(Card(2, "cpu", (0, 1), host="node1")),
-            'ring_order must be the same on every rank, got "hosts" on rank 1 alone',
+            'ring_order must be the same on every rank, got "hosts" only on rank 1',
         ),
         (
             pair(Card(2, "gpu", (0, 1), "A")),
-            "a GPU must be used by one rank only, got ranks 0 and 1 on GPU A",
+            "a GPU must be used by only one rank, got ranks 0 and 1 on GPU A",
         ),
     ],
 )
@@ -157,12 +157,12 @@ def test_a_rank_that_comes_twice_ends_it_for_all_who_do_not_run_yet() -> None:
         [lambda: start(store, 0, whole_world(3)[0]), start_after_rank_0, start_after_rank_0]
     )
     assert [
-        "two processes that say they are rank 1: ranks 0-1 present, rank 2 missing" in str(error)
+        "two processes with rank 1: ranks 0-1 present, rank 2 missing" in str(error)
         for error in ended
     ] == [True] * 3
     store = CountingStore()
     assert starts(store, whole_world(2), reused=False) == [[(0, 1)]] * 2
-    assert "two processes that say they are rank 1" in str(
+    assert "two processes with rank 1" in str(
         starts(store, {1: whole_world(2)[1]}, reused=False)[0]
     )
 

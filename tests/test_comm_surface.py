@@ -116,7 +116,7 @@ def test_class_of_messages_is_torchs_by_signature_and_docstring() -> None:
 
 
 def test_names_that_nobody_has_are_attribute_errors() -> None:
-    with pytest.raises(AttributeError, match=r"torch\.distributed has none either"):
+    with pytest.raises(AttributeError, match=r"nor torch\.distributed has an attribute"):
         _ = comm.all_reduce_by_pigeon
     assert not hasattr(comm, "__path_to_nowhere__")
 
@@ -319,8 +319,8 @@ def test_backend_is_found_by_its_entry_point_and_anything_else_refused(
     assert comm.set_backend("alone").name == "alone"
     wrong: dict[Any, str] = {
         "pigeon": "backend must be one of .*, got 'pigeon'",
-        3: "backend must be a name, .*register_backend",
-        Alone: "backend must be a name, .*MessageGroup",
+        3: "backend must be the name of a backend registered with torch, .*register_backend",
+        Alone: "backend must be the name of a backend registered with torch, .*MessageGroup",
         "value": "must register a backend of that name with torch",
         "lost": "lacks not_there",
     }

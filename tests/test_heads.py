@@ -86,8 +86,8 @@ def test_missing_ranks_may_be_those_that_cannot_reach_loopback(node07: str) -> N
 
 
 ELSEWHERE = "head_ip must be an address of rank 0's own machine, got"
-UNKNOWN = "head_ip must be an address or a name that this machine knows, got"
-EVERYWHERE = "head_ip must be one address that the ranks can reach"
+UNKNOWN = "head_ip must be an address or a name that this machine can resolve, got"
+EVERYWHERE = "head_ip must be an address that the ranks can reach"
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_a_head_that_cannot_be(head: str, rank: int, words: str) -> None:
 def test_a_name_that_is_not_answered_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     never = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: never.wait(30))
-    words = r"this machine knows, got 'slow\.example': no answer within"
+    words = r"this machine can resolve, got 'slow\.example': no answer within"
     with pytest.raises(RendezvousFailed, match=words):
         join("slow.example", 29500, timeout_s=0.1)
     never.set()

@@ -79,7 +79,7 @@ def test_arguments_may_be_numpys() -> None:
     ("name", "value", "rule"),
     [
         *(
-            ("head_ip", value, "head_ip must be an address or a name as text, got ")
+            ("head_ip", value, "head_ip must be a string with an address or a name, got ")
             for value in ("", b"127.0.0.1")
         ),
         *(
@@ -103,7 +103,7 @@ def test_arguments_may_be_numpys() -> None:
             for value in ("tpu", "CPU", ["cpu"])
         ),
         *(
-            ("timeout_s", value, f"timeout_s must be a number of seconds above 0, got {value!r}")
+            ("timeout_s", value, f"timeout_s must be a positive number of seconds, got {value!r}")
             for value in (0, -1.5, float("nan"), float("inf"), "30", True)
         ),
         ("ring_ranks", [], "ring_ranks must include the rank that passes it, got \\[\\]"),
@@ -132,7 +132,7 @@ def test_use_before_initialize_says_what_to_do() -> None:
         get_pipeline_parallel_pred_group,
         get_pipeline_parallel_succ_group,
     ):
-        with pytest.raises(RingError, match="the ring must exist before it is used, got none"):
+        with pytest.raises(RingError, match="this rank is in no ring yet"):
             use()
 
 
@@ -143,11 +143,11 @@ def test_use_before_initialize_says_what_to_do() -> None:
             False,
             0,
             (
-                r"comm_device must be 'cpu' where torch finds no GPU with NCCL, got 'gpu' \(rank 0 "
+                r"comm_device must be 'cpu' if torch finds no GPU with NCCL, got 'gpu' \(rank 0 "
                 r"of 3, local_rank 0\)"
             ),
         ),
-        (True, 2, "local_rank must be below the number of GPUs of this machine, 2, got 2"),
+        (True, 2, "local_rank must be less than the number of GPUs of this machine, 2, got 2"),
     ],
 )
 def test_a_gpu_that_is_not_there_opens_nothing(

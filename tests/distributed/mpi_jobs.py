@@ -164,7 +164,7 @@ def miss(directory: str) -> None:
     rank, size = join(timeout_s=0.5)
     if rank < size - 1:
         with pytest.raises(
-            RunTimeout, match=f"got none of rank {size - 1}" if rank == 0 else "monitored_barrier"
+            RunTimeout, match=f"waiting for rank {size - 1}" if rank == 0 else "monitored_barrier"
         ):
             dist.monitored_barrier(timeout=dt.timedelta(seconds=0.5), wait_all_ranks=True)
         with pytest.raises(RunTimeout, match=r"all_reduce .* must be answered within 0.5 s"):
@@ -284,7 +284,7 @@ def go_round(directory: str, **given: int) -> None:
         ringsim.initialize_distributed()
         assert ringsim.current_ring() is ring
         with pytest.raises(
-            ArgumentError, match="comm_device must be 'cpu' as in the ring that exists"
+            ArgumentError, match="comm_device must be 'cpu' as in the existing ring"
         ):
             initialize_distributed(comm_device="gpu")
         print(f"from rank {ring.rank}\n", end="")
@@ -309,7 +309,7 @@ def go_round(directory: str, **given: int) -> None:
         ringsim.destroy_distributed()
         assert not dist.is_initialized()
         assert builtins.print is PRINT
-        with pytest.raises(RingError, match="the ring must exist"):
+        with pytest.raises(RingError, match="this rank is in no ring yet"):
             ringsim.current_ring()
 
 
@@ -325,7 +325,7 @@ def two_rings(directory: str) -> None:
     members = list(range(half)) if rank < half else list(range(half, 2 * half))[::-1]
     with pytest.raises(
         ArgumentError,
-        match="world_size must be 4 as in the default process group that exists, got 5",
+        match="world_size must be 4 as in the existing default process group, got 5",
     ):
         initialize_distributed(world_size=5)
     initialize_distributed(ring_ranks=members)
@@ -350,7 +350,7 @@ def two_rings(directory: str) -> None:
     assert ringsim.current_ring().ranks == (0, 1, 2, 3)
     dist.set_backend("torch")
     with pytest.raises(
-        ArgumentError, match="the backend must be 'mpi' as in the ring that exists, got 'torch'"
+        ArgumentError, match="the backend must be 'mpi' as in the existing ring, got 'torch'"
     ):
         initialize_distributed()
     ringsim.destroy_distributed()
@@ -360,7 +360,7 @@ def refuse(_: str) -> None:
     """What is wrong is said on every rank, and leaves nothing behind."""
     dist.set_backend("mpi")
     with pytest.raises(
-        ArgumentError, match="comm_device must be 'cpu' on the backend 'mpi', got 'gpu'"
+        ArgumentError, match="comm_device must be 'cpu' with the backend 'mpi', got 'gpu'"
     ):
         initialize_distributed(comm_device="gpu")
     with pytest.raises(ArgumentError, match="world_size must be 3 as MPI has it"):
@@ -377,7 +377,7 @@ def refuse(_: str) -> None:
     ):
         initialize_distributed(ring_ranks=[1] if rank == 1 else None)
     assert not dist.is_initialized()
-    with pytest.raises(RingError, match="the ring must exist"):
+    with pytest.raises(RingError, match="this rank is in no ring yet"):
         ringsim.current_ring()
 
 

@@ -302,18 +302,18 @@ def test_sagemaker_sets_all_that_it_says(
     [
         (
             dist.patch_aml_env_for_torch_nccl_backend,
-            "OMPI_COMM_WORLD_RANK must be set, got none of them",
+            "OMPI_COMM_WORLD_RANK must be set, but none of them is",
         ),
         (
             dist.patch_aws_sm_env_for_torch_nccl_backend,
-            "OMPI_COMM_WORLD_RANK must be set, got none of them",
+            "OMPI_COMM_WORLD_RANK must be set, but none of them is",
         ),
         # DeepSpeed 0.19.8 ends in `No module named 'mpi4py'`.
         (dist.mpi_discovery, "must come from a launcher or from arguments(.|\n)*torchrun"),
         (dist.init_distributed, "must come from a launcher or from arguments(.|\n)*torchrun"),
         (
             lambda: dist.init_distributed(dist_init_required=False),
-            "must exist where dist_init_required is False",
+            "must exist if dist_init_required is False",
         ),
         (
             lambda: dist.init_distributed("gloo", timeout=30),

@@ -127,7 +127,7 @@ def test_an_operation_is_done_when_the_gpu_is() -> None:
 
 def test_more_ranks_than_gpus_are_refused() -> None:
     with pytest.raises(
-        ArgumentError, match=rf"below the number of GPUs of this machine, {GPUS}, got {GPUS}"
+        ArgumentError, match=rf"less than the number of GPUs of this machine, {GPUS}, got {GPUS}"
     ):
         ringsim.trace(pass_once, world_size=GPUS + 1, comm_device="gpu")
 

@@ -114,7 +114,7 @@ ANSWERS: dict[str, bytes | None] = {
     "web server": b"HTTP/1.1 400 Bad Request\r\n\r\n",
     "zeros": bytes(4096),
 }
-UNANSWERED = "rank 0 must answer at head_ip and port within the time limit, got"
+UNANSWERED = "rank 0 did not answer at head_ip and port within the time limit:"
 
 
 def ranks(
@@ -130,7 +130,7 @@ FAILURES: dict[str, tuple[list[Start], str, float]] = {
     "rank 0 is missing": (ranks(3, [1, 2]), UNANSWERED, SHORT_S),
     "rank 2 is missing": (
         ranks(4, [0, 1, 3]),
-        "every rank must be there in time, got a time-out: ranks 0-1, 3 present, rank 2 missing",
+        "not all ranks arrived within the time limit: ranks 0-1, 3 present, rank 2 missing",
         SHORT_S,
     ),
     "limits differ": (
@@ -141,7 +141,7 @@ FAILURES: dict[str, tuple[list[Start], str, float]] = {
     "the head is unreachable": ([(2, 1, SHORT_S, {"head": "192.0.2.1"})], UNANSWERED, SHORT_S),
     "a rank is there twice": (
         ranks(3, [0, 1, 1], (LONG_S,) * 3),
-        "each rank must be there once, got two processes that say they are rank 1",
+        "each rank must be started once, got two processes with rank 1",
         0,
     ),
     "rings differ": (
@@ -209,15 +209,15 @@ def test_a_port_where_somebody_else_listens(failed: dict[str, list[Ended]]) -> N
     for name in ANSWERS:
         refused(failed[name], f"{UNANSWERED} a", limit_s=SHORT_S)
     first, second = failed["port taken"]
-    refused([first], "port must be free on rank 0's machine, got", limit_s=0)
+    refused([first], "cannot listen on 127.0.0.1, port", limit_s=0)
     refused(
         [second],
-        "got a listener that does not answer as rank 0 does (rank 1 of 2, head 127.0.0.1:",
+        "a listener that does not answer like rank 0 (rank 1 of 2, head 127.0.0.1:",
         limit_s=SHORT_S,
     )
-    # Of two ranks 0, the second finds the port taken; the first is told which rank is missing.
+    # The second rank 0 finds the port in use; the first reports the missing rank.
     waiting, taken = sorted(
-        failed["two ranks 0"], key=lambda each: "port must be free" in each.value
+        failed["two ranks 0"], key=lambda each: "the port is already in use" in each.value
     )
     refused([taken], "a second process started as rank 0", limit_s=SHORT_S)
     refused([waiting], "rank 0 present, rank 1 missing", limit_s=SHORT_S)

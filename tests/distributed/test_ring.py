@@ -279,7 +279,7 @@ def ring_over_the_scripts_group(port: int, rank: int) -> list[Any]:
 
 
 def test_ring_over_the_scripts_group(server: RankServer) -> None:
-    refused = "world_size must be 3 as in the default process group that exists, got 4"
+    refused = "world_size must be 3 as in the existing default process group, got 4"
     assert results(run(server, ring_over_the_scripts_group, 3)) == [
         [refused, *[(rank - 1) % 3, 1] * 3] for rank in range(3)
     ]
@@ -312,7 +312,7 @@ def call_again(port: int, rank: int) -> list[str]:
     words = []
     for name, value in OTHERS.items():
         with pytest.raises(
-            ArgumentError, match=r"as in the ring that exists, got .*\(rank 0 of 1\)"
+            ArgumentError, match=r"as in the existing ring, got .*\(rank 0 of 1\)"
         ) as caught:
             initialize_distributed(**{**arguments, name: value})
         words.append(str(caught.value).partition(" must be ")[0])
@@ -322,7 +322,7 @@ def call_again(port: int, rank: int) -> list[str]:
     assert current_ring() is not ring
     destroy_distributed()
     destroy_distributed()
-    with pytest.raises(RingError, match="the ring must exist before it is used, got none"):
+    with pytest.raises(RingError, match="this rank is in no ring yet"):
         current_ring()
     return words
 
@@ -370,7 +370,7 @@ def be_left_alone(port: int, rank: int) -> None:
 
 def fail_while_building(port: int, rank: int) -> None:
     def fail(*_: Any, **__: Any) -> None:
-        raise RuntimeError("no route to anybody\nsecond line")
+        raise RuntimeError("no route to any rank\nsecond line")
 
     build_badly(port, rank, fail)
 
@@ -417,5 +417,5 @@ def test_ends(server: RankServer) -> None:
     assert [each.how for each in alone] == ["returned", "killed"]
     assert [each.error for each in (*failed, died[0], died[2])] == [RendezvousFailed.__name__] * 5
     assert all(
-        "rank 1 must reach its peers, got no route to anybody" in each.value for each in failed
+        "rank 1 cannot connect to its peers: no route to any rank" in each.value for each in failed
     )
