@@ -322,7 +322,7 @@ def test_backend_is_found_by_its_entry_point_and_anything_else_refused(
         3: "backend must be the name of a backend registered with torch, .*register_backend",
         Alone: "backend must be the name of a backend registered with torch, .*MessageGroup",
         "value": "must register a backend of that name with torch",
-        "lost": "lacks not_there",
+        "lost": "not_there is missing",
     }
     for backend, message in wrong.items():
         with pytest.raises(ArgumentError, match=message):

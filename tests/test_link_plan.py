@@ -146,7 +146,9 @@ def test_two_ranks_never_share_a_gpu(
     monkeypatch: pytest.MonkeyPatch, count: int, ranks: int, advice: str
 ) -> None:
     pretend(monkeypatch, count)
-    with pytest.raises(ArgumentError, match=f"got {ranks} with {count}: NCCL refuses.*{advice}"):
+    with pytest.raises(
+        ArgumentError, match=f"got {ranks} ranks and {count} GPUs. NCCL rejects.*{advice}"
+    ):
         worker.check_gpus(ranks)
     pretend(monkeypatch, 4)
     worker.check_gpus(4)

@@ -31,7 +31,7 @@ RANK_2_IS_FAR = {
         ({"pattern": "pong"}, "pattern must be one of pingpong, oneway, exchange, shift, all_red"),
         ({"pattern": []}, "pattern must be one of"),
         *(
-            ({"sizes": sizes}, "sizes must be whole numbers of bytes")
+            ({"sizes": sizes}, "sizes must be a non-empty list of whole numbers of bytes")
             for sizes in ([], [0], [2**30 + 1], [8.0], "8K", [True], 3.5)
         ),
         ({"pattern": "all_reduce", "sizes": [10]}, "multiples of 4"),
@@ -47,7 +47,7 @@ RANK_2_IS_FAR = {
         ({"timeout_s": -1}, "timeout_s must be a positive number"),
         ({"link": "fast"}, "link must be a Link"),
         ({"link": LINK, "topology": RingLinks(LINK)}, "exactly one of link and topology"),
-        ({"link": LINK, "comm_device": "gpu"}, "comm_device must be left out"),
+        ({"link": LINK, "comm_device": "gpu"}, "comm_device must be omitted"),
         ({"link": LINK, "world_size": 0}, "world_size must be an integer from 1"),
         ({"link": LINK, "edge": (0, 5)}, "edge must be"),
     ],
@@ -131,7 +131,7 @@ def test_simulated_ranks_measure_the_links_of_their_own_run_and_no_others() -> N
     assert tables[0].metadata["source"] == "simulated"
     with pytest.raises(RingError, match="simulate must be called outside of simulated ranks"):
         run(2, sizes=[8], link=LINK)
-    with pytest.raises(RingError, match="world_size must be 2 or left out"):
+    with pytest.raises(RingError, match="world_size must be 2, or omitted"):
         run(2, 3, [8])
 
 

@@ -98,8 +98,8 @@ def around() -> list[Any]:
     dist.all_reduce(torch.ones(4))
     assert ringsim.current_ring() is ring, "the ring stays"
     for wrong, words in (
-        ({"world_size": 3}, "world_size must be 2 or left out"),
-        ({"comm_device": "gpu"}, "comm_device must be that of"),
+        ({"world_size": 3}, "world_size must be 2, or omitted"),
+        ({"comm_device": "gpu"}, "comm_device must be .cpu. as in the existing ring"),
     ):
         with pytest.raises(ArgumentError, match=words):
             ringsim.bandwidth(sizes=[8], **wrong)
@@ -123,7 +123,7 @@ def test_a_worker_measures_and_all_ranks_have_the_same_table(inside: Any) -> Non
     assert second.columns["size_bytes"].tolist() == [512]
     assert [backend for _, backend, _, _ in apart.series()] == ["gloo", "memcpy"]
     notes = apart.metadata["notes"]
-    assert "no TCP over loopback: ranks 0 and 1 are on two machines." in notes
+    assert "no TCP over loopback: ranks 0 and 1 are on different machines." in notes
     assert not any("the time" in note for note in notes)
     frame = inside.to_pandas().query("op == 'all_reduce' and size_bytes == 16")
     assert sorted(frame["rank"]) == [0, 0, 1, 1], (
@@ -153,7 +153,7 @@ def test_the_limit_leaves_out_the_largest_sizes_and_says_so(inside: Any) -> None
     measured = table.columns["size_bytes"].tolist()
     assert measured == TOO_MANY[: len(measured)]
     assert 0 < len(measured) < len(TOO_MANY)
-    note = f"{len(TOO_MANY) - len(measured)} of 12 measurements are not there"
+    note = f"{len(TOO_MANY) - len(measured)} of 12 measurements are missing"
     assert (note in table.metadata["notes"][0], "limit_s=0.6" in repr(table)) == (True, True)
 
 
@@ -176,7 +176,7 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path, monkeypatch: pytest.Monk
     table = ringsim.bandwidth(sizes=sizes, edge=(0, 1), ceilings=False, limit_s=600, timeout_s=29.0)
     check_columns(table.select(table.columns["size_bytes"] == 8).columns)
     assert table.metadata["interrupted"]
-    assert "interrupted: only what had been measured by then is here." in table.metadata["notes"]
+    assert "interrupted: the table contains only the results up to then." in table.metadata["notes"]
     assert not any("limit_s" in note for note in table.metadata["notes"])
 
 
