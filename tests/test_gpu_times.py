@@ -115,7 +115,7 @@ def test_clocks_may_drift_otherwise_after_a_reading(timed: Timed) -> None:
 # when the record is read meanwhile, of how many and why it says that they have none; and which ones
 # have some in the end.
 TROUBLES: dict[str, tuple[int, dict[str, Any], list[int], int, str, list[int]]] = {
-    "the work has not passed": (1, {"busy_until_ns": LATER}, [0], 1, "had not passed", [0, 1, 2]),
+    "the work has not passed": (1, {"busy_until_ns": LATER}, [0], 1, "had not ended", [0, 1, 2]),
     "a graph is captured": (1, {"capturing": True}, [], 1, "were captured", [0, 2]),
     "the GPU is broken": (1, {"broken": True}, [], 1, "got no event", [0, 2]),
     "no stream is free at the reading": (
@@ -123,7 +123,7 @@ TROUBLES: dict[str, tuple[int, dict[str, Any], list[int], int, str, list[int]]] 
         {"pool_busy_until_ns": LATER},
         [],
         2,
-        "could not be asked",
+        "could not be queried",
         [0, 1, 2],
     ),
     "no stream is free at the start": (
@@ -150,15 +150,15 @@ def test_what_cannot_be_timed_is_counted_and_left_to_the_program(
             vars(timed.gpu).update(values)
         timed.run(slot)
     words = timed.times.read()
-    got = [each for each in words if "got the times of CUDA events" in each]
-    assert [each.split(" got")[0] for each in got] == (
+    got = [each for each in words if "with the times of CUDA events" in each]
+    assert [each.split(" with")[0] for each in got] == (
         ["On rank 3, cuda:0: 1 operation"] if meanwhile else []
     )
     assert any(
         re.search(
             (
-                rf": {count} operations? kept the host's times, done is when wait\(\) returned: "
-                rf"they .*{why}"
+                rf": {count} operations? kept the host's times, and done is when wait\(\) returned, "
+                rf"because they .*{why}"
             ),
             each,
         )

@@ -140,7 +140,7 @@ def pretend(
 
 @pytest.mark.parametrize(
     ("count", "ranks", "advice"),
-    [(0, 1, 'Ask for comm_device="cpu"'), (1, 2, "Ask for world_size=1, which measures copies")],
+    [(0, 1, 'Pass comm_device="cpu"'), (1, 2, "Pass world_size=1, which measures copies")],
 )
 def test_two_ranks_never_share_a_gpu(
     monkeypatch: pytest.MonkeyPatch, count: int, ranks: int, advice: str

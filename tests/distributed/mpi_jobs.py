@@ -136,7 +136,7 @@ def live_twice(_: str) -> None:
         dist.destroy_process_group()
         assert time.monotonic() - begin < 4
         assert not dist.is_initialized()
-        with pytest.raises(RingError, match="before the process group is destroyed"):
+        with pytest.raises(RingError, match="when the process group was destroyed"):
             lost.wait()
 
 
@@ -167,7 +167,7 @@ def miss(directory: str) -> None:
             RunTimeout, match=f"waiting for rank {size - 1}" if rank == 0 else "monitored_barrier"
         ):
             dist.monitored_barrier(timeout=dt.timedelta(seconds=0.5), wait_all_ranks=True)
-        with pytest.raises(RunTimeout, match=r"all_reduce .* must be answered within 0.5 s"):
+        with pytest.raises(RunTimeout, match=r"all_reduce .* timed out after 0.5 s"):
             dist.all_reduce(torch.ones(1))
         with pytest.raises(RunTimeout):
             dist.all_reduce(torch.ones(1), async_op=True).get_future().wait()
@@ -363,9 +363,9 @@ def refuse(_: str) -> None:
         ArgumentError, match="comm_device must be 'cpu' with the backend 'mpi', got 'gpu'"
     ):
         initialize_distributed(comm_device="gpu")
-    with pytest.raises(ArgumentError, match="world_size must be 3 as MPI has it"):
+    with pytest.raises(ArgumentError, match="world_size must be 3 as in MPI"):
         dist.init_process_group("mpi", world_size=7, rank=0)
-    with pytest.raises(ArgumentError, match="world_size must be 3 as MPI has it"):
+    with pytest.raises(ArgumentError, match="world_size must be 3 as in MPI"):
         initialize_distributed("127.0.0.1", 29500, 4, 0, 0)
     rank = ringsim.environment.discover().rank
     with pytest.raises(

@@ -55,7 +55,7 @@ def test_every_rank_has_a_gpu_of_its_own() -> None:
     said = [
         sentence
         for sentence in trace.metadata["not_recorded"]
-        if "got the times of CUDA events" in sentence
+        if "with the times of CUDA events" in sentence
     ]
     assert len(said) == GPUS
     assert len(trace.messages) == (GPUS if GPUS > 1 else 0)
@@ -111,7 +111,7 @@ def test_an_operation_is_done_when_the_gpu_is() -> None:
     for rank, said in enumerate(
         sentence for sentence in trace.metadata["not_recorded"] if sentence.startswith("On rank")
     ):
-        within = re.search(r"3 operations got the times of CUDA events, within ([\d,]+) ns", said)
+        within = re.search(r"3 operations with the times of CUDA events, within ([\d,]+) ns", said)
         assert within, said
         within_ns = int(within[1].replace(",", ""))
         mine = events[events["rank"] == rank]
@@ -190,7 +190,7 @@ def test_ranks_on_one_gpu_may_receive_first(ranks: int, tmp_path: Path) -> None:
     assert len(trace.messages) == ranks
     assert not trace.unmatched
     said = "".join(trace.metadata["not_recorded"])
-    assert said.count("2 operations got the times of CUDA events") == ranks, said
+    assert said.count("2 operations with the times of CUDA events") == ranks, said
 
 
 def test_batches_go_round_and_their_messages_are_paired(tmp_path: Path) -> None:
