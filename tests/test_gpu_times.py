@@ -157,8 +157,8 @@ def test_what_cannot_be_timed_is_counted_and_left_to_the_program(
     assert any(
         re.search(
             (
-                rf": {count} operations? kept the host's times, and done is when wait\(\) returned, "
-                rf"because they .*{why}"
+                rf": {count} operations? kept the host's times, and done is when wait\(\) "
+                rf"returned, because they .*{why}"
             ),
             each,
         )

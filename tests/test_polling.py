@@ -122,10 +122,7 @@ def test_a_loop_that_nothing_else_ends_is_refused_and_others_are_warned(
         if told == "refused":
             with pytest.raises(
                 Refused,
-                match=(
-                    r"becomes true only in wait\(\), got a loop that nothing "
-                    r"else ends. Call wait\(\)"
-                ),
+                match=r"becomes true only in wait\(\), so this loop never ends. Call wait\(\)",
             ):
                 program(work)
             assert Message.asked <= 3
