@@ -1,6 +1,6 @@
-"""What is refused before torch sees it, and what the teaching mode finds.
+"""The checks before torch is called, and the findings of the teaching mode.
 
-On torch's fake backend, at the line that is wrong.
+The tests use torch's fake backend, and check the line of each error.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def world() -> Iterator[None]:
 def run(
     program: Mistake, directory: Path, check: str
 ) -> tuple[RingError | None, list[str], list[str]]:
-    """Runs a program to its end as recorded.
+    """Records a program.
 
-    Returns its error, the kinds of mistakes in the trace, and which operations failed.
+    Returns its error, the kinds of mistakes in the trace, and the failed operations.
     """
     error = None
     with recorded(directory, check) as stop:
@@ -63,7 +63,7 @@ def check_mistake(
 ) -> list[str]:
     """Checks that a program ends with this error at the line of ``wrong``.
 
-    Returns which operations failed.
+    Returns the failed operations.
     """
     raised, found, failed = run(mistake, directory, check)
     assert type(raised) is error
@@ -78,8 +78,8 @@ def check_mistake(
 
 # -- arguments
 
-# Gloo 2.13 sees no gaps: it reduces, or sends, the first elements in memory and leaves the others
-# as they were.
+# Gloo 2.13 ignores gaps: it reduces, or sends, the first elements in memory and leaves the others
+# unchanged.
 GAPS, WHOLE = (lambda: torch.zeros(4, 4)[:, :2]), (lambda: torch.zeros(4, 2))
 GAPPY = "must have no gaps in memory, got one with shape (4, 2) and stride (4, 1)"
 OUTSIDE = "was called on a group that does not include this rank"
@@ -91,7 +91,7 @@ def outside() -> Any:
     return dist.new_group([1, 2])
 
 
-# The words, and the operation that the record has as failed.
+# The message, and the operation recorded as failed.
 REFUSED: dict[Mistake, tuple[str, list[str]]] = {
     lambda: dist.isend(WHOLE(), 5): ("a rank of its group, from 0 to 2, got 5", ["isend"]),
     lambda: dist.isend(WHOLE(), -1): ("a rank of its group, from 0 to 2, got -1", ["isend"]),
@@ -107,7 +107,7 @@ REFUSED: dict[Mistake, tuple[str, list[str]]] = {
     lambda: dist.isend(WHOLE(), 1, group=outside()): (f"isend {OUTSIDE}", []),
     lambda: dist.send(WHOLE(), 0): (ITSELF, []),
 }
-# Likewise, where torch itself refuses the message with words of its own.
+# The same, if torch itself rejects the operation with its own message.
 EXPLAINED: dict[Mistake, tuple[str, list[str]]] = {
     lambda: dist.isend(WHOLE(), 0): (ITSELF, ["isend"]),
     lambda: dist.isend(WHOLE(), 1, tag=-1): (
@@ -145,7 +145,7 @@ def test_an_operation_that_cannot_be_right_raises(
 def test_an_order_without_gaps_passes_and_a_collective_outside_its_group_warns(
     tmp_path: Path,
 ) -> None:
-    """As in torch: programs call it on all ranks."""
+    """As in torch, because programs call it on all ranks."""
     group = dist.new_group([1, 2])
     with pytest.warns(UserWarning, match="does not belong to the given group") as caught:
         assert run(
@@ -159,8 +159,7 @@ def test_an_order_without_gaps_passes_and_a_collective_outside_its_group_warns(
     )
 
 
-# -- the teaching mode: what is done with a buffer of 4 x 4 after a message was posted, and with its
-# handle
+# -- the teaching mode: uses of a buffer of 4 x 4, and of its handle, after a message was posted
 
 CHANGED = "must not be changed before its message has been waited for"
 TWO = "two messages in flight use overlapping buffers"
@@ -195,7 +194,7 @@ def test_a_misused_buffer_or_handle_raises_at_its_line(
         data = torch.zeros(4, 4)
         misuse(data, operation(data, 1))
 
-    twice = "second" in words
+    twice = "twice" in words
     kind, error = ("invalid_argument", ArgumentError) if twice else ("buffer_hazard", RingError)
     check_mistake(mistake, tmp_path / "full", "full", kind, words, error, misuse)
     assert run(mistake, tmp_path / "basic", "basic")[:2] == (None, [])

@@ -77,7 +77,7 @@ def test_who_joins_by_the_name_does_not_take_it_for_local_either(
 
 
 def test_missing_ranks_may_be_those_that_cannot_reach_loopback(node07: str) -> None:
-    why = r"rank 1 missing.*'node07' leads to 127\.0\.1\.1 on rank 0's own machine.*MASTER_ADDR"
+    why = r"rank 1 missing.*'node07' resolves to 127\.0\.1\.1 on rank 0's machine.*MASTER_ADDR"
     with pytest.raises(RendezvousFailed, match=why):
         join(node07, free_port(DEBIAN), world_size=2, timeout_s=0.3)
     with pytest.raises(RendezvousFailed) as caught:

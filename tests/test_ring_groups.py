@@ -1,4 +1,4 @@
-"""What a ring is built from: its arguments, its pairs, and what stands in their way."""
+"""The arguments and the pairs of a ring, and errors in them."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_a_gpu_that_is_not_there_opens_nothing(
 
 
 def test_local_rank_chooses_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before anybody is met: NCCL takes the current device."""
+    """It is selected before the rendezvous, because NCCL uses the current device."""
     chosen: list[int] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
@@ -202,7 +202,7 @@ destroy_distributed()
 
 @st.composite
 def worlds(draw: st.DrawFn) -> list[list[int]]:
-    """Returns the ring of each rank: a world of up to eight, cut into rings at random."""
+    """Returns the ring of each rank, in a world of up to eight ranks randomly cut into rings."""
     order = draw(st.permutations(range(draw(st.integers(1, 8)))))
     cuts = sorted(draw(st.sets(st.integers(1, len(order)), max_size=4)) | {0, len(order)})
     rings = [list(order[a:b]) for a, b in itertools.pairwise(cuts)]

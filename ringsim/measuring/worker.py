@@ -230,8 +230,8 @@ def check_gpus(world_size: int) -> None:
     if world_size > count:
         others = "world_size=1, which measures copies in the GPU's memory, or " if count else ""
         raise ArgumentError(
-            'world_size must be at most the number of GPUs with comm_device="gpu", got '
-            f"{world_size} ranks and {count} GPUs. NCCL rejects two ranks on one GPU. Pass "
+            'world_size must be at most the number of GPUs with comm_device="gpu", '
+            f"{count}, got {world_size}. NCCL rejects two ranks on one GPU. Pass "
             f'{others}comm_device="cpu".'
         )
 
