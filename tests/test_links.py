@@ -41,7 +41,7 @@ RANK_2_IS_FAR = {
         ({"comm_device": "tpu"}, 'comm_device must be "cpu"'),
         (
             {"comm_device": "gpu", "world_size": 500},
-            'at most the number of GPUs .* got 500\..*comm_device="cpu"',
+            r'at most the number of GPUs .* got 500\..*comm_device="cpu"',
         ),
         ({"world_size": 0}, "world_size must be an integer from 1"),
         ({"timeout_s": -1}, "timeout_s must be a positive number"),
