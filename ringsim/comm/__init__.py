@@ -1,8 +1,8 @@
 """``torch.distributed``, timed.
 
-``from ringsim import comm as dist`` instead of ``import torch.distributed as dist``. This module
-offers every name of ``torch.distributed``, with torch's own objects behind it. Functions that
-communicate can be logged; without a log, a call only makes two extra checks. ``set_backend``
+Use ``from ringsim import comm as dist`` instead of ``import torch.distributed as dist``. This
+module offers every name of ``torch.distributed``, with torch's own objects behind it. Functions
+that communicate can be logged; without a log, a call only makes two extra checks. ``set_backend``
 chooses the backend of groups created later. Importing this module lets torch create groups on MPI
 ("mpi").
 """

@@ -43,7 +43,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 import torch.distributed as dist
 
-# public, though torch lists it nowhere
+# public, although torch does not list it
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
@@ -100,7 +100,7 @@ _MOST_PAUSE_S = 0.05
 
 
 class LeftAlready(Exception):
-    """An error: the store belongs to a ring that is being destroyed, or to an earlier attempt.
+    """Raised if the store belongs to a ring that is being destroyed, or to an earlier attempt.
 
     The next store does not exist yet.
     """

@@ -489,7 +489,7 @@ def _make_cut(group: Members, side: _Side, arguments: Mapping[str, Any]) -> _Cut
 def _cut_evenly(group: Members, whole: torch.Tensor) -> Tensors:
     """Returns equal parts of a tensor's elements, one per rank.
 
-    They share the tensor's memory if it must be written to.
+    They share the tensor's memory if they will be written to.
     """
     if not whole.is_contiguous() and whole.shape[0] % group.size() == 0:
         return list(whole.split(whole.shape[0] // group.size()))

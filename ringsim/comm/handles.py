@@ -142,7 +142,7 @@ class Handle(Work):
         return self.is_completed() and self._error is None
 
     def exception(self) -> BaseException | None:
-        """Returns the error of the operation, None if there is none."""
+        """Returns the operation's error, None if there is none."""
         return self._error
 
     def result(self) -> list[torch.Tensor]:

@@ -7,7 +7,7 @@ single call (``prof=True``). If the log uses another name than the operation's o
 ``label`` of its record::
 
     ringsim.comm.all_reduce(t, log_name="gradients")
-      |- label "gradients" is in force          LogOptions.call
+      |- label "gradients" begins               LogOptions.call
       |- torch.distributed.all_reduce(t)        the hooks write a record: post, wait, done, group, payload, label
       |- the label ends
     ringsim.comm.log_summary()                  records -> rows
@@ -262,7 +262,7 @@ def _find_log() -> LogOptions:
     return get_state().log or get_state().stopped_log or LogOptions()
 
 
-# -- what is logged
+# -- the selection of operations
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -270,7 +270,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class LogOptions:
-    """The settings of the log, and what was logged before."""
+    """The settings of the log, and its earlier contents."""
 
     prof_all: bool = True  # whether all operations are selected
     prof_ops: frozenset[str] = frozenset()  # selected names of operations, or names in the log
@@ -380,7 +380,7 @@ def configure(
     verbose: bool | None = None,
     debug: bool | None = None,
 ) -> None:
-    """Starts or stops this rank's log, and sets what is logged. None leaves a setting as it is.
+    """Starts or stops this rank's log, and changes its settings; None keeps a setting.
 
     Any rank may call it at any time; it does not block. Stopping the log keeps its contents, and
     starting it again adds to them; ``reset_log`` clears them.

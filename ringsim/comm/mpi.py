@@ -30,7 +30,7 @@ from typing import Any, Final, NoReturn
 
 import torch.distributed as dist
 
-# public, though torch lists it nowhere
+# public, although torch does not list it
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from ringsim.comm.bootstrap import host, listen, reach

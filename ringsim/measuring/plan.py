@@ -131,7 +131,7 @@ def make_plan(
     blocks = []
     for size in checked:
         for name in patterns:
-            if name == "all_reduce" or (name == "shift" and edges):  # all edges at once
+            if name == "all_reduce" or (name == "shift" and edges):  # all edges together
                 blocks.append(Block(backend, name, -1, -1, size))
             else:
                 blocks += [Block(backend, name, src, dst, size) for src, dst in edges]

@@ -56,7 +56,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# public, though torch lists it nowhere
+# public, although torch does not list it
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.distributed_c10d import GroupName, PrefixStore, Store
@@ -188,7 +188,7 @@ def check_ring_arguments(
 
 
 def _check_ring_ranks(ring_ranks: Any, rank: int, world_size: int, where: str) -> tuple[int, ...]:
-    """Returns the ring's ranks, which must exist, be different and include this one."""
+    """Returns the ring's ranks; they must exist, differ from each other, and include this rank."""
     advice = (
         "Pass the global ranks of this rank's ring in order, or [rank] if the rank is in no ring."
     )
