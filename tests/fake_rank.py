@@ -33,9 +33,9 @@ def fake_world(size: int = 4, backend: str = "fake") -> Iterator[ProcessGroup]:
 def recorded(
     directory: Path, check: str = "basic", now: Callable[[], int] | None = None
 ) -> Iterator[Callable[[], ringsim.Trace]]:
-    """Records as ``ringsim.trace(path)`` does, and waits for no rank that is not there.
+    """Records like ``ringsim.trace(path)``, but does not wait for missing ranks.
 
-    Yields a function that ends the recording and returns the trace. ``now`` replaces the clock.
+    It yields a function that ends the recording and returns the trace. ``now`` replaces the clock.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(merging, "WAIT_S", 0.0)

@@ -1,4 +1,4 @@
-"""A stand-in for a GPU; ``tests/distributed/test_gpu.py`` has a real one."""
+"""A stand-in for a GPU; ``tests/distributed/test_gpu.py`` uses a real one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-LOOK_NS = 900  # how long a call of the driver takes
+LOOK_NS = 900  # the duration of a driver call
 GPU = torch.device("cuda", 0)
 MS = 10**6
 LATER = 10**15  # ns, on the host's clock
@@ -20,7 +20,7 @@ def refuse(*_: Any) -> NoReturn:
 
 
 class StandInGpu:
-    """A GPU whose clock has an offset to the host's, and drifts.
+    """A GPU whose clock has an offset from the host's clock, and drifts.
 
     Time passes when ``now_ns`` is changed, and with every call.
     """
@@ -39,7 +39,7 @@ class StandInGpu:
         return self.now_ns
 
     def queue(self, work_ns: int) -> None:
-        """Gives the program's stream so much to do."""
+        """Queues work of this duration on the program's stream."""
         self.busy_until_ns = max(self.busy_until_ns, self.now_ns) + work_ns
 
     def call(self) -> None:
@@ -49,7 +49,7 @@ class StandInGpu:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Puts it in the place of torch's."""
+        """Replaces torch's GPU functions."""
         for name, stand_in in {
             "Event": lambda enable_timing=False: StandInEvent(self, enable_timing),
             "Stream": object,
@@ -64,7 +64,7 @@ class StandInGpu:
 class StandInEvent:
     """An event.
 
-    ``passed_ns`` is when the stream gets past it, in the host's time, which only the tests know.
+    ``passed_ns`` is the host time at which the stream passes it, known only to the tests.
     """
 
     synchronize = refuse

@@ -1,4 +1,4 @@
-"""Which backend comm_device means, for machines that this one is not."""
+"""The backend for each comm_device, on machines that differ from this one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Doctor = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def doctor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Doctor:
-    """Asks the doctor about a machine with these GPUs, and this torch."""
+    """Runs the doctor for a machine with these GPUs and this version of torch."""
     # whose name needs no name server
     monkeypatch.setattr("ringsim.cli.doctor._STORE_PEER", "127.0.0.1")
 
@@ -57,7 +57,7 @@ FOUR = ("A100",) * 4
     ("gpus", "torch_has", "backends", "reasons"),
     [
         ((), {}, ["gloo", None], ["the tensors are in host memory", "torch finds no GPU here"]),
-        # GPUs change nothing for the CPU: where the tensors are decides
+        # GPUs change nothing for the CPU: only the place of the tensors matters
         (FOUR, {}, ["gloo", "nccl"], ["in host memory", "up to 4 ranks here, one on each GPU"]),
         (("H200",), {}, ["gloo", "nccl"], ["in host memory", "up to 1 rank here"]),
         (FOUR, {"nccl": False}, ["gloo", None], ["in host memory", "built without NCCL"]),
@@ -150,9 +150,9 @@ def test_the_screen_explains_the_choice_and_a_broken_table_is_refused(
 
 
 def test_without_torch_the_doctor_still_speaks(tmp_path: Path) -> None:
-    """The package hides torch as a machine does that has none.
+    """A fake package hides torch, as on a machine without torch.
 
-    Neither a spec nor an import is found.
+    Neither the spec nor the import is found.
     """
     script = (
         "import importlib.util as u, sys\n"

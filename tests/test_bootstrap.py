@@ -1,6 +1,6 @@
 """The roll-call over a store in this process, with ranks as threads.
 
-Real ranks are in tests/distributed/test_rendezvous.py, and what a name leads to in test_heads.py.
+For real ranks see tests/distributed/test_rendezvous.py; for name resolution see test_heads.py.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ def pair(other: Card) -> list[Card]:
         ),
         (
             pair(Card(2, "cpu", (0, 1), host="node1")),
-            'ring_order must be the same on every rank, got "hosts" on rank 1 alone',
+            'ring_order must be the same on every rank, got "hosts" only on rank 1',
         ),
         (
             pair(Card(2, "gpu", (0, 1), "A")),
-            "a GPU must be used by one rank only, got ranks 0 and 1 on GPU A",
+            "a GPU must be used by only one rank, got ranks 0 and 1 on GPU A",
         ),
     ],
 )
@@ -73,7 +73,7 @@ def test_find_fault(cards: list[Card], fault: str | None) -> None:
 
 
 class CountingStore(dist.Store):
-    """A store in this process that counts what is asked of it."""
+    """A store in this process that counts its requests."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,12 +97,12 @@ for method in ("set", "get", "multi_get", "add", "compare_set", "check", "wait")
 
 @pytest.fixture(autouse=True)
 def hasty_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This store outlives its host, who need not stay for the others to read why it failed."""
+    """The store outlives its host, which need not wait until others have read an error."""
     monkeypatch.setattr(bootstrap, "_READERS_GRACE_S", 0.05)
 
 
 def together(parts: list[Callable[[], Any]]) -> list[Any]:
-    """Runs one part for each rank in threads; returns what each returned or raised."""
+    """Runs one function per rank in threads; returns the result or the error of each."""
     with ThreadPoolExecutor(len(parts)) as pool:
         ended = [pool.submit(part) for part in parts]
         return [each.exception(20) or each.result() for each in ended]
@@ -117,7 +117,7 @@ def start(
 
 
 def starts(store: dist.Store, cards: dict[int, Card], **options: Any) -> list[Any]:
-    """Starts a rank with each card."""
+    """Starts one rank per card."""
     return together(
         [
             lambda rank=rank, card=card: start(store, rank, card, **options)
@@ -149,7 +149,7 @@ def test_a_rank_that_comes_twice_ends_it_for_all_who_do_not_run_yet() -> None:
     store = CountingStore()
 
     def start_after_rank_0() -> Any:
-        # else who is present when the verdict falls is a matter of luck
+        # otherwise the ranks present at the verdict are a matter of luck
         store.wait(["ringsim/0/start/0"], timedelta(seconds=10))
         return start(store, 1, whole_world(3)[1])
 
@@ -157,12 +157,12 @@ def test_a_rank_that_comes_twice_ends_it_for_all_who_do_not_run_yet() -> None:
         [lambda: start(store, 0, whole_world(3)[0]), start_after_rank_0, start_after_rank_0]
     )
     assert [
-        "two processes that say they are rank 1: ranks 0-1 present, rank 2 missing" in str(error)
+        "two processes with rank 1: ranks 0-1 present, rank 2 missing" in str(error)
         for error in ended
     ] == [True] * 3
     store = CountingStore()
     assert starts(store, whole_world(2), reused=False) == [[(0, 1)]] * 2
-    assert "two processes that say they are rank 1" in str(
+    assert "two processes with rank 1" in str(
         starts(store, {1: whole_world(2)[1]}, reused=False)[0]
     )
 
@@ -173,7 +173,7 @@ def test_another_world_size_ends_it_for_all_and_names_it(odd: int, size: int) ->
     ended = starts(CountingStore(), cards, reused=False)
     assert {type(error) for error in ended} == {RendezvousFailed}
     (words,) = {str(error).partition(":")[0] for error in ended}
-    # where rank 0 is the odd one, whoever came first is named
+    # if rank 0 is the one that differs, the first other rank is named
     named = odd or int(words.rpartition(" ")[2])
     sides = f"{cards[0].world_size} on rank 0 and {cards[named].world_size} on rank {named}"
     assert words == f"world_size must be the same on every rank, got {sides}"
@@ -199,8 +199,8 @@ def test_restarted_ranks_follow_rank_0_and_not_what_an_earlier_attempt_left(
 ) -> None:
     """In torchrun's store.
 
-    The earlier attempt's processes are gone, whatever they had come to, and each rank may be back
-    before rank 0.
+    The processes of the earlier attempt are dead, wherever they had stopped, and any rank may be
+    restarted before rank 0.
     """
     store = dist.HashStore()
 

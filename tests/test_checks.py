@@ -1,6 +1,6 @@
-"""What is refused before torch sees it, and what the teaching mode finds.
+"""The checks before torch is called, and the findings of the teaching mode.
 
-On torch's fake backend, at the line that is wrong.
+The tests use torch's fake backend, and check the line of each error.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def world() -> Iterator[None]:
 def run(
     program: Mistake, directory: Path, check: str
 ) -> tuple[RingError | None, list[str], list[str]]:
-    """Runs a program to its end as recorded.
+    """Records a program.
 
-    Returns its error, the kinds of mistakes in the trace, and which operations failed.
+    Returns its error, the kinds of mistakes in the trace, and the failed operations.
     """
     error = None
     with recorded(directory, check) as stop:
@@ -63,7 +63,7 @@ def check_mistake(
 ) -> list[str]:
     """Checks that a program ends with this error at the line of ``wrong``.
 
-    Returns which operations failed.
+    Returns the failed operations.
     """
     raised, found, failed = run(mistake, directory, check)
     assert type(raised) is error
@@ -78,20 +78,20 @@ def check_mistake(
 
 # -- arguments
 
-# Gloo 2.13 sees no gaps: it reduces, or sends, the first elements in memory and leaves the others
-# as they were.
+# Gloo 2.13 ignores gaps: it reduces, or sends, the first elements in memory and leaves the others
+# unchanged.
 GAPS, WHOLE = (lambda: torch.zeros(4, 4)[:, :2]), (lambda: torch.zeros(4, 2))
-GAPPY = "must lie in memory without gaps, got one of shape (4, 2) and stride (4, 1)"
-OUTSIDE = "must be called on a group that this rank is in, got one that it is not in"
-ITSELF = "must be another rank, got this one"
-NO_DATA = "must hold data, got one on the device meta"
+GAPPY = "must have no gaps in memory, got one with shape (4, 2) and stride (4, 1)"
+OUTSIDE = "was called on a group that does not include this rank"
+ITSELF = "must be another rank, got this rank"
+NO_DATA = "must hold data, got one on the meta device"
 
 
 def outside() -> Any:
     return dist.new_group([1, 2])
 
 
-# The words, and the operation that the record has as failed.
+# The message, and the operation recorded as failed.
 REFUSED: dict[Mistake, tuple[str, list[str]]] = {
     lambda: dist.isend(WHOLE(), 5): ("a rank of its group, from 0 to 2, got 5", ["isend"]),
     lambda: dist.isend(WHOLE(), -1): ("a rank of its group, from 0 to 2, got -1", ["isend"]),
@@ -107,7 +107,7 @@ REFUSED: dict[Mistake, tuple[str, list[str]]] = {
     lambda: dist.isend(WHOLE(), 1, group=outside()): (f"isend {OUTSIDE}", []),
     lambda: dist.send(WHOLE(), 0): (ITSELF, []),
 }
-# Likewise, where torch itself refuses the message with words of its own.
+# The same, if torch itself rejects the operation with its own message.
 EXPLAINED: dict[Mistake, tuple[str, list[str]]] = {
     lambda: dist.isend(WHOLE(), 0): (ITSELF, ["isend"]),
     lambda: dist.isend(WHOLE(), 1, tag=-1): (
@@ -116,11 +116,11 @@ EXPLAINED: dict[Mistake, tuple[str, list[str]]] = {
     ),
     lambda: dist.isend(WHOLE(), 1, tag=2**31): ("got 2147483648", ["isend"]),
     lambda: dist.isend(torch.zeros(2, 3).t(), 1): (
-        "contiguous, got one of shape (3, 2) and stride (1, 3)",
+        "contiguous, got one with shape (3, 2) and stride (1, 3)",
         ["isend"],
     ),
     lambda: dist.isend(torch.zeros(2, 3).to_sparse(), 1): (
-        "dense, got one of layout sparse_coo",
+        "dense, got one with layout sparse_coo",
         ["isend"],
     ),
 }
@@ -145,7 +145,7 @@ def test_an_operation_that_cannot_be_right_raises(
 def test_an_order_without_gaps_passes_and_a_collective_outside_its_group_warns(
     tmp_path: Path,
 ) -> None:
-    """As in torch: programs call it on all ranks."""
+    """As in torch, because programs call it on all ranks."""
     group = dist.new_group([1, 2])
     with pytest.warns(UserWarning, match="does not belong to the given group") as caught:
         assert run(
@@ -159,28 +159,27 @@ def test_an_order_without_gaps_passes_and_a_collective_outside_its_group_warns(
     )
 
 
-# -- the teaching mode: what is done with a buffer of 4 x 4 after a message was posted, and with its
-# handle
+# -- the teaching mode: uses of a buffer of 4 x 4, and of its handle, after a message was posted
 
-CHANGED = "must not be changed before its message was waited for"
-TWO = "must belong to one message at a time, got two that overlap"
+CHANGED = "must not be changed before its message has been waited for"
+TWO = "two messages in flight use overlapping buffers"
 MISUSES: dict[Callable[[torch.Tensor, Any], Any], tuple[Callable[..., Any], str]] = {
     lambda data, _: data.add_(1): (dist.isend, f"{CHANGED}, got add_"),
     lambda data, _: data[2, 1:].fill_(1.0): (dist.isend, CHANGED),
     lambda data, _: torch.add(torch.ones(4, 4), 1, out=data): (dist.irecv, f"{CHANGED}, got add"),
     lambda data, work: (data.numpy().fill(1.0), work.wait()): (
         dist.isend,
-        "must stay as it is until its send was waited for",
+        "was changed before its send was waited for",
     ),
     lambda data, _: float(data[2, 1]): (
         dist.irecv,
-        "must not be read before its message was waited for, got _local_scalar_dense",
+        "must not be read before its message has been waited for, got _local_scalar_dense",
     ),
     lambda data, _: dist.irecv(data[3:], 1, tag=2): (dist.irecv, TWO),
     lambda data, _: dist.isend(data, 1): (dist.irecv, TWO),
     lambda _, work: (work.wait(), work.wait()): (
         dist.isend,
-        "must be waited for once, got a second wait()",
+        "wait() was called twice on one handle",
     ),
 }
 
@@ -195,7 +194,7 @@ def test_a_misused_buffer_or_handle_raises_at_its_line(
         data = torch.zeros(4, 4)
         misuse(data, operation(data, 1))
 
-    twice = "second" in words
+    twice = "twice" in words
     kind, error = ("invalid_argument", ArgumentError) if twice else ("buffer_hazard", RingError)
     check_mistake(mistake, tmp_path / "full", "full", kind, words, error, misuse)
     assert run(mistake, tmp_path / "basic", "basic")[:2] == (None, [])
@@ -216,7 +215,7 @@ def test_a_recv_that_autograd_does_not_see_is_warned_of_once_a_line(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         assert run(receive, tmp_path, check)[0] is None
-    words = "a tensor to be received into must not require grad"
+    words = "a message is received into a tensor that requires grad"
     assert [
         str(each.message).startswith(words) for each in caught if each.category is UserWarning
     ] == [True] * (check == "full")

@@ -1,4 +1,4 @@
-"""Which collectives are one call, and how long each waited for the last rank to come."""
+"""The grouping of collectives into calls, and the wait of each rank for the last one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ringsim.traces.matching import CollectiveCalls, wait_for_last
 
 
 def collectives(*rows: dict[str, Any]) -> Events:
-    """Collectives posted, awaited and done at once; by default barriers of the world."""
+    """Returns collectives with these times of post, wait and done; by default world barriers."""
     common = {"op": "barrier", "group": "world", "post_ns": 0, "done_ns": 100}
     full = [{**common, "wait_ns": row.get("post_ns", 0), **row} for row in rows]
     return make_trace(full, groups={"world": (0, 1, 2), "pair": (0, 1)}).events
@@ -25,7 +25,7 @@ def test_which_collectives_are_one_call() -> None:
         {"rank": 0, "group": "pair", "post_ns": 9},
         {"rank": 0, "post_ns": 10},
         {"rank": 0, "op": "mark", "post_ns": 11},
-        {"rank": 1, "post_ns": 1, "status": "error", "wait_ns": NONE},  # it was refused
+        {"rank": 1, "post_ns": 1, "status": "error", "wait_ns": NONE},  # it was rejected
         {"rank": 1, "group": "pair", "post_ns": 2},
         {"rank": 1, "post_ns": 3},
         {"rank": 1, "post_ns": 4, "status": "in_flight"},
@@ -54,9 +54,9 @@ def test_collectives_whose_call_was_left_out_take_no_part() -> None:
 @pytest.mark.parametrize(
     ("first", "length_ns"),
     [
-        ({"wait_ns": 30}, 20),  # from when it waited, until the last one came
+        ({"wait_ns": 30}, 20),  # from its wait until the last rank arrived
         ({"wait_ns": 30, "done_ns": 40}, 10),  # it was done before
-        ({"wait_ns": 70}, 0),  # the last one had come
+        ({"wait_ns": 70}, 0),  # the last rank had arrived
         ({"wait_ns": NONE}, 0),
         ({"wait_ns": 30, "done_ns": NONE, "status": "in_flight"}, 0),
     ],
@@ -68,5 +68,5 @@ def test_a_collective_waits_for_the_last_rank(first: dict[str, Any], length_ns: 
         {"rank": 2, "post_ns": 20},
     )
     assert wait_for_last(collectives(*rows)).tolist() == [length_ns, 0, 30]
-    assert wait_for_last(collectives(*rows[:2])).tolist() == [0, 0]  # rank 2 never came
+    assert wait_for_last(collectives(*rows[:2])).tolist() == [0, 0]  # rank 2 never arrived
     assert wait_for_last(collectives(*rows), apart=[0, 1, 2]).tolist() == [0, 0, 0]

@@ -1,4 +1,4 @@
-"""The log of communication: what it sums up, and when the record of a user's own operation ends."""
+"""The log of communication: its sums, and the end of the record of a user's own operation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RANKS = 4
 
 
 def log_of(program: Callable[[], Any], **options: Any) -> Any:
-    """Returns the table of a simulated program that is logged."""
+    """Returns the log table of a simulated program."""
 
     def worker() -> Any:
         dist.configure(enabled=True, **options)
@@ -45,7 +45,7 @@ def log_with(program: Callable[[], Any], **options: Any) -> dict[str, Any]:
 
 
 def pass_on(*late_us: float) -> None:
-    """Sends 1,000 bytes from rank 1 to rank 3 for each time by which the receiver is late."""
+    """Sends 1,000 bytes from rank 1 to rank 3 for each of the receiver's delays."""
     tensor = torch.zeros(1000, dtype=torch.uint8)
     for each in late_us:
         dist.barrier()
@@ -60,7 +60,7 @@ SOME = [11, 13, 17, 19, 23, 29, 400]
 
 
 def test_each_operation_counts_its_own_time_and_first_ones_are_kept_apart() -> None:
-    """DeepSpeed 0.19.8 reads its timer without a reset: each time includes those before."""
+    """DeepSpeed 0.19.8 never resets its timer, so each time includes all earlier ones."""
     rows = log_with(lambda: pass_on(700, *SOME))
     send, recv, times = rows["send"], rows["recv"], [TOOK_US + late for late in SOME]
     assert (send.count, send.first_count, send.size_bytes, send.group_size) == (8, 1, 1000, RANKS)
@@ -100,7 +100,7 @@ def reduce_sooner() -> None:
 
 
 def test_an_asynchronous_operation_keeps_post_wait_and_done_apart() -> None:
-    """DeepSpeed 0.19.8 times it on the CPU at the moment it is posted only."""
+    """DeepSpeed 0.19.8 only times the post, on the CPU."""
     table = log_of(reduce_sooner)
     (row,) = (row for row in table.rows if row.name == "isend")
     found = row.mean_us, row.overlap_mean_us, row.blocked_mean_us
@@ -120,14 +120,14 @@ def use_many_names() -> None:
     tensor, words = torch.zeros(250), [None] * RANKS
     pair = dist.new_group([1, 3])
     dist.all_reduce(tensor)
-    dist.all_reduce(tensor, log_name="all_reduce")  # its own name says nothing more
+    dist.all_reduce(tensor, log_name="all_reduce")  # its own name adds no information
     dist.all_reduce(torch.zeros(1000))
     dist.all_reduce(tensor, log_name="gradients")
     if dist.get_rank() in (1, 3):
         dist.all_reduce(tensor, group=pair)
     for _ in range(2):
         dist.reduce_scatter_tensor(torch.zeros(250), torch.zeros(1000))
-    # DeepSpeed 0.19.8 ends the process where its table lacks an operation
+    # DeepSpeed 0.19.8 ends the process if its table lacks an operation
     dist.all_gather_object(words, 1)
     dist.monitored_barrier()
     with ringsim.span("no operation"):
@@ -166,8 +166,8 @@ def meet_late() -> None:
     dist.barrier()  # warms up
     ringsim.compute(LATE_US[rank] * 1e-6)
     dist.barrier(prof=True)
-    # DeepSpeed 0.19.8 reduces the list of records over all ranks, and hangs or fails where one has
-    # more than another
+    # DeepSpeed 0.19.8 reduces the list of records over all ranks, and hangs or fails if the lists
+    # differ in length
     dist.broadcast(tensor, 0, prof=rank == 0)
 
 
@@ -191,7 +191,7 @@ def test_the_table_in_pandas_and_an_empty_one_as_text(capsys: pytest.CaptureFixt
 # -- settings
 
 
-class Section:  # as in DeepSpeed's own objects
+class Section:  # like DeepSpeed's own objects
     enabled, prof_all, prof_ops, verbose, debug = True, False, ("all_reduce",), False, True
 
 
@@ -238,7 +238,7 @@ def test_settings_come_from_arguments_or_a_configuration(
 
 
 class Message(torch_dist.Work):
-    """The handle of a message, which comes when the test says so."""
+    """The handle of a message whose arrival the test controls."""
 
     has_come = False
 
@@ -249,7 +249,7 @@ class Message(torch_dist.Work):
 
 
 class Slow(dist.MessageGroup):
-    """A backend whose messages are handles like that; all else is built from them."""
+    """A backend with such messages; all other operations are built from them."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: Any) -> None:
         super().__init__(rank, size, backend_name="slow", timeout=timeout)

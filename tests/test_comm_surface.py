@@ -1,6 +1,7 @@
 """``ringsim.comm`` has the surface of ``torch.distributed``.
 
-Of the torch that is installed, and of the oldest and newest supported.
+The tests compare it with the installed version of torch, and with the oldest and newest supported
+versions.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from ringsim.errors import ArgumentError, RingError
 HERE = Path(__file__).parent / "signatures"
 SNAPSHOTS = [json.loads(path.read_text()) for path in sorted(HERE.glob("torch-*.json"))]
 EXTRAS = ["prof", "log_name", "debug"]
-# reading that one warns
+# reading this name warns
 PUBLIC = sorted(name for name in dir(native) if not name.startswith("_") and name != "reduce_op")
 WRAPPED = {**functions.FUNCTIONS, **functions.MANAGING}
 BY_SNAPSHOT = [
@@ -44,7 +45,7 @@ BY_SNAPSHOT = [
 
 
 def signature_of(text: str) -> inspect.Signature:
-    """Makes a signature of parameters written as in a snapshot."""
+    """Returns the signature for the parameters of a snapshot."""
     names = {"ReduceOp": native.ReduceOp, "GroupMember": native.GroupMember, "SHRINK_DEFAULT": 0}
     scope: dict[str, Any] = {}
     exec(f"def function({text}): ...", names, scope)
@@ -52,7 +53,7 @@ def signature_of(text: str) -> inspect.Signature:
 
 
 def outline(signature: inspect.Signature) -> list[tuple[str, Any, bool]]:
-    """Name, kind and whether there is a default, for each parameter but those of the log."""
+    """Returns name, kind and presence of a default of each parameter, except the log's."""
     return [
         (each.name, each.kind, each.default is each.empty)
         for each in signature.parameters.values()
@@ -60,7 +61,7 @@ def outline(signature: inspect.Signature) -> list[tuple[str, Any, bool]]:
     ]
 
 
-# -- the torch that is installed
+# -- the installed torch
 
 
 @pytest.mark.parametrize("name", PUBLIC)
@@ -91,7 +92,7 @@ def test_every_function_that_takes_a_group_is_timed_or_known_to_send_nothing() -
 @pytest.mark.parametrize("name", sorted(WRAPPED))
 def test_function_is_torchs_by_signature_name_and_docstring(name: str) -> None:
     ours = WRAPPED[name]
-    if not hasattr(native, name):  # of a later torch, and built
+    if not hasattr(native, name):  # from a later torch, and built from messages
         assert "built" in str(ours.__doc__)
         return
     theirs = getattr(native, name)
@@ -116,7 +117,7 @@ def test_class_of_messages_is_torchs_by_signature_and_docstring() -> None:
 
 
 def test_names_that_nobody_has_are_attribute_errors() -> None:
-    with pytest.raises(AttributeError, match=r"torch\.distributed has none either"):
+    with pytest.raises(AttributeError, match=r"nor torch\.distributed has an attribute"):
         _ = comm.all_reduce_by_pigeon
     assert not hasattr(comm, "__path_to_nowhere__")
 
@@ -137,7 +138,7 @@ def test_star_brings_what_torchs_star_brings() -> None:
 def test_functions_that_a_tool_has_wrapped_are_taken_as_they_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whatever they are wrapped in, and wherever."""
+    """Regardless of the wrapper and its place."""
     wrappers: list[Any] = [
         functools.partial,
         lambda function: lambda *args, **kwargs: function(*args, **kwargs),
@@ -176,7 +177,7 @@ def test_private_names_pass_on() -> None:
     assert distributed_c10d is native.distributed_c10d
 
 
-# -- the oldest and the newest that are supported
+# -- the oldest and the newest supported versions
 
 
 def test_snapshots_are_of_the_oldest_and_the_newest() -> None:
@@ -199,7 +200,7 @@ def test_snapshot_of_the_installed_torch_is_what_the_script_makes() -> None:
     for snapshot in SNAPSHOTS:
         if snapshot["torch"] == installed:
             assert snapshot == made
-    # reading the source and asking Python say the same
+    # the source and Python's introspection agree
     for name, text in made["functions"].items():
         assert outline(signature_of(text)) == outline(inspect.signature(getattr(native, name)))
 
@@ -241,7 +242,7 @@ def joined() -> Iterator[None]:
 
 
 class Alone(comm.MessageGroup):
-    """A backend of one rank, as users write them."""
+    """A backend for one rank, such as a user might write."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: Any) -> None:
         super().__init__(rank, size, backend_name="alone", timeout=timeout)
@@ -263,7 +264,7 @@ def test_set_backend_holds_for_groups_from_then_on(joined: None) -> None:
     group = comm.new_group()
     assert isinstance(group, Alone)
     assert comm.get_backend(group) == "alone"
-    assert comm.get_backend() == "gloo"  # which was there before
+    assert comm.get_backend() == "gloo"  # which existed before
     assert comm.get_backend(comm.new_group(backend="gloo")) == "gloo"
     assert comm.set_backend("torch").name == comm.cdb.name == "torch"
     assert comm.get_backend(comm.new_group()) == "gloo"
@@ -319,10 +320,10 @@ def test_backend_is_found_by_its_entry_point_and_anything_else_refused(
     assert comm.set_backend("alone").name == "alone"
     wrong: dict[Any, str] = {
         "pigeon": "backend must be one of .*, got 'pigeon'",
-        3: "backend must be a name, .*register_backend",
-        Alone: "backend must be a name, .*MessageGroup",
+        3: "backend must be the name of a backend registered with torch, .*register_backend",
+        Alone: "backend must be the name of a backend registered with torch, .*MessageGroup",
         "value": "must register a backend of that name with torch",
-        "lost": "lacks not_there",
+        "lost": "not_there is missing",
     }
     for backend, message in wrong.items():
         with pytest.raises(ArgumentError, match=message):

@@ -1,4 +1,4 @@
-"""What is recorded of operations on NCCL's groups, on a stand-in for the GPU."""
+"""The records of operations on NCCL groups, with a stand-in for the GPU."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Stop = Callable[[], Trace]
 
 @pytest.fixture
 def nccl_gpu(monkeypatch: pytest.MonkeyPatch) -> StandInGpu:
-    """A GPU, and NCCL; the host's clock is the stand-in's too."""
+    """A stand-in for a GPU with NCCL, which also provides the host's clock."""
     nccl_gpu = StandInGpu(offset_ns=-(10**9), drift=5e-5)
     nccl_gpu.install(monkeypatch)
     monkeypatch.setattr(
@@ -53,9 +53,9 @@ def world() -> Iterator[ProcessGroup]:
 def start(
     nccl_gpu: StandInGpu, world: ProcessGroup, tmp_path: Path
 ) -> Iterator[Callable[[], Stop]]:
-    """Begins to record.
+    """Starts recording.
 
-    What it returns ends that, a second after the last operation, and gives the trace.
+    The returned function ends it, a second after the last operation, and returns the trace.
     """
     with contextlib.ExitStack() as stack:
 
@@ -87,7 +87,7 @@ def blocked_ns(frame: pd.DataFrame) -> list[int]:
 
 
 def times_of(trace: Trace) -> str:
-    """What the trace says of the times of operations on GPUs."""
+    """Returns the trace's sentences about the times of GPU operations."""
     return str(trace.metadata["not_recorded"][-1])
 
 
@@ -138,7 +138,7 @@ def test_a_collective_on_the_programs_own_stream_has_no_handle(
     start: Callable[[], Stop],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # torch 2.8 and later run one that is not asynchronous on the current stream, and return no Work
+    # torch 2.8 and later run a synchronous collective on the current stream, and return no Work
     # (pytorch 150398).
     monkeypatch.setattr(
         ProcessGroup, "allreduce", lambda self, tensors, opts: nccl_gpu.queue(7 * MS)
@@ -146,7 +146,7 @@ def test_a_collective_on_the_programs_own_stream_has_no_handle(
     read = start()
     nccl_gpu.queue(40 * MS)
     dist.all_reduce(tensor)
-    # without options nothing says beforehand that there is to be no handle
+    # without options it is not known beforehand that there will be no handle
     world.allreduce([tensor], None)
     trace = read()
     frame = trace.to_pandas()
@@ -189,14 +189,14 @@ def test_the_operations_of_a_batch_are_done_together(
 def test_tensors_of_the_host_have_the_times_of_the_host(
     nccl_gpu: StandInGpu, read: Stop, tensor: torch.Tensor
 ) -> None:
-    # A group of two backends: torch's default on a machine with GPUs.
+    # A group with two backends: torch's default on a machine with GPUs.
     dist.isend(torch.zeros(2), 1).wait()
     dist.all_reduce(torch.zeros(2))
     dist.barrier()  # on NCCL it blocks the host itself
     assert not nccl_gpu.recorded
     trace = read()
     assert trace.to_pandas()["done_ns"].notna().all()
-    # also what a trace says where the rank is killed before its record is read
+    # also the sentence in the trace if the rank is killed before its record is read
     assert times_of(trace).startswith("On NCCL, wait() returns once the work is queued")
 
 

@@ -1,4 +1,4 @@
-"""Times of CUDA events, tied to the host's clock, on a stand-in for the GPU."""
+"""Times of CUDA events, tied to the host's clock, with a stand-in for the GPU."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from ringsim.traces.recorder import Recorder
 
 
 class Timed:
-    """Operations whose times are read from events of a stand-in.
+    """Operations whose times are read from a stand-in's events.
 
     Attributes:
-        written: by slot, wait and done as they were written.
-        truth: by slot, when the stream came to the operation and got past.
+        written: the written times wait and done, by slot.
+        truth: the times at which the stream reached and passed the operation, by slot.
     """
 
     def __init__(self, gpu: StandInGpu, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,7 +40,7 @@ class Timed:
     def run(
         self, slot: int, *, before_ns: int = 0, work_ns: int = MS, pause_ns: int = 5 * MS
     ) -> None:
-        """One operation of ``work_ns`` behind other work."""
+        """Runs one operation of ``work_ns`` after other work."""
         self.gpu.queue(before_ns)
         begun = self.times.begin(GPU)
         self.gpu.queue(work_ns)
@@ -51,7 +51,7 @@ class Timed:
     def check(self, slots: list[int]) -> int:
         """Reads the times of these operations, and compares them with the truth.
 
-        Returns how exact they are said to be, ns.
+        Returns their reported error bound in ns.
         """
         found = re.search(r"within ([\d,]+) ns", self.times.read()[0])
         if not slots:
@@ -92,7 +92,7 @@ def test_times_are_within_what_is_stated_and_in_order(
     flat = [time_ns for slot in sorted(timed.written) for time_ns in timed.written[slot]]
     assert flat == sorted(flat)
     rounding_ns = 3 * sum(pause_ns for _, _, pause_ns in program) / 2**24
-    # an anchor is one call and one look; and the bound is no excuse
+    # an anchor takes one call and one reading; and the bound must be small
     assert within_ns <= 2 * LOOK_NS + rounding_ns + 100
 
 
@@ -111,11 +111,11 @@ def test_clocks_may_drift_otherwise_after_a_reading(timed: Timed) -> None:
     assert timed.times.read() == timed.times.read()
 
 
-# What goes wrong before operation 0 or 1, and is over before operation 2: which ones have times
-# when the record is read meanwhile, of how many and why it says that they have none; and which ones
-# have some in the end.
+# Problems that begin before operation 0 or 1, and end before operation 2: the operations with times
+# if the record is read meanwhile, the number without and the reason given, and the operations with
+# times at the end.
 TROUBLES: dict[str, tuple[int, dict[str, Any], list[int], int, str, list[int]]] = {
-    "the work has not passed": (1, {"busy_until_ns": LATER}, [0], 1, "had not passed", [0, 1, 2]),
+    "the work has not passed": (1, {"busy_until_ns": LATER}, [0], 1, "had not ended", [0, 1, 2]),
     "a graph is captured": (1, {"capturing": True}, [], 1, "were captured", [0, 2]),
     "the GPU is broken": (1, {"broken": True}, [], 1, "got no event", [0, 2]),
     "no stream is free at the reading": (
@@ -123,7 +123,7 @@ TROUBLES: dict[str, tuple[int, dict[str, Any], list[int], int, str, list[int]]] 
         {"pool_busy_until_ns": LATER},
         [],
         2,
-        "could not be asked",
+        "could not be queried",
         [0, 1, 2],
     ),
     "no stream is free at the start": (
@@ -150,15 +150,15 @@ def test_what_cannot_be_timed_is_counted_and_left_to_the_program(
             vars(timed.gpu).update(values)
         timed.run(slot)
     words = timed.times.read()
-    got = [each for each in words if "got the times of CUDA events" in each]
-    assert [each.split(" got")[0] for each in got] == (
+    got = [each for each in words if "with the times of CUDA events" in each]
+    assert [each.split(" with")[0] for each in got] == (
         ["On rank 3, cuda:0: 1 operation"] if meanwhile else []
     )
     assert any(
         re.search(
             (
-                rf": {count} operations? kept the host's times, done is when wait\(\) returned: "
-                rf"they .*{why}"
+                rf": {count} operations? kept the host's times, and done is when wait\(\) "
+                rf"returned, because they .*{why}"
             ),
             each,
         )

@@ -77,7 +77,7 @@ def test_who_joins_by_the_name_does_not_take_it_for_local_either(
 
 
 def test_missing_ranks_may_be_those_that_cannot_reach_loopback(node07: str) -> None:
-    why = r"rank 1 missing.*'node07' leads to 127\.0\.1\.1 on rank 0's own machine.*MASTER_ADDR"
+    why = r"rank 1 missing.*'node07' resolves to 127\.0\.1\.1 on rank 0's machine.*MASTER_ADDR"
     with pytest.raises(RendezvousFailed, match=why):
         join(node07, free_port(DEBIAN), world_size=2, timeout_s=0.3)
     with pytest.raises(RendezvousFailed) as caught:
@@ -86,8 +86,8 @@ def test_missing_ranks_may_be_those_that_cannot_reach_loopback(node07: str) -> N
 
 
 ELSEWHERE = "head_ip must be an address of rank 0's own machine, got"
-UNKNOWN = "head_ip must be an address or a name that this machine knows, got"
-EVERYWHERE = "head_ip must be one address that the ranks can reach"
+UNKNOWN = "head_ip must be an address or a name that this machine can resolve, got"
+EVERYWHERE = "head_ip must be an address that the ranks can reach"
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_a_head_that_cannot_be(head: str, rank: int, words: str) -> None:
 def test_a_name_that_is_not_answered_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     never = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: never.wait(30))
-    words = r"this machine knows, got 'slow\.example': no answer within"
+    words = r"this machine can resolve, got 'slow\.example': no answer within"
     with pytest.raises(RendezvousFailed, match=words):
         join("slow.example", 29500, timeout_s=0.1)
     never.set()

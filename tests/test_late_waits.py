@@ -1,4 +1,4 @@
-"""Collectives that C++ issues: when each was done, and which of them the program waited for."""
+"""Collectives issued by C++: their ends, and the program's waits for them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from ringsim.traces.recorder import Recorder
 
 
 class Handle:
-    """Stands in for a handle: is done when it is told to be."""
+    """A stand-in for a handle, which is done when the test says so."""
 
     def __init__(self) -> None:
         self.done, self.fails = threading.Event(), False
-        # what happens in its first waits, before their limits; and whether one has come after those
+        # the outcome of its first waits, with limits, and whether another wait followed
         self.tries: list[Callable[[], None]] = []
         self.tried = threading.Event()
 
@@ -40,7 +40,7 @@ class Handle:
 
 
 def ends(recorder: Recorder, which: list[int]) -> list[int]:
-    """Returns the status of all records, when some have one that is final."""
+    """Returns the status of all records, once some are final."""
     end_s = time.monotonic() + 30
     while time.monotonic() < end_s:
         status = recorder.read().status.tolist()
@@ -63,10 +63,10 @@ def test_each_group_is_waited_for_by_itself() -> None:
     works[3].fails = True
     works[3].done.set()
     assert ends(recorder, [2, 3]) == [IN_FLIGHT, IN_FLIGHT, OK, ERROR]
-    late.begin_tensor(made[1])()  # the program has waited for what stands behind the first
+    late.begin_tensor(made[1])()  # the program has waited for the one queued after the first
     before = recorder.read()
     assert before.status.tolist() == [IN_FLIGHT, OK, OK, ERROR]
-    late.begin_tensor(made[2])()  # and for what was done already
+    late.begin_tensor(made[2])()  # and for one that was already done
     works[0].done.set()
     assert ends(recorder, [0]) == [OK, OK, OK, ERROR]
     late.stop()
@@ -77,12 +77,12 @@ def test_each_group_is_waited_for_by_itself() -> None:
 
 
 class Program:
-    """A thread that calls into C++, which issues collectives, and LateWaits that look where it is.
+    """A thread that calls into C++, which issues collectives, and a LateWaits that watches it.
 
     Attributes:
-        looking: is released when a look begins that may find the thread back.
-        look: lets such a look go on.
-        tells: whether the thread enters a block when it is back.
+        looking: a semaphore released when a check begins that may find that the thread returned.
+        look: a semaphore that lets such a check continue.
+        tells: whether the thread enters a block after it has returned.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +113,7 @@ class Program:
             self._in_cpp(sys._getframe())
             if self.tells:
                 self.late.enter_block()
-            self._orders.task_done()  # it is back
+            self._orders.task_done()  # it has returned
             order = self._orders.get()
             self._orders.task_done()
 
@@ -145,7 +145,7 @@ class Program:
         self._orders.put("call")
 
     def look_again(self) -> None:
-        """Has the look that has begun end, and the next one begin."""
+        """Lets the current check end, and the next one begin."""
         self.look.release()
         assert self.looking.acquire(timeout=30)
 
@@ -175,7 +175,7 @@ def test_the_last_collective_of_a_call_counts_as_waited_for_when_the_call_is_bac
     program.pending[first] = 0
     program.issue(first)
     assert program.looking.acquire(timeout=30)
-    program.look_again()  # it is not back
+    program.look_again()  # it has not returned
     program.issue(second, 1)
     assert program.looking.acquire(timeout=30)
     program.come_back()
@@ -272,7 +272,7 @@ def test_who_is_back_at_the_second_look_has_waited_for_what_is_done(
 
 
 def come_true(check: Callable[[], Any]) -> None:
-    """Returns when it is so."""
+    """Waits until a condition is true."""
     end_s = time.monotonic() + 30
     while not check():
         assert time.monotonic() < end_s
@@ -308,7 +308,7 @@ def test_a_wait_that_begins_while_the_end_comes_is_not_after_it(
     program.late.begin((0,))()
     first = program.recorder.read()
     assert first.wait_ns[0] <= first.done_ns[0]
-    program.late.begin((0,))()  # what is done is not waited for again
+    program.late.begin((0,))()  # finished collectives are not waited for again
     assert program.end().wait_ns.tolist() == first.wait_ns.tolist()
 
 
@@ -317,7 +317,7 @@ def test_what_is_under_way_at_the_end_shares_one_limit(
 ) -> None:
     """One of three groups is done when it is waited for.
 
-    The others are left to end by themselves.
+    The other groups' threads end later by themselves.
     """
     works, limits, left, join = [Handle() for _ in range(3)], [], [], threading.Thread.join
     for group, work in enumerate(works):

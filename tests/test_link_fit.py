@@ -30,11 +30,11 @@ def test_times_that_follow_the_model_give_it_back(
 
 def test_the_fit_minimises_relative_errors() -> None:
     times = EXACT * np.random.default_rng(0).uniform(0.8, 1.25, len(SIZES))
-    # numpy's least squares of (w * residual), an independent way
+    # numpy's least squares of (w * residual), an independent method
     slope, start = np.polyfit(SIZES, times, 1, w=1 / times)
     link = fit_link(SIZES, times)
     assert (link.alpha_s, link.beta_s_per_byte) == pytest.approx((start, slope), rel=1e-6)
-    # 7 ms too much at 256 MiB: unweighted, that would move alpha by more than alpha
+    # 7 ms too much at 256 MiB: without weights, alpha would change by more than its value
     times = EXACT.copy()
     times[-1] *= 1.1
     assert fit_link(SIZES, times).alpha_s == pytest.approx(40e-6, rel=0.05)

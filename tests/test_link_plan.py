@@ -1,6 +1,6 @@
-"""How links are measured, as far as it needs no ranks: the plan, when it is enough, and the rows.
+"""The parts of measuring links that need no ranks: the plan, the stopping rule, and the rows.
 
-Also what lies between GPUs, with a pretended CUDA.
+Also the data paths between GPUs, with a simulated CUDA.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ringsim.measuring.plan import Block, is_steady, make_plan, make_rows, sampl
 
 
 def test_a_plan_goes_by_size_then_pattern_then_edge() -> None:
-    """So a limit cuts off the largest sizes, on all edges alike."""
+    """So a limit cuts off the largest sizes equally on all edges."""
     plan = make_plan((0, 1, 2), [64, 8], ["pingpong", "shift", "all_reduce"], "gloo")
     blocks = ["gloo pingpong 0>1", "gloo pingpong 1>2", "gloo pingpong 2>0", "gloo shift -1>-1"]
     blocks += ["gloo all_reduce -1>-1", "tcp pingpong 0>1", "memcpy copy -1>-1"]
@@ -30,7 +30,7 @@ def test_a_plan_goes_by_size_then_pattern_then_edge() -> None:
     ] == [f"{size} {what}" for size in (8, 64) for what in blocks]
     for ranks, backend, found in (
         ((0,), "gloo", {"memcpy"}),  # a ring of one has no links
-        ((0, 1), "nccl", {"nccl", "memcpy"}),  # a GPU has no sockets
+        ((0, 1), "nccl", {"nccl", "memcpy"}),  # sockets are not measured with a GPU
     ):
         blocks = make_plan(ranks, [8], "pingpong", backend).blocks
         assert {block.backend for block in blocks} == found
@@ -62,7 +62,7 @@ def test_steps_that_wait_for_a_core_do_not_take_the_time_of_the_sizes_that_follo
 
 
 def rows_of(what: str, *times_us: tuple[int, float], size: int = 3) -> list[dict[str, Any]]:
-    """Returns the rows of steps that ranks have timed, among a span of something else."""
+    """Returns the rows for the timed steps of ranks, recorded next to an unrelated span."""
     story = Story(size)
     for number, (rank, time_us) in enumerate([(0, 1.0), *times_us]):
         begin = float(number)
@@ -75,9 +75,9 @@ def rows_of(what: str, *times_us: tuple[int, float], size: int = 3) -> list[dict
     ("what", "parts"),
     [
         ("gloo pingpong 0 1 8", 2),
-        ("gloo oneway 1 0 8", 8),  # which the receiver times
+        ("gloo oneway 1 0 8", 8),  # timed by the receiver
         ("gloo exchange 0 1 8", 1),
-        ("memcpy copy -1 -1 8", 64),  # small copies come in dozens
+        ("memcpy copy -1 -1 8", 64),  # small copies are made in dozens
         ("memcpy copy -1 -1 1048576", 1),
     ],
 )
@@ -119,7 +119,7 @@ def test_rows_of_whole_groups() -> None:
     assert rows_of("of something else", (0, 1.0)) == []
 
 
-# -- between GPUs, with a pretended CUDA
+# -- between GPUs, with a simulated CUDA
 
 
 def pretend(
@@ -140,13 +140,13 @@ def pretend(
 
 @pytest.mark.parametrize(
     ("count", "ranks", "advice"),
-    [(0, 1, 'Ask for comm_device="cpu"'), (1, 2, "Ask for world_size=1, which measures copies")],
+    [(0, 1, 'Pass comm_device="cpu"'), (1, 2, "Pass world_size=1, which measures copies")],
 )
 def test_two_ranks_never_share_a_gpu(
     monkeypatch: pytest.MonkeyPatch, count: int, ranks: int, advice: str
 ) -> None:
     pretend(monkeypatch, count)
-    with pytest.raises(ArgumentError, match=f"got {ranks} with {count}: NCCL refuses.*{advice}"):
+    with pytest.raises(ArgumentError, match=f", {count}, got {ranks}. NCCL rejects.*{advice}"):
         worker.check_gpus(ranks)
     pretend(monkeypatch, 4)
     worker.check_gpus(4)
@@ -172,9 +172,9 @@ def test_what_lies_between_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Event:
-    """Stands in for a CUDA event.
+    """A stand-in for a CUDA event.
 
-    The GPU's clock is the number of steps that were queued, in ms.
+    The GPU's clock counts the queued steps, as ms.
     """
 
     clock = 0.0
@@ -187,7 +187,7 @@ class Event:
         self.at = Event.clock
 
     def synchronize(self) -> None:
-        Event.clock += 100  # what happens after the last event does not count
+        Event.clock += 100  # work after the last event does not count
 
     def elapsed_time(self, later: Event) -> float:
         return later.at - self.at

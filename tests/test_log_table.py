@@ -1,4 +1,4 @@
-"""Whose wait the log's straggler time is, where one rank's collective was refused."""
+"""The ranks with straggler time in the log, if one rank's collective was rejected."""
 
 from __future__ import annotations
 

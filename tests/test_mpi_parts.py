@@ -1,4 +1,4 @@
-"""The parts of the MPI backend that need no job of MPI, and what every such group checks."""
+"""The parts of the MPI backend that need no MPI job, and the checks of every such group."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ringsim.errors import ArgumentError, RingError
 
 
 class Mute(dist.MessageGroup):
-    """A backend that carries nothing."""
+    """A backend that sends nothing."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: Any) -> None:
         super().__init__(rank, size, backend_name="mute", timeout=timeout)
@@ -40,7 +40,7 @@ def group() -> Iterator[Any]:
 TWO, THREE, FOUR = torch.empty(2), torch.empty(3), torch.empty(4)
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning")  # torch's old spellings
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # torch's old names
 @pytest.mark.parametrize(
     ("name", "args", "message"),
     [
@@ -78,7 +78,7 @@ def test_calls_are_checked_before_anything_is_sent(
 
 def test_without_mpi4py_the_error_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mpi4py", None)
-    if torch_dist.is_mpi_available():  # it was there when ringsim.comm was imported
+    if torch_dist.is_mpi_available():  # it existed when ringsim.comm was imported
         with pytest.raises(RingError, match=r"pip install 'ringsim\[mpi\]'"):
             torch_dist.init_process_group("mpi")
     monkeypatch.setattr(torch_dist, "is_mpi_available", lambda: False)
@@ -109,7 +109,7 @@ exec(ending)
 CAUGHT = "try:\n    sys.exit(4)\nexcept SystemExit as error:\n    assert error.code == 4\n    "
 CLEANED = "def f():\n    try:\n        sys.exit(2)\n    finally:\n        print('cleaned')\nf()"
 THREAD = "import threading\nthread = threading.Thread(target=sys.exit, args=(3,))\nthread.start()\n"
-ENDINGS = [  # and with which code the process ends, and what it says
+ENDINGS = [  # and the exit code of the process, and its output
     ("sys.exit(3)", 3, "abort 3\n"),
     ("sys.exit('no data')", 1, "abort 1\n"),
     (CLEANED, 2, "cleaned\nabort 2\n"),

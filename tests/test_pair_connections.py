@@ -1,4 +1,4 @@
-"""How the pairs of a ring connect where a first message blocks, as on NCCL."""
+"""The connection of a ring's pairs if the first message blocks, as on NCCL."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from ringsim.ring import groups
 
 
 class Lazy:
-    """Messages that connect as NCCL's do.
+    """Messages that connect like NCCL's.
 
-    The first of a group in each direction holds its caller until the other side comes, irecv too.
+    A group's first message in each direction blocks its caller, even an irecv, until the other side
+    arrives.
     """
 
     all_reduce = staticmethod(dist.all_reduce)
@@ -74,7 +75,7 @@ def test_once_pairs_have_connected_every_rank_may_receive_first(
 
 @pytest.mark.parametrize(("size", "exchanges"), [(1, 0), (2, 2), (3, 3), (64, 2), (65, 3)])
 def test_pairs_connect_edge_by_edge(size: int, exchanges: int) -> None:
-    """An exchange is a message each way and an all_reduce of two, four latencies in all."""
+    """An exchange is a message each way and an all_reduce of two ranks: four latencies in total."""
 
     def in_order() -> None:
         ring = current_ring()

@@ -1,4 +1,4 @@
-"""What a program is told that asks ``is_completed()`` of a message of Gloo again and again."""
+"""The warnings and errors for programs that poll ``is_completed()`` of a Gloo message."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Refused(Exception):
 
 
 class Message:
-    """A handle as Gloo's.
+    """A handle like Gloo's.
 
-    ``ended`` after so many questions in all, as nobody's patience is without end.
+    The test ends with ``ended`` after a number of calls, so that it cannot run forever.
     """
 
     asked = 0
@@ -83,7 +83,7 @@ def asks_once(work: Any) -> None:
     [
         (passes, {}, "refused"),
         (passes, {"threads": 2}, "warned"),  # another thread may wait for it
-        (passes, {"threads": 2, "_THREADS_S": 0.0}, "refused"),  # but has not for long
+        (passes, {"threads": 2, "_THREADS_S": 0.0}, "refused"),  # but has not done so for a while
         (passes, {"alarm": 60.0}, "warned"),
         (sleeps, {}, "refused"),
         (asks_all, {}, "refused"),
@@ -122,17 +122,14 @@ def test_a_loop_that_nothing_else_ends_is_refused_and_others_are_warned(
         if told == "refused":
             with pytest.raises(
                 Refused,
-                match=(
-                    r"becomes true only in wait\(\), got a loop that nothing "
-                    r"else ends. Call wait\(\)"
-                ),
+                match=r"becomes true only in wait\(\), so this loop never ends. Call wait\(\)",
             ):
                 program(work)
             assert Message.asked <= 3
         else:
             program(work)
     assert (work in finished) is (Message.asked > 1000)
-    assert len(said) == (told == "warned")  # once for each line
+    assert len(said) == (told == "warned")  # once per line
     for one in said:
         assert (one.filename, one.lineno) == (
             __file__,

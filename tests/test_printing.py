@@ -1,4 +1,4 @@
-"""What is shown, what is kept, and that ``print`` comes back."""
+"""Tests of shown and hidden prints, and of restoring ``print``."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_shown_and_written_text_is_what_print_writes(
     for rank in (0, 1):
         suppress_output(rank)
         print("a", 1, [2.5], None, **arguments)
-        for force in (True, False):  # a file of the caller's own gets everything
+        for force in (True, False):  # the caller's own file gets everything
             written = io.StringIO()
             print("a", 1, [2.5], None, **arguments, file=written, force=force)
             assert written.getvalue() == expected
@@ -86,9 +86,9 @@ print("two\\nlines", end="!\\n")
 
 
 def test_each_print_is_one_write_where_output_is_unbuffered() -> None:
-    """As torchrun starts its ranks.
+    """Torchrun starts its ranks with unbuffered output.
 
-    In 0.2.0 each value was a write of its own, and lines of two ranks mixed.
+    In 0.2.0 each value was written separately, and the lines of two ranks mixed.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:

@@ -1,4 +1,4 @@
-"""What a ring is built from: its arguments, its pairs, and what stands in their way."""
+"""The arguments and the pairs of a ring, and errors in them."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_arguments_may_be_numpys() -> None:
     ("name", "value", "rule"),
     [
         *(
-            ("head_ip", value, "head_ip must be an address or a name as text, got ")
+            ("head_ip", value, "head_ip must be a string with an address or a name, got ")
             for value in ("", b"127.0.0.1")
         ),
         *(
@@ -103,7 +103,7 @@ def test_arguments_may_be_numpys() -> None:
             for value in ("tpu", "CPU", ["cpu"])
         ),
         *(
-            ("timeout_s", value, f"timeout_s must be a number of seconds above 0, got {value!r}")
+            ("timeout_s", value, f"timeout_s must be a positive number of seconds, got {value!r}")
             for value in (0, -1.5, float("nan"), float("inf"), "30", True)
         ),
         ("ring_ranks", [], "ring_ranks must include the rank that passes it, got \\[\\]"),
@@ -132,7 +132,7 @@ def test_use_before_initialize_says_what_to_do() -> None:
         get_pipeline_parallel_pred_group,
         get_pipeline_parallel_succ_group,
     ):
-        with pytest.raises(RingError, match="the ring must exist before it is used, got none"):
+        with pytest.raises(RingError, match="this rank is in no ring yet"):
             use()
 
 
@@ -143,11 +143,11 @@ def test_use_before_initialize_says_what_to_do() -> None:
             False,
             0,
             (
-                r"comm_device must be 'cpu' where torch finds no GPU with NCCL, got 'gpu' \(rank 0 "
+                r"comm_device must be 'cpu' if torch finds no GPU with NCCL, got 'gpu' \(rank 0 "
                 r"of 3, local_rank 0\)"
             ),
         ),
-        (True, 2, "local_rank must be below the number of GPUs of this machine, 2, got 2"),
+        (True, 2, "local_rank must be less than the number of GPUs of this machine, 2, got 2"),
     ],
 )
 def test_a_gpu_that_is_not_there_opens_nothing(
@@ -163,7 +163,7 @@ def test_a_gpu_that_is_not_there_opens_nothing(
 
 
 def test_local_rank_chooses_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before anybody is met: NCCL takes the current device."""
+    """It is selected before the rendezvous, because NCCL uses the current device."""
     chosen: list[int] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
@@ -202,7 +202,7 @@ destroy_distributed()
 
 @st.composite
 def worlds(draw: st.DrawFn) -> list[list[int]]:
-    """Returns the ring of each rank: a world of up to eight, cut into rings at random."""
+    """Returns the ring of each rank, in a world of up to eight ranks randomly cut into rings."""
     order = draw(st.permutations(range(draw(st.integers(1, 8)))))
     cuts = sorted(draw(st.sets(st.integers(1, len(order)), max_size=4)) | {0, len(order)})
     rings = [list(order[a:b]) for a, b in itertools.pairwise(cuts)]

@@ -235,7 +235,7 @@ def test_torchs_own_functions_are_simulated() -> None:
     ("worker", "words"),
     [
         (lambda: simulate(switch, world_size=2, link=LINK), "outside of simulated ranks"),
-        (lambda: dist.configure(enabled=True, prof_all=True), "got record=False"),
+        (lambda: dist.configure(enabled=True, prof_all=True), "has record=False"),
     ],
 )
 def test_what_is_not_there_says_so(worker: Callable[[], None], words: str) -> None:

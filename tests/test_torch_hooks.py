@@ -1,4 +1,4 @@
-"""What a recording shows of a rank's operations, on torch's fake backend."""
+"""The recording of a rank's operations, on torch's fake backend."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def world() -> Iterator[ProcessGroup]:
 
 @pytest.fixture
 def stop(world: ProcessGroup, tmp_path: Path) -> Iterator[Callable[[], Trace]]:
-    """Records until it is called; then gives the trace."""
+    """A function that ends the recording and returns the trace."""
     with recorded(tmp_path) as stop:
         yield stop
 
 
 def here() -> int:
-    """The line of the caller."""
+    """Returns the line of the caller."""
     return sys._getframe(1).f_lineno
 
 
@@ -146,7 +146,7 @@ def test_lines_are_the_users_through_decorators_and_modes_and_when_functions_com
 
     for each in (program, torch.no_grad()(program), torch.inference_mode()(program)):
         each()
-    # as cells of a notebook that are run again: new code at addresses that old code had
+    # like rerun notebook cells: new code at the addresses of old code
     for blank in range(300):
         code = compile(
             "\n" * blank + "dist.isend(tensor, 1).wait()\ndist.send(tensor, 1)", "a cell", "exec"
@@ -182,7 +182,7 @@ def test_what_is_handed_straight_to_a_thread_is_told_by_the_line_that_does_so(
         pool.submit(lambda: dist.send(*call[1:])).result(10)  # has a line of its own
         pool.submit(world.send, [call[1]], 1, 0).result(10)
     with ThreadPool(1) as threads:
-        threads.apply(call[0], call[1:])  # told by the line that made the pool
+        threads.apply(call[0], call[1:])  # identified by the line that created the pool
     for thread in (
         threading.Thread(target=call[0], args=call[1:]),
         threading.Timer(0.0, call[0], call[1:]),
@@ -200,7 +200,7 @@ def test_a_thread_that_begins_in_torch_is_recorded_without_a_line(
     stop: Callable[[], Trace], world: ProcessGroup
 ) -> None:
     begun, done = threading.Event(), [torch.zeros(1)]
-    # tells when torch lets go of it: _thread's threads cannot be joined
+    # shows when torch has released it: _thread's threads cannot be joined
     weakref.finalize(done[0], begun.set)
     _thread.start_new_thread(world.send, (done[:], 1, 0))
     done.clear()
@@ -252,7 +252,7 @@ def test_receiving_from_anybody_says_so_until_the_message_has_come(
     [
         ("[gloo/transport/tcp/pair.cc:538] Connection reset by peer [127.0.0.1]:4182", True),
         ("Invalid scalar type", False),
-        # by this rank itself: the other one may be well
+        # by this rank itself: the other rank may be fine
         ("Application timeout caused pair closure", False),
     ],
 )
@@ -274,8 +274,8 @@ def test_a_lost_connection_is_a_wait_that_broke_and_no_refusal(
     assert pd.notna(row.wait_ns) == lost
 
 
-# -- collectives: how each is called with group size 4, and S of nccl-tests in elements of float32
-# with its shape and the root
+# -- collectives: the call of each with group size 4, S of nccl-tests in float32 elements, the
+# shape, and the root
 
 ONE, FULL = (lambda: torch.zeros(2, 3)), (lambda: torch.zeros(8, 3))
 LIST = lambda: [torch.zeros(2, 3) for _ in range(SIZE)]  # noqa: E731
@@ -300,7 +300,7 @@ if hasattr(dist, "all_gather_single"):
     }
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning")  # torch's old spellings
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # torch's old names
 def test_collectives_follow_the_sizes_of_nccl_tests(stop: Callable[[], Trace]) -> None:
     for call, _, _ in COLLECTIVES.values():
         call()
@@ -321,7 +321,7 @@ def test_collectives_that_cpp_issues_have_their_roots_and_splits(
     stop: Callable[[], Trace], world: ProcessGroup
 ) -> None:
     out, into = [3, 2, 1, 0], [0, 1, 2, 3]
-    dist.all_reduce(torch.ones(4))  # by way of C++, and not recorded twice
+    dist.all_reduce(torch.ones(4))  # through C++, and not recorded twice
     functional.wait_tensor(functional.broadcast(torch.ones(3), 2, world))
     functional.wait_tensor(functional.all_to_all_single(torch.ones(6), into, out, world))
     trace = stop()
@@ -337,7 +337,7 @@ def test_collectives_that_cpp_issues_have_their_roots_and_splits(
 def test_what_the_program_has_waited_for_is_done(
     world: ProcessGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also if the thread that waits as well has not come to it."""
+    """Even if the additional waiting thread has not reached it."""
     gate = threading.Event()
     for kind in (Work, *Work.__subclasses__()):
         if "wait" in vars(kind):
@@ -385,7 +385,7 @@ def test_a_group_has_its_name_and_global_ranks_and_is_not_kept_alive(
         dist.destroy_process_group(group)
         del group
         assert gone() is None
-    # by its members alone: in no order with those of others
+    # created only by its members, so it has no order relative to other groups
     dist.new_group([0, 2], use_local_synchronization=True)
     trace = stop()
     frame, events = trace.to_pandas(), trace.events
@@ -412,7 +412,9 @@ def test_a_group_that_was_used_before_is_not_compared(used: bool, tmp_path: Path
         with recorded(tmp_path) as stop:
             dist.barrier()
     said = stop().metadata.get("not_checked", [])
-    assert ["group world: it was used before" in sentence for sentence in said] == [True] * used
+    assert ["group world, because it was used before" in sentence for sentence in said] == [
+        True
+    ] * used
 
 
 @pytest.mark.parametrize("check", ["basic", "off"])
@@ -422,7 +424,7 @@ def test_only_what_would_be_compared_is_said_not_to_be(
     with recorded(tmp_path, check) as stop:
         world.recv_anysource([torch.zeros(1)], 0)
     said = stop().metadata.get("not_checked", [])
-    assert any("was from any rank" in each for each in said) == (check != "off")
+    assert any("also received from any rank" in each for each in said) == (check != "off")
 
 
 def test_a_group_belongs_to_its_world(tmp_path: Path) -> None:
@@ -458,7 +460,7 @@ def test_handles_are_kept_until_waited_for_and_no_longer(stop: Callable[[], Trac
 
 
 class Handle(Work):
-    """A handle that is told what becomes of it."""
+    """A handle whose outcome the test sets."""
 
     completed: bool | None = False
     fails, calls, kind = False, 0, -1
@@ -484,7 +486,7 @@ def says_it_is_completed(self: Work) -> bool:
 
 @pytest.fixture
 def handles(monkeypatch: pytest.MonkeyPatch) -> list[Handle]:
-    """The handles of the next messages that are sent; to be asked for before recording begins."""
+    """The handles of the next sends; request this fixture before recording begins."""
     handles = [Handle()]
     monkeypatch.setattr(Work, "is_completed", says_it_is_completed)
     monkeypatch.setattr(ProcessGroup, "send", lambda *_: handles[0])
@@ -547,7 +549,7 @@ def test_a_limited_wait_that_failed_for_good_is_over(
         handle.wait(SHORT)
     handle.completed = True
     with pytest.raises(RuntimeError, match="it failed"):
-        handle.wait()  # which torch says again
+        handle.wait()  # which torch raises again
     (row,) = stop().to_pandas().itertuples()
     assert row.status == "error"
     assert 0 < row.wait_ns <= row.done_ns
@@ -557,7 +559,7 @@ def test_a_limited_wait_is_over_if_an_exception_ends_the_recording(
     handle: Handle, world: ProcessGroup, tmp_path: Path
 ) -> None:
     handle.fails = True
-    with suppress(KeyError), recorded(tmp_path) as stop:  # ends while the error is on its way
+    with suppress(KeyError), recorded(tmp_path) as stop:  # ends while the error propagates
         dist.isend(torch.zeros(1), 1)
         with suppress(RuntimeError):
             handle.wait(SHORT)
@@ -618,9 +620,9 @@ def test_what_is_found_completed_was_waited_for_then_and_a_failure_is_for_the_wa
 def test_what_nobody_waits_for_any_more_is_let_go(
     handles: list[Handle], stop: Callable[[], Trace]
 ) -> None:
-    """As the record grows; also behind one that fails.
+    """They are released as the record grows, even after one that fails.
 
-    But not what is still to be waited for on a group with a limit.
+    Operations that are still to be waited for on a group with a limit are kept.
     """
     limited = dist.new_group(timeout=SHORT)
     broken, given_up, awaited = handles[0], Handle(), Handle()
@@ -641,7 +643,7 @@ def test_what_nobody_waits_for_any_more_is_let_go(
     del awaited
     assert kept() is None
     trace = stop()
-    assert any("one awaited otherwise" in each for each in trace.metadata["not_recorded"])
+    assert any("awaited in another way" in each for each in trace.metadata["not_recorded"])
     assert operations(trace)["status"].tolist() == ["ok", "in_flight", "in_flight", "ok"]
 
 
@@ -653,7 +655,7 @@ def test_only_what_torch_itself_starts_is_awaited_unseen(stop: Callable[[], Trac
 
 
 def test_a_batch_shares_one_handle(stop: Callable[[], Trace], world: ProcessGroup) -> None:
-    """As on NCCL: the operations between start and end are done when the one handle is."""
+    """As on NCCL, the operations between start and end are done when their shared handle is."""
     cpu = torch.device("cpu")
     world._start_coalescing(cpu)
     world.send([torch.zeros(1)], 1, 0)
@@ -666,7 +668,7 @@ def test_a_batch_shares_one_handle(stop: Callable[[], Trace], world: ProcessGrou
     assert frame["done_ns"][0] <= frame["done_ns"][1]
 
 
-# -- coming and going
+# -- installing and uninstalling
 
 
 def test_the_end_of_a_recording_puts_the_same_objects_back(

@@ -1,4 +1,4 @@
-"""The private names of torch that are used: this torch has each, and may lack each."""
+"""The private names of torch in use: the installed torch has all of them, and may lack any."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.distributed import ProcessGroup, Work
 
 from ringsim.comm import torch_private
 
-# what is replaced
+# the replaced functions
 PLACES = [
     value
     for value in vars(torch_private).values()
@@ -33,7 +33,7 @@ def test_torch_has_the_private_names_that_are_used_and_may_lack_each(
     with fake_world():
         with monkeypatch.context() as patch:
             patch.delattr(owner, name)
-            if name == "_world":  # without it nothing of torch's own would work
+            if name == "_world":  # without it torch itself would not work
                 assert torch_private.count_groups() == 0
                 return
             if name == "_get_default_store":

@@ -1,9 +1,10 @@
 """``torch.distributed``, timed.
 
-``from ringsim import comm as dist`` instead of ``import torch.distributed as dist``. Everything
-that ``torch.distributed`` offers is here under its own name, and is torch's. What communicates can
-be logged; without a log that costs two questions. ``set_backend`` chooses the backend of groups
-that are made from then on, and importing this module lets torch make groups on MPI ("mpi").
+Use ``from ringsim import comm as dist`` instead of ``import torch.distributed as dist``. This
+module offers every name of ``torch.distributed``, with torch's own objects behind it. Functions
+that communicate can be logged; without a log, a call only makes two extra checks. ``set_backend``
+chooses the backend of groups created later. Importing this module lets torch create groups on MPI
+("mpi").
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ from ringsim.comm.message_group import MessageGroup as MessageGroup
 from ringsim.comm.mpi import register as _register_mpi
 
 if TYPE_CHECKING:
-    # for type checkers: our P2POp, and the rest
+    # type checkers see this P2POp, and all other names from torch
     from torch.distributed.distributed_c10d import *  # type: ignore[assignment]  # noqa: F403
 
     from ringsim.comm.backends import CurrentBackend as _CurrentBackend
@@ -60,30 +61,27 @@ if TYPE_CHECKING:
     cdb: _CurrentBackend
 
 _register_mpi()
-# those of the torch that is installed: type checkers and editors have their names from above
+# the functions of the installed torch; type checkers and editors get the names from above
 globals().update(_FUNCTIONS)
 globals().update(_MANAGING)
 
 
 def __getattr__(name: str) -> Any:
-    """Returns the current backend for ``cdb``.
-
-    Else what ``torch.distributed`` has under that name.
-    """
+    """Returns the current backend for ``cdb``, and torch's own object for any other name."""
     if name == "cdb":
         return _current_backend()
-    if name.startswith("__"):  # Python asking about this module
+    if name.startswith("__"):  # Python inspects the module
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         return getattr(_torch, name)
     except AttributeError:
         raise AttributeError(
-            f"module {__name__!r} has no attribute {name!r}, and torch.distributed has none either"
+            f"neither {__name__!r} nor torch.distributed has an attribute {name!r}"
         ) from None
 
 
 def __dir__() -> list[str]:
-    """Returns the public names of torch.distributed, and ringsim's own."""
+    """Returns the public names of torch.distributed and of ringsim.comm."""
     own = {
         name
         for name, value in globals().items()
@@ -92,4 +90,4 @@ def __dir__() -> list[str]:
     return sorted(name for name in {*own, *dir(_torch), "cdb"} if not name.startswith("_"))
 
 
-__all__ = __dir__()  # what `from ringsim.comm import *` brings
+__all__ = __dir__()  # for `from ringsim.comm import *`

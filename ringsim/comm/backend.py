@@ -1,4 +1,4 @@
-"""Removed names: backends are torch's own now. Each raises an error that names its successor."""
+"""Removed names: backends are now torch's own. Each name raises an error with its replacement."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 from ringsim.errors import RingError
 
 _INSTEAD = {
-    "Backend": "Derive a class from ringsim.comm.MessageGroup, and register it with torch: "
-    "torch.distributed.Backend.register_backend (docs/coming-from-torch.md)",
-    "TorchBackend": "Use ringsim.comm.cdb, or torch.distributed",
+    "Backend": "Derive a class from ringsim.comm.MessageGroup and register it with "
+    "torch.distributed.Backend.register_backend (see docs/coming-from-torch.md)",
+    "TorchBackend": "Use ringsim.comm.cdb or torch.distributed",
     "Membership": "Derive a class from ringsim.comm.MessageGroup",
     "FALLBACK_TAG": "Use ringsim.comm.FALLBACK_TAG",
     "set_backend": "Use ringsim.comm.set_backend",
@@ -19,10 +19,10 @@ _INSTEAD = {
 
 
 def __getattr__(name: str) -> Any:
-    """Raises RingError for a name that was here."""
+    """Raises RingError for a removed name."""
     if name in _INSTEAD:
         raise RingError(
-            f"{name} must not be taken from ringsim.comm.backend any more, since backends are "
-            f"torch's own. {_INSTEAD[name]}."
+            f"ringsim.comm.backend no longer has {name}, because backends are now torch's own. "
+            f"{_INSTEAD[name]}."
         )
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,7 @@
-"""Which backend carries groups made from now on: any that is registered with torch.
+"""The choice of the backend for new groups, from all backends registered with torch.
 
-``set_backend`` keeps a name. ``init_process_group``, ``new_group`` and ``initialize_distributed``
-take it if the program names none. Groups that exist stay on their own.
+``set_backend`` stores a name. ``init_process_group``, ``new_group`` and ``initialize_distributed``
+use it if the program names no backend. Existing groups keep their own backend.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from ringsim.state import change_state, get_state
 
 __all__ = ["GROUP", "TORCH", "CurrentBackend", "current_backend", "set_backend"]
 
-GROUP: Final = "ringsim.backends"  # of the entry points
-TORCH: Final = "torch"  # whatever torch takes by itself
+GROUP: Final = "ringsim.backends"  # the group of the entry points
+TORCH: Final = "torch"  # torch's own choice
 _MIGRATION: Final = (
-    "Register it with torch: derive a class from ringsim.comm.MessageGroup, call "
-    "torch.distributed.Backend.register_backend, and pass the name (docs/coming-from-torch.md)."
+    "Derive a class from ringsim.comm.MessageGroup, register it with "
+    "torch.distributed.Backend.register_backend, and pass its name (see "
+    "docs/coming-from-torch.md)."
 )
 
 
 @dataclass(repr=False)
 class CurrentBackend:
-    """What ``ringsim.comm.cdb`` is: the name of the backend for new groups, and torch's functions.
+    """The type of ``ringsim.comm.cdb``: the backend for new groups, with torch's functions.
 
     Attributes:
-        name: "torch" for whatever torch takes by itself.
+        name: the name of the backend; "torch" for torch's own choice.
 
     Example:
         >>> backend = CurrentBackend("torch")
@@ -50,7 +51,7 @@ class CurrentBackend:
 
     @staticmethod
     def get_all_gather_function() -> Callable[..., Any]:
-        """Returns ``all_gather_into_tensor``; DeepSpeed's benchmarks ask for it."""
+        """Returns ``all_gather_into_tensor``, for DeepSpeed's benchmarks."""
         return dist.all_gather_into_tensor
 
 
@@ -60,22 +61,22 @@ def current_backend() -> CurrentBackend:
 
 
 def set_backend(backend: str) -> CurrentBackend:
-    """Makes another backend carry the groups that are made from now on.
+    """Chooses the backend for groups created from now on.
 
-    Every rank calls it, before ``init_process_group`` and ``initialize_distributed``, or before
-    ``new_group``; it does not block. A call that names a backend itself gets that one.
+    Call it on every rank before ``init_process_group``, ``initialize_distributed`` or
+    ``new_group``; it does not block. If a later call names a backend, that name takes precedence.
 
     Args:
-        backend: "torch" for whatever torch takes by itself; the name of a backend that is
-            registered with torch ("gloo", "mpi", ...); or an entry point of the group
-            ``ringsim.backends``, which names something that registers it: a module, or a function
-            without arguments.
+        backend: "torch" for torch's own choice; the name of a backend registered with torch
+            ("gloo", "mpi", ...); or the name of an entry point in the group ``ringsim.backends``.
+            The entry point refers to a module, or to a function without arguments, that registers
+            the backend.
 
     Returns:
-        The backend, as ``cdb`` has it.
+        The backend, as in ``ringsim.comm.cdb``.
 
     Raises:
-        ArgumentError: there is no backend of that name, or it cannot be loaded.
+        ArgumentError: the backend does not exist or cannot be loaded.
 
     Example:
         >>> set_backend("torch").name
@@ -87,7 +88,8 @@ def set_backend(backend: str) -> CurrentBackend:
     """
     if not isinstance(backend, str):
         raise ArgumentError(
-            f"backend must be a name, since backends are torch's own, got {backend!r}. {_MIGRATION}"
+            f"backend must be the name of a backend registered with torch, got {backend!r}. "
+            f"{_MIGRATION}"
         )
     name = backend.lower()
     if name != TORCH:
@@ -97,12 +99,12 @@ def set_backend(backend: str) -> CurrentBackend:
 
 
 def _load(name: str) -> None:
-    """Makes sure that a backend is registered with torch; raises ArgumentError if it cannot be."""
+    """Registers a backend with torch if needed; raises ArgumentError if that fails."""
     entries = {each.name.lower(): each for each in entry_points(group=GROUP)}
     registered = {each for each in dist.Backend.backend_list if each != dist.Backend.UNDEFINED}
     if name == dist.Backend.MPI and not dist.is_mpi_available():
         raise ArgumentError(
-            "backend must be loadable, got 'mpi', which lacks mpi4py. Install it: "
+            "cannot load the backend 'mpi': mpi4py is not installed. Install it: "
             "pip install 'ringsim[mpi]'."
         )
     if name in registered:
@@ -110,19 +112,19 @@ def _load(name: str) -> None:
     if name not in entries:
         known = ", ".join(sorted({TORCH, *registered, *entries}))
         raise ArgumentError(
-            f"backend must be one of {known}, got {name!r}. Install the package that brings it."
+            f"backend must be one of {known}, got {name!r}. Install the package that provides it."
         )
     try:
         found = entries[name].load()
     except ImportError as error:
         raise ArgumentError(
-            f"backend must be loadable, got {name!r}, which lacks {error.name or error}. Install "
-            "it: the package that it needs."
+            f"cannot load the backend {name!r}: {error.name or error} is missing. Install the "
+            "missing package."
         ) from error
     if callable(found) and not isinstance(found, type):
         found()
     if name not in dist.Backend.backend_list:
         raise ArgumentError(
-            f"the entry point {name!r} must register a backend of that name with torch, got "
-            f"{found!r}, which does not. {_MIGRATION}"
+            f"the entry point {name!r} must register a backend of that name with torch, but "
+            f"{found!r} does not. {_MIGRATION}"
         )

@@ -1,24 +1,24 @@
-"""How ranks find each other.
+"""The rendezvous of the ranks.
 
-The socket they meet at, the store behind it, the roll-call, and the default process group. Rank 0
-opens the listening socket itself and hands it to torch's store, which would otherwise listen on
-every network of the machine. The others connect to it by a numeric address. A stranger may be
-listening there that never answers, and then torch's client ignores its time-out; so it runs in a
-thread that can be left behind.
+This module provides the listening socket, the store behind it, the roll-call, and the default
+process group. Rank 0 opens the listening socket itself and passes it to torch's store, which would
+otherwise listen on every network of the machine. The others connect to it by a numeric address. If
+an unrelated program listens there and never answers, torch's client ignores its timeout; so the
+client runs in a thread that can be abandoned.
 
-Ranks that disagree (two with one number, different world sizes, one that never comes) would make
-torch wait for half an hour, or quietly run a smaller world. So each rank first puts a card into the
+If ranks disagree (two with the same number, different world sizes, a missing rank), torch would
+wait for half an hour, or silently run a smaller world. So each rank first puts a card into the
 store, and waits for one verdict on all cards::
 
-    rank                      store                         what it costs a rank
+    rank                      store                         cost for a rank
       |-- get "head" --------->|  rank 0's card               one wait
       |-- compare_set card/r ->|  mine, unless taken          one operation
       |-- add "count" -------->|  I am the n-th               one operation
       |      (the last one reads all cards and writes the verdict)
-      |-- get "verdict" ------>|  who rings with whom, or why not
+      |-- get "verdict" ------>|  the rings, or an error
 
-Whoever finds a fault, or runs out of time, writes the verdict instead. The first verdict stands, so
-every rank ends with the same words.
+A rank that finds a fault, or runs out of time, writes the verdict instead. Only the first verdict
+counts, so every rank ends with the same message.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 import torch.distributed as dist
 
-# public, though torch lists it nowhere
+# public, although torch does not list it
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
@@ -54,21 +54,21 @@ T = TypeVar("T")
 
 
 class BackgroundCall(Generic[T]):
-    """Runs a call in a thread that can be left behind, even when the process ends.
+    """A call in a thread that can be abandoned, even when the process ends.
 
-    Some of torch's calls obey no time limit.
+    It is for those of torch's calls that obey no time limit.
     """
 
     def __init__(self, call: Callable[[], T]) -> None:
         self._future: Future[T] = Future()
         # threading.Thread would wait here until the new thread runs: with many ranks on few cores,
-        # that is a turn of all of them.
+        # all of them may run before it.
         _thread.start_new_thread(self._run, (call,))
 
     def result(self, limit_s: float) -> T:
-        """Returns what the call returned, or raises what it raised.
+        """Returns the call's result, or raises the call's exception.
 
-        TimeoutError if it has not ended within ``limit_s``, and goes on.
+        It raises TimeoutError if the call has not ended within ``limit_s``; the call continues.
         """
         try:
             return self._future.result(max(limit_s, 0.0))
@@ -82,27 +82,27 @@ class BackgroundCall(Generic[T]):
             self._future.set_exception(error)
 
 
-_LEFT_S = 5.0  # how long a process that ends waits for a thread that is left
+_LEFT_S = 5.0  # how long an ending process waits for an abandoned thread
 
 
 def leave_thread(thread: threading.Thread) -> None:
-    """Lets a thread end by itself that has been told to, before the interpreter ends.
+    """Waits at the interpreter's exit for a thread that was asked to stop.
 
-    A call of torch's that returns later aborts it.
+    If one of torch's calls returned in it later, the process would abort.
     """
     if thread.is_alive():
         atexit.register(thread.join, _LEFT_S)
 
 
-_READERS_GRACE_S = 1.0  # a host that failed stays this long at most, for the others to read why
+_READERS_GRACE_S = 1.0  # how long a failed host waits until the others have read the reason
 _POLL_S = 0.005
 _MOST_PAUSE_S = 0.05
 
 
 class LeftAlready(Exception):
-    """The store belongs to a ring that is being taken down, or an attempt that is over.
+    """Raised if the store belongs to a ring that is being destroyed, or to an earlier attempt.
 
-    The next one does not exist yet.
+    The next store does not exist yet.
     """
 
 
@@ -110,18 +110,18 @@ class LeftAlready(Exception):
 class Card:
     """A rank's description of itself for the roll-call."""
 
-    world_size: int  # how many ranks it expects
+    world_size: int  # the number of ranks it expects
     comm_device: str  # "cpu" or "gpu"
     ring: tuple[int, ...]  # the global ranks of its ring, in order
     gpu: str = ""  # the GPU it uses, "" on the CPU
-    host: str = ""  # where the ring of all ranks is to be ordered by hosts
-    # tells two processes of the same rank apart
+    host: str = ""  # set only if the ring of all ranks is ordered by hosts
+    # distinguishes two processes with the same rank
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def to_json(self) -> str:
         """Returns the card as text for the store.
 
-        A ring over all ranks in order is left out, to keep N cards short.
+        A ring of all ranks in order is omitted, to keep the N cards short.
         """
         values = asdict(self)
         if self.ring == tuple(range(self.world_size)):
@@ -130,13 +130,13 @@ class Card:
 
     @classmethod
     def from_json(cls, text: bytes) -> Card:
-        """Returns the card that ``to_json`` wrote."""
+        """Returns the card written by ``to_json``."""
         values = json.loads(text)
         return cls(**{**values, "ring": tuple(values.get("ring", range(values["world_size"])))})
 
 
 def in_words(ranks: list[int]) -> str:
-    """Names ranks in a sentence: "no rank", "rank 2", "ranks 0-2, 5"."""
+    """Returns ranks as words: "no rank", "rank 2", "ranks 0-2, 5"."""
     if not ranks:
         return "no rank"
     runs = []
@@ -147,9 +147,9 @@ def in_words(ranks: list[int]) -> str:
 
 
 def find_fault(cards: list[Card]) -> str | None:
-    """Returns what is wrong with a full set of cards, one for each rank in order.
+    """Returns a description of the first fault in a full set of cards, or None.
 
-    None if nothing is wrong.
+    The cards must be complete, one per rank, in order.
     """
     users: dict[str, int] = {}
     for rank, card in enumerate(cards):
@@ -158,7 +158,7 @@ def find_fault(cards: list[Card]) -> str | None:
             return disagreement
         if card.gpu and users.setdefault(card.gpu, rank) != rank:
             return (
-                f"a GPU must be used by one rank only, got ranks {users[card.gpu]} and {rank} on "
+                f"a GPU must be used by only one rank, got ranks {users[card.gpu]} and {rank} on "
                 f"GPU {card.gpu}"
             )
         for other in card.ring:
@@ -170,14 +170,14 @@ def find_fault(cards: list[Card]) -> str | None:
                 return f"ring_ranks must be the same on every rank of a ring, got {sides}"
     asked = [rank for rank, card in enumerate(cards) if card.host]
     if 0 < len(asked) < len(cards):
-        return f'ring_order must be the same on every rank, got "hosts" on {in_words(asked)} alone'
+        return f'ring_order must be the same on every rank, got "hosts" only on {in_words(asked)}'
     return None
 
 
 def list_rings(cards: list[Card]) -> list[tuple[int, ...]]:
     """Returns every ring of a world, as its global ranks in order.
 
-    From a full set of cards without a fault.
+    The cards must be complete and without a fault.
 
     Example:
         >>> list_rings(
@@ -191,7 +191,7 @@ def list_rings(cards: list[Card]) -> list[tuple[int, ...]]:
 
 
 def _disagreement(head: Card, card: Card, rank: int) -> str | None:
-    """Returns how the card of ``rank`` differs from rank 0's, None if they agree."""
+    """Returns the difference between rank 0's card and that of ``rank``, None if they agree."""
     for name in ("world_size", "comm_device"):
         ours, theirs = getattr(head, name), getattr(card, name)
         if ours != theirs:
@@ -209,17 +209,18 @@ class RollCall:
     ranks have called them.
 
     Args:
-        store: the store that all ranks reach.
+        store: the store that all ranks can reach.
         rank: this rank.
-        world_size: how many ranks it expects.
-        hosts: the store lives in this process, which must outlast the others' last look at it.
-        reused: the store outlives the ring, so each roll-call on it needs keys of its own.
-        over: tells whether rank 0 has begun another roll-call since, where its process and others
-            may have been restarted: what is found here may be left by processes that are gone, and
-            only rank 0, once it knows that all have come, ends it.
+        world_size: the number of ranks it expects.
+        hosts: whether the store lives in this process, which must then wait until the other ranks
+            have read it for the last time.
+        reused: whether the store outlives the ring, so that each roll-call needs its own keys.
+        over: a function that returns whether rank 0 has begun a newer roll-call, for processes that
+            may be restarted. In that case the store may contain entries of dead processes, and only
+            rank 0 completes the roll-call, once it knows that all ranks have arrived.
 
     Raises:
-        LeftAlready: the ring before this one is still being taken down.
+        LeftAlready: the previous ring is still being destroyed.
     """
 
     def __init__(
@@ -235,12 +236,12 @@ class RollCall:
         self.rank = rank
         self.world_size = world_size
         self.hosts = hosts
-        # the larger of this rank's and rank 0's, once known: the ranks that a message must name
+        # the larger of this rank's and rank 0's world size: a message must list all these ranks
         self._expected = world_size
         self._over = over
-        self._listed = False  # this process has this rank's number, and no other has it
-        # All ranks take part in a roll-call before any can begin the next, so this count is the
-        # same number of full rounds on each of them.
+        self._listed = False  # whether this process is the only one with this rank's number
+        # All ranks take part in a roll-call before any rank can begin the next one, so this number
+        # of complete rounds is the same on all ranks.
         number = (store.add("ringsim/arrivals", 1) - 1) // world_size if reused else 0
         self.store = PrefixStore(f"ringsim/{number}", store)
         if not reused and self.store.add("left", 0) > 0:
@@ -252,28 +253,28 @@ class RollCall:
         Returns every ring of this world, as its global ranks in order.
 
         Args:
-            card: what this rank says of itself.
-            deadline: when to give up, on ``time.monotonic``'s clock.
+            card: the card of this rank.
+            deadline: the time at which to give up, on ``time.monotonic``'s clock.
 
         Raises:
-            RendezvousFailed: a rank is missing, there twice, or disagrees; the message names those
-                present and those missing.
-            LeftAlready: this roll-call is that of an earlier attempt.
+            RendezvousFailed: a rank is missing, present twice, or disagrees; the message lists the
+                ranks present and missing.
+            LeftAlready: this roll-call belongs to an earlier attempt.
         """
         with self._connection():
             mine = card.to_json()
             if self.store.compare_set(f"start/{self.rank}", "", mine).decode() != mine:
-                twice = f"two processes that say they are rank {self.rank}"
+                twice = f"two processes with rank {self.rank}"
                 if self._over is not None:
                     raise LeftAlready(twice)
-                self._refuse("start", f"each rank must be there once, got {twice}")
+                self._refuse("start", f"each rank must be started once, got {twice}")
             if self._over is not None and self.store.check(["start/verdict"]):
                 raise LeftAlready
             self._listed = True
             if self.rank == 0:
                 self.store.set("head", mine)
             elif not self._wait("head", deadline):
-                self._refuse("start", "rank 0 must be there in time, got a time-out")
+                self._refuse("start", "rank 0 did not arrive within the time limit")
             head = Card.from_json(self.store.get("head"))
             self._expected = max(self.world_size, head.world_size)
             disagreement = _disagreement(head, card, self.rank)
@@ -292,21 +293,21 @@ class RollCall:
                     self._refuse("start", fault)
                 self._publish("start", {"rings": list_rings(cards)})
             verdict = self._verdict("start", deadline)
-        self._over = None  # all of them live
+        self._over = None  # all ranks are alive
         return [tuple(ring) for ring in verdict["rings"]]
 
     def finish(self, deadline: float, failure: str | None = None) -> None:
-        """Waits until all ranks have built their groups.
+        """Waits until all ranks have created their groups.
 
-        So that none takes down what another still needs.
+        Otherwise a rank could destroy resources that another rank still needs.
 
         Args:
             deadline: see ``start``.
-            failure: why this rank could not build its groups; the others then end with these words
-                at once.
+            failure: the reason why this rank could not create its groups; all other ranks then
+                immediately fail with the same message.
 
         Raises:
-            RendezvousFailed: a rank failed, or did not come this far in time.
+            RendezvousFailed: a rank failed, or did not get this far in time.
         """
         with self._connection():
             self.store.set(f"built/{self.rank}", "")
@@ -317,9 +318,9 @@ class RollCall:
             self._verdict("built", deadline)
 
     def leave(self, limit_s: float) -> None:
-        """Announces that this rank is done with the store.
+        """Announces that this rank no longer needs the store.
 
-        The host stays until all are, at most ``limit_s`` seconds.
+        The host waits until no rank needs it, at most ``limit_s`` seconds.
         """
         try:
             if self.store.add("left", 1) == self.world_size:
@@ -327,7 +328,7 @@ class RollCall:
             if self.hosts:
                 self._wait("all left", time.monotonic() + limit_s)
         except RuntimeError:
-            pass  # the store is gone already: nobody is left to tell
+            pass  # the store is already closed
 
     @contextmanager
     def _connection(self) -> Iterator[None]:
@@ -339,12 +340,12 @@ class RollCall:
         except RuntimeError as error:
             where = f"rank {self.rank} of {self.world_size}"
             raise RendezvousFailed(
-                "rank 0 must stay until every rank has built its groups, got a lost connection "
-                f"({where}). See why rank 0 ended."
+                "rank 0 closed the connection before every rank had created its groups "
+                f"({where}). Check why rank 0 ended."
             ) from error
 
     def _wait(self, key: str, deadline: float) -> bool:
-        """Waits for a key and returns whether it came in time."""
+        """Waits for a key and returns whether it appeared in time."""
         if self._over is not None and self.rank:
             pause_s = 0.001
             while not self.store.check([key]):
@@ -364,46 +365,46 @@ class RollCall:
         return True
 
     def _publish(self, stage: str, verdict: dict[str, Any]) -> dict[str, Any]:
-        """Writes a verdict unless there is one, and returns the one that stands."""
+        """Writes a verdict unless one exists, and returns the valid one."""
         standing: dict[str, Any] = json.loads(
             self.store.compare_set(f"{stage}/verdict", "", json.dumps(verdict))
         )
         return standing
 
     def _verdict(self, stage: str, deadline: float) -> dict[str, Any]:
-        """Waits for the verdict and returns it; raises where it is a refusal."""
+        """Waits for the verdict and returns it; raises RendezvousFailed if it is an error."""
         if self._wait(f"{stage}/verdict", deadline):
             verdict: dict[str, Any] = json.loads(self.store.get(f"{stage}/verdict"))
         else:
             arrived = self.store.add(f"{stage}/count", 0)
-            why = "every rank must be there in time, got a time-out" + self._attendance(stage)
+            why = "not all ranks arrived within the time limit" + self._attendance(stage)
             verdict = self._publish(stage, {"error": why, "readers": arrived})
         if "error" in verdict:
             self._end(stage, verdict)
         return verdict
 
     def _attendance(self, stage: str) -> str:
-        """Names the ranks that came this far and those that did not.
+        """Lists the ranks that got this far and the ranks that did not.
 
-        Asks N times, so only when all is lost.
+        It makes N requests, so it is only used for errors.
         """
         present = [rank for rank in range(self._expected) if self.store.check([f"{stage}/{rank}"])]
         missing = [rank for rank in range(self._expected) if rank not in present]
         return f": {in_words(present)} present, {in_words(missing)} missing"
 
     def _refuse(self, stage: str, why: str) -> NoReturn:
-        """Ends the roll-call with one reason for every rank, those on their way included.
+        """Ends the roll-call with one error for every rank, including ranks yet to arrive.
 
-        Where it ended well, for this rank alone.
+        If the roll-call has already succeeded, only this rank fails.
         """
         refusal = {"error": why + self._attendance(stage), "readers": self._expected}
         standing = self._publish(stage, refusal)
         self._end(stage, standing if "error" in standing else refusal)
 
     def _end(self, stage: str, verdict: dict[str, Any]) -> NoReturn:
-        """Raises.
+        """Raises RendezvousFailed.
 
-        A host first waits until those concerned, itself among them, could read the verdict.
+        A host first waits until all expected readers, including itself, have read the verdict.
         """
         if self._listed:
             read = self.store.add(f"{stage}/read", 1)
@@ -413,45 +414,45 @@ class RollCall:
                 read = self.store.add(f"{stage}/read", 0)
         raise RendezvousFailed(
             f"{verdict['error']} (rank {self.rank} of {self.world_size}). Start every rank once, "
-            "with the same arguments but its own rank, within the time limit."
+            "with the same arguments except for its own rank, within the time limit."
         )
 
 
 Address = tuple[socket.AddressFamily, str]  # family and numeric address
 
-_BACKLOG = 4096  # more ranks than one machine starts at once; the system caps it
+_BACKLOG = 4096  # more ranks than one machine starts at the same time; the system caps it
 _RETRY_S = 0.01
 _KNOCK_S = 1.0
-_FAREWELL_S = 5.0  # rank 0 waits this long at most for the others to be done with its store
+_FAREWELL_S = 5.0  # rank 0 waits this long at most until the others no longer need its store
 _INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where the ranks of a world met."""
+    """The result of a rendezvous."""
 
-    roll: RollCall  # this rank's part in the roll-call; its ``store`` is theirs alone
+    roll: RollCall  # this rank's part in the roll-call; no other world uses its ``store``
     rings: list[tuple[int, ...]]  # every ring of this world, as its global ranks in order
-    loopback: bool  # all of them are on this machine, and say so
-    # the file descriptor this process listens on, None if another process does
+    loopback: bool  # whether all ranks met on this machine's loopback
+    # the file descriptor this process listens on, None if another process listens
     listener: int | None = None
 
 
 def listen(host: str, port: int, *, timeout_s: float = 30) -> socket.socket:
-    """Opens the socket that rank 0 hosts the store on, bound to ``host``'s own address.
+    """Opens the socket on which rank 0 hosts the store, bound to the address of ``host``.
 
-    Loopback alone where ``host`` is loopback. Rank 0, or whoever starts it, calls this. It blocks
-    for name resolution at most, ``timeout_s`` seconds.
+    If ``host`` is loopback, the socket listens only there. Rank 0, or the process that starts it,
+    calls this. It blocks only for name resolution, at most ``timeout_s`` seconds.
 
     Raises:
-        RendezvousFailed: the port is taken, the name is unknown, or the address is not this
-            machine's.
+        RendezvousFailed: the port is in use, the name is unknown, or the address belongs to another
+            machine.
     """
     failure: OSError | None = None
     for family, address in _resolve(host, time.monotonic() + timeout_s):
         listener = socket.socket(family, socket.SOCK_STREAM)
         try:
-            # a port that was in use a moment ago is free
+            # allows a port that was in use a moment ago
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((address, port))
             listener.listen(_BACKLOG)
@@ -462,14 +463,14 @@ def listen(host: str, port: int, *, timeout_s: float = 30) -> socket.socket:
             return listener
     if failure is not None and failure.errno == errno.EADDRINUSE:
         raise RendezvousFailed(
-            f"port must be free on rank 0's machine, got {port}, where something listens on {host} "
-            "already (rank 0). Choose another port, or end what listens there: another program, "
-            "another run, or a second process started as rank 0."
+            f"cannot listen on {host}, port {port}: the port is already in use (rank 0). Choose "
+            "another port, or end the process that listens there: another program, another run, or "
+            "a second process started as rank 0."
         ) from failure
     raise RendezvousFailed(
         f"head_ip must be an address of rank 0's own machine, got {host!r}: {failure} (rank 0, "
-        f"port {port}). "
-        "Pass the address of the machine that rank 0 runs on; 127.0.0.1 where all ranks are on one."
+        f"port {port}). Pass the address of rank 0's machine, or 127.0.0.1 if all ranks run on one "
+        "machine."
     ) from failure
 
 
@@ -482,22 +483,22 @@ def meet(
     timeout_s: float,
     listen_socket: socket.socket | None = None,
 ) -> Rendezvous:
-    """Brings all ranks of a world together at rank 0 and calls the roll.
+    """Connects all ranks of a world to rank 0, and calls the roll.
 
-    Every rank calls it. It blocks until all are there, ``timeout_s`` at most.
+    Every rank calls it. It blocks until all ranks have arrived, at most ``timeout_s``.
 
     Args:
-        head_ip: where rank 0 is: a numeric address or a name.
-        port: where rank 0 listens.
+        head_ip: the numeric address or the name of rank 0's machine.
+        port: the port on which rank 0 listens.
         rank: this rank, from 0.
-        world_size: how many ranks there are.
-        card: what this rank says of itself.
-        timeout_s: limit, in seconds.
-        listen_socket: for rank 0, a socket that listens at ``head_ip`` and ``port`` already; it is
-            taken over.
+        world_size: the number of ranks.
+        card: the card of this rank.
+        timeout_s: the time limit, in seconds.
+        listen_socket: for rank 0, a socket that already listens at ``head_ip`` and ``port``, which
+            is taken over.
 
     Raises:
-        RendezvousFailed: they could not all meet.
+        RendezvousFailed: the ranks could not all meet.
     """
     deadline = time.monotonic() + timeout_s
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and os.environ.get(
@@ -517,9 +518,9 @@ def meet(
             _stop_listening(descriptor)
             if isinstance(error, RendezvousFailed) and loopback and not alike:
                 raise RendezvousFailed(
-                    f"{error} If those that are missing are on other machines: {head_ip!r} leads "
-                    f"to {address} on rank 0's own machine, where no other machine can reach it. "
-                    "Pass rank 0's numeric address as head_ip, or set MASTER_ADDR to it."
+                    f"{error} Ranks on other machines cannot reach rank 0, because {head_ip!r} "
+                    f"resolves to {address} on rank 0's machine. If the missing ranks run "
+                    "elsewhere, pass rank 0's numeric address as head_ip, or set MASTER_ADDR to it."
                 ) from error
             raise
     where = f"rank {rank} of {world_size}, head {head_ip}:{port}"
@@ -537,24 +538,25 @@ def meet(
             return Rendezvous(roll, roll.start(card, deadline), loopback)
         except RendezvousFailed:
             raise
-        except (LeftAlready, RuntimeError) as error:  # the ring before this one is still going
+        except (LeftAlready, RuntimeError) as error:  # the previous ring still exists
             if time.monotonic() > deadline:
                 found = str(error) if isinstance(error, LeftAlready) else ""
-                raise _unanswered(where, found or "a ring that is being taken down") from error
+                raise _unanswered(where, found or "a ring that is being destroyed") from error
             time.sleep(_RETRY_S)
 
 
 def _follow_rank_0(store: Store, rank: int, world_size: int) -> RollCall:
-    """Takes part in rank 0's next roll-call in a store that torchrun keeps for all its restarts.
+    """Joins rank 0's next roll-call in a store that torchrun keeps across all its restarts.
 
-    Rank 0 numbers them: each agent of torchrun counts the restarts of its own ranks alone.
+    Rank 0 numbers the roll-calls, because each torchrun agent only counts the restarts of its own
+    ranks.
 
     Raises:
-        LeftAlready: rank 0 has not begun one.
+        LeftAlready: rank 0 has not begun a roll-call.
     """
     number = store.add("ringsim/roll-calls", int(rank == 0))
     if number == 0:
-        raise LeftAlready("a store in which rank 0 is not there yet")
+        raise LeftAlready("a store without rank 0")
 
     def over() -> bool:
         return bool(store.add("ringsim/roll-calls", 0) != number)
@@ -564,9 +566,9 @@ def _follow_rank_0(store: Store, rank: int, world_size: int) -> RollCall:
 
 
 def meet_over(store: Store, rank: int, world_size: int, card: Card, timeout_s: float) -> Rendezvous:
-    """Calls the roll over a store that the ranks share already.
+    """Calls the roll over a store that the ranks already share.
 
-    For the arguments, what it returns and raises see ``meet``.
+    For the arguments, the result and the exceptions see ``meet``.
     """
     deadline = time.monotonic() + timeout_s
     roll = RollCall(store, rank, world_size, reused=True)
@@ -574,19 +576,19 @@ def meet_over(store: Store, rank: int, world_size: int, card: Card, timeout_s: f
 
 
 def host(listener: socket.socket, timeout_s: float) -> Store:
-    """Hosts a store that ranks meet over in this process.
+    """Hosts a store for a rendezvous in this process.
 
-    On a socket from ``listen`` or ``close_door``, which is the store's afterwards. It lives as long
-    as somebody holds it; a look-up in it waits ``timeout_s`` seconds.
+    The store takes over a socket from ``listen`` or ``close_door``. It exists as long as it is
+    referenced; a lookup in it waits at most ``timeout_s`` seconds.
     """
     address, port = listener.getsockname()[:2]
     return reach(address, port, timeout_s, listener.detach())
 
 
 def reach(address: str, port: int, timeout_s: float, descriptor: int | None = None) -> Store:
-    """Connects to a store, in which a look-up waits ``timeout_s`` seconds.
+    """Connects to a store, in which a lookup waits at most ``timeout_s`` seconds.
 
-    Another process hosts it, or this one does on a socket that listens: ``descriptor``.
+    The store is hosted by another process, or by this one on the listening socket ``descriptor``.
     """
 
     def connect() -> Store:
@@ -601,18 +603,18 @@ def reach(address: str, port: int, timeout_s: float, descriptor: int | None = No
 
 
 def close_door(descriptor: int, address: str, port: int) -> socket.socket | None:
-    """Ends the listening of a store whose ranks have all come.
+    """Makes a store stop listening after all its ranks have arrived.
 
-    They stay connected, and nobody else can reach it.
+    They stay connected, and no other process can reach the store.
 
     Args:
-        descriptor: of the socket that the store listens on.
-        address: what that is bound to.
-        port: its port.
+        descriptor: the descriptor of the socket on which the store listens.
+        address: the address to which the socket is bound.
+        port: the port to which the socket is bound.
 
     Returns:
-        A socket that holds the port and does not listen, for ``host`` to open another store on;
-        None if another process was quicker.
+        A socket that holds the port and does not listen, on which ``host`` can open another store;
+        None if another process has taken the port.
     """
     _stop_listening(descriptor)
     holder = socket.socket()
@@ -628,11 +630,11 @@ def close_door(descriptor: int, address: str, port: int) -> socket.socket | None
 def build_default_group(
     rendezvous: Rendezvous, rank: int, world_size: int, backend: str, timeout: timedelta
 ) -> Callable[[], None]:
-    """Builds torch's default process group over the ranks that met.
+    """Creates torch's default process group over the ranks that met.
 
-    Every rank calls it. It blocks until all are connected. Where the ranks met on loopback, Gloo
-    stays there, for this group and for every later one; what is returned undoes that, once the
-    group is destroyed.
+    Every rank calls it. It blocks until all ranks are connected. If the ranks met on loopback, Gloo
+    uses only loopback for this group and all later ones; call the returned function to undo that
+    after the group is destroyed.
     """
     interface = (
         loopback_interface() if rendezvous.loopback and _INTERFACE not in os.environ else None
@@ -660,9 +662,9 @@ def build_default_group(
 
 @contextmanager
 def finishing(rendezvous: Rendezvous, timeout_s: float) -> Iterator[None]:
-    """Waits at the end of a with block until all ranks have built their groups.
+    """Waits at the end of a with block until all ranks have created their groups.
 
-    A group that cannot be built within ends all ranks with the same words.
+    If a group cannot be created in the block, all ranks fail with the same message.
     """
     roll, why, failure = rendezvous.roll, None, None
     try:
@@ -670,7 +672,7 @@ def finishing(rendezvous: Rendezvous, timeout_s: float) -> Iterator[None]:
     except (RuntimeError, ValueError) as error:
         failure = error
         reason = next(iter(str(error).splitlines()), type(error).__name__)
-        why = f"rank {roll.rank} must reach its peers, got {reason}"
+        why = f"rank {roll.rank} cannot connect to its peers: {reason}"
     try:
         roll.finish(time.monotonic() + timeout_s, why)
     except RendezvousFailed as error:
@@ -678,12 +680,12 @@ def finishing(rendezvous: Rendezvous, timeout_s: float) -> Iterator[None]:
 
 
 def leave(rendezvous: Rendezvous, timeout_s: float) -> None:
-    """Takes leave of the store.
+    """Leaves the store.
 
-    Rank 0 stays until the others are done with it, a few seconds at most, then frees the port.
+    Rank 0 waits, at most a few seconds, until the others no longer need it, then frees the port.
     """
     limit_s = min(timeout_s, _FAREWELL_S)
-    with suppress(TimeoutError):  # a store whose process is stopped takes words and never answers
+    with suppress(TimeoutError):  # a store in a stopped process accepts requests but never answers
         BackgroundCall(lambda: rendezvous.roll.leave(limit_s)).result(limit_s + _KNOCK_S)
     if rendezvous.listener is not None:
         _stop_listening(rendezvous.listener)
@@ -692,8 +694,8 @@ def leave(rendezvous: Rendezvous, timeout_s: float) -> None:
 def _stop_listening(descriptor: int) -> None:
     """Frees the port of a store that is still alive.
 
-    A socket that listens to nobody takes the place of its own. For a group or a traceback that
-    somebody keeps also keeps the store, and the store its socket.
+    It replaces the store's socket with one that does not listen, because a group or a traceback may
+    keep the store alive, and the store keeps its socket.
     """
     with socket.socket() as idle:
         os.dup2(idle.fileno(), descriptor, inheritable=False)
@@ -714,20 +716,18 @@ def _join(addresses: list[Address], port: int, deadline: float, where: str) -> S
             try:
                 return reach(address, port, remaining)
             except TimeoutError as error:
-                raise _unanswered(
-                    where, "a listener that does not answer as rank 0 does"
-                ) from error
+                raise _unanswered(where, "a listener that does not answer like rank 0") from error
             except RuntimeError as error:
-                found = f"a listener that answers otherwise ({str(error).splitlines()[0]})"
+                found = f"a listener that answers differently ({str(error).splitlines()[0]})"
         time.sleep(_RETRY_S)
     raise _unanswered(where, found)
 
 
 def _unanswered(where: str, found: str) -> RendezvousFailed:
     return RendezvousFailed(
-        f"rank 0 must answer at head_ip and port within the time limit, got {found} ({where}). "
-        "Rank 0 is missing, and who else is there shows only where it is: start it, or correct "
-        "head_ip and port."
+        f"rank 0 did not answer at head_ip and port within the time limit: {found} "
+        f"({where}). Rank 0 is missing, and without it the other ranks are unknown. Start rank 0, "
+        "or correct head_ip and port."
     )
 
 
@@ -740,10 +740,10 @@ def _numeric(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def _leads_alike(host: str) -> bool:
-    """Returns whether a host that leads to loopback here does so on every machine.
+    """Returns whether a host that resolves to loopback here does so on every machine.
 
-    An address, or "localhost". A machine's own name does not: its /etc/hosts may lead to loopback
-    (Debian: 127.0.1.1) where the others find its address on the network.
+    An address or "localhost" does. A machine's own name does not: its /etc/hosts may map the name
+    to loopback (Debian: 127.0.1.1), while other machines get its address on the network.
     """
     return host == "localhost" or _numeric(host) is not None
 
@@ -751,23 +751,23 @@ def _leads_alike(host: str) -> bool:
 def _resolve(host: str, deadline: float) -> list[Address]:
     """Returns the numeric addresses of a host.
 
-    IPv4 first, so that rank 0 and the others try the same one first.
+    IPv4 addresses come first, so that rank 0 and the others first try the same address.
     """
     numeric = _numeric(host)
     if numeric is not None:
         if numeric.is_unspecified:
             raise ArgumentError(
-                f"head_ip must be one address that the ranks can reach, got {host!r}. Pass rank "
+                f"head_ip must be an address that the ranks can reach, got {host!r}. Pass rank "
                 "0's own address, such as 127.0.0.1."
             )
         return [(socket.AF_INET if numeric.version == 4 else socket.AF_INET6, host)]
     try:
         look_up = BackgroundCall(lambda: socket.getaddrinfo(host, None, type=socket.SOCK_STREAM))
         found = look_up.result(max(deadline - time.monotonic(), 0.001))
-    except (OSError, UnicodeError) as error:  # a time-out is an OSError too
+    except (OSError, UnicodeError) as error:  # a timeout is also an OSError
         raise RendezvousFailed(
-            f"head_ip must be an address or a name that this machine knows, got {host!r}: {error}. "
-            "Correct it, or pass rank 0's numeric address. Rank 0 is missing."
+            f"head_ip must be an address or a name that this machine can resolve, got {host!r}: "
+            f"{error}. Correct the name, or pass rank 0's numeric address. Rank 0 is missing."
         ) from error
     addresses = {(family, str(address[0])): None for family, _, _, _, address in found}
     return sorted(addresses, key=lambda each: each[0] != socket.AF_INET)

@@ -1,7 +1,7 @@
-"""Collectives built from messages, for groups that lack them, and for versions of torch that do.
+"""Collectives built from messages, for groups or versions of torch that lack them.
 
-All messages of a collective are posted before any is waited for, so ranks block each other in no
-order, and ``async_op`` costs nothing extra. Reductions go in the order of the ranks.
+All messages of a collective are posted before any is waited for, so the ranks cannot block each
+other, and ``async_op`` needs no extra work. Reductions are computed in the order of the ranks.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _LIBRARIES: Final = (
 
 @functools.cache
 def warn_once(op: str, backend_name: str) -> None:
-    """Warns, at the line of the user, that an operation is built; once for each backend."""
+    """Warns once per backend, at the user's line, that an operation is built from messages."""
     frame: FrameType | None = sys._getframe(1)
     level = 2
     while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
         frame, level = frame.f_back, level + 1
     message = (
-        f"the backend {backend_name!r} has no {op}; ringsim.comm builds it from other "
-        "operations, which is slower"
+        f"the backend {backend_name!r} has no {op}; ringsim.comm builds it from messages, "
+        "which is slower"
     )
     warnings.warn(message, RuntimeWarning, stacklevel=level)
 
@@ -47,14 +47,14 @@ def build(group: ProcessGroup, call: Call) -> Handle:
     """Begins a collective by messages.
 
     Args:
-        group: carries the messages.
+        group: the group of the messages.
         call: the collective.
 
     Returns:
-        The handle; its wait puts the results in place.
+        The handle; its wait stores the results.
 
     Raises:
-        ArgumentError: the reduction is none of torch's eight plain ones.
+        ArgumentError: the reduction is not one of torch's eight plain reductions.
     """
     if call.op is not None:
         check_reduction(call.op)
@@ -82,7 +82,7 @@ def build(group: ProcessGroup, call: Call) -> Handle:
         for place, value in landed:
             place.copy_(value.view_as(place))
         if call.op is not None:
-            # none where this is not the root
+            # empty if this rank is not the root
             for output, parts in zip(call.outputs, zip(*incoming, strict=True), strict=False):
                 output.copy_(reduce_parts(parts, call.op).view_as(output))
 
@@ -90,13 +90,13 @@ def build(group: ProcessGroup, call: Call) -> Handle:
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the numbers of a plain tensor, complex ones as pairs, sharing its memory."""
+    """Returns a flat view of a plain tensor's numbers, with complex numbers as pairs."""
     flat = tensor.view(-1)
     return torch.view_as_real(flat).view(-1) if flat.is_complex() else flat
 
 
 def _gifts_to(call: Call, rank: int) -> Tensors:
-    """Returns the tensors that this rank gives to a rank of the group, itself included."""
+    """Returns the tensors that this rank gives to a rank of the group, possibly itself."""
     match call.collective.family:
         case "broadcast":
             return call.inputs if call.group.rank() == call.root else ()
@@ -112,9 +112,9 @@ def _gifts_to(call: Call, rank: int) -> Tensors:
 
 
 def _places_for(call: Call, rank: int) -> Tensors:
-    """Returns the tensors that receive the data of a rank of the group.
+    """Returns the tensors that receive the data from a rank of the group.
 
-    If the data is to be reduced, they are buffers.
+    For reductions, these are buffers.
     """
     match call.collective.family:
         case "broadcast" | "scatter":

@@ -1,29 +1,28 @@
-"""How a call of a collective is read, checked and brought into one form for every backend.
+"""Reading and checking the calls of collectives, which get one form for every backend.
 
-``read_call`` turns a call of a function of ``torch.distributed`` into a ``Call``: what this rank
-gives, what it gets, which rank is the root, how values are reduced. Checks are here and nowhere
-else. A single tensor in the call (``all_gather_into_tensor``, ``all_to_all_single``, ...) is cut
-into one tensor per rank, so that a backend only has
-to know nine families::
+``read_call`` turns a call of a function of ``torch.distributed`` into a ``Call``: the tensors that
+this rank gives and gets, the root, and the reduction. All checks are in this module. A single
+tensor in the call (``all_gather_into_tensor``, ``all_to_all_single``, ...) is cut into one tensor
+per rank, so that a backend only has to support nine families::
 
-    family          inputs                  outputs                   what happens
+    family          inputs                  outputs                   effect
     broadcast       [tensor]                [tensor]                  outputs <- the root's inputs
     reduce          [tensor]                [tensor]                  the root's outputs <- all
                                                                       inputs, reduced
     all_reduce      tensors                 the same tensors          outputs <- all inputs, reduced
     all_gather      k tensors               k for each rank, by rank  outputs <- the inputs of all
-    gather          [tensor]                one a rank, at the root   outputs <- the inputs of all
-    scatter         one a rank, at the root [tensor]                  outputs <- this rank's of the
-                                                                      root's inputs
-    reduce_scatter  one a rank              [tensor]                  outputs <- this rank's of all
-                                                                      inputs, reduced
-    all_to_all      one a rank              one a rank                outputs[i] <- this rank's of
-                                                                      rank i's inputs
+    gather          [tensor]                one per rank, at the root outputs <- the inputs of all
+    scatter         one per rank, at root   [tensor]                  outputs <- this rank's part of
+                                                                      the root's inputs
+    reduce_scatter  one per rank            [tensor]                  outputs <- this rank's part of
+                                                                      all inputs, reduced
+    all_to_all      one per rank            one per rank              outputs[i] <- this rank's part
+                                                                      of rank i's inputs
     barrier         none                    none
 
-``METHODS`` finds the same rows by the methods of ``ProcessGroup``: there torch's own calls are
-recorded. Sizes follow nccl-tests: S is the whole buffer that the bandwidth is computed from, the
-same on every rank.
+``METHODS`` maps the methods of ``ProcessGroup``, through which torch's own calls are recorded, to
+the same rows. Sizes follow nccl-tests: S is the size of the whole buffer from which the bandwidth
+is computed, and is the same on every rank.
 """
 
 from __future__ import annotations
@@ -67,15 +66,15 @@ __all__ = [
 ]
 
 
-# -- who takes part
+# -- the members
 
 
 class Members(ABC):
     """The ranks of a group.
 
     Attributes:
-        ranks: the members, global ranks, in the group's order.
-        group_name: "world", "ring:2>3", ...; the same on all members.
+        ranks: the global ranks of the members, in the group's order.
+        group_name: the name, such as "world" or "ring:2>3", the same on all members.
     """
 
     ranks: Sequence[int]
@@ -86,18 +85,18 @@ class Members(ABC):
         """Returns this rank's place in the group, -1 outside."""
 
     def size(self) -> int:
-        """Returns how many ranks are in the group."""
+        """Returns the number of ranks in the group."""
         return len(self.ranks)
 
     def check(self, what: str, tensor: Any) -> torch.Tensor:
-        """Returns a tensor that the backend can carry, detached from its history.
+        """Returns a tensor that the backend supports, detached from its history.
 
-        Raises Refused for anything else.
+        It raises Refused for any other value.
         """
         return cast(torch.Tensor, tensor.detach())
 
     def here(self) -> str:
-        """Returns which rank this is, for errors."""
+        """Returns a description of this rank for errors."""
         return f'rank {self.rank()} of {len(self.ranks)} of group "{self.group_name}"'
 
 
@@ -105,10 +104,10 @@ class GroupMembers(Members):
     """The members of a group on one of its ranks.
 
     Args:
-        ranks: global ranks of its members.
-        rank: this rank's place in it.
-        name: of the group.
-        check: replaces the method of that name.
+        ranks: the global ranks of the members.
+        rank: this rank's place in the group.
+        name: the name of the group.
+        check: a replacement for the method ``check``.
     """
 
     def __init__(
@@ -139,7 +138,7 @@ _ROWS: Final = "a tensor with some rows for each rank"
 
 
 Tensors = Sequence[torch.Tensor]
-# an argument with tensors that a rank gives or takes, and how they lie in it
+# an argument with tensors that a rank gives or takes, and its form
 _Side = tuple[str, str]
 _NOTHING: Final = ("", _ONE)
 _DEFAULTS: Final = {
@@ -152,9 +151,9 @@ _DEFAULTS: Final = {
 
 
 def make_signature(arguments: str, **meanings: Any) -> inspect.Signature:
-    """Returns the signature of a function whose arguments are written as in its definition.
+    """Returns the signature for arguments written as in a function definition.
 
-    ``meanings`` are of names that defaults have there; SUM is torch's, if not given.
+    ``meanings`` gives the values of names used as defaults; SUM is torch's unless given.
 
     Example:
         >>> make_signature("tensor, dst=0")
@@ -171,10 +170,7 @@ def make_signature(arguments: str, **meanings: Any) -> inspect.Signature:
 def name_function(
     function: Any, name: str, doc: str | None, signature: inspect.Signature, module: str
 ) -> FunctionType:
-    """Gives a made function the name, docstring, signature and module of a written one.
-
-    Returns it.
-    """
+    """Sets the name, docstring, signature and module of a generated function, and returns it."""
     made: FunctionType = function
     made.__name__ = made.__qualname__ = name
     made.__doc__ = doc
@@ -191,24 +187,23 @@ def name_function(
 
 
 class Reading:
-    """How one collective is read.
+    """The rules to read the calls of one collective.
 
-    As a function of ``torch.distributed`` and as a method of ``ProcessGroup``.
+    They cover functions of ``torch.distributed`` and methods of ``ProcessGroup``.
 
     Args:
-        names: torch's functions; traces know the first one.
-        arguments: theirs.
-        gives: which of them holds what a rank gives.
-        takes: which holds where that goes which it gets; left out where that is the same.
-        methods: of ``ProcessGroup``. Their arguments are what is taken, what is given, and the
-            options.
-        raw: whether Gloo takes the tensors' memory as it is, whatever their strides: gaps and other
-            orders give garbage.
+        names: the names of torch's functions; traces use the first one.
+        arguments: the arguments of these functions.
+        gives: the argument with the tensors that a rank gives.
+        takes: the argument with the tensors that a rank fills; omitted if it is the same argument.
+        methods: the methods of ``ProcessGroup``. Their arguments are the tensors taken, the tensors
+            given, and the options.
+        raw: whether Gloo ignores the tensors' strides and uses their memory as it is, so that gaps
+            and other orders give garbage.
 
     Attributes:
-        op: the code of the method, where the frames tell no better one.
-        shards: whether that by which S is reckoned is one rank's shard, so that S is the group size
-            times as much.
+        op: the code of the operation, used if the stack frames do not show a more specific one.
+        shards: whether S is computed from one rank's shard, multiplied by the group size.
     """
 
     def __init__(
@@ -237,14 +232,14 @@ class Reading:
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the arguments of a call by name.
 
-        Raises TypeError if torch's function does not take them.
+        It raises TypeError if torch's function does not accept them.
         """
         values = {**dict(zip(self._defaults, args, strict=False)), **kwargs}
         if (
             len(values) != len(args) + len(kwargs)
             or not self._required <= values.keys() <= self._defaults.keys()
         ):
-            self.signature.bind(*args, **kwargs)  # which says what is wrong
+            self.signature.bind(*args, **kwargs)  # raises the right error
         return {**self._defaults, **values}
 
 
@@ -353,18 +348,19 @@ class Call:
     """One rank's call of a collective, read and checked.
 
     Attributes:
-        name: as it was called.
-        group: where. Ranks below are ranks within it.
-        given: the tensors that this rank gives, as in the table above, or all of them as one.
-        taken: those that it gets, likewise.
-        carried: the tensors that the size is computed from.
-        copies: how many times they count: the group size where they are one rank's share.
-        results: the tensors of the user that hold the result.
+        name: the name of the called function.
+        group: the group. Ranks below are ranks within this group.
+        given: the tensors that this rank gives, as in the table above, or one tensor with all of
+            them.
+        taken: the tensors that this rank gets, in the same form.
+        carried: the tensors from which the size is computed.
+        copies: the factor for their size: the group size if they are one rank's share, else 1.
+        results: the user's tensors that hold the result.
         root: the root, NONE if there is none.
-        op: how values are reduced, None if they are not.
-        cut_given: cuts the one tensor that is given into one for each rank; None if they are
-            several.
-        cut_taken: the same of what is taken.
+        op: the reduction, None if there is none.
+        cut_given: a function that cuts the single given tensor into one tensor per rank; None if
+            several tensors are given.
+        cut_taken: the same function for the taken tensor.
     """
 
     name: str
@@ -386,12 +382,12 @@ class Call:
 
     @property
     def tensors(self) -> Tensors:
-        """The tensors that this rank gives and gets; those that are both, once."""
+        """The tensors that this rank gives and gets, without duplicates."""
         return self.given if self.given is self.taken else (*self.given, *self.taken)
 
     @property
     def recorded_name(self) -> str:
-        """The name in a trace, which does not know the newer spellings of a gather."""
+        """The name in a trace, which does not use the newer names of gathers."""
         return self.name if self.name in OP_CODES else self.collective.name
 
     @cached_property
@@ -401,7 +397,7 @@ class Call:
 
     @cached_property
     def outputs(self) -> Tensors:
-        """Where that goes which this rank gets, as in the table above: the user's memory."""
+        """The tensors that this rank fills, as in the table above, in the user's memory."""
         return self.cut_taken(self.taken[0]) if self.cut_taken and self.taken else self.taken
 
 
@@ -409,12 +405,12 @@ def read_call(name: str, arguments: Mapping[str, Any], group: Members) -> Call:
     """Reads and checks a call of a collective of torch.distributed.
 
     Args:
-        name: of the function.
-        arguments: all that it has, by name; see ``Reading.bind``. A root is a rank of the group.
-        group: its group, in which this rank is.
+        name: the name of the function.
+        arguments: all its arguments, by name; see ``Reading.bind``. A root is a rank of the group.
+        group: the group, of which this rank is a member.
 
     Raises:
-        Refused: an argument breaks its rule.
+        Refused: an argument is invalid.
     """
     reading = READINGS[name]
     row, gives, takes = reading.collective, reading.gives, reading.takes
@@ -458,7 +454,7 @@ def _read_side(
     is_held: bool,
     given: Tensors = (),
 ) -> Tensors:
-    """Returns the tensors in an argument, checked; none where only the root has them."""
+    """Returns the checked tensors of an argument; none if only the root has them."""
     what, form = side
     value = arguments[what]
     if not is_held:
@@ -469,8 +465,8 @@ def _read_side(
         tensors = check_tensors(group, what, value)
         if not tensors:
             raise Refused(
-                f"{what} must be at least one, got an empty list ({group.here()}). Leave the "
-                "call out on all ranks."
+                f"{what} must contain at least one tensor, got an empty list ({group.here()}). "
+                "Skip the call on all ranks."
             )
         return tensors
     if form == _LISTS:
@@ -491,9 +487,9 @@ def _make_cut(group: Members, side: _Side, arguments: Mapping[str, Any]) -> _Cut
 
 
 def _cut_evenly(group: Members, whole: torch.Tensor) -> Tensors:
-    """Returns equal parts of a tensor's elements, one a rank.
+    """Returns equal parts of a tensor's elements, one per rank.
 
-    They share its memory where they can be written to.
+    They share the tensor's memory if they will be written to.
     """
     if not whole.is_contiguous() and whole.shape[0] % group.size() == 0:
         return list(whole.split(whole.shape[0] // group.size()))
@@ -501,26 +497,23 @@ def _cut_evenly(group: Members, whole: torch.Tensor) -> Tensors:
 
 
 def _cut_rows(group: Members, what: str, sizes: Any, tensor: torch.Tensor) -> Tensors:
-    """Returns the rows of a tensor that belong to each rank.
-
-    As many as are given, or equally many.
-    """
+    """Returns each rank's rows of a tensor, as many as ``sizes`` gives, or equally many."""
     if tensor.dim() == 0:
         raise Refused(
-            f"{what} must have a first dimension to be cut along, got a number ({group.here()}). "
+            f"{what} must have at least one dimension, got a scalar ({group.here()}). "
             "Reshape it to (1,)."
         )
     length, count = tensor.shape[0], group.size()
     if not sizes and length % count:
         raise Refused(
-            f"the first dimension of {what} must be a multiple of the {count} ranks, got {length} "
-            f"({group.here()}). Give {what}_split_sizes."
+            f"the first dimension of {what} must be a multiple of the number of ranks, {count}, "
+            f"got {length} ({group.here()}). Pass {what}_split_sizes."
         )
     rows = [int(size) for size in sizes] if sizes else [length // count] * count
     if len(rows) != count or min(rows) < 0 or sum(rows) != length:
         raise Refused(
             f"{what}_split_sizes must be {count} lengths that add up to {length}, got {rows} "
-            f"({group.here()}). Count them again."
+            f"({group.here()}). Correct the lengths."
         )
     return list(tensor.split(rows))
 
@@ -532,13 +525,13 @@ def check_dense(what: str, tensor: torch.Tensor, where: str, *, meta: bool = Fal
     """Returns a dense tensor on the CPU, detached from its history.
 
     Args:
-        what: what the tensor is called, for the error.
+        what: the name of the argument, for the error.
         tensor: the argument.
-        where: what needs it so, for the error.
-        meta: whether it may be on the meta device as well.
+        where: the reason for the rule, for the error.
+        meta: whether the tensor may also be on the meta device.
 
     Raises:
-        Refused: it is another kind of tensor.
+        Refused: the tensor is of another kind.
     """
     if (
         not (tensor.is_cpu or (meta and tensor.is_meta))
@@ -557,29 +550,27 @@ def check_dense(what: str, tensor: torch.Tensor, where: str, *, meta: bool = Fal
 
 
 def _check_count(group: Members, what: str, values: Sequence[Any], count: int | None) -> None:
-    """Raises Refused unless an argument has ``count`` entries, where that is given."""
+    """Raises Refused unless an argument has ``count`` entries, if ``count`` is given."""
     if count is not None and len(values) != count:
         raise Refused(
-            f"{what} must have {count} entries, got {len(values)} ({group.here()}). Fill it up: "
-            "one for each rank, in order."
+            f"{what} must have {count} entries, got {len(values)} ({group.here()}). Pass one entry "
+            "per rank, in order."
         )
 
 
 def check_tensors(
     group: Members, what: str, tensors: Sequence[Any], count: int | None = None
 ) -> list[torch.Tensor]:
-    """Returns tensors that the backend can carry, ``count`` of them where that is given."""
+    """Returns tensors that the backend supports, and checks their number if ``count`` is given."""
     _check_count(group, what, tensors, count)
     return [group.check(f"{what}[{place}]", tensor) for place, tensor in enumerate(tensors)]
 
 
 def _check_together(reading: Reading, call: Call) -> None:
-    """Checks that the tensors of a call fit together.
-
-    One dtype, and shapes or numbers of elements that belong to each other.
+    """Checks that the tensors of a call have one dtype, and matching shapes or sizes.
 
     Raises:
-        Refused: they do not.
+        Refused: the tensors do not match.
     """
     group, given, taken = call.group, call.given, call.taken
     family = reading.collective.family
@@ -589,8 +580,8 @@ def _check_together(reading: Reading, call: Call) -> None:
         for place, tensor in enumerate(tensors):
             if tensor.dtype != like.dtype:
                 raise Refused(
-                    f"{what}[{place}] must be {like.dtype} as the other tensors of the call, got "
-                    f"{tensor.dtype} ({group.here()}). Make them alike."
+                    f"{what}[{place}] must be {like.dtype}, like the other tensors of the call, "
+                    f"got {tensor.dtype} ({group.here()}). Use the same dtype for all of them."
                 )
     if reading.in_place or not given or not taken:
         return
@@ -602,7 +593,7 @@ def _check_together(reading: Reading, call: Call) -> None:
         if whole.numel() != part.numel() * group.size():
             raise Refused(
                 f"{what} must have {group.size()} times the {part.numel()} elements of {other}, "
-                f"got {whole.numel()} ({group.here()}). Make it so large."
+                f"got {whole.numel()} ({group.here()}). Change the size of one of them."
             )
         if whole is taken[0] and not whole.is_contiguous() and whole.shape[0] % group.size():
             raise Refused(
@@ -614,8 +605,8 @@ def _check_together(reading: Reading, call: Call) -> None:
         gift, room = call.inputs[group.rank()].numel(), call.outputs[place].numel()
         if gift != room:
             raise Refused(
-                f"{takes} must have a place for the {gift} elements that this rank gives itself, "
-                f"got one for {room} ({group.here()}). Make both the same."
+                f"{takes} must have room for the {gift} elements that this rank gives itself, "
+                f"got room for {room} ({group.here()}). Use the same size for both."
             )
     else:
         what, many, few = takes, taken, given
@@ -625,36 +616,34 @@ def _check_together(reading: Reading, call: Call) -> None:
             shape = few[place % len(few)].shape
             if tensor.shape != shape:
                 raise Refused(
-                    f"{what}[{place}] must have the shape {tuple(shape)} of the other tensor of "
-                    f"the call, got {tuple(tensor.shape)} ({group.here()}). Make them alike."
+                    f"{what}[{place}] must have the shape {tuple(shape)}, like the other tensor of "
+                    f"the call, got {tuple(tensor.shape)} ({group.here()}). Use the same shape for "
+                    "both."
                 )
 
 
-# -- tensors as they lie in memory
+# -- the memory layout of tensors
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's elements lie in memory one after the other, as they travel."""
+    """Returns whether a tensor's elements are contiguous in memory, as in a message."""
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 def for_sending(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the tensor itself if it is plain, else a copy that is."""
+    """Returns the tensor itself if it is plain, else a plain copy."""
     return tensor if is_plain(tensor) else tensor.resolve_conj().resolve_neg().contiguous()
 
 
 def for_receiving(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the tensor itself if it is plain.
-
-    Else a plain one to receive into, whose elements are then copied.
-    """
+    """Returns the tensor itself if it is plain, else a plain buffer to receive into."""
     if is_plain(tensor):
         return tensor
     return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
 
 
 def has_gaps(tensor: torch.Tensor) -> bool:
-    """Whether the elements of a tensor do not lie side by side in memory, in whatever order.
+    """Returns whether there are gaps in memory between a tensor's elements, in any order.
 
     Example:
         >>> has_gaps(torch.zeros(4, 4)[:, :2]), has_gaps(torch.zeros(3, 4).t())
@@ -673,7 +662,7 @@ def has_gaps(tensor: torch.Tensor) -> bool:
 
 # -- calls of the methods of ProcessGroup
 
-# Of their tensors, by keyword: torch's overloads differ.
+# The keywords for their tensors: torch's overloads differ.
 _TAKEN_NAMES: Final = (
     "tensors",
     "tensor",
@@ -689,12 +678,12 @@ _GIVEN_NAMES: Final = ("input_tensors", "input_tensor", "input", "inputs", "inpu
 def find_tensors(
     reading: Reading, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[torch.Tensor]:
-    """Returns the tensors, nested lists made flat, that a call's size is reckoned from.
+    """Returns the tensors from which a call's size is computed, as a flat list.
 
     Args:
-        reading: how its method is read.
-        args: its positional arguments, without the group.
-        kwargs: its keyword arguments.
+        reading: the rules for the method.
+        args: the positional arguments of the call, without the group.
+        kwargs: the keyword arguments of the call.
     """
     if not reading.gives[0]:
         return []
@@ -708,12 +697,12 @@ def find_tensors(
 def find_unfit(
     reading: Reading, tensors: list[torch.Tensor], args: tuple[Any, ...]
 ) -> torch.Tensor | None:
-    """Returns a tensor with which a call would silently do nothing, or go wrong.
+    """Returns a tensor with which a call would silently do nothing, or give wrong results.
 
-    One without data, or with gaps where Gloo sees none.
+    Such a tensor has no data, or has gaps that Gloo ignores.
     """
     if reading.op == OP_CODES["scatter"]:
-        tensors = [*tensors, *_flatten(args[1:2])]  # what the root sends
+        tensors = [*tensors, *_flatten(args[1:2])]  # the tensors that the root sends
     for tensor in tensors:
         if tensor.is_meta or (reading.raw and has_gaps(tensor)):
             return tensor
@@ -738,10 +727,10 @@ def find_root(reading: Reading, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 def find_splits(
     reading: Reading, group_size: int, args: tuple[Any, ...]
 ) -> tuple[tuple[int, ...], ...]:
-    """Returns how many bytes an all_to_all gives to each rank of its group, and takes from each.
+    """Returns the bytes that an all_to_all gives to, and takes from, each rank of its group.
 
-    Nothing of other calls. Nothing, too, of a call that torch refuses on its own rank: nobody meets
-    it.
+    The result is empty for other collectives, and for a call that torch rejects on its own rank,
+    because such a call never reaches another rank.
 
     Example:
         >>> find_splits(METHODS["alltoall_base"], 2, (torch.zeros(4), torch.zeros(4), [1, 3], []))
@@ -772,7 +761,7 @@ def _split_bytes(given: Any, rows: Any, group_size: int) -> tuple[int, ...]:
 
 
 def find_reduction(reading: Reading, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Returns how a call reduces, such as "SUM"; empty if it does not."""
+    """Returns the name of a call's reduction, such as "SUM"; empty if there is none."""
     if not reading.collective.reduces:
         return ""
     for value in (*args[1 if reading.in_place else 2 :], *kwargs.values()):
@@ -785,9 +774,9 @@ def find_reduction(reading: Reading, args: tuple[Any, ...], kwargs: dict[str, An
 _REDUCTIONS: Final = (ReduceOp, ReduceOp.RedOpType)
 
 
-@cache  # torch takes a microsecond to spell it
+@cache  # torch takes a microsecond to return the name
 def name_of_reduction(op: Any) -> str:
-    """Returns what torch calls a reduction.
+    """Returns torch's name of a reduction.
 
     Example:
         >>> name_of_reduction(ReduceOp.MAX)
@@ -797,12 +786,12 @@ def name_of_reduction(op: Any) -> str:
 
 
 def describe(tensors: Tensors, copies: int) -> tuple[str, tuple[int, ...], int]:
-    """Returns dtype, shape and size in bytes of what an operation carries.
+    """Returns the dtype, the shape and the size in bytes of an operation's data.
 
     Args:
-        tensors: its tensors; the shape of several equal ones is (number, *shape), of several
-            different ones (elements,).
-        copies: how many times the tensors count: the group size where they are one rank's shard.
+        tensors: the tensors of the operation; several tensors of the same shape are described as
+            (number, *shape), others as (elements,).
+        copies: the factor for their size: the group size if they are one rank's shard, else 1.
 
     Example:
         >>> (

@@ -1,21 +1,20 @@
-"""Refuses operations that torch would let pass.
+"""Checks of operations that torch would accept, or reject without naming the rank or its peer.
 
-Or would refuse in words that name neither rank nor peer. A rank that does not exist crashes Gloo,
-and a meta tensor is silently not sent: these are found before the library is called. What the
-library itself refuses is put into words afterwards, which costs nothing where nothing is wrong.
+A rank that does not exist crashes Gloo, and a meta tensor is silently not sent. Such errors are
+found before the library is called. Errors that the library itself raises are explained afterwards,
+which costs nothing for correct programs.
 
-The teaching mode (``check="full"``) also finds who uses a buffer while a message is on its way into
-or out of it, and who mistreats a handle. Between ``isend`` or ``irecv`` and the end of ``wait()``
-the tensor belongs to the library. Touching it then may go well on one machine and give garbage on
-the next::
+The teaching mode (``check="full"``) also finds uses of a buffer while a message is in flight, and
+misuses of handles. Between ``isend`` or ``irecv`` and the end of ``wait()``, the tensor belongs to
+the library. Using it in that time may work on one machine and give garbage on the next::
 
     work = dist.irecv(buffer, src=0)
     total = buffer.sum()  # too early: reads old values, new ones, or some of each
     work.wait()
 
-It looks at each operation of the recording thread, and compares checksums of a buffer when it is
-sent and when it is waited for. That costs about 20 us an operation of torch, and reads each byte
-sent twice: too much to have it always on.
+It checks each torch operation of the recording thread, and compares checksums of a buffer at the
+send and at the wait. That costs about 20 us per torch operation, and reads each sent byte twice, so
+it is not always on.
 """
 
 from __future__ import annotations
@@ -49,13 +48,13 @@ from ringsim.traces.recorder import Post, Recorder
 
 _TAG_MAX: Final = 2**31 - 1
 _MESSAGES: Final = ("isend", "irecv", "send_object_list", "recv_object_list")
-_KEEP_IT: Final = "What stays on a rank needs no message: copy the tensor"
+_KEEP_IT: Final = "Copy the tensor instead: data that stays on a rank needs no message"
 
 
 class Attempt(NamedTuple):
-    """An operation that the program asks for.
+    """An operation that the program requests: its name, and its numbers in the record.
 
-    What it is called, and its numbers in the record; ``tag`` is None for a collective.
+    The ``tag`` is None for a collective.
     """
 
     op: str
@@ -66,14 +65,14 @@ class Attempt(NamedTuple):
 
 
 class Prechecks:
-    """Says what is wrong with an operation, as an error at the user's line and in the trace.
+    """The checks of operations, which raise errors at the user's line and note them in the trace.
 
     Args:
-        recorder: writes down what was found.
+        recorder: the recorder of the findings.
 
     Attributes:
-        replacements: what stands in for those of torch's functions that handle ranks outside a
-            group, sends to oneself and failed calls.
+        replacements: the replacements for torch's functions that handle ranks outside a group,
+            sends to the own rank, and failed calls.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -83,7 +82,7 @@ class Prechecks:
             {
                 WARN_OUTSIDER: self.refuse_outsider,
                 CHECK_NOT_SELF: self.check_not_self,
-                # torch's own function fails in turn where the rank is not in the group
+                # torch's own function also fails if the rank is not in the group
                 DESCRIBE_CALL: lambda name, *_, **__: {"func_name": name},
             }
         )
@@ -91,16 +90,17 @@ class Prechecks:
     def check_message(
         self, attempt: Attempt, tensors: Any, rank: Any, size: int, post: Post
     ) -> None:
-        """Raises ArgumentError if a message's other side is not in its group.
+        """Raises ArgumentError if a message's other side is not in its group, or has no data.
 
-        Or its tensors hold no data; see ``explain`` for the rest.
+        See ``explain`` for other errors.
 
         Args:
             attempt: the message.
-            tensors: what it carries.
+            tensors: the tensors of the message.
             rank: the other side, as a rank of the group.
-            size: how many ranks the group has.
-            post: records the message: as failed from the beginning, for other ranks look on.
+            size: the number of ranks in the group.
+            post: a function that records the message, as failed from the beginning, because other
+                ranks read the record.
         """
         if attempt.peer == NONE and isinstance(rank, int):
             what = (
@@ -109,17 +109,17 @@ class Prechecks:
             )
             self.refuse(
                 what,
-                "Count ranks from 0, and let the last one turn back to 0: (rank + 1) % world_size",
+                "Count ranks from 0, and wrap around after the last one: (rank + 1) % world_size",
                 attempt,
                 post,
             )
         if isinstance(tensors, list) and any(
             isinstance(tensor, torch.Tensor) and tensor.is_meta for tensor in tensors
         ):
-            what = "a tensor to be sent or received must hold data, got one on the device meta"
+            what = "a tensor to send or receive must hold data, got one on the meta device"
             self.refuse(
                 what,
-                "Make it on the CPU, for instance with torch.empty_like(tensor, device='cpu')",
+                "Create it on the CPU, for example with torch.empty_like(tensor, device='cpu')",
                 attempt,
                 post,
             )
@@ -128,52 +128,52 @@ class Prechecks:
         """Raises ArgumentError for a tensor that ``find_unfit`` found in a collective."""
         if tensor.is_meta:
             self.refuse(
-                "the tensors of a collective must hold data, got one on the device meta",
-                "Make it on the CPU",
+                "the tensors of a collective must hold data, got one on the meta device",
+                "Create it on the CPU",
                 attempt,
                 post,
             )
         what = (
-            "the tensors of a collective must lie in memory without gaps, got one of "
+            "the tensors of a collective must have no gaps in memory, got one with "
             f"{_layout(tensor)}"
         )
-        self.refuse(what, "Use tensor.contiguous(), and copy the result back", attempt, post)
+        self.refuse(what, "Pass tensor.contiguous(), and copy the result back", attempt, post)
 
     def refuse_outsider(self, op_name: str) -> None:
-        """Raises ArgumentError if a message on a group that this rank is not in would be lost.
+        """Raises ArgumentError, instead of torch's warning, for a message outside its group.
 
-        That is in place of torch's warning. A collective outside its group does nothing, on purpose
-        in many programs, which call it on all ranks: there the warning is enough.
+        Such a message would be lost. A collective outside its group only gets the warning, because
+        it does nothing, and many programs intentionally call it on all ranks.
         """
         if op_name not in _MESSAGES:
             self._warn_outsider(op_name)
             return
         self.refuse(
-            f"{op_name} must be called on a group that this rank is in, got one that it is not in",
-            "Call it on its members only",
+            f"{op_name} was called on a group that does not include this rank",
+            "Call it only on the members of the group",
         )
 
     def check_not_self(self, group: ProcessGroup | int, rank: int, what: str) -> None:
-        """Raises ArgumentError if a rank sends to itself, or is an outsider.
+        """Raises ArgumentError if a rank sends to itself, or is not in the group.
 
-        Torch's own function of that name raises ValueError.
+        Torch's own function raises ValueError.
         """
-        if not isinstance(group, ProcessGroup):  # what torch gives to ranks that are not in it
+        if not isinstance(group, ProcessGroup):  # torch's value for ranks outside the group
             self.refuse_outsider("isend" if what == "destination" else "irecv")
         elif group.rank() == rank:
-            self.refuse(f"the {what} of a message must be another rank, got this one", _KEEP_IT)
+            self.refuse(f"the {what} of a message must be another rank, got this rank", _KEEP_IT)
 
     def explain(self, error: BaseException, tensors: Any, attempt: Attempt) -> None:
-        """Raises ArgumentError in place of an error of the library whose cause is in the arguments.
+        """Raises ArgumentError instead of a library error that is caused by the arguments.
 
-        Returns where it does not show there.
+        It returns if the arguments do not explain the error.
         """
         if not isinstance(error, Exception) or isinstance(error, RingError):
             return
         try:
             found = find_fault(tensors, attempt.tag, attempt.peer == self._recorder.rank)
         except Exception:
-            return  # arguments of some other kind: the library's own words are all there is
+            return  # arguments of another kind: keep the library's own message
         if found is not None:
             self.refuse(*found, attempt)
 
@@ -204,7 +204,7 @@ def _layout(tensor: torch.Tensor) -> str:
 
 
 def find_fault(tensors: Any, tag: Any, to_itself: bool) -> tuple[str, str] | None:
-    """Returns what is wrong and what to do."""
+    """Returns a description of the fault and a remedy, or None if the arguments are valid."""
     if isinstance(tag, int) and not 0 <= tag <= _TAG_MAX:
         return (
             f"a tag must be an integer from 0 to {_TAG_MAX:,}, got {tag}",
@@ -213,21 +213,21 @@ def find_fault(tensors: Any, tag: Any, to_itself: bool) -> tuple[str, str] | Non
     for tensor in tensors:
         if tensor.layout != torch.strided:
             words = (
-                "a tensor to be sent or received must be dense, got one of layout "
+                "a tensor to send or receive must be dense, got one with layout "
                 f"{str(tensor.layout).removeprefix('torch.')}"
             )
-            return words, "Send tensor.to_dense(), or its indices and values one after the other"
+            return words, "Send tensor.to_dense(), or send its indices and values separately"
         if not tensor.is_contiguous():
             return (
-                f"a tensor to be sent or received must be contiguous, got one of {_layout(tensor)}",
-                "Send tensor.contiguous(); receive into a contiguous tensor and copy from there",
+                f"a tensor to send or receive must be contiguous, got one with {_layout(tensor)}",
+                "Send tensor.contiguous(), or receive into a contiguous tensor and copy from it",
             )
     if to_itself:
-        return "the other side of a message must be another rank, got this one", _KEEP_IT
+        return "the other side of a message must be another rank, got this rank", _KEEP_IT
     return None
 
 
-# Operations that read a tensor's properties and not its data, as those do whose names begin with
+# Operations that read only a tensor's properties, not its data, like those whose names begin with
 # "new_".
 _LOOKS_ONLY: Final = (
     "empty_like",
@@ -241,9 +241,9 @@ _LOOKS_ONLY: Final = (
 
 
 class _Use(NamedTuple):
-    """A message on its way.
+    """The buffer of a message in flight.
 
-    From where to where in memory, what is sent and its checksum, and what to call it.
+    It has the buffer's address range, the sent tensor and its checksum, and a description.
     """
 
     first: int
@@ -254,33 +254,33 @@ class _Use(NamedTuple):
 
 
 class BufferGuard:
-    """Remembers which buffers belong to messages, and raises where the program touches one.
+    """A guard of the buffers of messages, which raises an error if the program uses one.
 
     Args:
-        recorder: writes down what was found.
+        recorder: the recorder of the findings.
 
     Attributes:
-        uses: by handle, the messages that are on their way.
+        uses: the messages in flight, by handle.
     """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self.uses: dict[Work, _Use] = {}  # posted and not yet waited for
         self._waited: weakref.WeakSet[Work] = weakref.WeakSet()
-        # Python's own memory of warnings: one for each line
+        # Python's registry of warnings: one warning per line
         self._warned: dict[str | tuple[str, type[Warning], int], int] = {}
         self._mode = _Watch(self)
 
     def start(self) -> None:
-        """Begins to look at the operations of the calling thread."""
+        """Starts to check the operations of the calling thread."""
         self._mode.__enter__()  # type: ignore[no-untyped-call]  # torch gives its modes no types
 
     def stop(self) -> None:
-        """Ends that, on the same thread."""
-        self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]  # likewise
+        """Stops checking; must be called on the same thread."""
+        self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]  # also untyped
 
     def wrap(self, hooks: Replacements) -> Replacements:
-        """Returns what is to stand in place of a recorder's hooks, with this guard in front."""
+        """Returns a recorder's hooks wrapped so that this guard checks each call first."""
         wrapped: Replacements = {}
         for place, hook in hooks.items():
             owner, name = place
@@ -311,17 +311,16 @@ class BufferGuard:
                 if use.sent is not None and _checksum(use.sent) != use.checksum:
                     self._complain(
                         "buffer_hazard",
-                        "a buffer must stay as it is until its send was waited for, got other "
-                        "contents",
+                        "a buffer was changed before its send was waited for",
                         use.what,
-                        "Call wait() before the tensor is changed, or send a copy",
+                        "Call wait() before you change the tensor, or send a copy",
                     )
             elif work in self._waited:
                 self._complain(
                     "invalid_argument",
-                    "a handle must be waited for once, got a second wait()",
+                    "wait() was called twice on one handle",
                     "",
-                    "Drop the handle after the first: without ringsim the second one hangs",
+                    "Drop the handle after the first wait(): without ringsim, the second one hangs",
                     ArgumentError,
                 )
             return hook(work, *args, **kwargs)
@@ -329,10 +328,7 @@ class BufferGuard:
         return wait
 
     def _begin(self, tensors: Any, sends: bool) -> _Use | None:
-        """Returns the use of a buffer that a message is about to make.
-
-        None if there is nothing to guard.
-        """
+        """Returns the buffer use of a message that will be posted, None if there is no buffer."""
         tensor = tensors[0] if tensors else None
         if (
             not isinstance(tensor, torch.Tensor)
@@ -345,11 +341,11 @@ class BufferGuard:
         if frame is not None:
             file, line = frame.f_code.co_filename, frame.f_lineno
         what = f"{'send' if sends else 'recv'} posted at {os.path.basename(file)}:{line}"
-        if tensor.requires_grad and not sends:  # no error, for some programs mean just that
+        if tensor.requires_grad and not sends:  # not an error, because some programs intend it
             warnings.warn_explicit(
-                "a tensor to be received into must not require grad, got one that does (rank "
+                "a message is received into a tensor that requires grad (rank "
                 f"{self._recorder.rank} of {self._recorder.world_size}, {what}). Autograd does not "
-                "see messages: no gradient goes back to the sender by itself. Receive into a plain "
+                "track messages, so no gradient is sent back automatically. Receive into a plain "
                 "tensor, call requires_grad_() on it afterwards, and send its grad back.",
                 UserWarning,
                 file,
@@ -362,9 +358,9 @@ class BufferGuard:
             if not sends or use.sent is None:
                 self._complain(
                     "buffer_hazard",
-                    "a buffer must belong to one message at a time, got two that overlap",
+                    "two messages in flight use overlapping buffers",
                     f"{what}; {use.what}",
-                    "Wait for the first one, or give each a tensor of its own",
+                    "Wait for the first message, or use a separate tensor for each",
                 )
         return _Use(first, end, tensor if sends else None, _checksum(tensor) if sends else 0, what)
 
@@ -373,7 +369,7 @@ class BufferGuard:
         return [use for use in self.uses.values() if use.first < end and first < use.end]
 
     def look_at(self, tensor: torch.Tensor, operation: str, *, writes: bool) -> None:
-        """Raises an error if an operation uses a tensor in a buffer that a message is using."""
+        """Raises an error if an operation uses a tensor in the buffer of a message in flight."""
         if not _in_memory(tensor):
             return
         first = tensor.data_ptr()
@@ -383,21 +379,21 @@ class BufferGuard:
             if writes or use.sent is None:
                 what = (
                     f"a buffer must not be {'changed' if writes else 'read'} before its message "
-                    f"was waited for, got {operation}"
+                    f"has been waited for, got {operation}"
                 )
                 self._complain("buffer_hazard", what, use.what, "Call wait() on the handle first")
 
     def check_end(self) -> None:
-        """Raises an error if messages were posted and never waited for."""
+        """Raises an error if any posted message was never waited for."""
         if self.uses:
             use, more = next(iter(self.uses.values())), len(self.uses) - 1
             self.uses.clear()
             self._complain(
                 "leaked_request",
-                "every handle must be waited for, got one that never was",
+                "a handle was never waited for",
                 use.what + (f" and {more} more" if more else ""),
-                "Keep what isend and irecv return, and call wait() on it: such a message may be "
-                "lost",
+                "Keep the handles that isend and irecv return, and call wait() on each: otherwise "
+                "messages may be lost",
             )
 
     def _complain(
@@ -414,7 +410,7 @@ class BufferGuard:
 
 
 class _Watch(TorchDispatchMode):
-    """Sees every operation of torch on the thread that entered it."""
+    """A mode that checks every torch operation on the thread that entered it."""
 
     def __init__(self, guard: BufferGuard) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch gives its modes no types
@@ -422,7 +418,7 @@ class _Watch(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Asked by torch: yes would import its compiler, which takes a second."""
+        """Returns False, because True makes torch import its compiler, which takes a second."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -445,7 +441,7 @@ class _Watch(TorchDispatchMode):
 
 
 def _in_memory(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has elements that lie in the host's memory."""
+    """Returns whether a tensor has elements in the host's memory."""
     return tensor.device.type == "cpu" and tensor.layout == torch.strided and tensor.numel() > 0
 
 

@@ -1,23 +1,24 @@
 """``deepspeed.comm`` on ringsim.
 
-``from ringsim.comm import deepspeed as dist`` instead of ``from deepspeed import comm as dist``.
-Names, arguments, ``ReduceOp`` and the form of ``log_summary(return_dict=True)`` are DeepSpeed's;
-``ringsim.comm`` itself keeps to torch where the two differ. What carries the messages, and what is
-logged, is the same for both. Names that are not here are those of ``ringsim.comm``.
+Use ``from ringsim.comm import deepspeed as dist`` instead of ``from deepspeed import comm as
+dist``. Names, arguments, ``ReduceOp`` and the form of ``log_summary(return_dict=True)`` follow
+DeepSpeed; ``ringsim.comm`` itself follows torch where the two differ. Both share the same backends
+and the same log. Any name not defined in this module is taken from ``ringsim.comm``.
 
-Operations bear torch's names, but do not take quite torch's arguments: ``tensor`` where torch says
-``input``, ``prof``, ``log_name`` and ``debug`` by position too, ranks always global. ``op`` is
-either library's ``ReduceOp``. All ranks of a group call a collective, in the same order; it blocks
-where ``async_op`` is false, else it returns a handle. The questions may be asked by any rank at any
-time; none blocks.
+Operations have torch's names, but their arguments differ slightly: torch's ``input`` is called
+``tensor``, the arguments ``prof``, ``log_name`` and ``debug`` may be positional, and ranks are
+always global. ``op`` is the ``ReduceOp`` of either library. All ranks of a group call a collective,
+in the same order; it blocks unless ``async_op`` is true, in which case it returns a handle. Any
+rank may call the query functions (``get_...``, ``has_...``, ``in_...``) at any time; they do not
+block.
 
-Where torch's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT) are not all set,
-``init_distributed`` and its like set them, as DeepSpeed's do: programs written for it read
-``LOCAL_RANK`` afterwards. Nothing else of ringsim changes the environment unasked.
+If torch's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT) are not all set,
+``init_distributed`` and similar functions set them, as in DeepSpeed, because programs written for
+DeepSpeed read ``LOCAL_RANK`` afterwards. No other part of ringsim changes the environment unasked.
 
 Source:
     DeepSpeed, ``deepspeed/comm/comm.py`` and ``utils.py``: names, arguments and their defaults, and
-    which variables are set.
+    the variables that are set.
 """
 
 from __future__ import annotations
@@ -53,9 +54,9 @@ TorchBackend = CurrentBackend  # DeepSpeed's name
 
 
 class ReduceOp(Enum):
-    """How values are reduced, as DeepSpeed numbers it.
+    """The reductions, with DeepSpeed's numbers.
 
-    Each member stands for the one of torch that has its name.
+    Each member corresponds to torch's member of the same name.
     """
 
     SUM = 0
@@ -70,10 +71,10 @@ class ReduceOp(Enum):
 
 
 def to_torch(op: Any) -> Any:
-    """Returns torch's ``ReduceOp`` for DeepSpeed's; any other value as it is.
+    """Returns torch's ``ReduceOp`` for DeepSpeed's, and any other value unchanged.
 
     Raises:
-        ArgumentError: torch has none of that name.
+        ArgumentError: torch has no reduction of that name.
 
     Example:
         >>> (
@@ -86,7 +87,7 @@ def to_torch(op: Any) -> Any:
         return op
     if op is ReduceOp.UNUSED:
         raise ArgumentError(
-            "op must be a reduction, got ReduceOp.UNUSED. Choose ReduceOp.SUM or another."
+            "op must be a reduction, got ReduceOp.UNUSED. Choose ReduceOp.SUM or another reduction."
         )
     return getattr(dist.ReduceOp, op.name)
 
@@ -101,13 +102,13 @@ _EXTRAS: Final = "prof=False, log_name=NAME, debug=None"  # arguments of the log
 def _make_operation(
     name: str, arguments: str, native: str = "", extras: str = _EXTRAS
 ) -> Callable[..., Any]:
-    """Makes DeepSpeed's function: it binds the arguments, and calls that of ``ringsim.comm``.
+    """Creates DeepSpeed's function, which calls the function of ``ringsim.comm``.
 
     Args:
-        name: of the function.
-        arguments: DeepSpeed's, in torch's order, without those of the log.
+        name: the name of the function.
+        arguments: DeepSpeed's arguments, in torch's order, without the arguments of the log.
         native: torch's name, if it differs.
-        extras: the arguments of the log that it takes.
+        extras: the arguments of the log that the function accepts.
     """
     native = native or name
     options = {"prof": False, "log_name": native, "debug": None}
@@ -122,8 +123,8 @@ def _make_operation(
         return FUNCTIONS[native](*values, **given)
 
     doc = (
-        f"{(FUNCTIONS[native].__doc__ or native).strip().splitlines()[0]} Torch's ``{native}`` by "
-        "DeepSpeed's arguments."
+        f"{(FUNCTIONS[native].__doc__ or native).strip().splitlines()[0]} Takes DeepSpeed's "
+        f"arguments and calls torch's ``{native}``."
     )
     return name_function(operation, name, doc, signature, __name__)
 
@@ -178,9 +179,9 @@ def all_gather_coalesced(
     group: Any = None,
     async_op: bool = False,
 ) -> Handle | None:
-    """Does ``all_gather_into_tensor`` for each pair.
+    """Calls ``all_gather_into_tensor`` for each pair of tensors.
 
-    Torch's function of this name takes lists of lists.
+    In contrast, torch's function of this name takes lists of lists.
 
     Raises:
         ValueError: the lists differ in length.
@@ -204,7 +205,7 @@ def all_reduce_coalesced(
     log_name: str = "all_reduce",
     debug: Any = None,
 ) -> Handle | None:
-    """Reduces each of several tensors, all in flight together."""
+    """Reduces several tensors at the same time."""
     works = [
         FUNCTIONS["all_reduce"](
             tensor, to_torch(op), group, True, prof=prof, log_name=log_name, debug=debug
@@ -217,7 +218,7 @@ def all_reduce_coalesced(
 def _wait_for_all(
     works: list[Any], results: Sequence[torch.Tensor], async_op: bool
 ) -> Handle | None:
-    """Returns one handle for several, or waits for them."""
+    """Returns one handle for several operations, or waits for them."""
     handle = Handle(works, results=results)
     if async_op:
         return handle
@@ -225,7 +226,7 @@ def _wait_for_all(
     return None
 
 
-# -- groups, and questions
+# -- groups, and queries
 
 
 @dataclass(frozen=True)
@@ -233,8 +234,8 @@ class ProcessGroup:
     """A group as DeepSpeed describes it; operations take torch's groups.
 
     Attributes:
-        comm_id: what it is called.
-        ranks: its members.
+        comm_id: the name of the group.
+        ranks: the members of the group.
     """
 
     comm_id: Any
@@ -242,24 +243,24 @@ class ProcessGroup:
 
     @property
     def size(self) -> int:
-        """Number of members."""
+        """The number of members."""
         return len(self.ranks)
 
 
 def get_global_rank(group: Any = None, group_rank: int = 0) -> int:
-    """Returns the global rank of a member of a group; of the group of all for None."""
+    """Returns the global rank of a group's member; None means the group of all ranks."""
     return get_all_ranks_from_group(group)[group_rank]
 
 
 def new_group(ranks: Sequence[int] | None) -> Any:
-    """Makes a group; all ranks call it, and it blocks until all have."""
+    """Creates a group. Call it on all ranks; it blocks until all have called it."""
     return MANAGING["new_group"](ranks)
 
 
 def set_backend(backend: Any = None) -> None:
-    """Makes another backend the current one, as ``ringsim.comm.set_backend`` does.
+    """Chooses the backend for new groups, as ``ringsim.comm.set_backend`` does.
 
-    With None, as in DeepSpeed, it stays.
+    None keeps the current backend, as in DeepSpeed.
     """
     if backend is not None:
         _set_backend(backend)
@@ -281,7 +282,7 @@ def has_all_reduce_coalesced() -> bool:
 
 
 def has_coalescing_manager() -> bool:
-    """Returns whether operations can be put together by torch's coalescing manager."""
+    """Returns whether torch's coalescing manager can combine operations."""
     return hasattr(dist, "_coalescing_manager")
 
 
@@ -289,40 +290,40 @@ def get_world_group() -> Any:
     """Returns the group of all ranks.
 
     Raises:
-        RingError: there is none yet.
+        RingError: no process group exists yet.
     """
     _check_joined()
     return dist.group.WORLD
 
 
 class Accelerator:
-    """This process's GPU, or its processor, by the questions that DeepSpeed's programs ask."""
+    """This process's GPU or CPU, with the methods that DeepSpeed's programs use."""
 
     def communication_backend_name(self) -> str:
-        """Returns "nccl" where there are GPUs and torch has it, else "gloo"."""
+        """Returns "nccl" if GPUs are present and torch supports NCCL, else "gloo"."""
         return "nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
 
     def device_count(self) -> int:
-        """Returns how many GPUs there are; 1 without any."""
+        """Returns the number of GPUs; 1 if there are none."""
         return torch.cuda.device_count() or 1
 
     def device_name(self, device_index: int | None = None) -> str:
-        """Returns the device of that number, as torch writes it."""
+        """Returns torch's name for a device, such as "cpu" or "cuda:0"."""
         if not torch.cuda.is_available():
             return "cpu"
         return "cuda" if device_index is None else f"cuda:{device_index}"
 
     def empty_cache(self) -> None:
-        """Gives memory of the GPU back that torch keeps for later."""
-        torch.cuda.empty_cache()  # does nothing without one
+        """Releases the GPU memory that torch has cached."""
+        torch.cuda.empty_cache()  # does nothing without a GPU
 
     def set_device(self, device_index: int) -> None:
-        """Makes a GPU the current one."""
+        """Selects the current GPU."""
         if torch.cuda.is_available():
             torch.cuda.set_device(device_index)
 
     def synchronize(self, device_index: int | None = None) -> None:
-        """Waits until the GPU is done."""
+        """Waits until the GPU has finished its work."""
         if torch.cuda.is_available():
             torch.cuda.synchronize(device_index)
 
@@ -335,7 +336,7 @@ class Accelerator:
 
 @cache
 def get_accelerator() -> Accelerator:
-    """Returns what DeepSpeed's programs ask for the device they run on.
+    """Returns the accelerator that DeepSpeed's programs query for their device.
 
     Example:
         >>> torch.empty(
@@ -347,10 +348,10 @@ def get_accelerator() -> Accelerator:
 
 
 def get_all_ranks_from_group(group: Any = None) -> list[int]:
-    """Returns the global ranks of a group, in the group's order; of all ranks for None.
+    """Returns the global ranks of a group, in the group's order; None means all ranks.
 
     Raises:
-        RingError: there is no process group yet.
+        RingError: no process group exists yet.
     """
     _check_joined()
     return list(dist.get_process_group_ranks(group))
@@ -359,10 +360,10 @@ def get_all_ranks_from_group(group: Any = None) -> list[int]:
 def get_local_rank() -> int:
     """Returns this process's number on its machine.
 
-    What ``LOCAL_RANK`` says, the ring, or the launcher.
+    It is taken from ``LOCAL_RANK``, else from the ring, else from the launcher.
 
     Raises:
-        RingError: nothing says it.
+        RingError: none of them provides the number.
     """
     variable = os.environ.get("LOCAL_RANK", "")
     if variable.isdecimal():
@@ -374,11 +375,11 @@ def get_local_rank() -> int:
 def initialize_mesh_device(
     mesh_shape: tuple[int, ...], mesh_dim_names: tuple[str, ...]
 ) -> DeviceMesh:
-    """Returns a mesh of all ranks. All ranks call it; it blocks until all have.
+    """Returns a mesh of all ranks. Call it on all ranks; it blocks until all have called it.
 
     Args:
-        mesh_shape: how many ranks there are in each dimension.
-        mesh_dim_names: what the dimensions are called.
+        mesh_shape: the number of ranks in each dimension.
+        mesh_dim_names: the names of the dimensions.
     """
     return init_device_mesh(
         get_accelerator().device_name(), mesh_shape, mesh_dim_names=mesh_dim_names
@@ -386,31 +387,31 @@ def initialize_mesh_device(
 
 
 def enable_symm_mem_for_group(group_name: str) -> None:
-    """Passes on to torch: allows symmetric memory on a group, where torch and the GPUs can."""
+    """Enables symmetric memory on a group by calling torch's function of the same name."""
     from torch.distributed._symmetric_memory import enable_symm_mem_for_group as enable
 
-    enable(group_name)  # type: ignore[arg-type]  # a string by another name
+    enable(group_name)  # type: ignore[arg-type]  # torch's type is a NewType of str
 
 
 def get_local_rank_from_launcher() -> int:
-    """Returns ``LOCAL_RANK``, or what Open MPI says instead; 0 where neither is set."""
+    """Returns ``LOCAL_RANK``, or Open MPI's equivalent; 0 if neither is set."""
     return int(os.environ.get("LOCAL_RANK") or os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK") or 0)
 
 
 def get_world_rank_from_launcher() -> int:
-    """Returns ``RANK``, or what Open MPI says instead; 0 where neither is set."""
+    """Returns ``RANK``, or Open MPI's equivalent; 0 if neither is set."""
     return int(os.environ.get("RANK") or os.environ.get("OMPI_COMM_WORLD_RANK") or 0)
 
 
 def get_world_size_from_launcher() -> int:
-    """Returns ``WORLD_SIZE``, or what Open MPI says instead; 1 where neither is set."""
+    """Returns ``WORLD_SIZE``, or Open MPI's equivalent; 1 if neither is set."""
     return int(os.environ.get("WORLD_SIZE") or os.environ.get("OMPI_COMM_WORLD_SIZE") or 1)
 
 
 def _check_joined() -> None:
     if not dist.is_initialized():
         raise RingError(
-            "the process group must exist before it is used, got none. Call init_distributed first."
+            "the default process group does not exist yet. Call init_distributed first."
         )
 
 
@@ -434,32 +435,32 @@ def init_distributed(
     rank: int = -1,
     world_size: int = -1,
 ) -> None:
-    """Joins this process to the others in the default process group.
+    """Creates the default process group, or does nothing if it exists already.
 
-    Harmless where there is one already. Every process calls it, and each is blocked until all have.
-    Afterwards torch's five variables are set in the environment.
+    Call it in every process; it blocks until all have called it. Afterwards torch's five variables
+    are set in the environment.
 
     Args:
-        dist_backend: what torch calls it, "gloo" or "nccl"; "mpi" for ringsim's own; None for NCCL
-            where there are GPUs, else Gloo.
-        auto_mpi_discovery: whether MPI may be asked where no launcher says who this process is.
-        distributed_port: where rank 0 listens, unless the launcher or MASTER_PORT says so; 29500
-            stands for "no wish".
-        verbose: whether to say, through ``logging``, what was found.
-        timeout: limit for finding each other, and of every operation.
-        init_method: a URL for ``torch.distributed.init_process_group``; None to find the others by
-            the environment.
-        dist_init_required: False to raise instead, where there is no process group.
-        config: a DeepSpeed configuration, or its dictionary; its section "comms_logger" goes to
-            ``configure``.
-        rank: this process's number, -1 to find it.
-        world_size: how many there are, -1 to find it.
+        dist_backend: torch's name of the backend, "gloo" or "nccl"; "mpi" for ringsim's own
+            backend; None for NCCL if GPUs are present, else Gloo.
+        auto_mpi_discovery: whether to ask MPI for the rank if no launcher provides it.
+        distributed_port: the port on which rank 0 listens, unless the launcher or MASTER_PORT sets
+            another one; 29500 means no preference.
+        verbose: whether to log the discovered settings through ``logging``.
+        timeout: the limit for the rendezvous and for every operation.
+        init_method: a URL for ``torch.distributed.init_process_group``; None to use the
+            environment.
+        dist_init_required: False to raise an error if no process group exists.
+        config: a DeepSpeed configuration, or its dictionary; its section "comms_logger" is passed
+            to ``configure``.
+        rank: this process's rank; -1 to discover it.
+        world_size: the number of processes; -1 to discover it.
 
     Raises:
-        ArgumentError: an argument breaks its rule.
+        ArgumentError: an argument is invalid.
         RendezvousFailed: the processes did not find each other.
-        RingError: nothing says who this process is, or ``dist_init_required`` is False and there is
-            no process group.
+        RingError: this process's rank could not be discovered, or ``dist_init_required`` is False
+            and no process group exists.
 
     Example:
         >>> init_distributed("gloo", rank=0, world_size=1, verbose=False)
@@ -473,8 +474,8 @@ def init_distributed(
         return
     if dist_init_required is False:
         raise RingError(
-            "the process group must exist where dist_init_required is False, got none. Call "
-            "init_process_group first, or leave it out."
+            "the default process group must exist if dist_init_required is False. Call "
+            "init_process_group first, or omit dist_init_required."
         )
     if not isinstance(timeout, timedelta):
         raise ArgumentError(
@@ -508,9 +509,9 @@ def init_distributed(
 
 
 def _join(name: str, found: Discovery, timeout: timedelta) -> None:
-    """Meets the others at rank 0, and builds the default group.
+    """Meets the other ranks at rank 0, and creates the default group.
 
-    Rank 0 listens on its own address alone.
+    Rank 0 listens only on its own address.
     """
     card = Card(
         found.world_size, "gpu" if name == "nccl" else "cpu", tuple(range(found.world_size))
@@ -525,18 +526,18 @@ def _join(name: str, found: Discovery, timeout: timedelta) -> None:
 def mpi_discovery(
     distributed_port: int = TORCH_DISTRIBUTED_DEFAULT_PORT, verbose: bool = True
 ) -> None:
-    """Sets torch's five variables from what MPI's launcher says, or else MPI itself.
+    """Sets torch's five variables from the variables of MPI's launcher, or else from MPI itself.
 
-    Every process that ``mpirun`` has started calls it; it blocks only where MPI itself must be
-    asked (mpi4py).
+    Call it in every process that ``mpirun`` has started. It blocks only if it has to ask MPI itself
+    (mpi4py).
 
     Args:
-        distributed_port: where rank 0 is to listen.
-        verbose: whether to say, through ``logging``, what was found.
+        distributed_port: the port on which rank 0 will listen.
+        verbose: whether to log the discovered settings through ``logging``.
 
     Raises:
-        RingError: no launcher started this process, or it disagrees with the process group that
-            exists.
+        RingError: no launcher started this process, or the launcher disagrees with the existing
+            process group.
     """
     found = discover(port=distributed_port, environ=_without_torchs())
     if dist.is_initialized() and (dist.get_rank(), dist.get_world_size()) != (
@@ -544,9 +545,9 @@ def mpi_discovery(
         found.world_size,
     ):
         raise RingError(
-            f"MPI must number the ranks as the process group does, got rank {found.rank} of "
-            f"{found.world_size} from {found.rule} (rank {dist.get_rank()} of "
-            f"{dist.get_world_size()}). Leave mpi_discovery out: there is a process group."
+            f"this process is rank {dist.get_rank()} of {dist.get_world_size()} in the process "
+            f"group, but rank {found.rank} of {found.world_size} according to {found.rule}. Remove "
+            "the call of mpi_discovery, because the process group already exists."
         )
     _set(found, verbose)
 
@@ -567,17 +568,17 @@ def in_dlts() -> bool:
 
 
 def patch_aml_env_for_torch_nccl_backend(master_port: int = 6105, verbose: bool = True) -> None:
-    """Sets torch's five variables, and ``NCCL_SOCKET_IFNAME``, from those of Azure ML.
+    """Sets torch's five variables, and ``NCCL_SOCKET_IFNAME``, from Azure ML's variables.
 
     It does not block.
 
     Args:
-        master_port: where rank 0 listens, where there are several machines and MASTER_PORT is not
-            set.
-        verbose: whether to say, through ``logging``, what was found.
+        master_port: the port on which rank 0 listens if there are several machines and MASTER_PORT
+            is not set.
+        verbose: whether to log the discovered settings through ``logging``.
 
     Raises:
-        RingError: this is not Azure ML, or its variables are set by half.
+        RingError: the process does not run in Azure ML, or some of its variables are missing.
     """
     found = _find("azureml", "AZUREML_EXPERIMENT_ID")
     if os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") != str(found.world_size):
@@ -587,36 +588,37 @@ def patch_aml_env_for_torch_nccl_backend(master_port: int = 6105, verbose: bool 
     os.environ["NCCL_SOCKET_IFNAME"] = "^docker0,lo"
     if verbose:
         _LOGGER.info(
-            "NCCL_SOCKET_IFNAME: %s before, now %s",
+            "NCCL_SOCKET_IFNAME: previously %s, now %s",
             before or "not set",
             os.environ["NCCL_SOCKET_IFNAME"],
         )
 
 
 def patch_aws_sm_env_for_torch_nccl_backend(verbose: bool = True) -> None:
-    """Sets torch's five variables from those of SageMaker.
+    """Sets torch's five variables from SageMaker's variables.
 
-    An address and port that are set already stay. It does not block.
+    An address and a port that are already set are kept. It does not block.
 
     Args:
-        verbose: whether to say, through ``logging``, what was found.
+        verbose: whether to log the discovered settings through ``logging``.
 
     Raises:
-        RingError: this is not SageMaker, or its variables are set by half.
+        RingError: the process does not run in SageMaker, or some of its variables are missing.
     """
     _set(_find("sagemaker", "SM_TRAINING_ENV", "MASTER_ADDR", "MASTER_PORT"), verbose)
 
 
 def _find(rule: str, variable: str, *kept: str) -> Discovery:
-    """Discovers who this process is by one launcher's own variables.
+    """Discovers this process's rank from one launcher's own variables.
 
-    Also by those of torch that are ``kept``.
+    Torch's variables are ignored, except those in ``kept``.
     """
     if variable not in os.environ or "OMPI_COMM_WORLD_RANK" not in os.environ:
         raise RingError(
-            f"{variable} and OMPI_COMM_WORLD_RANK must be set, got "
-            f"{'one' if variable in os.environ else 'none'} of them (environment, {rule}). Call "
-            "this in a job of that service, or init_distributed, which finds out where it is."
+            f"{variable} and OMPI_COMM_WORLD_RANK must be set, but "
+            f"{'one' if variable in os.environ else 'none'} of them is (environment, {rule}). Call "
+            "this function in a job of that service, or call init_distributed, which detects the "
+            "service."
         )
     return discover(environ=_without_torchs(*kept))
 
@@ -635,22 +637,22 @@ def _set(found: Discovery, verbose: bool) -> None:
         )
 
 
-# -- the log, and all else
+# -- the log, and all other names
 
 
 def log_summary(show_straggler: bool = False, return_dict: bool = False) -> dict[str, Any] | None:
-    """Brings the logs of all ranks together, as ``ringsim.comm.log_summary`` does.
+    """Combines the logs of all ranks, as ``ringsim.comm.log_summary`` does.
 
-    Rank 0 prints them. All ranks call it.
+    Call it on all ranks. Rank 0 prints the table.
 
     Args:
-        show_straggler: whether straggler time is printed, and in the dictionary.
+        show_straggler: whether the table and the dictionary include straggler time.
         return_dict: whether to return a dictionary.
 
     Returns:
         None, or a dictionary with DeepSpeed's keys: ``summary`` and ``straggler_analysis`` by name
-        and size in bytes, and ``metadata``. Unlike DeepSpeed's, a value is of all ranks, and a
-        latency is of one operation.
+        and size in bytes, and ``metadata``. Unlike in DeepSpeed, each value covers all ranks, and
+        each latency is that of one operation.
     """
     table = _log_summary(show_straggler=show_straggler)
     if not return_dict:
@@ -668,16 +670,13 @@ def log_summary(show_straggler: bool = False, return_dict: bool = False) -> dict
 
 
 def __getattr__(name: str) -> Any:
-    """Returns what ``ringsim.comm`` has under a name that DeepSpeed has not.
-
-    ``cdb``, the current backend, is one.
-    """
+    """Returns the attribute of ``ringsim.comm`` for a name not defined here, such as ``cdb``."""
     if name.startswith("__"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(sys.modules["ringsim.comm"], name)
 
 
-__all__ = [  # what `from ringsim.comm.deepspeed import *` brings
+__all__ = [  # for `from ringsim.comm.deepspeed import *`
     *(
         name
         for name, value in globals().items()

@@ -1,11 +1,11 @@
-"""The log as DeepSpeed writes it.
+"""The log in DeepSpeed's format.
 
-The dictionary and the table of ``log_summary``, and the line of an operation. Gbps are 10**9 bits a
-second, and a KB is 1024 bytes, as there. Unlike there, a value is of all ranks, and a latency is of
-one operation.
+This module writes the dictionary and the table of ``log_summary``, and the line for an operation.
+As in DeepSpeed, Gbps means 10**9 bits per second, and KB means 1024 bytes. Unlike in DeepSpeed,
+each value covers all ranks, and each latency is that of one operation.
 
 Source:
-    DeepSpeed, ``deepspeed/utils/comms_logging.py``: keys, headings and the form of a line.
+    DeepSpeed, ``deepspeed/utils/comms_logging.py``: keys, headings and the format of a line.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _BREAKDOWN: Final = ("_" * 31, "Breakdown with straggler effect", "-" * 31)
 
 
 def describe(table: LogTable) -> tuple[Cells, Cells]:
-    """Returns what DeepSpeed calls ``summary`` and ``straggler_analysis``.
+    """Returns DeepSpeed's dictionaries ``summary`` and ``straggler_analysis``.
 
-    Rows of several group sizes are one.
+    Rows that differ only in their group size are merged.
 
     Example:
         >>> row = LogRow(
@@ -110,9 +110,9 @@ def _latency_us(row: LogRow) -> float:
 
 
 def _mean(rows: Sequence[LogRow], value: Callable[[LogRow], float]) -> float:
-    """Returns the mean of what is known, each row counting as often as it has operations.
+    """Returns the mean of the known values, weighted by the number of operations of each row.
 
-    0 where nothing is known.
+    If no value is known, it returns 0.
     """
     known = [row for row in rows if not math.isnan(value(row))]
     count = sum(row.count for row in known)
@@ -122,7 +122,7 @@ def _mean(rows: Sequence[LogRow], value: Callable[[LogRow], float]) -> float:
 def write_table(table: LogTable) -> str:
     """Returns DeepSpeed's table as text.
 
-    With that of stragglers where the log's has their column.
+    The table of stragglers follows if ``table.show_straggler`` is set.
     """
     summary, stragglers = describe(table)
     more = (*_BREAKDOWN, *_write_cells(stragglers, _STRAGGLERS)) if table.show_straggler else ()
@@ -150,7 +150,7 @@ def _write_cells(cells: Cells, headings: Sequence[str]) -> Iterator[str]:
 def write_line(
     name: str, took_ms: float, size_bytes: int, algbw_gb_per_s: float, busbw_gb_per_s: float
 ) -> str:
-    """Returns the line of an operation; NaN is written as "-".
+    """Returns the log line for an operation; NaN is written as "-".
 
     Example:
         >>> write_line("all_reduce", 0.125, 4096, 0.0328, 0.0000061)
@@ -167,7 +167,7 @@ def write_line(
 
 
 def _number(value: float) -> str:
-    """Two decimals, as in DeepSpeed, or as many as it takes not to be 0."""
+    """Formats a number with two decimals, as DeepSpeed does, or more if it would round to 0."""
     if math.isnan(value):
         return "-"
     if isinstance(value, int):

@@ -1,19 +1,20 @@
-"""Shows the collectives that C++ issues to the recorder.
+"""Recording of the collectives issued by C++.
 
-Those of DistributedDataParallel, of functional collectives, of DTensor. They never call the methods
-of Python's ``ProcessGroup``, but go through torch's dispatcher, as operators ``c10d::allreduce_``,
-``c10d::broadcast_`` and so on. Its key ``BackendSelect`` is free for them: what is registered there
-is called first, and hands on to what would have been called without it. That is done once in the
-life of a process, and while nothing is recorded a call is handed on at once: neither registering
-nor removing is safe while another thread is in an operator.
+DistributedDataParallel, functional collectives and DTensor issue such collectives. They do not call
+the methods of Python's ``ProcessGroup``, but go through torch's dispatcher, as the operators
+``c10d::allreduce_``, ``c10d::broadcast_`` and so on. Their dispatch key ``BackendSelect`` is
+unused: a function registered there is called first, and then forwards the call to the original
+function. Functions are registered only once in the life of a process, and forward calls directly
+while nothing is recorded, because neither registering nor removing is safe while another thread is
+in an operator.
 
-An operation that cannot be read is handed on without a record: DistributedDataParallel's reducer
-does not survive an error here.
+An operation that cannot be read is forwarded without a record, because DistributedDataParallel's
+reducer does not survive an error here.
 
-The program waits for such a collective in C++, mostly unseen. So a thread for each group waits as
-well, for one after the other, and writes down when each was done. It also does so for collectives
-that torch's own Python code starts and may forget, as under its ``Join``. A callback on their
-futures would take the interpreter in Gloo's own thread, and delay every operation behind it.
+The program waits for such a collective in C++, usually unseen. So one thread per group also waits
+for the collectives, one after the other, and records when each was done. The thread also waits for
+collectives that torch's own Python code starts and may forget, as under its ``Join``. A callback on
+their futures would run Python in Gloo's own thread, and delay every later operation.
 """
 
 from __future__ import annotations
@@ -41,25 +42,25 @@ from ringsim.traces.recorder import Recorder
 
 __all__ = ["Dispatcher", "Issued", "LateWaits", "get_dispatcher"]
 
-# the least limit that torch knows; by then a call into C++ that does not wait has come back
+# torch's shortest limit; a call into C++ that does not wait has returned by then
 RETURN_S: Final = 0.001
-LOOK_S: Final = 0.003  # how often to look whether one has that does
-NOTICED_S: Final = 0.5  # C++ may wait for so long unseen
-JOIN_S: Final = 2.0  # what is still in flight when recording ends gets this long
+LOOK_S: Final = 0.003  # how often to check whether a call that waits has returned
+NOTICED_S: Final = 0.5  # how long C++ may wait without a record of it
+JOIN_S: Final = 2.0  # how long to wait for operations in flight when recording ends
 _DONE: Final = object()
 
 
 class Issued(NamedTuple):
-    """A collective on its way through the dispatcher.
+    """A collective in the dispatcher.
 
     Attributes:
-        reading: which one it is.
-        group: where.
-        args: the others.
-        tensors: those that its size is reckoned from.
-        made: those that it fills.
-        root: the group rank of its root, NONE if it has none.
-        hand_on: does it; what it returns is to be returned.
+        reading: the rules for its kind of collective.
+        group: the group.
+        args: the other arguments.
+        tensors: the tensors from which the size is computed.
+        made: the tensors that the collective fills.
+        root: the group rank of the root, NONE if there is none.
+        hand_on: a function that runs the collective; its result must be returned.
     """
 
     reading: Reading
@@ -72,16 +73,16 @@ class Issued(NamedTuple):
 
 
 class Dispatcher:
-    """The functions registered with torch's dispatcher, and who is shown what comes by.
+    """The functions registered with torch's dispatcher, and their listeners.
 
     Attributes:
-        listener: is called with each collective, and does it; None while nothing is recorded.
-        on_wait: is called with a tensor when the program begins to wait for the functional
-            collective that makes it; what it returns is called when the program has waited.
-        complete: whether all collectives come by: False in a version of torch that has another
+        listener: a function that gets each collective and runs it; None while nothing is recorded.
+        on_wait: a function that is called with a tensor when the program begins to wait for the
+            functional collective that fills it; the function it returns is called after the wait.
+        complete: whether all collectives are seen; False if this version of torch has another
             dispatcher.
-        recorded_elsewhere: by thread, ``now`` is whether what comes by is recorded by whoever
-            called it.
+        recorded_elsewhere: a thread-local object; ``now`` is true while the caller records the
+            collective itself.
     """
 
     def __init__(self) -> None:
@@ -98,7 +99,7 @@ class Dispatcher:
         for method, reading in METHODS.items():
             name = f"{method}_" if hasattr(torch.ops.c10d, f"{method}_") else method
             operator = getattr(torch.ops.c10d, name, None)
-            if operator is not None and method != "monitored_barrier":  # which only Python calls
+            if operator is not None and method != "monitored_barrier":  # only called by Python
                 kernel = self._make_kernel(operator.default, reading, below)
                 self._libraries[0].impl(name, kernel, "BackendSelect", with_keyset=True)
         wait = getattr(torch.ops._c10d_functional, "wait_tensor", None)
@@ -149,19 +150,19 @@ class Dispatcher:
 
 
 def _holds_data(tensor: torch.Tensor) -> bool:
-    """Tells a tensor from one that only has a shape, as compilers pass through here."""
+    """Returns whether a tensor has data; compilers pass tensors that only have a shape."""
     return type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_meta
 
 
 @functools.cache
 def get_dispatcher() -> Dispatcher:
-    """Returns the one of this process; the first call registers it."""
+    """Returns this process's dispatcher; the first call registers it."""
     return Dispatcher()
 
 
 @dataclass(slots=True)
 class _Call:
-    """A call into C++ that issues collectives: of which thread, from where, and the latest one."""
+    """A call into C++ that issues collectives: its thread, its place, and the latest collective."""
 
     thread: int
     frame: tuple[int, int]
@@ -172,7 +173,7 @@ class _Call:
 class _UnderWay(NamedTuple):
     """A collective that no Python code waits for.
 
-    Its record, the places that it fills, and the call that issued it.
+    It has the slot of its record, the addresses that it fills, and the call that issued it.
     """
 
     work: Work
@@ -183,32 +184,32 @@ class _UnderWay(NamedTuple):
 
 
 class LateWaits:
-    """Waits for collectives that the program waits for in C++, and writes down when each was done.
+    """The waits for collectives that the program waits for in C++, to record their ends.
 
-    Those of one group are waited for one after the other, by a thread of their own. Where the
-    program is seen to have waited, it is not left to that thread.
+    One thread per group waits for its collectives, one after the other. If the program is seen to
+    wait, its own wait is recorded instead.
 
-    DistributedDataParallel waits when it has issued its last bucket. So a collective counts as
-    waited for from when it was issued if its thread comes back from C++ after it was done, and has
-    issued no other one by then.
+    DistributedDataParallel waits after it has issued its last bucket. So a collective counts as
+    waited for from the time it was issued if its thread returns from C++ after the collective was
+    done, and has issued no other one by then.
 
     Args:
-        recorder: where they are recorded.
-        wait: waits for a handle, unseen; may be given a limit.
-        pending: handles that Python may wait for as well, with their records. One that is done is
-            taken out.
+        recorder: the recorder of the collectives.
+        wait: a function that waits for a handle without a record, optionally with a limit.
+        pending: the handles that Python may also wait for, with their records. Handles that are
+            done are removed.
     """
 
     def __init__(self, recorder: Recorder, wait: Hook, pending: dict[Work, int]) -> None:
         self._recorder, self._wait, self._pending = recorder, wait, pending
         self._queues: dict[int, queue.SimpleQueue[_UnderWay | None]] = {}  # by group
         self._threads: list[threading.Thread] = []
-        self._slots: dict[int, int] = {}  # by the address of what a collective fills
-        # slots of what is not done; who takes one out completes it
+        self._slots: dict[int, int] = {}  # by the address that a collective fills
+        # slots of unfinished collectives; the thread that removes a slot completes its record
         self._open: dict[int, None] = {}
-        # by thread, how many blocks of record_function it has entered
+        # the number of record_function blocks entered, by thread
         self._blocks: defaultdict[int, int] = defaultdict(int)
-        self._calls: dict[int, _Call] = {}  # the latest of each thread
+        self._calls: dict[int, _Call] = {}  # the latest call of each thread
 
     def add(
         self,
@@ -218,14 +219,14 @@ class LateWaits:
         made: Sequence[torch.Tensor] = (),
         frame: FrameType | None = None,
     ) -> None:
-        """Writes down when a collective is done, in the record at ``slot``.
+        """Records when a collective is done.
 
         Args:
-            work: its handle.
-            slot: its record.
+            work: the handle of the collective.
+            slot: the slot of its record.
             group: the number of its group.
             made: the tensors that it fills.
-            frame: of the Python function that called into C++, where there is one.
+            frame: the frame of the Python function that called into C++, if there is one.
         """
         if group not in self._queues:
             self._queues[group] = queue.SimpleQueue()
@@ -246,15 +247,15 @@ class LateWaits:
         self._queues[group].put(_UnderWay(work, slot, places, time.monotonic_ns(), call))
 
     def begin_tensor(self, tensor: torch.Tensor) -> Callable[[], None]:
-        """Like ``begin``, for what fills ``tensor``."""
+        """Like ``begin``, for the collective that fills ``tensor``."""
         slot = self._slots.get(tensor.data_ptr())
         return self.begin(() if slot is None else (slot,))
 
     def begin(self, slots: Sequence[int]) -> Callable[[], None]:
-        """Writes down that the program begins to wait for those collectives that are not done.
+        """Records that the program begins to wait for the unfinished ones of these collectives.
 
         Returns:
-            A function to be called when the program has waited.
+            A function to call when the program has waited.
         """
         begun = [slot for slot in slots if slot in self._open]
         for slot in begun:
@@ -264,24 +265,25 @@ class LateWaits:
     def _end(self, slots: list[int]) -> None:
         for slot in slots:
             if not self._complete(slot):
-                self._recorder.amend(slot, done_ns=NONE)  # not before the wait, which came too late
+                self._recorder.amend(slot, done_ns=NONE)  # the wait began too late to end before it
 
     def _complete(self, slot: int, status: int = OK) -> bool:
-        """Completes a record, unless another thread does."""
+        """Completes a record, unless another thread has; returns whether it did."""
         mine = self._open.pop(slot, _DONE) is not _DONE
         if mine:
             self._recorder.complete(slot, status)
         return mine
 
     def enter_block(self) -> None:
-        """Notes that the thread is back from C++.
+        """Notes that the calling thread has returned from C++.
 
-        Python uses frames again, and DistributedDataParallel's forward pass is a block.
+        This is needed because Python reuses frames; DistributedDataParallel's forward pass is a
+        block.
         """
         self._blocks[threading.get_ident()] += 1
 
     def stop(self) -> None:
-        """Ends when what was added is done, or has had its time."""
+        """Stops when all added collectives are done, or after a time limit."""
         for each in self._queues.values():
             each.put(None)
         end_s = time.monotonic() + JOIN_S
@@ -290,7 +292,7 @@ class LateWaits:
             leave_thread(thread)
 
     def _run(self, items: queue.SimpleQueue[_UnderWay | None]) -> None:
-        # Those that were done while their threads were in C++: perhaps what these waited for.
+        # Collectives that ended while their threads were in C++, and may have been waited for there
         left: list[_UnderWay] = []
         while (item := self._next(items, left)) is not None:
             left = [one for one in left if one.call.thread != item.call.thread]
@@ -314,7 +316,8 @@ class LateWaits:
     ) -> _UnderWay | None:
         """Returns the next collective, None at the end.
 
-        Meanwhile it finds out whether those in ``left`` were waited for, and takes them out.
+        Meanwhile it determines whether the collectives in ``left`` were waited for, and removes
+        them.
         """
         while any(one.call.latest == one.slot for one in left):
             try:
@@ -333,14 +336,14 @@ class LateWaits:
     def _wait_for(self, item: _UnderWay) -> bool:
         """Waits for a collective; returns whether its thread stayed in C++.
 
-        There it counts as waiting after a while.
+        After a while, such a thread counts as waiting.
         """
         in_cpp = False
         for limit_s in (RETURN_S, NOTICED_S):
             try:
                 self._wait(item.work, timedelta(seconds=limit_s))
                 return in_cpp or self._is_in(item.call)
-            except Exception:  # the limit, or what the wait below raises again
+            except Exception:  # the limit, or an error that the wait below raises again
                 in_cpp = self._is_in(item.call)
         if in_cpp:
             self._recorder.wait(item.slot)
@@ -348,14 +351,14 @@ class LateWaits:
             self._wait(item.work)
         except Exception:
             if not in_cpp:
-                self._recorder.wait(item.slot)  # it broke while somebody waited: it was not refused
+                self._recorder.wait(item.slot)  # it failed during a wait, so it was not rejected
             raise
         return in_cpp
 
     def _is_in(self, call: _Call) -> bool:
-        """Whether the thread has not come back from C++ since.
+        """Returns whether the thread has stayed in C++ since the call.
 
-        Functions in Python that C++ calls do not count.
+        Python functions called by C++ do not count as a return.
         """
         frame = sys._current_frames().get(call.thread)
         while frame is not None and _where(frame) != call.frame:
@@ -364,8 +367,5 @@ class LateWaits:
 
 
 def _where(frame: FrameType | None) -> tuple[int, int]:
-    """Returns at which instruction of which call a thread is.
-
-    Does not keep alive what it holds.
-    """
+    """Returns the call and the instruction of a frame, without keeping the frame alive."""
     return (0, 0) if frame is None else (id(frame), frame.f_lasti)

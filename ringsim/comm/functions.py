@@ -1,9 +1,9 @@
 """The functions of ``torch.distributed`` that communicate, timed.
 
-Made from the signatures of the torch that is installed. Without a log, a call is passed on to
-torch's own function after two questions. An operation that this version of torch lacks, or that
-its backend refuses, is built from messages (``ringsim.comm.building``), and says so once, in a
-warning. A function or a parameter that a later torch adds appears here by itself.
+The functions are created from the signatures of the installed torch. Without a log, a call is
+passed to torch's own function after two checks. An operation that this version of torch lacks, or
+that its backend rejects, is built from messages (``ringsim.comm.building``), with one warning.
+Functions and parameters added by a later torch appear here automatically.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from ringsim.state import get_state, is_plain, process
 
 __all__ = ["FUNCTIONS", "MANAGING", "QUESTIONS", "P2POp", "make_function"]
 
-_MODULE: Final = "ringsim.comm"  # where the functions are to be found
-# Torch says so before anything is sent: "Backend gloo does not support gather_single" (2.15).
+_MODULE: Final = "ringsim.comm"  # the module that exports the functions
+# Torch raises this before it sends anything: "Backend gloo does not support gather_single" (2.15).
 _REFUSAL: Final = re.compile(r"Backend \S+ does not support \w+")
-# arguments of the log: see ``LogOptions.call``
+# arguments for the log: see ``LogOptions.call``
 _EXTRAS: Final = {"prof": False, "log_name": None, "debug": None}
-# these have a parameter `group`, and send nothing that a log could count
+# these functions have a parameter `group`, but send nothing that a log could count
 QUESTIONS: Final = (
     "destroy_process_group",
     "get_rank",
@@ -54,7 +54,7 @@ QUESTIONS: Final = (
     "shrink_group",
     "breakpoint",
 )
-# those that make groups: if the program names no backend, they take that of ``set_backend``
+# functions that create groups: if the program names no backend, they use that of ``set_backend``
 _MAKERS: Final = (
     "init_process_group",
     "new_group",
@@ -63,14 +63,14 @@ _MAKERS: Final = (
 )
 
 
-# -- what torch lacks
+# -- operations that torch lacks
 
 
 def _build(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Does a collective by messages; a group in Python begins it as it can.
+    """Performs a collective by messages; a group in Python uses its own implementation.
 
     Returns:
-        The handle of an asynchronous call, else None; None outside the group.
+        The handle of an asynchronous call; None for other calls and outside the group.
     """
     arguments = READINGS[name].bind(args, kwargs)
     group: Any = arguments["group"] or dist.group.WORLD
@@ -93,28 +93,28 @@ def _build(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 def _monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> Any:
-    """Calls torch's, which serves Gloo alone; groups in Python have their own."""
+    """Calls torch's function, which only supports Gloo, or the method of a group in Python."""
     own = group or dist.group.WORLD
     if isinstance(own, PythonGroup):
         return own.monitored_barrier(timeout, wait_all_ranks)
     return dist.monitored_barrier(group, timeout, wait_all_ranks)
 
 
-# -- making functions
+# -- creating the functions
 
 
 def make_function(
     name: str, signature: inspect.Signature, native: Callable[..., Any] | None
 ) -> FunctionType:
-    """Makes the function that replaces one of torch's that communicates.
+    """Creates the replacement for one of torch's functions that communicate.
 
     Args:
-        name: of the function.
-        signature: torch's.
+        name: the name of the function.
+        signature: the signature of torch's function.
         native: torch's function; None if torch lacks it.
 
     Returns:
-        The function, with the log's ``prof``, ``log_name`` and ``debug`` besides.
+        The function, with the additional parameters ``prof``, ``log_name`` and ``debug``.
     """
 
     def call_built(*args: Any, **kwargs: Any) -> Any:
@@ -141,15 +141,15 @@ def make_function(
             return call_built(*args, **kwargs)
         return log.call(name, call_built, args, kwargs, prof, log_name, debug)
 
-    doc = native.__doc__ if native else f"``{name}``, as torch has it; built from messages."
+    doc = native.__doc__ if native else f"Calls ``{name}``, built from messages."
     return name_function(communicate, name, doc, _with_extras(signature), _MODULE)
 
 
 def _make_maker(name: str, signature: inspect.Signature) -> FunctionType:
-    """Makes the function that replaces one of torch's that make groups."""
+    """Creates the replacement for one of torch's functions that create groups."""
 
     def make(*args: Any, **kwargs: Any) -> Any:
-        # Asked for anew: in ranks with a world of ringsim's own, init_process_group is replaced.
+        # Looked up at each call: on simulated ranks, init_process_group is replaced.
         torchs = getattr(dist, name)
         state = get_state()
         begins = name == "init_process_group" and state.clock is None
@@ -166,15 +166,15 @@ def _make_maker(name: str, signature: inspect.Signature) -> FunctionType:
 
 
 def _check_mpi(arguments: dict[str, Any]) -> None:
-    """Checks what ``init_process_group`` is told of ranks that MPI numbers itself."""
+    """Checks the rank and world size given to ``init_process_group``, which MPI sets itself."""
     if str(arguments.get("backend")).lower() != "mpi" or not dist.is_mpi_available():
         return
-    # torch warns that it does not look at them
+    # torch would warn that it ignores them
     check_place(arguments.pop("world_size", -1), arguments.pop("rank", -1))
 
 
 def _with_extras(signature: inspect.Signature) -> inspect.Signature:
-    """Adds the keyword-only parameters of the log, behind all others but ``**kwargs``."""
+    """Adds the keyword-only parameters for the log, after all others except ``**kwargs``."""
     added = [
         inspect.Parameter(extra, inspect.Parameter.KEYWORD_ONLY, default=default)
         for extra, default in _EXTRAS.items()
@@ -184,21 +184,18 @@ def _with_extras(signature: inspect.Signature) -> inspect.Signature:
 
 
 def _communicates(name: str, function: Any) -> bool:
-    """Returns whether a function of torch sends something.
-
-    Also one that this module has never heard of.
-    """
+    """Returns whether a function of torch communicates, even if this module does not know it."""
     if type(function) is not FunctionType or name.startswith("_"):
         return False
     if name in QUESTIONS or name in _MAKERS:
         return False
     if function.__module__ != dist.distributed_c10d.__name__:
         return False
-    # all others of those that communicate have a parameter `group`
+    # all other functions that communicate have a parameter `group`
     return name == "batch_isend_irecv" or "group" in inspect.signature(function).parameters
 
 
-# where a tool has put another function in the place of torch's, which may not tell its arguments
+# for functions that a tool has replaced: the replacement may hide the arguments
 _SPELLINGS: Final = {
     "isend": "tensor, dst=None, group=None, tag=0, group_dst=None",
     "irecv": "tensor, src=None, group=None, tag=0, group_src=None",
@@ -210,9 +207,9 @@ _SPELLINGS: Final = {
 
 
 def _find_communicating() -> Iterator[tuple[str, inspect.Signature, Any]]:
-    """Yields name, signature and torch's function for all that communicate.
+    """Yields name, signature and torch's function for all functions that communicate.
 
-    Also for those that only a later torch has, which are built.
+    Functions that only a later torch has are included; they are built from messages.
     """
     known = {name: make_signature(arguments) for name, arguments in _SPELLINGS.items()}
     known |= {name: reading.signature for name, reading in READINGS.items()}
@@ -224,25 +221,25 @@ def _find_communicating() -> Iterator[tuple[str, inspect.Signature, Any]]:
         yield name, signature, getattr(dist, name, None)
 
 
-FUNCTIONS: Final[dict[str, FunctionType]] = {  # those that communicate, by name
+FUNCTIONS: Final[dict[str, FunctionType]] = {  # functions that communicate, by name
     name: make_function(name, signature, native)
     for name, signature, native in sorted(_find_communicating(), key=itemgetter(0))
 }
-MANAGING: Final[dict[str, FunctionType]] = {  # those that make groups
+MANAGING: Final[dict[str, FunctionType]] = {  # functions that create groups
     name: _make_maker(name, inspect.signature(getattr(dist, name))) for name in _MAKERS
 }
 
 
-# -- messages of a batch
+# -- messages in a batch
 
 
 _OURS: Final = (_MODULE, "ringsim.comm.deepspeed")
 
 
 class P2POp(dist.P2POp):
-    """A send or a receive for ``batch_isend_irecv``; those of torch may stand in the same list.
+    """A send or a receive for ``batch_isend_irecv``, which also accepts torch's own ``P2POp``.
 
-    Its attribute ``op`` is torch's function, whichever was given.
+    The attribute ``op`` is always torch's function.
     """
 
     __doc__ = dist.P2POp.__doc__
@@ -264,7 +261,7 @@ class P2POp(dist.P2POp):
 
 
 def _find_original(op: Any) -> Any:
-    """Returns torch's function for one of ours; any other value as it is."""
+    """Returns torch's function for one of ours, and any other value unchanged."""
     if getattr(op, "__module__", "") not in _OURS:
         return op
     return getattr(dist.distributed_c10d, op.__name__, op)

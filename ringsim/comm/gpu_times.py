@@ -1,23 +1,23 @@
-"""When operations on a GPU began to block the program's stream, and when they were done.
+"""The times at which GPU operations began to block the program's stream, and at which they ended.
 
-CUDA events, tied to the host's clock. On NCCL ``wait()`` returns once the stream has been told to
-wait, long before the GPU is done. So one event is recorded on the stream before it, and one after.
-CUDA tells the time between two events, not the time of one; some are therefore tied to the host's
-clock, the *anchors*, recorded on a stream of their own, where nothing is queued, between two looks
-at that clock::
+The times come from CUDA events. On NCCL ``wait()`` returns as soon as the stream has been told to
+wait, long before the GPU is done. So one event is recorded on the stream before the wait, and one
+after it. CUDA measures the time between two events, not the time of one event. So some events, the
+*anchors*, are tied to the host's clock: they are recorded on a separate stream, on which nothing is
+queued, between two readings of that clock::
 
-    host     look |-| look    wait() returns                               look |-| look
+    host     read |-| read    wait() returns                               read |-| read
     GPU            anchor ....... other kernels .... begin ===== end .........  anchor
                  first operation                                         the record is read
 
-Times between two anchors are interpolated, so clocks that drift apart do no harm. Nothing waits for
-the GPU. Events are queried only when the record is read: a query while any thread captures a CUDA
+Times between two anchors are interpolated, so clock drift does no harm. Nothing waits for the GPU.
+Events are queried only when the record is read, because a query while any thread captures a CUDA
 graph can spoil the capture.
 
 Source:
     NVIDIA, "CUDA Runtime API", sections on events and stream capture: elapsed time is a float of
     milliseconds, queries are unsafe during a capture. github.com/pytorch/pytorch/issues/104487: a
-    capture that was spoilt so.
+    capture spoiled by a query.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ from torch.distributed import ProcessGroup
 
 from ringsim.comm.torch_private import gpu_backend
 
-MAX_KEPT: Final = 1 << 15  # operations whose events wait to be read: two events each
-# True until the record is read, and for good if the rank is killed before.
+MAX_KEPT: Final = 1 << 15  # operations whose events are still to be read: two events each
+# valid until the record is read, and permanently if the rank is killed before
 NOT_READ: Final = (
-    "On NCCL, wait() returns once the work is queued: without the CUDA events, done is not when "
-    "the GPU was done."
+    "On NCCL, wait() returns once the work is queued. Without CUDA events, done is not the time at "
+    "which the GPU was done."
 )
 NO_EVENT: Final = "blocked the stream before an event could be recorded"
-_TRIES: Final = 4  # the narrowest of so many anchors is taken
-# An anchor passes within microseconds. Where several processes share a GPU they take turns of about
-# 2 ms, and it passes in this process's turn.
+_TRIES: Final = 4  # the most precise of so many anchors is used
+# An anchor passes within microseconds. If several processes share a GPU, each gets time slices of
+# about 2 ms, and the anchor passes in this process's slice.
 _TIE_NS: Final = 10_000_000
 _CAPTURED: Final = "were captured in a CUDA graph"
-_TOO_MANY: Final = f"came while {MAX_KEPT:,} others were to be read"
+_TOO_MANY: Final = f"were posted while {MAX_KEPT:,} others had not been read"
 _REFUSED: Final = "got no event from CUDA"
-_UNTIED: Final = "could not be tied to the host's clock, for the GPU was busy"
-_NOT_PASSED: Final = "had not passed, or could not be asked, when the record was read"
+_UNTIED: Final = "could not be tied to the host's clock because the GPU was busy"
+_NOT_PASSED: Final = "had not ended, or could not be queried, when the record was read"
 
 
 class Begun(NamedTuple):
-    """The start of an operation: its GPU, and the event there, or why there is none."""
+    """The start of an operation: its GPU, and the event, or the reason why there is no event."""
 
     gpu: torch.device
     event: torch.cuda.Event | str
@@ -77,15 +77,15 @@ class _Kept(NamedTuple):
 
 
 class GpuTimes:
-    """Writes the times of CUDA events into the records of operations.
+    """The times of CUDA events, which are written into the records of operations.
 
-    Any thread may call ``begin`` and then ``end``, around what blocks its stream. Neither blocks,
-    and no method raises.
+    Any thread may call ``begin`` and then ``end`` around code that blocks its stream. These methods
+    do not block, and no method raises an error.
 
     Args:
-        amend: ``amend(slot, wait_ns=..., done_ns=...)`` writes them down: that of the recorder.
-        rank: whose operations they are, for what ``read`` says.
-        now: the host's clock, ns.
+        amend: the recorder's method ``amend(slot, wait_ns=..., done_ns=...)``.
+        rank: the rank of the operations, for the sentences of ``read``.
+        now: the host's clock, in ns.
     """
 
     def __init__(
@@ -97,10 +97,7 @@ class GpuTimes:
         self._clocks: dict[torch.device, _GpuClock] = {}
 
     def begin(self, gpu: torch.device) -> Begun:
-        """Records that the program's stream is about to be blocked.
-
-        Returns what ``end`` must be given.
-        """
+        """Records that the program's stream will be blocked; returns the argument for ``end``."""
         clock = self._find_clock(gpu)
         return Begun(gpu, _TOO_MANY if len(clock.kept) >= MAX_KEPT else clock.record())
 
@@ -116,8 +113,11 @@ class GpuTimes:
     def read(self) -> list[str]:
         """Writes the times of events that have passed into their records.
 
-        Says in words which times the operations have. Queries the GPUs and waits for none. Call it
-        when the record is read and the program is not capturing a graph.
+        It queries the GPUs without waiting for them. Call it when the record is read and the
+        program is not capturing a graph.
+
+        Returns:
+            Sentences that describe the times of the operations.
         """
         words = []
         for gpu, clock in list(self._clocks.items()):
@@ -125,15 +125,15 @@ class GpuTimes:
             times = f"On rank {self._rank}, {gpu}"
             if clock.read:
                 words.append(
-                    f"{times}: {_count(clock.read)} got the times of CUDA events, within "
+                    f"{times}: {_count(clock.read)} with the times of CUDA events, within "
                     f"{clock.within_ns:,} ns of the host's clock: "
-                    "wait is when the stream came to the operation, done when it got past."
+                    "wait is when the stream reached the operation, done when it passed it."
                 )
             late = Counter({_NOT_PASSED: sum(len(each.slots) for each in list(clock.kept))})
             for why, count in (clock.missed + late).items():
                 words.append(
-                    f"{times}: {_count(count)} kept the host's times, done is when wait() "
-                    f"returned: they {why}."
+                    f"{times}: {_count(count)} kept the host's times, and done is when wait() "
+                    f"returned, because they {why}."
                 )
         return words
 
@@ -155,7 +155,7 @@ class GpuTimes:
                 done = list(itertools.compress(taken, passed))
                 events = [event for each in done for event in (each.begin, each.end)]
                 places_ns, rounding_ns = _place(start.event, [*events, end.event])
-        except RuntimeError:  # a GPU in trouble: the program hears of it from its own operations
+        except RuntimeError:  # a GPU error: the program's own operations report it
             clock.kept.extendleft(reversed(taken))
             return
         clock.kept.extendleft(
@@ -170,7 +170,7 @@ class GpuTimes:
             clock.read += len(each.slots)
         clock.anchor = end
         if done:
-            # Rounding moves an event, and once more the anchor at the end of the line.
+            # Rounding shifts each event, and also the anchor at the end.
             clock.within_ns = max(
                 clock.within_ns, max(start.within_ns, end.within_ns) + 2 * rounding_ns
             )
@@ -180,12 +180,12 @@ class _GpuClock:
     """The state of one GPU.
 
     Attributes:
-        gpu: which.
-        kept: events still to be read.
-        anchor: the last one, from which these count.
-        within_ns: how far a time that was read may be off.
-        read: how many operations have got their times.
-        missed: how many never will, by reason.
+        gpu: the GPU.
+        kept: the events still to be read.
+        anchor: the latest anchor, from which the times of these events are measured.
+        within_ns: the error bound of the times read so far.
+        read: the number of operations that have their times.
+        missed: the number of operations that will never have their times, by reason.
     """
 
     def __init__(self, gpu: torch.device, now: Callable[[], int]) -> None:
@@ -199,13 +199,13 @@ class _GpuClock:
         self._stream: torch.cuda.Stream | None = None
 
     def record(self) -> torch.cuda.Event | str:
-        """Records an event on the program's stream. Returns it, or why there is none."""
+        """Records an event on the program's stream; returns it, or the reason why it failed."""
         try:
-            # with its number: looking it up takes longer than recording an event
+            # by number, because looking up the device takes longer than recording an event
             with torch.cuda.device(self.gpu.index):
                 if torch.cuda.is_current_stream_capturing():
                     return _CAPTURED
-                # the one time at which the GPU is asked while the program runs
+                # the only query of the GPU while the program runs
                 if self._stream is None:
                     self._stream = torch.cuda.Stream()
                     self.anchor = self.tie()
@@ -213,20 +213,20 @@ class _GpuClock:
                     return _UNTIED
                 event = torch.cuda.Event(enable_timing=True)
                 event.record(torch.cuda.current_stream(self.gpu.index))
-        except RuntimeError:  # the program hears of it from its own operations
+        except RuntimeError:  # the program's own operations report the error
             return _REFUSED
         return event
 
     def tie(self) -> _Anchor | None:
-        """Makes an anchor.
+        """Returns an anchor, None if its stream is busy.
 
-        None if its stream is busy: others may have got the same one from torch's pool.
+        The stream may be busy because torch's pool can give the same stream to others.
         """
         anchors: list[_Anchor] = []
         deadline = self._now() + _TIE_NS
         for _ in range(_TRIES):
             event = torch.cuda.Event(enable_timing=True)
-            event.record(self._stream)  # makes it, which takes longer than to record it again
+            event.record(self._stream)  # the first record creates the event, which takes longer
             before = self._now()
             event.record(self._stream)
             while not event.query():
@@ -242,10 +242,10 @@ def _count(operations: int) -> str:
 
 
 def _place(start: torch.cuda.Event, events: Iterable[torch.cuda.Event]) -> tuple[list[int], int]:
-    """Returns how many ns after ``start`` each event passed.
+    """Returns the time of each event after ``start`` in ns, and the rounding error of the last.
 
-    Also how far rounding may have moved the last one. It goes from event to event, since elapsed
-    times are floats of 24 bits: exact to the ns below 16 ms, but an hour only to 0.2 ms.
+    The times are added from event to event, because elapsed times are floats of 24 bits: they are
+    exact to the ns below 16 ms, but after an hour only to 0.2 ms.
     """
     places, place_ns, rounding_ns = [], 0, 0.0
     for event in events:
@@ -258,17 +258,14 @@ def _place(start: torch.cuda.Event, events: Iterable[torch.cuda.Event]) -> tuple
 
 
 def is_nccl(group: ProcessGroup) -> bool:
-    """Returns whether a group's operations on GPUs are NCCL's.
-
-    Independent of the backend for tensors of the host.
-    """
+    """Returns whether a group uses NCCL on GPUs, regardless of its backend for host tensors."""
     return "nccl" in gpu_backend(group)
 
 
 def find_gpu(value: Any) -> torch.device | None:
-    """Returns the GPU of the first tensor on one, in lists and tuples of any depth too.
+    """Returns the GPU of the first GPU tensor, None if there is none.
 
-    None if there is none.
+    Lists and tuples of any depth are searched.
     """
     if isinstance(value, torch.Tensor):
         return value.device if value.is_cuda else None

@@ -1,11 +1,12 @@
-"""Records and compares the making and destroying of process groups.
+"""Recording and comparing the creation and destruction of process groups.
 
-A rank that makes another group than its peers waits for them for half an hour, and one that
-destroys its groups leaves its peers in the middle of an operation. The n-th group that a rank makes
-meets the n-th of every other rank, whatever their members, because torch numbers them so. Each is
-recorded as a collective on a group of its own, ``GROUPS``, with the members in place of a shape. A
-group made by its members alone (``use_local_synchronization``) is named by torch after them and the
-number of groups that the rank is in; its record is on a group of that name.
+A rank that creates a different group than its peers waits for them for half an hour, and a rank
+that destroys its groups leaves its peers in the middle of an operation. The n-th group that a rank
+creates is matched with the n-th of every other rank, regardless of its members, because torch
+numbers groups that way. Each creation is recorded as a collective on the group ``GROUPS``, with the
+members in place of a shape. If only its members create a group (``use_local_synchronization``),
+torch names it after the members and the number of groups that the rank is in; the creation is
+recorded on a group with that name.
 """
 
 from __future__ import annotations
@@ -35,44 +36,44 @@ _SHORT: Final = timedelta(seconds=30)
 
 
 def own_limit(timeout: timedelta | None) -> timedelta | None:
-    """Returns the time-out of a group if it lets the program go on, None if it is a net for hangs.
+    """Returns the timeout of a group if the program relies on it to continue, else None.
 
-    A verdict comes before that.
+    A long timeout only ends hangs, and the watcher's verdict comes before it.
     """
     return timeout if timeout is not None and timeout <= _SHORT else None
 
 
 class GroupOrder:
-    """Compares the groups that this rank makes with those of others in their place.
+    """The comparison of this rank's groups with the corresponding groups of other ranks.
 
-    Before torch is called. No other comparison is made before the damage: nothing wakes a rank that
-    waits for others in torch's store.
+    Groups are compared before torch is called, because nothing can wake a rank that waits for
+    others in torch's store.
 
     Args:
-        recorder: writes this rank's own records, beside theirs.
+        recorder: the recorder of this rank, which shares its directory with the other ranks.
     """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._made: Counter[Group] = Counter()
         self._others: dict[int, PartReader] = {}
-        # by rank and slot, the groups that the others make
+        # the groups that the other ranks create, by rank and slot
         self._records: dict[int, dict[int, Any]] = {}
 
     def check(self, members: list[int], world: Group) -> None:
-        """Compares the next group of this rank with what its neighbours in the world make there.
+        """Compares this rank's next group with the corresponding groups of some other ranks.
 
-        As far as they have come.
+        Ranks that have not created that group yet are skipped.
 
         Args:
-            members: of the group.
-            world: the group of whose calls this is one.
+            members: the members of the group.
+            world: the group on which this call is recorded.
 
         Raises:
-            RendezvousFailed: another rank makes another group.
+            RendezvousFailed: another rank creates a different group.
         """
         me, size = self._recorder.rank, self._recorder.world_size
-        # whoever disagrees with all others is found with few looks
+        # a few comparisons find a rank that disagrees with all others
         steps = [1 << power for power in range(size.bit_length())]
         for rank in sorted(
             {(me + step) % size for power in steps for step in (power, -power)} - {me}
@@ -82,18 +83,18 @@ class GroupOrder:
                 theirs, place = made[self._made[world]]
                 if list(theirs) != members:
                     raise RendezvousFailed(
-                        f"all ranks must make the same groups in the same order, got {members} "
+                        f"all ranks must create the same groups in the same order, got {members} "
                         f"here and {list(theirs)} in rank {rank}'s new_group{place} (rank {me} of "
-                        f"{size}). Call new_group for every group on every rank, in one order, "
-                        "also for groups that the rank is not in."
+                        f"{size}). Call new_group for every group on every rank, in the same "
+                        "order, even for groups that do not include the rank."
                     )
         self._made[world] += 1
 
     def _groups_of(self, rank: int, world: Group) -> list[tuple[tuple[int, ...], str]]:
-        """Returns the members of the groups that a rank makes, or has made, and where it does."""
+        """Returns the members and the place of creation of a rank's groups so far."""
         part = self._others.setdefault(rank, PartReader(self._recorder.directory, rank))
         if not part.is_live():
-            return []  # what an earlier run left is not to be taken for the present
+            return []  # ignore the records of an earlier run
         records, unread = self._records.setdefault(rank, {}), True
         while unread:
             batch = part.advance()
@@ -116,9 +117,9 @@ class GroupOrder:
 def record_new_groups(
     recorder: Recorder, compared: bool, limits: weakref.WeakSet[ProcessGroup]
 ) -> Hook:
-    """Makes the replacement for torch's function that makes groups.
+    """Creates the replacement for torch's function that creates groups.
 
-    Those with a time-out of their own are put into ``limits``.
+    Groups with their own timeout are added to ``limits``.
     """
     call = getattr(*NEW_GROUP)
     post = recorder.make_post(OP_CODES["new_group"])
@@ -131,11 +132,11 @@ def record_new_groups(
             world = list(range(dist.get_world_size()))
             members = sorted(world if ranks is None else map(int, ranks))
         except (TypeError, ValueError):
-            return None  # torch says what is wrong with them
+            return None  # torch raises the right error
         payload = recorder.payload("ranks", members, 0)
         if kwargs.get("use_local_synchronization", args[_LOCAL] if len(args) > _LOCAL else False):
             if recorder.rank not in members:
-                return None  # it has no part in this
+                return None  # this rank does not take part
             return post(
                 recorder.group(f"groups of {members} after {count_groups()} others", members),
                 NONE,
@@ -176,9 +177,9 @@ def record_new_groups(
 
 
 def record_end_of_groups(recorder: Recorder, on_new_world: Callable[[], None]) -> Hook:
-    """Makes the replacement for torch's function that sets the default group.
+    """Creates the replacement for torch's function that sets the default group.
 
-    It is set to None when all groups are destroyed.
+    Torch sets it to None when all groups are destroyed.
     """
     call, destroyed = getattr(*SET_DEFAULT), False
 

@@ -1,8 +1,8 @@
-"""Finds the line of an operation that is handed straight to a thread.
+"""Finds the user's line for an operation that is passed directly to a thread.
 
-As in ``pool.submit(dist.recv, tensor, 0)``. No frame of that thread is the user's. So while
-something is recorded, the line that starts a thread, or hands a function of the library to one, is
-noted.
+An example is ``pool.submit(dist.recv, tensor, 0)``, in which no frame of the thread belongs to the
+user. So during recording, the line that starts a thread, or passes a library function to a thread,
+is remembered.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ __all__ = ["make_replacements"]
 
 
 def make_replacements(sites: CallSites) -> Replacements:
-    """Makes the functions that leave such notes, and has ``sites`` read them."""
+    """Creates the functions that remember these lines, and makes ``sites`` use them."""
     start = threading.Thread.start
     submit: Hook = ThreadPoolExecutor.submit
     to_thread: Hook = asyncio.to_thread
-    # by the id of a thread, for a subclass may have its own idea of equality
+    # by the id of a thread, because a subclass may redefine equality
     started: dict[int, int] = {}
-    running = threading.local()  # `place` is where that was handed over which the thread runs
+    running = threading.local()  # `place` is the line that passed the thread its function
 
     def run(place: int, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         outer, running.place = getattr(running, "place", NONE), place
@@ -41,7 +41,7 @@ def make_replacements(sites: CallSites) -> Replacements:
     def noted(function: Any) -> Any:
         code, frame = getattr(function, "__code__", None), sites.find(sys._getframe(2))
         if frame is None or (code is not None and sites.kind(code.co_filename) >= 0):
-            return function  # which has a line of its own
+            return function  # the user's own function, which has lines of its own
         return functools.partial(run, sites.place(frame), function)
 
     def find() -> int:

@@ -1,4 +1,4 @@
-"""Handles written in Python: what the operations of a group in Python return."""
+"""Handles written in Python, returned by the operations of groups in Python."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ __all__ = ["Handle"]
 
 
 class Handle(Work):
-    """Stands for several operations in flight, and for what is left to do once they are complete.
+    """A handle for several operations in flight and a final step after them.
 
     Args:
-        works: handles of the operations; None among them is passed over.
-        finish: what is left to do then, once: copy to where the results belong, add up.
+        works: the handles of the operations; None is ignored.
+        finish: a function to call once after the operations, for example to copy or add results.
         results: the tensors that hold the result.
 
     Example:
@@ -54,24 +54,24 @@ class Handle(Work):
         self._source = -1
         self._waited = False
         self._recorder: Recorder | None = None
-        # records that the wait completes; the first is that of the operation itself
+        # the records that the wait completes, beginning with the operation's own
         self._slots: list[int] = []
         self._sources: Sequence[int] = ()
 
     # -- its record
 
     def record(self, recorder: Recorder, slot: int, ranks: Sequence[int] = ()) -> None:
-        """Has the wait written down at ``slot`` of ``recorder``.
+        """Makes the wait update the record at ``slot``.
 
         Args:
-            recorder: that has recorded the operation.
-            slot: where.
-            ranks: of a message that is received, the global rank of each rank of the group.
+            recorder: the recorder of the operation.
+            slot: the slot of its record.
+            ranks: for a recv, the global rank of each rank of the group.
         """
         self._recorder, self._slots, self._sources = recorder, [slot], ranks
 
     def complete_record(self, recorder: Recorder, slot: int) -> bool:
-        """Has the wait complete the record at ``slot``, too; False if it is over."""
+        """Makes the wait also complete the record at ``slot``; returns False if it is over."""
         with self._lock:
             if self._waited or self._recorder not in (None, recorder):
                 return False
@@ -84,11 +84,11 @@ class Handle(Work):
     def wait(self, timeout: Any = None) -> bool:
         """Blocks until the operations are complete and the results are in place.
 
-        The second time it returns at once.
+        Later calls return immediately.
 
         Args:
-            timeout: limit for each operation, as its backend takes it (torch: a ``timedelta``);
-                None for the group's own.
+            timeout: the limit for each operation, in the form that its backend takes (torch: a
+                ``timedelta``); None for the group's own limit.
 
         Returns:
             True.
@@ -116,15 +116,15 @@ class Handle(Work):
         while self._works:
             self._works[0].wait(timeout) if timeout else self._works[0].wait()
             self._source = source_rank(self._works[0])
-            del self._works[0]  # a second wait for a message of Gloo would break the connection
+            del self._works[0]  # a second wait for a Gloo message would break the connection
         if not self._over:
             self._over = True
             self._bring()
 
     def _bring(self) -> None:
-        """Does what is left to do, outside of the modes that the calling thread happens to be in.
+        """Runs the final step, outside of the modes of the calling thread.
 
-        Tensors that were made in inference mode may be changed nowhere else.
+        It runs in inference mode, because tensors created in that mode may only be changed there.
         """
         finish, self._finish = self._finish, None
         if finish is not None:
@@ -132,39 +132,39 @@ class Handle(Work):
                 finish()
 
     def is_completed(self) -> bool:
-        """Returns whether the results are in place. Gloo tells of messages only in ``wait``."""
+        """Returns whether the results are in place; on Gloo, messages complete only in ``wait``."""
         if not self._over and all(work.is_completed() for work in self._works):
             self.wait()
         return self._over
 
     def is_success(self) -> bool:
-        """Returns whether the operation is complete, without an error."""
+        """Returns whether the operation is complete and has not failed."""
         return self.is_completed() and self._error is None
 
     def exception(self) -> BaseException | None:
-        """Returns the error of the operation, None if there is none."""
+        """Returns the operation's error, None if there is none."""
         return self._error
 
     def result(self) -> list[torch.Tensor]:
-        """Returns the tensors that hold the result, once it is there."""
+        """Waits, and returns the tensors that hold the result."""
         self.wait()
         return self._results
 
     def source_rank(self) -> int:
-        """Returns the group rank that a received message came from, -1 before it has come."""
+        """Returns the group rank of a received message's sender, -1 before the message arrives."""
         return self._source
 
     def _source_rank(self) -> int:
         return self.source_rank()
 
-    # -- as torch's coalesced forms have it, which return a future
+    # -- the methods of a future, which torch's coalesced functions return
 
     def done(self) -> bool:
-        """``is_completed``, as futures spell it."""
+        """Returns the same as ``is_completed``; the name is that of futures."""
         return self.is_completed()
 
     def value(self) -> list[torch.Tensor]:
-        """``result``, as futures spell it."""
+        """Returns the same as ``result``; the name is that of futures."""
         return self.result()
 
     # -- its future
@@ -172,8 +172,8 @@ class Handle(Work):
     def get_future(self) -> Any:
         """Returns a ``torch.futures.Future`` of the result.
 
-        C++ waits for the futures of gradients at the end of a backward pass: so a callback waits a
-        moment earlier, on the thread of that pass. Elsewhere a thread waits.
+        C++ waits for the futures of gradients at the end of a backward pass, so within a backward
+        pass a callback on the same thread waits just before that. Otherwise, a new thread waits.
         """
         if self._future is None:
             self._future = torch.futures.Future()

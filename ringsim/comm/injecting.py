@@ -1,13 +1,13 @@
-"""Injects what ``inject=`` asks for into torch's operations on a real rank.
+"""Injects the faults of ``inject=`` into torch's operations on a real rank.
 
-Failures in front of the recorder, slow links behind it.
+Failures are injected before the recorder, slow links after it.
 
 ::
 
     program -> [raises in place of operation n] -> recorder -> [sleeps at the end of the wait] -> Gloo
 
-So the operation in whose place a rank fails is not in the trace, and a message on a slow link is
-there with the time that it took.
+So the trace does not contain the operation replaced by a failure, but it does contain messages on
+slow links, with the time that they took.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _Channel = tuple[int, Group, int]  # source, group, tag
 
 
 def install_with(inject: Sequence[Injection], recorder: Recorder, check: str) -> None:
-    """Shows this process's operations to ``recorder``, with injections.
+    """Installs the hooks for ``recorder``, as ``torch_hooks.install`` does, with injections.
 
-    As ``torch_hooks.install`` does. The recorder must have recorded from before the first operation
-    of any rank, and beside those of the other ranks.
+    The recorder must have started before the first operation of any rank, and must write to the
+    same directory as the recorders of the other ranks.
 
     Args:
-        inject: of all ranks; those of this one count.
-        recorder: writes the events.
+        inject: the injections of all ranks; only this rank's injections apply.
+        recorder: the recorder of the events.
         check: see ``torch_hooks.install``.
     """
     factors = {src: degraded_by(inject, src, recorder.rank) for src in range(recorder.world_size)}
@@ -63,12 +63,12 @@ def install_with(inject: Sequence[Injection], recorder: Recorder, check: str) ->
     at_op = fails_at(inject, recorder.rank)
     if at_op is not None:
         replaced = put(_make_failing(at_op, recorder))
-        # those of ProcessGroup are taken back by the hooks, which put torch's own there
+        # the hooks themselves restore torch's own methods of ProcessGroup
         originals |= {place: call for place, call in replaced.items() if place[0] is PythonGroup}
 
 
 def _make_failing(at_op: int, recorder: Recorder) -> Replacements:
-    """Makes methods that raise in place of one operation, and of those after it."""
+    """Creates methods that raise an error in place of one operation and all later ones."""
     claim = itertools.count().__next__
 
     def make(call: Hook) -> Hook:
@@ -82,16 +82,16 @@ def _make_failing(at_op: int, recorder: Recorder) -> Replacements:
 
     return {
         (owner, name): make(vars(owner)[name])
-        for owner in (ProcessGroup, PythonGroup)  # which groups on MPI are, with methods of its own
+        for owner in (ProcessGroup, PythonGroup)  # groups on MPI are PythonGroups
         for name in _OPERATIONS
         if name in vars(owner)
     }
 
 
 def blank_messages() -> None:
-    """Lets every message of this rank carry zeros from now on, whatever was in its tensor.
+    """Makes every message of this rank carry zeros from now on, regardless of its tensor.
 
-    Not for ranks that are used again.
+    It cannot be undone, so do not use it on ranks that are reused.
     """
     clock = get_state().clock
     if clock is not None:
@@ -107,15 +107,16 @@ def blank_messages() -> None:
 
 
 class _SlowLinks:
-    """Delays the messages that come to this rank over slow links.
+    """A delay for messages that arrive at this rank over slow links.
 
-    A message that takes t, from when both sides were posted, is made to take ``factor`` * t. When
-    it arrives shows only in the wait: where the program comes to wait late, the least time that was
-    seen for a message of that size counts.
+    A message that takes a time t, after both sides were posted, is made to take ``factor`` * t. Its
+    arrival is observed only in the wait. If the program begins to wait late, t is the shortest time
+    observed for a message of that size.
 
     Args:
-        recorder: this rank's; those of the others are read, for when they posted their sends.
-        factors: by source, how many times as long its messages travel.
+        recorder: this rank's recorder; the records of the other ranks are read for the times at
+            which they posted their sends.
+        factors: the slowdown of messages by source.
     """
 
     def __init__(self, recorder: Recorder, factors: dict[int, float]) -> None:
@@ -123,13 +124,13 @@ class _SlowLinks:
         self._sends = {
             src: _Sends(PartReader(recorder.directory, src), recorder.rank) for src in factors
         }
-        self._received: dict[_Channel, int] = {}  # the number of the last one
+        self._received: dict[_Channel, int] = {}  # the number of the last message
         # channel, number, when, bytes
         self._posted: dict[Work, tuple[_Channel, int, int, int]] = {}
         self._least_ns: dict[tuple[int, int], int] = {}  # by source and bytes
 
     def make_replacements(self) -> Replacements:
-        """Makes what stands in place of torch's methods."""
+        """Creates the replacements for torch's methods."""
         return {
             (ProcessGroup, "recv"): self._make_recv(ProcessGroup.recv),
             **{(kind, "wait"): self._make_wait(kind.wait) for kind in find_handle_types(Work)},
@@ -172,7 +173,7 @@ class _SlowLinks:
         begun_ns: int,
         done_ns: int,
     ) -> None:
-        """Sleeps until a message would have come over the slow link."""
+        """Sleeps until a message would have arrived over the slow link."""
         src = channel[0]
         ready_ns = max(posted_ns, self._sends[src].find_post_ns(channel, place))
         took_ns, key = done_ns - max(ready_ns, begun_ns), (src, size_bytes)
@@ -184,10 +185,10 @@ class _SlowLinks:
 
 
 class _Sends:
-    """When another rank posted its sends to this one, read from what it records.
+    """The times at which another rank posted its sends to this rank, read from its records.
 
     Args:
-        part: the other rank's.
+        part: the records of the other rank.
         me: this rank.
     """
 
@@ -196,9 +197,9 @@ class _Sends:
         self._posts: dict[_Channel, list[tuple[int, int]]] = {}  # slot and post_ns, ascending
 
     def find_post_ns(self, channel: _Channel, place: int) -> int:
-        """Returns when the send number ``place`` of a channel was posted, which has arrived.
+        """Returns the post time of the channel's send number ``place``, which has arrived.
 
-        0 where it cannot be found.
+        It is 0 if the send cannot be found.
         """
         part, batch = self._part, self._part.advance()
         mine = (OP_KINDS[batch.records["op"]] == SEND) & (batch.records["peer"] == self._me)
@@ -208,7 +209,7 @@ class _Sends:
                 posts = self._posts.setdefault((part.rank, group, int(record["tag"])), [])
                 send = slot, int(record["post_ns"])
                 at = bisect_left(posts, send)
-                if posts[at : at + 1] != [send]:  # it comes again when it is done
+                if posts[at : at + 1] != [send]:  # a record is read again when it is done
                     posts.insert(at, send)
         posts = self._posts.get(channel, [])
         return posts[place][1] if place < len(posts) else 0

@@ -1,24 +1,24 @@
-"""The log of ``ringsim.comm``.
+"""The log of ``ringsim.comm``: durations and bandwidths of operations, computed from records.
 
-How long operations took, and at what bandwidth, computed from what the recorder wrote. While the
-log is on, operations are recorded: ``configure(enabled=True)`` starts a recorder or shares the one
-at work. There is no second stopwatch. An operation is logged if it was selected when it was called:
-all are (``prof_all``), those of certain names (``prof_ops``), or a single call (``prof=True``). If
-the log knows an operation by another name than its own, that name is the ``label`` of its record::
+While the log is on, operations are recorded: ``configure(enabled=True)`` starts a recorder or
+shares the active one. The log has no clock of its own. An operation is logged if it was selected
+when it was called. You can select all operations (``prof_all``), certain names (``prof_ops``), or a
+single call (``prof=True``). If the log uses another name than the operation's own, that name is the
+``label`` of its record::
 
     ringsim.comm.all_reduce(t, log_name="gradients")
-      |- label "gradients" is in force          LogOptions.call
+      |- label "gradients" begins               LogOptions.call
       |- torch.distributed.all_reduce(t)        the hooks write a record: post, wait, done, group, payload, label
       |- the label ends
     ringsim.comm.log_summary()                  records -> rows
 
-The log never synchronises, and no operation blocks that would not block without it. On NCCL an
-operation is done when the GPU is done, as CUDA events tell when the log is read; the lines of
-``verbose`` are written earlier, with the host's times.
+The log never synchronises, and it never makes an operation block that would not block without it.
+On NCCL an operation is done when the GPU is done, according to CUDA events that are queried when
+the log is read; the lines of ``verbose`` are written earlier, with the host's times.
 
-``log_summary`` brings the logs of all ranks together on rank 0, which sends the table back. With
-torch it uses the store of the default group: nothing is posted on the groups being logged, and a
-rank that hangs, or has done more than the others, does not keep them from their log::
+``log_summary`` combines the logs of all ranks on rank 0, which sends the table back. With torch it
+uses the store of the default group: nothing is posted on the groups being logged, and a rank that
+hangs, or has done more operations than the others, does not block their log::
 
     rank r                      store                         rank 0
       |-- set its operations -->|-----------------------------> wait for each, some seconds
@@ -85,7 +85,7 @@ from ringsim.traces.run_parts import join_events, read_parts
 from ringsim.traces.spans import label_in_force
 from ringsim.traces.units import bytes_text, rate_text, time_text
 
-_RULES: Final[dict[str, tuple[Any, str]]] = {  # of the settings
+_RULES: Final[dict[str, tuple[Any, str]]] = {  # the rules for the settings
     **dict.fromkeys(
         ("enabled", "prof_all", "verbose", "debug"),
         (lambda value: isinstance(value, bool), "True or False"),
@@ -97,26 +97,26 @@ _RULES: Final[dict[str, tuple[Any, str]]] = {  # of the settings
     "style": (lambda value: value in ("ringsim", "deepspeed"), '"ringsim" or "deepspeed"'),
 }
 _LOGGER: Final = logging.getLogger("ringsim.comm")
-# a recorder of our own may begin before this rank knows how many there are
+# the log's own recorder may start before the world size is known
 _ANY_WORLD: Final = 1 << 16
 _WAIT_S: Final = 30.0  # how long rank 0 waits for the logs of the others
-_MARGIN_S: Final = 10.0  # the others wait this much longer, for rank 0 computes
-_READERS_S: Final = 5.0  # how long rank 0 stays for the others to read the table
-_ALONE: Final = Group("", (0,))  # where there is no process group
+_MARGIN_S: Final = 10.0  # the others wait this much longer, because rank 0 computes the table
+_READERS_S: Final = 5.0  # how long rank 0 waits until the others have read the table
+_ALONE: Final = Group("", (0,))  # without a process group
 _COLUMNS: Final = [
     name
     for name in COLUMN_DTYPES
     if name not in ("thread", "stage", "microbatch", "file", "line", "seq")
 ]
 
-# a rank's operations, whether each is a first one, and what is known of the rank
+# a rank's operations, whether each is a first one, and facts about the rank
 Logged = tuple[Events, Ints, dict[str, Any]]
 
 
 def read_settings(deepspeed_config: Any, **arguments: Any) -> dict[str, Any]:
-    """Returns the settings that are given; an argument overrides the configuration.
+    """Returns the given settings; an argument overrides the configuration.
 
-    For the arguments see ``configure``; None is not given.
+    For the arguments see ``configure``. None means that a setting is not given.
 
     Raises:
         ArgumentError: a value is of the wrong kind.
@@ -139,20 +139,20 @@ def read_settings(deepspeed_config: Any, **arguments: Any) -> dict[str, Any]:
         keeps_rule, rule = _RULES[name]
         if not keeps_rule(value):
             raise ArgumentError(
-                f"{name} must be {rule}, got {value!r} (configure). Leave it out to keep it as it "
-                "is."
+                f"{name} must be {rule}, got {value!r} (configure). Omit it to keep the current "
+                "setting."
             )
     if "prof_ops" in settings:
         settings["prof_ops"] = frozenset(settings["prof_ops"])
     return settings
 
 
-# -- where the log is recorded, and what it reads there
+# -- recording for the log, and reading the records
 
 
 @dataclass(frozen=True)
 class Records:
-    """Where the log is being recorded."""
+    """The recorder of the log."""
 
     recorder: Recorder
     # removes the log's own directory; None if it shares a recorder
@@ -160,11 +160,11 @@ class Records:
 
 
 class Recorded(NamedTuple):
-    """The operations that a rank has recorded since its log first began."""
+    """The operations that a rank has recorded since its log first started."""
 
     events: Events  # its operations, in order of posting
-    logged: Ints  # bool, as long: the others are kept to tell which are first ones
-    notes: tuple[str, ...] = ()  # what recorders had to say, that one stopped for example
+    logged: Ints  # bool, one per event: the others are kept to find first operations
+    notes: tuple[str, ...] = ()  # notes of recorders, for example that one stopped
 
 
 _NOTHING: Final = Recorded(join_events([]), np.zeros(0, dtype=bool))
@@ -173,16 +173,17 @@ _NOTHING: Final = Recorded(join_events([]), np.zeros(0, dtype=bool))
 def begin_records() -> Records:
     """Starts recording for the log.
 
-    Shares the recorder at work, or starts one in a private directory that ends with the process.
+    It shares the active recorder, or starts one in a private directory, which is removed when the
+    process ends.
 
     Raises:
-        RingError: the rank is simulated, and nothing of it is recorded.
+        RingError: the rank is simulated with ``record=False``.
     """
     recorder, remove = get_state().recorder, None
     if recorder is None and get_state().clock is not None:
         raise RingError(
-            "the log of ringsim.comm must have records on a simulated rank, got record=False. "
-            "Leave record=False out."
+            "the log of ringsim.comm needs records, but this simulated rank has record=False. "
+            "Remove record=False."
         )
     if recorder is None:
         directory = tempfile.mkdtemp(prefix="ringsim-log-")
@@ -204,13 +205,13 @@ def end_records(records: Records) -> None:
 
 
 def _remove(directory: str, pid: int) -> None:
-    # a process forked from the one that made it leaves it alone
+    # a forked process must not remove its parent's directory
     if pid == os.getpid():
         shutil.rmtree(directory, ignore_errors=True)
 
 
 def _read(log: LogOptions) -> Recorded:
-    """Reads what was recorded for the log until now."""
+    """Reads the log's records so far."""
     if log.records is None:
         return log.kept
     recorder = log.records.recorder
@@ -227,7 +228,7 @@ def _read(log: LogOptions) -> Recorded:
     operations = everything.select(is_operation(everything))
     starts, selects_all = np.array(log.switches).T
     last_switch = np.searchsorted(starts, operations.seq, side="right") - 1
-    # outside the stretches in which all are, those with a label were selected
+    # while not all operations were selected, those with a label were
     selected = (operations.label != NONE) | (selects_all[last_switch] == 1)
     logged = selected & (operations.seq >= starts[0])
     notes = [note for note in facts["notes"] if note.startswith("Recording of rank")]
@@ -251,7 +252,7 @@ def _find_first(events: Events) -> Ints:
 
 
 def _read_logged() -> tuple[Events, Ints, tuple[str, ...]]:
-    """Returns what this rank has logged until now, which are first ones, and the notes."""
+    """Returns this rank's logged operations, whether each is a first one, and the notes."""
     events, logged, notes = _read(_find_log())
     return events.select(logged), _find_first(events)[logged], notes
 
@@ -261,7 +262,7 @@ def _find_log() -> LogOptions:
     return get_state().log or get_state().stopped_log or LogOptions()
 
 
-# -- what is logged
+# -- the selection of operations
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -269,27 +270,24 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class LogOptions:
-    """The settings of the log, and what was logged before."""
+    """The settings of the log, and its earlier contents."""
 
     prof_all: bool = True  # whether all operations are selected
-    prof_ops: frozenset[str] = frozenset()  # names of operations, or of the log, that are selected
+    prof_ops: frozenset[str] = frozenset()  # selected names of operations, or names in the log
     # whether a line is written through ``logging`` for each selected operation
     verbose: bool = False
-    # whether the name of the function that calls is added to the name in the log
+    # whether the name of the calling function is added to the name in the log
     debug: bool = False
-    style: str = "ringsim"  # whose lines and table are written
-    # where the operations are recorded now, None while the log is stopped
+    style: str = "ringsim"  # the format of lines and table
+    # the current recorder, None while the log is stopped
     records: Records | None = None
-    # from which record on all operations are selected, or no longer; the log began at the first one
+    # record number, and whether all operations are selected from there; the log starts at the first
     switches: tuple[tuple[int, bool], ...] = ()
-    # what was recorded before, elsewhere
+    # operations of earlier recorders
     kept: Recorded = _NOTHING
 
     def selects(self, op: str, name: str, prof: bool) -> bool:
-        """Returns whether an operation is to be logged.
-
-        All are, its name is listed, or this call asks for it.
-        """
+        """Returns whether an operation will be logged."""
         return self.prof_all or prof or op in self.prof_ops or name in self.prof_ops
 
     def call(
@@ -302,32 +300,27 @@ class LogOptions:
         log_name: str | None = None,
         debug: str | None = None,
     ) -> Any:
-        """Runs an operation of ``ringsim.comm`` with the backend's ``function``.
-
-        Logs it if it is selected.
+        """Runs an operation of ``ringsim.comm``, and logs it if it is selected.
 
         Args:
-            op: its name, as torch spells it.
-            function: what is called with ``args`` and ``kwargs``.
-            args: positional arguments.
-            kwargs: keyword arguments.
-            prof: select this call, whatever the settings say.
-            log_name: its name in the log; None for ``op``.
+            op: torch's name of the operation.
+            function: the function to call.
+            args: the positional arguments of the function.
+            kwargs: the keyword arguments of the function.
+            prof: whether to select this call regardless of the settings.
+            log_name: the name in the log; None for ``op``.
             debug: the caller's name, for ``configure(debug=True)``; None to find it.
         """
         name = log_name or op
         plain = name == op and op in OP_CODES and not (self.verbose or self.debug)
-        # where all operations are selected, the record of a plain one says it all
+        # if all operations are selected, a plain one needs nothing but its record
         if (self.prof_all and plain) or not self.selects(op, name, prof):
             return function(*args, **kwargs)
         return _run_named(self, name, debug, lambda: function(*args, **kwargs))
 
 
 def _run_named(log: LogOptions, name: str, debug: str | None, run: Callable[[], R]) -> R:
-    """Runs a logged call.
-
-    The operations that it posts bear ``name``, and their lines are written.
-    """
+    """Runs a logged call, labels its operations with ``name``, and writes their lines."""
     assert log.records is not None
     recorder = log.records.recorder
     before = recorder.bookmark() if log.verbose else 0
@@ -347,7 +340,7 @@ def _run_named(log: LogOptions, name: str, debug: str | None, run: Callable[[], 
 def _write_lines(style: str, recorder: Recorder, before: int) -> None:
     """Logs a line for each operation that this thread has posted since the bookmark ``before``.
 
-    In DeepSpeed's style only rank 0 does.
+    In DeepSpeed's style, only rank 0 logs lines.
     """
     if style == "deepspeed" and find_place()[0] != 0:
         return
@@ -387,7 +380,7 @@ def configure(
     verbose: bool | None = None,
     debug: bool | None = None,
 ) -> None:
-    """Starts or stops this rank's log, and sets what is logged. None leaves a setting as it is.
+    """Starts or stops this rank's log, and changes its settings; None keeps a setting.
 
     Any rank may call it at any time; it does not block. Stopping the log keeps its contents, and
     starting it again adds to them; ``reset_log`` clears them.
@@ -398,10 +391,10 @@ def configure(
             ``style``, "deepspeed" asks for DeepSpeed's lines and table instead of "ringsim"'s.
         enabled: True starts the log, False stops it. While it is stopped, operations run as if it
             had never existed.
-        prof_all: whether to log every operation, including those called without ``ringsim.comm``.
-            True unless set.
-        prof_ops: what to log when ``prof_all`` is False: operations (``"all_reduce"``) or names
-            given as ``log_name``. Empty unless set.
+        prof_all: whether to log every operation, including operations called without
+            ``ringsim.comm``. The default is True.
+        prof_ops: the operations to log if ``prof_all`` is False (``"all_reduce"``), or names given
+            as ``log_name``. The default is an empty list.
         verbose: whether to write a line for each operation to the logger ``ringsim.comm``, at level
             INFO.
         debug: whether names in the log include the calling function.
@@ -443,7 +436,7 @@ def configure(
 
 def _switch(log: LogOptions, selects_all: bool) -> LogOptions:
     """Selects all operations from now on, or only those with a label."""
-    assert log.records is not None  # our own invariant, here and below: the log is on
+    assert log.records is not None  # an invariant, here and below: the log is on
     return replace(log, switches=(*log.switches, (log.records.recorder.count, selects_all)))
 
 
@@ -455,9 +448,10 @@ def resume_log(log: LogOptions | None) -> None:
 
 
 def interrupt_log() -> LogOptions | None:
-    """Stops the log and keeps its contents, so that recorders can be exchanged.
+    """Stops the log and keeps its contents, so that the recorder can be replaced.
 
-    Returns it, or None if it was not on.
+    Returns:
+        The stopped log, or None if it was not on.
     """
     log: LogOptions | None = get_state().log
     if log is None or log.records is None:
@@ -481,7 +475,7 @@ def reset_log() -> None:
         >>> reset_log()
     """
     log = _find_log()
-    # which connections have been made is still true
+    # the events remain, because they show which connections exist
     events = log.kept.events
     log = replace(log, switches=(), kept=Recorded(events, np.zeros(len(events), dtype=bool)))
     if get_state().log is None:
@@ -492,7 +486,7 @@ def reset_log() -> None:
 
 @contextmanager
 def pause_log() -> Iterator[None]:
-    """Keeps what this rank does within a with block out of the log; the recorder goes on."""
+    """Excludes this rank's operations in a with block from the log; the recorder keeps running."""
     log = get_state().log
     if log is None:
         yield
@@ -505,37 +499,37 @@ def pause_log() -> Iterator[None]:
         change_state(log=_switch(paused, log.prof_all), stopped_log=None)
 
 
-# -- operations of the user's own
+# -- the user's own operations
 
 
 def timed_op(function: Callable[P, R]) -> Callable[P, R]:
     """Logs the calls of a function as if it were an operation of ``ringsim.comm``.
 
-    A decorator for your own collectives. While the log is on, a call that is selected
+    Use it as a decorator for your own collectives. While the log is on, a selected call
     (``prof_all``, the function's name in ``prof_ops``, or its own argument ``prof=True``) is
-    recorded as a span with a size and a group, and the operations in it bear its name. The call is
-    done when the function returns; if it returns the handle of an operation, when that has been
-    waited for. Otherwise nothing is added to the call. The function keeps its name, signature,
-    docstring and result.
+    recorded as a span with a size and a group, and the operations inside are labelled with its
+    name. The call is done when the function returns; if the function returns the handle of an
+    operation, the call is done when that handle has been waited for. Calls that are not selected
+    run unchanged. The function keeps its name, signature, docstring and result.
 
     Args:
-        function: what to log. If it has parameters ``prof``, ``log_name``, ``debug`` or ``group``,
-            they mean what they mean in ``ringsim.comm``. The logged size is that of the first
-            argument that is a tensor or a list of tensors.
+        function: the function to log. Its parameters ``prof``, ``log_name``, ``debug`` and
+            ``group``, if any, have the same meaning as in ``ringsim.comm``. The logged size is that
+            of the first argument that is a tensor or a list of tensors.
 
     Returns:
-        The function, wrapped.
+        The wrapped function.
 
     Example:
         >>> @timed_op
         ... def gossip(tensor, group=None):
-        ...     "Tells the neighbours."
+        ...     "Sends a tensor to the neighbours."
         >>> gossip.__name__, gossip.__doc__, str(inspect.signature(gossip))
-        ('gossip', 'Tells the neighbours.', '(tensor, group=None)')
+        ('gossip', 'Sends a tensor to the neighbours.', '(tensor, group=None)')
 
     Source:
-        DeepSpeed, ``deepspeed.comm.timed_op``: the name. The function that it returns has lost its
-        name and signature.
+        DeepSpeed, ``deepspeed.comm.timed_op``: the name. DeepSpeed's decorator does not preserve
+        the function's name and signature.
     """
     signature = inspect.signature(function)
 
@@ -547,7 +541,7 @@ def timed_op(function: Callable[P, R]) -> Callable[P, R]:
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError:
-            return function(*args, **kwargs)  # which says what is wrong
+            return function(*args, **kwargs)  # which raises the right error
         bound.apply_defaults()
         given = bound.arguments
         name = given.get("log_name") or function.__name__
@@ -564,7 +558,7 @@ def timed_op(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _record(log: LogOptions, given: dict[str, Any], run: Callable[[], R]) -> R:
-    """Runs a selected call, and records it under the name in force."""
+    """Runs a selected call, and records it under the current label."""
     assert log.records is not None
     recorder = log.records.recorder
     slot = recorder.call_begin(
@@ -581,7 +575,7 @@ def _record(log: LogOptions, given: dict[str, Any], run: Callable[[], R]) -> R:
         raise
     if hasattr(result, "complete_record"):
         left_to_wait = result.complete_record(recorder, slot)
-    else:  # torch's handles: the hooks know them
+    else:  # the hooks know torch's handles
         left_to_wait = recorder.hooks.complete_with(result, slot)
     if not left_to_wait:
         recorder.span_end(slot)
@@ -589,13 +583,13 @@ def _record(log: LogOptions, given: dict[str, Any], run: Callable[[], R]) -> R:
 
 
 def _number_group(recorder: Recorder, group: Any) -> int:
-    """Numbers the group of a call: one of this rank alone if there is no process group."""
+    """Numbers the group of a call; without a process group, the group has only this rank."""
     given: Any = group or dist.group.WORLD
     return recorder.group(*(name_and_ranks(given) if dist.is_initialized() else _ALONE[:2]))
 
 
 def _number_payload(recorder: Recorder, given: dict[str, Any]) -> int:
-    """Numbers the payload of a call: its first argument that is a tensor, or holds some."""
+    """Numbers the payload of a call: its first argument that is a tensor, or contains tensors."""
     for value in given.values():
         tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
         if tensors:
@@ -607,11 +601,12 @@ def _number_payload(recorder: Recorder, given: dict[str, Any]) -> int:
 
 
 def _gather(default: Store, mine: Logged, rank: int, world_size: int) -> LogTable:
-    """Makes the table of all ranks over a store.
+    """Creates the table of all ranks over a store.
 
-    Every rank calls it; it blocks until all have, or a little longer than ``_WAIT_S``.
+    Every rank calls it. It blocks until all ranks have called it, or for slightly more than
+    ``_WAIT_S``.
     """
-    # the n-th summary of this rank is the n-th of every rank
+    # the n-th summary of this rank belongs to the n-th of every other rank
     entered = default.add(f"ringsim/log/entered/{rank}", 1)
     store: Any = PrefixStore(f"ringsim/log/{entered}", default)
     if rank == 0:
@@ -641,8 +636,8 @@ def _gather(default: Store, mine: Logged, rank: int, world_size: int) -> LogTabl
         store.wait(["table"], timedelta(seconds=_WAIT_S + _MARGIN_S))
     except RuntimeError:
         note = (
-            f"rank 0 did not call log_summary in {_WAIT_S:g} s: this "
-            f"is the log of rank {rank} alone"
+            f"rank 0 did not call log_summary within {_WAIT_S:g} s: this "
+            f"log contains only rank {rank}"
         )
         return _make_table([mine], world_size, [note])
     table = LogTable.from_json(store.get("table"))
@@ -651,7 +646,7 @@ def _gather(default: Store, mine: Logged, rank: int, world_size: int) -> LogTabl
 
 
 def _make_table(logs: list[Logged], world_size: int, notes: Iterable[str]) -> LogTable:
-    """Computes the table from the logs of some ranks, in order."""
+    """Computes the table from the logs of some ranks, in rank order."""
     events, first, facts = zip(*logs, strict=True)
     one_clock = len({each["host"] for each in facts}) == 1
     rows = make_rows(
@@ -667,7 +662,7 @@ def _make_table(logs: list[Logged], world_size: int, notes: Iterable[str]) -> Lo
 
 
 def _pack(logged: Logged) -> bytes:
-    """Returns a rank's log as bytes: arrays of numbers and JSON, nothing that could be executed."""
+    """Returns a rank's log as bytes: arrays of numbers, and JSON, without executable content."""
     events, first, facts = logged
     columns = {name: getattr(events, name) for name in _COLUMNS}
     text = json.dumps({**facts, "tables": write_tables(events.tables._replace(files=()))})
@@ -684,7 +679,7 @@ def _unpack(data: bytes) -> Logged:
 
 
 def find_place() -> tuple[int, int]:
-    """Returns this rank, and how many there are; 0 and 1 without a process group."""
+    """Returns the rank and the world size; 0 and 1 without a process group."""
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
@@ -699,20 +694,20 @@ def log_summary(show_straggler: bool = False, *, return_dict: Literal[True]) -> 
 def log_summary(
     show_straggler: bool = False, return_dict: bool = False
 ) -> LogTable | dict[str, Any]:
-    """Brings the logs of all ranks together; rank 0 prints the table.
+    """Combines the logs of all ranks; rank 0 prints the table.
 
-    Every rank calls it, whether the log is on or stopped; it blocks until all have. With torch it
-    uses the store of the default group, not the groups being logged. A rank that does not come
-    within half a minute is left out, and the table says so. Without a process group, the table is
-    of this rank alone.
+    Call it on every rank, whether the log is on or stopped; it blocks until all ranks have called
+    it. With torch it uses the store of the default group, not the groups being logged. A rank that
+    does not call it within half a minute is left out, and a note in the table lists it. Without a
+    process group, the table covers only this rank.
 
     Args:
-        show_straggler: whether the printed table has a column of straggler time; the returned data
-            always do.
+        show_straggler: whether the printed table has a column of straggler time, which the returned
+            data always include.
         return_dict: whether to return a dictionary, as ``LogTable.to_dict`` does.
 
     Returns:
-        The table, the same on every rank: ``str`` gives the text, ``to_pandas()`` a DataFrame.
+        The table, the same on every rank: ``str`` returns the text, ``to_pandas()`` a DataFrame.
 
     Example:
         >>> import torch, torch.distributed as dist
@@ -735,7 +730,7 @@ def log_summary(
     """
     rank, world_size = find_place()
     events, first, notes = _read_logged()
-    # the log's own recorder does not know which rank this is
+    # the log's own recorder does not know this rank's number
     events = replace(events, rank=np.full(len(events), rank))
     facts = {
         "rank": rank,
@@ -748,7 +743,7 @@ def log_summary(
     if store is not None:
         table = _gather(store, mine, rank, world_size)
     else:
-        alone = [f"this version of torch hides its store: this is the log of rank {rank} alone"]
+        alone = [f"this version of torch hides its store: this log contains only rank {rank}"]
         table = _make_table([mine], world_size, alone if world_size > 1 else [])
     table = replace(table, show_straggler=show_straggler)
     if rank == 0:
@@ -771,7 +766,7 @@ def has_comm_data() -> bool:
 
 
 def get_comm_operation_count() -> int:
-    """Returns how many operations this rank has logged.
+    """Returns the number of operations that this rank has logged.
 
     Any rank may call it at any time; it does not block.
 

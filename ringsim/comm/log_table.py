@@ -1,6 +1,7 @@
-"""The log of ``ringsim.comm`` as a value.
+"""The table of the log of ``ringsim.comm``.
 
-One row for each operation and size, computed from events; as text, dictionary or DataFrame.
+It has one row per operation and size, computed from events. You can get it as text, a dictionary or
+a DataFrame.
 """
 
 from __future__ import annotations
@@ -36,39 +37,40 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LogRow:
-    """What was logged of operations of one name, kind, group size and message size, on all ranks.
+    """The operations with the same name, kind, group size and message size, on all ranks.
 
-    Latency is the time from post to done. An operation is a *first* one when its rank was not seen
-    before to talk to that peer on that group (for a collective: to use that group): connections are
-    made then. First ones are kept apart: mean, median, percentiles and bandwidths are of the
-    others, and NaN where there are none. 1 GB is 10**9 bytes.
+    Latency is the time from post to done. A rank's *first* operation with a peer on a group (for a
+    collective: its first on that group) may include the time to connect, so first operations are
+    kept apart: mean, median, percentiles and bandwidths cover only the other operations, and are
+    NaN if there are none. 1 GB is 10**9 bytes.
 
     Attributes:
-        name: what the log calls them: ``log_name`` where one was given, else the operation.
-        op: the operation, as torch spells it; "span" for a call of a function under ``timed_op``.
-        group_size: number of ranks in their group.
-        size_bytes: the message, or S as nccl-tests has it (see ``ringsim.traces.collectives``).
-        count: how many there were. A collective counts once, however many ranks took part; a send
-            and its recv count as one each.
-        in_flight: records of operations that nobody has waited for yet.
-        failed: records of operations that raised.
-        first_count: how many of the records are first ones.
-        first_mean_us: mean latency of the first ones.
-        total_us: time spent in all of them, first ones included, by one rank on average.
-        mean_us: mean latency.
-        median_us: median latency.
-        p10_us: a tenth of them took less.
-        p90_us: a tenth of them took more.
+        name: the name in the log: ``log_name`` if it was given, else the operation.
+        op: torch's name of the operation; "span" for a call of a function under ``timed_op``.
+        group_size: the number of ranks in the group.
+        size_bytes: the size of the message, or S as defined by nccl-tests (see
+            ``ringsim.traces.collectives``).
+        count: the number of operations. A collective counts once, regardless of the number of
+            ranks; a send and its recv count separately.
+        in_flight: the number of records without a wait so far.
+        failed: the number of records of operations that raised an error.
+        first_count: the number of records of first operations.
+        first_mean_us: the mean latency of first operations.
+        total_us: the time spent in all operations, including first ones, averaged over the ranks.
+        mean_us: the mean latency.
+        median_us: the median latency.
+        p10_us: the 10th percentile of the latency.
+        p90_us: the 90th percentile of the latency.
         blocked_mean_us: the part of the mean latency in which the program was blocked, from wait to
             done.
-        overlap_mean_us: the rest, from post to wait: an asynchronous operation ran beside the
-            program.
+        overlap_mean_us: the rest of the mean latency, from post to wait, in which an asynchronous
+            operation overlapped with the program.
         straggler_mean_us: the part of the mean latency in which a rank was blocked before the last
-            one of its group, or the other side of its message, had posted; NaN where that is not
-            known.
-        algbw_gb_per_s: algorithm bandwidth, S over the median latency.
-        busbw_gb_per_s: bus bandwidth, with the factor of nccl-tests for the group's size.
-        lower_bound: whether the bandwidths are lower bounds, because the program came to wait late.
+            rank of its group, or the other side of its message, had posted; NaN if unknown.
+        algbw_gb_per_s: the algorithm bandwidth, S divided by the median latency.
+        busbw_gb_per_s: the bus bandwidth, with the factor of nccl-tests for the group size.
+        lower_bound: whether the bandwidths are lower bounds, because the program began to wait
+            late.
     """
 
     name: str
@@ -94,7 +96,7 @@ class LogRow:
 
 
 _OPS = np.array(OP_NAMES)
-# What the text shows: heading, field, width, decimals.
+# The columns of the text: heading, field, width, decimals.
 _SHOWN = (
     ("count", "count", 8, 0),
     ("total ms", "total_us", 11, 3),
@@ -111,13 +113,13 @@ _STRAGGLER = ("straggler us", "straggler_mean_us", 14, 1)
 
 @dataclass(frozen=True)
 class LogTable:
-    """The table that ``log_summary`` makes, the same on every rank.
+    """The table that ``log_summary`` returns, the same on every rank.
 
     Attributes:
-        rows: one for each name, operation, group size and message size.
-        world_size: number of ranks in the job.
-        ranks: those whose log is in it.
-        notes: what the reader must know: ranks that are missing, times that are not comparable.
+        rows: one row per name, operation, group size and message size.
+        world_size: the number of ranks in the job.
+        ranks: the ranks whose logs are included.
+        notes: caveats, such as missing ranks or times that are not comparable.
         show_straggler: whether the text has the column of straggler time.
 
     Example:
@@ -159,7 +161,7 @@ class LogTable:
     show_straggler: bool = False
 
     def to_pandas(self) -> pd.DataFrame:
-        """Returns the rows as a new pandas DataFrame, one column for each field of ``LogRow``."""
+        """Returns the rows as a new pandas DataFrame with one column per field of ``LogRow``."""
         import pandas as pd
 
         return pd.DataFrame(list(self.rows), columns=[field.name for field in fields(LogRow)])
@@ -168,8 +170,9 @@ class LogTable:
         """Returns the table as a dictionary.
 
         Returns:
-            ``summary``, a list of rows (dictionaries with the fields of ``LogRow``) by name and
-            then by size in bytes; ``world_size``; ``ranks``; ``notes``.
+            A dictionary with the keys ``summary``, ``world_size``, ``ranks`` and ``notes``.
+            ``summary`` maps a name and then a size in bytes to a list of rows (dictionaries with
+            the fields of ``LogRow``).
         """
         summary: dict[str, dict[int, list[dict[str, Any]]]] = {}
         for row in self.rows:
@@ -199,9 +202,9 @@ class LogTable:
         )
 
     def __str__(self) -> str:
-        """Returns the table as text, with the unit in the heading or the cell.
+        """Returns the table as text, with units in the headings or in the cells.
 
-        ``>=`` before a bandwidth that is a lower bound.
+        A bandwidth that is a lower bound is preceded by ``>=``.
         """
         shown = (*_SHOWN, _STRAGGLER) if self.show_straggler else _SHOWN
         head = f"Communication of {self.world_size} rank{'' if self.world_size == 1 else 's'}"
@@ -237,15 +240,15 @@ def _cell(row: LogRow, heading: str, field: str, decimals: int) -> str:
     return f"{value:,.{decimals}f}"
 
 
-# a program that lets more than this share of an operation pass before it waits may have come after
-# its end
+# if more than this share of an operation's latency passes before the program waits, the wait may
+# have begun after the end of the operation
 _LATE = 0.5
 
 
 def is_operation(events: Events) -> Ints:
-    """Marks what the log is about.
+    """Marks the events that the log covers.
 
-    Messages, collectives, and calls under ``timed_op`` (spans that have a group).
+    These are messages, collectives, and calls under ``timed_op`` (spans that have a group).
     """
     kind = events.kind
     mask: Ints = (kind != MARK) & ((kind != SPAN) | (events.group != NONE))
@@ -253,7 +256,7 @@ def is_operation(events: Events) -> Ints:
 
 
 def name_operations(events: Events) -> Ints:
-    """Returns what the log calls each event: its label, else its operation."""
+    """Returns the name of each event in the log: its label, or else its operation."""
     labels = np.array([*events.tables.labels, ""])[events.label]
     named: Ints = np.where(events.label == NONE, _OPS[events.op], labels)
     return named
@@ -262,13 +265,12 @@ def name_operations(events: Events) -> Ints:
 def make_rows(
     events: Events, first: Ints, *, one_clock: bool = True, by_tag: bool = True
 ) -> tuple[LogRow, ...]:
-    """Computes the log.
+    """Computes the rows of the table.
 
     Args:
-        events: the operations to log, of all ranks, in order of rank and posting; for all of them
-            ``is_operation`` holds.
-        first: bool, as long as the events: whether it was its rank's first with that peer on that
-            group.
+        events: the operations of all ranks, in order of rank and posting; ``is_operation`` must be
+            true for all of them.
+        first: bool, one per event: whether it was its rank's first with that peer on that group.
         one_clock: whether the times of different ranks can be compared.
         by_tag: False for a backend that ignores tags (NCCL).
 
@@ -276,7 +278,7 @@ def make_rows(
         The rows, in order of name, operation, group size and message size.
 
     Example:
-        Two ranks reduce 1,000 bytes three times; the first time costs more:
+        Two ranks reduce 1,000 bytes three times; the first time takes longer:
 
         >>> from ringsim.traces.events import OP_CODES, Group, Payload, Tables, make_events
         >>> tables = Tables(
@@ -337,7 +339,7 @@ def _make_row(
 ) -> LogRow:
     done = (events.status == OK) & (events.done_ns != NONE)
     latency_us = (events.done_ns - events.post_ns) * 1e-3
-    # a span has none: its caller was there all the time
+    # a span has no wait: its caller was blocked all the time
     wait_ns = np.where(events.wait_ns == NONE, events.post_ns, events.wait_ns)
     blocked_us = (events.done_ns - wait_ns) * 1e-3
     steady = done & ~first
@@ -379,17 +381,18 @@ def _mean(values: Ints) -> float:
 
 
 def straggler_ns(events: Events, *, by_tag: bool = True) -> Ints:
-    """Returns how long each operation was blocked before the last rank that it needs had posted.
+    """Returns the time that each operation was blocked before the last rank it needs had posted.
 
-    The k-th operation of a name, group and payload on one rank is taken to be the k-th on the
-    others, provided all ranks of the group have equally many: ranks may log different things.
+    The k-th operation with a name, group and payload on one rank is matched with the k-th on the
+    others, provided that all ranks of the group have the same number of them, because ranks may log
+    different operations.
 
     Args:
-        events: operations of all ranks, in order of rank and posting, on one clock.
+        events: the operations of all ranks, in order of rank and posting, on one clock.
         by_tag: False for a backend that ignores tags.
 
     Returns:
-        float64 in ns, NaN where the other side is not known.
+        The times in ns (float64), NaN if the other side is unknown.
 
     Source:
         Scalasca's wait state "n-to-n": from the time a rank waits to the time the last one begins.

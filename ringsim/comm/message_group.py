@@ -1,8 +1,8 @@
-"""A process group of torch that needs no more than messages: the base of backends in Python.
+"""The base class for backends written in Python, which only need to send and receive messages.
 
-A subclass has two methods, ``isend`` and ``irecv``. Collectives that it does not begin itself
-(``start``) are built from messages. Its operations are recorded here, in the one place where they
-are posted: patching the class ``ProcessGroup`` does not see a subclass in Python.
+A subclass defines the two methods ``isend`` and ``irecv``. Collectives that it does not implement
+itself (``start``) are built from messages. Operations are recorded here, when they are posted,
+because patching the class ``ProcessGroup`` does not affect subclasses written in Python.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ from ringsim.traces.recorder import Post, Recorder
 
 __all__ = ["MessageGroup", "to_seconds"]
 
-Begun = tuple[Recorder, int] | None  # who recorded an operation, and where
+Begun = tuple[Recorder, int] | None  # the recorder of an operation, and its slot
 
 
 class MessageGroup(PythonGroup):
-    """A process group whose ranks exchange messages; all else is built from them.
+    """A process group whose ranks exchange messages, from which all other operations are built.
 
-    Register a function that makes one, by ``torch.distributed.Backend.register_backend``; its
-    arguments are those of ``PythonGroup``.
+    Register a function that creates your group with ``torch.distributed.Backend.register_backend``.
+    The constructor takes the arguments of ``PythonGroup``.
 
     Example:
         A group of one rank, which needs no messages:
 
         >>> class Alone(MessageGroup):
         ...     def isend(self, tensor, dst, tag):
-        ...         raise ValueError("nobody is there")
+        ...         raise ValueError("there is no other rank")
         ...
         ...     def irecv(self, tensor, src, tag):
-        ...         raise ValueError("nobody is there")
+        ...         raise ValueError("there is no other rank")
         >>> Alone(0, 1, backend_name="alone").size()
         1
     """
@@ -62,16 +62,17 @@ class MessageGroup(PythonGroup):
     _recorder: Recorder | None = None
     _posts: dict[str, Post] = {}  # noqa: RUF012 - replaced whole with each recorder
 
-    # -- what a backend does
+    # -- methods of a backend
 
     @abstractmethod
     def isend(self, tensor: Tensor, dst: int, tag: int) -> Work:
         """Begins to send a tensor, contiguous or not; does not block.
 
         Args:
-            tensor: what to send, of any shape; it does not change until the handle is complete.
+            tensor: the tensor to send, of any shape; it does not change until the handle is
+                complete.
             dst: the receiver's rank in the group.
-            tag: the receiver's is the same.
+            tag: the tag, which matches the receiver's.
 
         Returns:
             A handle.
@@ -81,19 +82,20 @@ class MessageGroup(PythonGroup):
     def irecv(self, tensor: Tensor, src: int | None, tag: int) -> Work:
         """Begins to receive into a tensor, contiguous or not; does not block.
 
-        Messages of one source and tag arrive in the order in which they were sent.
+        Messages with the same source and tag must arrive in the order in which they were sent.
 
         Args:
-            tensor: where to, as large as what is sent; filled when the handle's ``wait`` returns.
-            src: the sender's rank in the group, None for anybody.
-            tag: the sender's is the same.
+            tensor: the tensor to receive into, as large as the sent tensor; it must be filled when
+                the handle's ``wait`` returns.
+            src: the sender's rank in the group; None for any rank.
+            tag: the tag, which matches the sender's.
 
         Returns:
             A handle, whose method ``_source_rank`` returns the sender's rank in the group.
         """
 
     def check_tensor(self, what: str, tensor: Any) -> Tensor:
-        """Returns a tensor that the backend can carry; raises an error if it cannot.
+        """Returns a tensor that the backend supports, or raises an error.
 
         Args:
             what: the name of the argument.
@@ -103,15 +105,15 @@ class MessageGroup(PythonGroup):
         return detached
 
     def start(self, call: Call) -> Work:
-        """Begins a collective; one of a group without this method is built from messages.
+        """Begins a collective; without this method, collectives are built from messages.
 
         Args:
-            call: what this rank gives and gets, checked.
+            call: the checked call, with the tensors that this rank gives and gets.
         """
         warn_once(call.name, self.name())
         return build(self, call)
 
-    # -- what follows from that
+    # -- operations based on these methods
 
     @property
     def members(self) -> GroupMembers:
@@ -126,7 +128,7 @@ class MessageGroup(PythonGroup):
         self._members = None
 
     def begin_message(self, sends: bool, place: int | None, tensors: Any, tag: int) -> Work:
-        """Begins a message, and records it."""
+        """Begins a send or a recv, and records it."""
         members = self.members
         tensor = members.check("tensor", tensors[0])
         if place is not None and not 0 <= place < self.size():
@@ -146,7 +148,7 @@ class MessageGroup(PythonGroup):
     def begin_collective(
         self, name: str, arguments: Mapping[str, Any], carried: Sequence[Tensor] | None = None
     ) -> Work:
-        """Begins a collective, and records it; one that is built is recorded as its messages."""
+        """Begins a collective, and records it, or records the messages that it is built from."""
         members = self.members
         call = read_call(name, READINGS[name].bind((), arguments), members)
         if type(self).start is MessageGroup.start:
@@ -158,16 +160,16 @@ class MessageGroup(PythonGroup):
         return _begin(lambda: self.start(call), begun, call.results)
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """Blocks until every rank of the group has come here.
+        """Blocks until every rank of the group has called it.
 
-        Each rank reports to the first, which answers all.
+        Each rank reports to the first rank, which answers all of them.
 
         Args:
-            timeout: limit, a timedelta or seconds; None for the group's.
-            wait_all_ranks: whether the first rank names all missing ranks, or one.
+            timeout: the limit, a timedelta or seconds; None for the group's limit.
+            wait_all_ranks: whether the first rank names all missing ranks, or only one.
 
         Raises:
-            RunTimeout: a rank has not come.
+            RunTimeout: a rank did not call it in time.
         """
         limit_s = to_seconds(timeout or self.timeout)
         begun = self._post("monitored_barrier", self.members, NONE, NONE, [])
@@ -178,8 +180,9 @@ class MessageGroup(PythonGroup):
             missing = self._find_missing(limit_s, wait_all_ranks)
             if missing:
                 raise RunTimeout(
-                    f"all ranks must come to monitored_barrier within {limit_s:g} s, got none of "
-                    f"{name_ranks([*missing])} ({self.members.here()}). See where they are."
+                    f"monitored_barrier timed out after {limit_s:g} s, waiting for "
+                    f"{name_ranks([*missing])} ({self.members.here()}). Check what they were "
+                    "doing."
                 ) from next(iter(missing.values()))
             status = OK
         finally:
@@ -187,9 +190,9 @@ class MessageGroup(PythonGroup):
                 begun[0].complete(begun[1], status)
 
     def _find_missing(self, limit_s: float, wait_all_ranks: bool) -> dict[int, Exception]:
-        """Returns the global ranks that have not come in time, with the errors that say so.
+        """Returns the global ranks that did not arrive in time, with the corresponding errors.
 
-        The first rank looks for all, the others for the first.
+        The first rank waits for all others, and the others wait for the first.
         """
         deadline_s, others = time.monotonic() + limit_s, range(1, self.size())
 
@@ -229,7 +232,7 @@ class MessageGroup(PythonGroup):
         copies: int = 1,
         how: str = "",
     ) -> Begun:
-        """Writes down that an operation begins; None if nothing is recorded."""
+        """Records the start of an operation; returns None if nothing is recorded."""
         recorder = get_state().recorder
         if recorder is None:
             return None
@@ -249,7 +252,7 @@ class MessageGroup(PythonGroup):
 def _begin(
     begin: Callable[[], Work], begun: Begun, results: Sequence[Tensor], ranks: Sequence[int] = ()
 ) -> Handle:
-    """Begins an operation, whose end is written down where its beginning was."""
+    """Begins an operation, and completes its record when it ends."""
     try:
         work = begin()
     except BaseException:
@@ -264,5 +267,5 @@ def _begin(
 
 
 def to_seconds(timeout: timedelta | float) -> float:
-    """Returns a limit in seconds."""
+    """Returns a timeout in seconds."""
     return timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)

@@ -1,14 +1,14 @@
 """The backend ``mpi`` of torch.distributed, for ranks that ``mpirun`` (or ``srun``) has started.
 
-torch keeps the name "mpi" for a backend of its own, which its wheels are built without, and has a
-place for it that is empty then. ``register`` puts ours there: so ``init_process_group("mpi")`` and
-``new_group`` work as torch documents them, and no address is needed, for MPI joins the ranks.
+Torch reserves the name "mpi" for its own backend, which its wheels do not contain, so its place is
+empty. ``register`` puts ringsim's backend there, so that ``init_process_group("mpi")`` and
+``new_group`` work as torch documents them. No address is needed, because MPI connects the ranks.
 
-While the ranks are joined, a rank that ends by an exception, or by ``sys.exit`` with a code other
-than 0, ends all ranks: the others would wait for it. Python calls no hook for SystemExit, and tells
-no handler of ``atexit`` with which code the process ends. But the interpreter reads the attribute
-``code`` of the exception that has reached it, and no frame of Python is below that look. Whoever
-catches it has one.
+While the ranks are connected, a rank that ends with an exception, or by ``sys.exit`` with a nonzero
+code, ends all ranks, because the others would wait for it. Python calls no hook for SystemExit, and
+an ``atexit`` handler does not get the exit code. But the interpreter reads the attribute ``code``
+of an uncaught exception, and at that time there is no Python frame below, whereas code that catches
+the exception has one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Any, Final, NoReturn
 
 import torch.distributed as dist
 
-# public, though torch lists it nowhere
+# public, although torch does not list it
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from ringsim.comm.bootstrap import host, listen, reach
@@ -46,16 +46,13 @@ _CODE: Final[Any] = vars(SystemExit)["code"]
 
 
 class _Exit(SystemExit):
-    """The exception that ``sys.exit`` raises while the job lasts."""
+    """The exception that ``sys.exit`` raises during the job."""
 
     on_end: Callable[[Any], None]
 
     @property
-    def code(self) -> Any:  # type: ignore[override]  # a field there, to be overheard here
-        """The status, for whoever caught this.
-
-        The interpreter, which ends the process with it, is overheard.
-        """
+    def code(self) -> Any:  # type: ignore[override]  # a field in SystemExit
+        """The status; calls ``on_end`` if the interpreter reads it to end the process."""
         status = _CODE.__get__(self)
         frame = inspect.currentframe()
         if frame is not None and frame.f_back is None:
@@ -63,17 +60,17 @@ class _Exit(SystemExit):
         return status
 
 
-# as reports and tracebacks name it
+# the name in reports and tracebacks
 _Exit.__module__, _Exit.__qualname__, _Exit.__name__ = "builtins", "SystemExit", "SystemExit"
 
 
 def watch_exit(abort: Callable[[int], Any]) -> Callable[[], None]:
-    """Calls ``abort(code)`` when ``sys.exit`` ends this process with a code other than 0.
+    """Calls ``abort(code)`` when ``sys.exit`` ends this process with a nonzero code.
 
-    Its message is shown; returns what undoes it.
+    The message of ``sys.exit`` is still shown. Returns a function that undoes the change.
 
     Args:
-        abort: ends all ranks.
+        abort: a function that ends all ranks.
 
     Example:
         >>> undo = watch_exit(print)
@@ -106,7 +103,7 @@ def watch_exit(abort: Callable[[int], Any]) -> Callable[[], None]:
     return undo
 
 
-# mpirun drops what is still in the pipes to it when the job is ended: the error would stay unseen
+# mpirun discards output that is still in its pipes when the job ends: the error would be lost
 _LAST_WORDS_S: Final = 0.2
 
 
@@ -114,35 +111,35 @@ def import_mpi() -> Any:
     """Returns ``mpi4py.MPI``; the first import starts MPI in this process.
 
     Raises:
-        RingError: it is missing, or finds no MPI.
+        RingError: mpi4py is missing, or finds no MPI library.
     """
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise RingError(
-            "mpi4py and an MPI library must be installed for the mpi backend, got "
-            f"{type(error).__name__}: {error}. Install both from PyPI: pip install 'ringsim[mpi]'."
+            f"cannot load mpi4py for the mpi backend: {type(error).__name__}: {error}. Install "
+            "mpi4py and an MPI library from PyPI: pip install 'ringsim[mpi]'."
         ) from error
     return MPI
 
 
 def start_mpi() -> int:
-    """Starts MPI in a process of ``mpirun``'s, and returns the rank once it has started in all.
+    """Starts MPI in a process of ``mpirun``; returns the rank once all processes have started it.
 
-    Then MPICH's shared memory loses its name, so that ranks that are killed leave no file.
+    It then unlinks MPICH's shared memory, so that killed ranks leave no file.
     """
     everybody = import_mpi().COMM_WORLD
     everybody.Barrier()
-    with suppress(FileNotFoundError):  # of /proc
+    with suppress(FileNotFoundError):  # no /proc on this system
         for name in re.findall(r"/dev/shm/mpich\S+", Path("/proc/self/maps").read_text()):
             Path(name).unlink(missing_ok=True)
     return int(everybody.Get_rank())
 
 
 def enter_job(everybody: Any) -> Callable[[], None]:
-    """Lets a failure of this rank end all ranks: the others would wait for it, and MPI at its end.
+    """Makes a failure of this rank end all ranks, because they and MPI would wait for it.
 
-    Returns what undoes it.
+    Returns a function that undoes the change.
 
     Args:
         everybody: the communicator of all ranks.
@@ -161,7 +158,7 @@ def enter_job(everybody: Any) -> Callable[[], None]:
         if not entered:
             before(kind, error, trace)
             return
-        with redirect_stderr(errors):  # torch's own hook collects what is written, for later
+        with redirect_stderr(errors):  # torch's own hook captures stderr until later
             before(kind, error, trace)
         end_job(1)
 
@@ -178,20 +175,20 @@ def enter_job(everybody: Any) -> Callable[[], None]:
     return undo
 
 
-# -- joining
+# -- connecting the ranks
 
 
-# what torch calls for groups of the backend "mpi"; builds without MPI lack the name
+# torch's class for groups on the backend "mpi"; builds without MPI lack the name
 _MPI_CLASS: Final = (dist.distributed_c10d, "ProcessGroupMPI")
 _LEFT: Final = "ringsim/left"
 _LOOK_S: Final = 0.002
 
 
 class _Maker:
-    """Makes the groups of the backend "mpi", in the place of torch's class of that name.
+    """The factory of groups on the backend "mpi", in place of torch's own class.
 
     Attributes:
-        world: the group of all ranks, None while they are not joined.
+        world: the group of all ranks, None while the ranks are not connected.
     """
 
     def __init__(self) -> None:
@@ -199,17 +196,17 @@ class _Maker:
         self._made: MpiGroup | None = None
 
     def join(self, timeout: timedelta) -> MpiGroup:
-        """Joins the ranks that mpirun has started; all of them call it, and it blocks until then.
+        """Connects the ranks started by mpirun; all ranks call it, and it blocks until all have.
 
         Args:
-            timeout: limit for that, and of every operation.
+            timeout: the limit for connecting, and for every operation.
 
         Returns:
             The group of all ranks.
 
         Raises:
-            RingError: mpi4py or its MPI is missing.
-            RunTimeout: not all ranks have come.
+            RingError: mpi4py or the MPI library is missing.
+            RunTimeout: not all ranks have called it in time.
         """
         mpi = import_mpi()
         everybody = mpi.COMM_WORLD
@@ -231,14 +228,15 @@ class _Maker:
         return world
 
     def create(self, ranks: Sequence[int]) -> MpiGroup | None:
-        """Returns the group that ``wrap`` has made; torch calls it on its members."""
+        """Returns the group that ``wrap`` has created; torch calls it on the group's members."""
         made, self._made = self._made, None
         return made
 
     def wrap(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns torch's function that creates groups, which makes ours first, on all ranks.
+        """Returns a wrapper of torch's function that creates groups.
 
-        Torch's own MPI gets neither a store nor a limit; both are handed on here.
+        The wrapper first creates an MPI group on all ranks. It also passes on the store and the
+        timeout, which torch's own MPI backend does not get.
         """
         signature = inspect.signature(call)
 
@@ -255,12 +253,12 @@ class _Maker:
                 elif self.world is not None:
                     self._made = self.world.make_group(ranks, timeout)
                     desc = values.get("group_desc") or ""
-                    if desc.startswith("ring:"):  # pair groups bear their edge
+                    if desc.startswith("ring:"):  # pair groups are named after their edge
                         values["group_name"] = desc
                 else:
                     raise RingError(
-                        "the default process group must be on MPI if another group is to be, got "
-                        f'the backend {dist.get_backend()!r}. Call init_process_group("mpi").'
+                        "the default process group must use the backend 'mpi' before another group "
+                        f'can, got {dist.get_backend()!r}. Call init_process_group("mpi").'
                     )
             return call(*given.args, **given.kwargs)
 
@@ -268,7 +266,7 @@ class _Maker:
 
 
 def _share_store(world: MpiGroup) -> Any:
-    """Returns a store that all ranks share; rank 0 hosts it, on loopback if all are there."""
+    """Returns a store that all ranks share; rank 0 hosts it, on loopback if possible."""
     control, rank = world.job.control, world.rank()
     if world.size() == 1:
         return HashStore()
@@ -284,17 +282,17 @@ def _share_store(world: MpiGroup) -> Any:
     finally:
         place = control.bcast(place)
     if place is None:
-        raise RingError("rank 0 must host the store that all ranks share, got an error there.")
+        raise RingError("rank 0 failed to host the shared store. See its error.")
     address, port = place
     return store or reach(address, port, limit_s)
 
 
 def _leave_store(store: Any, rank: int, size: int) -> None:
-    """Takes leave of the store; rank 0, which hosts it, stays until the others have, some seconds.
+    """Leaves the store; its host, rank 0, waits a few seconds until the others have left it.
 
-    Somebody may still read there why the ranks part.
+    Other ranks may still need to read an error from the store.
     """
-    with suppress(RuntimeError):  # rank 0 has gone
+    with suppress(RuntimeError):  # rank 0 has ended
         if rank > 0:
             store.add(_LEFT, 1)
             return
@@ -304,7 +302,7 @@ def _leave_store(store: Any, rank: int, size: int) -> None:
 
 
 def register() -> None:
-    """Lets torch.distributed make groups on MPI, unless it can, or mpi4py is missing."""
+    """Enables groups on MPI in torch.distributed, unless it has MPI or mpi4py is missing."""
     if getattr(*HAS_MPI, True) or not hasattr(*MAKE_GROUP) or find_spec("mpi4py") is None:
         return
     maker = _Maker()
@@ -314,7 +312,7 @@ def register() -> None:
 
 
 def check_place(world_size: int, rank: int) -> None:
-    """Raises ArgumentError unless a rank and a number of ranks are MPI's, or -1."""
+    """Raises ArgumentError unless a rank and a world size are equal to MPI's, or -1."""
     everybody = import_mpi().COMM_WORLD
     for what, wanted, is_value in (
         ("world_size", world_size, everybody.Get_size()),
@@ -322,6 +320,6 @@ def check_place(world_size: int, rank: int) -> None:
     ):
         if wanted not in (-1, is_value):
             raise ArgumentError(
-                f"{what} must be {is_value} as MPI has it, or left out, got {wanted}. Start "
-                "the ranks with mpirun."
+                f"{what} must be {is_value} as in MPI, or omitted, got {wanted}. Start the ranks "
+                "with mpirun."
             )

@@ -1,8 +1,8 @@
-"""How MPI begins each family of collectives.
+"""The collectives on MPI, one function per family.
 
-Each is one nonblocking operation of MPI, and what must be done with its result. Data that is only
-moved travels as bytes, whatever its dtype. What is reduced is reduced by MPI; where MPI does not
-have the type, it is gathered, and reduced in torch in the order of the ranks.
+Each collective becomes one nonblocking MPI operation and a final step for its result. Data that is
+only moved is sent as bytes, regardless of its dtype. Reductions are done by MPI; if MPI does not
+have the type, the data is gathered, and reduced in torch in the order of the ranks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ringsim.traces.events import NONE
 
 __all__ = ["Started", "as_bytes", "as_mpi", "start"]
 
-# The names of MPI's types and operations, which must not be looked up before MPI is wanted.
+# The names of MPI's types and operations, which must not be looked up before MPI is needed.
 _TYPES: Final = {
     torch.float32: "FLOAT",
     torch.float64: "DOUBLE",
@@ -42,7 +42,8 @@ _OPS: Final = {"AVG": "SUM", "PRODUCT": "PROD"}  # the others have torch's names
 class Started(NamedTuple):
     """An operation that MPI has begun.
 
-    Its request, what must live until it is done, and what brings the result to its place.
+    It has the request, the objects that must stay alive until it is done, and a function that
+    stores the result.
     """
 
     request: Any
@@ -56,27 +57,27 @@ def start(mpi: Any, comm: Any, call: Call) -> Started:
     Args:
         mpi: the module ``mpi4py.MPI``.
         comm: the communicator of the group.
-        call: what this rank gives and gets.
+        call: the call, with the tensors that this rank gives and gets.
 
     Raises:
-        ArgumentError: torch does not reduce tensors of that dtype in that way.
+        ArgumentError: torch does not support the reduction for this dtype.
     """
     if call.op is not None:
         check_reduction(call.op)
         dtype = call.given[0].dtype
         if refusal := find_refusal(dtype, name_of_reduction(call.op)):
             raise ArgumentError(
-                f"op must be one that {dtype} has, got {call.op} ({refusal}). Convert the "
-                "tensor, or choose another."
+                f"op must be a reduction that {dtype} supports, got {call.op} ({refusal}). Convert "
+                "the tensor, or choose another reduction."
             )
     return _STARTERS.get(call.collective.family, _move)(mpi, comm, call)
 
 
-# -- how MPI begins each family of collectives: a request, and what is done when it has ended
+# -- the families of collectives: each returns a request and a final step
 
 
 def _move(mpi: Any, comm: Any, call: Call) -> Started:
-    """Begins what only moves data."""
+    """Begins a collective that only moves data."""
     count, family = call.group.size(), call.collective.family
     if family == "all_gather" and _gathers_in_place(call):
         whole = as_bytes(call.taken[0])
@@ -103,7 +104,7 @@ def _move(mpi: Any, comm: Any, call: Call) -> Started:
 
 
 def _gathers_in_place(call: Call) -> bool:
-    """Returns whether what is given lies in its place in what is taken, as FSDP gathers."""
+    """Returns whether the given tensor is already in its place in the output, as with FSDP."""
     if len(call.taken) != 1 or len(call.given) != 1:
         return False
     whole, mine = call.taken[0], call.given[0]
@@ -120,7 +121,7 @@ def _broadcast(mpi: Any, comm: Any, call: Call) -> Started:
 
 
 def _reduce(mpi: Any, comm: Any, call: Call) -> Started:
-    """Begins all_reduce, and reduce, whose result is wanted on the root only."""
+    """Begins all_reduce, or reduce, whose result is needed only on the root."""
     everywhere = call.root == NONE
     wanted = everywhere or call.group.rank() == call.root
     mine = _join_numbers(call.given)
@@ -154,9 +155,9 @@ def _reduce_scatter(mpi: Any, comm: Any, call: Call) -> Started:
 
 
 def _complete_reduction(call: Call, rows: torch.Tensor, outputs: Tensors) -> None:
-    """Fills the outputs from a total that MPI has made, one row.
+    """Fills the outputs from MPI's total, one row, or from the parts of all ranks.
 
-    Or from the parts of all ranks, which torch reduces.
+    In the second case torch reduces the parts.
     """
     if not outputs:
         return
@@ -180,14 +181,11 @@ _STARTERS: Final[dict[str, Callable[[Any, Any, Call], Started]]] = {
 }
 
 
-# -- tensors as MPI takes them
+# -- tensors in MPI's form
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a complex tensor as pairs of real numbers, which is how it is summed.
-
-    Any other as it is.
-    """
+    """Returns a complex tensor as pairs of real numbers, for sums; any other tensor unchanged."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
@@ -197,27 +195,24 @@ def _join_numbers(tensors: Tensors) -> torch.Tensor:
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the bytes of a plain tensor, shape (bytes), sharing its memory."""
+    """Returns the bytes of a plain tensor, shape (bytes,), which share its memory."""
     # one element may have any stride
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def as_mpi(mpi: Any, data: torch.Tensor, parts: int = 1) -> list[Any]:
-    """Returns bytes as MPI takes them.
-
-    With ``parts`` as so many equal pieces, one for each rank.
-    """
+    """Returns bytes in MPI's form, as ``parts`` equal pieces, one per rank."""
     return [mpi.buffer.fromaddress(data.data_ptr(), len(data)), len(data) // parts, mpi.BYTE]
 
 
 def _in_pieces(mpi: Any, data: torch.Tensor, pieces: Tensors) -> list[Any]:
-    """Returns bytes as MPI takes them in pieces of different sizes, one for each rank."""
+    """Returns bytes in MPI's form, in pieces of different sizes, one per rank."""
     sizes = [piece.nbytes for piece in pieces]
     return [mpi.buffer.fromaddress(data.data_ptr(), len(data)), sizes, mpi.BYTE]
 
 
 def _as_numbers(mpi: Any, tensor: torch.Tensor) -> list[Any] | None:
-    """Returns a plain tensor as MPI takes it to reduce it, None if it cannot."""
+    """Returns a plain tensor in MPI's form for reductions, None if MPI lacks the dtype."""
     if tensor.dtype not in _TYPES:
         return None
     return [
@@ -233,9 +228,9 @@ def _op_of(mpi: Any, call: Call) -> Any:
 
 
 def _flatten(tensors: Tensors) -> torch.Tensor:
-    """Returns the bytes of several tensors one after the other, shape (bytes).
+    """Returns the bytes of several tensors one after the other, shape (bytes,).
 
-    A single plain one is not copied.
+    A single plain tensor is not copied.
     """
     if len(tensors) == 1:
         return as_bytes(for_sending(tensors[0]))
@@ -245,12 +240,12 @@ def _flatten(tensors: Tensors) -> torch.Tensor:
 
 
 def _to_fill(call: Call) -> tuple[torch.Tensor, Callable[[], None] | None]:
-    """Returns the bytes to be filled for what is taken, shape (bytes), and what brings them there.
+    """Returns the bytes to fill, shape (bytes,), and a function that copies them to the outputs.
 
-    None if they are there already.
+    The function is None if the bytes are the output's own memory.
     """
     taken = call.taken
-    # which MPI forbids to be filled
+    # MPI must not write into the memory of the inputs
     storages = {each.untyped_storage().data_ptr() for each in call.given}
     if (
         len(taken) == 1

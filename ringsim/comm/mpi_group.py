@@ -1,7 +1,7 @@
-"""A process group of torch over MPI, by mpi4py.
+"""A torch process group over MPI, based on mpi4py.
 
-Everything is begun without blocking and awaited with a limit. An operation moves on while some
-thread of this process is inside MPI: in a wait, or in another call.
+Every operation is started without blocking and waited for with a time limit. An operation makes
+progress only while a thread of this process is inside MPI, in a wait or in another call.
 """
 
 from __future__ import annotations
@@ -27,27 +27,28 @@ from ringsim.errors import ArgumentError, MessageMismatch, RingError, RunTimeout
 
 __all__ = ["LEAVE_S", "Job", "MpiGroup", "MpiWork"]
 
-# looks at a request with nothing but a step aside between them, before sleeping
+# tests of a request with only a yield in between, before sleeping
 _YIELDS: Final = 200
-_ASK: Final = 256  # looks between two questions whether the wait is in vain
+_ASK: Final = 256  # tests between two checks of whether the wait can still end
 _FIRST_SLEEP_S: Final = 20e-6
 _LAST_SLEEP_S: Final = 1e-3
-# from here on, each new operation looks for handles that nobody waits for
+# from this number on, each new operation looks for handles that were never waited for
 _MANY_UNDER_WAY: Final = 64
-LEAVE_S: Final = 5.0  # how long the end of a group waits for sends that nobody has received
+LEAVE_S: Final = 5.0  # how long the end of a group waits for sends that have not been received
 
 
 class MpiWork(Handle):
     """An operation that MPI has begun.
 
-    It moves on while some thread of this process is inside MPI: in a wait, or in another call.
+    It makes progress only while a thread of this process is inside MPI, in a wait or in another
+    call.
 
     Args:
-        group: on which it runs.
-        started: what MPI has begun.
+        group: the group of the operation.
+        started: the operation that MPI has begun.
         what: the operation and its peer, for errors.
-        size_bytes: for a message that is received, the size that it must have.
-        results: the tensors that hold the result, once it is there.
+        size_bytes: for a recv, the expected size of the message.
+        results: the tensors that will hold the result.
     """
 
     def __init__(
@@ -64,33 +65,33 @@ class MpiWork(Handle):
         self._request, self._keep = started.request, started.keep
         self._what, self._size_bytes = what, size_bytes
         self._testing = threading.Lock()
-        # so that what MPI reads or writes does not go away with a handle that was dropped
+        # keeps the buffers of MPI alive even if the program drops the handle
         group.job.under_way[self] = None
 
     @property
     def receives(self) -> bool:
-        """Whether this is a message that is received."""
+        """Whether this is a recv."""
         return self._size_bytes is not None
 
     def is_completed(self) -> bool:
-        """Returns whether the operation is done, well or not; does not block."""
+        """Returns whether the operation is done or has failed; does not block."""
         try:
             return self._test()
         except RingError:
             return True
 
     def abandon(self) -> None:
-        """Gives up an operation that nobody will wait for.
+        """Abandons an operation that will not be waited for.
 
-        A recv is taken back, the rest is left to MPI.
+        A recv is cancelled; other operations are left to MPI.
         """
         with self._testing:
             if not self._over and self.receives:
                 self._request.Cancel()
                 self._request.Wait()
-                what = f"{self._what} must be done before the process group is destroyed"
+                what = f"{self._what} was not done when the process group was destroyed"
                 self._error = RingError(
-                    f"{what}, got neither a message nor a wait. Wait for it first."
+                    f"{what}: no message arrived. Wait for the operation first."
                 )
                 self._end()
 
@@ -98,32 +99,32 @@ class MpiWork(Handle):
         """Waits until the operation is done, on this rank.
 
         Raises:
-            RunTimeout: the limit, by default the group's, is over. The operation goes on, and can
-                be waited for again.
-            MessageMismatch: the message has another size than the tensor.
-            RingError: MPI reports something else.
+            RunTimeout: the time limit, by default the group's, has passed. The operation continues,
+                and can be waited for again.
+            MessageMismatch: the message and the tensor differ in size.
+            RingError: MPI reports another error.
         """
         limit_s = to_seconds(timeout or self.group.timeout)
         begin, looks, sleep_s = time.monotonic(), 0, _FIRST_SLEEP_S
         while not self._test():
             looks += 1
             if self._recorder is not None and looks % _ASK == 0:
-                self._recorder.on_failure()  # a watcher may know that no answer can come
+                self._recorder.on_failure()  # a watcher may know that the wait cannot end
             if looks <= _YIELDS:
                 os.sched_yield()
                 continue
             if time.monotonic() - begin >= limit_s:
                 raise RunTimeout(
-                    f"{self._what} must be answered within {limit_s:g} s, got no answer. See "
-                    "what the other ranks do, or allow more time."
+                    f"{self._what} timed out after {limit_s:g} s. Check what the other ranks are "
+                    "doing, or allow more time."
                 )
             time.sleep(sleep_s)
             sleep_s = min(sleep_s * 1.5, _LAST_SLEEP_S)
 
     def _test(self) -> bool:
-        """Asks MPI, which also moves every other operation of this process on.
+        """Tests the request, and takes over the result if it is done; returns whether it is.
 
-        Takes over what is done.
+        The call into MPI also lets every other operation of this process make progress.
         """
         with self._testing:
             if not self._over and not self._take_over():
@@ -133,9 +134,9 @@ class MpiWork(Handle):
         return True
 
     def _take_over(self) -> bool:
-        """Asks MPI, and brings the result to its place if it is there.
+        """Tests the request, and stores the result if it is done.
 
-        Returns whether the operation is over, well or not.
+        Returns whether the operation is done or has failed.
         """
         status = None if self._size_bytes is None else self.group.job.mpi.Status()
         try:
@@ -160,7 +161,7 @@ class MpiWork(Handle):
         return True
 
     def _end(self) -> None:
-        """Lets go of what the operation needed."""
+        """Releases the resources of the operation."""
         self._request = self._finish = self._keep = None
         self._over = True
         self.group.job.under_way.pop(self, None)
@@ -173,30 +174,29 @@ class MpiWork(Handle):
 
     def _explain(self, error: Any) -> RingError:
         if error.Get_error_class() == self.group.job.mpi.ERR_TRUNCATE:
-            return self._mismatch("a longer one")
+            return self._mismatch("a longer message")
         return RingError(
-            f"{self._what} must be carried by MPI, got its error {error}. "
-            "See what the other ranks do."
+            f"{self._what} failed in MPI: {error}. Check what the other ranks are doing."
         )
 
 
 @dataclass(eq=False)
 class Job:
-    """The process's part in MPI, from ``init_process_group`` to ``destroy_process_group``."""
+    """This process's use of MPI, from ``init_process_group`` to ``destroy_process_group``."""
 
     mpi: Any  # the module ``mpi4py.MPI``
     control: Any  # a communicator of all ranks for ringsim's own messages
     store: Any  # a store that all ranks share
-    numbers: Iterator[int]  # of the groups to come
+    numbers: Iterator[int]  # the numbers of future groups
     # operations that may not be done yet, in the order of posting
     under_way: dict[MpiWork, None]
-    leave: Callable[[], None]  # undoes what was changed in the process
+    leave: Callable[[], None]  # undoes the changes to the process
 
     def settle(self, group: MpiGroup | None = None) -> None:
-        """Ends what nobody waited for: sends get a few seconds, recvs are taken back.
+        """Ends operations that were never waited for: sends get a few seconds, recvs are cancelled.
 
         Args:
-            group: whose operations; None for those of all groups.
+            group: the group of the operations; None for all groups.
         """
         for work in list(self.under_way):
             if group is not None and work.group is not group:
@@ -206,21 +206,22 @@ class Job:
             except RunTimeout:
                 work.abandon()
             except RingError:
-                pass  # the program was told, or did not ask
+                pass  # the program has seen the error, or never waited
 
 
 class MpiGroup(MessageGroup):
-    """The ranks that share a communicator, as a process group of torch.
+    """A torch process group of the ranks that share an MPI communicator.
 
-    CPU tensors of every dtype travel, contiguous or not, as bytes. Nobody sends to itself, as on
-    Gloo.
+    It sends CPU tensors of every dtype, contiguous or not, as bytes. As on Gloo, a rank cannot send
+    to itself.
 
     Args:
-        job: this process's part in MPI.
+        job: this process's use of MPI.
         comm: the communicator.
-        ranks: the members, global ranks, in the group's order.
-        number: the same on all members, and no other group's; 0 for the group of all ranks.
-        timeout: limit of one operation on the group.
+        ranks: the global ranks of the members, in the group's order.
+        number: the unique number of the group, the same on all members; 0 for the group of all
+            ranks.
+        timeout: the limit of one operation on the group.
     """
 
     def __init__(
@@ -235,7 +236,7 @@ class MpiGroup(MessageGroup):
         self.job, self.comm, self._ranks, self._number = job, comm, tuple(ranks), number
 
     def check_tensor(self, what: str, tensor: Any) -> torch.Tensor:
-        """Returns a tensor that MPI can carry."""
+        """Returns a tensor that MPI can send."""
         return check_dense(what, tensor, "with the mpi backend")
 
     # -- operations
@@ -250,10 +251,10 @@ class MpiGroup(MessageGroup):
         return self._under_way(Started(request, plain), what, [tensor])
 
     def irecv(self, tensor: torch.Tensor, src: int | None, tag: int) -> MpiWork:
-        """Begins to receive, from anybody where no source is given."""
+        """Begins to receive, from any rank if no source is given."""
         stage = for_receiving(tensor)
         buffer = as_mpi(self.job.mpi, as_bytes(stage))
-        what = f"irecv from {'anybody' if src is None else f'rank {self._ranks[src]}'}, tag {tag}"
+        what = f"irecv from {'any rank' if src is None else f'rank {self._ranks[src]}'}, tag {tag}"
         place = self.job.mpi.ANY_SOURCE if src is None else src
         with self._explaining(what):
             request = self.comm.Irecv(buffer, place, self._check_tag(tag))
@@ -270,20 +271,18 @@ class MpiGroup(MessageGroup):
         highest = self.comm.Get_attr(self.job.mpi.TAG_UB)
         if not 0 <= tag <= highest:
             raise ArgumentError(
-                f"tag must be from 0 to {highest} on this MPI, got {tag} "
-                f"({self.members.here()}). Choose another."
+                f"tag must be from 0 to {highest} with this MPI library, got {tag} "
+                f"({self.members.here()}). Choose another tag."
             )
         return tag
 
     @contextmanager
     def _explaining(self, what: str) -> Iterator[None]:
-        """Raises RingError in place of an error of MPI."""
+        """Raises RingError instead of an MPI error."""
         try:
             yield
         except self.job.mpi.Exception as error:
-            raise RingError(
-                f"{what} must be carried by MPI, got its error {error} ({self.members.here()})."
-            ) from error
+            raise RingError(f"{what} failed in MPI: {error} ({self.members.here()}).") from error
 
     def _under_way(
         self,
@@ -296,35 +295,35 @@ class MpiGroup(MessageGroup):
         work = MpiWork(self, started, about, size_bytes=size_bytes, results=results)
         if len(self.job.under_way) >= _MANY_UNDER_WAY:
             for each in list(self.job.under_way):
-                each.is_completed()  # which lets go of it
+                each.is_completed()  # releases completed operations
         return work
 
     def about(self) -> dict[str, str]:
-        """Returns the backend, and the MPI library with its version."""
+        """Returns the backend, and the name and version of the MPI library."""
         version = str(self.job.mpi.Get_library_version())
         return {"backend": "mpi", "mpi_library": version.splitlines()[0].strip("\0 ")}
 
-    # -- ringsim's own
+    # -- ringsim's own operations
 
     def complete(self, request: Any, what: str, keep: Any = None) -> None:
-        """Waits for an operation of ringsim's own, within the group's limit."""
+        """Waits for one of ringsim's own operations, within the group's time limit."""
         MpiWork(self, Started(request, keep), what).wait()
 
     # -- groups
 
     def make_group(self, ranks: Sequence[int], timeout: timedelta) -> MpiGroup | None:
-        """Makes a group of some of the ranks; all of them call it, in the same order.
+        """Creates a group of some ranks; all ranks call it, in the same order.
 
         Args:
-            ranks: global ranks of the members, in the group's order.
-            timeout: limit of an operation on the group.
+            ranks: the global ranks of the members, in the group's order.
+            timeout: the limit of an operation on the group.
 
         Returns:
             The group, None on a rank outside.
 
         Raises:
-            ArgumentError: the ranks of this call differ between the processes.
-            RunTimeout: not all ranks have come.
+            ArgumentError: the processes pass different ranks.
+            RunTimeout: not all ranks have called it in time.
         """
         number = self._agree(tuple(ranks))
         comm = self.job.control.Create(self.job.control.Get_group().Incl(list(ranks)))
@@ -333,13 +332,11 @@ class MpiGroup(MessageGroup):
         return MpiGroup(self.job, comm, ranks, number, timeout)
 
     def _agree(self, ranks: tuple[int, ...]) -> int:
-        """Checks that all ranks ask for a group of the same ranks.
-
-        Returns how often they have agreed before.
+        """Checks that all ranks request a group of the same ranks, and returns its number.
 
         Raises:
-            ArgumentError: they ask for different things.
-            RunTimeout: not all ranks have come.
+            ArgumentError: the processes request different groups.
+            RunTimeout: not all ranks have called it in time.
         """
         mine = hashlib.blake2b(repr(ranks).encode(), digest_size=8).digest()
         everything = bytearray(8 * self.size())
@@ -352,14 +349,14 @@ class MpiGroup(MessageGroup):
             raise ArgumentError(
                 "the ranks given to new_group must be the same in all processes, got "
                 f"{list(ranks)} here ({self.members.here()}) and others on rank {others[0]}. Call "
-                "new_group for every group on every rank, in one order."
+                "new_group for every group on every rank, in the same order."
             )
         return number
 
     def shutdown(self) -> None:
-        """Ends the group; that of all ranks ends the job.
+        """Ends the group; ending the group of all ranks ends the job.
 
-        Sends that nobody waited for get a few seconds to be received; recvs are taken back.
+        Sends that were never waited for get a few seconds to be received; recvs are cancelled.
         """
         if self.comm == self.job.mpi.COMM_NULL:
             return

@@ -1,6 +1,6 @@
-"""Numbers the groups and payloads of a rank's operations, and spells their names.
+"""Numbers for the groups and payloads of a rank's operations, and their names.
 
-The trace knows a group, or what an operation carries, by its number; its table says what that is.
+An event refers to its group and its payload by number; the trace's tables describe them.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from ringsim.traces.recorder import Recorder
 
 __all__ = ["COLLECTIVE_NAMES", "RECV_NAMES", "SEND_NAMES", "Names", "name_and_ranks"]
 
-# The functions of torch.distributed that lead to ProcessGroup.send and .recv, and how the trace
-# spells the operation.
+# The functions of torch.distributed that call ProcessGroup.send and .recv, and their operations in
+# the trace.
 SEND_NAMES: Final = {
     "isend": OP_CODES["isend"],
     "send": OP_CODES["send"],
@@ -42,25 +42,25 @@ RECV_NAMES: Final = {
     "batch_isend_irecv": OP_CODES["batch_irecv"],
     "recv_object_list": OP_CODES["recv_object_list"],
 }
-# A collective's method is told by its name; torch's functions tell the old spelling from the new.
+# A collective is identified by its method; torch's functions distinguish old and new names.
 COLLECTIVE_NAMES: Final = {
     name: code for name, code in OP_CODES.items() if OP_KINDS[code] == COLLECTIVE
 }
 
 
 def name_and_ranks(group: ProcessGroup) -> tuple[str, list[int]]:
-    """Returns a group's name, the same on all of its ranks, and their global ranks.
+    """Returns a group's name, which is the same on all its ranks, and its global ranks.
 
-    The ranks where torch knows them.
+    If torch does not know the group, group ranks are returned instead.
     """
     if group is dist.group.WORLD:
         name = "world"
     else:
-        try:  # where torch numbered a pair group, its name stands in the description
+        try:  # if torch numbered a pair group, its name is in the description
             name = (
                 group.group_desc if group.group_desc.startswith("ring:") else str(group.group_name)
             )
-        except RuntimeError:  # made behind torch's back
+        except RuntimeError:  # created without torch's knowledge
             name = ""
     try:
         return name, dist.get_process_group_ranks(group)
@@ -69,15 +69,15 @@ def name_and_ranks(group: ProcessGroup) -> tuple[str, list[int]]:
 
 
 class Names:
-    """Numbers groups and payloads when they are first met.
+    """The numbers of groups and payloads, assigned at their first use.
 
     Args:
-        recorder: gives the numbers, and writes down what they mean.
-        compared: whether whoever reads the records compares both sides of each operation.
+        recorder: the recorder, which assigns the numbers and writes the tables.
+        compared: whether readers of the records compare both sides of each operation.
 
     Attributes:
         groups: by the id of a group, its number, and the global rank of each group rank.
-        payloads: by dtype and shape, the number of what a message carries.
+        payloads: by dtype and shape, the number of a message's payload.
     """
 
     def __init__(self, recorder: Recorder, compared: bool) -> None:
@@ -86,9 +86,9 @@ class Names:
         self.payloads: dict[torch.dtype | None, dict[torch.Size, int]] = {}
         self._of_collectives: dict[Any, int] = {}
         self._seen: set[tuple[str, int]] = set()  # names of groups, and their worlds
-        self._used_before: set[str] = set()  # likewise
+        self._used_before: set[str] = set()  # names of groups
         self._from_any: dict[int, str] = {}  # groups on which this rank receives from any source
-        # two threads may meet a group at the same time: it has one number
+        # two threads may use a new group at the same time, but it must get one number
         self._meeting = threading.RLock()
 
     def meet_group(self, group: ProcessGroup) -> tuple[int, dict[int, int]]:
@@ -103,8 +103,8 @@ class Names:
 
     def _number_group(self, group: ProcessGroup) -> tuple[int, dict[int, int]]:
         name, ranks = name_and_ranks(group)
-        # Only where all of a group's operations are recorded is the k-th of one rank the k-th of
-        # the others.
+        # The k-th operation of one rank is the k-th of the others only if all operations of the
+        # group are recorded.
         key = name, self._recorder.world
         fresh = self._compared and key not in self._seen and is_unused(group)
         self._seen.add(key)
@@ -117,7 +117,7 @@ class Names:
     def meet_recv_from_any(self, group: int) -> None:
         """Notes that this rank receives from any source on a group.
 
-        Which send it meets is not known, so nothing there is compared.
+        Such a recv cannot be matched with a send, so operations on that group are not compared.
         """
         if self._compared and group >= 0 and group not in self._from_any:
             self._from_any[group] = self._recorder.groups[group].name
@@ -126,12 +126,12 @@ class Names:
 
     def _say_what_is_not_checked(self) -> None:
         before = (
-            "Both sides of an operation were not compared on group {}: it was used before the "
-            "recording began, or is not Gloo's."
+            "The two sides of operations were not compared on group {}, because it was used before "
+            "the recording began, or does not use Gloo."
         )
         any_rank = (
-            f"What rank {self._recorder.rank} received on group {{}} was not compared: some of it "
-            "was from any rank."
+            f"Messages received by rank {self._recorder.rank} on group {{}} were not compared, "
+            "because it also received from any rank."
         )
         sentences = [
             *map(before.format, sorted(self._used_before)),
@@ -140,10 +140,7 @@ class Names:
         self._recorder.set_meta("not_checked", sentences)
 
     def meet_message(self, tensors: Any) -> int:
-        """Numbers the payload of a message.
-
-        NONE if there is none: the operation will be refused.
-        """
+        """Numbers the payload of a message; NONE if it is invalid, because torch will reject it."""
         try:
             tensor = tensors[0]
             if tensor.is_meta:
@@ -157,10 +154,10 @@ class Names:
     def meet_collective(
         self, reading: Reading, group_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[int, int, torch.Tensor | None]:
-        """Returns a collective's payload by number, its root, and a tensor that is unfit for it.
+        """Returns the number of a collective's payload, its root, and an unfit tensor, if any.
 
-        The root is a rank of the group. NONE and None where there is none, and where the arguments
-        make no sense.
+        The root is a rank of the group. Missing values are NONE and None, also if the arguments are
+        invalid.
         """
         try:
             tensors = find_tensors(reading, args, kwargs)
@@ -180,7 +177,7 @@ class Names:
         reduction: str,
         splits: tuple[tuple[int, ...], ...],
     ) -> int:
-        """Numbers what a collective carries."""
+        """Numbers the payload of a collective."""
         copies = group_size if reading.shards else 1
         strides = []
         if reading.raw:

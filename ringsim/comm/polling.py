@@ -1,8 +1,8 @@
-"""Notices a program that asks ``is_completed()`` of a message of Gloo again and again.
+"""Detection of loops that poll ``is_completed()`` of a Gloo message.
 
-It stays False until somebody calls ``wait()``. A loop that nothing else can end is refused: at
-once, or after a while where another thread might still wait for the message. Where the program may
-turn to something else, it is warned.
+For such a message it returns False until ``wait()`` is called. A loop that cannot end in another
+way raises an error, immediately, or after a while if another thread might still wait for the
+message. Other programs get a warning.
 """
 
 from __future__ import annotations
@@ -30,16 +30,13 @@ from ringsim.traces.sites import CallSites
 __all__ = ["make_is_completed"]
 
 _WARN_S: Final = 1.0
-_THREADS_S: Final = 3.0  # for another thread to wait in
-_RULE: Final = (
-    "is_completed() of a message on Gloo must not be waited for, "
-    "since it becomes true only in wait()"
-)
+_THREADS_S: Final = 3.0  # the time for another thread to begin its wait
+_RULE: Final = "is_completed() of a message on Gloo becomes true only in wait()"
 _CURE: Final = "Call wait(), or wait(timedelta(...)) to give up after a while"
 _ASKS: Final = re.compile(
     r"not [\w.\[\]]+\.is_completed\(\)|not all\(\(?(\w+)\.is_completed\(\) for \1 in [\w.]+\)?\)"
 )
-# and can end no loop
+# statements that cannot end a loop
 _IDLES: Final = re.compile(r"pass|\.\.\.|(time\.)?sleep\([\w.]+\)|\w+ \+= \d+|print\([^()]*\)")
 
 
@@ -49,19 +46,19 @@ def make_is_completed(
     finish: Callable[[Work], None],
     refuse: Callable[[str, str], None] | None,
 ) -> Callable[[Work], bool]:
-    """Makes the hook for ``Work.is_completed``.
+    """Creates the hook for ``Work.is_completed``.
 
     Args:
-        sites: finds the user's line.
-        pending: handles of operations of the host that nobody has waited for.
-        finish: is called with a handle that is completed.
-        refuse: raises an error, given the rule with what was got, and what to do; None where
-            nothing is to be refused.
+        sites: the finder of the user's line.
+        pending: the handles of the host's operations that have not been waited for.
+        finish: a function that is called with a completed handle.
+        refuse: a function that raises an error, given the message and the remedy; None if nothing
+            is checked.
     """
     call = Work.is_completed
-    asked: WeakKeyDictionary[Work, float] = WeakKeyDictionary()  # since when
+    asked: WeakKeyDictionary[Work, float] = WeakKeyDictionary()  # the time of the first call
     endless: dict[tuple[str, int], bool] = {}  # by the user's line
-    # Python's own memory of warnings: one for each line
+    # Python's registry of warnings: one warning per line
     warned: dict[str | tuple[str, type[Warning], int], int] = {}
 
     @functools.wraps(call)
@@ -85,16 +82,16 @@ def make_is_completed(
                 sum(not thread.name.startswith(OUR_THREADS) for thread in threading.enumerate())
                 == 1
             )
-            # an alarm is its limit
+            # an alarm would end the loop
             if (
                 endless[place]
                 and (alone or asked_s > _THREADS_S)
                 and not signal.getitimer(signal.ITIMER_REAL)[0]
             ):
-                refuse(f"{_RULE}, got a loop that nothing else ends", _CURE)
+                refuse(f"{_RULE}, so this loop never ends", _CURE)
             elif asked_s > _WARN_S:
                 warnings.warn_explicit(
-                    f"{_RULE}, got asked for {_WARN_S:.0f} s. {_CURE}.",
+                    f"{_RULE}; this line has polled it for {_WARN_S:.0f} s. {_CURE}.",
                     UserWarning,
                     *place,
                     registry=warned,
@@ -105,9 +102,9 @@ def make_is_completed(
 
 
 def _never_ends(file: str, line: int) -> bool:
-    """Returns whether a line is the condition of a loop that only asks for completed messages.
+    """Returns whether a line is the condition of a loop that only polls messages.
 
-    Such a loop may also sleep, count or print.
+    The loop may also sleep, count or print.
     """
     try:
         tree = ast.parse("".join(linecache.getlines(file)))

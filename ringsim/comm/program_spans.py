@@ -1,10 +1,10 @@
-"""Makes spans of what a program says of itself already.
+"""Spans from a program's existing annotations.
 
-``record_function`` blocks, NVTX ranges, torch's own pipelines. torch itself names optimizer steps,
-data loaders, FSDP's phases and DistributedDataParallel's forward with ``record_function``.
-Schedules of ``torch.distributed.pipelining`` call three methods of a stage for each microbatch:
-these become the spans "forward", "backward", "input_grad" and "weight_grad" within a span "step
-NAME", which is what ``Trace.bubble`` and the picture of a step read.
+These are ``record_function`` blocks, NVTX ranges, and torch's own pipelines. Torch itself annotates
+optimizer steps, data loaders, FSDP's phases and DistributedDataParallel's forward with
+``record_function``. Schedules of ``torch.distributed.pipelining`` call three methods of a stage for
+each microbatch. These calls become the spans "forward", "backward", "input_grad" and "weight_grad"
+within a span "step NAME", which ``Trace.bubble`` and the picture of a step use.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from ringsim.traces.steps import STEP
 
 __all__ = ["find_pipelining", "make_replacements", "make_stage_replacements"]
 
-# Schedules by ringsim's names, so that their bubbles are compared with closed forms; others bear
-# their class's.
+# ringsim's names of schedules, so that their bubbles are compared with closed forms; other
+# schedules are named after their class.
 _SCHEDULES: Final = {
     "ScheduleGPipe": "gpipe",
     "Schedule1F1B": "1f1b",
@@ -37,9 +37,9 @@ _SCHEDULES: Final = {
 
 
 def make_replacements(recorder: Recorder, on_block: Callable[[], None]) -> Replacements:
-    """Makes the functions that record ``record_function`` blocks and NVTX ranges.
+    """Creates the functions that record ``record_function`` blocks and NVTX ranges.
 
-    ``on_block`` is called at each block.
+    They call ``on_block`` at the start of each block.
     """
     enter: Hook = record_function.__enter__
     leave: Hook = record_function.__exit__
@@ -80,18 +80,18 @@ def make_replacements(recorder: Recorder, on_block: Callable[[], None]) -> Repla
 
 
 def find_pipelining() -> Any:
-    """Returns the module of torch's pipeline stages where the program has imported it.
+    """Returns the module of torch's pipeline schedules, None if the program has not imported it.
 
-    Importing it takes a second.
+    It is not imported here, because that takes a second.
     """
     return sys.modules.get("torch.distributed.pipelining.schedules")
 
 
 def make_stage_replacements(schedules: Any) -> Replacements:
-    """Makes what records the steps and the computations of ``torch.distributed.pipelining``.
+    """Creates the methods that record steps and computations of ``torch.distributed.pipelining``.
 
     Args:
-        schedules: its module, as ``find_pipelining`` returns it.
+        schedules: the module returned by ``find_pipelining``.
     """
     stages = sys.modules["torch.distributed.pipelining.stage"]
     kind = stages._PipelineStageBase

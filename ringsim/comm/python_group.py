@@ -1,9 +1,9 @@
-"""A process group of torch whose operations are written in Python.
+"""A torch process group whose operations are written in Python.
 
-torch calls its methods, from Python and from C++ (DistributedDataParallel's reducer, functional
-collectives). Each method turns the arguments of the method of ``ProcessGroup`` into those of the
-function of ``torch.distributed``, and hands them on: a message to ``begin_message``, a collective
-to ``begin_collective``. The virtual clock and MPI are such groups.
+Torch calls its methods from Python and from C++ (DistributedDataParallel's reducer, functional
+collectives). Each method converts the arguments of the ``ProcessGroup`` method to those of the
+function of ``torch.distributed``, and passes them on: messages to ``begin_message``, collectives to
+``begin_collective``. The groups on the virtual clock and on MPI are such groups.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ __all__ = ["DEFAULT_TIMEOUT", "PythonGroup"]
 DEFAULT_TIMEOUT: Final = timedelta(minutes=30)  # torch's
 
 
-# torch's types give each method several signatures; these take the arguments of all of them
+# torch's types give each method several signatures; these methods take the arguments of all of them
 # mypy: disable-error-code="override, assignment"
 
 
 class PythonGroup(ProcessGroup):
-    """A process group in Python: it answers torch's questions, and reads torch's arguments.
+    """A process group in Python, which converts torch's arguments.
 
     Args:
         rank: this process's place in the group.
-        size: how many ranks are in the group.
-        name: the name that torch knows it by; torch sets it if it is not known yet.
-        desc: the description that the program gave it, likewise.
-        backend_name: the name of what carries its messages.
+        size: the number of ranks in the group.
+        name: torch's name of the group; torch sets it later if it is empty.
+        desc: the program's description of the group; torch sets it later if it is empty.
+        backend_name: the name of the backend.
         timeout: the limit of each operation.
     """
 
@@ -59,17 +59,17 @@ class PythonGroup(ProcessGroup):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._name!r}, {self.size()} ranks)"
 
-    # -- what carries the operations
+    # -- methods of subclasses
 
     @abstractmethod
     def begin_message(self, sends: bool, place: int | None, tensors: Any, tag: int) -> Work:
-        """Begins to send or to receive; does not block.
+        """Begins a send or a recv; does not block.
 
         Args:
-            sends: whether it sends.
+            sends: whether the operation is a send.
             place: the other side's rank in the group, None for any source.
-            tensors: a list of one tensor.
-            tag: of the message.
+            tensors: a list with one tensor.
+            tag: the tag of the message.
         """
 
     @abstractmethod
@@ -79,51 +79,53 @@ class PythonGroup(ProcessGroup):
         """Begins a collective; does not block.
 
         Args:
-            name: of the function of ``torch.distributed``.
-            arguments: those of the function, by name; roots by ``group_src`` and ``group_dst``.
-            carried: the tensors whose size is recorded, if the function's own are pieces of them.
+            name: the name of the function of ``torch.distributed``.
+            arguments: the arguments of the function, by name; roots as ``group_src`` and
+                ``group_dst``.
+            carried: the tensors whose size is recorded, if the function's own tensors are parts of
+                them.
         """
 
     @abstractmethod
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """Blocks until every rank of the group has come here."""
+        """Blocks until every rank of the group has called it."""
 
-    # -- the questions of torch
+    # -- torch's queries
 
     def rank(self) -> int:
         """Returns the calling rank's place in the group, -1 outside."""
         return self._rank
 
     def size(self) -> int:
-        """Returns how many ranks are in the group."""
+        """Returns the number of ranks in the group."""
         return self._size
 
-    # as C++ calls them
+    # the names used by C++
 
     def getRank(self) -> int:  # noqa: N802
-        """``rank``."""
+        """Returns the same as ``rank``."""
         return self.rank()
 
     def getSize(self) -> int:  # noqa: N802
-        """``size``."""
+        """Returns the same as ``size``."""
         return self.size()
 
     def name(self) -> str:
-        """Returns the name of the backend, as C++ asks for it."""
+        """Returns the name of the backend."""
         return self._backend_name
 
     getBackendName = _get_backend_name = name  # noqa: N815
 
     @property
     def group_name(self) -> str:
-        """The name that torch knows the group by."""
+        """Torch's name of the group."""
         return self._name
 
     pg_name = group_name
 
     @property
     def group_desc(self) -> str:
-        """The description that the program gave the group."""
+        """The program's description of the group."""
         return self._desc
 
     def _set_group_name(self, name: str) -> None:
@@ -137,12 +139,12 @@ class PythonGroup(ProcessGroup):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        # torch (from 2.15) has its flight recorder look at a group that has some as it is made
+        # from 2.15, torch's flight recorder inspects a new group if it has device types
         return [torch.device("cpu")] if is_registered(self) else []
 
     @property
     def options(self) -> Any:
-        """The options of a backend: its time-out."""
+        """The options of the backend, with its timeout."""
         return SimpleNamespace(_timeout=self.timeout)
 
     bound_device_id = None
@@ -159,10 +161,10 @@ class PythonGroup(ProcessGroup):
         return False
 
     def shutdown(self) -> None:
-        """Ends the group for the calling rank; the others go on."""
+        """Ends the group for the calling rank, but not for the others."""
 
     def abort(self) -> None:
-        """Ends the group at once."""
+        """Ends the group immediately."""
         self.shutdown()
 
     # -- messages
@@ -216,7 +218,7 @@ class PythonGroup(ProcessGroup):
     _allgather_base = all_gather_single
 
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
-        """Begins ``all_gather_coalesced``, into one tensor for each that is given."""
+        """Begins ``all_gather_coalesced``, with one output tensor per input tensor."""
         pairs = zip(outputs, inputs, strict=True)
         pieces = [output.view(self.size(), *given.shape).unbind() for output, given in pairs]
         rows = [list(row) for row in zip(*pieces, strict=True)]
@@ -233,7 +235,7 @@ class PythonGroup(ProcessGroup):
     def gather_single(
         self, output: Tensor, given: Tensor, opts: Any = None, timeout: Any = None
     ) -> Work:
-        """Begins ``gather_single``; torch calls it from 2.15 on."""
+        """Begins ``gather_single``; torch 2.15 and later call it."""
         root = _root(opts)
         taken = output if self.rank() == root else None
         return self._begin("gather_single", tensor=given, gather_tensor=taken, group_dst=root)
@@ -261,7 +263,7 @@ class PythonGroup(ProcessGroup):
     _reduce_scatter_base = reduce_scatter_single
 
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
-        """Begins ``reduce_scatter_tensor`` for each pair of tensors; the last one is done last."""
+        """Begins ``reduce_scatter_tensor`` for each pair of tensors; the last one ends last."""
         pairs = zip(outputs, inputs, strict=True)
         return [self.reduce_scatter_single(output, given, opts) for output, given in pairs][-1]
 
@@ -300,17 +302,17 @@ class PythonGroup(ProcessGroup):
 
 
 def _one(tensors: Any) -> Any:
-    """Returns the tensor of a list of one; the convenience methods of torch take it as it is."""
+    """Returns the only tensor of a list; torch's convenience methods pass the tensor itself."""
     return tensors if isinstance(tensors, Tensor) else tensors[0]
 
 
 def _root(opts: Any) -> int:
-    """Returns the root, a rank of the group, from torch's options or from a number."""
+    """Returns the root as a rank of the group, from torch's options or from a number."""
     return int(getattr(opts, "rootRank", opts or 0))
 
 
 def _op(opts: Any) -> Any:
-    """Returns the reduction from torch's options, or from what was given in their place."""
+    """Returns the reduction from torch's options, or the given reduction itself."""
     if opts is None:
         return torch.distributed.ReduceOp.SUM
     return getattr(opts, "reduceOp", opts)

@@ -1,6 +1,6 @@
-"""Reductions in torch, in the order of the ranks: every rank gets the same bits.
+"""Reductions in torch, in the order of the ranks, so that every rank gets the same bits.
 
-Sums and products of floats may differ from those of a library in the last ones.
+Sums and products of floats may differ from a library's results in the last bits.
 """
 
 from __future__ import annotations
@@ -31,35 +31,35 @@ _OF_COMPLEX: Final = ("SUM", "AVG")  # torch.distributed sums complex numbers as
 
 
 def check_reduction(op: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """Returns the function of two tensors that an operation repeats.
+    """Returns the function of two tensors that a reduction applies repeatedly.
 
-    Raises ArgumentError for all but torch's eight plain ones.
+    It raises ArgumentError unless the reduction is one of torch's eight plain reductions.
     """
     step = (
         _STEPS.get(name_of_reduction(op)) if isinstance(op, ReduceOp | ReduceOp.RedOpType) else None
     )
     if step is None:
-        words = f"op must be one of {', '.join(_STEPS)} where ringsim.comm adds up itself, got {op}"
-        raise ArgumentError(f"{words}. Use one of these, or another backend.")
+        words = f"op must be one of {', '.join(_STEPS)} if ringsim.comm reduces itself, got {op}"
+        raise ArgumentError(f"{words}. Choose one of them, or use another backend.")
     return step
 
 
 @functools.cache
 def find_refusal(dtype: torch.dtype, how: str) -> str:
-    """Returns why torch does not reduce tensors of a dtype in a way, "" if it does.
+    """Returns the reason why torch does not support a reduction of a dtype, "" if it does.
 
-    It is asked to do so with one number.
+    The reduction is tried with one number.
 
     Args:
-        dtype: of the tensors.
-        how: the name of the operation in ``ReduceOp``.
+        dtype: the dtype of the tensors.
+        how: the name of the reduction in ``ReduceOp``.
 
     Example:
         >>> find_refusal(torch.int64, "SUM"), find_refusal(torch.int64, "AVG")
         ('', "result type Float can't be cast to the desired output type Long")
     """
     if dtype.is_complex and how not in _OF_COMPLEX:
-        return f"torch reduces complex numbers by {' and '.join(_OF_COMPLEX)} only"
+        return f"torch reduces complex numbers only by {' and '.join(_OF_COMPLEX)}"
     number = torch.zeros(1, dtype=dtype, device="cpu")
     try:
         total = check_reduction(getattr(ReduceOp, how))(number, number)
@@ -71,21 +71,22 @@ def find_refusal(dtype: torch.dtype, how: str) -> str:
 
 
 def reduce_parts(parts: Sequence[torch.Tensor], op: Any) -> torch.Tensor:
-    """Combines tensors of one shape.
+    """Reduces tensors of the same shape.
 
-    The first with the second, the result with the third, and so on. A sum of floats depends on its
-    order: that of a ring or a tree differs in the last bits. All else is exact.
+    It combines the first with the second, the result with the third, and so on. A sum of floats
+    depends on the order: with a ring or a tree it differs in the last bits. Other results are
+    exact.
 
     Args:
-        parts: one tensor of each rank, in order.
-        op: one of ``ReduceOp``; AVG divides the sum by how many there are, whole numbers towards
-            zero.
+        parts: the tensors, one per rank, in order.
+        op: a reduction of ``ReduceOp``; AVG divides the sum by the number of tensors, and rounds
+            integers towards zero.
 
     Returns:
         A new tensor of the same shape and dtype.
 
     Raises:
-        ArgumentError: the operation is none of torch's eight plain ones.
+        ArgumentError: the reduction is not one of torch's eight plain reductions.
 
     Example:
         >>> reduce_parts([torch.tensor([1, 5]), torch.tensor([3, 4])], ReduceOp.MAX).tolist()

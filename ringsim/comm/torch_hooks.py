@@ -1,8 +1,9 @@
-"""Shows torch's operations to the recorder.
+"""Recording of torch's operations.
 
-By replacing methods of ``ProcessGroup`` and ``Work`` while something is recorded. Every operation
-that Python issues passes through these classes, whatever name it was called by and whenever that
-name was imported. When the last user uninstalls the hooks, the very same originals are back.
+During recording, methods of ``ProcessGroup`` and ``Work`` are replaced. Every operation issued by
+Python passes through these classes, regardless of the name by which it was called and of the time
+at which that name was imported. When the last user uninstalls the hooks, the original methods are
+restored.
 """
 
 from __future__ import annotations
@@ -50,39 +51,39 @@ from ringsim.traces.events import ANY_SOURCE, ERROR, NONE, OK, OP_NAMES
 from ringsim.traces.recorder import Hooks, Post, Recorder, fail_posting
 
 FROM_CPP: Final = (
-    "Collectives that C++ issues (DistributedDataParallel's reducer, functional collectives) are "
-    "not recorded with this torch."
+    "Collectives issued by C++ (DistributedDataParallel's reducer, functional collectives) are not "
+    "recorded with this version of torch."
 )
 UNSEEN_ON_GPUS: Final = (
-    "Of collectives that C++ issued on GPUs, the end is when the host had issued them: when they "
-    "were done is not known."
+    "For collectives issued by C++ on GPUs, done is when the host had issued them: the actual end "
+    "is unknown."
 )
 UNAWAITED: Final = (
-    "The end of an operation is recorded in wait(); one awaited otherwise "
-    "(a CUDA event) stays in flight."
+    "The end of an operation is recorded in wait(). An operation awaited in another way (a CUDA "
+    "event) stays in flight."
 )
 
 
 def install(recorder: Recorder, check: str = "basic") -> None:
-    """Shows this process's operations to ``recorder`` from now on.
+    """Makes ``recorder`` record this process's operations from now on.
 
-    Every call needs its ``uninstall``.
+    Every call needs a matching ``uninstall``.
 
     Args:
-        recorder: writes the events. There can be one at a time; installing the same one again is
-            counted, and changes nothing.
-        check: which mistakes are refused before torch gets to see the operation: "basic", "full"
-            (with those in the use of buffers and handles) or "off".
+        recorder: the recorder of the events. Only one can be active at a time; installing the same
+            recorder again is only counted.
+        check: the mistakes that raise an error before torch is called: "basic", "full" (including
+            misuse of buffers and handles) or "off".
 
     Raises:
-        RingError: another recorder is at work in this process.
+        RingError: another recorder is active in this process.
     """
     active = get_state().recorder
     if active is not None and active is not recorder:
         raise RingError(
-            "the recorder of a process must be the only one, got a second while one records "
+            "cannot install a second recorder while another one is active in this process "
             f"(rank {active.rank} of {active.world_size}). "
-            "Use the one that records: ringsim.state.get_state().recorder."
+            "Use the active recorder: ringsim.state.get_state().recorder."
         )
     recorder.users += 1
     if recorder.users > 1:
@@ -127,7 +128,7 @@ def install(recorder: Recorder, check: str = "basic") -> None:
 
 
 def uninstall(recorder: Recorder) -> None:
-    """Takes back one ``install``; the last one puts torch's own methods back."""
+    """Undoes one ``install``; the last call restores torch's own methods."""
     recorder.users -= 1
     if recorder.users == 0:
         recorder.hooks.undo()
@@ -135,7 +136,7 @@ def uninstall(recorder: Recorder) -> None:
 
 
 def put(replacements: Replacements) -> Replacements:
-    """Puts functions into their places, and returns what stood there."""
+    """Installs the replacements, and returns the replaced functions."""
     originals = {(owner, name): vars(owner)[name] for owner, name in replacements}
     for (owner, name), function in replacements.items():
         setattr(owner, name, function)
@@ -143,25 +144,25 @@ def put(replacements: Replacements) -> Replacements:
 
 
 def find_handle_types(kind: type[Work]) -> Iterator[type[Work]]:
-    """Yields ``Work`` and those of its subclasses that have a ``wait`` of their own."""
+    """Yields ``Work`` and its subclasses that define their own ``wait``."""
     if "wait" in vars(kind):
         yield kind
     for subclass in kind.__subclasses__():
         yield from find_handle_types(subclass)
 
 
-# no thread's number: while it is among the open batches, no operation takes the short way
+# not a thread's number: while it is in the open batches, no operation takes the fast path
 _LONG_WAY: Final = 0
 _UNSET: Final[Any] = object()
 
 
 def _begin(recorder: Recorder, slots: list[int], wait_ns: int) -> None:
-    """Writes down that operations were waited for from ``wait_ns`` on."""
+    """Records that operations have been waited for since ``wait_ns``."""
     for slot in slots:
         recorder.amend(slot, wait_ns=wait_ns)
 
 
-# the functions of torch.distributed, and what wraps them
+# the files of torch.distributed's functions and their wrappers
 _OF_SPEAKER: Final = (distributed_c10d.__file__, c10d_logger.__file__)
 _OF_TORCH: Final = os.path.dirname(torch.__file__) + os.sep
 
@@ -169,7 +170,7 @@ _OF_TORCH: Final = os.path.dirname(torch.__file__) + os.sep
 def _is_called_by_torch(frame: FrameType | None) -> bool:
     """Returns whether torch's own code called a function of torch.distributed.
 
-    The program does not decide what happens to its handle.
+    In that case the program has no control over the handle.
     """
     while frame is not None and frame.f_code.co_filename in _OF_SPEAKER:
         frame = frame.f_back
@@ -177,32 +178,32 @@ def _is_called_by_torch(frame: FrameType | None) -> bool:
 
 
 def _has_own_limit(timeout: timedelta = timedelta(0), *_: Any, **__: Any) -> bool:
-    """Returns whether a monitored barrier was given a time-out, from what torch passes on.
+    """Returns whether the program passed a timeout to a monitored barrier.
 
-    The default is torch's own.
+    The arguments are torch's; without the program's timeout they contain torch's default.
     """
     return timeout not in (timedelta(0), distributed_c10d.default_pg_timeout)
 
 
 class Pending(NamedTuple):
-    """What a handle completes, if that is more than one operation of the host with a known peer.
+    """The operations of a handle, unless it has just one operation of the host with a known peer.
 
-    ``since_ns`` is when the program first waited for it, if a limit of its own ended that wait.
+    ``since_ns`` is the time of the program's first wait for it, if that wait ended at a time limit.
     """
 
     slots: list[int]
     gpu: torch.device | None = None
-    ranks: Mapping[int, int] = {}  # of a recv from any source: global ranks by group rank
+    ranks: Mapping[int, int] = {}  # for a recv from any source: global ranks by group rank
     since_ns: int = NONE
-    limited: bool = False  # by the time-out that the program gave the group
+    limited: bool = False  # whether the program gave the group a timeout
 
 
 class _Hooks:
-    """The replacements for torch's methods, and what they have to remember.
+    """The replacements for torch's methods, and their state.
 
-    A posted operation is remembered by its ``Work``, with a strong reference, until the program
-    waits for it: on Gloo an operation whose handle is dropped would lose its message. The hooks are
-    closures, for attribute look-ups would cost as much as all the rest.
+    A posted operation is kept by its ``Work``, with a strong reference, until the program waits for
+    it, because on Gloo an operation with a dropped handle would lose its message. The hooks are
+    closures, because attribute lookups would double their cost.
     """
 
     def __init__(self, recorder: Recorder, check: str) -> None:
@@ -210,15 +211,15 @@ class _Hooks:
         compared = check != "off"
         self.checks = checks = Prechecks(recorder) if compared else None
         self.names = Names(recorder, compared)
-        # posted and not yet waited for: the slot of an operation, or all that a handle completes
+        # posted and not yet waited for: the slot of an operation, or all operations of a handle
         self.pending: dict[Work, int] = {}
         self.others: dict[Work, Pending] = {}
-        # what could not be recorded
+        # notes on operations that could not be recorded
         self.missing = set() if get_dispatcher().complete else {FROM_CPP}
         self.missing_on_gpus: tuple[str, ...] = ()
-        # waited for in vain; waiting again is torch's business
+        # handles whose wait failed; a second wait is left to torch
         self.failed: weakref.WeakSet[Work] = weakref.WeakSet()
-        # thread: slots posted since _start_coalescing, on which GPU
+        # by thread, the slots posted since _start_coalescing, and their GPUs
         self.open_batches: dict[int, list[tuple[int, Begun | None]]] = {}
         self.gpu_times = GpuTimes(recorder.amend, recorder.rank)
         self.nccl_groups: set[int] = set()  # by number
@@ -229,12 +230,12 @@ class _Hooks:
             waits[kind] for kind in type(work).__mro__ if kind in waits
         )(work, *limit)
         self.late = LateWaits(recorder, self.wait_unseen, self.pending)
-        # their slots
+        # the slots of futures
         self.futures: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
-        # groups that the program gave a time-out
+        # groups with a timeout set by the program
         self.limits: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
-        self.limited: set[int] = set()  # likewise, by number
-        self.originals: Replacements = {}  # what stood in torch's places
+        self.limited: set[int] = set()  # the numbers of these groups
+        self.originals: Replacements = {}  # the replaced functions
         self.replacements: Replacements = {
             **program_spans.make_replacements(recorder, self.late.enter_block),
             **handed_over.make_replacements(recorder.sites),
@@ -263,26 +264,26 @@ class _Hooks:
                 recorder.sites, self.pending, self.finish, checks.refuse if checks else None
             ),
         }
-        # versions of torch differ in which collectives they have
+        # versions of torch have different collectives
         for place, make in present(makers).items():
             self.replacements[place] = functools.update_wrapper(make(), getattr(*place))
 
     def look_for_pipelining(self) -> None:
-        """Makes torch's pipeline stages have spans, from when the program has imported them.
+        """Adds spans to torch's pipeline stages once the program has imported them.
 
-        Called whenever a group is new.
+        It is called for each new group.
         """
         schedules = find_pipelining()
         if schedules is None or (schedules.PipelineScheduleSingle, "step") in self.originals:
             return
         self.originals |= put(make_stage_replacements(schedules))
 
-    # -- what is remembered
+    # -- the state
 
     def meet_group(self, group: ProcessGroup) -> tuple[int, dict[int, int]]:
         """Numbers a group.
 
-        From the first one of NCCL, or with a time-out, on, all operations go through ``keep``.
+        After the first group on NCCL, or with a timeout, all operations go through ``keep``.
         """
         self.look_for_pipelining()
         entry = self.names.meet_group(group)
@@ -296,24 +297,24 @@ class _Hooks:
         return entry
 
     def forget_completed(self) -> None:
-        """Lets go of handles that nobody waits for and that say they are complete.
+        """Releases completed handles that were never waited for.
 
-        So a long run does not hoard them. Those of operations on GPUs are not asked: that could
-        spoil the capture of a CUDA graph.
+        Otherwise a long run would accumulate them. Handles of GPU operations are not queried,
+        because that could spoil the capture of a CUDA graph.
         """
         given_up = [work for work, other in list(self.others.items()) if other.since_ns != NONE]
         for work in [*list(self.pending), *given_up]:
             try:
                 if self.is_completed(work) and self.take(work) is not None:
                     self.missing.add(UNAWAITED)
-            except RuntimeError:  # it failed, which is for the program to find out
+            except RuntimeError:  # it failed; the program will see the error itself
                 continue
         self.say_what_is_missing()
 
     def fail_given_up(self) -> None:
-        """Completes what the program gave up waiting for, at a limit of its own.
+        """Completes operations whose wait the program gave up at its own time limit.
 
-        An exception ends it now, perhaps that one.
+        It is called when an exception ends the program, perhaps that of the limit.
         """
         for work, other in list(self.others.items()):
             if other.since_ns != NONE and self.take(work) is not None:
@@ -326,9 +327,9 @@ class _Hooks:
             self.recorder.complete(slot, status)
 
     def finish(self, work: Work) -> None:
-        """Completes the record of an operation that the program has found to be completed.
+        """Completes the record of an operation after ``is_completed`` returned True.
 
-        It need not wait any more.
+        The program need not wait for it any more.
         """
         if work in self.others and self.others[work].gpu is not None:
             return  # its times are read when the program waits
@@ -338,7 +339,7 @@ class _Hooks:
         try:
             self.wait_unseen(work)
         except Exception:
-            self.others[work] = other  # if it failed, that is for the program to find out
+            self.others[work] = other  # it failed; the program will see the error itself
             return
         for slot in other.slots:
             if other.since_ns == NONE:
@@ -348,20 +349,20 @@ class _Hooks:
                 self.recorder.complete(slot)
 
     def take(self, work: Work) -> Pending | None:
-        """Returns what a handle completes, and remembers it no longer; None if it is not known."""
+        """Removes and returns the operations of a handle; None if the handle is unknown."""
         slot = self.pending.pop(work, None)
         return self.others.pop(work, None) if slot is None else Pending([slot])
 
     def say_what_is_missing(self, *on_gpus: str) -> None:
-        """Writes down what could not be recorded, and that of operations on GPUs."""
+        """Writes the notes on missing records, and those on GPU operations, into the metadata."""
         self.missing_on_gpus = on_gpus or self.missing_on_gpus
         if self.missing or self.missing_on_gpus:
             self.recorder.set_meta("not_recorded", [*sorted(self.missing), *self.missing_on_gpus])
 
     def complete_with(self, work: Any, slot: int) -> bool:
-        """Makes the wait for ``work`` complete the record at ``slot`` too.
+        """Makes the wait for ``work`` also complete the record at ``slot``.
 
-        False if nothing is known to wait for it.
+        It returns False if the handle is unknown.
         """
         other = self.take(work) if isinstance(work, Work) else None
         if other is None:
@@ -371,9 +372,9 @@ class _Hooks:
         return True
 
     def begin_on_gpu(self, group: int, values: Any) -> Begun | None:
-        """Notes that an operation with these arguments begins on a GPU; None for others.
+        """Notes that an operation with these arguments begins on a GPU; None for other operations.
 
-        One with a handle blocks in its wait only.
+        An operation with a handle blocks only in its wait.
         """
         gpu = find_gpu(values) if group in self.nccl_groups else None
         if gpu is None:
@@ -383,7 +384,7 @@ class _Hooks:
         return self.gpu_times.begin(gpu)
 
     def keep(self, work: Work | None, slot: int, group: int, begun: Begun | None = None) -> None:
-        """Remembers a posted operation that the short way does not fit: see ``open_batches``."""
+        """Keeps a posted operation that cannot take the fast path: see ``open_batches``."""
         batch = self.open_batches.get(get_ident())
         if batch is not None:
             batch.append((slot, begun))
@@ -393,7 +394,7 @@ class _Hooks:
     def keep_all(
         self, work: Work | None, slots: list[int], group: int, begun: Begun | None
     ) -> None:
-        """Remembers operations that have one handle, or none because they blocked in C++."""
+        """Keeps operations that share one handle, or have none because they blocked in C++."""
         limited = group in self.limited
         if work is None:
             for slot in slots:
@@ -406,10 +407,7 @@ class _Hooks:
             self.others[work] = Pending(slots, begun and begun.gpu, limited=limited)
 
     def read_gpu_times(self) -> None:
-        """Completes the records of operations on GPUs.
-
-        Says in the record what their times are.
-        """
+        """Completes the records of GPU operations, and describes their times in the metadata."""
         sentences = self.gpu_times.read()
         if sentences:
             self.say_what_is_missing(*sentences)
@@ -419,9 +417,9 @@ class _Hooks:
     def meet_message(
         self, method: str, post: Post, group: ProcessGroup, tensors: Any, rank: Any, tag: Any
     ) -> tuple[int, int, int]:
-        """Returns a message's numbers of group, peer and payload where one is new or senseless.
+        """Returns the numbers of a message's group, peer and payload if one is new or invalid.
 
-        In the latter case it may be refused.
+        If one is invalid, it may raise an error.
         """
         number, ranks = self.meet_group(group)
         peer = ranks.get(rank, NONE) if isinstance(rank, int) else NONE
@@ -433,10 +431,10 @@ class _Hooks:
         return number, peer, payload
 
     def make_message(self, method: str, poster: str, ops: dict[str, int]) -> Hook:
-        """Makes the hook for ``send`` or ``recv``.
+        """Creates the hook for ``send`` or ``recv``.
 
-        The operation has the code in ``ops`` of the function of torch.distributed that was called;
-        of ``poster`` where no frame tells.
+        ``ops`` maps the called functions of torch.distributed to operation codes; ``poster`` is the
+        function assumed if no frame shows it.
         """
         call, recorder, checks = getattr(ProcessGroup, method), self.recorder, self.checks
         post = recorder.make_post(ops[poster], ops)
@@ -444,8 +442,8 @@ class _Hooks:
         pending, open_batches = self.pending, self.open_batches
         meet_message, keep, begin_on_gpu = self.meet_message, self.keep, self.begin_on_gpu
 
-        # The two methods call the third argument differently; a parameter costs less than a
-        # dictionary of them. The names are torch's.
+        # The two methods have different names for the third argument. Two parameters cost less than
+        # a dictionary. The names are torch's.
         def message(
             self: ProcessGroup,
             tensors: Any,
@@ -482,7 +480,7 @@ class _Hooks:
         return message
 
     def make_recv_anysource(self) -> Hook:
-        """Makes the hook for ``recv_anysource``."""
+        """Creates the hook for ``recv_anysource``."""
         call, hooks, recorder = ProcessGroup.recv_anysource, self, self.recorder
         post = recorder.make_post(RECV_NAMES["irecv"], RECV_NAMES)
 
@@ -503,9 +501,9 @@ class _Hooks:
         return recv_anysource
 
     def make_collective(self, method: str) -> Hook:
-        """Makes the hook for a collective."""
+        """Creates the hook for a collective."""
         call = getattr(ProcessGroup, method)
-        # the one that gives no handle, and waits itself
+        # monitored_barrier returns no handle, and waits itself
         reading, blocks = METHODS[method], method == "monitored_barrier"
         hooks, names, checks, recorder = self, self.names, self.checks, self.recorder
         groups, pending, open_batches = self.names.groups, self.pending, self.open_batches
@@ -524,8 +522,8 @@ class _Hooks:
                 return call(self, *args, **kwargs)
             begun = hooks.begin_on_gpu(group, (*args, *kwargs.values())) if open_batches else None
             limited = blocks and _has_own_limit(*args, **kwargs)
-            # With a limit of its own it counts as waiting only afterwards: whatever its peers do,
-            # the limit lets the rank go on, and torch's error is the program's.
+            # With its own time limit it counts as waiting only afterwards: the limit always lets
+            # the rank continue, and the program handles torch's error.
             since_ns = time.monotonic_ns() if limited else NONE
             if blocks and not limited:
                 recorder.wait(slot)
@@ -562,7 +560,7 @@ class _Hooks:
         return collect
 
     def make_listener(self) -> Callable[[Issued], Any]:
-        """Makes what records the collectives that C++ issues."""
+        """Creates the listener that records the collectives issued by C++."""
         names, recorder, late = self.names, self.recorder, self.late
         posts: dict[Reading, Post] = {}
 
@@ -577,7 +575,7 @@ class _Hooks:
                 )
                 slot = post(group, ranks.get(issued.root, NONE), NONE, payload)
             except Exception:
-                pass  # an operation that the recorder does not understand: torch may
+                pass  # the recorder does not understand the operation, but torch may
             if slot is None:
                 return issued.hand_on()
             try:
@@ -586,7 +584,7 @@ class _Hooks:
                 fail_posting(recorder, slot, error)
                 raise
             if group in self.nccl_groups and any(tensor.is_cuda for tensor in issued.made):
-                recorder.complete(slot)  # to wait for it would make the program's stream wait
+                recorder.complete(slot)  # waiting for it would make the program's stream wait
                 self.missing.add(UNSEEN_ON_GPUS)
             else:
                 work = Work.unbox(result[-1] if isinstance(result, tuple) else result)
@@ -596,10 +594,7 @@ class _Hooks:
         return listen
 
     def make_start_coalescing(self) -> Hook:
-        """Makes the hook for the start of a batch.
-
-        The operations of this thread belong to it from here on.
-        """
+        """Creates the hook for the start of a batch, to which this thread's operations belong."""
         call, open_batches = getattr(*START_COALESCING), self.open_batches
 
         def start_coalescing(self: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
@@ -610,7 +605,7 @@ class _Hooks:
         return start_coalescing
 
     def make_end_coalescing(self) -> Hook:
-        """Makes the hook for the end of a batch: its operations are done when the one handle is."""
+        """Creates the hook for the end of a batch, whose operations share one handle."""
         call, complete, keep_all = getattr(*END_COALESCING), self.complete, self.keep_all
         groups, open_batches = self.names.groups, self.open_batches
 
@@ -629,7 +624,7 @@ class _Hooks:
         return end_coalescing
 
     def make_wait(self, call: Hook) -> Hook:
-        """Makes the hook for the ``wait`` of a type of handles."""
+        """Creates the hook for the ``wait`` of a handle type."""
         take, failed, wait_for_other = self.pending.pop, self.failed, self.wait_for_other
         recorder, begin, complete = self.recorder, self.recorder.wait, self.recorder.complete
 
@@ -642,7 +637,7 @@ class _Hooks:
                 result = call(self)
             except BaseException:
                 failed.add(self)
-                # where it raises, the wait was cut short: the operation is not done
+                # the error ended the wait early: the operation is not done
                 recorder.on_failure()
                 complete(slot, ERROR)
                 raise
@@ -652,9 +647,9 @@ class _Hooks:
         return wait
 
     def make_compile(self) -> Hook:
-        """Keeps the compiler out of these functions, from when there is one.
+        """Creates the hook for ``torch.compile``, which excludes these functions from compilation.
 
-        It fails at some of what they ask of groups and handles.
+        The compiler fails on some of their calls to groups and handles.
         """
         torchs = torch.compile
 
@@ -673,9 +668,9 @@ class _Hooks:
         return compile_
 
     def make_get_future(self) -> Hook:
-        """Makes the hook for ``get_future``.
+        """Creates the hook for ``get_future``.
 
-        The wait for a future may be in C++, as for collectives that C++ issues.
+        The wait for a future may be in C++, as for collectives issued by C++.
         """
         call, take, late = Work.get_future, self.pending.pop, self.late
         futures, recorder = self.futures, self.recorder
@@ -690,7 +685,7 @@ class _Hooks:
         return get_future
 
     def make_future_replacements(self) -> Replacements:
-        """Makes the functions that tell what a wait for futures waits for."""
+        """Creates the functions that record the waits for futures."""
         futures, begin = self.futures, self.late.begin
         wait_for_one, then = Future.wait, Future.then
         wait_for_all, collect = torch.futures.wait_all, torch.futures.collect_all
@@ -728,13 +723,14 @@ class _Hooks:
         }
 
     def wait_for_other(self, call: Hook, work: Work, *limit: Any) -> Any:
-        """Waits with a limit, or for a recv from any source, or a batch.
+        """Waits for a handle that cannot take the fast path.
 
-        Or for a handle that was waited for or posted before recording.
+        That is the case with a limit, for a recv from any source or a batch, and for a handle that
+        was waited for, or posted before recording.
         """
         recorder, other = self.recorder, self.take(work)
         if other is None:
-            # A second wait for a message of Gloo would hang, and then break the connection.
+            # A second wait for a Gloo message would hang, and then break the connection.
             if is_message(work) and work.is_completed() and work not in self.failed:
                 return True
             return call(work, *limit)

@@ -1,8 +1,8 @@
-"""The private names of torch that the communication layer uses, all of them here.
+"""All private names of torch that the communication layer uses.
 
-Also what is done where a version of torch lacks one. The places are of functions that recording or
-checking puts others in place of, and takes back; one that is missing is left out. The rest is only
-asked: a missing name means the answer that does no harm.
+This module also handles versions of torch that lack a name. A ``Place`` is a function that
+recording or checking replaces and later restores; a missing one is skipped. All other names are
+only queried; if one is missing, a harmless default is returned.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ Place = tuple[Any, str]  # an owner, and the name of its attribute
 Hook = Callable[..., Any]  # a function in such a place
 Replacements = dict[Place, Hook]
 
-# what new_group, split_group and device meshes call
+# called by new_group, split_group and device meshes
 NEW_GROUP: Final[Place] = (distributed_c10d, "_new_group_with_tag")
-# what init_process_group and destroy_process_group call
+# called by init_process_group and destroy_process_group
 SET_DEFAULT: Final[Place] = (distributed_c10d, "_update_default_pg")
 WARN_OUTSIDER: Final[Place] = (distributed_c10d, "_warn_not_in_group")
 CHECK_NOT_SELF: Final[Place] = (distributed_c10d, "_check_not_self_rank")
-# what torch's log says of a call that failed
+# creates torch's log entry for a failed call
 DESCRIBE_CALL: Final[Place] = (c10d_logger, "_get_msg_dict")
 START_COALESCING: Final[Place] = (ProcessGroup, "_start_coalescing")
 END_COALESCING: Final[Place] = (ProcessGroup, "_end_coalescing")
 CHECK_BATCH: Final[Place] = (distributed_c10d, "_check_p2p_op_list")  # called by batch_isend_irecv
 WORLD: Final[Place] = (distributed_c10d, "_world")  # torch's tables of groups
-REGISTER: Final[Place] = (distributed_c10d, "_register_process_group")  # with C++
-# what init_process_group and new_group create a group with
+REGISTER: Final[Place] = (distributed_c10d, "_register_process_group")  # in C++
+# creates a group for init_process_group and new_group
 MAKE_GROUP: Final[Place] = (distributed_c10d, "_new_process_group_helper")
-HAS_MPI: Final[Place] = (distributed_c10d, "_MPI_AVAILABLE")  # what is_mpi_available returns
+HAS_MPI: Final[Place] = (distributed_c10d, "_MPI_AVAILABLE")  # the result of is_mpi_available
 UNREGISTER: Final[Place] = (distributed_c10d, "_unregister_process_group")
 UNREGISTER_ALL: Final[Place] = (distributed_c10d, "_unregister_all_process_groups")
-Future: Final[Any] = torch.futures.Future.__bases__[0]  # what get_future returns
+Future: Final[Any] = torch.futures.Future.__bases__[0]  # the type of get_future's result
 
 _MESSAGE_TYPES: Final = (12, 13, 14)  # send, recv and recv from any source
 
 
 def present(replacements: dict[Place, Any]) -> dict[Place, Any]:
-    """Returns the replacements of what this version of torch has."""
+    """Returns the replacements whose places exist in this version of torch."""
     return {place: value for place, value in replacements.items() if hasattr(*place)}
 
 
@@ -63,10 +63,7 @@ def default_store() -> Store | None:
 
 
 def default_timeout_s() -> float | None:
-    """Returns how long an operation of the default process group may wait on CPUs.
-
-    None if torch hides it.
-    """
+    """Returns the CPU timeout of the default process group, None if torch hides it."""
     try:
         return float(
             distributed_c10d.group.WORLD._get_backend(  # type: ignore[union-attr]
@@ -78,15 +75,15 @@ def default_timeout_s() -> float | None:
 
 
 def count_groups() -> int:
-    """Returns how many groups this rank is in.
+    """Returns the number of groups that this rank is in.
 
-    Torch names the next one that its members alone make after that.
+    Torch uses this number in the name of the next group that only its members create.
     """
     return len(getattr(getattr(distributed_c10d, "_world", None), "pg_names", ()))
 
 
 def is_registered(group: ProcessGroup) -> bool:
-    """Returns whether torch has taken a group into its tables; True if torch hides them."""
+    """Returns whether a group is in torch's tables; True if torch hides them."""
     known = getattr(getattr(distributed_c10d, "_world", None), "pg_map", None)
     return known is None or group in known
 
@@ -94,7 +91,7 @@ def is_registered(group: ProcessGroup) -> bool:
 def is_unused(group: ProcessGroup) -> bool:
     """Returns whether no operation has been posted on a group.
 
-    False if that is unknown (only Gloo counts them).
+    It returns False if that is unknown, because only Gloo counts operations.
     """
     count = getattr(group, "_get_sequence_number_for_group", lambda: None)
     try:
@@ -104,9 +101,9 @@ def is_unused(group: ProcessGroup) -> bool:
 
 
 def gpu_backend(group: ProcessGroup) -> str:
-    """Returns the name of what carries a group's operations on GPUs.
+    """Returns the name of a group's backend for GPUs, regardless of its backend for host tensors.
 
-    Independent of the backend for tensors of the host; empty if there is none.
+    The name is empty if there is none.
     """
     ask = getattr(group, "_get_backend", None)
     try:
@@ -116,34 +113,28 @@ def gpu_backend(group: ProcessGroup) -> str:
 
 
 def is_message(work: Work) -> bool:
-    """Returns whether a handle is that of a send or a recv."""
+    """Returns whether a handle belongs to a send or a recv."""
     return getattr(work, "_get_op_type", lambda: None)() in _MESSAGE_TYPES
 
 
 def source_rank(work: Any) -> int:
-    """Returns the group rank that a message came from, once it is there.
-
-    -1 if torch does not know.
-    """
+    """Returns the group rank of a received message's sender, -1 if torch does not know it."""
     try:
         return int(getattr(work, "_source_rank", lambda: -1)())
-    except RuntimeError:  # of an operation that has no source
+    except RuntimeError:  # the operation has no source
         return -1
 
 
 def keys_below_backend_select() -> Any:
-    """Returns the set of the dispatcher's keys that come after ``BackendSelect``.
-
-    None if torch has no such key, or hides it.
-    """
+    """Returns the set of dispatch keys after ``BackendSelect``, None if torch lacks or hides it."""
     key = getattr(getattr(torch._C, "DispatchKey", None), "BackendSelect", None)
     ask = getattr(torch._C, "_dispatch_keyset_full_after", None)
     return None if key is None or ask is None else ask(key)
 
 
 def outside_modes() -> AbstractContextManager[Any]:
-    """Returns a block outside of any ``TorchDispatchMode`` that the calling thread is in."""
-    # torch has no public question for it; to disable modes unasked costs 8 us a message
+    """Returns a context manager that disables all ``TorchDispatchMode`` of the calling thread."""
+    # torch has no public query for it; disabling modes unconditionally costs 8 us per message
     if torch._C._len_torch_dispatch_stack() > 0:
         return _disable_current_modes()
     return _NOTHING
@@ -151,28 +142,28 @@ def outside_modes() -> AbstractContextManager[Any]:
 
 def in_backward() -> bool:
     """Returns whether the calling thread is in a backward pass."""
-    # torch has no public question for it; only there does C++ wait for a future by itself
+    # torch has no public query for it; only in a backward pass does C++ itself wait for a future
     return bool(torch._C._current_graph_task_id() != -1)
 
 
 def has_modes() -> bool:
     """Returns whether the calling thread is in a mode of torch, or has a default device."""
-    # torch has no public question for it
+    # torch has no public query for it
     return torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack() > 0
 
 
 def has_saved_tensor_hooks() -> bool:
-    """Returns whether the calling thread has hooks for tensors that are saved for backward."""
-    # torch has no public question for it; the argument: whether to look while it traces
+    """Returns whether the calling thread has hooks for tensors saved for the backward pass."""
+    # torch has no public query for it; the argument is whether to check during tracing
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 def run_after_backward(function: Callable[[], None]) -> None:
-    """Calls a function when the gradients of the backward pass that goes on are there.
+    """Calls a function when the current backward pass has computed its gradients.
 
-    If no node of the graph runs any more, that is now.
+    If no node of the graph is running, the function is called immediately.
     """
-    # as torch's own FSDP does it: the engine's callbacks have no public name
+    # as in torch's own FSDP: the engine's callbacks have no public name
     if torch._C._current_autograd_node() is None:
         function()
     else:

@@ -1,1 +1,1 @@
-"""Measures links: what a message costs between two ranks, and around the ring."""
+"""Measurements of links: the cost of a message between two ranks, and around the ring."""

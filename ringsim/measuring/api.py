@@ -1,4 +1,4 @@
-"""``ringsim.bandwidth``: what the links of a ring give."""
+"""``ringsim.bandwidth``: the latency and the bandwidth of a ring's links."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from ringsim.traces.bandwidths import Bandwidths, make_bandwidths
 from ringsim.traces.units import bytes_text
 
 STEADY_RULE = (
-    f"median's 95 % interval within {STEADY:.1%} of it on either side, from {STEPS_MIN} "
-    f"repetitions and {STEADY_S * 1e3:g} ms on; {STEPS_MAX} repetitions at most"
+    f"the median's 95 % interval is within {STEADY:.1%} of it on either side, after at least "
+    f"{STEPS_MIN} repetitions and {STEADY_S * 1e3:g} ms; at most {STEPS_MAX} repetitions"
 )
 
 
@@ -56,45 +56,48 @@ def bandwidth(
     link: Link | Mapping[tuple[int, int], Link] | None = None,
     topology: Topology | None = None,
 ) -> Bandwidths:
-    """Measures what the links of a ring give.
+    """Measures latency and bandwidth of a ring's links as a function of the message size.
 
-    Latency and bandwidth against message size, and the line through them. In a notebook or a script
-    it starts ``world_size`` ranks, as ``ringsim.trace`` does; Ctrl-C then ends the measurement, and
-    the table has what was measured so far. In ranks that already run (torchrun, or a worker of
-    ``ringsim.trace``) every rank calls it with the same arguments, blocks until all have measured,
-    and gets the same table.
+    It also fits a line through the times. In a notebook or a script it starts ``world_size`` ranks,
+    as ``ringsim.trace`` does. Ctrl-C then ends the measurement, and the table contains the results
+    so far. In ranks that already run (torchrun, or a worker of ``ringsim.trace``), call it on every
+    rank with the same arguments; it blocks until all ranks have measured, and returns the same
+    table on each of them.
 
-    Each size is repeated, after a warm-up that does not count, until the median is steady: its 95 %
-    interval is within 2.5 % of it on either side, after at least 10 repetitions and 30 ms. It ends
-    early, after at least 3 repetitions, when its share of ``limit_s`` is used up. If no time is
-    left, larger sizes are left out, and the table says so. Edges take turns, except with "shift"
-    and "all_reduce". The times come from the record, where each step (a round trip, say) is a span.
+    After a warm-up that does not count, each size is repeated until the median is steady: its 95 %
+    interval is within 2.5 % of it on either side, after at least 10 repetitions and 30 ms. A size
+    ends early, after at least 3 repetitions, when its share of ``limit_s`` is used up. If no time
+    is left, larger sizes are skipped, and a note in the table reports it. The edges are measured
+    one after the other, except with "shift" and "all_reduce". The times come from the record, in
+    which each step (for example a round trip) is a span.
 
-    With ``link`` or ``topology``, and in a worker of ``ringsim.simulate``, simulated ranks run the
-    same steps on a virtual clock, one of each size; ``ceilings`` and the limits are ignored.
+    With ``link`` or ``topology``, and in a worker of ``ringsim.simulate``, simulated ranks run one
+    such step per size on a virtual clock; ``ceilings`` and the limits are ignored.
 
     Args:
-        world_size: number of ranks; None for 2, or for all ranks that already run.
-        sizes: message sizes in bytes, 1 to 2**30; None for the powers of two from 8 B to 256 MiB.
-        pattern: "pingpong" (there and back), "oneway" (a stream), "exchange" (both ways at once),
-            "shift" (all ranks to their successors at once), "all_reduce", or a list of these.
-        comm_device: "cpu" for Gloo, "gpu" for NCCL, which needs a GPU for each rank and is timed by
+        world_size: the number of ranks; None for 2, or for all ranks that already run.
+        sizes: the message sizes in bytes, 1 to 2**30; None for the powers of two from 8 B to 256
+            MiB.
+        pattern: "pingpong" (there and back), "oneway" (a stream), "exchange" (in both directions at
+            the same time), "shift" (all ranks send to their successors at the same time),
+            "all_reduce", or a list of these.
+        comm_device: "cpu" for Gloo, or "gpu" for NCCL, which needs one GPU per rank and is timed by
             CUDA events.
-        edge: (src, dst), the one edge of the ring to measure; None for all.
-        ceilings: whether to send the same sizes over a raw TCP connection on loopback (Gloo only),
-            and to copy them in memory.
-        limit_s: about how long it may take, in seconds.
-        timeout_s: limit of one blocked operation, in seconds.
-        link: what a message costs on the virtual clock, for all pairs of ranks or for each (src,
-            dst), as for ``ringsim.simulate``.
-        topology: instead of ``link``, which links there are, from ``ringsim.topologies``.
+        edge: the edge of the ring to measure, as (src, dst); None for all edges.
+        ceilings: whether to also send the same sizes over a raw TCP connection on loopback (Gloo
+            only), and to copy them in memory.
+        limit_s: the approximate limit of the whole measurement, in seconds.
+        timeout_s: the limit of one blocked operation, in seconds.
+        link: the link of the virtual clock, for all pairs of ranks or for each (src, dst), as for
+            ``ringsim.simulate``.
+        topology: a topology from ``ringsim.topologies``, instead of ``link``.
 
     Returns:
         The table. A single rank with a GPU measures copies within the GPU's memory.
 
     Raises:
-        ArgumentError: an argument is wrong, there are fewer GPUs than ranks, or the sizes need too
-            much memory.
+        ArgumentError: an argument is invalid, there are fewer GPUs than ranks, or the sizes need
+            too much memory.
         RankFailed, Interrupted: as in ``ringsim.trace``, if nothing was measured.
 
     Example:
@@ -140,7 +143,7 @@ def _measure_links(
     timeout_s: float,
     make: Callable[[Sequence[int]], Plan],
 ) -> Bandwidths:
-    """Measures in the ranks that already run, or in ranks of its own."""
+    """Measures in the ranks that already run, or in new ranks."""
     load = _load()
     notes: list[str] = []
     if _ranks_run_already():
@@ -179,8 +182,8 @@ def _check_memory(plan: Plan, ranks: int) -> None:
     memory = provenance.machine()["memory_bytes"]
     if memory is not None and 2 * largest * ranks > memory / 2:
         raise ArgumentError(
-            f"sizes must leave half of the memory ({bytes_text(memory)}) free, got "
-            f"{bytes_text(largest)}, twice on each of {ranks} ranks. "
+            f"sizes must leave half of the memory ({bytes_text(memory)}) free, but each of {ranks} "
+            f"ranks needs two buffers of {bytes_text(largest)}. "
             "Choose smaller sizes or fewer ranks."
         )
 
@@ -201,7 +204,7 @@ def _ranks_run_already() -> bool:
 def _launch(
     kind: Kind, make: Callable[[Sequence[int]], Plan]
 ) -> tuple[Plan, Samples, list[Any], list[str]]:
-    """Starts ranks and measures in them; keeps what was measured before Ctrl-C."""
+    """Starts ranks and measures in them; after Ctrl-C, the results so far are kept."""
     if kind.comm_device == "gpu":
         from ringsim.measuring.worker import check_gpus  # needs torch
 
@@ -219,21 +222,21 @@ def _launch(
         samples = samples_of(interrupt.trace.events) if interrupt.trace is not None else {}
         if not samples:
             raise
-        return plan, samples, [], ["interrupted: only what had been measured by then is here."]
+        return plan, samples, [], ["interrupted: the table contains only the results up to then."]
     return plan, join_samples([result["times_ns"] for result in trace.results]), trace.results, []
 
 
 def _measure(plan: Plan) -> dict[str, Any]:
-    """What the ranks run; torch is loaded there, not in the process that starts them."""
+    """Runs on each rank, so that only the ranks load torch, not the process that starts them."""
     from ringsim.measuring.worker import measure
 
     return measure(plan)
 
 
 def _doing(directory: Path, total: int) -> str:
-    """Describes the progress of the ranks, for the progress line.
+    """Returns the progress of the ranks, for the progress line.
 
-    A label is written when its block begins.
+    It counts labels, because a label is written when its block begins.
     """
     known = set()
     for names in directory.glob("rank-*.names"):
@@ -248,7 +251,7 @@ def _doing(directory: Path, total: int) -> str:
 
 
 def _gpus(ranks: Sequence[int], results: Sequence[Any]) -> dict[str, Any]:
-    """Lists the GPUs that were measured, and their connections; nothing on Gloo."""
+    """Returns the measured GPUs and their connections; an empty dictionary on Gloo."""
     places = [result["place"] for result in results]
     if not places or places[0] is None:
         return {}
@@ -271,7 +274,7 @@ def _what_is_missing(
     notes = []
     if apart:
         src, dst = apart[0].src, apart[0].dst
-        notes.append(f"no TCP over loopback: ranks {src} and {dst} are on two machines.")
+        notes.append(f"no TCP over loopback: ranks {src} and {dst} are on different machines.")
     late = [block for block in missing if block not in apart]
     if late:
         first = bytes_text(min(block.size_bytes for block in late))
@@ -279,7 +282,7 @@ def _what_is_missing(
         if interrupted:
             why = "the run was interrupted"
         notes.append(
-            f"{len(late)} of {len(plan.blocks)} measurements are not there, from {first} on: {why}."
+            f"{len(late)} of {len(plan.blocks)} measurements are missing, from {first} on: {why}."
         )
     return notes
 
@@ -289,17 +292,13 @@ def _who_else_ran(load: float | None) -> list[str]:
     if load is None or load < cores:
         return []
     return [
-        f"other programs ran: the load average was {load:g} on {cores} cores before the start. "
-        "They slow small messages too."
+        f"other programs were running: the load average was {load:g} on {cores} cores before the "
+        "start. They also slow down small messages."
     ]
 
 
 def _load() -> float | None:
-    """How busy the machine is.
-
-    Processes that ran or wanted to, averaged over the last minute; None if the system does not
-    tell.
-    """
+    """Returns the machine's load average over the last minute, None if the system has none."""
     try:
         return round(os.getloadavg()[0], 2)
     except (AttributeError, OSError):

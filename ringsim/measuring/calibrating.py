@@ -1,13 +1,12 @@
 """``ringsim.calibration_worker``.
 
-What two ranks do so that ``ringsim.calibrate`` finds every constant in the trace of it. It takes a
-few seconds. Each constant shows where it is alone::
+This worker for two ranks produces a trace in which ``ringsim.calibrate`` finds every constant. It
+takes a few seconds. Each constant is isolated in one of four parts::
 
-    ping-pong              what a message takes of the cores: processor time is marked before and
-                           after
-    both ways at once      how many messages stall, and for how long
-    collectives            what Gloo takes before the first message of one
-    computing and sending  links, posting, sleeping, and what the program takes around that
+    ping-pong              the processor time of a message, with marks before and after
+    both ways together     the number of stalled messages, and the duration of a stall
+    collectives            the time that Gloo takes before a collective's first message
+    computing and sending  links, posting, sleeping, and the program's own time around them
 """
 
 from __future__ import annotations
@@ -33,17 +32,17 @@ _FLOAT_BYTES: Final = 4
 def calibration_worker(
     sizes_bytes: Sequence[int] = (256, 65536, 1048576), repeats: int = 60
 ) -> None:
-    """Sends messages, calls collectives, and computes in between.
+    """Sends messages, calls collectives and computes, as input for ``ringsim.calibrate``.
 
-    So ``ringsim.calibrate`` finds every constant. Both ranks call it, at the same time; it blocks
-    until it is done, which takes a few seconds. The machine should be idle.
+    Its trace contains every constant. Both ranks call it at the same time; it blocks for a few
+    seconds. The machine should be idle.
 
     Args:
-        sizes_bytes: sizes of the messages, two or more.
-        repeats: how often each is sent.
+        sizes_bytes: the sizes of the messages, two or more.
+        repeats: the number of messages of each size.
 
     Raises:
-        ArgumentError: there are not two ranks.
+        ArgumentError: the number of ranks is not two.
 
     Example:
         >>> import ringsim
@@ -57,26 +56,26 @@ def calibration_worker(
     """
     if dist.get_world_size() != 2:
         raise ArgumentError(
-            f"world_size must be 2 for calibration_worker, got {dist.get_world_size()}. Trace it "
+            f"world_size must be 2 for calibration_worker, got {dist.get_world_size()}. Run it "
             "on two ranks."
         )
     for size_bytes in sizes_bytes:
         _send(size_bytes, repeats)
         _call_collectives(size_bytes, repeats)
-    _mark_processor_time()  # what follows is computing
+    _mark_processor_time()  # the rest is computing
     for size_bytes in sizes_bytes:
         for seconds in _COMPUTED_S:
             _compute_and_send(size_bytes, seconds, repeats // 4)
 
 
 def _send(size_bytes: int, repeats: int) -> None:
-    """Sends a message to the other rank and back, and then both ways at once."""
+    """Sends a message to the other rank and back, and then in both directions together."""
     rank = dist.get_rank()
     peer, here = 1 - rank, torch.zeros(size_bytes // _FLOAT_BYTES)
     there = torch.zeros_like(here)
     first, second = (dist.send, dist.recv) if rank == 0 else (dist.recv, dist.send)
     for number in range(repeats + 1):
-        if number % _MARKED == 0:  # often, for what stalls is left out
+        if number % _MARKED == 0:  # often, because stalled messages are left out
             _mark_processor_time()
         first(here, peer)
         second(there, peer)
@@ -88,9 +87,9 @@ def _send(size_bytes: int, repeats: int) -> None:
 
 
 def _compute_and_send(size_bytes: int, seconds: float, rounds: int) -> None:
-    """Has rank 1 wait for what rank 0 has computed.
+    """Makes rank 1 wait for a result of rank 0, and then the reverse.
 
-    With a receive that blocks and with one that was posted before; then the other way.
+    The receives alternate between ``recv`` and ``irecv``.
     """
     for sender in (0, 1):
         here = torch.zeros(size_bytes // _FLOAT_BYTES)

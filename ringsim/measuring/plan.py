@@ -1,15 +1,15 @@
-"""What is measured, and how recorded steps become rows of the table; without torch.
+"""The plan of a measurement, and the conversion of recorded steps to rows of the table.
 
-A measurement is a list of blocks, one for each pattern, edge and size. A block is measured in
-steps: one round trip, one burst of a stream, one exchange. Each step is a span in the record of one
-rank, from the call of its first operation to the end of its last, so that no two clocks are
-compared::
+This module does not need torch. A measurement is a list of blocks, one per pattern, edge and size.
+A block is measured in steps, each of which is one round trip, one burst of a stream, or one
+exchange. Each step is a span in the record of one rank, from the call of its first operation to the
+end of its last operation, so that no two clocks are compared::
 
     src, a span          |--- send --- recv ...............|       of a ping-pong, half of this
     dst                       recv .......... send ---
 
-The operations themselves are not recorded meanwhile, on any rank: recording them would lengthen
-each message (by a tenth at 4 KiB).
+Meanwhile no rank records the operations themselves, because that would lengthen each message (by a
+tenth at 4 KiB).
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _LABEL: Final = re.compile(rf"{_WORD} (\w+) (\w+) (-?\d+) (-?\d+) (\d+)")
 
 
 class Block(NamedTuple):
-    """One pattern on one edge at one size: what gives one row of the table.
+    """One pattern on one edge with one size, which becomes one row of the table.
 
     Attributes:
-        backend: "gloo", "nccl"; "tcp" and "memcpy" for the ceilings.
+        backend: "gloo" or "nccl"; "tcp" and "memcpy" for the ceilings.
         pattern: one of ``PATTERNS``; "copy" for the ceiling "memcpy".
-        src: global rank, -1 if there is no single edge.
-        dst: the same.
-        size_bytes: of one message, or of the buffer.
+        src: the source's global rank, -1 if there is no single edge.
+        dst: the target's global rank, -1 if there is no single edge.
+        size_bytes: the size of one message, or of the buffer.
     """
 
     backend: str
@@ -58,7 +58,7 @@ class Block(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The label of its steps in the trace."""
+        """The label of the block's steps in the trace."""
         return f"{_WORD} {self.backend} {self.pattern} {self.src} {self.dst} {self.size_bytes}"
 
     @classmethod
@@ -72,9 +72,9 @@ class Block(NamedTuple):
 
     @property
     def copies(self) -> int:
-        """How many copies one step of "memcpy" makes.
+        """The number of copies in one step of "memcpy".
 
-        A single small one is shorter than the record of it.
+        A single small copy would take less time than recording it.
         """
         return max(1, min(64, 65_536 // self.size_bytes))
 
@@ -84,10 +84,10 @@ class Plan:
     """A measurement.
 
     Attributes:
-        blocks: in order; sizes ascend, so that a limit or an interrupt cuts off the largest, on all
-            edges alike.
-        limit_s: limit of the whole measurement, in seconds.
-        timeout_s: limit of one blocked operation of the ranks, in seconds; no block may last
+        blocks: the blocks in order. Sizes ascend, so that a limit or an interrupt cuts off the
+            largest sizes on all edges equally.
+        limit_s: the limit of the whole measurement, in seconds.
+        timeout_s: the limit of one blocked operation of the ranks, in seconds; no block may last
             longer.
     """
 
@@ -107,10 +107,10 @@ def make_plan(
     limit_s: Any = 60.0,
     timeout_s: float = 30.0,
 ) -> Plan:
-    """Checks the arguments of ``ringsim.bandwidth`` and makes the plan for the ring of ``ranks``.
+    """Checks the arguments of ``ringsim.bandwidth``, and returns the plan for a ring of ``ranks``.
 
     Raises:
-        ArgumentError: an argument breaks its rule.
+        ArgumentError: an argument is invalid.
 
     Example:
         >>> plan = make_plan((0, 1, 2), [8, 1024], "pingpong", "gloo", edge=(2, 0), ceilings=False)
@@ -131,7 +131,7 @@ def make_plan(
     blocks = []
     for size in checked:
         for name in patterns:
-            if name == "all_reduce" or (name == "shift" and edges):  # all edges at once
+            if name == "all_reduce" or (name == "shift" and edges):  # all edges together
                 blocks.append(Block(backend, name, -1, -1, size))
             else:
                 blocks += [Block(backend, name, src, dst, size) for src, dst in edges]
@@ -149,19 +149,19 @@ def _check_sizes(sizes: Any, patterns: tuple[str, ...]) -> list[int]:
         given = []
     if not given or not all(1 <= size <= MAX_SIZE_BYTES for size in given):
         raise ArgumentError(
-            f"sizes must be whole numbers of bytes from 1 to 2**30, one or more, got {sizes!r}. "
-            "Try sizes=[8, 4096, 2**20]."
+            "sizes must be a non-empty list of whole numbers of bytes from 1 to 2**30, got "
+            f"{sizes!r}. Pass sizes=[8, 4096, 2**20], for example."
         )
     if "all_reduce" in patterns and any(size % 4 for size in given):
         raise ArgumentError(
-            "sizes must be multiples of 4 for all_reduce, which adds "
-            f"float32 numbers, got {sizes!r}."
+            "sizes must be multiples of 4 for all_reduce, which adds float32 numbers, got "
+            f"{sizes!r}."
         )
     return sorted(set(given))
 
 
 def list_edges(ranks: Sequence[int]) -> list[tuple[int, int]]:
-    """Returns the edges of a ring; a single rank has none."""
+    """Returns the edges of a ring; an empty list for a single rank."""
     return list(itertools.pairwise([*ranks, ranks[0]])) if len(ranks) > 1 else []
 
 
@@ -169,8 +169,8 @@ def _check_edge(edge: Any, edges: list[tuple[int, int]]) -> tuple[int, int]:
     chosen = tuple(edge) if isinstance(edge, tuple | list) else None
     if chosen not in edges:
         raise ArgumentError(
-            f"edge must be (src, dst), one of the ring's {edges}, got {edge!r}. Leave it out for "
-            "all of them."
+            f"edge must be one of the ring's edges (src, dst), {edges}, got {edge!r}. Omit it to "
+            "measure all edges."
         )
     return chosen
 
@@ -178,15 +178,15 @@ def _check_edge(edge: Any, edges: list[tuple[int, int]]) -> tuple[int, int]:
 Floats = npt.NDArray[Any]
 
 STEADY: Final = 0.025  # half the width of the median's 95 % interval, relative to the median
-LEAST_STEPS: Final = 3  # of a block, even if they take longer than its time
+LEAST_STEPS: Final = 3  # steps of a block, even if they take longer than its time
 STEPS_MIN: Final = 10
-# machines are slow or fast for milliseconds at a time: no block is shorter, unless its time is up
+# machines are slow or fast for milliseconds, so no block is shorter, unless its time is up
 STEADY_S: Final = 0.03
 STEPS_MAX: Final = 5000
 
 
 def timed_ranks(block: Block, ranks: Sequence[int]) -> list[int]:
-    """Returns the ranks of a ring that record the steps of a block; the first of them leads."""
+    """Returns the ranks of a ring that record a block's steps; the first is the leader."""
     if block.pattern == "copy":
         return [ranks[0]]
     if block.src < 0:
@@ -197,7 +197,7 @@ def timed_ranks(block: Block, ranks: Sequence[int]) -> list[int]:
 def step_ns(block: Block, post_ns: Floats, done_ns: Floats) -> Floats:
     """Returns the times of a message, in ns, from the steps of a block on one rank.
 
-    Steps that were cut off are left out.
+    Incomplete steps are left out.
 
     Example:
         >>> step_ns(
@@ -211,12 +211,12 @@ def step_ns(block: Block, post_ns: Floats, done_ns: Floats) -> Floats:
 
 
 def parts_of(block: Block) -> int:
-    """Returns the number of messages in a row in a step: its time is divided by that."""
+    """Returns the number of successive messages in a step, by which its time is divided."""
     return {"pingpong": 2, "oneway": STREAM, "copy": block.copies}.get(block.pattern, 1)
 
 
 def combine(by_rank: list[Floats]) -> Floats:
-    """Returns the time of each step: that of the slowest rank, of the steps that all have.
+    """Returns the slowest rank's time of each step that all ranks have completed.
 
     Example:
         >>> combine([np.array([3.0, 5.0, 4.0]), np.array([4.0, 1.0])])
@@ -230,7 +230,8 @@ def combine(by_rank: list[Floats]) -> Floats:
 def is_steady(samples: Floats) -> bool:
     """Returns whether more repetitions would hardly change the median.
 
-    From 10 on, when its 95 % interval is within 2.5 % on either side.
+    That is the case if there are at least 10, and the median's 95 % interval is within 2.5 % of it
+    on either side.
 
     Example:
         >>> is_steady(np.full(10, 5.0)), is_steady(np.full(9, 5.0)), is_steady(np.arange(1.0, 20.0))
@@ -251,18 +252,18 @@ def is_steady(samples: Floats) -> bool:
 
 
 def steps_wanted(block: Block, found: Floats, share_s: float, fresh: Floats) -> int:
-    """Returns the number of steps that should follow.
+    """Returns the number of steps to run next.
 
-    None when the estimate is steady, or the time of the block is up.
+    It is 0 when the estimate is steady, or the block's time is up.
 
     Args:
-        block: what is measured.
+        block: the measured block.
         found: the times of a message so far, in ns, shape (n,).
-        share_s: the time of the block, in seconds.
-        fresh: the latest of them, in ns, or those of the warm-up; at least one.
+        share_s: the time for the block, in seconds.
+        fresh: the latest times, in ns, or the times of the warm-up; at least one.
 
     Example:
-        >>> few = np.array([50e3, 50e3, 20e6])  # the last one waited for a core
+        >>> few = np.array([50e3, 50e3, 20e6])  # the last step waited for a core
         >>> [
         ...     steps_wanted(Block("gloo", "exchange", 0, 1, 8), few, share_s, few)
         ...     for share_s in (0.01, 0.05, 1.0)
@@ -270,8 +271,8 @@ def steps_wanted(block: Block, found: Floats, share_s: float, fresh: Floats) -> 
         [0, 4, 10]
     """
     n = len(found)
-    # By the mean, not the median: a few steps that wait for a core would otherwise take the time of
-    # the sizes that follow.
+    # Based on the mean, not the median: otherwise a few steps that wait for a core would use up the
+    # time of the next sizes.
     spent_s = float(found.sum()) * parts_of(block) * 1e-9
     step_s = max(float(fresh.mean()), 1.0) * parts_of(block) * 1e-9
     if n >= STEPS_MAX or (is_steady(found) and spent_s >= STEADY_S):
@@ -285,10 +286,7 @@ Samples = dict[Block, dict[int, Floats]]
 
 
 def samples_of(events: Events) -> Samples:
-    """Finds the measured steps in the record of a run that was cut off.
-
-    By block and rank, the time of each in ns.
-    """
+    """Returns the times of the steps of an interrupted run in ns, by block and rank."""
     found: Samples = {}
     for number, label in enumerate(events.tables.labels):
         block = Block.from_label(label)
@@ -304,7 +302,7 @@ def samples_of(events: Events) -> Samples:
 
 
 def join_samples(told: Sequence[Mapping[Block, Floats]]) -> Samples:
-    """Returns by block and rank the times that each rank tells."""
+    """Returns the times of all ranks by block and rank."""
     found: Samples = {}
     for rank, times_ns in enumerate(told):
         for block, times in times_ns.items():
@@ -315,14 +313,14 @@ def join_samples(told: Sequence[Mapping[Block, Floats]]) -> Samples:
 def make_rows(
     samples: Samples, ranks: Sequence[int], *, kind: str = "measured"
 ) -> list[dict[str, Any]]:
-    """Turns the times of steps into rows for ``make_bandwidths``, ceilings last.
+    """Converts the times of steps to rows for ``make_bandwidths``, with the ceilings last.
 
-    A block needs times from all its timed ranks.
+    A block without times from all its timed ranks is left out.
     """
     rows = []
     for block in sorted(samples, key=_place):
         by_rank = samples[block]
-        if block.pattern == "shift":  # each rank times the edge on which it receives
+        if block.pattern == "shift":  # each rank times the edge it receives on
             rows += [
                 _row(block._replace(src=src, dst=dst), by_rank[dst], len(ranks), kind)
                 for src, dst in list_edges(ranks)
@@ -342,8 +340,8 @@ def _place(block: Block) -> tuple[int, int, int, int]:
 
 
 def _row(block: Block, times_ns: Floats, group_size: int, kind: str) -> dict[str, Any]:
-    # The percentiles of a bandwidth are those of the time in reverse: the slowest steps have the
-    # lowest bandwidth.
+    # The percentiles of the bandwidth are those of the time in reverse order: the slowest steps
+    # have the lowest bandwidth.
     p10_ns, median_ns, p90_ns = np.percentile(times_ns, [10, 50, 90]).tolist()
     factor = bus_factor("all_reduce", group_size) if block.pattern == "all_reduce" else 1.0
     return {
@@ -361,5 +359,5 @@ def _row(block: Block, times_ns: Floats, group_size: int, kind: str) -> dict[str
 
 
 def _rate(block: Block, time_ns: float) -> float:
-    """Returns the bandwidth in GB/s, NaN on a simulated link that costs no time."""
+    """Returns the bandwidth in GB/s, NaN for a simulated link that takes no time."""
     return block.size_bytes / time_ns if time_ns else math.nan

@@ -1,8 +1,9 @@
 """Measuring in ranks that already run, real or simulated.
 
-Every rank measures, and all learn what all have measured. On a virtual clock no repetition differs
-from the next, so one step of each block is enough. The table then shows what the patterns make of a
-link: the fit of a ping-pong returns the link's own constants, that of a stream only its occupancy.
+Every rank measures, and the results of all ranks are shared. On a virtual clock all repetitions are
+the same, so one step per block is enough. The table then shows the effect of the patterns on a
+link: the fit of a ping-pong returns the link's own constants, and that of a stream only its
+occupancy.
 """
 
 from __future__ import annotations
@@ -41,16 +42,16 @@ def measure_here(
 ) -> tuple[Ring, Plan, list[Any]]:
     """Measures in ranks that already run.
 
-    If they are in no ring, joins them in one and takes it down again. Collective: every rank calls
-    it with the same arguments, and is blocked until all have measured.
+    If the ranks are in no ring, it creates one and destroys it afterwards. Every rank calls it with
+    the same arguments, and is blocked until all have measured.
 
     Args:
-        world_size: number of ranks that the caller expects, None for any.
+        world_size: the number of ranks that the caller expects, None for any number.
         comm_device: "cpu" or "gpu".
-        make: makes the plan, given the ring.
+        make: a function that returns the plan for a ring.
 
     Returns:
-        The ring, the plan, and what ``measure`` returned on each rank; the same on every rank.
+        The ring, the plan, and the result of ``measure`` on each rank; the same on every rank.
     """
     joined = get_state().ring is None
     if joined:
@@ -73,21 +74,21 @@ def measure_here(
 
 
 def check_ring(ring: Ring, world_size: int | None, comm_device: str) -> None:
-    """Checks that the existing ring has all ranks, and is the one that ``bandwidth`` expects."""
+    """Checks that the existing ring has all ranks, and matches the arguments of ``bandwidth``."""
     where = f"(rank {ring.rank} of {ring.world_size})"
     if world_size not in (None, ring.world_size):
         raise ArgumentError(
-            f"world_size must be {ring.world_size} or left out in ranks that run already, got "
+            f"world_size must be {ring.world_size}, or omitted, in ranks that already run, got "
             f"{world_size!r} {where}."
         )
     if comm_device != ring.comm_device:
         raise ArgumentError(
-            f'comm_device must be that of the ring, "{ring.comm_device}", got {comm_device!r} '
-            f"{where}. Pass that."
+            f'comm_device must be "{ring.comm_device}" as in the existing ring, got '
+            f"{comm_device!r} {where}."
         )
     if len(ring.ranks) != ring.world_size:
         raise ArgumentError(
-            f"the ring must have all ranks to be measured, got one of {len(ring.ranks)} {where}. "
+            f"the ring to measure must contain all ranks, got a ring of {len(ring.ranks)} {where}. "
             "Measure in a separate run."
         )
 
@@ -102,11 +103,11 @@ def measure_simulated(
     topology: Topology | None,
     make: Callable[[Sequence[int]], Plan],
 ) -> Bandwidths:
-    """Measures links on a virtual clock: the given ones, or in simulated ranks those of their run.
+    """Measures links on a virtual clock: the given links, or in simulated ranks their own links.
 
-    In simulated ranks it is collective: every rank calls it with the same arguments, and is blocked
-    until all have measured. ``make`` makes the plan, given the ring's ranks. The table is the same
-    in each run and on every rank; its rows are "simulated".
+    In simulated ranks, every rank calls it with the same arguments, and is blocked until all have
+    measured. ``make`` returns the plan for the ring's ranks. The table is the same in each run and
+    on every rank; the kind of its rows is "simulated".
     """
     if link is None and topology is None:
         ring = current_ring()
@@ -124,11 +125,11 @@ def measure_simulated(
         return _tabulate(everybody, about)
     if comm_device != "cpu":
         raise ArgumentError(
-            f"comm_device must be left out with link or topology, got {comm_device!r}: no device "
-            "is measured."
+            f"comm_device must be omitted with link or topology, got {comm_device!r}, because no "
+            "device is measured."
         )
     count = 2 if world_size is None else world_size
-    # checks the number of ranks, before a plan is made for them
+    # checks the number of ranks before the plan is created
     make_kind(count, comm_device, timeout_s=1.0, ring=True)
     plan = make(range(count))
     trace = simulate(
@@ -139,21 +140,18 @@ def measure_simulated(
 
 
 def _tabulate(told: Sequence[dict[Block, Floats]], about: dict[str, Any]) -> Bandwidths:
-    """Makes a table of the times that each rank tells."""
+    """Returns the table of the times of all ranks."""
     rows = make_rows(join_samples(told), range(len(told)), kind=_SIMULATED)
     return make_bandwidths(rows, {**about, "interrupted": False, "notes": []})
 
 
 def _measure(plan: Plan) -> dict[Block, Floats]:
-    """What each rank runs.
-
-    Returns the ns of a message, by block, for the blocks that this rank times.
-    """
+    """Runs on each rank, and returns the ns per message of the blocks that this rank times."""
     ring, clock = current_ring(), get_state().clock
     assert clock is not None
     found = {}
     for block in plan.blocks:
-        # without data: only the size counts
+        # without data, because only the size matters
         tensor = torch.empty(block.size_bytes, dtype=torch.uint8, device="meta")
         if block.pattern == "all_reduce":
             tensor = tensor.view(torch.float32)

@@ -1,16 +1,15 @@
-"""What every rank does to measure.
+"""The measuring code of every rank.
 
-Block after block, all ranks together, until each estimate is steady or its time is up.
+All ranks measure one block after the other, until each estimate is steady or its time is up.
 
 ::
 
     for each block
-        all ranks         barrier, so that no other edge is busy; rank 0 says how much time the
-                          block has
+        all ranks         barrier, so that no other edge is busy; rank 0 sends the block's time
         its ranks         warm up
-        repeat            the leader says how many steps follow: none when the estimate is steady or
-                          the time is up the steps, each a span with the block's label on the ranks
-                          that tell the time
+        repeat            the leader sends the number of steps that follow: 0 when the estimate is
+                          steady or the time is up; then the steps, each a span with the block's
+                          label on the ranks that time it
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ from ringsim.traces.recorder import Recorder
 
 
 def group_of(block: Block, ring: Ring) -> dist.ProcessGroup:
-    """Returns the pair group of a block's edge, which this rank must be at an end of."""
+    """Returns the pair group of a block's edge, for a rank at either end of the edge."""
     group = ring.succ_group if ring.rank == block.src else ring.pred_group
     assert group is not None
     return group
@@ -58,16 +57,16 @@ def group_of(block: Block, ring: Ring) -> dist.ProcessGroup:
 def make_step(
     block: Block, ring: Ring, outgoing: torch.Tensor, incoming: torch.Tensor
 ) -> Callable[[], None] | None:
-    """Returns the function that does this rank's part of one step; None if it has none.
+    """Returns a function for this rank's part of one step; None if it has no part.
 
-    All ranks that have one call it equally often; it blocks until the step is done.
+    All ranks with a part call it the same number of times; it blocks until the step is done.
 
     Args:
-        block: what is measured.
+        block: the measured block.
         ring: this rank's ring.
-        outgoing: what is sent, uint8, shape (size_bytes,); for all_reduce float32, shape
+        outgoing: the tensor to send, uint8, shape (size_bytes,); for all_reduce float32, shape
             (size_bytes / 4,).
-        incoming: where what is received goes, of the same shape.
+        incoming: the tensor to receive into, of the same shape.
     """
     if block.pattern == "all_reduce":
         return lambda: dist.all_reduce(outgoing)
@@ -92,7 +91,7 @@ def make_step(
         for work in works:
             _wait(work)
 
-    # as one batch: on NCCL two by themselves would queue up, each behind a recv that nobody answers
+    # one batch, because on NCCL each side's send would be queued behind its own unanswered recv
     def exchange() -> None:
         recv = dist.P2POp(dist.irecv, incoming, peer, group)
         send = dist.P2POp(dist.isend, outgoing, peer, group)
@@ -122,9 +121,9 @@ _WORD_BYTES: Final = 16
 
 
 def make_copy(block: Block, source: torch.Tensor, target: torch.Tensor) -> Callable[[], None]:
-    """Returns the function that does one step of "memcpy".
+    """Returns a function for one step of "memcpy".
 
-    Copies between two buffers of one memory, on a CPU by one thread.
+    It copies between two buffers in the same memory, on a CPU with one thread.
     """
     if source.is_cuda:
         one: Callable[[], object] = functools.partial(target.copy_, source)
@@ -141,14 +140,14 @@ def make_copy(block: Block, source: torch.Tensor, target: torch.Tensor) -> Calla
 class Loopback:
     """A TCP connection over loopback between the two ranks of an edge.
 
-    Both ranks of the edge make one, at the same time; it blocks until both have. It raises OSError
-    where they cannot connect, as on two machines.
+    Both ranks of the edge create it at the same time; the constructor blocks until both have. It
+    raises OSError if they cannot connect, for example on different machines.
     """
 
     def __init__(self, block: Block, ring: Ring, timeout_s: float, device: torch.device) -> None:
         self._first = ring.rank == block.src
         group = group_of(block, ring)
-        # the port, and a word that proves who comes
+        # the port, and a secret that identifies the peer
         if self._first:
             card = torch.zeros(1 + _WORD_BYTES, dtype=torch.int32, device=device)
             dist.recv(card, block.dst, group=group)
@@ -167,9 +166,9 @@ class Loopback:
         self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def make_step(self, outgoing: torch.Tensor, incoming: torch.Tensor) -> Callable[[], None]:
-        """Returns the function that does this rank's part of one round trip.
+        """Returns a function for this rank's part of one round trip.
 
-        Between buffers of uint8 in host memory.
+        The buffers must be uint8 tensors in host memory.
         """
         give, take = outgoing.numpy().data, incoming.numpy().data
         connection = self._connection
@@ -185,7 +184,7 @@ class Loopback:
         return go_first if self._first else answer
 
     def close(self) -> None:
-        """Ends the connection."""
+        """Closes the connection."""
         self._connection.close()
 
 
@@ -205,18 +204,16 @@ def _receive(connection: socket.socket, target: memoryview) -> None:
     while target:
         count = connection.recv_into(target)
         if count == 0:
-            raise ConnectionError(
-                "the other rank of the edge has closed its end of the loopback connection"
-            )
+            raise ConnectionError("the other rank of the edge closed the loopback connection")
         target = target[count:]
 
 
 def time_steps(step: Callable[[], None], count: int) -> list[float]:
-    """Runs steps on the current GPU.
+    """Runs steps on the current GPU, and returns the time of each step in ns.
 
-    Returns the time of each in ns, from CUDA events on the current stream. NCCL's ``wait`` returns
-    when the work is queued, and makes the current stream wait for it: an event recorded after it
-    has the time at which the GPU was done.
+    The times come from CUDA events on the current stream. NCCL's ``wait`` returns when the work is
+    queued, and makes the current stream wait for it, so an event recorded afterwards has the time
+    at which the GPU was done.
     """
     events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
     events[0].record()
@@ -231,11 +228,11 @@ def check_gpus(world_size: int) -> None:
     """Checks that each rank on this machine has its own GPU."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if world_size > count:
-        others = "world_size=1, which measures copies within its memory, or for " if count else ""
+        others = "world_size=1, which measures copies in the GPU's memory, or " if count else ""
         raise ArgumentError(
-            'world_size must be at most the number of GPUs with comm_device="gpu", got '
-            f"{world_size} with {count}: NCCL refuses two ranks "
-            f'on one GPU, and they would only take turns. Ask for {others}comm_device="cpu".'
+            'world_size must be at most the number of GPUs with comm_device="gpu", '
+            f"{count}, got {world_size}. NCCL rejects two ranks on one GPU. Pass "
+            f'{others}comm_device="cpu".'
         )
 
 
@@ -243,9 +240,10 @@ def place_of(local_rank: int) -> dict[str, Any]:
     """Returns the place of this rank's GPU, as JSON values.
 
     Returns:
-        ``host``, the same for all ranks of a machine; ``gpu``, its number there; ``name``;
-        ``uuid``, the same for all ranks on this GPU; ``peers``, the GPUs of the machine whose
-        memory it can read, none if the environment forbids NCCL to do so.
+        A dictionary with ``host``, the same for all ranks of a machine; ``gpu``, the GPU's number
+        on the machine; ``name``; ``uuid``, the same for all ranks on this GPU; and ``peers``, the
+        GPUs of the machine whose memory this GPU can read, none if the environment forbids that to
+        NCCL.
     """
     forbidden = (
         os.environ.get("NCCL_P2P_DISABLE", "0") not in ("", "0")
@@ -266,16 +264,17 @@ def place_of(local_rank: int) -> dict[str, Any]:
 
 
 def paths_between(ranks: Sequence[int], places: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Returns how NCCL moves data along a ring's edges, as far as torch and the environment tell.
+    """Returns NCCL's data paths on a ring's edges, as far as torch and the environment show them.
 
     Args:
         ranks: the ring's ranks in order.
-        places: ``place_of`` of every rank, by rank.
+        places: the result of ``place_of`` of every rank, by rank.
 
     Returns:
-        By edge ("0>1"): "p2p" where one GPU can read the other's memory, "host-staged" where it
-        goes through the machine's memory, "network" where the other GPU is on another machine,
-        "sockets, one GPU" if both ranks share a GPU (NCCL_HOSTID), which is no link's bandwidth.
+        The path of each edge ("0>1"): "p2p" if one GPU can read the other's memory, "host-staged"
+        if the data goes through the machine's memory, "network" if the other GPU is on another
+        machine, and "sockets, one GPU" if both ranks share a GPU (NCCL_HOSTID), so that no link is
+        measured.
     """
     paths = {}
     for src, dst in list_edges(ranks):
@@ -295,15 +294,15 @@ _LARGE_BYTES: Final = 2**24
 
 
 def measure(plan: Plan) -> dict[str, Any]:
-    """Measures the blocks of a plan; recording must be on, since it takes the times.
+    """Measures the blocks of a plan; recording must be on, because it provides the times.
 
-    Collective over the default group: every rank calls it with the same plan, and is blocked until
-    all have measured.
+    Every rank of the default group calls it with the same plan, and is blocked until all have
+    measured.
 
     Returns:
-        What this rank knows: ``times_ns``, by block, the times of a message in the steps that it
-        recorded (from CUDA events on a GPU); ``host``, this machine; ``interface``, the network
-        interface that Gloo was told to use; ``place``, where its GPU is.
+        A dictionary with ``times_ns``, the times of a message in the steps that this rank timed, by
+        block (from CUDA events on a GPU); ``host``, the machine; ``interface``, the network
+        interface set for Gloo; and ``place``, the place of its GPU.
     """
     recorder, ring = get_state().recorder, current_ring()
     assert recorder is not None
@@ -317,7 +316,7 @@ def measure(plan: Plan) -> dict[str, Any]:
 
 @contextmanager
 def not_recorded(recorder: Recorder) -> Iterator[None]:
-    """Removes the recorder's hooks for the length of the block."""
+    """Removes the recorder's hooks during a with block."""
     users = recorder.users
     for _ in range(users):
         torch_hooks.uninstall(recorder)
@@ -364,10 +363,10 @@ class _Meter:
         ]
 
     def _meet(self, share_s: float) -> float:
-        """Waits for all ranks; returns what rank 0 says that the next block may take."""
+        """Waits for all ranks; returns rank 0's time limit for the next block."""
         if self._ring.world_size == 1:
             return share_s
-        # without the device NCCL guesses one from the rank
+        # without a device, NCCL guesses one from the rank
         dist.barrier(device_ids=[self._ring.local_rank] if self._gpu else None)
         share_s = min(share_s, self._plan.timeout_s / 4)
         told = torch.tensor([share_s], dtype=torch.float64, device=self._device)
@@ -394,7 +393,7 @@ class _Meter:
             self._times_ns[block] = found
 
     def _step_of(self, block: Block) -> Callable[[], None] | None:
-        """Returns this rank's part of a step of a block; None if it has none."""
+        """Returns a function for this rank's part of a step; None if it has no part."""
         rank = self._ring.rank
         if (block.src >= 0 and rank not in (block.src, block.dst)) or (
             block.pattern == "copy" and rank != self._ring.ranks[0]
@@ -410,7 +409,7 @@ class _Meter:
         return make_step(block, self._ring, outgoing, incoming)
 
     def _buffers_of(self, block: Block) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns a step's buffers to send and to receive; all their pages have been touched."""
+        """Returns a step's buffers to send and to receive, with all their pages touched."""
         size = block.size_bytes
         if len(self._buffers[0]) < size:
             self._buffers = []  # free the smaller ones first
@@ -428,9 +427,9 @@ class _Meter:
     def _repeat(
         self, block: Block, step: Callable[[], None], count: int, name: str | None
     ) -> Floats:
-        """Runs ``count`` steps.
+        """Runs ``count`` steps, and returns their times in ns.
 
-        Records each as a span if there is a name, and returns the times in ns.
+        If a name is given, each step is recorded as a span.
         """
         if self._gpu:
             return np.array(time_steps(step, count)) / parts_of(block)

@@ -1,7 +1,7 @@
-"""The ring: a rank, its two neighbours, the group that it shares with each.
+"""The ring: a rank, its two neighbours, and the group that it shares with each.
 
-Also how these groups are built. Names are found on first use: what packs a worker for the ranks is
-in this package too, and must not load torch into a program without it.
+Names are resolved on first use, because this package also contains the code that packs a worker for
+the ranks, which must not load torch into a program without it.
 """
 
 from importlib import import_module
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        """Finds a name in the module that defines it."""
+        """Returns a name from the module that defines it."""
         module = "printing" if name in ("restore_output", "suppress_output") else "ring"
         try:
             return getattr(import_module(f"ringsim.ring.{module}"), name)

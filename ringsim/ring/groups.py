@@ -1,39 +1,40 @@
-"""How the pair groups of a ring are built.
+"""The creation of a ring's pair groups.
 
-The arguments, the groups of two ranks, and the two ways to get all of them. This is the one module
-that builds groups by torch's private API. The public ``new_group`` must be called by every rank for
-every group, also by ranks outside it: a ring of N pairs costs each rank N calls. A pair needs only
-its two members. So each member builds the group by itself, under a name that both know, over the
-store that all ranks share. (Torch's own way for that, ``use_local_synchronization``, puts the
-number of groups that the process has made into the name: both members must then have made equally
-many, which no order achieves in a ring of odd length.)
+This module checks the arguments and creates the groups of two ranks in one of two ways. It is the
+only module that creates groups by torch's private API. The public ``new_group`` must be called by
+every rank for every group, even by ranks outside the group, so a ring of N pairs costs each rank N
+calls. A pair only needs its two members. So each member creates the group by itself, under a name
+that both know, over the store that all ranks share. (Torch's own option for that,
+``use_local_synchronization``, puts the number of groups that the process has created into the name.
+Both members must then have created the same number of groups, which no order achieves in a ring of
+odd length.)
 
 Gloo writes its own address into a store and waits for the other's. Over the shared store that takes
-ten questions for two groups, and ranks that build their groups in an unlucky order wait for each
-other in a circle. So both groups are built at once, each over a store inside this process, and only
-the addresses go through the shared store, in three questions::
+ten requests for two groups, and ranks that create their groups in an unlucky order wait for each
+other in a cycle. So both groups are created at the same time, each over a store inside this
+process, and only the addresses go through the shared store, in three requests::
 
     group to pred --- my address --->  |            |  --- both of mine --->  shared store
     (a thread)    <-- its address ---  |  exchange  |
     group to succ --- my address --->  |            |  <-- one of pred's,
     (a thread)    <-- its address ---  |            |      one of succ's ---  shared store
 
-Every rank writes before it waits, so no order of ranks can stop them.
+Every rank writes before it waits, so the ranks cannot block each other in any order.
 
-On NCCL, two ranks connect at their first message, and whoever comes first waits in the call for the
-other, even of ``irecv``. A ring in which each rank posted its receive first would stand still. So
-the pairs connect here, one edge at a time in an order that all share: the edges with even numbers,
-which have no rank in common but for the last of an odd ring, then the others::
+On NCCL, two ranks connect at their first message, and the first of them waits for the other inside
+the call, even inside ``irecv``. A ring in which each rank posts its receive first would deadlock.
+So the pairs connect here, in an order that all ranks share: first the edges with even numbers,
+which have no rank in common except for the last edge of an odd ring, then the others::
 
-    edge 0: ranks 0, 1      edge 2: ranks 2, 3     ...      at once
+    edge 0: ranks 0, 1      edge 2: ranks 2, 3     ...      together
          edge 1: ranks 1, 2      edge 3: ranks 3, 0         then these
 
 On every other backend all ranks call the public ``new_group`` for every pair of every ring, in one
-order. MPI joins its ranks itself; the roll-call then goes over the store of its default group. On
-the virtual clock a store is of no use, whose waits are in real time: there the ranks first tell
-each other, in one all_gather, which ring each is in::
+order. MPI connects its ranks itself; the roll-call then uses the store of its default group. On the
+virtual clock a store cannot be used, because its waits are in real time. There the ranks first
+exchange their rings in one all_gather::
 
-    rank 2 of 4, ring_ranks=[2, 3]          said by all  made by all, in this order
+    rank 2 of 4, ring_ranks=[2, 3]          all gather   all create, in this order
       |-- all_gather(my ring) ------------> [0,1] [0,1]  "ring:0>1" "ring:1>0"
       |                                     [2,3] [2,3]  "ring:2>3" "ring:3>2"  <- these two are
                                                                              rank 2's
@@ -55,7 +56,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# public, though torch lists it nowhere
+# public, although torch does not list it
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.distributed_c10d import GroupName, PrefixStore, Store
@@ -80,18 +81,18 @@ from ringsim.state import get_state
 Pair = tuple[int, int]
 PairGroups = tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]
 
-# where Gloo keeps addresses in a store is no public promise: other versions take the public way
-# until tried
+# the place of Gloo's addresses in a store is not documented, so untested versions of torch use the
+# public API
 _KNOWN_TORCH = ("2.13.", "2.15.")
 _LONGEST_TIMEOUT_S = 1e6  # eleven days: in milliseconds it fits into the 32 bits that poll(2) takes
 
 
 @dataclass(frozen=True)
 class RingArguments:
-    """The arguments of ``initialize_distributed`` once they are checked.
+    """The checked arguments of ``initialize_distributed``.
 
-    The ring keeps them under the same names. ``ranks`` are the global ranks of this rank's ring, in
-    order; with ``by_hosts``, the order is found when the ranks have met.
+    The ring has attributes of the same names. ``ranks`` are the global ranks of this rank's ring,
+    in order; with ``by_hosts``, the order is determined after the ranks have met.
     """
 
     head_ip: str
@@ -116,11 +117,10 @@ def check_ring_arguments(
     ring_ranks: Sequence[Any] | None,
     ring_order: Any = "ranks",
 ) -> RingArguments:
-    """Checks every argument of ``initialize_distributed`` that can be checked alone.
+    """Checks the arguments of ``initialize_distributed`` that one rank can check by itself.
 
     Raises:
-        ArgumentError: a value breaks its rule; the message names the argument, the rule and the
-            value.
+        ArgumentError: a value is invalid; the message names the argument, the rule and the value.
 
     Example:
         >>> check_ring_arguments("127.0.0.1", 29500, 4, 2, 2, "cpu", 30, None).ranks
@@ -128,11 +128,16 @@ def check_ring_arguments(
         >>> check_ring_arguments("127.0.0.1", 29500, 4, 4, 0, "cpu", 30, None)
         Traceback (most recent call last):
         ...
-        ringsim.errors.ArgumentError: rank must be a whole number from 0 to 3, got 4 (world_size 4). Give each process its own.
+        ringsim.errors.ArgumentError: rank must be a whole number from 0 to 3, got 4 (world_size 4). Give each process its own rank.
     """  # noqa: E501
     world_size = read_whole("world_size", world_size, 1, None, "", "Pass the number of processes.")
     rank = read_whole(
-        "rank", rank, 0, world_size - 1, f" (world_size {world_size})", "Give each process its own."
+        "rank",
+        rank,
+        0,
+        world_size - 1,
+        f" (world_size {world_size})",
+        "Give each process its own rank.",
     )
     where = f" (rank {rank} of {world_size})"
     port = read_whole(
@@ -141,7 +146,7 @@ def check_ring_arguments(
         1,
         65535,
         where,
-        "Pass a free port of rank 0's machine, the same on every rank.",
+        "Pass a free port on rank 0's machine, the same on every rank.",
     )
     local_rank = read_whole(
         "local_rank",
@@ -153,8 +158,8 @@ def check_ring_arguments(
     )
     if not isinstance(head_ip, str) or not head_ip.strip():
         raise ArgumentError(
-            f"head_ip must be an address or a name as text, got {head_ip!r}{where}. Pass rank "
-            "0's address, such as '127.0.0.1'."
+            f"head_ip must be a string with an address or a name, got {head_ip!r}{where}. Pass "
+            "rank 0's address, such as '127.0.0.1'."
         )
     if comm_device not in ("cpu", "gpu"):
         raise ArgumentError(
@@ -163,13 +168,13 @@ def check_ring_arguments(
         )
     if not is_number(timeout_s) or not 0 < timeout_s <= _LONGEST_TIMEOUT_S:
         raise ArgumentError(
-            f"timeout_s must be a number of seconds above 0, got {timeout_s!r}{where}. "
-            "Pass for example 30."
+            f"timeout_s must be a positive number of seconds, got {timeout_s!r}{where}. "
+            "Pass 30, for example."
         )
     if ring_order not in ("ranks", "hosts"):
         raise ArgumentError(
             f"ring_order must be 'ranks' or 'hosts', got {ring_order!r}{where}. Pass 'hosts' to "
-            "keep a host's ranks together."
+            "keep the ranks of each host together."
         )
     ranks = (
         tuple(range(world_size))
@@ -183,10 +188,9 @@ def check_ring_arguments(
 
 
 def _check_ring_ranks(ring_ranks: Any, rank: int, world_size: int, where: str) -> tuple[int, ...]:
-    """Returns the ring's ranks, which must exist, be different and include this one."""
+    """Returns the ring's ranks; they must exist, differ from each other, and include this rank."""
     advice = (
-        "Pass the global ranks of the ring that this rank is in, in "
-        "order; [rank] where it is in none."
+        "Pass the global ranks of this rank's ring in order, or [rank] if the rank is in no ring."
     )
     if isinstance(ring_ranks, (str, bytes)) or not hasattr(ring_ranks, "__iter__"):
         raise ArgumentError(
@@ -208,16 +212,17 @@ def _check_ring_ranks(ring_ranks: Any, rank: int, world_size: int, where: str) -
 
 
 def pairs_of(rank: int, ranks: Sequence[int]) -> tuple[Pair, Pair] | None:
-    """Names the two pairs of a ring that a rank is in; group *i* is over places (i, (i+1) mod N).
+    """Returns the two pairs of a ring that contain a rank.
+
+    Group *i* consists of the ranks at the places i and (i+1) mod N.
 
     Args:
         rank: a global rank of the ring.
         ranks: the ring's global ranks in order.
 
     Returns:
-        The pair that the rank receives on, in which it is the successor, and the pair that it sends
-        on, in which it is the predecessor; each as (predecessor, successor). None for a ring of
-        one.
+        The pair on which the rank receives, as the successor, and the pair on which it sends, as
+        the predecessor; each as (predecessor, successor). None for a ring of one rank.
 
     Example:
         >>> [pairs_of(rank, range(3)) for rank in range(3)]
@@ -232,7 +237,7 @@ def pairs_of(rank: int, ranks: Sequence[int]) -> tuple[Pair, Pair] | None:
 
 
 def all_pairs(ranks: Sequence[int]) -> list[Pair]:
-    """Returns the pairs of a ring in order; none for a ring of one.
+    """Returns the pairs of a ring in order; an empty list for a ring of one rank.
 
     Example:
         >>> all_pairs([2, 3, 5])
@@ -242,7 +247,7 @@ def all_pairs(ranks: Sequence[int]) -> list[Pair]:
 
 
 def pair_name(pair: Pair) -> str:
-    """Returns the name of the group over a pair, predecessor first.
+    """Returns the name of a pair's group, with the predecessor first.
 
     Example:
         >>> pair_name((2, 3)), pair_name((3, 0))
@@ -259,25 +264,25 @@ def build_pair_groups(
     backend: str,
     timeout: timedelta,
 ) -> PairGroups:
-    """Builds this rank's two pair groups, over the default process group.
+    """Creates this rank's two pair groups, over the default process group.
 
-    Every rank of the world calls it, each for its own ring. It blocks until the neighbours have got
-    there, and on NCCL until the pairs are connected.
+    Every rank of the world calls it, each for its own ring. It blocks until the neighbours have
+    also called it, and on NCCL until the pairs are connected.
 
     Args:
-        rank: this global rank.
+        rank: the calling global rank.
         ranks: this ring's global ranks in order.
         rings: all rings of the world, the same list on every rank.
         store: a store that all ranks share, in which this ring's names are unused.
-        backend: what carries the groups.
-        timeout: limit of each operation on the groups.
+        backend: the backend of the groups.
+        timeout: the limit of each operation on the groups.
 
     Returns:
-        The group that this rank receives on and the group that it sends on; None and None in a ring
-        of one.
+        The group on which this rank receives and the group on which it sends; None and None in a
+        ring of one rank.
     """
     if backend != "gloo" or not _builds_privately():
-        # The time-out is not inherited from the default group: without it, a deadlock on a pair
+        # The timeout is not inherited from the default group: without it, a deadlock on a pair
         # would last half an hour.
         groups: PairGroups = _build_by_all(
             rank, rings, functools.partial(dist.new_group, timeout=timeout, backend=backend)
@@ -309,17 +314,17 @@ def build_pair_groups(
 def connect(
     rank: int, ranks: Sequence[int], groups: PairGroups, tensor: torch.Tensor, comm: Any = dist
 ) -> None:
-    """Has each pair of a ring exchange one element each way.
+    """Exchanges one element in each direction on each pair of a ring, to connect the pairs.
 
-    So the first messages of the program find a connection. Every rank of the ring calls it. It
-    blocks until both its pairs are connected.
+    The program's first messages then find a connection. Every rank of the ring calls it. It blocks
+    until both pairs of the rank are connected.
 
     Args:
-        rank: this global rank.
+        rank: the calling global rank.
         ranks: the ring's global ranks in order.
-        groups: this rank's groups: the one that it receives on, and the one that it sends on.
+        groups: the group on which this rank receives, and the group on which it sends.
         tensor: one element, on the device of the groups.
-        comm: has the functions of ``torch.distributed``.
+        comm: a module with the functions of ``torch.distributed``.
     """
     pairs = pairs_of(rank, ranks)
     if pairs is None:
@@ -329,8 +334,8 @@ def connect(
         zip(pairs, groups, strict=True),
         key=lambda one: (edges.index(one[0]) % 2, edges.index(one[0])),
     ):
-        # NCCL has one communicator for single messages, where each direction connects by itself,
-        # and one for batches and collectives.
+        # NCCL has one communicator for single messages, in which each direction connects by itself,
+        # and another one for batches and collectives.
         for source, target in (pair, pair[::-1]):
             if source == rank:
                 comm.send(tensor, target, group=group)
@@ -340,18 +345,18 @@ def connect(
 
 
 def destroy_group(group: dist.ProcessGroup | None) -> None:
-    """Destroys a group. It does not block.
+    """Destroys a group, if it exists and was not destroyed with the default group.
 
-    Harmless where there is none, or where it was destroyed with the default group.
+    It does not block.
     """
     if group is not None and dist.is_initialized() and group in c10d._world.pg_map:
         dist.destroy_process_group(group)
 
 
 def _builds_privately() -> bool:
-    """Returns whether members can build a group by themselves with this torch.
+    """Returns whether members can create a group by themselves with this torch.
 
-    A known version that has all private names.
+    It must be a tested version with all the private names.
     """
     gloo = getattr(dist, "ProcessGroupGloo", None)
     needed = ((gloo, "_Options"), (gloo, "create_device"), (c10d, "_register_pg_in_world"))
@@ -363,7 +368,7 @@ def _builds_privately() -> bool:
 def _build_by_all(
     rank: int, rings: Iterable[Sequence[int]], new_group: Callable[..., Any]
 ) -> tuple[Any, Any]:
-    """Builds the groups the public way.
+    """Creates the groups by the public API.
 
     Every rank calls ``new_group`` for every pair of every ring, in one order.
     """
@@ -378,9 +383,9 @@ def _build_by_all(
 
 
 def _gloo_device() -> object:
-    """Returns the device of Gloo's connections, a listening socket and a thread.
+    """Returns a device for Gloo's connections: a listening socket and a thread.
 
-    That of the default group where it is on Gloo.
+    If the default group uses Gloo, its device is reused.
     """
     with suppress(RuntimeError):  # the default group has no CPU backend: NCCL
         default = c10d._get_default_group()._get_backend(torch.device("cpu"))
@@ -395,9 +400,9 @@ def _gloo_device() -> object:
 
 
 class _GlooBuild:
-    """A group being built.
+    """A group that is being created.
 
-    Gloo runs in a thread, over a store in this process, until the other member's address is there.
+    Gloo runs in a thread, over a store in this process, until the other member's address arrives.
     """
 
     def __init__(self, rank: int, pair: Pair, device: object, timeout: timedelta) -> None:
@@ -410,7 +415,7 @@ class _GlooBuild:
         # not in torch's stubs
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._devices = [device]
-        options._threads = 1  # they run collectives, which pair groups do not
+        options._threads = 1  # the threads run collectives, which pair groups do not use
         options._timeout = timeout
         options.global_ranks_in_group = self.members
         options.group_name = self.name
@@ -418,23 +423,23 @@ class _GlooBuild:
             lambda: dist.ProcessGroupGloo(self._store, self.place, len(self.members), options)
         )
 
-    # In its first group over a store, Gloo keeps the address of member i under "0/i".
+    # In its first group over a store, Gloo stores the address of member i under "0/i".
 
     def address(self) -> bytes:
-        """Waits for the address that Gloo has for the other member, and returns it."""
+        """Waits for the address that Gloo offers to the other member, and returns it."""
         self._store.wait([f"0/{self.place}"], self._timeout)
         address: bytes = self._store.get(f"0/{self.place}")
         return address
 
     def meet(self, address: bytes) -> None:
-        """Hands the other member's address to Gloo, which connects."""
-        # torch takes bytes as well as text
+        """Passes the other member's address to Gloo, which then connects."""
+        # torch accepts bytes as well as text
         self._store.set(f"0/{self.peer_place}", address)  # type: ignore[arg-type]
 
     def group(self, store: Store) -> dist.ProcessGroup:
-        """Waits until the two are connected.
+        """Waits until both members are connected, and returns the group.
 
-        Returns the group, entered into torch's tables as by ``new_group``.
+        The group is registered in torch's tables, as ``new_group`` does.
         """
         backend = self._backend.result(self._timeout.total_seconds())
         group_store = PrefixStore(f"{self.name}/", store)
@@ -457,27 +462,27 @@ class _GlooBuild:
 def build_on_torch(
     wanted: RingArguments, listen_socket: socket.socket | None, undo: ExitStack
 ) -> tuple[PairGroups, tuple[int, ...]]:
-    """Meets the other ranks and builds the groups of torch that a ring needs.
+    """Meets the other ranks and creates torch's groups for a ring.
 
-    Every rank of the world calls it. It blocks until all have built theirs. Returns the groups, and
-    the ring's ranks in order.
+    Every rank of the world calls it. It blocks until all ranks have created their groups. Returns
+    the groups, and the ring's ranks in order.
 
     Args:
-        wanted: the ring.
-        listen_socket: for rank 0, a socket that listens already; None to open one.
-        undo: receives the calls that take down what was built.
+        wanted: the requested ring.
+        listen_socket: for rank 0, a socket that already listens; None to open one.
+        undo: a stack that receives the calls to destroy the groups.
 
     Raises:
-        ArgumentError: there is no such GPU, or the existing default group differs.
+        ArgumentError: the GPU does not exist, or the existing default group differs.
         RendezvousFailed: the ranks did not find each other.
-        RingError: the store of the existing default group is hidden.
+        RingError: torch hides the store of the existing default group.
     """
     rank, world_size, timeout_s = wanted.rank, wanted.world_size, wanted.timeout_s
     timeout = timedelta(seconds=timeout_s)
     chosen = get_state().backend
     if wanted.comm_device == "gpu" and chosen not in (None, "nccl"):
         raise ArgumentError(
-            f"comm_device must be 'cpu' on the backend {chosen!r}, got 'gpu' "
+            f"comm_device must be 'cpu' with the backend {chosen!r}, got 'gpu' "
             f"(rank {rank} of {world_size}). Pass 'cpu', or call set_backend('torch') for NCCL."
         )
     gpu = _select_gpu(wanted) if wanted.comm_device == "gpu" else ""
@@ -514,18 +519,18 @@ def build_on_torch(
 
 
 def build_on_clock(wanted: RingArguments, undo: ExitStack) -> tuple[PairGroups, tuple[int, ...]]:
-    """Builds all pair groups of simulated ranks, which are joined already.
+    """Creates all pair groups of simulated ranks, which are connected already.
 
-    Every rank of the world calls it. It blocks until all have made all groups. Returns the groups,
-    and the ring's ranks in order.
+    Every rank of the world calls it. It blocks until all ranks have created all groups. Returns the
+    groups, and the ring's ranks in order.
 
     Args:
-        wanted: the ring.
-        undo: receives the calls that take down what was built.
+        wanted: the requested ring.
+        undo: a stack that receives the calls to destroy the groups.
 
     Raises:
-        ArgumentError: ``comm_device`` is "gpu", or the world has another rank or number of ranks.
-        RendezvousFailed: the ranks do not agree on their rings.
+        ArgumentError: ``comm_device`` is "gpu", or the existing world has another rank or size.
+        RendezvousFailed: the ranks disagree about their rings.
     """
     rank, world_size = wanted.rank, wanted.world_size
     if wanted.comm_device != "cpu":
@@ -546,28 +551,28 @@ def build_on_clock(wanted: RingArguments, undo: ExitStack) -> tuple[PairGroups, 
 
 
 def _check_world(wanted: RingArguments, rank: int, world_size: int) -> None:
-    """Compares the arguments with the process group that exists."""
+    """Compares the arguments with the existing process group."""
     for name, value in (("world_size", world_size), ("rank", rank)):
         if getattr(wanted, name) != value:
             raise ArgumentError(
-                f"{name} must be {value} as in the default process group that exists, got "
+                f"{name} must be {value} as in the existing default process group, got "
                 f"{getattr(wanted, name)} "
-                f"(rank {rank} of {world_size}). Pass what init_process_group was told."
+                f"(rank {rank} of {world_size}). Pass the same value as to init_process_group."
             )
 
 
 def _ask_for_rings(wanted: RingArguments) -> list[tuple[int, ...]]:
     """Returns every ring of the world, the same list on every rank.
 
-    A rank's ring is a row of numbers, filled up with -1. Where the ring is to be ordered by hosts,
-    a number beyond all ranks stands for the rank's host instead.
+    Each rank sends its ring as a row of numbers, padded with -1. If the ring is ordered by hosts,
+    the row instead has one number above all ranks, which identifies the rank's host.
     """
     size = wanted.world_size
     mine = [size + zlib.crc32(socket.gethostname().encode())] if wanted.by_hosts else wanted.ranks
     row = torch.full((size,), -1, dtype=torch.int64)
     row[: len(mine)] = torch.tensor(mine)
     rows = [torch.empty_like(row) for _ in range(size)]
-    with pause_log():  # the program did not ask for it
+    with pause_log():  # the program did not call this operation
         dist.all_gather(rows, row)
     asked = [tuple(each[each >= 0].tolist()) for each in rows]
     hosts = [str(ring[0]) if ring[0] >= size else "" for ring in asked]
@@ -586,37 +591,36 @@ def _ask_for_rings(wanted: RingArguments) -> list[tuple[int, ...]]:
 
 
 def _store_of_default_group(wanted: RingArguments) -> Store:
-    """Returns the store of the default group that the script made, if it fits the arguments."""
+    """Returns the store of the script's own default group, if it matches the arguments."""
     _check_world(wanted, dist.get_rank(), dist.get_world_size())
     store = default_store()
     if store is None:
         raise RingError(
-            "initialize_distributed must come before init_process_group with this version of "
-            "torch, which hides the store of a group, "
-            f"got a group that exists (rank {wanted.rank} of {wanted.world_size}). Leave "
-            "init_process_group out."
+            "cannot build a ring on the existing process group, because this version of torch "
+            f"hides its store (rank {wanted.rank} of {wanted.world_size}). Remove the call of "
+            "init_process_group: initialize_distributed creates the group."
         )
     return store
 
 
 def _select_gpu(wanted: RingArguments) -> str:
-    """Makes this rank's GPU the current device.
+    """Selects this rank's GPU, and returns a text that identifies it among all GPUs.
 
-    Returns a text that identifies it among all GPUs. It includes ``NCCL_HOSTID``, if you set one:
-    NCCL takes ranks with different ones for ranks of different machines, so they may share a GPU.
+    The text includes ``NCCL_HOSTID``, if it is set: NCCL treats ranks with different values as
+    ranks on different machines, so they may share a GPU.
     """
     where = f"(rank {wanted.rank} of {wanted.world_size}, local_rank {wanted.local_rank})"
     if not torch.cuda.is_available() or not dist.is_nccl_available():
         raise ArgumentError(
-            f"comm_device must be 'cpu' where torch finds no GPU with NCCL, got 'gpu' {where}. "
+            f"comm_device must be 'cpu' if torch finds no GPU with NCCL, got 'gpu' {where}. "
             "Pass 'cpu', or use a CUDA build of torch."
         )
     count = torch.cuda.device_count()
     if wanted.local_rank >= count:
         raise ArgumentError(
-            f"local_rank must be below the number of GPUs of this machine, {count}, got "
+            f"local_rank must be less than the number of GPUs of this machine, {count}, got "
             f"{wanted.local_rank} {where}. "
-            "Start at most one rank for each GPU, or pass comm_device='cpu'."
+            "Start at most one rank per GPU, or pass comm_device='cpu'."
         )
     torch.cuda.set_device(wanted.local_rank)
     return (

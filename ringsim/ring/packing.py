@@ -1,6 +1,6 @@
-"""A worker and its arguments as bytes, for ranks of both kinds, each of which gets a copy.
+"""Packing a worker and its arguments as bytes, so that each rank gets a copy.
 
-What to say of a value that cannot travel.
+This module also explains why a value cannot be packed. It serves real and simulated ranks.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _HERE: Final = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
 class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]  # cloudpickle has no types
-    """cloudpickle's, for modules of a class of their own, too.
+    """A cloudpickle pickler that also handles modules with their own class.
 
-    ``torch.ops`` and ``torch.backends.cudnn`` travel by their names.
+    For example, ``torch.ops`` and ``torch.backends.cudnn`` are pickled by name.
     """
 
     def reducer_override(self, obj: Any) -> Any:
-        """Returns how to make ``obj`` again; cloudpickle's own way for all but such modules."""
+        """Returns the recipe to rebuild ``obj``: by import for such modules, else cloudpickle's."""
         if (
             isinstance(obj, types.ModuleType)
             and type(obj) is not types.ModuleType
@@ -46,7 +46,7 @@ class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]  # cloudpickle ha
 
 
 def dumps(value: object) -> bytes:
-    """Returns ``value``, pickled."""
+    """Returns the pickled ``value``."""
     with io.BytesIO() as packed:
         Pickler(packed).dump(value)
         return packed.getvalue()
@@ -55,13 +55,13 @@ def dumps(value: object) -> bytes:
 def pack_worker(
     worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None
 ) -> bytes:
-    """Packs a function (also one from a notebook cell, a closure or a lambda) and its arguments.
+    """Packs a function and its arguments, pickled as ``(worker, args, kwargs)``.
 
-    Pickled, as ``(worker, args, kwargs)``.
+    The function may come from a notebook cell, and it may be a closure or a lambda.
 
     Raises:
-        ArgumentError: ``args`` is no list, ``kwargs`` no dict, or something that the function uses
-            cannot be pickled; the message names it and the line that uses it.
+        ArgumentError: ``args`` is not a list, ``kwargs`` is not a dict, or a value that the
+            function uses cannot be pickled; the message names the value and the line that uses it.
     """
     values, named = check_call(args, kwargs)
     _add_strangers(getattr(worker, "__module__", None) or "__main__")
@@ -75,14 +75,14 @@ def pack_worker(
 
 
 def _add_strangers(name: str) -> None:
-    """Lets a module travel that ranks could not import, with those beside it.
+    """Makes cloudpickle pack a module that ranks cannot import, and its sibling modules.
 
-    Pytest loads files by path (``--import-mode=importlib``).
+    Pytest loads such modules, because it loads files by path (``--import-mode=importlib``).
     """
     if name == "__main__" or _can_be_imported(name):
         return
     package = name.partition(".")[0]
-    loaded: dict[str, object] = dict(sys.modules)  # anything can be put there
+    loaded: dict[str, object] = dict(sys.modules)  # may contain any kind of object
     for other, module in loaded.items():
         if (
             other.partition(".")[0] == package
@@ -112,7 +112,7 @@ def _can_be_imported(name: str) -> bool:
 def _captures(
     worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any, int | None]]:
-    """Yields (what it is, value, line that uses it) for everything that travels with ``worker``."""
+    """Yields (description, value, line that uses it) for each value packed with ``worker``."""
     yield from ((f"argument {index} of args", value, None) for index, value in enumerate(args))
     yield from ((f"argument {name!r} of kwargs", value, None) for name, value in kwargs.items())
     function = inspect.unwrap(worker)
@@ -143,18 +143,18 @@ def _explain_unpicklable(
     culprit = _find_unpicklable(worker, args, kwargs, depth=3)
     if culprit is None:
         return (
-            f"what {name} uses must be picklable, got {type(error).__name__}: {error}. Create it "
-            f"inside {name} instead."
+            f"cannot pickle {name} and the values it uses: {type(error).__name__}: {error}. "
+            f"Create them inside {name} instead."
         )
-    return f"{culprit}. Create it inside {name}, or pass what it is made from."
+    return f"{culprit}. Create it inside {name}, or pass the data it is built from."
 
 
 def _find_unpicklable(
     worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], depth: int
 ) -> str | None:
-    """Names the first value that cannot be pickled, and where it is used.
+    """Names the first value that cannot be pickled, and the place where it is used.
 
-    Also one that a used function uses.
+    Values used by other functions that the worker uses are also checked.
     """
     for what, value, line in _captures(worker, args, kwargs):
         try:
@@ -171,14 +171,14 @@ def _find_unpicklable(
             if code is not None and line is not None:
                 file = name_cells([code.co_filename]).get(code.co_filename, code.co_filename)
                 where = f" ({file}, line {line}, in {code.co_name})"
-            return f"{what} must be picklable to travel to the ranks, got a {kind}{where}"
+            return f"{what} must be picklable to be sent to the ranks, got a {kind}{where}"
     return None
 
 
 def _warn_large(
     worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], total_bytes: int
 ) -> None:
-    """Warns that a lot of data travels to each rank, and names the largest piece."""
+    """Warns that much data is sent to each rank, and names the largest value."""
     sizes = {what: len(dumps(value)) for what, value, _ in _captures(worker, args, kwargs)}
     largest = max(sizes, key=lambda what: sizes[what], default="the worker")
     frame: types.FrameType | None = sys._getframe(1)
@@ -186,7 +186,7 @@ def _warn_large(
     while frame is not None and frame.f_code.co_filename.startswith(_HERE):
         frame, level = frame.f_back, level + 1
     warnings.warn(
-        f"{total_bytes / 1e6:.1f} MB travel to every rank, most of it in {largest} "
+        f"{total_bytes / 1e6:.1f} MB are sent to every rank; the largest part is {largest} "
         f"({sizes.get(largest, total_bytes) / 1e6:.1f} MB). "
         "Create large data inside the worker, or load it there from a file.",
         stacklevel=level,

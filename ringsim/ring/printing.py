@@ -1,8 +1,8 @@
-"""Whose prints are shown: those of rank 0, and those with ``force=True``.
+"""The control of printing: only rank 0's prints are shown, and prints with ``force=True``.
 
-When several ranks print to one terminal, nobody can read it. ``suppress_output`` replaces ``print``
-by one that shows the lines of rank 0 and passes those of the others to ``RankState.hidden_output``;
-``restore_output`` puts the built-in ``print`` back.
+If several ranks print to one terminal, the output is unreadable. ``suppress_output`` replaces
+``print`` with a version that shows rank 0's lines and passes the other ranks' lines to
+``RankState.hidden_output``; ``restore_output`` restores the built-in ``print``.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from ringsim.state import change_state, get_state
 
 
 def suppress_output(rank: int) -> None:
-    """Replaces ``print`` in this process: only the lines of rank 0 and forced ones are shown.
+    """Replaces ``print`` in this process: only rank 0's lines and forced lines are shown.
 
-    The new ``print`` takes every argument of the built-in one, and ``force`` on every rank. It
-    writes its text at once, so that lines of several ranks do not mix. Only stdout and stderr are
-    affected: what is printed to another file always gets there. Calling it again is harmless; the
-    last ``rank`` counts. ``destroy_distributed`` and ``restore_output`` undo it. Each rank calls it
-    for itself; it does not block.
+    The new ``print`` takes all arguments of the built-in one, and ``force``. It writes its text in
+    one piece, so that the lines of several ranks do not mix. Only stdout and stderr are affected;
+    text printed to other files is always written. Calling it again is harmless; the last ``rank``
+    counts. ``destroy_distributed`` and ``restore_output`` undo it. Each rank calls it for itself;
+    it does not block.
 
     Args:
         rank: the global rank of this process, 0 or more.
 
     Raises:
-        ArgumentError: ``rank`` is not a whole number of 0 or more.
+        ArgumentError: ``rank`` is not a non-negative whole number.
 
     Example:
         >>> suppress_output(1)
@@ -53,16 +53,16 @@ def suppress_output(rank: int) -> None:
         if builtins.print is print_of_rank:
             builtins.print = original
 
-    # Another library may still hold this function after it was undone.
+    # Another library may still hold this function after it has been undone.
     print_of_rank = make_print(original, lambda: rank != 0 and get_state().undo_print is undo)
     builtins.print = print_of_rank
     change_state(undo_print=undo)
 
 
 def make_print(original: Callable[..., None], hides: Callable[[], bool]) -> Callable[..., None]:
-    """Makes a ``print`` that takes ``force``.
+    """Creates a ``print`` that takes ``force``.
 
-    It passes text to ``RankState.hidden_output`` where ``hides()`` says that it is not shown.
+    It passes its text to ``RankState.hidden_output`` if ``hides()`` is true.
     """
 
     def print_of_rank(
@@ -78,11 +78,11 @@ def make_print(original: Callable[..., None], hides: Callable[[], bool]) -> Call
             original(*values, sep=sep, end=end, file=file, flush=flush)
             return
         text = io.StringIO()
-        # even if nobody keeps it: a bad argument must fail on every rank
+        # even if the text is dropped: a bad argument must fail on every rank
         original(*values, sep=sep, end=end, file=text)
         keep = get_state().hidden_output
         if force or not hides():
-            # at once: launchers unbuffer their ranks, and each part would be a write of its own
+            # in one write: launchers unbuffer their ranks, so each part would be a separate write
             stream.write(text.getvalue())
             if flush:
                 stream.flush()
@@ -94,9 +94,9 @@ def make_print(original: Callable[..., None], hides: Callable[[], bool]) -> Call
 
 @dataclass(frozen=True)
 class Quiet:
-    """Marks a simulated rank's prints as suppressed.
+    """A mark that a simulated rank's prints are suppressed.
 
-    All share one ``print``, which looks at the state of the rank that calls it.
+    All simulated ranks share one ``print``, which checks the state of the calling rank.
     """
 
     rank: int
@@ -106,10 +106,7 @@ class Quiet:
 
 
 def restore_output() -> None:
-    """Restores ``print`` as it was before ``suppress_output``.
-
-    Harmless if nothing is suppressed.
-    """
+    """Restores the ``print`` from before ``suppress_output``; harmless if nothing is suppressed."""
     undo = get_state().undo_print
     if undo is not None:
         undo()

@@ -1,14 +1,15 @@
 """The ring: a rank, its two neighbours, and the group that it shares with each.
 
-Group *i* joins rank *i* and rank (*i* + 1) mod N. A rank is in two of them::
+Group *i* connects rank *i* and rank (*i* + 1) mod N. Each rank is in two groups::
 
     rank 2's predecessor group                      rank 2's successor group
     "ring:1>2": 2 is the successor, receives        "ring:2>3": 2 is the predecessor, sends
 
          rank 1 ----- ring:1>2 -----> rank 2 ----- ring:2>3 -----> rank 3
 
-Activations go forward on a group and their gradients come back on the same one. A ring of one has
-no groups; a ring of two has two distinct groups over the same two ranks, one for each direction.
+Activations travel forward on a group, and their gradients travel back on the same group. A ring of
+one rank has no groups; a ring of two ranks has two distinct groups over the same two ranks, one for
+each direction.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from ringsim.ring.printing import restore_output, suppress_output
 from ringsim.state import change_state, get_state
 
 _DEFAULT_TIMEOUT_S: Final = 30.0
-_NO_PORT: Final = 1  # of a world that met without one (file://, a store): the port is only stored
+_NO_PORT: Final = 1  # stored if the world met without a port (over file://, or a store)
 
 
 @dataclass(frozen=True)
@@ -45,23 +46,22 @@ class Ring:
     """A rank's place in its ring.
 
     Attributes:
-        rank: this global rank.
-        world_size: how many ranks there are, in all rings together.
-        pred: the global rank that this one receives from.
-        succ: the global rank that this one sends to.
-        pred_group: the group that this rank receives on, None in a ring of one.
-        succ_group: the group that this rank sends on, None in a ring of one.
+        rank: the global rank of this process.
+        world_size: the number of ranks in all rings together.
+        pred: the global rank that this rank receives from.
+        succ: the global rank that this rank sends to.
+        pred_group: the group that this rank receives on; None in a ring of one rank.
+        succ_group: the group that this rank sends on; None in a ring of one rank.
         comm_device: "cpu" (Gloo, or another backend) or "gpu" (NCCL).
         ranks: the ring's global ranks, in order.
-        local_rank: this rank's number on its machine, and its GPU with "gpu".
-        head_ip: where rank 0 is.
-        port: where rank 0 listens.
-        timeout_s: limit of one operation, in seconds.
-        backend: the name of what carries the messages, as ``set_backend`` had it; "torch" if it
-            had none.
-        take_down: destroys what was built for this ring, for ``destroy_distributed``.
-        in_order: whether the operations that a rank posts on a group are executed one by one: on
-            NCCL, and with ``simulate(..., semantics="grouped")``.
+        local_rank: this rank's number on its machine, and the number of its GPU with "gpu".
+        head_ip: the address of rank 0's machine.
+        port: the port on which rank 0 listens.
+        timeout_s: the limit of one operation, in seconds.
+        backend: the name of the backend chosen with ``set_backend``; "torch" if none was chosen.
+        take_down: a function that destroys the groups of this ring, for ``destroy_distributed``.
+        in_order: whether the operations that a rank posts on a group are executed one by one, as on
+            NCCL and with ``simulate(..., semantics="grouped")``.
 
     Example:
         >>> ring = Ring(rank=2, world_size=4, pred=1, succ=3, ranks=(0, 1, 2, 3))
@@ -87,7 +87,7 @@ class Ring:
 
     @property
     def device(self) -> torch.device:
-        """Where this rank's tensors belong: its GPU with "gpu", else the CPU.
+        """The device for this rank's tensors: its GPU with "gpu", else the CPU.
 
         Example:
             >>> Ring(
@@ -109,9 +109,9 @@ class Ring:
 
     @property
     def group_pairs(self) -> list[tuple[str, tuple[int, int]]]:
-        """Name and (predecessor, successor) of every group of this ring, in order.
+        """The name and (predecessor, successor) of every group of this ring, in order.
 
-        This rank has only two of them.
+        This rank is in only two of them.
         """
         return [(pair_name(pair), pair) for pair in all_pairs(self.ranks)]
 
@@ -128,46 +128,47 @@ def initialize_distributed(
     ring_ranks: Sequence[int] | None = None,
     ring_order: str = "ranks",
 ) -> None:
-    """Joins this process to the others.
+    """Connects this process to the other ranks in a ring.
 
-    Default process group, ring, and the two pair groups of this rank. Every process calls it once,
-    in any order, and blocks until all have; a wrong start raises the same error on every rank. Rank
-    0 listens at ``head_ip`` and ``port`` (only on loopback if ``head_ip`` is loopback), and the
-    others connect to it. If the script has already called ``init_process_group``, the ring is built
-    on that group, and ``head_ip`` and ``port`` are only stored. Afterwards only rank 0's prints are
-    shown (``suppress_output``). A second call with the values in force returns at once; arguments
-    that it leaves out, and the default ``timeout_s``, fit any values.
+    It creates the default process group, the ring, and this rank's two pair groups. Call it once in
+    every process, in any order; it blocks until all have called it. If the ranks cannot connect,
+    the same error is raised on every rank. Rank 0 listens at ``head_ip`` and ``port`` (only on
+    loopback if ``head_ip`` is loopback), and the others connect to it. If the script has already
+    called ``init_process_group``, the ring is built on that group, and ``head_ip`` and ``port`` are
+    only stored. Afterwards only rank 0's prints are shown (``suppress_output``). A second call with
+    the same values returns immediately; omitted arguments and the default ``timeout_s`` match any
+    values.
 
-    After ``ringsim.comm.set_backend``, the groups are on that backend. On "mpi", MPI joins the
+    After ``ringsim.comm.set_backend``, the groups use that backend. On "mpi", MPI connects the
     ranks, and ``head_ip`` and ``port`` are only stored.
 
-    Arguments that are left out are found: in the default process group if there is one, then in
-    what the launcher says (``ringsim.environment``: torchrun, ``srun``, ``mpirun`` and others). A
-    process without a launcher must pass them; ``world_size=1`` is a world of one.
+    Omitted arguments are taken from the default process group if it exists, then from the
+    launcher's variables (``ringsim.environment``: torchrun, ``srun``, ``mpirun`` and others). In a
+    process without a launcher you must pass them; ``world_size=1`` creates a world of one rank.
 
     Args:
-        head_ip: address or name of rank 0's machine.
-        port: a free port there, the same on every rank.
-        world_size: how many processes there are.
-        rank: this process's number among them, from 0.
-        local_rank: its number on its machine, from 0; with "gpu" the number of its GPU.
+        head_ip: the address or name of rank 0's machine.
+        port: a free port on that machine, the same on every rank.
+        world_size: the number of processes.
+        rank: the rank of this process, from 0.
+        local_rank: this process's number on its machine, from 0; with "gpu", the number of its GPU.
         comm_device: "cpu" for Gloo, which never touches CUDA; "gpu" for NCCL, with
-            ``cuda:local_rank`` as the current device. If left out, "cpu", even on machines with
-            GPUs, so that a script does the same everywhere.
-        timeout_s: limit for finding each other, and of every operation on the groups, in seconds.
+            ``cuda:local_rank`` as the current device. The default is "cpu" even on machines with
+            GPUs, so that a script behaves the same everywhere.
+        timeout_s: the limit for the rendezvous and for every operation on the groups, in seconds.
         ring_ranks: the global ranks of this rank's ring in order, the same on each of them; None
-            for all ranks. This is how several rings share one world. A rank that is in no ring
-            passes ``[rank]``.
-        ring_order: "hosts" puts the ranks of each host next to each other in a ring of all ranks,
-            so that it changes hosts as rarely as can be; the same on every rank. The default keeps
+            for all ranks. Use it to place several rings in one world. A rank in no ring passes
+            ``[rank]``.
+        ring_order: "hosts" to put the ranks of each host next to each other in a ring of all ranks,
+            so that as few edges as possible cross hosts; the same on every rank. The default keeps
             the order of the ranks, and so does ``ring_ranks``.
 
     Raises:
-        ArgumentError: an argument breaks its rule, or differs from the existing ring.
-        RingError: an argument that was left out cannot be found, or variables contradict each
-            other; the message lists them.
-        RendezvousFailed: the ranks did not find each other; the message names those present and
-            those missing.
+        ArgumentError: an argument is invalid, or differs from the existing ring.
+        RingError: an omitted argument cannot be found, or variables contradict each other; the
+            message lists them.
+        RendezvousFailed: the ranks did not find each other; the message lists the ranks present and
+            the ranks missing.
 
     Example:
         >>> initialize_distributed(world_size=1)
@@ -212,10 +213,10 @@ def initialize(
     ring_order: str = "ranks",
     listen_socket: socket.socket | None = None,
 ) -> Ring:
-    """Does what ``initialize_distributed`` does, all arguments given, and returns the ring.
+    """Does the work of ``initialize_distributed`` with all arguments given, and returns the ring.
 
-    See there for the rest. ``listen_socket`` is a socket from ``listen`` for rank 0, which takes it
-    over: so a launcher reserves the port before any rank runs.
+    ``listen_socket`` is a socket from ``listen`` for rank 0, which takes it over, so that a
+    launcher can reserve the port before any rank runs.
     """
     wanted = check_ring_arguments(
         head_ip, port, world_size, rank, local_rank, comm_device, timeout_s, ring_ranks, ring_order
@@ -223,7 +224,7 @@ def initialize(
     ring: Ring | None = get_state().ring
     backend = get_state().backend or TORCH
     if ring is not None and not dist.is_initialized():
-        destroy_distributed()  # the script destroyed the default group, and the pair groups with it
+        destroy_distributed()  # the script destroyed the default group, and so the pair groups
     elif ring is not None:
         _check_same(ring, wanted, backend)
         return ring
@@ -254,24 +255,23 @@ def initialize(
 
 
 def current_ring() -> Ring:
-    """Returns the ring that this rank is in.
+    """Returns the ring of this rank.
 
-    Any rank calls it at any time; it does not block.
+    Any rank may call it at any time; it does not block.
 
     Raises:
-        RingError: there is no ring yet, or no longer.
+        RingError: no ring exists, or it has been destroyed.
 
     Example:
         >>> current_ring()
         Traceback (most recent call last):
         ...
-        ringsim.errors.RingError: the ring must exist before it is used, got none. Call initialize_distributed, or use ringsim.trace.
+        ringsim.errors.RingError: this rank is in no ring yet. Call initialize_distributed, or use ringsim.trace.
     """  # noqa: E501
     ring: Ring | None = get_state().ring
     if ring is None:
         raise RingError(
-            "the ring must exist before it is used, got none. Call initialize_distributed, or "
-            "use ringsim.trace."
+            "this rank is in no ring yet. Call initialize_distributed, or use ringsim.trace."
         )
     return ring
 
@@ -279,24 +279,24 @@ def current_ring() -> Ring:
 def get_pipeline_parallel_pred_group() -> dist.ProcessGroup | None:
     """Returns the predecessor group.
 
-    The group in which this rank is the successor, and on which it receives. Any rank calls it at
-    any time after ``initialize_distributed``; it does not block.
+    In this group, the rank is the successor, and receives. Any rank may call it at any time after
+    ``initialize_distributed``; it does not block.
 
     Returns:
-        The group, None in a ring of one.
+        The group; None in a ring of one rank.
 
     Raises:
-        RingError: there is no ring.
+        RingError: no ring exists.
 
     Example:
-        The pair (predecessor, successor) that each of four ranks receives on:
+        The pair (predecessor, successor) on which each of four ranks receives:
 
         >>> from ringsim.ring.groups import pairs_of
         >>> [pairs_of(rank, range(4))[0] for rank in range(4)]
         [(3, 0), (0, 1), (1, 2), (2, 3)]
 
     Source:
-        FlexLLMGen's ``dist_utils.py``, where the two names are the other way round.
+        FlexLLMGen's ``dist_utils.py``, in which the two names are swapped.
     """
     return current_ring().pred_group
 
@@ -304,52 +304,52 @@ def get_pipeline_parallel_pred_group() -> dist.ProcessGroup | None:
 def get_pipeline_parallel_succ_group() -> dist.ProcessGroup | None:
     """Returns the successor group.
 
-    The group in which this rank is the predecessor, and on which it sends. Any rank calls it at any
-    time after ``initialize_distributed``; it does not block.
+    In this group, the rank is the predecessor, and sends. Any rank may call it at any time after
+    ``initialize_distributed``; it does not block.
 
     Returns:
-        The group, None in a ring of one.
+        The group; None in a ring of one rank.
 
     Raises:
-        RingError: there is no ring.
+        RingError: no ring exists.
 
     Example:
-        The pair (predecessor, successor) that each of four ranks sends on:
+        The pair (predecessor, successor) on which each of four ranks sends:
 
         >>> from ringsim.ring.groups import pairs_of
         >>> [pairs_of(rank, range(4))[1] for rank in range(4)]
         [(0, 1), (1, 2), (2, 3), (3, 0)]
 
     Source:
-        FlexLLMGen's ``dist_utils.py``, where the two names are the other way round.
+        FlexLLMGen's ``dist_utils.py``, in which the two names are swapped.
     """
     return current_ring().succ_group
 
 
 def get_comm_device() -> str:
-    """Returns "gpu" where the ring's messages go by NCCL, "cpu" where by Gloo or another backend.
+    """Returns "gpu" if the ring uses NCCL, and "cpu" if it uses Gloo or another backend.
 
-    Any rank calls it at any time after ``initialize_distributed``; it does not block.
+    Any rank may call it at any time after ``initialize_distributed``; it does not block.
 
     Raises:
-        RingError: there is no ring.
+        RingError: no ring exists.
 
     Example:
         >>> get_comm_device()
         Traceback (most recent call last):
         ...
-        ringsim.errors.RingError: the ring must exist before it is used, got none. Call initialize_distributed, or use ringsim.trace.
+        ringsim.errors.RingError: this rank is in no ring yet. Call initialize_distributed, or use ringsim.trace.
     """  # noqa: E501
     return current_ring().comm_device
 
 
 def destroy_distributed() -> None:
-    """Undoes ``initialize_distributed``.
+    """Undoes ``initialize_distributed``; harmless if no ring exists.
 
-    Prints are shown again, and the groups that it built are gone. Every rank calls it when its
-    messages are done. On torch, rank 0 waits until the others have called it too, for a few seconds
-    at most, since it holds the store that they share. A default process group that the script made
-    itself stays. Harmless if there is no ring.
+    It shows prints again and destroys the groups that ``initialize_distributed`` created. Call it
+    on every rank after its last message. On torch, rank 0 waits at most a few seconds until the
+    other ranks have also called it, because rank 0 holds the store that they share. A default
+    process group that the script created itself is kept.
 
     Example:
         >>> destroy_distributed()
@@ -363,13 +363,13 @@ def destroy_distributed() -> None:
 
 
 def _is_virtually_in_order() -> bool:
-    """Returns whether this is a simulated rank whose operations on a group go one by one."""
+    """Returns whether this is a simulated rank whose operations on a group run one by one."""
     clock = get_state().clock
     return clock is not None and clock.in_order
 
 
 def _known() -> dict[str, Any]:
-    """Returns what the existing ring or default process group says about this rank."""
+    """Returns the arguments known from the existing ring or default process group."""
     ring: Ring | None = get_state().ring
     if not dist.is_initialized():
         return {}
@@ -379,9 +379,9 @@ def _known() -> dict[str, Any]:
 
 
 def _discover(values: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
-    """Returns the values, those that are None found.
+    """Returns the values, with each None replaced by a discovered value.
 
-    In a world that is there already, made up where no launcher says them.
+    In an existing world without a launcher, placeholders are used.
     """
     try:
         found = discover(**values, ask_mpi=not known)
@@ -394,16 +394,16 @@ def _discover(values: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_same(ring: Ring, wanted: RingArguments, backend: str) -> None:
-    """Raises unless a second call asks for the existing ring."""
+    """Raises ArgumentError unless a second call asks for the existing ring."""
     if backend != ring.backend:
         raise ArgumentError(
-            f"the backend must be {ring.backend!r} as in the ring that exists, got "
+            f"the backend must be {ring.backend!r} as in the existing ring, got "
             f"{backend!r} (rank {ring.rank} of "
-            f"{ring.world_size}). Call set_backend before initialize_distributed, or "
+            f"{ring.world_size}). Call set_backend before initialize_distributed, or call "
             "destroy_distributed on every rank first."
         )
     if wanted.by_hosts and sorted(ring.ranks) == sorted(wanted.ranks):
-        wanted = replace(wanted, ranks=ring.ranks)  # in the order of the hosts, which do not change
+        wanted = replace(wanted, ranks=ring.ranks)  # in host order, which does not change
     for each in fields(RingArguments):
         if each.name == "by_hosts":
             continue
@@ -413,7 +413,7 @@ def _check_same(ring: Ring, wanted: RingArguments, backend: str) -> None:
         ):
             name = "ring_ranks" if each.name == "ranks" else each.name
             raise ArgumentError(
-                f"{name} must be {is_value!r} as in the ring that exists, got {wanted_value!r} "
+                f"{name} must be {is_value!r} as in the existing ring, got {wanted_value!r} "
                 f"(rank {ring.rank} of {ring.world_size}). "
                 "Use that ring (current_ring), or call destroy_distributed on every rank first."
             )

@@ -1,4 +1,4 @@
-"""A backend of a user: Gloo, which has forgotten everything but messages."""
+"""A user's backend: Gloo reduced to messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ringsim.comm import MessageGroup
 
 
 class Modest(MessageGroup):
-    """Messages over Gloo; all else is built from them."""
+    """Messages over Gloo, from which all other operations are built."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: Any) -> None:
         super().__init__(rank, size, backend_name="modest", timeout=timeout)
@@ -27,5 +27,5 @@ class Modest(MessageGroup):
 
 
 def register() -> None:
-    """Lets torch make such groups."""
+    """Registers the backend with torch."""
     dist.Backend.register_backend("modest", Modest, devices=["cpu"])

@@ -1,4 +1,4 @@
-"""What the ranks of the tests of MPI do, one job after the other.
+"""The jobs of the MPI tests, which the ranks run one after the other.
 
 ``mpirun -n 3 python mpi_jobs.py DIRECTORY NAME ...``.
 """
@@ -60,9 +60,9 @@ def come_from_deepspeed(directory: str) -> None:
 
 
 def record(directory: str) -> None:
-    """Records two blocks, one within the other.
+    """Records two nested blocks.
 
-    The job ends without a wait for the other ranks.
+    The job ends without waiting for the other ranks.
     """
     path = f"{directory}/mpi.ringtrace"
     rank, size = join()
@@ -87,7 +87,7 @@ def record(directory: str) -> None:
 
 
 def log(_: str) -> None:
-    """Logs messages, collectives and an operation of its own that the last rank answers late."""
+    """Logs messages, collectives and its own operation, which the last rank answers late."""
     rank, size = join()
 
     @dist.timed_op
@@ -116,27 +116,27 @@ def log(_: str) -> None:
     assert all(row.in_flight == 0 for row in table.rows)
     span, inner = rows["span", 32], rows["all_reduce", 32]
     assert span.name == "exchange"
-    # the span ends with the wait, too
+    # the span also ends with the wait
     assert span.first_mean_us > inner.first_mean_us > (50_000 if size > 1 else 0)
     assert size == 1 or [each["count"] for each in data["summary"]["send"][1024]] == [4]
-    dist.reset_log()  # for the jobs after this one
+    dist.reset_log()  # for the next jobs
     dist.destroy_process_group()
 
 
 def live_twice(_: str) -> None:
-    """A job may begin again; what nobody waited for does not hold it up."""
+    """Starts the job twice; operations that were never waited for do not delay it."""
     for _ in range(2):
         rank, size = join()
         with pytest.raises(ValueError, match="initialize the default process group twice"):
             dist.init_process_group("mpi")
         lost = dist.irecv(torch.empty(1), (rank + 1) % size, tag=1)
-        dist.isend(torch.ones(1), (rank + 1) % size, tag=2)  # and the handle is dropped
+        dist.isend(torch.ones(1), (rank + 1) % size, tag=2)  # the handle is dropped
         assert dist.recv(torch.empty(1), (rank - 1) % size, tag=2) == (rank - 1) % size
         begin = time.monotonic()
         dist.destroy_process_group()
         assert time.monotonic() - begin < 4
         assert not dist.is_initialized()
-        with pytest.raises(RingError, match="before the process group is destroyed"):
+        with pytest.raises(RingError, match="when the process group was destroyed"):
             lost.wait()
 
 
@@ -147,7 +147,7 @@ def mismatch(_: str) -> None:
             dist.send(torch.ones(4), 1)
     elif rank == 1:
         handle = dist.irecv(torch.empty(5), 0)
-        for _ in range(2):  # each wait says what went wrong
+        for _ in range(2):  # each wait raises the error
             with pytest.raises(MessageMismatch, match="20 bytes for a message of 16 bytes from"):
                 handle.wait()
         with pytest.raises(MessageMismatch, match="12 bytes for a longer one"):
@@ -157,17 +157,17 @@ def mismatch(_: str) -> None:
 
 
 def miss(directory: str) -> None:
-    """The last rank does not come to a barrier.
+    """The last rank does not enter a barrier.
 
-    Rank 0 says which one, and every wait has its limit. Then one rank fails.
+    Rank 0 names it, and every wait has its limit. Then one rank fails.
     """
     rank, size = join(timeout_s=0.5)
     if rank < size - 1:
         with pytest.raises(
-            RunTimeout, match=f"got none of rank {size - 1}" if rank == 0 else "monitored_barrier"
+            RunTimeout, match=f"waiting for rank {size - 1}" if rank == 0 else "monitored_barrier"
         ):
             dist.monitored_barrier(timeout=dt.timedelta(seconds=0.5), wait_all_ranks=True)
-        with pytest.raises(RunTimeout, match=r"all_reduce .* must be answered within 0.5 s"):
+        with pytest.raises(RunTimeout, match=r"all_reduce .* timed out after 0.5 s"):
             dist.all_reduce(torch.ones(1))
         with pytest.raises(RunTimeout):
             dist.all_reduce(torch.ones(1), async_op=True).get_future().wait()
@@ -198,7 +198,7 @@ def leave(_: str) -> None:
 
 
 def leave_well(_: str) -> None:
-    """Rank 1 only looks as if it left, and all leave well, without destroy_process_group."""
+    """Rank 1 only seems to exit, and all ranks end normally, without destroy_process_group."""
     if join(timeout_s=60)[0] == 1:
         with pytest.raises(SystemExit) as caught:
             sys.exit(3)
@@ -208,11 +208,11 @@ def leave_well(_: str) -> None:
     sys.exit()
 
 
-# -- programs for torch.distributed, unchanged
+# -- unchanged programs for torch.distributed
 
 
 def load_programs(directory: str) -> dict[str, Any]:
-    """Returns the programs that a test wants run, by name."""
+    """Returns the programs that a test requests, by name."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "programs"))
     import right_messages
     import right_modules  # noqa: F401 - adds its programs to the others
@@ -247,7 +247,7 @@ def run_wrong(directory: str) -> None:
 
 
 def worker(rounds: int) -> float:
-    """The first worker of README.md, with its other import."""
+    """Runs the first worker of README.md, with the other import."""
     ring = ringsim.current_ring()
     token = torch.full((1024,), float(ring.rank))
     for _ in range(rounds):
@@ -271,9 +271,9 @@ def look(group: Any) -> list[Any] | None:
 
 
 def go_round(directory: str, **given: int) -> None:
-    """Joins, passes a token round three times while that is recorded, and joins in vain.
+    """Joins, records three passes of a token around the ring, and fails to join again.
 
-    Then leaves, and does it all again.
+    It then leaves, and repeats all of that.
     """
     for turn in range(2):
         dist.set_backend("mpi")
@@ -284,7 +284,7 @@ def go_round(directory: str, **given: int) -> None:
         ringsim.initialize_distributed()
         assert ringsim.current_ring() is ring
         with pytest.raises(
-            ArgumentError, match="comm_device must be 'cpu' as in the ring that exists"
+            ArgumentError, match="comm_device must be 'cpu' as in the existing ring"
         ):
             initialize_distributed(comm_device="gpu")
         print(f"from rank {ring.rank}\n", end="")
@@ -309,7 +309,7 @@ def go_round(directory: str, **given: int) -> None:
         ringsim.destroy_distributed()
         assert not dist.is_initialized()
         assert builtins.print is PRINT
-        with pytest.raises(RingError, match="the ring must exist"):
+        with pytest.raises(RingError, match="this rank is in no ring yet"):
             ringsim.current_ring()
 
 
@@ -318,14 +318,14 @@ def go_round_alone(directory: str) -> None:
 
 
 def two_rings(directory: str) -> None:
-    """Two rings in a world that the script has made, which outlives them."""
+    """Creates two rings in the script's own world, which outlives them."""
     dist.set_backend("mpi")
     dist.init_process_group("mpi")
     rank, half = dist.get_rank(), dist.get_world_size() // 2
     members = list(range(half)) if rank < half else list(range(half, 2 * half))[::-1]
     with pytest.raises(
         ArgumentError,
-        match="world_size must be 4 as in the default process group that exists, got 5",
+        match="world_size must be 4 as in the existing default process group, got 5",
     ):
         initialize_distributed(world_size=5)
     initialize_distributed(ring_ranks=members)
@@ -340,32 +340,32 @@ def two_rings(directory: str) -> None:
         "groups": [look(ring.pred_group), look(ring.succ_group)],
     }
     Path(directory, f"ring-{rank}.json").write_text(json.dumps(report))
-    dist.destroy_process_group(ring.succ_group)  # the script may
+    dist.destroy_process_group(ring.succ_group)  # the script may do that
     ringsim.destroy_distributed()
     dist.barrier()
     initialize_distributed(ring_ranks=[rank])
     assert ringsim.current_ring().succ_group is None
-    dist.destroy_process_group()  # and the ring with it
+    dist.destroy_process_group()  # and so is the ring
     initialize_distributed(timeout_s=20)
     assert ringsim.current_ring().ranks == (0, 1, 2, 3)
     dist.set_backend("torch")
     with pytest.raises(
-        ArgumentError, match="the backend must be 'mpi' as in the ring that exists, got 'torch'"
+        ArgumentError, match="the backend must be 'mpi' as in the existing ring, got 'torch'"
     ):
         initialize_distributed()
     ringsim.destroy_distributed()
 
 
 def refuse(_: str) -> None:
-    """What is wrong is said on every rank, and leaves nothing behind."""
+    """Checks that errors are raised on every rank, and leave nothing behind."""
     dist.set_backend("mpi")
     with pytest.raises(
-        ArgumentError, match="comm_device must be 'cpu' on the backend 'mpi', got 'gpu'"
+        ArgumentError, match="comm_device must be 'cpu' with the backend 'mpi', got 'gpu'"
     ):
         initialize_distributed(comm_device="gpu")
-    with pytest.raises(ArgumentError, match="world_size must be 3 as MPI has it"):
+    with pytest.raises(ArgumentError, match="world_size must be 3 as in MPI"):
         dist.init_process_group("mpi", world_size=7, rank=0)
-    with pytest.raises(ArgumentError, match="world_size must be 3 as MPI has it"):
+    with pytest.raises(ArgumentError, match="world_size must be 3 as in MPI"):
         initialize_distributed("127.0.0.1", 29500, 4, 0, 0)
     rank = ringsim.environment.discover().rank
     with pytest.raises(
@@ -377,13 +377,14 @@ def refuse(_: str) -> None:
     ):
         initialize_distributed(ring_ranks=[1] if rank == 1 else None)
     assert not dist.is_initialized()
-    with pytest.raises(RingError, match="the ring must exist"):
+    with pytest.raises(RingError, match="this rank is in no ring yet"):
         ringsim.current_ring()
 
 
 if __name__ == "__main__":
     warnings.simplefilter("error")
-    warnings.filterwarnings("ignore", category=FutureWarning)  # torch's, of its coalesced functions
+    # torch's warning about its coalesced functions
+    warnings.filterwarnings("ignore", category=FutureWarning)
     directory, *names = sys.argv[1:]
     for name in names:
         globals()[name](directory)

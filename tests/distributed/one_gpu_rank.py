@@ -1,7 +1,8 @@
-"""One of several ranks that share one GPU; ``test_gpu.py`` starts them by hand.
+"""One of several ranks that share one GPU; ``test_gpu.py`` starts them directly.
 
-NCCL takes them for ranks of different machines, because each has an ``NCCL_HOSTID`` of its own, and
-connects them by sockets. So everything runs that needs several ranks; no time of it is a link's.
+NCCL treats them as ranks on different machines, because each has its own ``NCCL_HOSTID``, and
+connects them by sockets. So tests with several ranks can run, but their times are not those of a
+link.
 
     one_gpu_rank.py JOB DIRECTORY
 """
@@ -36,7 +37,7 @@ TIMEOUT_S = 15
 
 
 def receive_first() -> Any:
-    """All post their receive before they send, which needs pairs that are connected."""
+    """Posts all receives before the sends, which requires connected pairs."""
     ring = ringsim.current_ring()
     arriving = torch.empty(4, device=ring.device)
     mine = torch.full((4,), float(ring.rank), device=ring.device)
@@ -49,7 +50,7 @@ def receive_first() -> Any:
 
 
 def batch() -> Any:
-    """All send and receive in one batch, three times."""
+    """Sends and receives in one batch on all ranks, three times."""
     ring = ringsim.current_ring()
     token = torch.full((1024,), float(ring.rank), device=ring.device)
     for _ in range(3):
@@ -64,7 +65,7 @@ def batch() -> Any:
 
 
 def pipeline() -> Any:
-    """A step with each schedule; returns the loss and this rank's gradients of each."""
+    """Runs a step with each schedule; returns the loss and this rank's gradients for each."""
     ring = ringsim.current_ring()
     found = {}
     for schedule in SCHEDULE_NAMES:
@@ -111,7 +112,7 @@ def make_step(device: torch.device) -> tuple[nn.Module, list[torch.Tensor], list
 
 
 def data_parallel() -> Any:
-    """A backward pass under DDP; returns the gradients, which are the mean of both ranks'."""
+    """Runs a backward pass under DDP; returns the gradients, averaged over both ranks."""
     ring = ringsim.current_ring()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1)).to(ring.device)
@@ -121,7 +122,7 @@ def data_parallel() -> Any:
 
 
 def hang() -> Any:
-    """Rank 1 leaves an all_reduce out; torch's watchdog ends rank 0."""
+    """Skips an all_reduce on rank 1; torch's watchdog ends rank 0."""
     ring = ringsim.current_ring()
     tensor = torch.ones(4, device=ring.device)
     dist.all_reduce(tensor)
@@ -140,7 +141,7 @@ JOBS: dict[str, Callable[[], Any]] = {
 
 
 def main() -> None:
-    """Joins the ring, records the job, and writes the trace and what this rank returned."""
+    """Joins the ring, records the job, and writes the trace and this rank's result."""
     name, directory = sys.argv[1], Path(sys.argv[2])
     ringsim.initialize_distributed(comm_device="gpu", timeout_s=TIMEOUT_S)
     with ringsim.trace(directory / f"{name}.ringtrace"):

@@ -1,7 +1,7 @@
 """``ringsim.comm`` in place of ``torch.distributed`` in workers.
 
-What the trace says, what a call costs, the example of the docs. Operations that are built from
-messages, too: what they say, and where they are recorded. What they do is in the conformance suite.
+The tests cover the trace, the cost of a call, the example of the docs, and the warnings and records
+of operations that are built from messages. The conformance suite tests their results.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def talk() -> list[Any]:
     rounded = torch.tensor([2048 if ring.rank == 0 else 1], dtype=torch.float16)
     dist.all_reduce(rounded, group=modest)  # built
     assert rounded.item() == 2048
-    if ring.rank < 2:  # by its members alone: in no order with others
+    if ring.rank < 2:  # created only by its members, so it has no order relative to other groups
         dist.new_group([0, 1], use_local_synchronization=True)
     dist.new_group([0, 2])
     premultiplied = native._make_nccl_premul_sum(2.0)
@@ -80,7 +80,7 @@ def talk() -> list[Any]:
 
 
 def places(trace: Trace, rank: int) -> dict[str, set[tuple[str, str]]]:
-    """(operation, file) by the mark at the end of the line that the trace names."""
+    """Returns (operation, file) by the mark at the end of the line in the trace."""
     lines = Path(__file__).read_text().splitlines()
     found: dict[str, set[tuple[str, str]]] = {}
     for row in trace.to_pandas().query(f"rank == {rank}").itertuples():
@@ -112,7 +112,7 @@ def test_worker_gets_what_torch_gives_and_the_trace_names_its_lines() -> None:
 
 
 def build_ring_on_own_backend() -> list[Any]:
-    """A ring on a user's backend, which a program chooses before it joins."""
+    """Creates a ring on a user's backend, chosen before the ranks are connected."""
     modest_backend.register()
     dist.set_backend("modest")
     ringsim.initialize_distributed()
@@ -134,17 +134,17 @@ def test_a_ring_is_built_on_a_users_backend() -> None:
 
 
 def warn() -> list[Any]:
-    """An operation that the backend lacks, and some of which torch has the function alone.
+    """Calls an operation that the backend lacks, and some for which torch only has the function.
 
-    Without and with a log; each of them twice.
+    Each is called twice, without and with a log.
     """
     modest_backend.register()
     modest = dist.new_group(backend="modest")
     found, said, one = torch.ones(1), [], [torch.ones(1)]
     for name, refused, log, call in (
-        ("all_reduce", False, False, lambda: dist.all_reduce(found, group=modest)),  # warned of
-        ("reduce_scatter", True, False, lambda: dist.reduce_scatter(found, one)),  # warned of
-        ("broadcast", True, True, lambda: dist.broadcast(found, 0)),  # warned of
+        ("all_reduce", False, False, lambda: dist.all_reduce(found, group=modest)),  # warns
+        ("reduce_scatter", True, False, lambda: dist.reduce_scatter(found, one)),  # warns
+        ("broadcast", True, True, lambda: dist.broadcast(found, 0)),  # warns
     ):
 
         def refuse(*args: Any, name: str = name, **kwargs: Any) -> None:
@@ -178,7 +178,7 @@ def test_a_built_operation_warns_once_at_the_users_line() -> None:
         assert category is RuntimeWarning
         assert words in message
         assert file == __file__
-        assert "# warned of" in Path(file).read_text().splitlines()[line - 1]
+        assert "# with a warning" in Path(file).read_text().splitlines()[line - 1]
 
 
 def drop_a_handle() -> None:
@@ -189,7 +189,7 @@ def drop_a_handle() -> None:
 
 
 def test_the_teaching_mode_raises_for_a_handle_that_is_dropped() -> None:
-    with pytest.raises(RingError, match="every handle must be waited for, got one that never was"):
+    with pytest.raises(RingError, match="a handle was never waited for"):
         ringsim.trace(drop_a_handle, world_size=2, check="full")
 
 
@@ -203,7 +203,7 @@ def test_mixing_with_torchs_own_class_needs_torchs_own_names() -> None:
 def compile_both() -> list[Any]:
     """Compiles the same functions with torch's names and with ringsim's.
 
-    One in a graph, and one that is broken into several.
+    One function compiles to a single graph, the other one to several.
     """
     results = []
     for library in (native, dist):
@@ -235,7 +235,7 @@ def test_compiler_follows_as_it_follows_torch() -> None:
 
 
 def count_steps(function: Any, *args: Any, **kwargs: Any) -> int:
-    """Returns how many instructions of Python a call takes: the same on a machine that is busy."""
+    """Returns the number of Python instructions of a call, which is the same on a busy machine."""
     steps = []
 
     def step(frame: FrameType, event: str, _: Any) -> Any:
@@ -277,7 +277,7 @@ def test_without_a_log_a_call_takes_fewer_steps_than_two_plain_wrappers(
     least, own, plain = (
         count_steps(function, *args, **kwargs) for function in (nothing, ours, plainest)
     )
-    # measured beside it: 1.15 times the time of one, and a microsecond is ten
+    # for comparison: 1.15 times the time of one call; a microsecond is about ten instructions
     assert least < own < least + 2 * (plain - least)
 
 

@@ -1,6 +1,6 @@
-"""The log of ``ringsim.comm`` on ranks of both clocks.
+"""The log of ``ringsim.comm`` on real and simulated ranks.
 
-Selecting, starting, stopping, sharing the recorder, the table on every rank.
+The tests cover selecting, starting, stopping, sharing the recorder, and the table on every rank.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def row_keys(table: Any) -> list[tuple[Any, ...]]:
 
 @dist.timed_op
 def swap(tensor: torch.Tensor, group: Any = None) -> Any:
-    """A collective of the user's own, which returns a handle."""
+    """Runs the user's own collective, and returns a handle."""
     other = 1 - dist.get_rank()
     handles = [
         dist.isend(tensor.clone(), other, group=group),
@@ -55,7 +55,7 @@ def swap(tensor: torch.Tensor, group: Any = None) -> Any:
 
 
 def train() -> list[Any]:
-    """Logs in all the ways that there are; returns the rows of three logs."""
+    """Logs in all possible ways; returns the rows of three logs."""
     rank, tensor = ringsim.current_ring().rank, torch.ones(1000)
     dist.all_reduce(tensor)  # not yet
     dist.configure(enabled=True)
@@ -69,7 +69,7 @@ def train() -> list[Any]:
     swap(tensor).wait()
     left = dist.irecv(torch.zeros(3), 1 - rank)  # is never sent
     found = [dist.log_summary()]
-    # DeepSpeed 0.19.8: prof_ops matches a log_name only, and prof given by position is passed over.
+    # In DeepSpeed 0.19.8, prof_ops only matches a log_name, and a positional prof is ignored.
     dist.configure(prof_all=False, prof_ops=["barrier", "by name"])
     dist.barrier()
     dist.all_reduce(tensor)
@@ -104,7 +104,7 @@ def test_the_rows_of_simulated_ranks_are_those_of_a_real_run() -> None:
 
 
 class Told(logging.Handler):
-    """Keeps the lines that the calling rank logs from now on."""
+    """A handler that keeps the lines logged by the calling rank from now on."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -226,7 +226,7 @@ def toggling(directory: str, rank: int) -> Any:
     dist.reset_log()
     dist.barrier()
     after = dist.log_summary()
-    # neither a stop nor a reset makes an operation a first one again
+    # after a stop or a reset, operations do not count as first ones again
     firsts = [row.first_count for table in (before, after) for row in table.rows]
     return [stopped, counts(before), counts(after), firsts, float(tensor.sum())]
 
@@ -267,7 +267,7 @@ def one_stays_away(directory: str, rank: int) -> Any:
     return counts(table), table.ranks, table.notes
 
 
-# -- of three
+# -- in a job of three ranks
 
 
 def everywhere(directory: str, rank: int) -> Any:
@@ -316,9 +316,9 @@ def do_all(directory: str, rank: int, size: int) -> dict[str, Any]:
 
 
 EXPECTED = {
-    # DeepSpeed 0.19.8 fails with unbound names when the log is switched while an operation runs.
+    # DeepSpeed 0.19.8 fails with unbound names if the log is switched while an operation runs.
     "toggling": [[True, {"all_reduce": 1, "later": 1}, {"barrier": 1}, [2, 0, 0], 32.0]] * 2,
-    # The gathering itself is left out.
+    # The gathering itself is not logged.
     "on_another_backend": [[{"built": 2, "meeting": 1}] * 2] * 2,
     # One recorder serves both.
     "around_a_recording": [
@@ -334,7 +334,7 @@ EXPECTED = {
 
 
 def test_each_rank_finds_what_was_logged(tmp_path_factory: pytest.TempPathFactory) -> None:
-    found: dict[str, list[Any]] = {}  # what each part returned, in order of ranks
+    found: dict[str, list[Any]] = {}  # the result of each part, in rank order
     with RankServer() as server:
         for size in PARTS:
             directory = str(tmp_path_factory.mktemp("log"))

@@ -1,10 +1,10 @@
-"""DeepSpeed's tests of its communication layer and the operations of its benchmarks, written anew.
+"""DeepSpeed's tests of its communication layer and the operations of its benchmarks, rewritten.
 
-They need the import changed, no more.
+Only the import differs.
 
 Source:
-    DeepSpeed, ``tests/unit/comm``, and DeepSpeedExamples, ``benchmarks/communication``: what is
-    tested, and what is timed.
+    DeepSpeed, ``tests/unit/comm``, and DeepSpeedExamples, ``benchmarks/communication``: the tested
+    and the timed operations.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def log_is_reset() -> bool:
 
 
 def starts(required: bool | None, already: bool) -> bool:
-    """Runs before this process has a world, and leaves none."""
+    """Runs before this process has a world, and leaves no world behind."""
     if already:
         torch.distributed.init_process_group(get_accelerator().communication_backend_name())
     try:
@@ -116,7 +116,7 @@ CASES: dict[str, Callable[[], bool]] = {
 }
 
 
-# -- benchmarks/communication: each returns what may be waited for, and the result
+# -- benchmarks/communication: each returns a handle, if any, and the result
 
 Operation = Callable[[torch.Tensor, bool], tuple[Any, torch.Tensor]]
 
@@ -151,7 +151,7 @@ def exchange(tensor: torch.Tensor, is_async: bool) -> tuple[Any, torch.Tensor]:
     return dist.all_to_all_single(output, tensor, async_op=is_async), output
 
 
-# and what a rank of a world has of four numbers, its rank
+# and a rank's share of four numbers, its rank
 OPERATIONS: dict[str, tuple[Operation, Callable[[int, int], list[int]]]] = {
     "all_reduce": (
         lambda tensor, is_async: (dist.all_reduce(tensor, async_op=is_async), tensor),
@@ -199,7 +199,7 @@ BENCHMARKS = {
 BENCHMARKED = (2, 4)
 
 
-# -- one job for each world size
+# -- one job per world size
 
 
 def do_all(ports: list[int], rank: int, size: int) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """DeepSpeed's names.
 
-Their signatures, a program written for ``deepspeed.comm``, and what is wrong there and must not be
-here.
+The tests cover their signatures, a program written for ``deepspeed.comm``, and errors of DeepSpeed
+that ringsim must not have.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FIVE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 @pytest.fixture
 def five_unset(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """What a test writes into the environment is undone."""
+    """Undoes a test's changes to the environment."""
     for name in (*FIVE, "NCCL_SOCKET_IFNAME"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
@@ -47,7 +47,7 @@ def place(port: str, rank: int, size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments"),  # as DeepSpeed 0.19.8 has them; all are frozen among the golden names
+    ("name", "arguments"),  # as in DeepSpeed 0.19.8; all of them are in the golden names
     [
         (
             "all_reduce",
@@ -100,7 +100,7 @@ def test_every_function_says_what_it_does_and_torchs_names_win_in_ringsim_comm()
     assert dist.ProcessGroup(3, [0, 1]).size == 2
 
 
-# A program for deepspeed.comm: with that import it runs on DeepSpeed 0.19.8 as well.
+# A program for deepspeed.comm: with that import it also runs on DeepSpeed 0.19.8.
 PROGRAM = """
 import torch
 
@@ -192,7 +192,7 @@ def faults(port: str, rank: int, size: int) -> Any:
     dist.all_to_all(outputs, [torch.ones(1), torch.ones(1)], None, False, True)
     dist.broadcast_object_list([1], 0, None, None, True)
     dist.all_gather_object([None] * size, 1, None, True)
-    # would block for ever if isend did
+    # would block forever if isend blocked
     works = [dist.isend(ones, other), dist.irecv(torch.empty(2), other)]
     for work in works:
         work.wait()
@@ -203,10 +203,10 @@ def faults(port: str, rank: int, size: int) -> Any:
     tensors = [torch.ones(2), torch.ones(3)]
     dist.all_reduce_coalesced(tensors, dist.ReduceOp.SUM)
     stats = dist.log_summary(return_dict=True)
-    # a rank of this server ends without the farewell that removes the log's directory
+    # a rank of this server ends without removing the log's directory
     dist.configure(enabled=False)
-    # On a backend that lacks them DeepSpeed 0.19.8 returns None in silence, and the output holds
-    # what it held.
+    # On a backend that lacks them, DeepSpeed 0.19.8 silently returns None, and the output is
+    # unchanged.
     modest_backend.register()
     group = torch_dist.new_group(backend="modest")
     gathered, share, outputs = torch.zeros(4), torch.zeros(2), [torch.zeros(2)]
@@ -254,7 +254,7 @@ def test_a_reduction_of_deepspeed_is_torchs_of_that_name() -> None:
         dist.to_torch(dist.ReduceOp.UNUSED)
 
 
-# -- where it runs
+# -- the environment
 
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "3",
@@ -278,7 +278,7 @@ def test_azure_needs_no_interface_to_be_set(five_unset: pytest.MonkeyPatch) -> N
     assert [os.environ[name] for name in FIVE] == ["3", "4", "1", "10.0.0.4", "6105"]
     assert os.environ["NCCL_SOCKET_IFNAME"] == "^docker0,lo"
     dist.patch_aml_env_for_torch_nccl_backend(master_port=7000)
-    assert os.environ["MASTER_PORT"] == "6105"  # one that is set stays
+    assert os.environ["MASTER_PORT"] == "6105"  # a variable that is set is kept
 
 
 def test_sagemaker_sets_all_that_it_says(
@@ -294,7 +294,7 @@ def test_sagemaker_sets_all_that_it_says(
     assert "MASTER_ADDR=algo-1" in caplog.text
     five_unset.setenv("MASTER_PORT", "7000")
     dist.patch_aws_sm_env_for_torch_nccl_backend()
-    assert os.environ["MASTER_PORT"] == "7000"  # one that is set stays
+    assert os.environ["MASTER_PORT"] == "7000"  # a variable that is set is kept
 
 
 @pytest.mark.parametrize(
@@ -302,18 +302,18 @@ def test_sagemaker_sets_all_that_it_says(
     [
         (
             dist.patch_aml_env_for_torch_nccl_backend,
-            "OMPI_COMM_WORLD_RANK must be set, got none of them",
+            "OMPI_COMM_WORLD_RANK must be set, but none of them is",
         ),
         (
             dist.patch_aws_sm_env_for_torch_nccl_backend,
-            "OMPI_COMM_WORLD_RANK must be set, got none of them",
+            "OMPI_COMM_WORLD_RANK must be set, but none of them is",
         ),
         # DeepSpeed 0.19.8 ends in `No module named 'mpi4py'`.
         (dist.mpi_discovery, "must come from a launcher or from arguments(.|\n)*torchrun"),
         (dist.init_distributed, "must come from a launcher or from arguments(.|\n)*torchrun"),
         (
             lambda: dist.init_distributed(dist_init_required=False),
-            "must exist where dist_init_required is False",
+            "must exist if dist_init_required is False",
         ),
         (
             lambda: dist.init_distributed("gloo", timeout=30),

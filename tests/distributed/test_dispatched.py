@@ -1,7 +1,7 @@
-"""Collectives that C++ issues.
+"""Collectives issued by C++.
 
-What DistributedDataParallel, functional collectives and DTensor do is recorded, and stays as it
-was.
+The operations of DistributedDataParallel, functional collectives and DTensor are recorded, and
+their results do not change.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import ringsim
 from ringsim import Trace
 from ringsim.errors import MessageMismatch
 
-# more than torch puts into its first bucket, 1 MiB
+# more than torch's first bucket, 1 MiB
 SIZES = [(64, 512), (512, 512), (512, 512), (512, 8)]
 BYTES = 4 * sum(rows * columns + columns for rows, columns in SIZES)
 
@@ -61,7 +61,7 @@ def functional() -> None:
 
 
 class Slow(torch.autograd.Function):
-    """Passes on what it gets, and takes its time on the way back."""
+    """A layer that passes its input on, and is slow in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, seconds: float) -> torch.Tensor:
@@ -75,7 +75,7 @@ class Slow(torch.autograd.Function):
 
 
 def overlapping() -> None:
-    """While one bucket is reduced, the next is computed; rank 1 is late with the last one."""
+    """Computes the next bucket while one is reduced; rank 1 is late with the last bucket."""
     layers = [nn.Linear(512, 512) for _ in range(3)]
     seconds = [2.0 if dist.get_rank() == 1 else 0.05, 0.05, 0.05]
     model = nn.ModuleList(layers)
@@ -101,7 +101,7 @@ def trace() -> Trace:
 
 
 def reductions_in(trace: Trace, label: str, rank: int) -> list[Any]:
-    """The all_reduce operations of a rank within each of its spans of a name."""
+    """Returns a rank's all_reduce operations within each of its spans with a name."""
     frame = trace.to_pandas().query(f"rank == {rank}")
     mine, spans = frame[frame["op"] == "all_reduce"], frame[frame["label"] == label]
     return [
@@ -114,7 +114,7 @@ def test_buckets_are_recorded_once_with_their_bytes(trace: Trace) -> None:
     for rank in range(trace.world_size):
         steps = [found["size_bytes"].tolist() for found in reductions_in(trace, "backward", rank)]
         assert [sum(sizes) for sizes in steps] == [BYTES] * 3
-        assert len(steps[0]) == 1  # torch makes its buckets in the first step
+        assert len(steps[0]) == 1  # torch creates its buckets in the first step
         assert len(steps[1]) == len(steps[2]) > 1
     frame = trace.to_pandas()
     assert set(frame["status"]) == {"ok"}
@@ -125,7 +125,7 @@ def test_buckets_are_recorded_once_with_their_bytes(trace: Trace) -> None:
 
 
 def changes_no_bit(recorded: list[list[torch.Tensor]], server: RankServer) -> bool:
-    """Whether ranks that nobody records have the same gradients."""
+    """Returns whether ranks without recording have the same gradients."""
     port, size = free_port(), len(recorded)
     ended = server.run(train_unrecorded, [(port, rank, size) for rank in range(size)])
     return [[each.tolist() for each in rank] for rank in recorded] == results(ended)
@@ -155,7 +155,7 @@ def test_only_the_last_bucket_of_a_step_blocks(trace: Trace) -> None:
 def test_the_rank_that_comes_late_is_named_and_nothing_is_said_to_be_missing(trace: Trace) -> None:
     assert trace.metadata["not_recorded"] == []
     diagnosis = trace.explain()
-    # a busy machine is slow, too
+    # a busy machine is also slow
     slow = {"link", "slow_link", "late_sender", "late_receiver", "straggler"}
     assert {finding.kind for finding in diagnosis.findings} <= slow
     assert ("straggler", (1,)) in [(finding.kind, finding.ranks) for finding in diagnosis.findings]
@@ -163,7 +163,7 @@ def test_the_rank_that_comes_late_is_named_and_nothing_is_said_to_be_missing(tra
 
 
 def slow_group_first() -> None:
-    """Rank 1 enters the collective of the first group when rank 0 has that of the second."""
+    """Makes rank 1 enter the first group's collective after rank 0 entered the second group's."""
     import torch.distributed._functional_collectives as functional_collectives
 
     slow, fast = dist.new_group([0, 1]), dist.new_group([0, 1])
@@ -182,11 +182,11 @@ def slow_group_first() -> None:
 
 
 def test_a_slow_group_does_not_delay_the_end_of_another() -> None:
-    """0.2.0 gave the early collective the end of the late one."""
+    """In 0.2.0, the early collective got the end of the late one."""
     frame = ringsim.trace(slow_group_first, world_size=2).to_pandas().query("rank == 0")
     late, early = frame[frame["op"] == "all_reduce"].sort_values("size_bytes").itertuples()
     (mark,) = frame[frame["op"] == "mark"].itertuples()
-    # whether rank 0 had to wait for the late one depends on who is quicker
+    # whether rank 0 had to wait for the late one depends on timing
     assert early.done_ns <= mark.post_ns < late.done_ns
 
 
@@ -207,7 +207,7 @@ def stuck_in_a_future(way: str) -> None:
 
 @pytest.mark.parametrize("way", list(WAYS))
 def test_a_rank_that_waits_for_a_future_waits_for_its_operation(way: str) -> None:
-    """0.2.0 said that it waited for another of its threads."""
+    """In 0.2.0, the message said that it waited for another of its threads."""
     with pytest.raises(MessageMismatch) as caught:
         ringsim.trace(stuck_in_a_future, world_size=2, args=(way,), limit_s=60)
     (finding,) = caught.value.diagnosis.findings
@@ -216,7 +216,7 @@ def test_a_rank_that_waits_for_a_future_waits_for_its_operation(way: str) -> Non
 
 
 def unequal() -> None:
-    """Rank 1 has one batch more."""
+    """Trains with one more batch on rank 1."""
     train(2 + dist.get_rank())
     dist.barrier()
 
@@ -232,11 +232,11 @@ def test_a_rank_that_waits_in_cpp_is_seen_to_wait() -> None:
 
 
 def saves_a_checkpoint() -> str:
-    """As ``unequal``, in a program that saves what it has before it gives up."""
+    """Runs ``unequal`` in a program that saves its state before it gives up."""
     try:
         unequal()
     except RuntimeError:
-        time.sleep(4.0)  # longer than ringsim waits for a rank that it has woken
+        time.sleep(4.0)  # longer than ringsim waits for a woken rank
         return "saved"
     return "trained"
 
@@ -244,7 +244,7 @@ def saves_a_checkpoint() -> str:
 def test_a_rank_that_has_left_its_wait_in_cpp_may_finish() -> None:
     """In 0.2.0 it was ended after 2 s.
 
-    What its peer had waited for was written over another record of it.
+    Its peer's wait also overwrote another record of the rank.
     """
     trace = ringsim.trace(saves_a_checkpoint, world_size=2, limit_s=60)
     assert trace.results == ["saved", "saved"]
@@ -261,7 +261,7 @@ def test_a_rank_that_has_left_its_wait_in_cpp_may_finish() -> None:
 
 
 def uneven() -> None:
-    """Trains on batches of which rank 1 has two more; forgets a handle of its own."""
+    """Trains with two more batches on rank 1, and forgets a handle of its own."""
     from torch.distributed.algorithms.join import Join
 
     model = nn.parallel.DistributedDataParallel(nn.Linear(4, 4))
@@ -273,9 +273,9 @@ def uneven() -> None:
 
 
 def test_handles_that_torch_makes_and_drops_are_not_the_programs_mistake() -> None:
-    """0.2.0 accused the program of never waiting for an all_reduce.
+    """In 0.2.0, the program was accused of never waiting for an all_reduce.
 
-    By it torch's Join counts who has batches left.
+    Torch's Join uses it to count the ranks with batches left.
     """
     trace = ringsim.trace(uneven, world_size=2)
     findings = trace.explain().findings

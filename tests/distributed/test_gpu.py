@@ -1,4 +1,4 @@
-"""Ranks on GPUs, on NCCL: one per GPU, and several that share one. They need a GPU."""
+"""Ranks on GPUs with NCCL, one per GPU or several that share one; these tests need a GPU."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ pytestmark = [
 
 
 def pass_once() -> float:
-    """Every rank passes its number to its successor, on its GPU."""
+    """Passes each rank's number to its successor, on the GPUs."""
     ring = ringsim.current_ring()
     token = torch.full((1024,), float(ring.rank), device="cuda")
     arriving = torch.empty_like(token)
@@ -55,16 +55,16 @@ def test_every_rank_has_a_gpu_of_its_own() -> None:
     said = [
         sentence
         for sentence in trace.metadata["not_recorded"]
-        if "got the times of CUDA events" in sentence
+        if "with the times of CUDA events" in sentence
     ]
     assert len(said) == GPUS
     assert len(trace.messages) == (GPUS if GPUS > 1 else 0)
 
 
 def receive_first() -> float:
-    """Every rank posts its receive before it sends.
+    """Posts a receive before the send, on every rank.
 
-    On pairs that are connected, no call waits for a neighbour.
+    On connected pairs, no call waits for a neighbour.
     """
     ring = ringsim.current_ring()
     arriving = torch.empty(4, device=ring.device)
@@ -86,9 +86,9 @@ def test_a_ring_may_receive_first() -> None:
 
 
 def reduce_after_work() -> None:
-    """Reduces behind work that takes the GPU a tenth of a second or so.
+    """Reduces after work that takes the GPU about a tenth of a second.
 
-    The program goes on meanwhile.
+    The program continues meanwhile.
     """
     tensor = torch.ones(1 << 20, device="cuda")
     dist.all_reduce(tensor)  # connects
@@ -111,7 +111,7 @@ def test_an_operation_is_done_when_the_gpu_is() -> None:
     for rank, said in enumerate(
         sentence for sentence in trace.metadata["not_recorded"] if sentence.startswith("On rank")
     ):
-        within = re.search(r"3 operations got the times of CUDA events, within ([\d,]+) ns", said)
+        within = re.search(r"3 operations with the times of CUDA events, within ([\d,]+) ns", said)
         assert within, said
         within_ns = int(within[1].replace(",", ""))
         mine = events[events["rank"] == rank]
@@ -127,7 +127,7 @@ def test_an_operation_is_done_when_the_gpu_is() -> None:
 
 def test_more_ranks_than_gpus_are_refused() -> None:
     with pytest.raises(
-        ArgumentError, match=rf"below the number of GPUs of this machine, {GPUS}, got {GPUS}"
+        ArgumentError, match=rf"less than the number of GPUs of this machine, {GPUS}, got {GPUS}"
     ):
         ringsim.trace(pass_once, world_size=GPUS + 1, comm_device="gpu")
 
@@ -138,7 +138,7 @@ def test_more_ranks_than_gpus_are_refused() -> None:
 def run(job: str, directory: Path, ranks: int, **more: str) -> list[tuple[int, str]]:
     """Runs a job of ``one_gpu_rank.py`` on ranks that share a GPU.
 
-    Returns each rank's exit code and what it printed.
+    Returns each rank's exit code and output.
     """
     port = free_port()
     program = str(Path(__file__).with_name("one_gpu_rank.py"))
@@ -190,12 +190,12 @@ def test_ranks_on_one_gpu_may_receive_first(ranks: int, tmp_path: Path) -> None:
     assert len(trace.messages) == ranks
     assert not trace.unmatched
     said = "".join(trace.metadata["not_recorded"])
-    assert said.count("2 operations got the times of CUDA events") == ranks, said
+    assert said.count("2 operations with the times of CUDA events") == ranks, said
 
 
 def test_batches_go_round_and_their_messages_are_paired(tmp_path: Path) -> None:
     results, trace = results_of("batch", tmp_path)
-    # three hops, ten more at each: 1 + 30 and 0 + 30
+    # three hops, each adding ten: 1 + 30 and 0 + 30
     assert results == [[61.0, 61.0]] * 2
     assert len(trace.messages) == 6
     assert set(trace.to_pandas("messages")["size_bytes"]) == {4096}

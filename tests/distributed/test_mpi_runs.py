@@ -1,6 +1,6 @@
 """The MPI backend under a real mpirun.
 
-Its rules, rings, recording, logging, beginning and end, and what goes wrong.
+The tests cover its rules, rings, recording, logging, start and end, and failures.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from mpi_runs import require_mpi, run_mpi
 import ringsim
 
 SCRIPT = str(Path(__file__).with_name("mpi_jobs.py"))
-# by world size, the jobs of one launch: one begins where the other has left MPI; one that fails
-# ends all ranks
+# the jobs of one launch, by world size: each begins after the last one has left MPI; a job that
+# fails ends all ranks
 JOBS = {
     1: ["come_from_deepspeed", "go_round_alone", "log"],
     2: ["go_round", "leave"],
@@ -43,7 +43,7 @@ Runs = Callable[[int], tuple[Path, "subprocess.CompletedProcess[str]"]]
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """Runs all jobs of a world size, once. Returns where they wrote, and how they ended."""
+    """Runs all jobs of a world size once; returns their directory and the completed processes."""
     require_mpi()
 
     @functools.cache
@@ -51,7 +51,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         directory = tmp_path_factory.mktemp(f"mpi-{size}")
         if size > 1:
             return directory, run_mpi(size, SCRIPT, str(directory), *JOBS[size], limit_s=240)
-        command = [sys.executable, SCRIPT, str(directory), *JOBS[1]]  # without mpirun: a job of one
+        # without mpirun: a job with one rank
+        command = [sys.executable, SCRIPT, str(directory), *JOBS[1]]
         return directory, subprocess.run(command, capture_output=True, text=True, check=False)
 
     return run
@@ -69,9 +70,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 def test_all_jobs_end_well_but_one_that_ends_all_ranks(
     runs: Runs, size: int, code: int | None, failing: str, told: str
 ) -> None:
-    """Python reports no SystemExit to sys.excepthook.
+    """Python does not report SystemExit to sys.excepthook.
 
-    Where a rank that fails ended itself alone, the others would wait until the limit.
+    If a failing rank ended only itself, the others would wait until the time limit.
     """
     directory, ended = runs(size)
     # 124: the limit
@@ -87,7 +88,7 @@ def test_all_jobs_end_well_but_one_that_ends_all_ranks(
 
 
 def test_mpi_keeps_the_rules(runs: Runs) -> None:
-    """With three ranks: groups of one and of two are among the rules."""
+    """Runs with three ranks, because the rules include groups of one and of two."""
     directory, ended = runs(3)
     conformance.check_job(
         directory,
@@ -114,10 +115,11 @@ def test_a_block_is_recorded(runs: Runs) -> None:
         "send",
     ]
     assert set(frame["file"].dropna()) == {SCRIPT}
-    assert sorted(frame[frame["op"] == "recv"]["peer"]) == [1, 2]  # from anybody: known now
+    assert sorted(frame[frame["op"] == "recv"]["peer"]) == [1, 2]  # from any rank: known now
     assert frame[frame["op"] == "all_reduce"]["stage"].tolist() == [0, 1, 2]
     assert frame[frame["op"] == "broadcast"]["group"].nunique() == 1
-    assert [each.name for each in directory.iterdir() if each.is_dir()] == []  # the parts are gone
+    # the part files are removed
+    assert [each.name for each in directory.iterdir() if each.is_dir()] == []
 
 
 def test_a_log_is_summed_up_on_all_ranks_and_printed_on_one(runs: Runs) -> None:
@@ -133,7 +135,7 @@ def test_a_log_is_summed_up_on_all_ranks_and_printed_on_one(runs: Runs) -> None:
 # -- rings
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])  # four in the rings side by side
+@pytest.mark.parametrize("count", [1, 2, 3])  # four in the two rings
 def test_a_worker_goes_round_and_its_messages_are_on_the_edges(runs: Runs, count: int) -> None:
     directory, ended = runs(count)
     assert [line for line in ended.stdout.splitlines() if line.startswith("from rank")] == [
@@ -168,7 +170,7 @@ def test_a_worker_goes_round_and_its_messages_are_on_the_edges(runs: Runs, count
         )
         assert len(trace.to_pandas("messages")) == len(sends)
         assert len(trace.unmatched) == 0
-        # spans, and nothing that building the ring sends
+        # spans, but no messages from creating the ring
         assert len(frame) == 3 * count + 2 * len(sends)
 
 

@@ -204,7 +204,9 @@ def test_a_program_with_the_names_of_deepspeed(clock: str) -> None:
 def test_a_backend_that_is_an_object_is_told_what_takes_its_place(file: str) -> None:
     """Backends have become torch's own: the one thing of 0.2.0 that runs no longer."""
     program = compile((PLACE / file).read_text(), file, "exec")
-    with pytest.raises(RingError, match=r"backends are torch's own\. (Derive a class from|Use)"):
+    with pytest.raises(
+        RingError, match=r"backends are now torch's own\. (Derive a class from|Use)"
+    ):
         exec(program, {"__name__": "main"})
 
 

@@ -1,7 +1,7 @@
-"""Every wrong start ends in one clear error, on every rank that is there, within the time limit.
+"""Every wrong start ends with one clear error, on every present rank, within the time limit.
 
-Real processes, real sockets. What fails by running out of time does so all at once: each scenario
-has a port of its own.
+The tests use real processes and sockets. Scenarios that time out run at the same time, each with
+its own port.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ringsim.errors import ArgumentError, RendezvousFailed
 HERE = "127.0.0.1"
 SHORT_S = 1.5
 LONG_S = 100.0
-SLACK_S = 60.0  # two loaded cores: what must not happen takes LONG_S, or 30 minutes
+SLACK_S = 60.0  # for two loaded cores: a failing test takes LONG_S, or 30 minutes
 Start = tuple[int, Any, float, dict[str, Any]]  # ranks, this rank, time limit, options of `join`
 
 
@@ -60,7 +60,7 @@ def met(ended: list[Ended]) -> None:
 
 @contextlib.contextmanager
 def stranger(answer: bytes | None) -> Iterator[int]:
-    """A listener that is no rank 0: it keeps silent, or answers everything with the same bytes."""
+    """A listener other than rank 0: it is silent, or answers everything with the same bytes."""
     with socket.create_server((HERE, 0)) as listener:
         connections = []
 
@@ -81,7 +81,7 @@ def stranger(answer: bytes | None) -> Iterator[int]:
             connection.close()
 
 
-# -- what works
+# -- correct starts
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_ranks_meet_by_addresses_and_names_and_wait_for_who_is_late(
 
 
 def test_under_torchrun_the_agents_store_is_used_again_and_again(server: RankServer) -> None:
-    """Torchrun keeps a store at MASTER_PORT itself, so rank 0 must not try to listen there."""
+    """Torchrun itself keeps a store at MASTER_PORT, so rank 0 must not try to listen there."""
     store = TCPStore(HERE, 0, is_master=True, wait_for_workers=False)
     port = store.port
     environment = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_PORT": str(port)}
@@ -106,7 +106,7 @@ def test_under_torchrun_the_agents_store_is_used_again_and_again(server: RankSer
     del store
 
 
-# -- what does not
+# -- wrong starts
 
 ANSWERS: dict[str, bytes | None] = {
     "silent": None,
@@ -114,23 +114,23 @@ ANSWERS: dict[str, bytes | None] = {
     "web server": b"HTTP/1.1 400 Bad Request\r\n\r\n",
     "zeros": bytes(4096),
 }
-UNANSWERED = "rank 0 must answer at head_ip and port within the time limit, got"
+UNANSWERED = "rank 0 did not answer at head_ip and port within the time limit:"
 
 
 def ranks(
     count: int, present: list[int], limits_s: tuple[float, ...] = (SHORT_S,) * 3
 ) -> list[Start]:
-    """Starts these ranks, which agree but for their time limits."""
+    """Starts these ranks, which differ only in their time limits."""
     return [(count, rank, limit_s, {}) for rank, limit_s in zip(present, limits_s, strict=False)]
 
 
-# Who starts, the words of every one's error, and how long that may take. Who gives up first says so
-# to all.
+# The ranks that start, the message of their errors, and the time limit. The rank that gives up
+# first informs all others.
 FAILURES: dict[str, tuple[list[Start], str, float]] = {
     "rank 0 is missing": (ranks(3, [1, 2]), UNANSWERED, SHORT_S),
     "rank 2 is missing": (
         ranks(4, [0, 1, 3]),
-        "every rank must be there in time, got a time-out: ranks 0-1, 3 present, rank 2 missing",
+        "not all ranks arrived within the time limit: ranks 0-1, 3 present, rank 2 missing",
         SHORT_S,
     ),
     "limits differ": (
@@ -141,7 +141,7 @@ FAILURES: dict[str, tuple[list[Start], str, float]] = {
     "the head is unreachable": ([(2, 1, SHORT_S, {"head": "192.0.2.1"})], UNANSWERED, SHORT_S),
     "a rank is there twice": (
         ranks(3, [0, 1, 1], (LONG_S,) * 3),
-        "each rank must be there once, got two processes that say they are rank 1",
+        "each rank must be started once, got two processes with rank 1",
         0,
     ),
     "rings differ": (
@@ -157,7 +157,7 @@ FAILURES: dict[str, tuple[list[Start], str, float]] = {
 
 @pytest.fixture(scope="module")
 def failed(server: RankServer) -> dict[str, list[Ended]]:
-    """How every start ended that must fail: all of them at once."""
+    """Returns the ends of all starts that must fail, which run at the same time."""
     scenarios = {name: (free_port(), starts) for name, (starts, _, _) in FAILURES.items()}
     scenarios["two ranks 0"] = free_port(), ranks(2, [0, 0])
     with contextlib.ExitStack() as stack:
@@ -170,7 +170,7 @@ def failed(server: RankServer) -> dict[str, list[Ended]]:
 
 
 def refused(ended: list[Ended], words: str, *, limit_s: float) -> None:
-    """Checks that every rank ended with an error of ours with these words, within its limit."""
+    """Checks that every rank ended with a RendezvousFailed with this text, within its limit."""
     for each in ended:
         assert (each.how, each.error) == ("raised", RendezvousFailed.__name__), each
         assert words in each.value
@@ -205,26 +205,26 @@ def test_a_wrong_argument_opens_nothing_and_waits_for_nobody() -> None:
 
 
 def test_a_port_where_somebody_else_listens(failed: dict[str, list[Ended]]) -> None:
-    """Torch's client waits for a stranger without any limit."""
+    """Torch's client waits for an unrelated listener without any limit."""
     for name in ANSWERS:
         refused(failed[name], f"{UNANSWERED} a", limit_s=SHORT_S)
     first, second = failed["port taken"]
-    refused([first], "port must be free on rank 0's machine, got", limit_s=0)
+    refused([first], "cannot listen on 127.0.0.1, port", limit_s=0)
     refused(
         [second],
-        "got a listener that does not answer as rank 0 does (rank 1 of 2, head 127.0.0.1:",
+        "a listener that does not answer like rank 0 (rank 1 of 2, head 127.0.0.1:",
         limit_s=SHORT_S,
     )
-    # Of two ranks 0, the second finds the port taken; the first is told which rank is missing.
+    # The second rank 0 finds the port in use; the first reports the missing rank.
     waiting, taken = sorted(
-        failed["two ranks 0"], key=lambda each: "port must be free" in each.value
+        failed["two ranks 0"], key=lambda each: "the port is already in use" in each.value
     )
     refused([taken], "a second process started as rank 0", limit_s=SHORT_S)
     refused([waiting], "rank 0 present, rank 1 missing", limit_s=SHORT_S)
 
 
 def fail_then_start(port: int) -> tuple[int, int]:
-    """Starts in vain, keeps the error with all that its traceback holds, and starts again."""
+    """Fails to start, keeps the error with everything its traceback refers to, and starts again."""
     with pytest.raises(RendezvousFailed, match="rank 0 present, rank 1 missing") as caught:
         join(port, 2, 0, 0.3)
     assert caught.value.__traceback__ is not None

@@ -1,6 +1,7 @@
 """The ring on real ranks.
 
-Members, direction, messages, time-outs, several rings in one world, how it ends and what is left.
+The tests cover members, direction, messages, timeouts, several rings in one world, and the end of a
+ring.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ from ringsim import (
 from ringsim.errors import ArgumentError, RendezvousFailed, RingError
 
 HERE = "127.0.0.1"
-LONG_S = 40  # nothing that should work comes near it, also on two loaded cores
+LONG_S = 40  # working programs never get close to it, even on two loaded cores
 
 
 def run(
     server: RankServer, function: Any, count: int, *arguments: Any, host: str = HERE, **options: Any
 ) -> Any:
-    """Runs ``function(port, rank, *arguments)`` on ``count`` ranks, and returns how each ended."""
+    """Runs ``function(port, rank, *arguments)`` on ``count`` ranks, and returns their ends."""
     port = free_port(host)
     return server.run(
         function, [(port, rank, *arguments) for rank in range(count)], limit_s=50, **options
@@ -49,7 +50,7 @@ def run(
 
 
 def exchange(rank: int, source: int, target: int, group_in: Any, group_out: Any) -> int:
-    """Sends this rank's number to one side while it receives from the other; returns what came."""
+    """Sends this rank's number to one side and receives from the other; returns the result."""
     came = torch.full((3,), -1)
     sent = dist.isend(torch.full((3,), rank), target, group=group_out)
     dist.recv(came, source, group=group_in)
@@ -59,16 +60,16 @@ def exchange(rank: int, source: int, target: int, group_in: Any, group_out: Any)
 
 
 def pass_on(rank: int) -> int:
-    """Sends this rank's number along the ring, and returns what came."""
+    """Sends this rank's number along the ring, and returns the received number."""
     ring = current_ring()
     return exchange(rank, ring.pred, ring.succ, ring.pred_group, ring.succ_group)
 
 
-# -- what a ring is
+# -- the parts of a ring
 
 
 def spoil(torch_is: str) -> None:
-    """Makes this process's torch one that goes the public way."""
+    """Makes this process use torch's public API."""
     if torch_is == "without private API":
         del dist.ProcessGroupGloo._Options
     elif torch_is == "of another version":
@@ -108,7 +109,7 @@ def look_at_ring(
         facts["names"] = [group.group_desc for group in groups]
         facts["named by torch"] = [group.group_name != group.group_desc for group in groups]
         facts["distinct"] = groups[0] is not groups[1]
-        facts["time-outs"] = [
+        facts["timeouts"] = [
             group._get_backend(torch.device("cpu")).options._timeout for group in groups
         ]
         facts["forward"] = pass_on(rank)
@@ -158,9 +159,9 @@ def expected_facts(rank: int, world_size: int, ring: list[int], torch_is: str) -
         "names": [f"ring:{pred}>{rank}", f"ring:{rank}>{succ}"],
         "named by torch": ["known" not in torch_is] * 2,
         "distinct": True,
-        # ``new_group`` takes half an hour unless it is told
-        "time-outs": [timedelta(seconds=LONG_S)] * 2,
-        "groups of the process": 3,  # the default group and two pairs: none that the rank is not in
+        # the default timeout of ``new_group`` is half an hour
+        "timeouts": [timedelta(seconds=LONG_S)] * 2,
+        "groups of the process": 3,  # the default group and two pairs
         "groups after one is destroyed": 2,
         "forward": pred,
         "back": succ,
@@ -219,7 +220,7 @@ def look_at_sockets(port: int, rank: int, host: str) -> tuple[Any, ...]:
     ("host", "told"), [(HERE, None), (HERE, "lo"), ("::1", None), ("localhost", None)]
 )
 def test_nothing_listens_beyond_loopback(server: RankServer, host: str, told: str | None) -> None:
-    """The user's choice of an interface stays."""
+    """The user's choice of an interface is kept."""
     environment = {} if told is None else {"GLOO_SOCKET_IFNAME": told}
     ended = run(server, look_at_sockets, 2, host, host=host, environment=environment)
     assert results(ended) == [(1, set(), "lo", told), (0, set(), "lo", told)]
@@ -249,9 +250,9 @@ def come_back(port: int, rank: int, times: int) -> list[int]:
 
 
 def test_ring_after_ring_on_one_port(server: RankServer) -> None:
-    """Torch's own hung at the eighteenth such round.
+    """Torch's own rendezvous hung in the eighteenth such round.
 
-    A rank met the store that was on its way out.
+    A rank connected to the store that was being destroyed.
     """
     assert results(run(server, come_back, 3, 24)) == [[2] * 24, [0] * 24, [1] * 24]
 
@@ -279,7 +280,7 @@ def ring_over_the_scripts_group(port: int, rank: int) -> list[Any]:
 
 
 def test_ring_over_the_scripts_group(server: RankServer) -> None:
-    refused = "world_size must be 3 as in the default process group that exists, got 4"
+    refused = "world_size must be 3 as in the existing default process group, got 4"
     assert results(run(server, ring_over_the_scripts_group, 3)) == [
         [refused, *[(rank - 1) % 3, 1] * 3] for rank in range(3)
     ]
@@ -307,22 +308,22 @@ def call_again(port: int, rank: int) -> list[str]:
     initialize_distributed(**arguments, timeout_s=5)
     ring, shown = current_ring(), builtins.print
     initialize_distributed(**arguments, timeout_s=5)
-    initialize_distributed(**arguments)  # who leaves the time-out out agrees with any
+    initialize_distributed(**arguments)  # without a timeout it matches any
     assert builtins.print is shown
     words = []
     for name, value in OTHERS.items():
         with pytest.raises(
-            ArgumentError, match=r"as in the ring that exists, got .*\(rank 0 of 1\)"
+            ArgumentError, match=r"as in the existing ring, got .*\(rank 0 of 1\)"
         ) as caught:
             initialize_distributed(**{**arguments, name: value})
         words.append(str(caught.value).partition(" must be ")[0])
     assert current_ring() is ring
-    dist.destroy_process_group()  # behind our back: the next call starts anew
+    dist.destroy_process_group()  # without ringsim's knowledge: the next call starts again
     initialize_distributed(**arguments)
     assert current_ring() is not ring
     destroy_distributed()
     destroy_distributed()
-    with pytest.raises(RingError, match="the ring must exist before it is used, got none"):
+    with pytest.raises(RingError, match="this rank is in no ring yet"):
         current_ring()
     return words
 
@@ -331,7 +332,7 @@ def test_second_initialize(server: RankServer) -> None:
     assert results(run(server, call_again, 1)) == [list(OTHERS)]
 
 
-# -- how a ring ends
+# -- the end of a ring
 
 
 def wait_for_nobody(port: int, rank: int) -> tuple[str, float]:
@@ -370,7 +371,7 @@ def be_left_alone(port: int, rank: int) -> None:
 
 def fail_while_building(port: int, rank: int) -> None:
     def fail(*_: Any, **__: Any) -> None:
-        raise RuntimeError("no route to anybody\nsecond line")
+        raise RuntimeError("no route to any rank\nsecond line")
 
     build_badly(port, rank, fail)
 
@@ -381,7 +382,7 @@ def die_while_building(port: int, rank: int) -> None:
 
 def build_badly(port: int, rank: int, build: Callable[..., Any]) -> None:
     if rank == 1:
-        c10d._register_pg_in_world = build  # what puts a pair's group into torch's tables
+        c10d._register_pg_in_world = build  # registers a pair's group in torch's tables
     initialize_distributed(HERE, port, 3, rank, rank, "cpu", timeout_s=2)
 
 
@@ -390,7 +391,7 @@ def act(name: str, port: int, rank: int) -> Any:
 
 
 def test_ends(server: RankServer) -> None:
-    """All at once: they wait most of the time."""
+    """All of them run at the same time, because they mostly wait."""
     counts = {
         wait_for_nobody: 2,
         leave_work_undone: 2,
@@ -408,7 +409,7 @@ def test_ends(server: RankServer) -> None:
     stuck, undone, alone, failed, died = (
         [next(ended) for _ in range(count)] for count in counts.values()
     )
-    for words, took_s in results(stuck):  # the time-out reaches the pair groups
+    for words, took_s in results(stuck):  # the timeout applies to the pair groups
         assert words != "received"
         assert took_s >= 1.4 or "closed" in words, (
             "the other may end first, and then nobody is waited for"
@@ -417,5 +418,5 @@ def test_ends(server: RankServer) -> None:
     assert [each.how for each in alone] == ["returned", "killed"]
     assert [each.error for each in (*failed, died[0], died[2])] == [RendezvousFailed.__name__] * 5
     assert all(
-        "rank 1 must reach its peers, got no route to anybody" in each.value for each in failed
+        "rank 1 cannot connect to its peers: no route to any rank" in each.value for each in failed
     )

@@ -34,20 +34,20 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     **two_clocks.EXACT,
     **two_clocks.CLOSE,
 }
-del PROGRAMS["barriers"]  # torch's monitored_barrier serves Gloo alone
+del PROGRAMS["barriers"]  # torch's monitored_barrier only supports Gloo
 OF_TWO = (  # programs for any number of ranks; a sum of two has one order
     *("ring_attention", "odd_even_sort", "top_k_by_gathered_pairs", "tokens_to_their_experts"),
     *("zero_redundancy", "ddp_without_sync", "ddp_with_unused_layers", "checkpoints_under_ddp"),
     *("fsdp_in_low_precision", "fsdp_and_the_whole_state", "a_transformer_layer_under_ddp"),
 )
 ONE_OF_EACH = ("data_parallel", "fully_sharded", "redistributed", "functional", "pipeline_of_1f1b")
-FIRST = tuple(  # what a program does itself, and one of each of torch's modules that do it
+FIRST = tuple(  # a program's own communication, and one of each of torch's modules that communicate
     name
     for name, program in PROGRAMS.items()
     if program.__module__ == "right_messages" or name in ONE_OF_EACH
 )
 MORE = tuple(name for name in PROGRAMS if name not in FIRST)
-# how many ranks, and what they run one after the other
+# the number of ranks, and the programs that they run one after the other
 JOBS = {"first": (4, FIRST), "more": (4, MORE), "two": (2, OF_TWO)}
 
 
@@ -70,7 +70,7 @@ Ended = tuple["subprocess.CompletedProcess[str]", list[Path]]
 
 @pytest.fixture(scope="module")
 def on_mpi(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Ended]:
-    """Runs the programs of a job, once. Returns how that ended, and the ranks' results."""
+    """Runs the programs of a job once; returns the completed process and the ranks' results."""
     require_mpi()
 
     @functools.cache
@@ -108,7 +108,7 @@ def test_more_results_over_mpi_are_those_of_gloo(
     compare(job, name, on_mpi)
 
 
-# MPI compares no sizes of a collective: this one ends, with wrong numbers
+# MPI does not compare the sizes of a collective: this one ends, with wrong numbers
 UNNOTICED = ("shapes_that_differ",)
 
 

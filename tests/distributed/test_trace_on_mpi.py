@@ -32,13 +32,13 @@ def mpi() -> None:
 
 
 def fails(error: type[BaseException], words: str, worker: Any, *args: Any, **options: Any) -> Any:
-    """Returns the error of a run of two ranks over MPI."""
+    """Returns the error of a run with two ranks over MPI."""
     with pytest.raises(error, match=words) as caught:
         ringsim.trace(worker, world_size=2, backend="mpi", args=args, **options)
     return caught.value
 
 
-# -- what runs
+# -- correct runs
 
 
 def pass_round(rounds: int) -> float:
@@ -137,7 +137,7 @@ def test_a_worker_joins_the_ranks_itself_and_one_is_made_to_fail(mpi: None) -> N
         dist.all_reduce(total)
         if dist.get_rank() == 1:
             dist.recv(torch.empty(10**6), 0)
-        else:  # nobody waits for this one, which moves on all the same
+        else:  # this one makes progress although no rank waits for it
             dist.isend(torch.empty(10**6), 1)
         try:
             dist.isend(torch.ones(1), 1 - dist.get_rank())
@@ -150,7 +150,7 @@ def test_a_worker_joins_the_ranks_itself_and_one_is_made_to_fail(mpi: None) -> N
     assert trace.results == [(3, "mpi", "well"), (3, "mpi", "rank 1 of 2 was made to fail")]
 
 
-# -- what goes wrong
+# -- failing runs
 
 
 def test_a_rank_that_raises(mpi: None) -> None:
@@ -168,7 +168,7 @@ def test_a_rank_that_raises(mpi: None) -> None:
 
 
 def test_a_rank_that_is_killed(mpi: None) -> None:
-    """The others end with it, by ``mpirun``."""
+    """``mpirun`` also ends the other ranks."""
 
     def be_killed() -> None:
         if ringsim.current_ring().rank == 1:
@@ -203,7 +203,7 @@ def test_a_limit_ends_a_run_that_hangs(mpi: None) -> None:
         while True:
             time.sleep(0.01)
 
-    for limit_s in (1, 16, 128):  # on a busy machine the ranks may take longer to meet
+    for limit_s in (1, 16, 128):  # on a busy machine the ranks may take longer to connect
         error = fails(
             errors.RunTimeout, f"must end within limit_s={limit_s} s", hang, limit_s=limit_s
         )
@@ -231,7 +231,7 @@ def test_an_interrupt_gives_the_trace_so_far(mpi: None, tmp_path: Path) -> None:
     assert error.trace.to_pandas()["kind"].tolist() == ["mark"] * 2
 
 
-# -- what is refused
+# -- invalid arguments
 
 
 @pytest.mark.parametrize(
