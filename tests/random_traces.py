@@ -107,7 +107,7 @@ def may_be_read(trace: Trace) -> bool:
     try:
         trace.save("/dev/full")
     except TraceFileError as error:
-        return "must be plain data" not in str(error)
+        return "cannot save a trace" not in str(error)
     return True
 
 

@@ -152,21 +152,21 @@ def column(name: str, value: Any, count: int = 12) -> Any:
 
 
 DAMAGE: list[tuple[Any, str]] = [
-    (lambda whole: [1], "it is no table of bandwidths"),
-    (put("what", "a poem"), "it is no table of bandwidths"),
-    (put("format", 2), "its format is 2, and this version reads 1. Install a later ringsim"),
+    (lambda whole: [1], "it is not a table of bandwidths"),
+    (put("what", "a poem"), "it is not a table of bandwidths"),
+    (put("format", 2), "its format is 2, and this version reads format 1. Install a later version"),
     (put("metadata", []), "the metadata is not an object"),
-    (put("columns", {}), "the columns are not those of a table"),
-    (column("n", 30, 11), "differ in length"),
-    (column("n", "many"), "column n holds something else"),
-    (column("n", True), "column n holds something else"),
+    (put("columns", {}), "its columns are not those of a table"),
+    (column("n", 30, 11), "different lengths"),
+    (column("n", "many"), "column n has values of the wrong type"),
+    (column("n", True), "column n has values of the wrong type"),
     (column("n", 10**30), "Python int too large|too big"),
-    (column("size_bytes", -1), "size_bytes holds a number outside 0 to"),
-    (column("size_bytes", 2**60), "size_bytes holds a number outside 0 to"),
-    (column("latency_us", 1e-300), "latency_us holds a number outside"),
-    (column("latency_us", -1.0), "latency_us holds a number outside"),
+    (column("size_bytes", -1), "size_bytes contains a number outside 0 to"),
+    (column("size_bytes", 2**60), "size_bytes contains a number outside 0 to"),
+    (column("latency_us", 1e-300), "latency_us contains a number outside"),
+    (column("latency_us", -1.0), "latency_us contains a number outside"),
     (column("latency_us", math.nan), "NaN is not JSON"),
-    (column("kind", "guessed"), "none of measured, published, simulated"),
+    (column("kind", "guessed"), "not one of measured, published, simulated"),
     (put("metadata", {"notes": 7}), "notes is not a list of sentences"),
     (put("metadata", {"paths": []}), "paths is not an object"),
     (put("metadata", {"load": ["a", 1]}), "load is not a list of numbers"),
@@ -178,10 +178,13 @@ def test_damage_is_found(table: Bandwidths, tmp_path: Path) -> None:
     table.save(file)
     whole = file.read_text()
     damaged = [(json.dumps(change(json.loads(whole))), message) for change, message in DAMAGE]
-    damaged += [("", "Expecting value"), ("[" * 100_000, "recursion|must be whole")]
+    damaged += [("", "Expecting value"), ("[" * 100_000, "recursion|cannot read")]
     for text, message in [
         *damaged,
-        *((whole[:length], "must be whole") for length in range(0, len(whole) - 2, 97)),
+        *(
+            (whole[:length], "as a table of bandwidths: ")
+            for length in range(0, len(whole) - 2, 97)
+        ),
     ]:
         file.write_text(text)
         with pytest.raises(TraceFileError, match=message):
@@ -192,11 +195,11 @@ def test_files_that_cannot_be_read_or_written(table: Bandwidths, tmp_path: Path)
     empty = make_bandwidths([], {"when": object()})
     unread = make_bandwidths([], {"notes": None})
     for use, message in [
-        (lambda: load(tmp_path / "none.json"), "must exist"),
-        (lambda: load(tmp_path), "must be readable"),
-        (lambda: table.save(tmp_path / "no" / "table.json"), "must be writable"),
-        (lambda: table.save(tmp_path), "must be writable"),
-        (lambda: empty.save(tmp_path / "table.json"), "must be plain data"),
+        (lambda: load(tmp_path / "none.json"), "cannot open the table"),
+        (lambda: load(tmp_path), "cannot open the table"),
+        (lambda: table.save(tmp_path / "no" / "table.json"), "cannot write a table to"),
+        (lambda: table.save(tmp_path), "cannot write a table to"),
+        (lambda: empty.save(tmp_path / "table.json"), "cannot save a table to"),
         (lambda: unread.save(tmp_path / "table.json"), "notes is not a list of sentences"),
     ]:
         with pytest.raises(TraceFileError, match=message):

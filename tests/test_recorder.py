@@ -46,11 +46,11 @@ def test_directories_that_do_not_do_are_one_clear_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(TraceFileError, match=r"directory of a run must be writable"):
+    with pytest.raises(TraceFileError, match="cannot record rank 0 in"):
         Recorder(tmp_path / "file" / "parts", 0, 1)
     fill_disk(monkeypatch)
     with pytest.raises(
-        TraceFileError, match=r"must be writable .* No space left .*rank 3.*Choose another path"
+        TraceFileError, match=r"cannot record rank 3 in .* No space left .*Choose another path"
     ):
         Recorder(tmp_path, 3, 4)
 
@@ -314,7 +314,7 @@ def test_a_forked_process_leaves_the_records_of_the_rank_alone(tmp_path: Path) -
     assert pieces["complete"]
 
 
-STOPPED = "stopped: the maximum of {} records was reached. What came later is not in the trace."
+STOPPED = "stopped: the maximum of {} records was reached. Later events are not in the trace."
 
 
 @pytest.mark.parametrize("records", [10, FIRST_CHUNK + 7, None])

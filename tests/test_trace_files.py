@@ -157,8 +157,8 @@ def test_a_failed_save_leaves_what_was_there(
     [
         ("none/run.ringtrace", "No such file or directory"),
         ("run.ringtrace/inside", "Not a directory"),
-        (".", "this is no file"),
-        ("/dev/null", "/dev/null: this is no file"),
+        (".", "it is not a regular file"),
+        ("/dev/null", "/dev/null: it is not a regular file"),
         ("null\0character", "null byte"),
         ("x" * 300, "File name too long"),
     ],
@@ -189,7 +189,7 @@ def test_what_could_not_be_loaded_is_not_saved(
 ) -> None:
     """Version 0.2.0 exported what it could not import, such as ``{"notes": None}``."""
     trace = Trace(small().events, metadata)
-    with pytest.raises(TraceFileError, match="A trace must be plain data to be saved, got"):
+    with pytest.raises(TraceFileError, match="cannot save a trace to"):
         getattr(trace, method)(tmp_path / "x")
     assert list(tmp_path.iterdir()) == []
 
@@ -201,7 +201,7 @@ def test_what_is_too_long_to_be_read_is_not_saved(
     monkeypatch.setattr("ringsim.traces.files.MAX_FILE_BYTES", len(before))
     with pytest.raises(
         TraceFileError,
-        match=f"A trace file must be at most {len(before)} bytes, got more. Save a part",
+        match=f"a trace file must have at most {len(before)} bytes, got more. Save a part",
     ):
         trace.save(path)
     assert path.read_bytes() == before
@@ -255,25 +255,25 @@ def put(name: str, values: list[int], dtype: str) -> Callable[[Any, Any], Any]:
 
 
 LATER = (
-    rf"must be at most 1 for ringsim {ringsim.__version__}, got 2 .*It needs ringsim '0.9.0' or "
-    r"later: pip install --upgrade"
+    rf"its format is 2, and ringsim {ringsim.__version__} reads formats up to 1. Install ringsim "
+    r"'0.9.0' or later: pip install --upgrade"
 )
 HOSTILE: list[tuple[Callable[[Any, Any], Any], str]] = [
-    (put("op", [2, 0, 999], "u2"), "column op holds a number outside"),
+    (put("op", [2, 0, 999], "u2"), "column op contains a number outside"),
     (put("group", [0, -1, 1], "i4"), "column group"),
     (put("label", [-2, 0, -1], "i4"), "column label"),
     (put("rank", [0, 0, 2], "i4"), "column rank"),
     (put("peer", [9, -1, 0], "i4"), "column peer"),
     (put("status", [2, 2, 0], "u1"), "column status"),
     (put("post_ns", [10, 20, -5], "i8"), "column post_ns"),
-    (put("rank", [0, 1, 0], "i4"), "not in the order"),
-    (put("seq", [1, 0, 0], "i8"), "not in the order"),
+    (put("rank", [0, 1, 0], "i4"), "not ordered by rank"),
+    (put("seq", [1, 0, 0], "i8"), "not ordered by rank"),
     (put("tag", [0, 0, 0], "i8"), "columns of events.parquet"),
     (put("extra", [0, 0, 0], "i8"), "columns of events.parquet"),
     (lambda meta, columns: columns.pop("tag"), "columns of events.parquet"),
-    (say(events=4), "has 3 rows, meta.json states 4"),
-    (say(events="3"), "states no number of events"),
-    (say(events=10**12), "states no number of events"),
+    (say(events=4), "has 3 rows, but meta.json gives 4"),
+    (say(events="3"), "does not give a number of events"),
+    (say(events=10**12), "does not give a number of events"),
     (say(tables=None), "tables of names"),
     (say("tables", labels=[3]), "a name is not a string"),
     (say("tables", groups=[["world", [0]]]), "a group is not an object"),
@@ -282,16 +282,16 @@ HOSTILE: list[tuple[Callable[[Any, Any], Any], str]] = [
     (say(metadata=None), "metadata is not an object"),
     (say("metadata", world_size=10**9), "world_size is not a number of ranks"),
     (say("metadata", notes=[{}]), "notes is not a list"),
-    (say("metadata", part={"of": [], "apart": [3]}), "an event that is apart is not there"),
-    (say(format=None), "names no format"),
-    (say(format=True), "names no format"),
+    (say("metadata", part={"of": [], "apart": [3]}), "apart does not exist"),
+    (say(format=None), "does not give a format"),
+    (say(format=True), "does not give a format"),
     (say(format=2, needs="0.9.0", tables="another form"), LATER),
     *(
-        (say("metadata", ring_groups=value), "ring_groups is not a list of names and members")
+        (say("metadata", ring_groups=value), "ring_groups is not a list of pairs")
         for value in ([["ring:0>1"]], [3], 7, "ab", [[0, [0, 1]]], {})
     ),
     *(
-        (say("metadata", ranks=value), "ranks is not a list of what is known of each rank")
+        (say("metadata", ranks=value), "ranks is not a list of objects")
         for value in (7, "ab", ["ab"], [{"rank": []}], {})
     ),
 ]
@@ -307,13 +307,13 @@ def test_wrong_numbers_with_right_checksums(path: Path) -> None:
         refused(path, says)
     path.write_bytes(whole)
     rewrite(path, lambda meta, columns: None, compression=zipfile.ZIP_DEFLATED)
-    refused(path, "the size of meta.json is not what the file holds|the size of events.parquet")
+    refused(path, "the size of meta.json does not match the content|the size of events.parquet")
 
 
 @pytest.mark.parametrize("limit", ["MAX_META_BYTES", "MAX_FILE_BYTES"])
 def test_a_file_has_limits(path: Path, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
     monkeypatch.setattr(f"ringsim.traces.files.{limit}", 100)
-    refused(path, "meta.json is longer than 100 bytes|must be at most 100 bytes")
+    refused(path, "meta.json is longer than 100 bytes|must have at most 100 bytes")
 
 
 class Bomb:
@@ -348,12 +348,12 @@ def test_something_else_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "run.ringtrace"
     for content in FOREIGN:
         path.write_bytes(content)
-        refused(path, "must be whole, and one that ringsim saved, got")
-    refused(tmp_path / "none", "must exist, got .*: No such file or directory. Check the path")
-    refused(tmp_path, "must be readable, got .*: Is a directory")
-    refused(tmp_path / ("x" * 300), "must be readable, got .*: File name too long")
+        refused(path, "cannot read .* as a trace: ")
+    refused(tmp_path / "none", "cannot open .*: No such file or directory. Check the path")
+    refused(tmp_path, "cannot open .*: Is a directory")
+    refused(tmp_path / ("x" * 300), "cannot open .*: File name too long")
     for name in ("", ".", "/", "null\0character"):
-        with pytest.raises(TraceFileError, match="A trace file must"):
+        with pytest.raises(TraceFileError, match="cannot open the trace file"):
             load(name)
 
 
@@ -452,7 +452,7 @@ def test_a_small_file_cannot_ask_for_much_memory(
     assert len(load(path)) == count, "few events are free"
     monkeypatch.setattr("ringsim.traces.files.FREE_EVENTS", 1000)
     for use in (load, trace.save):
-        says = r"50000 events in [0-9]+ bytes, more than 4 a byte"
+        says = r"50000 events in [0-9]+ bytes, more than 4 per byte"
         with pytest.raises(TraceFileError, match=says):
             use(path)
 

@@ -113,7 +113,7 @@ def test_a_part_is_saved_loaded_drawn_and_explained(tmp_path: Path) -> None:
     )
     assert parts[3].describe().startswith("Part of a trace of 4 ranks")
     lying = Trace(whole.events, whole.metadata | {"part": {"of": [], "apart": [len(whole)]}})
-    with pytest.raises(TraceFileError, match="an event that is apart is not there"):
+    with pytest.raises(TraceFileError, match="apart does not exist"):
         lying.save(tmp_path / "lying.ringtrace")
 
 
@@ -146,11 +146,14 @@ def test_steps_groups_and_what_is_still_in_flight() -> None:
         ({"ranks": 4}, "ranks must be a whole number from 0 to 3, got 4"),
         ({"ranks": "01"}, "ranks must be a whole number from 0 to 3, got '0'"),
         ({"ranks": 1.0}, "ranks must be a whole number from 0 to 3, got 1.0"),
-        ({"steps": 0}, "steps must be left out: this trace has none, got 0"),
+        ({"steps": 0}, "this trace has no steps, got steps=0"),
         ({"between_s": 3}, "between_s must be two times in seconds from the start of the run"),
         ({"between_s": (2, 1)}, r"between_s must be two times .*, got \(2, 1\)"),
-        ({"ops": "isned"}, "ops must be of the 'span', 'mark', 'isend', .* has, got 'isned'"),
-        ({"groups": ["world", 3]}, "groups must be of the 'world', .* that this trace has, got 3"),
+        (
+            {"ops": "isned"},
+            "ops must be in this trace, got 'isned'. It has 'span', 'mark', 'isend', ",
+        ),
+        ({"groups": ["world", 3]}, "groups must be in this trace, got 3. It has 'world', "),
     ],
 )
 def test_what_is_not_in_the_trace_cannot_be_asked_for(condition: dict[str, Any], says: str) -> None:
@@ -189,9 +192,9 @@ def test_a_rank_is_read_without_the_pages_of_the_others(
     file.write_bytes(whole[:start] + b"\xff\xff" + whole[start + 2 :])
     assert ringsim.load(file, ranks=3) == run.filter(ranks=3)
     for ranks in (0, None):
-        with pytest.raises(TraceFileError, match="must be whole"):
+        with pytest.raises(TraceFileError, match="as a trace: "):
             ringsim.load(file, ranks=ranks)
     with pytest.raises(ArgumentError, match="ranks must be a whole number from 0 to 3, got 4"):
         ringsim.load(file, ranks=4)
-    with pytest.raises(TraceFileError, match="must exist"):
+    with pytest.raises(TraceFileError, match="cannot open"):
         ringsim.load(tmp_path / "none", ranks=3)

@@ -120,7 +120,7 @@ def test_a_step_that_is_not_there_is_refused() -> None:
             twice.bubble(step)
     # spans called "forward", but no step around them
     for ask in (pipeline().bubble, pipeline().peak_activations):
-        with pytest.raises(ArgumentError, match="trace must have a step of a pipeline"):
+        with pytest.raises(ArgumentError, match="the trace has no pipeline step"):
             ask()
 
 

@@ -83,7 +83,7 @@ def test_summary_of_nothing_of_a_late_receiver_and_of_edges_alike() -> None:
     assert "rank 0 waited 700 ns in send for rank 1 to receive" in late.summary()
     there, back = (send, {**recv, "rank": 0, "peer": 1}), ({**send, "rank": 1, "peer": 0}, recv)
     alike = make_trace([*there, *back])
-    assert "busiest edge  0 -> 1 and 1 other alike: 1 message, 0 B" in alike.summary()
+    assert "busiest edge  0 -> 1 and 1 other: 1 message, 0 B each" in alike.summary()
     assert alike.describe() == "Trace of 2 ranks that exchanged 2 messages in 0 ns."
 
 

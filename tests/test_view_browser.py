@@ -255,7 +255,7 @@ def test_search_finds_and_leaves_the_rest_pale(open_page: Open) -> None:
 
 def test_playing_moves_the_line_and_steps_go_from_message_to_message(open_page: Open) -> None:
     view = open_page(two_that_meet())
-    for label, head in (("next message", 4e6), ("next message", 7e6), ("message before", 4e6)):
+    for label, head in (("next message", 4e6), ("next message", 7e6), ("previous message", 4e6)):
         view.page.get_by_label(label).click()
         assert view.get("timeline.head") == head
     view.page.get_by_label("play", exact=True).click()
