@@ -1,6 +1,6 @@
 """Tables of bandwidths.
 
-What they say, what is saved and read back, where a fit breaks, and the factors of nccl-tests.
+The tests check their text, saving and loading, the breaks of a fit, and the factors of nccl-tests.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def test_it_reads_as_a_table_with_its_fits_and_as_a_sentence(table: Bandwidths) 
 
 # -- files
 
-# what no reader can take is written out when it is loaded
+# characters that no reader can accept are escaped on loading
 words = st.text(min_size=1, max_size=9).map(readable)
 floats = st.floats(SMALLEST, LARGEST) | st.sampled_from([0.0, math.nan])
 values: dict[str, st.SearchStrategy[Any]] = {
@@ -140,7 +140,7 @@ def test_what_is_saved_is_loaded(
 
 
 def put(entry: str, value: Any, *, within: str | None = None) -> Any:
-    """Changes one entry of the document, or of an object within it."""
+    """Changes one entry of the document, or of an object in it."""
     return lambda whole: {
         **whole,
         **({entry: value} if within is None else {within: {**whole[within], entry: value}}),
@@ -245,7 +245,7 @@ def damage_table(data: bytes, choose: Choose) -> bytes:
     return data
 
 
-# -- where a fit breaks
+# -- breaks of a fit
 
 SIZES = [2**power for power in range(3, 29)]
 NO_NOISE = [1.0] * len(SIZES)
@@ -278,9 +278,9 @@ def noise(seed: int, width: float) -> Any:
 def test_noise_is_no_break_and_a_jump_is_found_where_it_is(
     alpha_s: float, gb_per_s: float, at: int, seed: int
 ) -> None:
-    """Three times the time from one size on, alpha and beta alike.
+    """The time from one size on is multiplied by three (both alpha and beta).
 
-    Both continuations miss by a factor.
+    Both extended fits miss by a factor.
     """
     assert bounds(times(alpha_s, gb_per_s, noise(seed, 0.05))) == [(0, 25)]
     assert bounds(
@@ -334,13 +334,13 @@ WITHOUT_FACTOR = ("new_group", "span", "mark", "barrier", "monitored_barrier", "
 
 
 def test_every_operation_of_a_trace_has_a_factor_and_unknown_ones_end_nothing() -> None:
-    # DeepSpeed 0.19.8 calls exit(0) for operations that its bandwidth table has not.
+    # DeepSpeed 0.19.8 calls exit(0) for operations that are missing in its bandwidth table.
     for op in WITHOUT_FACTOR:
         assert math.isnan(bus_factor(op, 4)), op
         assert math.isnan(busbw_gb_per_s(op, 8, 1.0, 4)), op
     for op in {*OPS}.difference(WITHOUT_FACTOR):
         assert all(0 < bus_factor(op, ranks) < 2 for ranks in (2, 3, 8)), op
-    # a buffer that is sent on whole counts once
+    # a buffer that is passed on as a whole counts once
     for op in ("send", "irecv", "batch_isend", "broadcast", "reduce"):
         assert {bus_factor(op, ranks) for ranks in (1, 2, 3, 8)} == {1.0}
 

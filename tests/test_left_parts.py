@@ -1,4 +1,4 @@
-"""What ranks left behind is read back: whole, cut at any byte, and damaged."""
+"""The parts that ranks left are read back: complete, cut at any byte, and damaged."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_what_is_missing_or_cut_is_named_and_the_rest_is_read(parts: Path) -> No
     with pytest.raises(TraceFileError, match="cannot be read either: no rank left a record"):
         load(parts)
     two_ranks(parts)
-    (parts / "rank-x.events").write_text("?")  # no rank's
+    (parts / "rank-x.events").write_text("?")  # not a part of a rank
     (parts / "rank-0.events.bak").write_text("?")
     assert len(load(parts)) == 4
     names = parts / "rank-1.names"
@@ -139,7 +139,7 @@ def test_run_json_may_be_missing_or_damaged(parts: Path, content: bytes | None) 
 
 
 def load_and_save(parts: Path) -> Trace:
-    """What could be read can be saved and loaded."""
+    """Checks that the readable content can be saved and loaded."""
     trace = load(parts)
     trace.save(file := parts.with_name("again.ringtrace"))
     assert load(file) == trace
@@ -180,9 +180,9 @@ def test_any_damage_gives_a_trace_that_can_be_saved(data: st.DataObject) -> None
 
 
 def test_a_record_that_a_thread_still_writes_ends_no_record(parts: Path) -> None:
-    """Slot 63 is the last that a look reads first.
+    """Slot 63 is the last slot of the first read.
 
-    Whoever was killed while writing it leaves those behind it.
+    A rank that was killed while writing it has left records after it.
     """
     record = {"op": "isend", "peer": 0}
     records = [record | {"tag": tag, "post_ns": tag} for tag in range(200)]
@@ -193,7 +193,7 @@ def test_a_record_that_a_thread_still_writes_ends_no_record(parts: Path) -> None
 
 @pytest.mark.parametrize("ended", [False, True])
 def test_an_end_without_its_status_is_not_shown(ended: bool, parts: Path) -> None:
-    """The time of the end is written first.
+    """The time of the end is written before the status.
 
     A rank that is killed between the two leaves an operation in flight.
     """

@@ -1,7 +1,7 @@
 """A trace as a file.
 
-The same trace comes back, saving is all or nothing, and what is no trace of ours gives one clear
-error. Foreign, hostile or damaged at random: never another error, never execution, never much
+A saved trace loads unchanged, saving is all or nothing, and anything else gives one clear error:
+foreign, hostile or randomly damaged files never raise another error, execute code or use much
 memory.
 """
 
@@ -76,7 +76,7 @@ def test_no_thread_of_arrow_is_at_work(tmp_path: Path) -> None:
     words = [sys.executable, "-c", code, str(tmp_path / "run.ringtrace")]
     more = subprocess.run(words, check=True, capture_output=True, text=True).stdout
     assert int(more.split()[-1]) == 0, (
-        "one that holds a Python buffer when the interpreter ends aborts it"
+        "an Arrow thread that holds a Python buffer when the interpreter ends aborts it"
     )
 
 
@@ -187,7 +187,7 @@ def test_a_place_that_cannot_be_written(path: Path, tmp_path: Path, name: str, s
 def test_what_could_not_be_loaded_is_not_saved(
     tmp_path: Path, metadata: dict[str, Any], method: str
 ) -> None:
-    """Version 0.2.0 exported what it could not import, such as ``{"notes": None}``."""
+    """Version 0.2.0 exported metadata that it could not import, such as ``{"notes": None}``."""
     trace = Trace(small().events, metadata)
     with pytest.raises(TraceFileError, match="cannot save a trace to"):
         getattr(trace, method)(tmp_path / "x")
@@ -207,13 +207,13 @@ def test_what_is_too_long_to_be_read_is_not_saved(
     assert path.read_bytes() == before
 
 
-# -- what is no trace of ours
+# -- files that are not traces
 
 
 def rewrite(
     path: Path, change: Callable[[dict[str, Any], dict[str, Any]], Any], **zip_options: Any
 ) -> None:
-    """Writes the file anew, with right checksums, after ``change(meta, columns)``."""
+    """Rewrites the file, with correct checksums, after ``change(meta, columns)``."""
     text, rows = take_apart(path)
     meta, table = json.loads(text), pq.read_table(io.BytesIO(rows))
     columns = {name: table[name] for name in table.column_names}
@@ -236,7 +236,7 @@ def refused(path: Path, says: str) -> None:
 
 
 def say(*where: Any, **changes: Any) -> Callable[[Any, Any], Any]:
-    """Changes entries of meta.json, or of an object within it; None leaves an entry out."""
+    """Changes entries of meta.json, or of an object in it; None removes an entry."""
 
     def change(meta: Any, columns: Any) -> None:
         for name in where:
@@ -374,9 +374,9 @@ def test_nothing_that_reads_a_trace_can_execute_one() -> None:
 
 
 def survives(damaged: bytes) -> None:
-    """Only a TraceFileError comes out, or the same trace.
+    """Checks that only a TraceFileError comes out, or the same trace.
 
-    Then the damage hit something that says nothing, as the date of a member.
+    The trace is the same if the damage hit data without meaning, such as the date of a member.
     """
     with tempfile.NamedTemporaryFile() as file:
         file.write(damaged)
@@ -409,7 +409,7 @@ def test_cut_flipped_and_spliced_anywhere(data: st.DataObject) -> None:
         survives(one)
 
 
-# -- what the fuzzing found: each of these came out of a file as an error of Python's own
+# -- errors found by fuzzing: each of these files once raised one of Python's own errors
 
 
 def test_a_group_of_the_ring_whose_ranks_have_thousands_of_digits(path: Path) -> None:
@@ -420,7 +420,7 @@ def test_a_group_of_the_ring_whose_ranks_have_thousands_of_digits(path: Path) ->
 def test_what_no_reader_can_take_is_written_out(path: Path) -> None:
     """Half a character breaks pandas, fonts and terminals.
 
-    An escape sequence commands a terminal.
+    An escape sequence controls a terminal.
     """
     labels = ["a\ud800b", "red \x1b[31m", "null\0", "C1 \x9b2J", "tab\tline\nend"]
     marks = [{"rank": 0, "op": "mark", "label": label} for label in labels]
@@ -441,9 +441,9 @@ def test_what_ends_before_it_began_takes_no_time() -> None:
 def test_a_small_file_cannot_ask_for_much_memory(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Parquet says one number ten million times in a few bytes.
+    """Parquet can repeat one number ten million times in a few bytes.
 
-    A file of 4 MB could hold a hundred million events, 8 GB of memory.
+    A file of 4 MB could hold a hundred million events, which need 8 GB of memory.
     """
     count = 50_000
     trace = load_columns({"rank": np.zeros(count), "op": np.ones(count)}, {}, world_size=1)

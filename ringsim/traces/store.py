@@ -103,7 +103,7 @@ class FileStore(Store):
             super().__init__(self._map(0, FIRST_CHUNK))
         except OSError as error:
             raise TraceFileError(
-                f"cannot record rank {rank} in {Path(directory)}: {error}. "
+                f"cannot record rank {rank} in {Path(directory)}: {error.strerror or error}. "
                 "Choose another path, or free some space."
             ) from error
 

@@ -522,7 +522,7 @@ def _say_crossings(trace: Trace) -> list[str]:
         crossed, needed = crossed + count_crossings(hosts), needed + count_crossings(sorted(hosts))
     hint = 'initialize_distributed(ring_order="hosts")'
     return (
-        f"    the ring crosses hosts {count(crossed, 'time')}, {needed} would do: {hint}"
+        [f"    the ring crosses hosts {count(crossed, 'time')}, {needed} would do: {hint}"]
         if crossed > needed
         else []
     )

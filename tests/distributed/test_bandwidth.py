@@ -1,6 +1,6 @@
 """Bandwidths of real ranks.
 
-Every pattern, limits and interrupts, and ranks that something else started.
+The tests cover every pattern, limits and interrupts, and ranks started by another program.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PATTERNS = ("pingpong", "oneway", "exchange", "shift", "all_reduce")
 
 
 def check_columns(columns: Any) -> None:
-    """What holds of every measured table."""
+    """Checks the properties of every measured table."""
     assert (columns["n"] >= 3).all()
     assert (columns["p10_latency_us"] <= columns["latency_us"]).all()
     assert (columns["latency_us"] <= columns["p90_latency_us"]).all()
@@ -64,7 +64,7 @@ def test_every_pattern() -> None:
     about = {"source": "measured", "backend": "gloo", "comm_device": "cpu", "world_size": 3}
     assert about.items() <= said.items()
     assert said["interface"] in ("lo", "lo0")
-    # which says "+cpu" or "+cu130" where the installed package does
+    # which contains "+cpu" or "+cu130" if the installed package does
     assert torch.__version__.startswith(said["versions"]["torch"])
     assert (len(said["load"]), said["interrupted"]) == (2, False)
     assert "2.5%" in said["steady"]
@@ -75,17 +75,17 @@ def test_a_ring_of_one_has_its_memory_alone() -> None:
     table = ringsim.bandwidth(1, [4096], ["pingpong", "all_reduce"], limit_s=6)
     check_columns(table.columns)
     assert table.series() == [("all_reduce", "gloo", -1, -1), ("copy", "memcpy", -1, -1)]
-    assert table.columns["busbw_gb_per_s"][0] == 0, "a rank alone moves nothing over a link"
+    assert table.columns["busbw_gb_per_s"][0] == 0, "a single rank moves nothing over a link"
 
 
 LARGE = 2**24  # warmed up once, not three times
-TOO_MANY = [2**26 + 2**20 * number for number in range(12)]  # for the time that they get
+TOO_MANY = [2**26 + 2**20 * number for number in range(12)]  # for the time they get
 
 
 def around() -> list[Any]:
-    """Measures within a worker that sends messages of its own before and after.
+    """Measures within a worker that sends its own messages before and after.
 
-    Then asks for what these ranks are not.
+    Then it asks for a measurement that these ranks do not support.
     """
     ring = ringsim.current_ring()
     measure = partial(ringsim.bandwidth, ceilings=False)
@@ -114,7 +114,7 @@ def inside(nothing_left_behind: None) -> Any:
 
 
 def test_a_worker_measures_and_all_ranks_have_the_same_table(inside: Any) -> None:
-    # as text, for the error of a constant may be NaN
+    # as text, because the error of a constant may be NaN
     assert repr(inside.results[0]) == repr(inside.results[1])
     first, second, _, apart = inside.results[1]
     assert first.columns["size_bytes"].tolist() == [8, 64], (
@@ -172,7 +172,7 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path, monkeypatch: pytest.Monk
         args=(f"bandwidth gloo pingpong 0 1 {LARGE}", tmp_path),
         daemon=True,
     ).start()
-    # ranks with another time-out than those that are parked, whose directory is elsewhere
+    # ranks with another timeout than the parked ranks, whose directory is elsewhere
     table = ringsim.bandwidth(sizes=sizes, edge=(0, 1), ceilings=False, limit_s=600, timeout_s=29.0)
     check_columns(table.select(table.columns["size_bytes"] == 8).columns)
     assert table.metadata["interrupted"]
@@ -183,7 +183,7 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path, monkeypatch: pytest.Monk
 def started_by_another(directory: str, rank: int, ports: tuple[int, int]) -> tuple[int, int, str]:
     """Measures in a script that has joined its ranks, then in one that has not.
 
-    Returns rows, a sum over the ranks, what was printed.
+    Returns rows, a sum over the ranks, and the output.
     """
     os.chdir(directory)
     os.environ |= {
