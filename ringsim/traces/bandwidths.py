@@ -18,7 +18,7 @@ algbw is S / t, and busbw is algbw times the factor of ``ringsim.traces.collecti
 definitions). 1 GB is 10**9 bytes. Latency and algbw are medians of n repetitions; p10 and p90 are
 percentiles. A saved table is one JSON file that contains nothing executable.
 
-Many transports use one method for small messages and another for large ones. Where they switch,
+Many transports use one method for small messages and another for large ones. At the switch,
 the time jumps up or down from one size to the next, and no single alpha-beta line fits both sides.
 ``find_regimes`` finds these breaks::
 
@@ -102,8 +102,8 @@ COLUMNS: Final[dict[str, str]] = {
     "backend": "U",
     "kind": "U",
 }
-# the limits of a time in us or a rate in GB/s in a file (0 is allowed too), so that squares neither
-# vanish nor overflow
+# limits of times in us and rates in GB/s in a file (besides 0), so that squares neither vanish nor
+# overflow
 SMALLEST: Final = 1e-12
 LARGEST: Final = 1e18
 MOST_BYTES: Final = 2**53  # per message: every size up to this one is exact as a float

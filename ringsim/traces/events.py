@@ -17,7 +17,7 @@ A span has post_ns (its start) and done_ns (its end); a mark happens at post_ns.
 been reached is -1.
 
 A mistake that is found while the program runs is written into its trace as a mark, so that a file
-loaded later reports it too. The mark belongs to the rank that found the mistake, has the user's
+loaded later also reports it. The mark belongs to the rank that found the mistake, has the user's
 line, follows the record of the operation directly, and repeats its group, peer, tag and payload.
 Its label has the form ``! kind: message``, where the kind is one of
 ``ringsim.traces.findings.KINDS``.
@@ -433,7 +433,9 @@ _READERS: Final[tuple[Callable[[Any], Any], ...]] = (read_group, read_payload, r
 # The labels of the marks where a rank destroyed the world (and all groups with it), and where it
 # created the world again.
 DESTROYED: Final = "process groups destroyed"
-MADE_ANEW: Final = "process groups made anew"
+MADE_ANEW: Final = "process groups created again"
+# the last label is that of files of ringsim 0.2
+WORLD_LABELS: Final = (DESTROYED, MADE_ANEW, "process groups made anew")
 
 _NOTICE: Final = re.compile(r"! ([a-z_]+): (.*)", re.DOTALL)
 

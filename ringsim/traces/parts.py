@@ -351,7 +351,7 @@ def _may_change(records: Ints) -> Ints:
 
 
 def _read_slots(file: int, slots: Ints) -> tuple[Ints, Ints]:
-    """Returns which slots exist in the file, and the records in these slots.
+    """Returns a mask of the slots that exist in the file, and the records in these slots.
 
     There must be at least one slot, and the slots ascend.
     """

@@ -325,7 +325,7 @@ def _sentences(metas: Iterable[dict[str, Any]], key: str) -> list[str]:
 
 
 def told_ends(metas: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Returns how the ranks ended, as recorded by themselves or by other ranks.
+    """Returns the ends of the ranks, as recorded by themselves or by other ranks.
 
     A rank that did not end its part was running until then.
     """

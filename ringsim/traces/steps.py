@@ -8,7 +8,7 @@ computation::
              | forward 0 | forward 1 |      | backward 0 | backward 1 |
 
 Your own worker can do the same: a span "step NAME" around spans "forward", "backward", "input_grad"
-and "weight_grad", each with ``stage`` and ``microbatch``. Other spans may have these names too:
+and "weight_grad", each with ``stage`` and ``microbatch``. Other spans may also have these names:
 nothing inside a computation counts as a computation, and a span "step ..." is a step only if it
 contains computations directly::
 

@@ -171,7 +171,7 @@ class Trace:
         return [names.get(rank, "") for rank in range(self.world_size)]
 
     def crosses(self, src: Any, dst: Any) -> Ints:
-        """Returns which links, given by their two ranks, connect two different known hosts."""
+        """Returns a mask of the links (pairs of ranks) that connect two different known hosts."""
         known = {
             name: number for number, name in enumerate(dict.fromkeys(filter(None, self.hosts)))
         }

@@ -4,7 +4,7 @@ const GUTTER = 76, RULER = 34; // pixels to the left of the rows and above them,
 const [LEAST_ROW, FULL_ROW] = [3, 96]; // heights
 const SLOW_KINDS = new Set(["link", "slow_link", "late_sender", "late_receiver", "straggler"]); // kinds of findings in runs that finished
 const MOST_ARROWS = 400, MOST_NAMES = 400; // more would only be a grey area
-const MOST_BUBBLES = 4000; // shaded at once
+const MOST_BUBBLES = 4000; // shaded at the same time
 const MOST_BARS = 20000; // drawn one by one; with more, bins are drawn
 const MOST_PIXELS = 4e6; // of the canvas: a larger screen gets larger pixels
 
