@@ -475,6 +475,6 @@ def _payload(work: dict[str, Any], times: int) -> Payload | None:
     dtype = _DTYPES[kinds[0]]
     shape = tuple(int(length) for length in shapes[0])
     if any(length < 0 for length in shape):
-        raise ValueError(f"a shape is {shape}")
+        raise ValueError(f"the shape {shape} has a negative length")
     whole = (times, *shape) if times > 1 else shape
     return Payload(dtype, whole, math.prod(whole) * count_item_bytes(dtype))

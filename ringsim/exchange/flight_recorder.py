@@ -318,7 +318,7 @@ def _payload(op: str, entry: dict[str, Any], group_size: int) -> Payload | None:
     dtype = _DTYPES[dtypes[0]]
     shapes = [tuple(int(length) for length in shape) for shape in sizes]
     if any(length < 0 for shape in shapes for length in shape):
-        raise ValueError(f"a shape is {shapes}"[:200])
+        raise ValueError(f"a length in the shapes {shapes} is negative"[:200])
     copies = group_size if family in ("gather", "scatter") else 1
     count = copies * sum(map(math.prod, shapes))
     whole = shapes[0] if len(shapes) == 1 and copies == 1 else (count,)

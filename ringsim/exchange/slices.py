@@ -283,7 +283,7 @@ def unpack_run(run: Any, rows: list[Any]) -> Trace:
     Raises ValueError if they cannot belong to a run.
     """
     if not isinstance(run, dict) or run.get("format") != 1:
-        raise ValueError("its description of the run is not format 1")
+        raise ValueError("its description of the run does not have format 1")
     events = whole_rows(rows, read_tables(run.get("tables")))
     metadata: Any = readable(run.get("metadata"))
     check_run(events, metadata)

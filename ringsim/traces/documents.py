@@ -101,7 +101,7 @@ def saving(what: str, path: str | os.PathLike[str]) -> Iterator[None]:
     except (TypeError, ValueError, RecursionError) as error:
         raise TraceFileError(
             f"cannot save {what} to {os.fsdecode(path)}: {error}. "
-            "Its metadata must be plain data: change it, then save again."
+            "Change the metadata, then save again."
         ) from error
 
 

@@ -420,7 +420,7 @@ def _naturals(value: Any, what: str) -> tuple[int, ...]:
     if not isinstance(value, list) or not all(
         type(one) is int and 0 <= one <= _INT64_MAX for one in value
     ):
-        raise ValueError(f"{what} are not non-negative whole numbers")
+        raise ValueError(f"{what} must be non-negative whole numbers")
     return tuple(value)
 
 

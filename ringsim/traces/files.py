@@ -361,7 +361,7 @@ def read_by_rank(path: str | PathLike[str]) -> Iterator[Trace]:
         )
         with _open_events(_Section(file, archive.getinfo(EVENTS)), meta) as parquet:
             if len(apart) and not 0 <= apart.min() <= apart.max() < parquet.metadata.num_rows:
-                raise ValueError("an event listed under part, apart does not exist")
+                raise ValueError("an event in part.apart does not exist")
             groups = (
                 _read_rows(parquet, tables, [number]) for number in range(parquet.num_row_groups)
             )
@@ -694,7 +694,7 @@ _FORMS: Final[Forms] = {
             and are_all(value.get("of"), str)
             and are_all(value.get("apart"), int)
         ),
-        "an object with the entries of and apart",
+        'an object with the keys "of" and "apart"',
     ),
 }
 
@@ -719,7 +719,7 @@ def check_run(events: Events, metadata: Any) -> None:
     }  # fmt: skip
     apart = metadata["part"]["apart"] if "part" in metadata else ()
     if any(type(place) is not int or not 0 <= place < len(events) for place in apart):
-        raise ValueError("an event listed under part, apart does not exist")
+        raise ValueError("an event in part.apart does not exist")
     if len(events) == 0:
         return
     for name, (low, high) in ranges.items():

@@ -158,14 +158,14 @@ def _read_stretch(between_s: Stretch) -> Stretch:
         raise ArgumentError(
             "between_s must be two times in seconds from the start of the run, the earlier "
             f"first, got {say(between_s)}. "
-            "Write for example between_s=(0.5, 0.7)."
+            "For example, use between_s=(0.5, 0.7)."
         )
     return begin_s, end_s
 
 
 def _read_numbers(name: str, value: Any, count: int) -> list[int]:
     if not count:
-        raise ArgumentError(f"this trace has no {name}, got {name}={say(value)}. Leave it out.")
+        raise ArgumentError(f"this trace has no {name}, got {name}={say(value)}. Leave {name} out.")
     try:
         given = list(value)
     except TypeError:

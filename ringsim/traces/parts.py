@@ -93,8 +93,9 @@ class PartReader:
             missing.
         fresh: the numbers of the groups that had no operation before they were numbered: all their
             operations are recorded.
-        meta: the metadata of the rank: ``pid``, ``host``, ``start_ns``, ``end_ns`` after its end,
-        ... more: whether there is more to read now.
+        meta: the metadata of the rank: ``pid``, ``host``, ``start_ns``, ``end_ns`` (after its end),
+            and so on.
+        more: whether there is more to read now.
         replaced: whether the last batch began another part, of a later run that replaced the first:
             earlier batches are void.
         unreadable: the number of damaged records and lines, which were left out.

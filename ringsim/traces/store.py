@@ -21,7 +21,7 @@ RECORD_BYTES: Final = RECORD.itemsize
 FIRST_CHUNK: Final = 512
 CHUNK: Final = 4096  # the number of records by which it grows: 72 pages
 
-_POPULATE: Final = getattr(mmap, "MADV_POPULATE_WRITE", 23)  # Python has the name since 3.14
+_POPULATE: Final = getattr(mmap, "MADV_POPULATE_WRITE", 23)  # named by Python since 3.14
 
 
 class Full(OSError):

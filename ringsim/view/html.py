@@ -123,7 +123,8 @@ def check_runs(traces: Trace | Sequence[Trace]) -> tuple[Trace, ...]:
     several = tuple(traces) if isinstance(traces, Sequence) else (traces,)
     if not 1 <= len(several) <= MOST_RUNS:
         raise ArgumentError(
-            f"traces must be 1 to {MOST_RUNS} traces, got {len(several)}. Choose those to compare."
+            f"the number of traces must be 1 to {MOST_RUNS}, got {len(several)}. Choose traces to "
+            "compare."
         )
     return several
 
