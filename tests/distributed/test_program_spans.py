@@ -35,7 +35,7 @@ def train() -> None:
             else:
                 schedule.step(target=batch) if rank == size - 1 else schedule.step()
         optimizer.step()
-    with pytest.raises(KeyError), torch.profiler.record_function("in vain"):
+    with pytest.raises(KeyError), torch.profiler.record_function("failing"):
         raise KeyError
 
 
@@ -60,7 +60,7 @@ def test_blocks_of_record_function_are_spans(trace: Trace) -> None:
         spans = frame[(frame["op"] == "span") & (frame["rank"] == rank)]
         count = spans["label"].value_counts()
         assert (count["the whole step"], count["Optimizer.step#SGD.step"]) == (2, 2)
-        assert spans.set_index("label")["status"]["in vain"] == "error"
+        assert spans.set_index("label")["status"]["failing"] == "error"
         (first, second) = spans[spans["label"] == "the whole step"].itertuples()
         computing = spans[spans["label"].isin(["forward", "backward"])]
         assert len(computing) == 2 * 2 * 4
