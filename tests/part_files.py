@@ -1,4 +1,4 @@
-"""What ranks leave behind while they run, written by hand: records, names, facts."""
+"""Parts of ranks, written by hand: records, names, facts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from trace_file import NONE, OPS
 
-# 72 bytes, little-endian; the status comes last, for it makes a slot valid
+# 72 bytes, little-endian; the status comes last because it makes a slot valid
 RECORD: Final = np.dtype(
     [(name, "<i8") for name in ("post_ns", "wait_ns", "done_ns")]
     + [("thread", "<u8")]
@@ -47,7 +47,7 @@ def meta(**facts: Any) -> list[dict[str, Any]]:
 def two_ranks(directory: Path) -> None:
     """Rank 0 sends 8 bytes to rank 1.
 
-    That one numbers its names in another order and uses two threads.
+    Rank 1 numbers its names in another order and uses two threads.
     """
     label = {"table": "label", "id": 0, "name": "compute"}
     payload = {"table": "payload", "id": 0, "dtype": "float32", "shape": [2], "size_bytes": 8}

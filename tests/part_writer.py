@@ -1,4 +1,4 @@
-"""A rank's part written by hand, for tests of what reads it."""
+"""A rank's part written by hand, for tests of its readers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ GROUPS = ("world", "other")
 
 
 class Writer:
-    """One rank, by hand: posts, waits and finishes on command."""
+    """One rank controlled by hand: it posts, waits for and finishes operations on command."""
 
     def __init__(self, directory: Path, rank: int, size: int, max_records: int = 1 << 21) -> None:
         self.recorder = Recorder(directory, rank, size, max_records=max_records)
@@ -20,7 +20,7 @@ class Writer:
             self.recorder.group(name, range(size))
         self.groups = [self.recorder.group(name, range(size)) for name in GROUPS]
         self.payload = self.recorder.payload("float32", [2], 8)
-        self.open: list[tuple[int, bool]] = []  # slot, whether it is from any source
+        self.open: list[tuple[int, bool]] = []  # slot, whether it is a recv from any source
 
     def post(self, op: str, group: int, peer: int, tag: int) -> int:
         slot = self.recorder.make_post(OP_CODES[op])(self.groups[group], peer, tag, self.payload)
@@ -29,7 +29,7 @@ class Writer:
         return slot
 
     def act(self, what: str, which: int, source: int = 0) -> None:
-        """Begins to wait for one of the open operations, finishes it or fails it."""
+        """Begins to wait for one of the open operations, or finishes it, or makes it fail."""
         if not self.open:
             return
         slot, from_any = self.open[which % len(self.open)]

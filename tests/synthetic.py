@@ -1,6 +1,6 @@
 """Traces made by hand, for tests of pictures, and traces of pipelines made from schedules.
 
-The latter as if ranks had taken their times.
+The schedules are evaluated, and the ranks take the evaluated times.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Group(NamedTuple):
 
 
 class Story:
-    """Writes events down one by one, by name; ``trace()`` makes a trace of them."""
+    """Records events one by one, by name; ``trace()`` makes a trace of them."""
 
     def __init__(self, world_size: int, *, ring: bool = True) -> None:
         self.world_size = world_size
@@ -55,9 +55,9 @@ class Story:
         self.rows: list[dict[str, Any]] = []
 
     def op(self, rank: int, op: str, times_ms: tuple[float, float, float], **more: Any) -> None:
-        """Adds one event; a negative time has not come, and a file of 0 is "ring.py".
+        """Adds one event; a negative time is missing, and ``file=0`` means "ring.py".
 
-        ``size_bytes`` becomes a payload of numbers, ``carries`` gives its dtype, shape and size.
+        ``size_bytes`` gives a payload of numbers, ``carries`` its dtype, shape and size.
         """
         post, wait, done = (round(time * MS) if time >= 0 else NONE for time in times_ms)
         row = dict(zip(("post_ns", "wait_ns", "done_ns"), (post, wait, done), strict=True))
@@ -82,23 +82,23 @@ class Story:
         recv_ms: tuple[float, float, float], size_bytes: int = 4096,
         tag: int = 0, group: str | None = None, **more: Any,
     ) -> None:  # fmt: skip
-        """Adds a send and its recv; on the ring's group from src to dst where no other is named."""
+        """Adds a send and its recv, by default on the ring's group from src to dst."""
         name = group or f"ring:{src}>{dst}"
         shared = {"group": name, "tag": tag, "size_bytes": size_bytes, **more}
         self.op(src, "isend", send_ms, peer=dst, **shared)
         self.op(dst, "irecv", recv_ms, peer=src, **shared)
 
     def trace(self, **metadata: Any) -> Trace:
-        """Returns the trace, its events in the order of rank and posting."""
+        """Returns the trace, with its events ordered by rank and in posting order."""
         about = {"world_size": self.world_size, "ring_groups": self.ring_groups}
         rows = sorted(self.rows, key=lambda row: (row["rank"], row["post_ns"]))
         return make_trace(rows, groups=self.groups, **METADATA | about | metadata)
 
 
 def pipeline(world_size: int = 4, microbatches: int = 4, *, size_bytes: int = 64 * 1024) -> Trace:
-    """A forward pass of a pipeline, the last stage slow.
+    """A forward pass of a pipeline with a slow last stage.
 
-    A token goes back to rank 0 at the end.
+    At the end, a token returns to rank 0.
     """
     story = Story(world_size)
     free = [0.0] * world_size
@@ -145,9 +145,9 @@ def pipeline(world_size: int = 4, microbatches: int = 4, *, size_bytes: int = 64
 
 
 def many_events(count: int = 100_000, world_size: int = 8) -> Trace:
-    """A long run of short messages round a ring.
+    """A long run of short messages around a ring.
 
-    Per round and rank a span, a send and a recv; ``count`` events in all.
+    Each round has a span, a send and a recv per rank; ``count`` events in total.
     """
     rounds = count // (3 * world_size)
     rank = np.repeat(np.arange(world_size), 3 * rounds)
@@ -181,7 +181,7 @@ def many_events(count: int = 100_000, world_size: int = 8) -> Trace:
     return load_columns(columns, tables, **METADATA | about)
 
 
-UNIT_MS = 2.0  # of a trace, for one unit of the evaluation
+UNIT_MS = 2.0  # the time in a trace for one unit of the evaluation
 GAP_MS = 3.0  # between steps
 LABELS = {"F": "forward", "B": "backward", "I": "input_grad", "W": "weight_grad"}
 
@@ -189,11 +189,10 @@ LABELS = {"F": "forward", "B": "backward", "I": "input_grad", "W": "weight_grad"
 def trace_of(
     *evaluations: Evaluation, ranks: Sequence[int] | None = None, name: str | None = None
 ) -> Trace:
-    """A trace of steps one after the other.
+    """Returns a trace of steps, one after another.
 
-    ``ranks`` says which rank of the trace has each place of the schedules. Every step span lasts on
-    all ranks as long as the whole step and a little around it, as on real ranks that wait for their
-    messages.
+    ``ranks`` gives the rank of the trace for each place of the schedules. On all ranks, every step
+    span covers the whole step and a little more, as on real ranks that wait for their messages.
     """
     places = range(evaluations[0].schedule.num_ranks) if ranks is None else ranks
     story = Story(max(places) + 1)
@@ -207,7 +206,7 @@ def trace_of(
 def add_step(
     story: Story, evaluation: Evaluation, begin: float, places: Sequence[int], name: str
 ) -> None:
-    """Writes one step into a story, from ``begin`` on."""
+    """Adds one step to a story, starting at ``begin``."""
 
     def at(time: float) -> float:
         return begin + float(time) * UNIT_MS
@@ -239,5 +238,5 @@ def add_step(
 def known(
     name: str, num_ranks: int, num_microbatches: int, num_chunks: int | None = None
 ) -> Evaluation:
-    """A schedule of the papers with the evaluator's times: forward 1, backward 2."""
+    """Returns a published schedule with the evaluator's times: forward 1, backward 2."""
     return evaluate(make_schedule(name, num_ranks, num_microbatches, num_chunks))

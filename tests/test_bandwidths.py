@@ -1,6 +1,6 @@
 """Tables of bandwidths.
 
-What they say, what is saved and read back, where a fit breaks, and the factors of nccl-tests.
+The tests check their text, saving and loading, the breaks of a fit, and the factors of nccl-tests.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def test_it_reads_as_a_table_with_its_fits_and_as_a_sentence(table: Bandwidths) 
 
 # -- files
 
-# what no reader can take is written out when it is loaded
+# characters that no reader can accept are escaped on loading
 words = st.text(min_size=1, max_size=9).map(readable)
 floats = st.floats(SMALLEST, LARGEST) | st.sampled_from([0.0, math.nan])
 values: dict[str, st.SearchStrategy[Any]] = {
@@ -140,7 +140,7 @@ def test_what_is_saved_is_loaded(
 
 
 def put(entry: str, value: Any, *, within: str | None = None) -> Any:
-    """Changes one entry of the document, or of an object within it."""
+    """Changes one entry of the document, or of an object in it."""
     return lambda whole: {
         **whole,
         **({entry: value} if within is None else {within: {**whole[within], entry: value}}),
@@ -152,21 +152,21 @@ def column(name: str, value: Any, count: int = 12) -> Any:
 
 
 DAMAGE: list[tuple[Any, str]] = [
-    (lambda whole: [1], "it is no table of bandwidths"),
-    (put("what", "a poem"), "it is no table of bandwidths"),
-    (put("format", 2), "its format is 2, and this version reads 1. Install a later ringsim"),
+    (lambda whole: [1], "it is not a table of bandwidths"),
+    (put("what", "a poem"), "it is not a table of bandwidths"),
+    (put("format", 2), "its format is 2, and this version reads format 1. Install a later version"),
     (put("metadata", []), "the metadata is not an object"),
-    (put("columns", {}), "the columns are not those of a table"),
-    (column("n", 30, 11), "differ in length"),
-    (column("n", "many"), "column n holds something else"),
-    (column("n", True), "column n holds something else"),
+    (put("columns", {}), "its columns are not those of a table"),
+    (column("n", 30, 11), "different lengths"),
+    (column("n", "many"), "column n has values of the wrong type"),
+    (column("n", True), "column n has values of the wrong type"),
     (column("n", 10**30), "Python int too large|too big"),
-    (column("size_bytes", -1), "size_bytes holds a number outside 0 to"),
-    (column("size_bytes", 2**60), "size_bytes holds a number outside 0 to"),
-    (column("latency_us", 1e-300), "latency_us holds a number outside"),
-    (column("latency_us", -1.0), "latency_us holds a number outside"),
+    (column("size_bytes", -1), "size_bytes contains a number outside 0 to"),
+    (column("size_bytes", 2**60), "size_bytes contains a number outside 0 to"),
+    (column("latency_us", 1e-300), "latency_us contains a number outside"),
+    (column("latency_us", -1.0), "latency_us contains a number outside"),
     (column("latency_us", math.nan), "NaN is not JSON"),
-    (column("kind", "guessed"), "none of measured, published, simulated"),
+    (column("kind", "guessed"), "not one of measured, published, simulated"),
     (put("metadata", {"notes": 7}), "notes is not a list of sentences"),
     (put("metadata", {"paths": []}), "paths is not an object"),
     (put("metadata", {"load": ["a", 1]}), "load is not a list of numbers"),
@@ -178,10 +178,13 @@ def test_damage_is_found(table: Bandwidths, tmp_path: Path) -> None:
     table.save(file)
     whole = file.read_text()
     damaged = [(json.dumps(change(json.loads(whole))), message) for change, message in DAMAGE]
-    damaged += [("", "Expecting value"), ("[" * 100_000, "recursion|must be whole")]
+    damaged += [("", "Expecting value"), ("[" * 100_000, "recursion|cannot read")]
     for text, message in [
         *damaged,
-        *((whole[:length], "must be whole") for length in range(0, len(whole) - 2, 97)),
+        *(
+            (whole[:length], "as a table of bandwidths: ")
+            for length in range(0, len(whole) - 2, 97)
+        ),
     ]:
         file.write_text(text)
         with pytest.raises(TraceFileError, match=message):
@@ -192,11 +195,11 @@ def test_files_that_cannot_be_read_or_written(table: Bandwidths, tmp_path: Path)
     empty = make_bandwidths([], {"when": object()})
     unread = make_bandwidths([], {"notes": None})
     for use, message in [
-        (lambda: load(tmp_path / "none.json"), "must exist"),
-        (lambda: load(tmp_path), "must be readable"),
-        (lambda: table.save(tmp_path / "no" / "table.json"), "must be writable"),
-        (lambda: table.save(tmp_path), "must be writable"),
-        (lambda: empty.save(tmp_path / "table.json"), "must be plain data"),
+        (lambda: load(tmp_path / "none.json"), "cannot open the table"),
+        (lambda: load(tmp_path), "cannot open the table"),
+        (lambda: table.save(tmp_path / "no" / "table.json"), "cannot write a table to"),
+        (lambda: table.save(tmp_path), "cannot write a table to"),
+        (lambda: empty.save(tmp_path / "table.json"), "cannot save a table to"),
         (lambda: unread.save(tmp_path / "table.json"), "notes is not a list of sentences"),
     ]:
         with pytest.raises(TraceFileError, match=message):
@@ -242,7 +245,7 @@ def damage_table(data: bytes, choose: Choose) -> bytes:
     return data
 
 
-# -- where a fit breaks
+# -- breaks of a fit
 
 SIZES = [2**power for power in range(3, 29)]
 NO_NOISE = [1.0] * len(SIZES)
@@ -275,9 +278,9 @@ def noise(seed: int, width: float) -> Any:
 def test_noise_is_no_break_and_a_jump_is_found_where_it_is(
     alpha_s: float, gb_per_s: float, at: int, seed: int
 ) -> None:
-    """Three times the time from one size on, alpha and beta alike.
+    """The time from one size on is multiplied by three (both alpha and beta).
 
-    Both continuations miss by a factor.
+    Both extended fits miss by a factor.
     """
     assert bounds(times(alpha_s, gb_per_s, noise(seed, 0.05))) == [(0, 25)]
     assert bounds(
@@ -331,13 +334,13 @@ WITHOUT_FACTOR = ("new_group", "span", "mark", "barrier", "monitored_barrier", "
 
 
 def test_every_operation_of_a_trace_has_a_factor_and_unknown_ones_end_nothing() -> None:
-    # DeepSpeed 0.19.8 calls exit(0) for operations that its bandwidth table has not.
+    # DeepSpeed 0.19.8 calls exit(0) for operations that are missing in its bandwidth table.
     for op in WITHOUT_FACTOR:
         assert math.isnan(bus_factor(op, 4)), op
         assert math.isnan(busbw_gb_per_s(op, 8, 1.0, 4)), op
     for op in {*OPS}.difference(WITHOUT_FACTOR):
         assert all(0 < bus_factor(op, ranks) < 2 for ranks in (2, 3, 8)), op
-    # a buffer that is sent on whole counts once
+    # a buffer that is passed on as a whole counts once
     for op in ("send", "irecv", "batch_isend", "broadcast", "reduce"):
         assert {bus_factor(op, ranks) for ranks in (1, 2, 3, 8)} == {1.0}
 

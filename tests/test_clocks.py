@@ -1,6 +1,6 @@
 """Times of several clocks, made comparable.
 
-What the comparisons prove, and that nothing else changes.
+The tests check the bounds that follow from the comparisons, and that nothing else changes.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ SECOND = 10**9
 def test_the_true_offset_is_within_the_bound(
     data: st.DataObject, ppm: float, offset_ns: int
 ) -> None:
-    """A clock that drifts, the speed of which wanders from second to second.
+    """The clock drifts, and its speed changes from second to second.
 
-    Replies of which the way there and back differ.
+    The way to the other clock and the way back take different times.
     """
     seconds = data.draw(st.integers(1, 40), "seconds")
     wander = data.draw(
@@ -57,14 +57,14 @@ def test_the_true_offset_is_within_the_bound(
     for number, time_ns in enumerate(
         data.draw(st.lists(moments, min_size=1, max_size=5), "compared at")
     ):
-        # share: of the way there
+        # share: of the way to the other clock
         round_trip_ns, share = data.draw(st.integers(0, 200_000)), data.draw(st.floats(0, 1))
         measured = truth(time_ns) + (share - 0.5) * round_trip_ns
         metas[1][f"clock {number}"] = [0, time_ns, round(measured), round_trip_ns]
     samples = find_clocks(metas, 0)[1]["samples"]
     times = np.array(data.draw(st.lists(moments, min_size=1, max_size=9), "asked at"))
     error = np.abs(shift_ns(samples, times) - [truth(int(time_ns)) for time_ns in times])
-    assert (error <= uncertainty_ns(samples, times) + 3).all()  # what rounding adds
+    assert (error <= uncertainty_ns(samples, times) + 3).all()  # rounding adds a little
     assert min(np.diff([sample[0] for sample in samples]), default=CLOSE_NS) >= CLOSE_NS
 
 
@@ -88,7 +88,7 @@ def test_what_the_clocks_showed_comes_back(
     assert events.post_ns.min() == 0
     back = unalign(events, moved).post_ns
     apart = (back - back.min()) - (raw.post_ns - raw.post_ns.min())
-    assert np.abs(apart).max() <= 1, "of two times that became one"
+    assert np.abs(apart).max() <= 1, "for two times that became one"
     again = align(unalign(events, moved), moved)
     for name in ("post_ns", "wait_ns", "done_ns"):
         assert np.array_equal(getattr(again, name), getattr(events, name))
@@ -123,6 +123,6 @@ def test_clocks_that_ask_clocks_and_some_that_nobody_asked() -> None:
     assert found[2]["samples"][0][:2] == [500, -4000]
     assert abs(found[2]["samples"][0][2] - 50) <= 1
     assert found[2]["samples"][1][2] > 50 + DRIFT_PPM * 1e-6 * SECOND, (
-        "what the asked clock drifted since it was compared counts"
+        "the drift of the asked clock since its own comparison counts"
     )
     assert find_clocks({0: metas[0], 1: {"clock": "a"}}, 0) == []

@@ -1,7 +1,7 @@
-"""Twenty thousand damaged files, of each kind that ringsim reads.
+"""Twenty thousand damaged files, of all kinds that ringsim reads.
 
-Each is refused with one error of ours, or says all that it can say. Within little memory. `make
-soak` reads a million (benchmarks/soak_files.py).
+Each is refused with a ringsim error or fully read, within little memory. `make soak` reads a
+million files (benchmarks/soak_files.py).
 """
 
 from __future__ import annotations
@@ -30,13 +30,12 @@ from ringsim.schedules import make_schedule
 from ringsim.traces import bandwidths
 
 INPUTS = 20_000  # of all kinds together
-# kinds that take longer get fewer of them
+# kinds that take longer get fewer files
 SLOW = {"trace": 600, "a part of a trace": 300, "parts of a run": 400, "bandwidths": 600}
-# of so many that load one is asked for everything that it can say, which takes longer than reading
-# it,
+# one in so many loaded files is read in full, which takes longer than loading it
 ASKED = 20
-DRAWN = 1000  # and of so many one is drawn
-# more than what is here already: a reader of files of 5 kB that needs it has been led astray
+DRAWN = 1000  # one in so many is also drawn
+# the limit beyond the current memory: a reader of 5 kB files that needs more has been misled
 MEMORY_BYTES = 2 * 2**30
 
 WHOLES = real_files()
@@ -44,14 +43,14 @@ DESCRIPTION = Path(__file__).parent.parent / "docs" / "examples" / "pipeline.tom
 
 
 def damage(data: bytes, choose: Choose) -> bytes:
-    """Damages the bytes, or the values that they stand for."""
-    with suppress(ValueError):  # it is not JSON
+    """Damages the bytes, or the values that they encode."""
+    with suppress(ValueError):  # the file is not JSON
         return change_meta(data, choose) if choose(0, 1) else flip(data, choose)
     return flip(data, choose)
 
 
 class Kind(NamedTuple):
-    """What is read: how to write one, to damage it, to read it, and to ask it for everything."""
+    """A kind of file: how to write, damage and read it, and how to use all its content."""
 
     write: Callable[[Path], Any]
     read: Callable[[Path], Any]
@@ -114,9 +113,9 @@ KINDS = {
 
 
 def read_damaged(kind: Kind, path: Path, whole: list[tuple[Path, bytes]], choose: Choose) -> bool:
-    """Damages one file of what was written, reads it all, and puts the file back.
+    """Damages one of the written files, reads all of them, and restores the file.
 
-    Any error but one of ours comes out of here.
+    Any error that is not a ringsim error propagates.
     """
     file, content = whole[choose(0, len(whole) - 1)]
     file.write_bytes(kind.damage(content, choose))
@@ -134,7 +133,7 @@ def read_damaged(kind: Kind, path: Path, whole: list[tuple[Path, bytes]], choose
 
 
 def read_many(name: str, path: Path, numbers: range) -> int:
-    """Reads damaged files of a kind, one for each number; returns how many loaded."""
+    """Reads one damaged file of a kind per number; returns how many loaded."""
     if not path.exists():
         KINDS[name].write(path)
     whole = [
@@ -155,7 +154,7 @@ def read_many(name: str, path: Path, numbers: range) -> int:
 
 @pytest.fixture(autouse=True)
 def limited_memory() -> Iterator[None]:
-    """What asks for much memory gets none here, so that it shows."""
+    """Limits the memory, so that large allocations fail visibly."""
     statm = Path("/proc/self/statm")
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     if statm.exists():
@@ -170,7 +169,7 @@ def limited_memory() -> Iterator[None]:
 @pytest.mark.parametrize("name", KINDS)
 def test_damage_gives_one_error(name: str) -> None:
     count = SLOW.get(name) or (INPUTS - sum(SLOW.values())) // (len(KINDS) - len(SLOW)) + 1
-    # files on a disk take longer to make than to read
+    # files on a disk take longer to write than to read
     in_memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=in_memory) as directory:
         assert 0 < read_many(name, Path(directory, "x"), range(count)) <= count

@@ -1,6 +1,6 @@
-"""Whoever makes a trace file chooses its names.
+"""Names chosen by the author of a trace file.
 
-They are shown as they are, and nothing of them runs, in HTML, in SVG or in a terminal.
+They are displayed unchanged, and none of them is executed in HTML, in SVG or in a terminal.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import ringsim
 from ringsim.cli import main
 from ringsim.exchange import read_chrome, read_perfetto
 
-# A script, a formula that is wrong, and characters that no text may have, or that forge another
-# line or direction of it.
+# A script, an invalid formula, and characters that are not allowed in text or that fake another
+# line or text direction.
 ATTACK = (
     "$\\frac{$<script>alert(1)</script><img src=x onerror=alert(2)>\"'-->]]>&lt;{0} %s "
     "a\ud800b\0c\x1b[2J\r\nd\te\u202ef"
@@ -36,9 +36,9 @@ HARMLESS = set(
 
 
 def hostile_file(path: Path, source: str) -> Path:
-    """Writes the file of a real run, with the attack in the place of every name.
+    """Writes the file of a real run, with the attack in place of every name.
 
-    And of every word about the machine.
+    Every string about the machine is replaced, too, by the attack.
     """
     text, events = take_apart(DATA / f"{source}.ringtrace")
     meta = json.loads(text)
@@ -66,7 +66,7 @@ def hostile_file(path: Path, source: str) -> Path:
 
 
 class Tags(HTMLParser):
-    """Every tag of a page, with its attributes, as a browser finds them."""
+    """Collects every tag of a page, with its attributes, as a browser finds them."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ def test_names_are_shown_and_nothing_of_them_runs(
         ("img", {"alt", "src"}),
     ]
     assert (tags.found[1][1]["src"] or "").startswith("data:image/png;base64,")
-    assert tags.text == str(diagnosis), "the words are there, all of them"
+    assert tags.text == str(diagnosis), "all words are displayed"
 
     assert main(["figures", str(path), "--for", "web", "-o", str(tmp_path)]) == 0
     assert main(["explain", "-o", str(tmp_path / "x.svg"), str(path)]) == 0
@@ -145,9 +145,9 @@ def test_names_are_shown_and_nothing_of_them_runs(
 def test_names_on_the_command_line_command_no_terminal(
     words: list[str], code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Shells complete names of files that others made.
+    """Shells complete the names of files that other users made.
 
-    What cannot be written is told before anything runs.
+    A file that cannot be written is reported before the program runs.
     """
     bad = tmp_path / "x\x1b[2J\r\nd\t\u202e"
     places = {"file": DATA / "deadlock.ringtrace", "bad": bad, "description": f"{bad}.toml"}
@@ -164,9 +164,9 @@ def test_names_on_the_command_line_command_no_terminal(
 
 
 def test_a_simulated_name_is_that_of_real_ranks(tmp_path: Path) -> None:
-    """Escaped as what real ranks recorded, which is read from files.
+    """It is escaped in the same way as names recorded by real ranks, which are read from files.
 
-    The simulator once kept it, and its own file came back different.
+    The simulator once kept such a name, and its own file loaded with another name.
     """
 
     def work() -> None:

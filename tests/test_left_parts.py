@@ -1,4 +1,4 @@
-"""What ranks left behind is read back: whole, cut at any byte, and damaged."""
+"""The parts that ranks left are read back: complete, cut at any byte, and damaged."""
 
 from __future__ import annotations
 
@@ -76,17 +76,17 @@ def test_times_count_from_the_start_that_is_given_and_none_is_negative(
 
 
 def test_what_is_missing_or_cut_is_named_and_the_rest_is_read(parts: Path) -> None:
-    with pytest.raises(TraceFileError, match="could not be read either: no rank left anything"):
+    with pytest.raises(TraceFileError, match="cannot be read either: no rank left a record"):
         load(parts)
     two_ranks(parts)
-    (parts / "rank-x.events").write_text("?")  # no rank's
+    (parts / "rank-x.events").write_text("?")  # not a part of a rank
     (parts / "rank-0.events.bak").write_text("?")
     assert len(load(parts)) == 4
     names = parts / "rank-1.names"
     names.write_bytes(names.read_bytes()[:-5])  # in the middle of the group "world"
     trace = load(parts)
     assert [event.group for event in trace] == ["world", None, None, None]
-    assert "rank 1 left something unreadable, which was passed over" in trace.metadata["notes"]
+    assert "rank 1 left unreadable records, which were skipped" in trace.metadata["notes"]
     (parts / "rank-0.events").unlink()
     (parts / "rank-0.names").unlink()
     (parts / "run.json").write_text('{"world_size": 4}')
@@ -102,7 +102,7 @@ def test_what_the_ranks_say_of_themselves(parts: Path) -> None:
     write(parts, 1, [], meta(world_size=5) + meta(world_size=2, host="b", stopped_at_max=True))
     trace = load(parts)
     assert trace.world_size == 2, "the last value counts"
-    stopped = "rank 1 stopped recording at the maximum of records"
+    stopped = "rank 1 stopped recording at the maximum number of records"
     assert trace.metadata["notes"][:2] == [note, stopped]
     assert "2 hosts, whose clocks were not compared" in trace.metadata["notes"][2]
     assert (trace.hosts, trace.metadata["complete"]) == (["a", "b"], False)
@@ -139,7 +139,7 @@ def test_run_json_may_be_missing_or_damaged(parts: Path, content: bytes | None) 
 
 
 def load_and_save(parts: Path) -> Trace:
-    """What could be read can be saved and loaded."""
+    """Checks that the readable content can be saved and loaded."""
     trace = load(parts)
     trace.save(file := parts.with_name("again.ringtrace"))
     assert load(file) == trace
@@ -180,9 +180,9 @@ def test_any_damage_gives_a_trace_that_can_be_saved(data: st.DataObject) -> None
 
 
 def test_a_record_that_a_thread_still_writes_ends_no_record(parts: Path) -> None:
-    """Slot 63 is the last that a look reads first.
+    """Slot 63 is the last slot of the first read.
 
-    Whoever was killed while writing it leaves those behind it.
+    A rank that was killed while writing it has left records after it.
     """
     record = {"op": "isend", "peer": 0}
     records = [record | {"tag": tag, "post_ns": tag} for tag in range(200)]
@@ -193,7 +193,7 @@ def test_a_record_that_a_thread_still_writes_ends_no_record(parts: Path) -> None
 
 @pytest.mark.parametrize("ended", [False, True])
 def test_an_end_without_its_status_is_not_shown(ended: bool, parts: Path) -> None:
-    """The time of the end is written first.
+    """The time of the end is written before the status.
 
     A rank that is killed between the two leaves an operation in flight.
     """
@@ -208,10 +208,7 @@ def test_parts_stand_in_for_a_missing_or_damaged_file(parts: Path) -> None:
     path = parts.with_suffix("")
     two_ranks(parts)
     missing = load(path)
-    note = (
-        "put together from what the ranks left in run.ringtrace.parts: the run ended before it "
-        "wrote its file"
-    )
+    note = "recovered from run.ringtrace.parts: the run ended before it wrote its file"
     assert missing.metadata["notes"][-1] == note
     assert note in missing.summary()
     missing.save(path)

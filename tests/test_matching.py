@@ -1,6 +1,6 @@
-"""Which send became which recv.
+"""Matching of sends and recvs.
 
-The rules by hand, and against a matcher that does nothing clever; and why an operation was blocked.
+The rules are checked by hand and against a simple matcher, as are the causes of blocked time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Rows = list[tuple[int, str, int, int, str]]
 
 
 def program(rows: Rows, **metadata: Any) -> Trace:
-    """A trace of (rank, op, peer, tag, group), in the order of posting on each rank."""
+    """A trace of (rank, op, peer, tag, group), in posting order on each rank."""
     return make_trace([dict(zip(ROW, row, strict=True)) for row in rows], **metadata)
 
 
@@ -33,7 +33,7 @@ def pairs(trace: Trace) -> list[tuple[int, int]]:
     return sorted(zip(messages.send.tolist(), messages.recv.tolist(), strict=True))
 
 
-# Rows of `program`, and which send became which recv, by the order of the rows.
+# Rows of `program`, and the matched sends and recvs, given by row.
 PROGRAMS: dict[str, tuple[Rows, list[tuple[int, int]]]] = {
     "messages of one tag keep their order, and tags do not wait for each other": (
         [
@@ -107,7 +107,7 @@ def test_unmatched_operations_read_as_sentences() -> None:
 
 
 def test_a_message_never_meets_a_send_that_was_refused() -> None:
-    """0.1.0 matched it: a caught send of a tensor that is not contiguous shifted all later ones."""
+    """0.1.0 matched it: a caught send of a non-contiguous tensor shifted all later messages."""
     sends = [(5, NONE, 6), (300, 300, 310), (600, 600, 610)]
     rows = [{"rank": 0, "op": "send", "peer": 1, "times": times} for times in sends]
     rows[0]["status"] = "error"
@@ -120,10 +120,10 @@ def test_a_message_never_meets_a_send_that_was_refused() -> None:
 
 
 def naive(trace: Trace, by_tag: bool) -> tuple[set[tuple[int, int]], list[int]]:
-    """The rule, one event after the other.
+    """Applies the rule to one event after another.
 
-    Each send joins its queue, each recv takes the first of its own. An operation that failed before
-    its rank waited for it was refused when it was posted.
+    Each send joins its queue, and each recv takes the first send of its own queue. An operation
+    that failed before its rank waited for it was refused when it was posted.
     """
     queues: dict[tuple[object, ...], deque[int]] = defaultdict(deque)
     found, alone = set(), []
@@ -190,7 +190,7 @@ CASES = {
     # recv    20====30
     "posted early, waited for early": ((5, 8, 40), (20, 20, 30), (0, 10, 12, 20)),
     # send             30
-    # recv  0=======20           it gave up before: the wait ends with it
+    # recv  0=======20           it gave up earlier: the wait ends then
     "done before the partner": ((30, 30, 40), (0, 0, 20), (20, 0, 0, 10)),
     "not done, and has waited for its late sender already": (
         (70, 70, NONE),
@@ -222,7 +222,7 @@ def test_the_parts_make_up_the_whole(trace: Trace) -> None:
     finished = matched[waits.blocked_ns[matched] != NONE]
     in_order = finished[events.done_ns[finished] >= events.wait_ns[finished]]
     assert np.array_equal(parts.sum(axis=0)[in_order], waits.blocked_ns[in_order])
-    assert not np.delete(parts.sum(axis=0), matched).any(), "of the others the cause is unknown"
+    assert not np.delete(parts.sum(axis=0), matched).any(), "for the others the cause is unknown"
 
 
 @pytest.mark.parametrize(

@@ -382,7 +382,7 @@ def test_the_last_step_is_drawn_unless_another_is_asked_for() -> None:
 
 def test_a_step_is_shown_where_there_is_one_and_nothing_is_stuck() -> None:
     assert not pipeline().plot_timeline().child_axes
-    with pytest.raises(ArgumentError, match="trace must have a step of a pipeline"):
+    with pytest.raises(ArgumentError, match="the trace has no pipeline step"):
         pipeline().plot_timeline(step=0)
     story = Story(2)
     add_step(story, known("1f1b", 2, 2), 1.0, (0, 1), "1f1b")

@@ -1,6 +1,6 @@
 """The recorder.
 
-Its records and names, in files that survive whatever happens to the rank and in memory.
+Its records and names are in memory, or in files that survive the death of the rank.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def read(directory: Path) -> np.ndarray:
 
 
 def fill_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaves room for names, and none for records."""
+    """Leaves room for names, but not for records."""
     write = os.write
 
     def no_space(file: int, data: Any) -> int:
@@ -46,11 +46,11 @@ def test_directories_that_do_not_do_are_one_clear_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(TraceFileError, match=r"directory of a run must be writable"):
+    with pytest.raises(TraceFileError, match="cannot record rank 0 in"):
         Recorder(tmp_path / "file" / "parts", 0, 1)
     fill_disk(monkeypatch)
     with pytest.raises(
-        TraceFileError, match=r"must be writable .* No space left .*rank 3.*Choose another path"
+        TraceFileError, match=r"cannot record rank 3 in .* No space left .*Choose another path"
     ):
         Recorder(tmp_path, 3, 4)
 
@@ -162,7 +162,7 @@ for tag in range(10**9):
 
 
 def test_a_killed_process_leaves_every_record_up_to_that_moment(tmp_path: Path) -> None:
-    """And a watcher reads the file while it is being written."""
+    """A watcher also reads the file while it is being written."""
     with subprocess.Popen(
         [sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE
     ) as process:
@@ -176,7 +176,7 @@ def test_a_killed_process_leaves_every_record_up_to_that_moment(tmp_path: Path) 
     assert len(views[0]) > 20_000
     assert [len(one) for one in views] == sorted(len(one) for one in views)
     for seen in views:
-        assert (seen.tag == np.arange(len(seen))).all()  # none is missing, none is torn
+        assert (seen.tag == np.arange(len(seen))).all()  # none is missing or torn
         assert (seen.post_ns[1:] >= seen.post_ns[:-1]).all()
         finished = seen.status == OK
         assert finished[1:-1:2].all()
@@ -252,7 +252,7 @@ recorder.close()
 def test_a_signal_handler_may_record_in_the_middle_of_the_recorder(
     within: str, marks: int, tmp_path: Path
 ) -> None:
-    """0.2.0 hung: the main thread waited for a lock that it held."""
+    """0.2.0 hung: the main thread waited for a lock that it held itself."""
     command = [sys.executable, "-c", HANDLED, str(tmp_path), within, str(marks)]
     subprocess.run(command, check=True, timeout=60)
     events, pieces = read_parts(tmp_path)
@@ -266,7 +266,7 @@ def test_a_signal_handler_may_record_in_the_middle_of_the_recorder(
 def test_the_file_does_not_grow_while_it_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """0.2.0 wrote zeros into the file that had been opened under the same number since."""
+    """0.2.0 wrote zeros into a file that was opened later under the same number."""
     recorder, write = Recorder(tmp_path, rank=0, world_size=1), os.write
     others: list[int] = []
 
@@ -314,14 +314,14 @@ def test_a_forked_process_leaves_the_records_of_the_rank_alone(tmp_path: Path) -
     assert pieces["complete"]
 
 
-STOPPED = "stopped: the maximum of {} records was reached. What came later is not in the trace."
+STOPPED = "stopped: the maximum of {} records was reached. Later events are not in the trace."
 
 
 @pytest.mark.parametrize("records", [10, FIRST_CHUNK + 7, None])
 def test_recording_stops_and_says_so_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, records: int | None
 ) -> None:
-    """At the maximum, and on a full disk; the program goes on."""
+    """Recording stops at the maximum or on a full disk; the program continues."""
     recorder = Recorder(tmp_path, rank=0, world_size=1, max_records=records or 1 << 21)
     if records is None:
         fill_disk(monkeypatch)
@@ -337,9 +337,9 @@ def test_recording_stops_and_says_so_once(
 
 
 def test_ways_through_the_library_are_told_apart() -> None:
-    """Calls of one line may get to the recorder by other functions, and as far out.
+    """Calls on one line may reach the recorder through different functions at the same depth.
 
-    The names of the operations differ, and the lines.
+    The names of the operations differ, and so do the lines.
     """
     recorder = Recorder(None, 0, 2, now=lambda: 0, who=lambda: 0)
     recorder.sites.declare_library("/library", speaker="/library/speaker.py")

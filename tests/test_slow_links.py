@@ -1,4 +1,4 @@
-"""How a real rank takes the time of a slow one, and of a message over a slow link."""
+"""The simulated delays of a slow rank and of a slow link on real ranks."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from ringsim.traces.recorder import Recorder
 FACTOR: Final = 5.0
 CHANNEL: Final = (0, "ring:0>1", (0, 1), 0)
 
-# When the sender posted a message; when the receiver posted, of how many bytes, began to wait and
-# had it; and how long it is held back.
+# The time when the sender posted a message; the receiver's post time, the size in bytes, the time
+# when it began to wait and the time when the message arrived; and the delay.
 MESSAGES = {
     "it travels at a slow link's speed": [
-        (1000, 400, 8, 400, 1300, 1200),  # 300 ns on its way become 1500
+        (1000, 400, 8, 400, 1300, 1200),  # 300 ns in flight become 1500
         (5000, 6000, 8, 6000, 6200, 800),  # the receive came later: 200 become 1000
-        # it was there at the wait: 200 is the least until now, so it comes at 21000
+        # it had arrived before the wait: 200 is the shortest time so far, so it arrives at 21000
         (20_000, 19_000, 8, 20_500, 20_510, 490),
-        # waited for so late that it would have come over the slow link, too
+        # waited for so late that it would have arrived over the slow link anyway
         (50_000, 19_000, 8, 58_000, 58_010, 0),
     ],
-    # No message of this size was seen on its way: what the wait took is all that is known, and the
-    # slow link was done long ago.
+    # No message of this size was seen in flight: only the duration of the wait is known, and the
+    # slow link was done long before.
     "sizes are told apart": [(1000, 0, 8, 0, 1100, 400), (1000, 0, 800, 5000, 5010, 0)],
 }
 
@@ -64,7 +64,7 @@ def test_what_a_slow_rank_computes_is_stretched_and_its_sleeps_only_once(
     monkeypatch.setattr(time, "sleep", sleep)
     with stretched():
         now[0] += 2.0  # it computes
-        compute(1.0)  # which sleeps four times as long by itself
+        compute(1.0)  # which itself sleeps four times as long
     assert slept == [4.0, 6.0]
     change_state(slowdown=1.0)
     with stretched():

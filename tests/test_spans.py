@@ -1,4 +1,4 @@
-"""Names that a program gives to its pieces."""
+"""The names that a program gives to its sections."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A trace in a few lines and as a table of numbers; the same of a file, read rank by rank.
+"""A trace in a few lines and as a table of numbers, and the same for a file, read rank by rank.
 
-``ringsim show`` counts a file without holding all of it, whatever lies in its row groups.
+``ringsim show`` counts a file without loading all of it, whatever its row groups contain.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from ringsim.pipeline import evaluate
 from ringsim.schedules import make_schedule
 
 TWO_WITH_A_RING = {"world": (0, 1, 2), "ring:0>1": (0, 1)}
-# An event: its rank, operation, group, size and peer; when it was posted, awaited and done, in us;
-# its status.
+# An event: its rank, operation, group, size and peer; the times of post, wait and done in us; its
+# status.
 EVENTS = [
     (0, "all_reduce", "world", 3000, NONE, (0, 10, 40), "ok"),
     (0, "isend", "ring:0>1", 1000, 1, (40, 50, 52), "ok"),
@@ -65,12 +65,13 @@ def test_every_operation_and_group_has_its_numbers() -> None:
     reduced, sent = rows["all_reduce", "world"], rows["isend", "ring:0>1"]
     # longest first
     assert [op for op, _ in rows] == ["all_reduce", "barrier", "irecv", "isend"]
-    # one call is still under way
+    # one call is still in flight
     assert (reduced.count, reduced.size_bytes, reduced.group_size) == (3, 9000, 3)
     assert (reduced.blocked_p50_us, reduced.blocked_p90_us, reduced.blocked_max_us) == (20, 28, 30)
     assert reduced.share == pytest.approx((30 + 20 + 10) / 300)
-    # 3,000 bytes in 40, 30, 20, 20 and 10 us: the median is 0.15 GB/s; nccl-tests: 2 (n - 1) / n of
-    # it on the bus.
+    # 3,000 bytes in 40, 30, 20, 20 and 10 us: the median is 0.15 GB/s. nccl-tests: 2 (n - 1) / n
+    # times
+    # as much on the bus.
     assert reduced.algbw_gb_per_s == pytest.approx(0.15)
     assert reduced.busbw_gb_per_s == pytest.approx(0.2)
     assert (sent.count, sent.size_bytes, sent.blocked_max_us) == (1, 1000, 2)
@@ -79,7 +80,7 @@ def test_every_operation_and_group_has_its_numbers() -> None:
     assert stats.to_pandas()["count"].tolist() == [3, 1, 1, 1]
     assert json.loads(json.dumps(stats.to_dict(), allow_nan=False))[1]["algbw_gb_per_s"] is None
     lines = str(stats).splitlines()
-    assert len({len(line) for line in lines}) == 1, "columns stand below each other"
+    assert len({len(line) for line in lines}) == 1, "the columns are aligned"
     said = "all_reduce world 3 3 8.79 KiB 20 µs 28 µs 30 µs 0.15 0.20 20 %"
     assert lines[1].split() == said.split()
 
@@ -92,11 +93,11 @@ def test_a_program_of_collectives_is_summed_up() -> None:
     assert "of 3 ranks that called 4 collectives in 100 µs" in only.describe()
 
 
-# -- of a file
+# -- summaries of a file
 
 
 def pass_on() -> None:
-    """A token goes round the ring ten times."""
+    """Passes a token around the ring ten times."""
     import torch
     from torch import distributed as dist
 
@@ -115,7 +116,7 @@ def show(*words: object) -> str:
 
 
 def check(trace: Trace, group_rows: int) -> None:
-    """Compares what the file says with what the trace says, with so many rows in a group."""
+    """Compares the summary of the file with that of the trace, with row groups of this size."""
     with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
         patch.setattr("ringsim.traces.files.GROUP_ROWS", group_rows)
         trace.save(path := Path(directory, "run.ringtrace"))
@@ -134,7 +135,7 @@ OTHER = {"ranks": [1], "how": "store", "samples": [[0, 700, 9], [900, 705, 4]]}
 def test_a_file_says_what_its_trace_says(
     trace: Trace, hosts: list[str], clocks: list[Any], group_rows: int, is_part: bool
 ) -> None:
-    """Times are small, so that no sum of them overflows, and above the offsets."""
+    """Times are small, so that their sums do not overflow, and larger than the offsets."""
     times = {name: getattr(trace.events, name) for name in TIMES}
     small = {name: np.where(one == NONE, NONE, one % 1000 + 1000) for name, one in times.items()}
     about = {"ranks": [{"rank": rank, "host": host} for rank, host in enumerate(hosts)]}
@@ -144,7 +145,7 @@ def test_a_file_says_what_its_trace_says(
 
 
 def one_step_less(trace: Trace) -> Trace:
-    """The same, but rank 1 was killed before its last step."""
+    """The same trace, but rank 1 was killed before its last step."""
     events = trace.events
     late = (events.rank == 1) & (events.post_ns > 0.45 * events.post_ns.max())
     return Trace(events.select(~late), trace.metadata)

@@ -1,7 +1,7 @@
 """A trace as a file.
 
-The same trace comes back, saving is all or nothing, and what is no trace of ours gives one clear
-error. Foreign, hostile or damaged at random: never another error, never execution, never much
+A saved trace loads unchanged, saving is all or nothing, and anything else gives one clear error:
+foreign, hostile or randomly damaged files never raise another error, execute code or use much
 memory.
 """
 
@@ -76,7 +76,7 @@ def test_no_thread_of_arrow_is_at_work(tmp_path: Path) -> None:
     words = [sys.executable, "-c", code, str(tmp_path / "run.ringtrace")]
     more = subprocess.run(words, check=True, capture_output=True, text=True).stdout
     assert int(more.split()[-1]) == 0, (
-        "one that holds a Python buffer when the interpreter ends aborts it"
+        "an Arrow thread that holds a Python buffer when the interpreter ends aborts it"
     )
 
 
@@ -157,8 +157,8 @@ def test_a_failed_save_leaves_what_was_there(
     [
         ("none/run.ringtrace", "No such file or directory"),
         ("run.ringtrace/inside", "Not a directory"),
-        (".", "this is no file"),
-        ("/dev/null", "/dev/null: this is no file"),
+        (".", "it is not a regular file"),
+        ("/dev/null", "/dev/null: it is not a regular file"),
         ("null\0character", "null byte"),
         ("x" * 300, "File name too long"),
     ],
@@ -187,9 +187,9 @@ def test_a_place_that_cannot_be_written(path: Path, tmp_path: Path, name: str, s
 def test_what_could_not_be_loaded_is_not_saved(
     tmp_path: Path, metadata: dict[str, Any], method: str
 ) -> None:
-    """Version 0.2.0 exported what it could not import, such as ``{"notes": None}``."""
+    """Version 0.2.0 exported metadata that it could not import, such as ``{"notes": None}``."""
     trace = Trace(small().events, metadata)
-    with pytest.raises(TraceFileError, match="A trace must be plain data to be saved, got"):
+    with pytest.raises(TraceFileError, match="cannot save a trace to"):
         getattr(trace, method)(tmp_path / "x")
     assert list(tmp_path.iterdir()) == []
 
@@ -201,19 +201,19 @@ def test_what_is_too_long_to_be_read_is_not_saved(
     monkeypatch.setattr("ringsim.traces.files.MAX_FILE_BYTES", len(before))
     with pytest.raises(
         TraceFileError,
-        match=f"A trace file must be at most {len(before)} bytes, got more. Save a part",
+        match=f"a trace file must have at most {len(before)} bytes, got more. Save a part",
     ):
         trace.save(path)
     assert path.read_bytes() == before
 
 
-# -- what is no trace of ours
+# -- files that are not traces
 
 
 def rewrite(
     path: Path, change: Callable[[dict[str, Any], dict[str, Any]], Any], **zip_options: Any
 ) -> None:
-    """Writes the file anew, with right checksums, after ``change(meta, columns)``."""
+    """Rewrites the file, with correct checksums, after ``change(meta, columns)``."""
     text, rows = take_apart(path)
     meta, table = json.loads(text), pq.read_table(io.BytesIO(rows))
     columns = {name: table[name] for name in table.column_names}
@@ -236,7 +236,7 @@ def refused(path: Path, says: str) -> None:
 
 
 def say(*where: Any, **changes: Any) -> Callable[[Any, Any], Any]:
-    """Changes entries of meta.json, or of an object within it; None leaves an entry out."""
+    """Changes entries of meta.json, or of an object in it; None removes an entry."""
 
     def change(meta: Any, columns: Any) -> None:
         for name in where:
@@ -255,25 +255,25 @@ def put(name: str, values: list[int], dtype: str) -> Callable[[Any, Any], Any]:
 
 
 LATER = (
-    rf"must be at most 1 for ringsim {ringsim.__version__}, got 2 .*It needs ringsim '0.9.0' or "
-    r"later: pip install --upgrade"
+    rf"its format is 2, and ringsim {ringsim.__version__} reads formats up to 1. Install ringsim "
+    r"'0.9.0' or later: pip install --upgrade"
 )
 HOSTILE: list[tuple[Callable[[Any, Any], Any], str]] = [
-    (put("op", [2, 0, 999], "u2"), "column op holds a number outside"),
+    (put("op", [2, 0, 999], "u2"), "column op contains a number outside"),
     (put("group", [0, -1, 1], "i4"), "column group"),
     (put("label", [-2, 0, -1], "i4"), "column label"),
     (put("rank", [0, 0, 2], "i4"), "column rank"),
     (put("peer", [9, -1, 0], "i4"), "column peer"),
     (put("status", [2, 2, 0], "u1"), "column status"),
     (put("post_ns", [10, 20, -5], "i8"), "column post_ns"),
-    (put("rank", [0, 1, 0], "i4"), "not in the order"),
-    (put("seq", [1, 0, 0], "i8"), "not in the order"),
+    (put("rank", [0, 1, 0], "i4"), "not ordered by rank"),
+    (put("seq", [1, 0, 0], "i8"), "not ordered by rank"),
     (put("tag", [0, 0, 0], "i8"), "columns of events.parquet"),
     (put("extra", [0, 0, 0], "i8"), "columns of events.parquet"),
     (lambda meta, columns: columns.pop("tag"), "columns of events.parquet"),
-    (say(events=4), "has 3 rows, meta.json states 4"),
-    (say(events="3"), "states no number of events"),
-    (say(events=10**12), "states no number of events"),
+    (say(events=4), "has 3 rows, but meta.json gives 4"),
+    (say(events="3"), "does not give a number of events"),
+    (say(events=10**12), "does not give a number of events"),
     (say(tables=None), "tables of names"),
     (say("tables", labels=[3]), "a name is not a string"),
     (say("tables", groups=[["world", [0]]]), "a group is not an object"),
@@ -282,16 +282,16 @@ HOSTILE: list[tuple[Callable[[Any, Any], Any], str]] = [
     (say(metadata=None), "metadata is not an object"),
     (say("metadata", world_size=10**9), "world_size is not a number of ranks"),
     (say("metadata", notes=[{}]), "notes is not a list"),
-    (say("metadata", part={"of": [], "apart": [3]}), "an event that is apart is not there"),
-    (say(format=None), "names no format"),
-    (say(format=True), "names no format"),
+    (say("metadata", part={"of": [], "apart": [3]}), "apart does not exist"),
+    (say(format=None), "does not give a format"),
+    (say(format=True), "does not give a format"),
     (say(format=2, needs="0.9.0", tables="another form"), LATER),
     *(
-        (say("metadata", ring_groups=value), "ring_groups is not a list of names and members")
+        (say("metadata", ring_groups=value), "ring_groups is not a list of pairs")
         for value in ([["ring:0>1"]], [3], 7, "ab", [[0, [0, 1]]], {})
     ),
     *(
-        (say("metadata", ranks=value), "ranks is not a list of what is known of each rank")
+        (say("metadata", ranks=value), "ranks is not a list of objects")
         for value in (7, "ab", ["ab"], [{"rank": []}], {})
     ),
 ]
@@ -307,13 +307,13 @@ def test_wrong_numbers_with_right_checksums(path: Path) -> None:
         refused(path, says)
     path.write_bytes(whole)
     rewrite(path, lambda meta, columns: None, compression=zipfile.ZIP_DEFLATED)
-    refused(path, "the size of meta.json is not what the file holds|the size of events.parquet")
+    refused(path, "the size of meta.json does not match the content|the size of events.parquet")
 
 
 @pytest.mark.parametrize("limit", ["MAX_META_BYTES", "MAX_FILE_BYTES"])
 def test_a_file_has_limits(path: Path, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
     monkeypatch.setattr(f"ringsim.traces.files.{limit}", 100)
-    refused(path, "meta.json is longer than 100 bytes|must be at most 100 bytes")
+    refused(path, "meta.json is longer than 100 bytes|must have at most 100 bytes")
 
 
 class Bomb:
@@ -348,12 +348,12 @@ def test_something_else_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "run.ringtrace"
     for content in FOREIGN:
         path.write_bytes(content)
-        refused(path, "must be whole, and one that ringsim saved, got")
-    refused(tmp_path / "none", "must exist, got .*: No such file or directory. Check the path")
-    refused(tmp_path, "must be readable, got .*: Is a directory")
-    refused(tmp_path / ("x" * 300), "must be readable, got .*: File name too long")
+        refused(path, "cannot read .* as a trace: ")
+    refused(tmp_path / "none", "cannot open .*: No such file or directory. Check the path")
+    refused(tmp_path, "cannot open .*: Is a directory")
+    refused(tmp_path / ("x" * 300), "cannot open .*: File name too long")
     for name in ("", ".", "/", "null\0character"):
-        with pytest.raises(TraceFileError, match="A trace file must"):
+        with pytest.raises(TraceFileError, match="cannot open the trace file"):
             load(name)
 
 
@@ -374,9 +374,9 @@ def test_nothing_that_reads_a_trace_can_execute_one() -> None:
 
 
 def survives(damaged: bytes) -> None:
-    """Only a TraceFileError comes out, or the same trace.
+    """Checks that only a TraceFileError comes out, or the same trace.
 
-    Then the damage hit something that says nothing, as the date of a member.
+    The trace is the same if the damage hit data without meaning, such as the date of a member.
     """
     with tempfile.NamedTemporaryFile() as file:
         file.write(damaged)
@@ -409,7 +409,7 @@ def test_cut_flipped_and_spliced_anywhere(data: st.DataObject) -> None:
         survives(one)
 
 
-# -- what the fuzzing found: each of these came out of a file as an error of Python's own
+# -- errors found by fuzzing: each of these files once raised one of Python's own errors
 
 
 def test_a_group_of_the_ring_whose_ranks_have_thousands_of_digits(path: Path) -> None:
@@ -420,7 +420,7 @@ def test_a_group_of_the_ring_whose_ranks_have_thousands_of_digits(path: Path) ->
 def test_what_no_reader_can_take_is_written_out(path: Path) -> None:
     """Half a character breaks pandas, fonts and terminals.
 
-    An escape sequence commands a terminal.
+    An escape sequence controls a terminal.
     """
     labels = ["a\ud800b", "red \x1b[31m", "null\0", "C1 \x9b2J", "tab\tline\nend"]
     marks = [{"rank": 0, "op": "mark", "label": label} for label in labels]
@@ -441,9 +441,9 @@ def test_what_ends_before_it_began_takes_no_time() -> None:
 def test_a_small_file_cannot_ask_for_much_memory(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Parquet says one number ten million times in a few bytes.
+    """Parquet can repeat one number ten million times in a few bytes.
 
-    A file of 4 MB could hold a hundred million events, 8 GB of memory.
+    A file of 4 MB could hold a hundred million events, which need 8 GB of memory.
     """
     count = 50_000
     trace = load_columns({"rank": np.zeros(count), "op": np.ones(count)}, {}, world_size=1)
@@ -452,7 +452,7 @@ def test_a_small_file_cannot_ask_for_much_memory(
     assert len(load(path)) == count, "few events are free"
     monkeypatch.setattr("ringsim.traces.files.FREE_EVENTS", 1000)
     for use in (load, trace.save):
-        says = r"50000 events in [0-9]+ bytes, more than 4 a byte"
+        says = r"50000 events in [0-9]+ bytes, more than 4 per byte"
         with pytest.raises(TraceFileError, match=says):
             use(path)
 

@@ -1,4 +1,4 @@
-"""A run on several hosts: what its file keeps of their clocks, and what its summary says."""
+"""A run on several hosts: the clocks in its file, and its summary."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DRIFT_PPM = 100  # of two quartz crystals, at most
 
 
 def two_hosts(*rows: dict[str, Any], samples: list[list[int]]) -> Trace:
-    """Ranks 0 and 1, each on a host of its own, whose clocks were compared."""
+    """Ranks 0 and 1, each on its own host, whose clocks were compared."""
     entries = [("reference", [[0, 0, 0]]), ("store", samples)]
     clocks = [
         {"ranks": [rank], "how": how, "samples": one} for rank, (how, one) in enumerate(entries)
@@ -49,7 +49,7 @@ def test_a_file_has_raw_times_and_reading_aligns_them(tmp_path: Path) -> None:
 
 
 def test_the_summary_tells_what_went_across_hosts_and_counts_what_cannot_be() -> None:
-    """Two messages from rank 0 to rank 1, of which the second arrives before it is sent."""
+    """Two messages from rank 0 to rank 1; the second arrives before it is sent."""
     send = {"rank": 0, "op": "send", "peer": 1, "size_bytes": 3000, "dtype": "uint8", "tag": 0}
     recv = send | {"rank": 1, "op": "recv", "peer": 0}
     said = two_hosts(

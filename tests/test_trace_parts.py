@@ -1,4 +1,4 @@
-"""What a rank records is followed while it writes: at any moment the same as read whole."""
+"""The records of a rank, followed while it writes: at any moment the same as read as a whole."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Writer]]:
 
 
 def test_a_record_that_somebody_cuts_short_is_a_short_read(start: Start, tmp_path: Path) -> None:
-    """Whoever maps a file that others write dies of SIGBUS when they truncate it.
+    """A process that maps a file dies of SIGBUS if another process truncates it.
 
-    Nothing here maps one.
+    No file is mapped here.
     """
     writer, reader = start(0, 1), PartReader(tmp_path, 0, 1)
     for tag in range(300):
@@ -123,7 +123,7 @@ def test_a_long_part_is_read_in_pieces_once_its_rank_has_ended_it(
 @pytest.mark.parametrize("before", [62, 63, 64, 63 + 256])
 @pytest.mark.parametrize("bookmarks", [1, 100])
 def test_bookmarks_end_no_record(start: Start, tmp_path: Path, before: int, bookmarks: int) -> None:
-    """Also where they are the last that a look reads in one go."""
+    """This also holds if the bookmarks are the last slots of a read."""
     writer, reader = start(0, 1), PartReader(tmp_path, 0, 1)
     for tag in range(before + 200):
         for _ in range(bookmarks if tag == before else 0):
@@ -137,7 +137,7 @@ def test_bookmarks_end_no_record(start: Start, tmp_path: Path, before: int, book
 def test_what_is_in_flight_was_so_when_the_newest_record_was_written(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rank that goes on while looked at posts the next message after the one before is done."""
+    """A rank that continues during a read posts the next message after the previous one is done."""
     writer, reader, pread = start(0, 1), PartReader(tmp_path, 0, 1), os.pread
     slots = [writer.post("recv", 0, 0, 0)]
 
@@ -149,10 +149,10 @@ def test_what_is_in_flight_was_so_when_the_newest_record_was_written(
 
     status = np.zeros(10_000, dtype=np.int64)
     monkeypatch.setattr(os, "pread", go_on_and_read)
-    for _ in range(60):  # looks that end everywhere in a window
+    for _ in range(60):  # the reads end everywhere in a window
         before = len(slots)
         batch = reader.advance()
-        assert len(slots) - before < 100  # no look goes on for as long as the rank does
+        assert len(slots) - before < 100  # no read lasts as long as the rank writes
         status[batch.slots] = batch.records["status"]
         assert (status[: batch.slots.max()] == OK).all()
     assert len(slots) > FIRST_CHUNK, "and the file has grown"
@@ -161,7 +161,7 @@ def test_what_is_in_flight_was_so_when_the_newest_record_was_written(
 def test_what_has_a_status_is_whole_though_it_is_written_during_a_look(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A look may copy the front of a record before it is written, and its status after."""
+    """A read may copy the front of a record before it is written, and its status afterwards."""
     writer, reader, pread = start(0, 1), PartReader(tmp_path, 0, 1), os.pread
     slots = [writer.post("recv", 0, 0, 0)]
 
@@ -189,7 +189,7 @@ def test_what_has_a_status_is_whole_though_it_is_written_during_a_look(
 
 
 def act_at(look: int, act: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Acts before a part is read for the time of this number."""
+    """Calls ``act`` at the read with this number."""
     pread, looks = os.pread, itertools.count()
 
     def act_and_read(*where: int) -> bytes:
@@ -200,7 +200,7 @@ def act_at(look: int, act: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(os, "pread", act_and_read)
 
 
-# the first two are at what is new, the others again at what is in flight
+# the first two read new slots, the others read slots in flight again
 @pytest.mark.parametrize("look", range(4))
 def test_a_part_may_be_cut_between_two_looks(
     look: int, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -229,13 +229,13 @@ def test_a_part_may_grow_between_two_looks(
 def test_who_reads_all_of_a_rank_that_writes_faster_comes_to_an_end(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was in flight at one look and done at a later one is one record."""
+    """An operation that was in flight at one read and done at a later one is one record."""
     writer, pread, looks = start(0, 1), os.pread, [0]
     slots = [writer.post("isend", 0, 0, tag) for tag in range(FIRST_CHUNK)]
 
     def go_on_and_read(*where: int) -> bytes:
         looks[0] += 1
-        assert looks[0] < 200, "no reading goes on for as long as the rank does"
+        assert looks[0] < 200, "no reading lasts as long as the rank writes"
         if looks[0] == 20:
             writer.recorder.complete(slots[0])
         for _ in range(100):
@@ -251,12 +251,12 @@ def test_who_reads_all_of_a_rank_that_writes_faster_comes_to_an_end(
 
 
 DO = "isend irecv any barrier all_reduce skip wait wait finish finish fail span".split()
-# the rank, what, which, and the group
+# the rank, the action, the operation, and the group
 STEPS = st.tuples(st.integers(0, 2), st.sampled_from(DO), st.integers(0, 5), st.integers(0, 1))
 
 
 def play(writer: Writer, what: str, which: int, group: int, peer: int) -> None:
-    """One step of one rank."""
+    """Performs one step of one rank."""
     if what in ("isend", "irecv"):
         writer.post(what, group, peer, which // 2)
     elif what == "any":
@@ -272,7 +272,7 @@ def play(writer: Writer, what: str, which: int, group: int, peer: int) -> None:
 
 
 def agree(live: Snapshot, whole: Snapshot) -> None:
-    """Compares two worlds in what both of them must know."""
+    """Compares two worlds in the facts that both must know."""
     assert [view.state == "blocked" for view in live.ranks] == [
         view.state == "blocked" for view in whole.ranks
     ]
@@ -311,7 +311,7 @@ def test_reading_bit_by_bit_is_reading_whole(
             play(writers[rank], what, which, group, peer=(rank + 1 + which % 2) % size)
             if number in looks:
                 live.look()
-                find_new_mismatches(live.builder)  # which lets go of what is done
+                find_new_mismatches(live.builder)  # which drops finished operations
                 live.builder.build(["running"] * size, 0)
         live.look()
         world = live.builder.build(["running"] * size, 0)
@@ -319,8 +319,9 @@ def test_reading_bit_by_bit_is_reading_whole(
         whole = snapshot_of_events(events, size)
         stuck, expected = analyse(world), analyse(whole)
         if not (events.status == ERROR).any():
-            # Of a recv from anybody the two know different things for certain; neither calls stuck
-            # what is not.
+            # For a recv from any source the two worlds are certain of different facts; neither
+            # reports a wait
+            # that is not stuck.
             assert stuck is None or (
                 expected is not None and set(stuck.ranks) <= set(expected.ranks)
             )
@@ -339,7 +340,7 @@ def test_a_slot_that_another_thread_fills_late_is_found(start: Start, tmp_path: 
     memory[:72] = bytes(72)  # claimed, and not yet written
     writer.post("isend", 0, 1, 0)
     assert live.look()[0][:2] == live.look()[0][:2] == (1, 1)
-    memory[:72] = record[:-2] + bytes(2)  # in the middle of being written
+    memory[:72] = record[:-2] + bytes(2)  # while it is being written
     assert live.look()[0][:2] == (1, 1)
     memory[:72] = record
     assert live.look()[0][:2] == (2, 2)
@@ -356,7 +357,7 @@ def test_a_part_of_another_run_or_of_a_dead_process_is_let_go(start: Start, tmp_
     new.post("irecv", 0, 1, 0)
     assert live.look()[0].open == 2
     assert LiveRecords(tmp_path, 1, strangers=True).look()[0].open == 2
-    new.recorder.set_meta("pid", 2**22 + 1)  # there is no such process
+    new.recorder.set_meta("pid", 2**22 + 1)  # no such process exists
     assert LiveRecords(tmp_path, 1, strangers=True).look()[0].open == 0
 
 
@@ -394,7 +395,7 @@ def test_what_was_refused_is_kept_with_the_place_that_it_would_have_had(
     find_new_mismatches(live.builder)
     assert len(live.builder.events()) == 0
     posted = [sender.post("isend", 0, 1, tag) for tag in (3, 4, 3, 3)]
-    for slot in posted[2:]:  # nobody has waited for them: they raised when they were posted
+    for slot in posted[2:]:  # no rank waited for them: they raised when they were posted
         sender.recorder.complete(slot, ERROR)
     live.look()
     for world in (

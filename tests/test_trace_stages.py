@@ -1,6 +1,7 @@
-"""Steps of pipelines, read back from traces.
+"""Pipeline steps, read back from traces.
 
-Bubbles and live activations, against the evaluator that made them; and what is a step at all.
+Bubbles and live activations are compared with the evaluator that made the steps. Other tests check
+which spans are steps.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def count_steps(trace: Trace) -> int:
 
 
 def list_steps(story: Story) -> list[tuple[str, list[str]]]:
-    """Returns the name of each step, and its computations, none of which lies in another."""
+    """Returns the name of each step, and its computations, none of which is inside another."""
     trace, found = story.trace(), []
     for number in range(count_steps(trace)):
         bubble = trace.bubble(number)
@@ -84,7 +85,7 @@ def test_the_conventions_by_hand() -> None:
 
 @given(seed=st.integers(0, 10_000))
 def test_live_activations_are_forwards_begun_and_not_yet_passed_back(seed: int) -> None:
-    """Counted anew whenever a forward begins, for random costs."""
+    """They are counted again whenever a forward begins, for random costs."""
     random = np.random.default_rng(seed)
     name = SCHEDULE_NAMES[seed % len(SCHEDULE_NAMES)]
     num_ranks = int(random.integers(1, 5))
@@ -118,9 +119,9 @@ def test_a_step_that_is_not_there_is_refused() -> None:
         says = rf"step must be from 0 to 1, got {step}\. Leave it out"
         with pytest.raises(ArgumentError, match=says):
             twice.bubble(step)
-    # spans called "forward", but no step around them
+    # spans called "forward", but without a step around them
     for ask in (pipeline().bubble, pipeline().peak_activations):
-        with pytest.raises(ArgumentError, match="trace must have a step of a pipeline"):
+        with pytest.raises(ArgumentError, match="the trace has no pipeline step"):
             ask()
 
 
@@ -141,9 +142,9 @@ def test_what_a_user_records_around_and_between_is_no_step_and_no_action() -> No
     add_step(story, known("1f1b", 2, 2), 1.0, (0, 1), "1f1b")
     story.span(0, "forward", 0.1, 0.15, stage=0, microbatch=7)  # before it
     story.span(0, "forward", 62, 63, stage=0, microbatch=7)  # after it
-    story.span(0, "forward", 0.6, 0.7, stage=0)  # a user's, of no microbatch
-    story.span(0, "forward", 0.8, 0.9, microbatch=0)  # a user's, of no stage
-    story.span(0, "forward", 0.85, -1, stage=0, microbatch=7, thread=1)  # one that has not ended
+    story.span(0, "forward", 0.6, 0.7, stage=0)  # a user's span, without a microbatch
+    story.span(0, "forward", 0.8, 0.9, microbatch=0)  # a user's span, without a stage
+    story.span(0, "forward", 0.85, -1, stage=0, microbatch=7, thread=1)  # a span that has not ended
     story.span(0, "attention", 1.3, 1.4, stage=0, microbatch=0)
     trace, plain = story.trace(), trace_of(known("1f1b", 2, 2))
     assert count_steps(trace) == 1
@@ -155,7 +156,7 @@ def test_what_a_user_records_around_and_between_is_no_step_and_no_action() -> No
 def test_spans_inside_a_computation_are_neither_steps_nor_computations(name: str) -> None:
     """0.2.0 counted a layer's span "forward" again.
 
-    It ended the step where a layer's span "step ..." began.
+    It ended the step at the start of a layer's span "step ...".
     """
     story, plain = Story(2), trace_of(known("1f1b", 2, 5), known("1f1b", 2, 5))
     for begin in (1.0, 101.0):
@@ -177,9 +178,9 @@ def test_spans_inside_a_computation_are_neither_steps_nor_computations(name: str
 
 
 def test_steps_that_take_no_time_stay_apart() -> None:
-    """On the virtual clock steps and computations may cost nothing.
+    """On the virtual clock, steps and computations may take no time.
 
-    In which step they are, their order tells.
+    Only their order shows to which step they belong.
     """
     story = Story(1)
     story.span(0, "step 0", 0, 5)
@@ -191,7 +192,7 @@ def test_steps_that_take_no_time_stay_apart() -> None:
 
 
 def test_computations_that_touch_or_overlap_are_all_counted() -> None:
-    """Those of two threads may overlap, as in DualPipe: neither lies in the other."""
+    """Computations of two threads may overlap, as in DualPipe: neither is inside the other."""
     story = Story(1)
     story.span(0, "step mine", 0, 20)
     story.span(0, "forward", 1, 8, stage=0, microbatch=0)
@@ -205,9 +206,9 @@ def test_computations_that_touch_or_overlap_are_all_counted() -> None:
 
 
 def test_steps_in_steps() -> None:
-    """A step ends where it ends, whatever steps are in it.
+    """A step ends at its own end, even if it contains other steps.
 
-    If computations lie in it directly, it is the step.
+    The step is the span that directly contains computations.
     """
     story = Story(1)
     story.span(0, "step loop", 0, 100)
@@ -277,7 +278,7 @@ def test_replicas_of_a_pipeline_are_known_together_and_ranks_need_not_begin_at_z
 
 
 def test_a_microbatch_of_a_huge_number_asks_for_no_memory() -> None:
-    """A damaged file may have any; the schedule of so many microbatches would not fit."""
+    """A damaged file may have any number; a schedule of so many microbatches would not fit."""
     story = Story(1)
     story.span(0, "step 1f1b", 0, 5)
     story.span(0, "forward", 1, 2, stage=0, microbatch=2**31 - 2)

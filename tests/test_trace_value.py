@@ -1,6 +1,6 @@
-"""A trace shows itself.
+"""The display of a trace.
 
-A summary in a terminal, pictures with their text in a notebook, tables for pandas.
+It is a summary in a terminal, pictures with a text in a notebook, and tables for pandas.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MS = 1_000_000
 
 
 def three_ranks(**metadata: object) -> Trace:
-    """Rank 0 sends twice to 1 and once to 2, late; a last isend of rank 2 finds nobody."""
+    """Rank 0 sends twice to 1 and once to 2, late; a last isend of rank 2 has no recv."""
     operations = [
         (0, "isend", 1, (3.0, 3.0, 3.4)),
         (0, "isend", 1, (3.1, 3.1, 3.6)),
@@ -83,7 +83,7 @@ def test_summary_of_nothing_of_a_late_receiver_and_of_edges_alike() -> None:
     assert "rank 0 waited 700 ns in send for rank 1 to receive" in late.summary()
     there, back = (send, {**recv, "rank": 0, "peer": 1}), ({**send, "rank": 1, "peer": 0}, recv)
     alike = make_trace([*there, *back])
-    assert "busiest edge  0 -> 1 and 1 other alike: 1 message, 0 B" in alike.summary()
+    assert "busiest edge  0 -> 1 and 1 other: 1 message, 0 B each" in alike.summary()
     assert alike.describe() == "Trace of 2 ranks that exchanged 2 messages in 0 ns."
 
 
@@ -186,7 +186,7 @@ recv_post_ns recv_done_ns late_sender_ns late_receiver_ns transfer_ns stage micr
 
 
 def one_of_each() -> Trace:
-    """A send that met its recv, a recv in flight from any source, a span."""
+    """A matched send and recv, a recv in flight from any source, a span."""
     on_pair = {"group": "ring:0>1", "tag": 7, "size_bytes": 32, "shape": (4, 2), "file": "ring.py"}
     rows = [
         {"rank": 0, "op": "span", "stage": 2, "label": "compute", "times": (0, NONE, 90)},
@@ -232,7 +232,7 @@ def test_messages_say_who_was_late() -> None:
     expected = [0, 1, 7, "ring:0>1", 32, "float32", "4x2", 100, 200, 40, 250, 50, 0, 150, 2, 5]
     assert row == dict(zip(MESSAGE_COLUMNS, expected, strict=True))
     send, recv = {"rank": 0, "op": "send", "peer": 1}, {"rank": 1, "op": "recv", "peer": 0}
-    table = make_trace([send, recv | {"post_ns": 5}]).to_pandas("messages")  # it is on its way
+    table = make_trace([send, recv | {"post_ns": 5}]).to_pandas("messages")  # in flight
     assert table[["transfer_ns", "send_done_ns", "recv_done_ns"]].isna().all(axis=None)
 
 
@@ -241,7 +241,7 @@ def test_types_of_the_columns_and_what_is_missing() -> None:
     types = {"rank": "int32", "post_ns": "int64", "done_ns": "Int64", "peer": "Int32",
              "kind": "category", "message_id": "Int64"}  # fmt: skip
     assert {name: str(table[name].dtype) for name in types} == types
-    # of what has not ended, and not negative
+    # for events that have not ended, and not negative
     assert (table.done_ns - table.post_ns).tolist()[-1] is pd.NA
     barrier = {"op": "barrier", "size_bytes": 0, "dtype": "", "shape": (), "group": "pair"}
     table = make_trace([{"rank": 0, **barrier}, {"rank": 1, **barrier}]).to_pandas()

@@ -1,6 +1,6 @@
 """The interactive page.
 
-What it holds is the trace, it needs nothing from outside, and no name gets out of its data.
+The page contains the trace, needs nothing external, and no name escapes from its data.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SAME = "group peer tag payload stage microbatch file line op status label".split
 
 
 def unpack(packed: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Reads what the page reads, as it does."""
+    """Reads a packed trace in the same way as the page."""
     data = gzip.decompress(packed)
     (length,) = struct.unpack_from("<I", data)
     head = json.loads(data[4 : 4 + length])
@@ -44,13 +44,13 @@ def unpack(packed: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def read(page: str) -> bytes:
-    """The packed trace in a page."""
+    """Returns the packed trace in a page."""
     (data,) = re.findall(r'application/x-ringsim">([^<]*)<', page)
     return base64.b64decode(data)
 
 
 def write(trace: Trace) -> bytes:
-    """The packed trace in its page, which is written without its still picture."""
+    """Returns the packed trace in its page, which is written without its still picture."""
     with tempfile.TemporaryDirectory() as directory:
         with mock.patch("ringsim.view.html.MOST_PICTURED", -1):
             trace.to_html(f"{directory}/run.html")

@@ -1,4 +1,4 @@
-"""The interactive page in a real browser: Debian's Chromium, headless, with nothing reachable."""
+"""The interactive page in a real browser: Debian's Chromium, headless and offline."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ Open = Callable[..., "Shown"]
 
 
 class Shown:
-    """A page in the browser; scripts may say ``view`` for its view, and ``timeline``."""
+    """A page in the browser; scripts can use ``view`` for its view, and ``timeline``."""
 
     def __init__(self, page: Any) -> None:
         self.page = page
 
     def get(self, script: str, *values: Any) -> Any:
-        """The value of an expression; ``values`` are its ``a``, ``b``, ..."""
+        """Returns the value of an expression; ``values`` are its ``a``, ``b``, ..."""
         names = ", ".join("abcd"[: len(values)])
         head = f"const view = window.ringsim, timeline = view.timeline, [{names}] = values;"
         return self.page.evaluate(f"(values) => {{ {head} return {script}; }}", list(values))
 
     def until(self, script: str) -> None:
-        """Waits for a condition; the page's policy forbids what Playwright would do for that."""
+        """Waits for a condition; the page's policy forbids Playwright's own way of doing so."""
         deadline = time.monotonic() + 120
         while not self.get(script):
             assert time.monotonic() < deadline, script
@@ -52,12 +52,12 @@ class Shown:
         return self.page.locator(f'[data-part="{name}"]')
 
     def text(self, name: str) -> str:
-        """What a part of the page says, once the page has come to rest."""
+        """Returns the text of a part of the page, after the page has settled."""
         self.until("!view.waiting && !view.later")
         return str(self.part(name).inner_text())
 
     def at(self, event: int) -> tuple[float, float]:
-        """Where on the page the middle of an event's bar is."""
+        """Returns the position of the middle of an event's bar on the page."""
         run, box = "timeline.runs[0]", self.part("bars").bounding_box()
         middle = f"({run}.post[a] + {run}.endOf(a)) / 2"
         x, y = self.get(f"[timeline.x({middle}), timeline.middleOf({run}, a)]", event)
@@ -85,13 +85,13 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def open_page(browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
-    """Opens the page of traces, or of an explorer.
+    """Opens the page of traces or of an explorer.
 
-    In the end nothing was complained about, and nothing asked for but the file.
+    At the end it checks that the page reported no error and requested only the file.
     """
     said: list[str] = []
     context = browser.new_context(viewport={"width": 1200, "height": 700})
-    # drawing the still picture takes longer than all the rest
+    # drawing the still picture takes longer than everything else
     monkeypatch.setattr("ringsim.view.html.MOST_PICTURED", 20)
 
     def open_it(*shown: Any, fragment: str = "") -> Shown:
@@ -117,9 +117,9 @@ def open_page(browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def two_that_meet() -> Trace:
-    """Rank 1 receives from 1 ms on what rank 0 sends at 4 ms.
+    """Rank 1 receives from 1 ms on; rank 0 sends the message at 4 ms.
 
-    A second message goes the other way.
+    A second message goes in the other direction.
     """
     story = Story(2)
     story.span(0, "compute", 0, 4, microbatch=3)
@@ -153,7 +153,7 @@ def test_hovering_and_clicking_tell_what_an_event_was(open_page: Open) -> None:
     view.page.get_by_text("pin", exact=True).click()
     view.page.get_by_text("go there").first.click()
     view.until("timeline.selected.event === 1")
-    # the pinned card stays while others come and go
+    # the pinned card stays while other cards change
     view.press("ArrowLeft")
     assert "compute 3" in view.text("panel")
     assert "recv from 0" in view.text("panel")
@@ -194,7 +194,7 @@ def test_shift_measures_and_zooms_and_the_overview_and_two_fingers_lead(open_pag
     view = open_page(two_that_meet())
     whole, low, page = view.window, view.get("timeline.rowHeight"), view.page
     box = view.part("stage").bounding_box()
-    # along the ruler it measures; with Shift the box fills the view
+    # dragging along the ruler measures; with Shift, the box fills the view
     for y, is_measured in ((10, True), (150, False)):
         page.keyboard.down("Shift")
         page.mouse.move(box["x"] + 200, box["y"] + y)
@@ -228,7 +228,7 @@ def test_arrow_keys_walk_and_say_where_they_are(open_page: Open) -> None:
         walked.append(view.get("timeline.selected.event"))
         said = view.text("live")
         view.press(key)
-    # rank 0 from event to event; below it what rank 1 did then; the other side of that
+    # rank 0 from event to event; then rank 1 at that time; then the other side of its event
     assert walked == [0, 1, 2, 3, 1, 2, 0]
     assert said.startswith("rank 0: compute 3, from 0 ns")
     assert view.get("timeline.selected") is None
@@ -255,7 +255,7 @@ def test_search_finds_and_leaves_the_rest_pale(open_page: Open) -> None:
 
 def test_playing_moves_the_line_and_steps_go_from_message_to_message(open_page: Open) -> None:
     view = open_page(two_that_meet())
-    for label, head in (("next message", 4e6), ("next message", 7e6), ("message before", 4e6)):
+    for label, head in (("next message", 4e6), ("next message", 7e6), ("previous message", 4e6)):
         view.page.get_by_label(label).click()
         assert view.get("timeline.head") == head
     view.page.get_by_label("play", exact=True).click()
@@ -270,7 +270,7 @@ def test_playing_moves_the_line_and_steps_go_from_message_to_message(open_page: 
 
 def test_a_playing_that_was_paused_does_not_go_on_beside_the_next(open_page: Open) -> None:
     view = open_page(two_that_meet())
-    # in one task, so that no frame comes between
+    # in one task, so that there is no frame in between
     view.get("""(view.play(), view.play(), window.matchMedia = () => ({ matches: true }),
         timeline.head = 0, view.play())""")
     view.until("!view.playing")
@@ -315,7 +315,7 @@ def test_a_flag_leads_to_the_finding(open_page: Open) -> None:
 def test_notes_stand_under_the_findings_or_alone(
     open_page: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """0.2.0 had them in the text of a diagnosis alone."""
+    """0.2.0 had them only in the text of a diagnosis."""
     quiet = Story(2)
     for rank in range(2):
         quiet.op(rank, "barrier", (1, 1, 2), group="world")
@@ -354,7 +354,7 @@ def test_a_thousand_ranks_scroll(open_page: Open) -> None:
             story.op(rank, op, times, peer=(rank + way) % 1000, **more)
     view = open_page(story.trace())
     first = "timeline.top / timeline.rowHeight"
-    view.text("legend")  # the page has come to rest
+    view.text("legend")  # the page has settled
     rows = view.get("timeline.height - RULER") / 3  # of 3 pixels
     assert view.get(first) == 0
     view.part("stage").hover()
@@ -362,15 +362,15 @@ def test_a_thousand_ranks_scroll(open_page: Open) -> None:
     view.until(f"{first} === 100")
     view.press("PageDown")
     assert view.get(first) == pytest.approx(100 + rows)
-    view.press("End")  # selects nothing where nothing is selected
+    view.press("End")  # selects nothing if nothing is selected
     view.press(*["PageDown"] * 6)
-    assert view.get(first) == pytest.approx(1000 - rows)  # the last rank stands at the bottom
+    assert view.get(first) == pytest.approx(1000 - rows)  # the last rank is at the bottom
     matrix = view.page.get_by_role("button", name="matrix")
     assert matrix.get_attribute("aria-pressed") == "true"
 
 
 def test_what_is_drawn_is_what_happened(open_page: Open) -> None:
-    """The pixels of the bars, from events one by one and from bins, beside the times."""
+    """The pixels of the bars, drawn from events and from bins, are compared with the times."""
     view = open_page(two_that_meet())
     script = """(() => {
         const [run] = timeline.runs, { ratio } = timeline;
@@ -466,7 +466,7 @@ def test_printers_and_browsers_without_scripts_get_the_still_picture(open_page: 
     assert not picture.is_visible()
     view.page.emulate_media(media="print")
     assert (picture.is_visible(), bars.is_visible()) == (True, False)
-    picture.evaluate("(picture) => picture.remove()")  # as of a large trace
+    picture.evaluate("(picture) => picture.remove()")  # as for a large trace
     assert bars.is_visible()
     view.get("(view.setTheme(true), dispatchEvent(new Event('beforeprint')))")
     assert not view.get("timeline.dark")
@@ -485,7 +485,7 @@ def test_choices_of_an_explorer_bring_their_runs(open_page: Open) -> None:
     page.get_by_role("combobox", name="rank 2 first").select_option("receives")
     view.until("document.querySelector('pre').innerText.startsWith('It ends, after')")
     ended = view.get("view.runs[0].post.length")
-    assert "recv" in view.text("panel")  # the table is still open, and of the new run
+    assert "recv" in view.text("panel")  # the table is still open, and shows the new run
     page.get_by_role("slider", name="size").press("ArrowRight")
     view.until("!document.querySelector('pre').innerText.startsWith('It ends, after 51.6')")
     assert page.get_by_role("slider", name="size").get_attribute("aria-valuetext") == "1024 KiB"

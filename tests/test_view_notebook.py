@@ -1,4 +1,4 @@
-"""The view in a notebook: in a real kernel, and in JupyterLab itself, in a browser."""
+"""The view in a notebook: in a real kernel, and in JupyterLab itself in a browser."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.xdist_group("browser")
 
 
 def stuck() -> Trace:
-    """Ranks that compute for 10 ms each, and then wait for each other in vain."""
+    """Ranks that compute for 10 ms each, and then wait for each other forever."""
     story = Story(2)
     for rank in range(2):
         story.span(rank, "compute", 0, 10)
@@ -71,7 +71,7 @@ def test_python_reads_and_leads_the_view_without_a_notebook() -> None:
 def test_traces_on_one_axis_are_aligned_at_their_first_operations(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In 0.2.0 each began at its own time, unlike on a page."""
+    """In 0.2.0 each trace began at its own time, unlike on a page."""
 
     def run(begins_ms: float) -> Trace:
         story = Story(1)
@@ -120,12 +120,12 @@ def test_a_saved_notebook_holds_the_picture_and_not_the_trace() -> None:
     widgets = ran.metadata.widgets["application/vnd.jupyter.widget-state+json"]["state"]
     (state,) = (each["state"] for each in widgets.values() if "_esm" in each["state"])
     kept = {name: value for name, value in state.items() if name != "_esm"}
-    assert len(str(kept)) < 1000, "numbers alone are kept with the widget, and its program"
+    assert len(str(kept)) < 1000, "only numbers and the program are kept with the widget"
 
 
 @pytest.fixture
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    """JupyterLab on a free port, with settings of its own, and the folder that it shows."""
+    """Starts JupyterLab on a free port with its own settings; yields its address and folder."""
     pytest.importorskip("jupyterlab", reason="needs JupyterLab: pip install 'ringsim[lab]'")
     folder, own = tmp_path_factory.mktemp("lab"), tmp_path_factory.mktemp("own")
     with closing(socket()) as free:
@@ -143,7 +143,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
         "--IdentityProvider.token=",
         "--ServerApp.disable_check_xsrf=True",
         f"--ServerApp.root_dir={folder}",
-        # it starts sooner without
+        # it starts sooner without them
         "--ServerApp.jpserver_extensions={'jupyter_lsp': False, 'jupyter_server_terminals': False}",
     ]
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", *options]
@@ -159,7 +159,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
                 for kernel in json.load(answer):
                     where = f"{url}/api/kernels/{kernel['id']}"
                     urllib.request.urlopen(urllib.request.Request(where, method="DELETE")).close()
-            server.kill()  # told to terminate, it may wait long for what it has begun
+            server.kill()  # after a request to terminate, it may wait long for unfinished work
 
 
 def answers(url: str) -> bool:
@@ -185,7 +185,7 @@ def page() -> Iterator[Any]:
         chromium = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = chromium.new_page(viewport={"width": 1500, "height": 1400})
         page.set_default_timeout(100_000)
-        # on a busy machine JupyterLab may ask something first, such as which kernel to take
+        # on a busy machine JupyterLab may first ask a question, such as which kernel to use
         dialog = page.locator(".jp-Dialog")
         page.add_locator_handler(dialog, lambda: dialog.locator(".jp-mod-accept").first.click())
         yield page
@@ -193,10 +193,10 @@ def page() -> Iterator[Any]:
 
 
 def run_cell(page: Any, number: int, then: str) -> None:
-    """Runs a cell, and waits for what it shows."""
+    """Runs a cell and waits for its output."""
     cell = page.locator(".jp-Notebook .jp-CodeCell").nth(number)
 
-    # JupyterLab drops what is to be run before its connection with the kernel stands
+    # JupyterLab drops requests that come before it is connected with the kernel
     def is_sent() -> bool:
         cell.locator(".cm-content").click()
         page.keyboard.press("Shift+Enter")
@@ -208,7 +208,7 @@ def run_cell(page: Any, number: int, then: str) -> None:
 
 
 def window_of(page: Any) -> list[float]:
-    """Asks Python for the window of the view."""
+    """Returns the window of the view, as known to Python."""
     run_cell(page, 1, ".jp-OutputArea-output")
     said = page.locator(".jp-CodeCell").nth(1).locator(".jp-OutputArea-output").inner_text()
     return [float(time) for time in said.strip("()").split(", ")]
@@ -224,13 +224,13 @@ def test_in_jupyterlab_the_view_moves_and_python_knows(lab: tuple[str, Path], pa
     stage = page.locator(".ringsim .stage")
     cells = page.locator(".jp-Cell").count()
     stage.focus()
-    for key in ("d", "d", "w", "w", "w"):  # D D deletes a cell, where JupyterLab hears it
+    for key in ("d", "d", "w", "w", "w"):  # D D deletes a cell if JupyterLab receives it
         stage.press(key)
     assert page.locator(".jp-Cell").count() == cells
     assert page.evaluate("document.activeElement.hasAttribute('data-lm-suppress-shortcuts')"), (
         "Notebook 7 asks this element before its parents"
     )
-    # the view says where it is once it has come to rest
+    # the view reports its position once it has settled
     until(lambda: window_of(page)[1] < stuck().makespan_s)
     assert 0 <= window_of(page)[0] < window_of(page)[1]
     page.evaluate(
@@ -238,7 +238,7 @@ def test_in_jupyterlab_the_view_moves_and_python_knows(lab: tuple[str, Path], pa
         "#eeeeee; --jp-content-font-color1: #eeeeee'"
     )
     page.locator('.ringsim[data-theme="dark"]').wait_for()
-    run_cell(page, 2, ".ringsim.ready")  # an explorer: a choice brings another run and other words
+    run_cell(page, 2, ".ringsim.ready")  # an explorer: a choice shows another run and text
     explorer = page.locator(".jp-CodeCell").nth(2)
     explorer.get_by_text("It never ends.").first.wait_for()
     explorer.locator("select").first.select_option("receives")
@@ -251,7 +251,7 @@ def test_in_jupyterlab_the_view_moves_and_python_knows(lab: tuple[str, Path], pa
 
     (session,) = page.request.get(f"{url}/api/sessions").json()
     page.request.delete(f"{url}/api/sessions/{session['id']}")
-    # opened again where no kernel runs
+    # opened again without a kernel
     saved.metadata.kernelspec = {"name": "gone", "display_name": "gone"}
     nbformat.write(saved, folder / "again.ipynb")
     page.goto(f"{url}/lab/tree/again.ipynb?reset")

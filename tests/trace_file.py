@@ -1,6 +1,6 @@
-"""Trace files written by hand, from their published format alone (docs/decisions/0003).
+"""Trace files written by hand, using only their published format (docs/decisions/0003).
 
-For traces whose exact times or states no program gives.
+They are for traces whose exact times or states no program produces.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ import ringsim
 from ringsim import Trace
 
 NONE: Final = -1
-ANY_SOURCE: Final = -2  # the peer of a recv from anybody
+ANY_SOURCE: Final = -2  # the peer of a recv from any source
 STATUS: Final = {"in_flight": 1, "ok": 2, "error": 3}
-# the file holds the place of a name in this list: it grows at its end only
+# a file stores the index of a name in this list, so it may only grow at its end
 OPS: Final = tuple(
     """span mark send isend recv irecv batch_isend batch_irecv send_object_list recv_object_list
     broadcast all_reduce all_reduce_coalesced reduce all_gather all_gather_into_tensor
@@ -42,7 +42,7 @@ COLUMNS: Final = dict.fromkeys(
 
 
 def put_together(meta: bytes, events: bytes) -> bytes:
-    """Makes a file of the two members, with right checksums."""
+    """Makes a file of the two members, with correct checksums."""
     sink = io.BytesIO()
     with zipfile.ZipFile(sink, "w") as archive:
         archive.writestr("meta.json", meta)
@@ -57,7 +57,7 @@ def take_apart(path: Path) -> tuple[bytes, bytes]:
 
 
 def write_columns(columns: Mapping[str, Any]) -> bytes:
-    """Writes columns as a trace's Parquet file has them."""
+    """Writes columns in the form of a trace's Parquet file."""
     fields, arrays = [], []
     for name, dtype in COLUMNS.items():
         values = np.asarray(columns[name], dtype=dtype)
@@ -71,7 +71,7 @@ def write_columns(columns: Mapping[str, Any]) -> bytes:
 
 @lru_cache(maxsize=64)
 def load_names(tables: str) -> Any:
-    """Returns the events of a file that has names, and no event yet."""
+    """Returns the events of a file that has names but no events."""
     no_names = {"groups": [], "payloads": [], "labels": [], "files": []}
     meta = {"format": 1, "needs": "0.1.0", "events": 0, "metadata": {}}
     meta["tables"] = no_names | json.loads(tables)
@@ -83,7 +83,7 @@ def load_names(tables: str) -> Any:
 
 
 def load_columns(columns: Mapping[str, Any], tables: Mapping[str, Any], **metadata: Any) -> Trace:
-    """Returns the trace that has these columns; one that is left out is -1 throughout."""
+    """Returns the trace with these columns; a missing column is -1 throughout."""
     rank = np.asarray(columns["rank"])
     full = dict.fromkeys(COLUMNS, NONE) | {"thread": 0, "post_ns": 0, "status": STATUS["ok"]}
     full |= {"seq": np.arange(len(rank)) - np.searchsorted(rank, rank), **columns}
@@ -103,14 +103,14 @@ def make_trace(
     groups: Mapping[str, Iterable[int]] | Iterable[tuple[str, Iterable[int]]] = (),
     **metadata: Any,
 ) -> Trace:
-    """Makes a trace of events that are written down one by one, by name.
+    """Makes a trace of events that are given one by one, by name.
 
     Args:
-        rows: events by their columns. ``op``, ``group``, ``label``, ``file`` and ``status`` are
-            words; a ``payload`` is its values in the order of ``PAYLOAD``, or ``size_bytes``,
-            ``dtype`` and ``shape``; ``times`` are those of posting, waiting and being done.
-        groups: the members of each group, which may be left out.
-        **metadata: the trace's.
+        rows: the events by their columns. ``op``, ``group``, ``label``, ``file`` and ``status`` are
+            strings; a ``payload`` is its values in the order of ``PAYLOAD``, or ``size_bytes``,
+            ``dtype`` and ``shape``; ``times`` are those of post, wait and done.
+        groups: the members of each group; may be left out.
+        **metadata: the metadata of the trace.
     """
     known_groups = [*(groups.items() if isinstance(groups, Mapping) else groups)]
     numbers: dict[str, dict[Any, int]] = {

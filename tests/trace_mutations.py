@@ -1,8 +1,8 @@
-"""Damage done to real trace files, by choices that a test, a soak or a fuzzer makes.
+"""Damage to real trace files, controlled by the choices of a test, a soak or a fuzzer.
 
-Also everything that reads a trace, to meet it. Whoever drives it gives a function ``choose(low,
-high)`` that returns a whole number: hypothesis, a generator of random numbers, or a fuzzer that
-watches which lines its choices reach.
+The module also calls every reader of a trace on the damaged file. The caller provides a function
+``choose(low, high)`` that returns a whole number: hypothesis, a random number generator, or a
+fuzzer that watches which lines its choices reach.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ODD_VALUES: tuple[Any, ...] = (
 
 
 class Whole(NamedTuple):
-    """A real file, taken apart."""
+    """A real file, split into its members."""
 
     meta: bytes
     events: bytes
@@ -49,7 +49,7 @@ class Whole(NamedTuple):
 
 
 def real_files() -> list[Whole]:
-    """The files that the figures are drawn from, which real ranks left."""
+    """Returns the files that the figures are drawn from, which real ranks recorded."""
     wholes = []
     for path in sorted(DATA.glob("*.ringtrace")):
         events = load(path).events
@@ -68,9 +68,9 @@ ODD_TOKENS: Final = (
 
 
 def flip(data: bytes, choose: Choose) -> bytes:
-    """Changes a few bytes, leaves some out, or doubles them.
+    """Changes, removes or doubles a few bytes.
 
-    Or puts another number or word of the file, or an odd one, in place of one.
+    It may also replace a number or a word by another one of the file, or by an odd one.
     """
     damaged = bytearray(data)
     for _ in range(choose(1, choose(1, 4))):
@@ -94,7 +94,7 @@ def flip(data: bytes, choose: Choose) -> bytes:
 
 
 def _places(value: Any, found: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """Every (container, key) of a JSON document."""
+    """Returns every (container, key) of a JSON document."""
     for key in (
         value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
     ):
@@ -104,7 +104,7 @@ def _places(value: Any, found: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
 
 
 def change_meta(meta: bytes, choose: Choose) -> bytes:
-    """Puts odd values into meta.json, leaves entries out, doubles them, or swaps them."""
+    """Puts odd values into meta.json, removes entries, doubles them, or swaps them."""
     document = json.loads(meta)
     for _ in range(choose(1, 3)):
         places = _places(document, [])
@@ -119,13 +119,13 @@ def change_meta(meta: bytes, choose: Choose) -> bytes:
         elif what == 2:
             other, at = places[choose(0, len(places) - 1)]
             container[key] = copy.deepcopy(other[at])
-        else:  # a copy, too: the next change may go into it
+        else:  # also a copy, because the next change may affect it
             container[key] = copy.deepcopy(ODD_VALUES[choose(0, len(ODD_VALUES) - 1)])
     return json.dumps(document).encode()
 
 
 def change_columns(columns: dict[str, Any], choose: Choose) -> bytes:
-    """Puts odd numbers into some rows, leaves rows out, or moves them."""
+    """Puts odd numbers into some rows, removes rows, or moves them."""
     changed = {name: list(values) for name, values in columns.items()}
     names = list(COLUMNS)
     for _ in range(choose(1, 6)):
@@ -150,7 +150,7 @@ def change_columns(columns: dict[str, Any], choose: Choose) -> bytes:
 
 
 def with_rows(meta: bytes, events: bytes) -> tuple[bytes, bytes]:
-    """Lets meta.json state the number of rows that the other member has."""
+    """Sets the number of rows in meta.json to that of the other member."""
     document = json.loads(meta)
     document["events"] = pq.ParquetFile(io.BytesIO(events)).metadata.num_rows
     return json.dumps(document).encode(), events
@@ -159,7 +159,7 @@ def with_rows(meta: bytes, events: bytes) -> tuple[bytes, bytes]:
 def mutate(wholes: list[Whole], choose: Choose) -> bytes:
     """Makes a damaged file.
 
-    Its bytes, those of one member, the values of one member, or those of both.
+    The damage is in the bytes of the file or of a member, or in the values of one member or both.
     """
     whole = wholes[choose(0, len(wholes) - 1)]
     meta, events, what = whole.meta, whole.events, choose(0, 5)
@@ -179,9 +179,9 @@ def mutate(wholes: list[Whole], choose: Choose) -> bytes:
 
 
 def read_in_full(trace: Trace, *, draw: bool) -> None:
-    """Asks a trace for everything that it can say.
+    """Uses all content of a trace.
 
-    Also draws it, which takes a hundred times as long.
+    It may also draw the trace, which takes a hundred times as long.
     """
     assert trace.summary()
     assert trace.describe()
@@ -196,11 +196,11 @@ def read_in_full(trace: Trace, *, draw: bool) -> None:
 
 
 def load_damaged(data: bytes, *, draw: bool) -> bool:
-    """Loads a damaged file and reads it in full; whether it loaded.
+    """Loads a damaged file and reads it in full; returns whether it loaded.
 
-    Any error but one of ringsim's own comes out of here.
+    Any error that is not a ringsim error propagates.
     """
-    # a directory of its own would take half of the time
+    # a separate directory would take half of the time
     with tempfile.NamedTemporaryFile(suffix=".ringtrace") as file:
         file.write(data)
         file.flush()

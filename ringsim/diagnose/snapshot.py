@@ -31,7 +31,6 @@ from ringsim.traces.events import (
     DESTROYED,
     ERROR,
     IN_FLIGHT,
-    MADE_ANEW,
     NONE,
     OK,
     OP_CODES,
@@ -41,6 +40,7 @@ from ringsim.traces.events import (
     RECV,
     SEND,
     STATUS_NAMES,
+    WORLD_LABELS,
     Events,
     Group,
     Ints,
@@ -699,9 +699,7 @@ def until(events: Events, moment_ns: int) -> Events:
 
 def _without_groups(events: Events, ends: Mapping[int, End]) -> dict[int, End]:
     """Returns the ends of ranks that have destroyed their process groups and made none since."""
-    labels = [
-        number for number, name in enumerate(events.tables.labels) if name in (DESTROYED, MADE_ANEW)
-    ]
+    labels = [number for number, name in enumerate(events.tables.labels) if name in WORLD_LABELS]
     marks: list[int] = np.flatnonzero((events.op == _MARK) & np.isin(events.label, labels)).tolist()
     found = {}
     # the last of each

@@ -1,9 +1,9 @@
-"""Traces for other tools, and from them.
+"""Export of traces to other tools, and import from them.
 
-Written by methods of ``Trace``, read by functions of this package::
+Methods of ``Trace`` write files, and functions of this package read them::
 
-    Trace.to_perfetto(path)  read_perfetto(path)          ui.perfetto.dev, and its trace processor
-    Trace.to_chrome(path)    read_chrome(path)            chrome://tracing, and other readers of its
+    Trace.to_perfetto(path)  read_perfetto(path)          ui.perfetto.dev and its trace processor
+    Trace.to_chrome(path)    read_chrome(path)            chrome://tracing and other readers of its
                                                           JSON
     -                        read_profiler(paths)         files of torch.profiler, one per rank
     -                        read_flight_recorder(paths)  dumps of torch's flight recorder, one per

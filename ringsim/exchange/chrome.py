@@ -1,8 +1,6 @@
 """Traces in the Trace Event Format of Chrome (chrome://tracing, ui.perfetto.dev, Speedscope).
 
-JSON, one event a line, with flows.
-
-::
+The format is JSON, with one event per line and flows::
 
     {"ph": "X", "pid": 0, "tid": 2, "ts": 4.5, "dur": 1.5, "name": "isend to 1", "cat": "send", "args": {...}}  a slice, times in us
     {"ph": "s", "pid": 0, "tid": 2, "ts": 4.5, "id": 1, "name": "message", "cat": "message"}                     a flow begins
@@ -12,16 +10,15 @@ Source:
     "Trace Event Format",
     https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 
-Files of ``torch.profiler``, one a rank, as one trace.
+The module also reads the files of ``torch.profiler``, one per rank, as one trace.
 
-The profiler writes Chrome's format. Of an operation on Gloo it holds two slices, the call and the
-work, which need not be on one thread::
+The profiler writes Chrome's format. For an operation on Gloo it contains two slices, the call and
+the work, which may be on different threads::
 
     program's thread     | c10d::send |                        post: the call begins
     Gloo's, or the same       | gloo:send           |          done: the work ends
 
-Which call goes with which work is found by their order: Gloo does works of one kind in the order of
-the calls.
+Calls are matched with works by their order: Gloo does works of one kind in the order of the calls.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -79,16 +76,16 @@ __all__ = ["read_chrome", "read_profiler", "to_chrome", "to_ns"]
 def to_chrome(trace: Trace, path: str | PathLike[str]) -> None:
     """Writes a trace for Chrome and the many tools that read its format.
 
-    Ranks are processes; spans and operations stand on lanes below them, and an arrow leads from
-    each send to its recv. ``ringsim.exchange.read_chrome`` gives back the same trace, without
-    results and output. A Perfetto file holds the same in half the bytes.
+    Ranks are processes; spans and operations are on lanes below them, and an arrow connects each
+    send with its recv. ``ringsim.exchange.read_chrome`` returns the same trace, without results and
+    output. A Perfetto file holds the same data in half the bytes.
 
     Args:
         trace: any trace.
-        path: where to, usually ``*.json``; an existing file is replaced.
+        path: the file to write, usually ``*.json``; an existing file is replaced.
 
     Raises:
-        TraceFileError: the file cannot be written, or could not be read back.
+        TraceFileError: the file cannot be written, or the trace could not be read back.
 
     Example:
         >>> import tempfile
@@ -104,7 +101,7 @@ def to_chrome(trace: Trace, path: str | PathLike[str]) -> None:
         True
 
     Source:
-        The format's document, see the module.
+        The format's document; see the module docstring.
     """
     run = pack_run(trace, path)
     write_whole(
@@ -160,7 +157,7 @@ def _slice(one: Slice, place: dict[str, int], tables: Tables) -> Iterator[dict[s
 def _flows(one: Slice, place: dict[str, int]) -> Iterator[dict[str, Any]]:
     """Yields the two ends of arrows, each within its slice.
 
-    A viewer finds the slice by the time.
+    A viewer uses the time to find the slice.
     """
     named = {**place, "name": "message", "cat": "message"}
     if one.flow_out:
@@ -173,9 +170,9 @@ def _flows(one: Slice, place: dict[str, int]) -> Iterator[dict[str, Any]]:
 def read_chrome(path: str | PathLike[str]) -> Trace:
     """Reads a file in Chrome's Trace Event Format.
 
-    A file that ``Trace.to_chrome`` wrote gives that trace. Of another program's file, each process
-    becomes a rank, each slice a span and each instant a mark; for those of ``torch.profiler`` there
-    is ``read_profiler``, which knows messages.
+    A file written by ``Trace.to_chrome`` gives the same trace. For another program's file, each
+    process becomes a rank, each slice a span and each instant a mark. For files of
+    ``torch.profiler``, use ``read_profiler``, which recognises messages.
 
     Args:
         path: the file, an object with "traceEvents" or a list of events; it may be gzipped.
@@ -184,10 +181,10 @@ def read_chrome(path: str | PathLike[str]) -> Trace:
         The trace.
 
     Raises:
-        TraceFileError: there is no such file, or it is something else.
+        TraceFileError: the file is missing, or is not a Chrome trace.
 
     Source:
-        The format's document, see the module.
+        The format's document; see the module docstring.
     """
     data = read_bytes(path)
     with importing(path, "a Chrome trace"):
@@ -208,9 +205,9 @@ def read_chrome(path: str | PathLike[str]) -> Trace:
 
 
 def _read_boxes(events: list[dict[str, Any]]) -> Trace:
-    """Reads slices of another program.
+    """Reads the slices of another program.
 
-    Begins and ends come in order of time, as the format demands.
+    Begins and ends must be in order of time, as the format requires.
     """
     boxes = Boxes("the Trace Event Format")
     processes: dict[Any, Any] = {}
@@ -237,16 +234,16 @@ def _read_boxes(events: list[dict[str, Any]]) -> Trace:
 
 
 def to_ns(microseconds: Any) -> int:
-    """Converts a time of the format, µs with a fraction, to whole ns."""
+    """Converts a time of the format (µs with a fraction) to whole ns."""
     if isinstance(microseconds, int | float):
         return round(microseconds * 1000)
     raise ValueError(f"a time is {str(microseconds)[:40]!r}, not a number")
 
 
 class _Call(NamedTuple):
-    """How to read one operator of c10d.
+    """The meaning of one c10d operator.
 
-    Its name here, the work that it starts, and what its inputs mean.
+    It has ringsim's name for the operator, the work that it starts, and the meaning of its inputs.
     """
 
     op: str
@@ -254,7 +251,7 @@ class _Call(NamedTuple):
     peer: int = NONE  # the input that holds the peer, or the root
     tag: int = NONE
     works: str = "one"  # "all": as many works as the group has ranks
-    shards: bool = False  # the work shows one rank's part of what is counted
+    shards: bool = False  # whether the work shows only one rank's share of the size
 
 
 _CALLS: Final = {
@@ -273,11 +270,11 @@ _CALLS: Final = {
     "c10d::alltoall_": _Call("all_to_all", "all_to_all", shards=True),
     "c10d::alltoall_base_": _Call("all_to_all_single", "all_to_all"),
     "c10d::barrier": _Call("barrier", "barrier"),
-    # waits by itself; the messages that it consists of appear as works
+    # it waits itself; its messages appear as works
     "c10d::monitored_barrier_": _Call("monitored_barrier", ""),
 }
 _WORK: Final = "gloo:"
-# Of dtypes: the profiler's names, and torch's.
+# the profiler's names of dtypes, and torch's names
 _DTYPES: Final = {
     "float": "float32",
     "double": "float64",
@@ -307,25 +304,25 @@ class _File:
 
 
 def read_profiler(paths: str | PathLike[str] | Sequence[str | PathLike[str]]) -> Trace:
-    """Reads what ``torch.profiler`` recorded on the ranks of a run on Gloo.
+    """Reads the files of ``torch.profiler`` from the ranks of a run on Gloo.
 
     Operations of ``torch.distributed`` become operations, and ``record_function`` blocks become
     spans; other operators and kernels are left out. Each rank must have profiled with
-    ``record_shapes=True``: otherwise the profiler does not write down peers and sizes. It does not
-    say when a rank began to wait (``wait_ns`` is unknown), nor on which group an operation ran:
-    ranks are read as those of the world, and the trace has a note if the run had other groups.
-    Clocks of several hosts are not aligned.
+    ``record_shapes=True``: otherwise the profiler does not record peers and sizes. The profiler
+    does not record when a rank began to wait (``wait_ns`` is unknown), or the group of an
+    operation: ranks are read as ranks of the world, and the trace has a note if the run had other
+    groups. Clocks of several hosts are not aligned.
 
     Args:
-        paths: the files that ``export_chrome_trace`` wrote, one a rank, gzipped or not; or a
-            directory with no other files that end in ``.json`` or ``.json.gz``.
+        paths: the files written by ``export_chrome_trace``, one per rank, gzipped or not; or a
+            directory whose only ``.json`` and ``.json.gz`` files are these.
 
     Returns:
         The trace.
 
     Raises:
-        TraceFileError: a file is missing or something else, two are of the same rank, or the run
-            was not on Gloo.
+        TraceFileError: a file is missing or is not such a file, two files are from the same rank,
+            or the run was not on Gloo.
 
     Source:
         torch/csrc/distributed/c10d/Ops.cpp (operators and their arguments), ProcessGroupGloo.cpp
@@ -335,15 +332,15 @@ def read_profiler(paths: str | PathLike[str] | Sequence[str | PathLike[str]]) ->
     files = list_files(paths, lambda path: path.name.endswith((".json", ".json.gz")))
     for path in files:
         data = read_bytes(path)
-        with importing(path, "a trace that torch.profiler wrote on a rank"):
+        with importing(path, "a torch.profiler trace of a rank"):
             found = _read_file(parse_json(data))
             if found.rank in found_by_rank:
-                raise ValueError(f"it is of rank {found.rank}, as another file is")
+                raise ValueError(f"another file is also from rank {found.rank}")
             found_by_rank[found.rank] = found
             _add_events(rows, found)
     size = max(found.world_size for found in found_by_rank.values())
     with importing(
-        ", ".join(map(str, files))[:200], "traces that torch.profiler wrote on the ranks of one run"
+        ", ".join(map(str, files))[:200], "torch.profiler traces of the ranks of one run"
     ):
         notes = _make_notes(found_by_rank, size)
         return rows.trace(
@@ -352,12 +349,12 @@ def read_profiler(paths: str | PathLike[str] | Sequence[str | PathLike[str]]) ->
 
 
 def _make_notes(files: dict[int, _File], size: int) -> list[str]:
-    notes = ["imported from torch.profiler: it does not say when a rank began to wait"]
+    notes = ["imported from torch.profiler, which does not record when a rank began to wait"]
     notes += name_missing("file", files, size)
     if any(len(found.groups) > 1 for found in files.values()):
         notes.append(
-            "the run had several groups, and the profiler does not say which one an operation "
-            "ran on: ranks are read as the world's"
+            "the run had several groups, and the profiler does not record the group of an "
+            "operation: ranks are read as ranks of the world"
         )
     return notes
 
@@ -366,11 +363,10 @@ def _read_file(document: Any) -> _File:
     told = document["distributedInfo"] if isinstance(document, dict) else {}
     rank, size = told.get("rank"), told.get("world_size")
     if type(rank) is not int or type(size) is not int or not 0 <= rank < size <= 10**6:
-        raise ValueError("it names no rank: profile within a run of torch.distributed")
+        raise ValueError("it does not name a rank: profile within a run of torch.distributed")
     if told.get("backend") != "gloo":
         raise ValueError(
-            f"it is of a run on {str(told.get('backend'))[:20]!r}, and only those on Gloo can be "
-            "read"
+            f"its run was on {str(told.get('backend'))[:20]!r}, and only runs on Gloo can be read"
         )
     base = document.get("baseTimeNanoseconds", 0)
     slices = []
@@ -409,7 +405,7 @@ def _read_file(document: Any) -> _File:
 def _is_within(event: dict[str, Any], others: list[dict[str, Any]]) -> bool:
     """Returns whether a slice begins within one of the others.
 
-    These are in order of time and do not overlap on one thread.
+    The others are in order of time and do not overlap on one thread.
     """
     last = bisect_right(others, event["start_ns"], key=lambda one: one["start_ns"]) - 1
     return (
@@ -466,19 +462,19 @@ def _add_events(rows: Rows, found: _File) -> None:
 
 def _input(event: dict[str, Any], place: int) -> str:
     if "Concrete Inputs" not in event["args"]:
-        raise ValueError("it says nothing of peers and sizes: profile with record_shapes=True")
+        raise ValueError("it has no peers and sizes: profile with record_shapes=True")
     value: str = event["args"]["Concrete Inputs"][place]
     return value
 
 
 def _payload(work: dict[str, Any], times: int) -> Payload | None:
-    """Returns what a work carried; the first of several tensors stands for all."""
+    """Returns the payload of a work; the first tensor is used for several."""
     kinds, shapes = work["args"].get("Input type"), work["args"].get("Input Dims")
     if not kinds or not shapes or kinds[0] not in _DTYPES:
         return None
     dtype = _DTYPES[kinds[0]]
     shape = tuple(int(length) for length in shapes[0])
     if any(length < 0 for length in shape):
-        raise ValueError(f"a shape is {shape}")
+        raise ValueError(f"the shape {shape} has a negative length")
     whole = (times, *shape) if times > 1 else shape
     return Payload(dtype, whole, math.prod(whole) * count_item_bytes(dtype))

@@ -1,14 +1,14 @@
 """Dumps of torch's flight recorder.
 
-The last collectives of each rank, as torch keeps them in memory until a job hangs. A dump is one
-file a rank, ``<prefix><rank>``, in one of two forms: a pickle (what ``TORCH_FR_DUMP_TEMP_FILE`` and
-NCCL's watchdog write) or JSON (what torch's debug server answers, without the lines of the
-program). A pickle may call any function when it is read; here it is read by an unpickler that knows
-containers, words and numbers, and nothing to call.
+A dump contains the last collectives of a rank, which torch keeps in memory until a job hangs. Each
+rank has one file, ``<prefix><rank>``, in one of two forms: a pickle (written by
+``TORCH_FR_DUMP_TEMP_FILE`` and NCCL's watchdog) or JSON (the answer of torch's debug server,
+without the lines of the program). A pickle can call any function when it is read; here it is read
+by an unpickler that accepts only containers, strings and numbers, and calls nothing.
 
-An entry has the time at which the operation was issued. When it was done is known only if
-torch's watchdog saw it (NCCL), and then a little late; of operations on Gloo it is known whether
-they are done. What is not done when the dump was made is what the job hangs in.
+An entry has the time at which the operation was issued. The time at which it was done is known only
+if torch's watchdog saw it (NCCL), and is slightly late; for operations on Gloo, only whether they
+are done is known. The job hangs in the operations that were not done when the dump was made.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _DTYPES: Final = {
     "Float8_e4m3fn": "float8_e4m3fn",
     "Float8_e5m2": "float8_e5m2",
 }
-# As backends spell them, if torch's functions are called otherwise.
+# the spellings of backends that differ from torch's function names
 _SPELLINGS: Final = {
     "_all_gather_base": "all_gather_into_tensor", "all_gather_base": "all_gather_into_tensor",
     "_allgather_base": "all_gather_into_tensor",
@@ -80,26 +80,25 @@ MAX_RANKS: Final = 1 << 20
 
 
 def read_flight_recorder(paths: str | PathLike[str] | Sequence[str | PathLike[str]]) -> Trace:
-    """Reads dumps of torch's flight recorder, to see which ranks hang in what.
+    """Reads dumps of torch's flight recorder, to see which ranks hang and where.
 
-    Those of NCCL, Gloo and others. Collectives of a group belong together by their sequence number.
-    Those that some rank's dump has forgotten, because it keeps the last 2,000 only, are left out.
-    ``explain()`` names the ranks that are missing in what the others wait for. Roots of collectives
-    are not in a dump, and on Gloo neither are messages between two ranks. Clocks of several hosts
-    are not aligned.
+    Dumps of NCCL, Gloo and other backends can be read. Collectives of a group are matched by their
+    sequence number. Collectives that some rank's dump no longer has, because it keeps only the last
+    2,000, are left out. ``explain()`` names the ranks that the others wait for. A dump does not
+    contain the roots of collectives, or, on Gloo, messages between two ranks. Clocks of several
+    hosts are not aligned.
 
     Args:
-        paths: the files, one a rank, whose names end in the rank's number (before ``.json`` or
+        paths: the files, one per rank, whose names end in the rank's number (before ``.json`` or
             ``.pickle``); or a directory of such files.
 
     Returns:
-        The trace. Times are those at which operations were issued; ``wait_ns`` is known only of the
-        first operation that a rank has not finished: it counts as waiting for that since it was
-        issued.
+        The trace. Its times are those at which operations were issued. ``wait_ns`` is known only
+        for the first operation that a rank has not finished: the rank counts as waiting for it
+        since it was issued.
 
     Raises:
-        TraceFileError: a file is missing, is none of torch's dumps, or is of the same rank as
-            another.
+        TraceFileError: a file is missing, is not such a dump, or is from the same rank as another.
 
     Example:
         >>> import tempfile
@@ -134,11 +133,11 @@ def read_flight_recorder(paths: str | PathLike[str] | Sequence[str | PathLike[st
         with importing(path, "a dump of torch's flight recorder"):
             rank = _rank_of(path)
             if rank in dumps:
-                raise ValueError(f"it is of rank {rank}, as another file is")
+                raise ValueError(f"another file is also from rank {rank}")
             dumps[rank] = _parse(data)
     with importing(
         ", ".join(map(os.fsdecode, files))[:200],
-        "dumps of torch's flight recorder on the ranks of one run",
+        "flight recorder dumps of the ranks of one run",
     ):
         return _Run(dumps).trace()
 
@@ -151,19 +150,17 @@ def _rank_of(path: str | PathLike[str]) -> int:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Reads containers, words and numbers.
+    """Reads containers, strings and numbers.
 
-    All else in a pickle needs something to call, which must be found by name first.
+    Everything else in a pickle needs a callable, which it must first find by name.
     """
 
     def find_class(self, module_name: str, global_name: str, /) -> NoReturn:
         name = f"{module_name}.{global_name}"
-        raise ValueError(
-            f"it holds something else than containers, words and numbers ({name})"[:200]
-        )
+        raise ValueError(f"it contains more than containers, strings and numbers ({name})"[:200])
 
     def persistent_load(self, pid: Any) -> NoReturn:
-        raise ValueError("it holds something else than containers, words and numbers")
+        raise ValueError("it contains more than containers, strings and numbers")
 
 
 def _parse(data: bytes) -> dict[str, Any]:
@@ -172,20 +169,20 @@ def _parse(data: bytes) -> dict[str, Any]:
             dump = parse_json(data)
         else:
             for code, value, _ in pickletools.genops(data):
-                # Python 3.11 prints a SystemError of its own if a bytearray is larger than
-                # memory: none is made. And Python keeps a place for each number under which a
-                # pickle says that it keeps something, as many as the largest one.
+                # Python 3.11 prints a SystemError for a bytearray larger than memory, so bytearrays
+                # are refused. Python also allocates a memo with as many entries as the largest memo
+                # number in the pickle.
                 if code.name == "BYTEARRAY8" or (
                     code.name in ("PUT", "LONG_BINPUT") and int(value or 0) > len(data)
                 ):
                     raise ValueError(
-                        f"it holds something else than containers, words and numbers ({code.name})"
+                        f"it contains more than containers, strings and numbers ({code.name})"
                     )
             dump = _Unpickler(io.BytesIO(data)).load()
     except pickle.UnpicklingError as error:
         raise ValueError(str(error)) from error
     if not isinstance(dump, dict) or not str(dump.get("version", "")).startswith("2."):
-        raise ValueError("it has no version 2 of the format")
+        raise ValueError("it is not version 2 of the format")
     return {
         **dump,
         "entries": sorted(dump.get("entries") or [], key=lambda entry: entry["record_id"]),
@@ -193,7 +190,7 @@ def _parse(data: bytes) -> dict[str, Any]:
 
 
 class _Run:
-    """The dumps of all ranks, on their way to a trace."""
+    """The dumps of all ranks, to be converted to a trace."""
 
     def __init__(self, dumps: dict[int, dict[str, Any]]) -> None:
         self.dumps = dumps
@@ -204,7 +201,7 @@ class _Run:
     def _find_groups(self) -> dict[str, Group]:
         """Returns the groups by torch's name.
 
-        Their members are those that the dump tells, else those that use them.
+        Their members are listed in the dump; otherwise they are the ranks that use the group.
         """
         told: dict[str, tuple[int, ...]] = {}
         users = defaultdict[str, set[int]](set)
@@ -233,7 +230,7 @@ class _Run:
         return groups
 
     def _first_known(self) -> dict[str, int]:
-        """Returns the sequence number by group from which on every member's dump is whole."""
+        """Returns, by group, the first sequence number that every member's dump still has."""
         first: dict[str, int] = {}
         for dump in self.dumps.values():
             mine: dict[str, int] = {}
@@ -248,11 +245,11 @@ class _Run:
         """Returns the trace."""
         rows, first = Rows(), self._first_known()
         for rank, dump in self.dumps.items():
-            waits = True  # the first that is not done holds up all behind it
+            waits = True  # the first operation that is not done delays all later ones
             for entry in dump["entries"]:
                 name = entry["process_group"][0]
                 if not entry.get("is_p2p") and entry["collective_seq_id"] < first[name]:
-                    self.left_out["older than what another rank's dump remembers"] += 1
+                    self.left_out["that are older than another rank's dump"] += 1
                 elif (columns := self._read_entry(rank, entry, self.groups[name])) is not None:
                     if columns["status"] == IN_FLIGHT and waits:
                         columns["wait_ns"], waits = entry["time_created_ns"], False
@@ -271,7 +268,7 @@ class _Run:
         return rows.trace({"world_size": self.size, "source": "measured", "notes": notes, **about})
 
     def _read_entry(self, rank: int, entry: dict[str, Any], group: Group) -> dict[str, Any] | None:
-        """Returns the columns of an operation, None for one that a trace does not know."""
+        """Returns the columns of an operation, None for an operation unknown to traces."""
         spelled = str(entry["profiling_name"]).rpartition(":")[2]
         frames = entry.get("frames") or []
         message = _MESSAGE.fullmatch(spelled)
@@ -289,9 +286,9 @@ class _Run:
             for frame in frames[:user]
             if frame["name"] in COLLECTIVES and frame["name"] in OP_CODES
         ]
-        op = called[-1] if called and message is None else op  # what the program called
+        op = called[-1] if called and message is None else op  # the function called
         if op not in OP_CODES:
-            self.left_out[f"of a kind that is not known ({op[:40]})"] += 1
+            self.left_out[f"of unknown kind ({op[:40]})"] += 1
             return None
         done_ns = entry.get("time_discovered_completed_ns") or NONE
         done = done_ns != NONE or entry.get("state") == "completed" or entry.get("retired") is True
@@ -311,7 +308,7 @@ class _Run:
 
 
 def _payload(op: str, entry: dict[str, Any], group_size: int) -> Payload | None:
-    """Returns what an operation carried: its whole buffer, as the bandwidth is computed from it."""
+    """Returns the payload of an operation, its whole buffer, from which bandwidth is computed."""
     family = COLLECTIVES[op].family if op in COLLECTIVES else op
     side = "output" if family in ("all_gather", "scatter", "irecv") else "input"
     sizes = entry.get(f"{side}_sizes")
@@ -321,7 +318,7 @@ def _payload(op: str, entry: dict[str, Any], group_size: int) -> Payload | None:
     dtype = _DTYPES[dtypes[0]]
     shapes = [tuple(int(length) for length in shape) for shape in sizes]
     if any(length < 0 for shape in shapes for length in shape):
-        raise ValueError(f"a shape is {shapes}"[:200])
+        raise ValueError(f"a length in the shapes {shapes} is negative"[:200])
     copies = group_size if family in ("gather", "scatter") else 1
     count = copies * sum(map(math.prod, shapes))
     whole = shapes[0] if len(shapes) == 1 and copies == 1 else (count,)

@@ -1,16 +1,14 @@
-"""Traces for Perfetto (ui.perfetto.dev and its trace processor), and from it.
+"""Export to Perfetto (ui.perfetto.dev and its trace processor), and import from it.
 
-TrackEvent packets, with flows.
+The format is TrackEvent packets, with flows::
 
-::
-
-    process "rank 0"            packet: track_descriptor, one a process and one a lane
+    process "rank 0"            packet: track_descriptor, one per process and one per lane
       lane  "spans"             packet: slice begin, slice end
       lane  "operations"        begin of a send: flow_ids; end of its recv: terminating_flow_ids
 
-Each slice carries what is known of it as debug annotations, and all its columns as one more, so
-that a file that ringsim wrote is read back as the same trace. Files of other programs are read as
-spans.
+Each slice carries the facts of its event as debug annotations, and all its columns as one more
+annotation, so that a file written by ringsim is read back as the same trace. Files of other
+programs are read as spans.
 
 Source:
     protos/perfetto/trace of https://github.com/google/perfetto, and "Writing TrackEvent Protos
@@ -50,27 +48,27 @@ if TYPE_CHECKING:
 __all__ = ["read_perfetto", "to_perfetto"]
 
 BEGIN, END, INSTANT = 1, 2, 3  # TrackEvent.Type
-# TracePacket.SequenceFlags: names interned before do not count; names interned before are needed
+# TracePacket.SequenceFlags: earlier interned names are invalid; earlier interned names are needed
 CLEARED, NEEDED = 1, 2
 _SEQUENCE: Final = 1
 _RUN_TRACK: Final = 1
-_MOST_PARENTS: Final = 100  # a chain of parents that goes in a circle ends here
+_MOST_PARENTS: Final = 100  # the limit for a chain of parents, which may have a cycle
 
 
 def to_perfetto(trace: Trace, path: str | PathLike[str]) -> None:
     """Writes a trace for Perfetto.
 
-    Drop the file on ui.perfetto.dev, which opens it in the browser and sends it nowhere. Ranks are
-    processes; spans and operations stand on lanes below them, and an arrow leads from each send to
-    its recv. ``ringsim.exchange.read_perfetto`` gives back the same trace, without results and
+    Drop the file on ui.perfetto.dev, which opens it in the browser and does not upload it. Ranks
+    are processes; spans and operations are on lanes below them, and an arrow connects each send
+    with its recv. ``ringsim.exchange.read_perfetto`` returns the same trace, without results and
     output.
 
     Args:
         trace: any trace.
-        path: where to, usually ``*.pftrace``; an existing file is replaced.
+        path: the file to write, usually ``*.pftrace``; an existing file is replaced.
 
     Raises:
-        TraceFileError: the file cannot be written, or could not be read back.
+        TraceFileError: the file cannot be written, or the trace could not be read back.
 
     Example:
         >>> import tempfile
@@ -87,7 +85,7 @@ def to_perfetto(trace: Trace, path: str | PathLike[str]) -> None:
         True
 
     Source:
-        The schema of Perfetto, see the module.
+        The Perfetto schema; see the module docstring.
     """
     run = pack_run(trace, path)
     write_whole(path, lambda file: file.writelines(_Writer(trace).parts(run)))
@@ -96,7 +94,7 @@ def to_perfetto(trace: Trace, path: str | PathLike[str]) -> None:
 class _Writer:
     """Makes the packets of a trace.
 
-    A name is written once, and referred to by its number from then on.
+    Each name is written once, and then referred to by its number.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -110,9 +108,9 @@ class _Writer:
     def parts(self, run: str) -> Iterator[bytes]:
         """Yields the file in parts, lane by lane.
 
-        ``run`` describes the run apart from its events.
+        ``run`` is the data of the run without its events.
         """
-        # measured or simulated: a viewer shows it
+        # a viewer shows whether the run was measured or simulated
         made = plain_text(f"{RUN}: {self._trace.metadata.get('source', 'of unknown source')}")
         self._packet(sequence_flags=CLEARED, track_descriptor={"uuid": _RUN_TRACK, "name": made})
         about = {"name": RUN, "string_value": plain_text(run)}
@@ -131,16 +129,16 @@ class _Writer:
             )
             self._lane(lane, track)
             yield self._take()
-        yield self._take()  # of a trace without events
+        yield self._take()  # for a trace without events
 
     def _take(self) -> bytes:
-        """Returns the packets so far, and forgets them; parts one after the other make a file."""
+        """Returns the packets so far and clears them; the concatenated parts make a file."""
         written: bytes = self._file.SerializeToString()
         self._file.Clear()
         return written
 
     def _lane(self, lane: Lane, track: int) -> None:
-        """Adds the begins and ends of a lane's slices, and of the waits within them."""
+        """Adds the begins and ends of a lane's slices, and of the waits inside them."""
         parts: list[tuple[int, float, Slice | None]] = []  # None: a wait
         for one in lane.slices:
             parts.append((one.start_ns, one.end_ns, one))
@@ -189,9 +187,9 @@ class _Writer:
         return known
 
     def _annotation(self, key: str, value: str | int) -> Any:
-        """Returns the message that says one thing of an event.
+        """Returns the message with one fact about an event.
 
-        There are few different ones, and each is used often.
+        There are few different facts, and each is used often.
         """
         known = self._annotations.get((key, value))
         if known is None:
@@ -222,8 +220,8 @@ class _Writer:
 def read_perfetto(path: str | PathLike[str]) -> Trace:
     """Reads a file of Perfetto's TrackEvent packets.
 
-    A file that ``Trace.to_perfetto`` wrote gives that trace. Of another program's file, each
-    process becomes a rank, each slice a span and each instant a mark: such a file does not say
+    A file written by ``Trace.to_perfetto`` gives the same trace. For another program's file, each
+    process becomes a rank, each slice a span and each instant a mark: such a file does not show
     which slices are messages.
 
     Args:
@@ -233,10 +231,10 @@ def read_perfetto(path: str | PathLike[str]) -> Trace:
         The trace.
 
     Raises:
-        TraceFileError: there is no such file, or it is something else.
+        TraceFileError: the file is missing, or is not a Perfetto trace.
 
     Source:
-        The schema of Perfetto, see ``ringsim.exchange.perfetto``.
+        The Perfetto schema; see ``ringsim.exchange.perfetto``.
     """
     data = read_bytes(path)
     with importing(path, "a Perfetto trace"):
@@ -245,16 +243,16 @@ def read_perfetto(path: str | PathLike[str]) -> Trace:
 
 @dataclass
 class _Sequence:
-    """State that the packets of one writer have set so far.
+    """The state that the packets of one writer have set so far.
 
-    Names by table and number, and the track of events that name none.
+    It consists of names by table and number, and the default track of events.
     """
 
     names: dict[tuple[str, int], str] = field(default_factory=dict)
     track: int = 0
 
     def read(self, packet: Any) -> None:
-        """Takes in what a packet says for those after it."""
+        """Updates the state from a packet."""
         if packet.sequence_flags & CLEARED:
             self.names.clear()
         for table in ("event_names", "debug_annotation_names"):
@@ -268,7 +266,7 @@ class _Sequence:
         return event.name or self.names.get(("event_names", event.name_iid), "")
 
     def notes(self, event: Any) -> dict[str, str]:
-        """Returns the words that an event is annotated with, by their names."""
+        """Returns the string annotations of an event by name."""
         return {
             note.name
             or self.names.get(("debug_annotation_names", note.name_iid), ""): note.string_value
@@ -308,7 +306,7 @@ def _read(file: Any) -> Trace:
 
 
 def _pid(track: Any, tracks: dict[int, Any]) -> int:
-    """Returns the process that a track belongs to; 0 if none is named."""
+    """Returns the process of a track; 0 if none is named."""
     for _ in range(_MOST_PARENTS):
         known = tracks.get(track)
         if known is None:

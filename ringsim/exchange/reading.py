@@ -1,4 +1,4 @@
-"""Files that others may have written, read within limits and refused with one error."""
+"""Untrusted files of other tools, read within limits; all failures raise one error."""
 
 from __future__ import annotations
 
@@ -27,45 +27,45 @@ __all__ = [
 ]
 
 MAX_BYTES: Final = 2**30  # of one file, unpacked
-# A trace of very regular steps is packed to a thirtieth, repeated zeros to a thousandth. What
-# others would unpack to gigabytes was made to fill the reader's memory.
+# A trace of very regular steps compresses to a thirtieth, repeated zeros to a thousandth. A small
+# file that unpacks to gigabytes was made to fill the reader's memory.
 FREE_BYTES: Final = 16 * 2**20
 MAX_RATIO: Final = 100
 
 
 @contextmanager
 def importing(path: str | PathLike[str], what: str) -> Iterator[None]:
-    """Turns what damaged data raises within the block into a TraceFileError.
+    """Turns errors that damaged data raises within the block into a TraceFileError.
 
-    It says what the file should be.
+    The error names the expected kind of file.
     """
-    with reading(f"A file to import must be {what}", path, "Export it again."):
+    with reading(what, path, "Export it again."):
         try:
             yield
-        except DecodeError as error:  # no ValueError
+        except DecodeError as error:  # not a subclass of ValueError
             raise ValueError(str(error)) from error
 
 
 def read_bytes(path: str | PathLike[str]) -> bytes:
     """Returns the content of a file, unpacked if it is gzipped.
 
-    Raises TraceFileError if it cannot be read, or is larger than 1 GiB.
+    Raises TraceFileError if the file cannot be read, or is larger than 1 GiB.
     """
-    data = read_file(path, "A file to import", MAX_BYTES)
+    data = read_file(path, "the file", MAX_BYTES)
     if data[:2] == b"\x1f\x8b":
-        with importing(path, "packed by gzip"):
+        with importing(path, "a gzip file"):
             unpacking = zlib.decompressobj(wbits=31)
             most = min(MAX_BYTES, max(FREE_BYTES, MAX_RATIO * len(data)))
             data = unpacking.decompress(data, most + 1)
             if most < len(data) <= MAX_BYTES:
                 raise ValueError(
-                    f"it unpacks to more than {MAX_RATIO} times its size, which no trace does"
+                    f"it unpacks to more than {MAX_RATIO} times its size, unlike any trace"
                 )
             if not unpacking.eof and len(data) <= MAX_BYTES:
                 raise ValueError("its end is missing")
     if len(data) > MAX_BYTES:
         raise TraceFileError(
-            f"A file to import must be at most {MAX_BYTES} bytes, got more "
+            f"a file to import must have at most {MAX_BYTES} bytes, got more "
             f"({os.fsdecode(path)}). Export a part of the run."
         )
     return data
@@ -74,9 +74,9 @@ def read_bytes(path: str | PathLike[str]) -> bytes:
 def list_files(
     paths: str | PathLike[str] | Sequence[str | PathLike[str]], fits: Callable[[Path], Any]
 ) -> list[str | PathLike[str]]:
-    """Returns the files of a run, one a rank, that are named one by one or by their directory.
+    """Returns the files of a run, one per rank, given one by one or by their directory.
 
-    There only those that ``fits`` picks.
+    From a directory, only the files accepted by ``fits`` are used.
     """
     if not isinstance(paths, str | os.PathLike):
         several = list(paths)
@@ -86,14 +86,13 @@ def list_files(
         several = [paths]
     if not several:
         raise TraceFileError(
-            f"The files to import must be one or more, got none ({paths!r}). "
-            "Name them, or their directory."
+            f"there are no files to import in {paths!r}. Name the files, or their directory."
         )
     return several
 
 
 def name_missing(what: str, ranks: Iterable[int], size: int) -> list[str]:
-    """Returns a note that ``what`` is there of ``ranks`` only; none if it is there of all."""
+    """Returns a note that names the ranks without ``what``; none if all ranks have it."""
     missing = sorted(set(range(size)) - set(ranks))
     if not missing:
         return []
@@ -102,7 +101,7 @@ def name_missing(what: str, ranks: Iterable[int], size: int) -> list[str]:
 
 
 def count_item_bytes(dtype: str) -> int:
-    """Returns how many bytes a number of a dtype has, by torch's name of it.
+    """Returns the number of bytes of one element, given torch's name of its dtype.
 
     Example:
         >>> [count_item_bytes(dtype) for dtype in ("float32", "float8_e5m2", "bool")]

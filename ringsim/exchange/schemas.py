@@ -1,7 +1,7 @@
-"""The protocol-buffer messages of Perfetto that ringsim writes and reads.
+"""The Perfetto protocol-buffer messages that ringsim writes and reads.
 
 Only the fields in use are declared; protobuf skips all others. Enumerations are declared as
-numbers, which look the same in a file.
+numbers, which are encoded in the same way.
 
 Source:
     protos/perfetto/trace of https://github.com/google/perfetto (trace_packet, track_descriptor,
@@ -75,7 +75,7 @@ def perfetto_messages() -> SimpleNamespace:
     file = descriptor_pb2.FileDescriptorProto(
         name=f"{package}.proto", package=package, syntax="editions"
     )
-    # of proto2 and proto3 the one whose strings are checked and whose numbers may be absent
+    # this edition checks strings (unlike proto2) and allows missing numbers (unlike proto3)
     file.edition = descriptor_pb2.EDITION_2023
     file.options.features.repeated_field_encoding = features.EXPANDED  # as proto2 does
     for name, fields in _MESSAGES.items():
@@ -91,7 +91,7 @@ def perfetto_messages() -> SimpleNamespace:
                 added.type, added.type_name = field_type.TYPE_MESSAGE, f".{package}.{base}"
             else:
                 added.type = field_type.Type.Value(f"TYPE_{base.upper()}")
-    # of our own: the process may hold the published schema as well
+    # a pool of our own, because the process may also hold the published schema
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
     kinds = {name: pool.FindMessageTypeByName(f"{package}.{name}") for name in _MESSAGES}
@@ -101,7 +101,7 @@ def perfetto_messages() -> SimpleNamespace:
 
 
 def plain_text(text: str) -> str:
-    r"""Returns a text as a file can hold it: lone surrogates are written out.
+    r"""Returns a text in which lone surrogates are escaped, so that a file can hold it.
 
     Example:
         >>> plain_text("a\ud800")

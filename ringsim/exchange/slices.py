@@ -1,17 +1,16 @@
-"""A trace as what viewers of timelines draw.
+"""A trace in the form that timeline viewers draw, and other programs' slices as a trace.
 
-Slices on lanes, instants, and flows between slices; and slices of other programs as a trace. Each
-rank is a process. Spans and marks of a thread stand on one lane, for they nest; operations, which
-overlap, on as many as they need, because viewers draw a lane as a stack of boxes, none of which may
-cut another::
+It consists of slices on lanes, instants, and flows between slices. Each rank is a process. Spans
+and marks of a thread are on one lane, because they nest. Operations overlap, so they use as many
+lanes as necessary: viewers draw a lane as a stack of boxes that must not cut each other::
 
     spans        | step 0                    |          lane 0: they nest
                  | forward 0 |  | forward 1  |
     operations   | irecv from 0        |  | send |      lane 0
-                    | isend to 1   |                    lane 1, for it overlaps
+                    | isend to 1   |                    lane 1, because it overlaps
 
-An operation lasts from post to done, and holds a slice "blocked" from wait to done. A flow leads
-from a send to its recv.
+An operation lasts from post to done, and contains a slice "blocked" from wait to done. A flow
+connects each send with its recv.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ if TYPE_CHECKING:
 
 
 def place_apart(starts: Sequence[float], ends: Sequence[float]) -> list[int]:
-    """Gives each slice the lowest lane, from 0, on which it overlaps no other; the starts ascend.
+    """Returns the lowest lane, from 0, on which each slice overlaps no other; the starts ascend.
 
     Example:
         >>> place_apart([0, 1, 3], [3, 5, 4])
@@ -73,9 +72,9 @@ def place_apart(starts: Sequence[float], ends: Sequence[float]) -> list[int]:
 
 
 def place_nested(starts: Sequence[float], ends: Sequence[float]) -> list[int]:
-    """Gives each slice lane 0 if it nests with those there, and another lane if it would cut one.
+    """Returns lane 0 for each slice that nests in those on it, and another lane for the others.
 
-    The starts ascend, and of equal ones the longest comes first.
+    The starts ascend, and of equal starts the longest slice comes first.
 
     Example:
         >>> place_nested(
@@ -101,9 +100,9 @@ def place_nested(starts: Sequence[float], ends: Sequence[float]) -> list[int]:
 def on_lanes(
     slices: list[Slice], place: Callable[[list[int], list[float]], list[int]]
 ) -> list[tuple[int, list[Slice]]]:
-    """Returns the slices of each lane by the lane's number, in order.
+    """Returns the slices of each lane with the lane's number, in order.
 
-    ``place`` gives each its lane.
+    ``place`` returns the lane of each slice.
     """
     slices.sort(key=lambda one: (one.start_ns, -one.end_ns))
     lanes = defaultdict[int, list[Slice]](list)
@@ -114,10 +113,10 @@ def on_lanes(
 
 
 def unfold(starts: Sequence[float], ends: Sequence[float]) -> Iterator[tuple[int, bool]]:
-    """Yields the begins (True) and ends of slices that nest, in order of time.
+    """Yields the begins (True) and ends (False) of nested slices, in order of time.
 
-    At the same moment, ends come before begins. The starts ascend, and of equal ones what lies
-    outside comes first; an infinite end is never yielded.
+    At the same moment, ends come before begins. The starts ascend, and of equal starts the outer
+    slice comes first; an infinite end is never yielded.
 
     Example:
         >>> ["[]"[not begins] + str(index) for index, begins in unfold([0, 1, 3], [3, 3, math.inf])]
@@ -132,7 +131,7 @@ def unfold(starts: Sequence[float], ends: Sequence[float]) -> Iterator[tuple[int
     yield from ((index, False) for index in reversed(stack) if ends[index] != math.inf)
 
 
-RUN: Final = "ringsim"  # the name under which a file holds what is known of the run
+RUN: Final = "ringsim"  # the name under which a file holds the data of the run
 COLUMNS: Final = "columns"  # the name under which an event holds all its numbers
 BLOCKED: Final = "blocked"
 
@@ -159,14 +158,15 @@ class Row(NamedTuple):
     status: int
 
 
-assert Row._fields == tuple(COLUMN_DTYPES)  # our own invariant: one list of columns
+assert Row._fields == tuple(COLUMN_DTYPES)  # an invariant: one list of columns
 
 
 class Slice(NamedTuple):
     """One event on a lane.
 
-    A mark ends at its start, and what is in flight never (infinity). ``flow_out`` numbers the
-    message that it sends, from 1, and ``flow_in`` the one that it receives; 0 for none.
+    A mark ends at its start, and an event in flight never ends (infinity). ``flow_out`` is the
+    number of the message that it sends, from 1, and ``flow_in`` of the message that it receives; 0
+    for none.
     """
 
     row: Row
@@ -177,7 +177,7 @@ class Slice(NamedTuple):
 
     @property
     def blocked_ns(self) -> int | None:
-        """When the rank began to wait for it; None if it never did, or has not finished."""
+        """The time when the rank began to wait for it; None if it never did or is not done."""
         waited = (
             self.end_ns != math.inf
             and self.row.wait_ns != NONE
@@ -229,12 +229,12 @@ def make_lanes(trace: Trace) -> Iterator[Lane]:
 
 
 def list_rows(events: Events) -> list[Row]:
-    """Returns the events one by one, as plain numbers."""
+    """Returns the events as rows of plain numbers."""
     return list(map(Row, *(getattr(events, name).tolist() for name in COLUMN_DTYPES)))
 
 
 def make_name(row: Row, tables: Tables) -> str:
-    """Returns what a viewer calls an event: "isend to 1", or the name of a span."""
+    """Returns the displayed name of an event: "isend to 1", or the name of a span."""
     name, kind = OPS[row.op]
     if kind in (SPAN, MARK):
         return tables.labels[row.label] if row.label != NONE else name
@@ -245,7 +245,7 @@ def make_name(row: Row, tables: Tables) -> str:
 
 
 def describe_row(row: Row, tables: Tables) -> dict[str, str | int]:
-    """Returns what is known of an event, for people to read; what does not apply is left out."""
+    """Returns the readable facts of an event; inapplicable facts are left out."""
     told: dict[str, str | int] = {
         name: getattr(row, name)
         for name in ("tag", "stage", "microbatch")
@@ -266,24 +266,24 @@ def describe_row(row: Row, tables: Tables) -> dict[str, str | int]:
 
 
 def pack_run(trace: Trace, path: str | PathLike[str]) -> str:
-    """Returns as JSON what is known of a run apart from its events.
+    """Returns the tables and metadata of a run as JSON.
 
     Raises:
-        TraceFileError: the run could not be read back; ``path`` is where it was to be written.
+        TraceFileError: the run could not be read back; ``path`` is the file to be written.
     """
-    with saving("A trace", path):
+    with saving("a trace", path):
         check_run(trace.events, trace.metadata)
         run = {"format": 1, "tables": write_tables(trace.events.tables), "metadata": trace.metadata}
         return json.dumps(run, allow_nan=False)
 
 
 def unpack_run(run: Any, rows: list[Any]) -> Trace:
-    """Returns the trace that was written as rows and by ``pack_run``.
+    """Returns the trace from its rows and the text of ``pack_run``.
 
     Raises ValueError if they cannot belong to a run.
     """
     if not isinstance(run, dict) or run.get("format") != 1:
-        raise ValueError("its account of the run is not of format 1")
+        raise ValueError("its description of the run does not have format 1")
     events = whole_rows(rows, read_tables(run.get("tables")))
     metadata: Any = readable(run.get("metadata"))
     check_run(events, metadata)
@@ -291,9 +291,9 @@ def unpack_run(run: Any, rows: list[Any]) -> Trace:
 
 
 class Boxes:
-    """Slices of another program, whose format is ``source``, lane by lane.
+    """Slices of another program, lane by lane; ``source`` names its format.
 
-    The last one begun on a lane ends first.
+    The last slice begun on a lane ends first.
     """
 
     def __init__(self, source: str) -> None:
@@ -310,14 +310,14 @@ class Boxes:
     def end(self, lane: Hashable, end_ns: int) -> None:
         """Ends the slice that began last.
 
-        Does nothing if none is open, as at the start of a truncated file.
+        It does nothing if no slice is open, as at the start of a truncated file.
         """
         if self._open[lane]:
             slices, index = self.lanes[lane], self._open[lane].pop()
             slices[index] = (*slices[index][:3], end_ns)
 
     def whole(self, lane: Hashable, name: str, start_ns: int, end_ns: int) -> None:
-        """Adds a slice whose end is known."""
+        """Adds a slice with a known end."""
         self.lanes[lane].append(("span", name, start_ns, end_ns))
 
     def mark(self, lane: Hashable, name: str, time_ns: int) -> None:
@@ -325,12 +325,12 @@ class Boxes:
         self.lanes[lane].append(("mark", name, time_ns, NONE))
 
     def trace(self, processes: Mapping[Hashable, int]) -> Trace:
-        """Returns the trace, the lanes' processes in their order as ranks.
+        """Returns the trace; the lanes' processes, in order, become ranks.
 
-        Raises ValueError if there is nothing.
+        Raises ValueError if there are no slices.
         """
         if not self.lanes:
-            raise ValueError("it holds no slices")
+            raise ValueError("it contains no slices")
         ranks = {process: rank for rank, process in enumerate(sorted(set(processes.values())))}
         threads: Counter[int] = Counter()
         rows = Rows()
@@ -343,7 +343,7 @@ class Boxes:
                 )
             threads[rank] += 1
         note = (
-            f"imported from {self._source}: each process is a rank, each slice a span; no "
-            "messages are known"
+            f"imported from {self._source}: each process is a rank, each slice a span; messages "
+            "are unknown"
         )
         return rows.trace({"world_size": len(ranks), "source": "imported", "notes": [note]})

@@ -1,1 +1,1 @@
-"""Traces: what happened in a run, from its ranks' records to tables, files and explanations."""
+"""Traces: the events of a run, from the ranks' records to tables, files and explanations."""

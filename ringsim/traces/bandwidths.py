@@ -1,7 +1,7 @@
 """A table of bandwidths.
 
-It lists what each link achieved at each size, says where the numbers come from, and fits a line
-through them. A row is one pattern on one edge at one size. S is ``size_bytes``, t is
+The table lists the bandwidth of each link at each size and the source of the numbers, and fits a
+line through them. Each row is for one pattern, edge and size. S is ``size_bytes``, t is
 ``latency_us``::
 
     pattern      S                        t
@@ -15,11 +15,11 @@ through them. A row is one pattern on one edge at one size. S is ``size_bytes``,
                                           the whole group
 
 algbw is S / t, and busbw is algbw times the factor of ``ringsim.traces.collectives`` (nccl-tests'
-definitions). 1 GB is 10**9 bytes. Latency and algbw are medians of n repetitions, p10 and p90 their
-percentiles. A saved table is one JSON file, with nothing in it that could be executed.
+definitions). 1 GB is 10**9 bytes. Latency and algbw are medians of n repetitions; p10 and p90 are
+percentiles. A saved table is one JSON file that contains nothing executable.
 
-Many transports send small messages one way and large ones another. Where they switch, the time
-jumps up or down from one size to the next, and no single alpha-beta line fits both sides.
+Many transports use one method for small messages and another for large ones. At the switch,
+the time jumps up or down from one size to the next, and no single alpha-beta line fits both sides.
 ``find_regimes`` finds these breaks::
 
     time |                    .-'
@@ -28,17 +28,17 @@ jumps up or down from one size to the next, and no single alpha-beta line fits b
          | .-'
          +------------|--------- size
 
-If only the *slope* changes (a cache becomes too small), the two lines meet and neither misses
-the next point by much: that is no break.
+If only the *slope* changes (a cache becomes too small), the two lines meet and neither misses the
+next point by much, so there is no break.
 
-There is a break between two neighbouring sizes
+There is a break between two neighbouring sizes in either of two cases:
 
-- if both sides have at least three sizes, and each side's fit, continued to the next size beyond,
-  misses the time measured there by more than a quarter, by more than three times what it misses its
-  own points by, and by more than the p10 to p90 range there; of several such places, the one whose
-  two fits leave the smallest residuals;
-- or if the larger message is faster by more than a quarter, and its p90 is below the p10 of the
-  smaller.
+- Both sides have at least three sizes, and each side's fit, extended to the next size beyond,
+  misses the time measured there by more than a quarter, by more than three times the fit's error
+  at its own points, and by more than the p10 to p90 range there. If several places qualify, the
+  break is where the two fits leave the smallest residuals.
+- The larger message is faster by more than a quarter, and its p90 is below the p10 of the smaller
+  one.
 
 Each side is then searched again in the same way.
 """
@@ -82,8 +82,8 @@ __all__ = ["CEILINGS", "COLUMNS", "Bandwidths", "Regime", "find_regimes", "load"
 
 FORMAT: Final = 1
 MAX_FILE_BYTES: Final = 64 * 2**20
-ONE_GPU: Final = "sockets, one GPU"  # the path between two ranks that share one
-# no backends, but what a raw socket and a copy in memory achieve
+ONE_GPU: Final = "sockets, one GPU"  # the path between two ranks that share a GPU
+# not backends: the rates of a raw socket and of a copy in memory
 CEILINGS: Final = ("tcp", "memcpy")
 KINDS: Final = ("measured", "published", "simulated")
 COLUMNS: Final[dict[str, str]] = {
@@ -102,25 +102,24 @@ COLUMNS: Final[dict[str, str]] = {
     "backend": "U",
     "kind": "U",
 }
-# time in us or rate in GB/s that a file may hold, besides 0, so that squares neither vanish nor
+# limits of times in us and rates in GB/s in a file (besides 0), so that squares neither vanish nor
 # overflow
 SMALLEST: Final = 1e-12
 LARGEST: Final = 1e18
-MOST_BYTES: Final = 2**53  # of a message: every size up to here is exact as a float
+MOST_BYTES: Final = 2**53  # per message: every size up to this one is exact as a float
 _LARGEST_LOAD: Final = 1e9
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Bandwidths:
-    """Measured, published or simulated bandwidths, one row for each pattern, edge and size.
+    """Measured, published or simulated bandwidths: one row for each pattern, edge and size.
 
     A notebook shows the chart, a terminal the table.
 
     Args:
-        columns: numpy arrays of one length, named and typed as in ``COLUMNS``; NaN for what is not
-            known.
-        metadata: where the numbers come from (machine, versions, date, interface, load, ...); must
-            be JSON-able.
+        columns: numpy arrays of equal length, named and typed as in ``COLUMNS``; NaN if unknown.
+        metadata: the source of the numbers (machine, versions, date, interface, load, ...); must be
+            JSON-able.
 
     Example:
         >>> row = {
@@ -150,16 +149,16 @@ class Bandwidths:
         return len(self.columns["size_bytes"])
 
     def select(self, where: Ints) -> Bandwidths:
-        """Returns the rows that ``where`` (a mask, or indices) picks, with the same metadata."""
+        """Returns the rows selected by ``where`` (a mask or indices), with the same metadata."""
         return Bandwidths(
             {name: column[where] for name, column in self.columns.items()}, self.metadata
         )
 
     @cached_property
     def fits(self) -> dict[tuple[str, str, int, int], Link]:
-        """The line through the medians of each (pattern, backend, src, dst) with two sizes or more.
+        """The line fitted through the medians of each (pattern, backend, src, dst).
 
-        Its errors say how well it fits.
+        Series with fewer than two sizes have no line. The errors of a line show how well it fits.
         """
         found = {}
         columns = self.columns
@@ -177,14 +176,14 @@ class Bandwidths:
         return found
 
     def series(self) -> list[tuple[str, str, int, int]]:
-        """Returns the (pattern, backend, src, dst) that have rows, in the order of their first."""
+        """Returns the (pattern, backend, src, dst) of all series, in order of their first rows."""
         names = ("pattern", "backend", "src", "dst")
         return list(
             dict.fromkeys(zip(*(self.columns[name].tolist() for name in names), strict=True))
         )
 
     def where(self, pattern: str, backend: str, src: int, dst: int) -> Ints:
-        """Returns the mask of the rows of one series, given as ``series`` lists it."""
+        """Returns the mask of the rows of one series, given as listed by ``series``."""
         columns = self.columns
         mask: Ints = (
             (columns["pattern"] == pattern)
@@ -195,7 +194,7 @@ class Bandwidths:
         return mask
 
     def to_pandas(self) -> pd.DataFrame:
-        """Gives the rows as a new pandas DataFrame; ``COLUMNS`` lists the columns."""
+        """Returns the rows as a new pandas DataFrame; ``COLUMNS`` lists the columns."""
         import pandas as pd
 
         return pd.DataFrame(
@@ -206,15 +205,15 @@ class Bandwidths:
         )
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Writes the table to one JSON file, all of it or nothing.
+        """Writes the table to one JSON file, completely or not at all.
 
-        ``ringsim.traces.bandwidths.load`` reads it.
+        ``ringsim.traces.bandwidths.load`` reads the file.
 
         Args:
-            path: where to save it; an existing file is replaced.
+            path: the file to write; an existing file is replaced.
 
         Raises:
-            TraceFileError: the file cannot be written, or could not be read back.
+            TraceFileError: the file cannot be written, or the table could not be read back.
         """
         columns = {
             name: [None if value != value else value for value in self.columns[name].tolist()]
@@ -226,7 +225,7 @@ class Bandwidths:
             "metadata": self.metadata,
             "columns": columns,
         }
-        with saving("A table", path):
+        with saving("a table", path):
             check_metadata(self.metadata, _FORMS)
             text = json.dumps(value, indent=1, allow_nan=False)
         write_whole(path, lambda file: file.write(text.encode() + b"\n"), "a table")
@@ -234,11 +233,11 @@ class Bandwidths:
     def plot(
         self, *, published: bool = True, ax: Axes | None = None, **look: Unpack[Style]
     ) -> Axes:
-        """Draws bandwidth and latency against size; on ``ax`` if given, else on a new figure.
+        """Draws bandwidth and latency against size, on ``ax`` if given, else on a new figure.
 
         Args:
-            published: whether to add published figures of NCCL if it was not measured.
-            ax: where to draw.
+            published: whether to add published NCCL figures if NCCL was not measured.
+            ax: the axes to draw on.
 
         Returns:
             The axes.
@@ -248,7 +247,7 @@ class Bandwidths:
         return plot_bandwidth(self, published=published, ax=ax, **look)
 
     def describe(self) -> str:
-        """Returns the table in one sentence, for those who cannot see its picture."""
+        """Returns the table in one sentence, as a text alternative to the picture."""
         if not len(self):
             return "Bandwidths: nothing was measured."
         sizes = self.columns["size_bytes"]
@@ -264,7 +263,7 @@ class Bandwidths:
         )
 
     def __repr__(self) -> str:
-        """Returns the table as text: one line a row, then the fits."""
+        """Returns the table as text: one line per row, then the fits."""
         header = ("latency", "p10", "p90", "algbw", "busbw", "n")
         lines = [
             f"{'pattern':11} {'backend':8} {'edge':>6} {'size':>9}"
@@ -296,20 +295,20 @@ class Bandwidths:
         return "\n".join(lines)
 
     def __eq__(self, other: object) -> bool:
-        """Returns whether rows and metadata are the same."""
+        """Returns whether rows and metadata are equal; NaN equals NaN."""
         if not isinstance(other, Bandwidths):
             return NotImplemented
-        # in which NaN is NaN
+        # as JSON, NaN equals NaN
         said, theirs = (json.dumps(one.metadata, sort_keys=True) for one in (self, other))
         return said == theirs and all(
             np.array_equal(self.columns[name], other.columns[name], equal_nan=dtype == "<f8")
             for name, dtype in COLUMNS.items()
         )
 
-    __hash__ = None  # type: ignore[assignment]  # equal by content, and its columns are arrays
+    __hash__ = None  # type: ignore[assignment]  # equal by content; columns are arrays
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Bundle:
-        """Gives Jupyter the chart with the table next to it."""
+        """Returns the chart and the table for Jupyter."""
         return bundle(repr(self), self.describe(), self._draw)
 
     def _draw(self) -> bytes:
@@ -322,10 +321,10 @@ def make_bandwidths(rows: Iterable[Mapping[str, Any]], metadata: dict[str, Any])
     """Makes a table from rows.
 
     Args:
-        rows: each gives some of ``COLUMNS`` by name; ``pattern``, ``size_bytes``, ``backend`` and
-            ``kind`` are required. ``algbw_gb_per_s`` is computed from ``latency_us`` by default;
-            other missing numbers are NaN, src and dst -1, n 0.
-        metadata: where the numbers come from.
+        rows: values of ``COLUMNS`` by name; ``pattern``, ``size_bytes``, ``backend`` and ``kind``
+            are required. By default ``algbw_gb_per_s`` is computed from ``latency_us``; other
+            missing numbers are NaN, src and dst -1, n 0.
+        metadata: the source of the numbers.
 
     Returns:
         The table.
@@ -371,18 +370,18 @@ def load(path: str | PathLike[str]) -> Bandwidths:
         The table.
 
     Raises:
-        TraceFileError: there is no such file, it is damaged or not a table, or it was written by a
-            later version of ringsim.
+        TraceFileError: the file is missing or damaged, is not a table, or was written by a later
+            version of ringsim.
     """
-    data = read_file(path, "A table of bandwidths", MAX_FILE_BYTES)
-    with reading("A table of bandwidths must be whole", path, "Measure again."):
+    data = read_file(path, "the table of bandwidths", MAX_FILE_BYTES)
+    with reading("a table of bandwidths", path, "Measure again."):
         value = parse_json(data)
         if not isinstance(value, dict) or value.get("what") != "ringsim bandwidths":
-            raise ValueError("it is no table of bandwidths")
+            raise ValueError("it is not a table of bandwidths")
         if value["format"] != FORMAT:
             raise ValueError(
-                f"its format is {value['format']!r}, and this version reads {FORMAT}. Install a "
-                "later ringsim"
+                f"its format is {value['format']!r}, and this version reads format {FORMAT}. "
+                "Install a later version of ringsim"
             )
         metadata = readable(value["metadata"])
         check_metadata(metadata, _FORMS)
@@ -402,7 +401,7 @@ _FORMS: Final[Forms] = {
 
 def _read_columns(value: Any) -> dict[str, Ints]:
     if not isinstance(value, dict) or set(value) != set(COLUMNS):
-        raise ValueError("the columns are not those of a table")
+        raise ValueError("its columns are not those of a table of bandwidths")
     columns: dict[str, Ints] = {}
     for name, dtype in COLUMNS.items():
         entries = value[name]
@@ -410,13 +409,13 @@ def _read_columns(value: Any) -> dict[str, Ints]:
         if not isinstance(entries, list) or not all(
             isinstance(one, wanted) and not isinstance(one, bool) for one in entries
         ):
-            raise ValueError(f"the column {name} holds something else than it should")
+            raise ValueError(f"the column {name} has values of the wrong type")
         given = [math.nan if one is None else readable(one) for one in entries]
         columns[name] = np.array(given, dtype=dtype if given or dtype != "U" else "U1")
     if len({len(column) for column in columns.values()}) != 1:
-        raise ValueError("the columns differ in length")
+        raise ValueError("the columns have different lengths")
     if not set(columns["kind"].tolist()) <= set(KINDS):
-        raise ValueError(f"a row is none of {', '.join(KINDS)}")
+        raise ValueError(f"the kind of a row is not one of {', '.join(KINDS)}")
     limits: dict[str, tuple[float, float]] = {
         name: (SMALLEST, LARGEST) for name, dtype in COLUMNS.items() if dtype == "<f8"
     }
@@ -424,7 +423,7 @@ def _read_columns(value: Any) -> dict[str, Ints]:
     for name, (low, high) in limits.items():
         known = columns[name][columns[name] != 0]
         if ((known < low) | (known > high)).any():
-            raise ValueError(f"the column {name} holds a number outside {low:g} to {high:g}")
+            raise ValueError(f"the column {name} contains a number outside {low:g} to {high:g}")
     return columns
 
 
@@ -446,14 +445,14 @@ def _fit_text(link: Link) -> str:
     half = (
         f"n½ {bytes_text(link.n_half_bytes)}"
         if math.isfinite(link.n_half_bytes)
-        else "n½ beyond any size"
+        else "n½ larger than any size"
     )
     return f"{latency}, {slope}, {link.bandwidth_gb_per_s:.3g} GB/s, {half}"
 
 
 LEAST_SIZES: Final = 3
-LEAST_MISS: Final = 0.25  # of the measured time
-# times the root mean square of the relative errors of a side's own points
+LEAST_MISS: Final = 0.25  # as a share of the measured time
+# as a multiple of the root mean square of the relative errors at a side's own points
 LEAST_SCATTERS: Final = 3.0
 
 Floats = npt.NDArray[np.float64]
@@ -461,11 +460,11 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Regime:
-    """A range of sizes for which one line holds.
+    """A range of sizes fitted by one line.
 
     Args:
-        first: index of its smallest size.
-        last: index of its largest size.
+        first: the index of its smallest size.
+        last: the index of its largest size.
         link: the line; None for a single size.
     """
 
@@ -481,11 +480,11 @@ def find_regimes(
     p10_s: Sequence[float] | npt.NDArray[Any] | None = None,
     p90_s: Sequence[float] | npt.NDArray[Any] | None = None,
 ) -> list[Regime]:
-    """Splits measured times at the breaks, by the rule in the module's docstring.
+    """Splits measured times at the breaks, by the rule in the module docstring.
 
     Args:
-        sizes_bytes: sizes, ascending, each once; shape (n,).
-        times_s: the median time of each in seconds, above 0; shape (n,).
+        sizes_bytes: the distinct sizes, ascending; shape (n,).
+        times_s: the median time per size in seconds, positive; shape (n,).
         p10_s: the 10th percentiles; the medians by default.
         p90_s: the 90th percentiles; the medians by default.
 
@@ -508,8 +507,8 @@ def find_regimes(
         return []
     points = np.stack([sizes, times, low, high])
     marks = [0, *_breaks(points), len(sizes)]
-    # Among three regimes, the first break found may be a compromise that no longer holds once its
-    # neighbours are known.
+    # With three regimes, the first break found may be a compromise that no longer holds once the
+    # neighbouring breaks are known.
     for at in marks[1:-1]:
         place = marks.index(at)
         before, after = marks[place - 1], marks[place + 1]
@@ -527,9 +526,9 @@ def find_regimes(
 
 
 def _breaks(points: Floats) -> list[int]:
-    """Returns the indices of the sizes that begin a regime, without the first.
+    """Returns the index of each size that begins a regime, except the first.
 
-    The rows are sizes, times, p10 and p90.
+    The rows of ``points`` are sizes, times, p10 and p90.
     """
     places = range(1, points.shape[1])
     at = next((place for place in places if _falls(points, place)), None)
@@ -542,20 +541,20 @@ def _breaks(points: Floats) -> list[int]:
 
 
 def _falls(points: Floats, at: int) -> bool:
-    """Returns whether the size at this index clearly takes less time than the one before."""
+    """Returns whether the size at this index clearly takes less time than the previous one."""
     _, times, low, high = points
     return bool(times[at] < times[at - 1] * (1 - LEAST_MISS) and high[at] < low[at - 1])
 
 
 def _jump(points: Floats, at: int) -> float | None:
-    """Returns the residuals of both sides' fits, if both miss the other side; else None."""
+    """Returns the residuals of both sides' fits if each misses the other side, else None."""
     sizes, times, low, high = points
     if not LEAST_SIZES <= at <= len(sizes) - LEAST_SIZES:
         return None
     left = 0.0
     for side, beyond in ((slice(None, at), at), (slice(at, None), at - 1)):
-        # A line that may start below 0 follows a change of slope; times that scatter only make
-        # sense with one that may not.
+        # A line that may start below 0 follows a change of slope; scattered times need a line that
+        # may not.
         link = fit_link(sizes[side], times[side])
         for line in (
             _line(sizes[side], times[side]),
@@ -575,7 +574,7 @@ def _jump(points: Floats, at: int) -> float | None:
 def _line(sizes: Floats, times: Floats) -> Floats:
     """Returns the best line by relative errors.
 
-    Unlike ``fit_link``'s it may start below 0, as it must after a change of slope.
+    Unlike the line of ``fit_link``, it may start below 0, as is necessary after a change of slope.
     """
     scale = sizes[-1]
     found, _, _, _ = np.linalg.lstsq(
@@ -585,5 +584,5 @@ def _line(sizes: Floats, times: Floats) -> Floats:
 
 
 def _misses(line: Floats, sizes: Any, times: Any) -> Any:
-    """Returns by how much the line overestimates, as a share of the measured time."""
+    """Returns the overestimate of the line, as a share of the measured time."""
     return (line[0] + line[1] * sizes) / times - 1

@@ -1,4 +1,4 @@
-"""Names of notebook cells, in the place of those of the files that hold them."""
+"""Notebook cells: their names replace the names of their temporary files."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ringsim.traces.events import CALLS
 
 
 def in_notebook() -> bool:
-    """Whether a Jupyter kernel runs this process."""
+    """Returns whether a Jupyter kernel runs this process."""
     return hasattr(_shell(), "kernel")
 
 
 def name_cells(filenames: Iterable[str]) -> dict[str, str]:
-    """Returns what the notebook calls those of some file names that are its cells.
+    """Returns the notebook's names for those files that are notebook cells.
 
-    ``{"/tmp/...": "Cell In[5]"}``.
+    For example ``{"/tmp/...": "Cell In[5]"}``.
     """
     compiler: Any = getattr(_shell(), "compile", None)
     if not hasattr(compiler, "format_code_name"):
@@ -33,7 +33,7 @@ def name_cells(filenames: Iterable[str]) -> dict[str, str]:
 
 
 def rename_file(name: str, cells: Mapping[str, str]) -> str:
-    """Returns the name of a file with cells called by the names that ``name_cells`` gave.
+    """Returns a file name with cells named as by ``name_cells``.
 
     Example:
         >>> rename_file(
@@ -46,11 +46,11 @@ def rename_file(name: str, cells: Mapping[str, str]) -> str:
 
 
 def rename_places(text: str, names: Mapping[str, str]) -> str:
-    """Returns a text in which the lines of cells are called by the names that ``name_cells`` gave.
+    """Returns a text with the lines of cells named as by ``name_cells``.
 
     Args:
-        text: has places in it, as "/tmp/ipykernel_7/123.py:4", or "123.py:4".
-        names: of cells, by file name.
+        text: a text with places such as "/tmp/ipykernel_7/123.py:4" or "123.py:4".
+        names: the names of cells, by file name.
 
     Example:
         >>> rename_places(

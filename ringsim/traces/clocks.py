@@ -1,20 +1,19 @@
 """Clocks of several machines.
 
-The ranks compare them while they run, which makes the times of their events comparable. A clock
-(CLOCK_MONOTONIC, of one boot and one time namespace) counts from a moment of its own, and no two
-are equally fast. A file keeps what each clock showed. Reading adds the offset that the clock had at
-that moment: linear between two comparisons with the reference, which is rank 0's clock, and
-constant before the first and after the last. Saving takes it away again.
+The ranks compare their clocks during the run, which makes the times of their events comparable. A
+clock (CLOCK_MONOTONIC of one boot and one time namespace) counts from its own starting point, and
+no two clocks run at exactly the same speed. A file stores the readings of each clock. Loading adds
+the offset of the clock at each moment: linear between two comparisons with the reference (rank 0's
+clock), constant before the first comparison and after the last. Saving subtracts the offset again.
 
-``metadata["clocks"]`` has an entry for each clock, the reference first; without it, all ranks had
-one::
+``metadata["clocks"]`` has one entry per clock, the reference first; if it is missing, all ranks
+shared one clock::
 
     {"ranks": [2, 3], "how": "store", "samples": [[time_ns, offset_ns, uncertainty_ns], ...]}
 
-The uncertainty of a comparison is half the time that the quickest question and the quickest answer
-took. It grows with the time since, or until, the nearest one: two clocks differ in speed by
-``DRIFT_PPM`` at most, and while they run, their difference in speed changes by ``WANDER_PPM`` at
-most.
+The uncertainty of a comparison is half the sum of the shortest question time and the shortest
+answer time. It grows with the time to the nearest comparison: the speeds of two clocks differ by at
+most ``DRIFT_PPM``, and that difference changes by at most ``WANDER_PPM`` during a run.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ __all__ = [
 
 DRIFT_PPM: Final = 100.0  # two quartz crystals of 50 ppm each
 WANDER_PPM: Final = 1.0  # a crystal whose temperature changes by a few degrees
-# comparisons less than this apart become one: a difference in speed does not show between them
+# comparisons closer than this are combined: a difference in speed is too small to see between them
 CLOSE_NS: Final = 10**9
 TIMES: Final = ("post_ns", "wait_ns", "done_ns")
 REFERENCE, STORE, UNKNOWN = "reference", "store", "not compared"
@@ -56,17 +55,17 @@ Sample = Sequence[int]  # time_ns, offset_ns, uncertainty_ns
 
 
 class Clock(NamedTuple):
-    """One clock of a run, against rank 0's.
+    """One clock of a run, compared with rank 0's clock.
 
     Attributes:
-        ranks: that it timed.
-        host: where they ran.
-        offset_ns: what is added to its times, at the first comparison, beyond what is added to
-            those of rank 0's clock.
-        uncertainty_ns: the most by which a time of this run may be wrong against rank 0's clock;
-            None if it was not compared.
-        drift_ppm: how much faster rank 0's clock was, in millionths, between the first comparison
-            and the last; 0 if there was one.
+        ranks: the ranks that it timed.
+        host: the host of these ranks.
+        offset_ns: the offset added to its times at the first comparison, relative to the offset of
+            rank 0's clock.
+        uncertainty_ns: the largest possible error of a time in this run against rank 0's clock;
+            None if the clocks were not compared.
+        drift_ppm: how much faster rank 0's clock ran between the first and the last comparison, in
+            millionths; 0 if there was only one comparison.
         how: "reference", "store" (compared over the process group's store) or "not compared".
     """
 
@@ -81,13 +80,13 @@ class Clock(NamedTuple):
 def list_clocks(
     events: Events, entries: Sequence[Mapping[str, Any]], hosts: Sequence[str]
 ) -> list[Clock]:
-    """Returns the clocks of a run, see ``Trace.clocks``."""
+    """Returns the clocks of a run; see ``Trace.clocks``."""
     raw = unalign(events, entries)
     clocks = []
     for entry in entries:
         samples, ranks = np.array(entry["samples"], dtype=np.int64), tuple(entry["ranks"])
         shown = np.concatenate([getattr(raw, name)[np.isin(raw.rank, ranks)] for name in TIMES])
-        # between two comparisons the uncertainty is greatest in the middle
+        # between two comparisons the uncertainty is largest in the middle
         middles = (samples[1:, 0] + samples[:-1, 0]) // 2
         times = np.concatenate([shown[shown != NONE], samples[:, 0]])
         times = np.concatenate([middles, [times.min(), times.max()]])
@@ -108,19 +107,18 @@ def list_clocks(
     return clocks
 
 
-# -- what the ranks wrote down
+# -- the comparisons that the ranks recorded
 
 
 def find_clocks(metas: Mapping[int, Mapping[str, Any]], start_ns: int) -> list[dict[str, Any]]:
-    """Returns the entries of ``metadata["clocks"]``, nothing for one clock.
+    """Returns the entries of ``metadata["clocks"]``, an empty list if all ranks share one clock.
 
     Args:
-        metas: what each rank wrote of itself: "clock", which names its clock; and one rank of each
-            clock "clock_number", 0 for rank 0's clock, and under "clock 0", "clock 1", ... its
-            comparisons: the number of the clock that it asked, a lower one; the time on its own
-            clock; what is to be added there; and the distance of the limits between which that is,
-            in ns.
-        start_ns: on the ranks' clocks, from which the times of the events count.
+        metas: the metadata of each rank. "clock" names its clock. One rank per clock also has
+            "clock_number", 0 for rank 0's clock, and its comparisons under "clock 0", "clock 1",
+            and so on: the number of the other clock (a lower one), the time on its own clock, the
+            offset to add, and the width of the interval that contains the offset, in ns.
+        start_ns: the time on the ranks' clocks from which the times of events count.
 
     Example:
         >>> metas = {
@@ -166,7 +164,7 @@ def _compare(
 ) -> list[list[int]]:
     """Returns a clock's comparisons with the reference.
 
-    From those with clocks of which that is known.
+    Uses the comparisons with clocks whose own offset is known.
     """
     samples: list[list[int]] = []
     said = [value for key, value in meta.items() if key.startswith("clock ")]
@@ -194,9 +192,9 @@ def _compare(
 
 
 def _combine(before: Sample, after: Sample) -> list[int]:
-    """Returns what two comparisons leave possible together.
+    """Returns the comparison that is consistent with two comparisons.
 
-    The better one, if they contradict each other.
+    If they contradict each other, it is the more exact one.
 
     Example:
         >>> _combine([0, 100, 50], [10_000, 180, 50]), _combine([0, 100, 50], [10_000, 300, 20])
@@ -213,9 +211,9 @@ def _combine(before: Sample, after: Sample) -> list[int]:
 
 
 def are_clocks(value: Any) -> bool:
-    """Returns whether this can be ``metadata["clocks"]``.
+    """Returns whether the value is valid as ``metadata["clocks"]``.
 
-    Numbers in limits, times that ascend, and no clock twice as fast as another.
+    Numbers must be within limits, times ascending, and no clock twice as fast as another.
     """
     if not are_all(value, dict):
         return False
@@ -248,7 +246,7 @@ def are_clocks(value: Any) -> bool:
 
 
 def shift_ns(samples: Sequence[Sample], times: Ints) -> Ints:
-    """Returns what is to be added to times of a clock.
+    """Returns the offsets to add to times of a clock.
 
     Example:
         >>> shift_ns([[0, 100, 5], [1000, 110, 5]], np.array([-50, 0, 500, 2000])).tolist()
@@ -256,8 +254,8 @@ def shift_ns(samples: Sequence[Sample], times: Ints) -> Ints:
     """
     first, offset, _ = samples[0]
     known = np.array(samples, dtype=np.int64)
-    # Only differences become floats: their digits suffice, and the same times shifted as a whole
-    # give the same.
+    # Only differences become floats: float precision suffices for them, and adding a constant to
+    # all times leaves the result unchanged.
     shift: Ints = offset + np.rint(
         np.interp(times - first, known[:, 0] - first, known[:, 1] - offset)
     ).astype(np.int64)
@@ -265,7 +263,7 @@ def shift_ns(samples: Sequence[Sample], times: Ints) -> Ints:
 
 
 def uncertainty_ns(samples: Sequence[Sample], times: Ints) -> Ints:
-    """Returns by how much what ``shift_ns`` returns may be wrong.
+    """Returns the largest possible errors of the offsets of ``shift_ns``.
 
     Example:
         >>> uncertainty_ns(
@@ -277,8 +275,8 @@ def uncertainty_ns(samples: Sequence[Sample], times: Ints) -> Ints:
     after = np.searchsorted(known[:, 0], times).clip(1, max(len(known) - 1, 1))
     before, after = known[after - 1, 0], known[np.minimum(after, len(known) - 1), 0]
     outside = np.maximum(known[0, 0] - times, times - known[-1, 0]).clip(0)
-    # Faster by WANDER_PPM until this moment and slower by it after, against the mean: no other
-    # course is further off.
+    # The worst case: faster than the mean by WANDER_PPM until this moment, and slower by it
+    # afterwards.
     inside = (
         2 * (times - before).clip(0) * ((after - times).clip(0) / np.maximum(after - before, 1))
     )
@@ -290,27 +288,27 @@ def uncertainty_ns(samples: Sequence[Sample], times: Ints) -> Ints:
 
 
 def align(events: Events, clocks: Sequence[Mapping[str, Any]]) -> Events:
-    """Returns events of which the times are the reference's, from those that each clock showed."""
+    """Returns the events with each clock's times converted to the reference clock."""
     return _shift(events, clocks, shift_ns)
 
 
 def unalign(events: Events, clocks: Sequence[Mapping[str, Any]]) -> Events:
-    """Returns what each clock showed; ``align`` makes of that the same events again."""
+    """Returns the events with the times that each clock showed, the inverse of ``align``."""
     return _shift(events, clocks, _shift_back)
 
 
 def reference_ns(clocks: Sequence[Mapping[str, Any]], rank: int, time_ns: int) -> int:
-    """Returns a time of a rank as rank 0's clock shows it."""
+    """Returns a rank's time converted to rank 0's clock."""
     samples = next((entry["samples"] for entry in clocks if rank in entry["ranks"]), [[0, 0, 0]])
     return time_ns + int(shift_ns(samples, np.array([time_ns]))[0])
 
 
 def _shift_back(samples: Sequence[Sample], times: Ints) -> Ints:
-    """Returns what is to be added to times that ``shift_ns`` was added to."""
+    """Returns the offsets that undo ``shift_ns``."""
     shown = times + shift_ns(
         [[time_ns + offset_ns, -offset_ns, 0] for time_ns, offset_ns, _ in samples], times
     )
-    for step in (1, -2):  # rounding may have gone the other way
+    for step in (1, -2):  # rounding may have been in the other direction
         shown = np.where(shown + shift_ns(samples, shown) == times, shown, shown + step)
     return np.asarray(shown - times)
 
@@ -333,16 +331,16 @@ def _shift(events: Events, clocks: Sequence[Mapping[str, Any]], find: Any) -> Ev
 def align_run(
     events: Events, clocks: Sequence[Mapping[str, Any]], start_ns: int | None
 ) -> tuple[Events, list[dict[str, Any]], int]:
-    """Aligns the events of a run just read, and lets their times count from its start.
+    """Aligns the events of a run just read, and makes their times count from its start.
 
     Args:
-        events: as the clocks showed them.
-        clocks: with offsets that make them the reference's times.
-        start_ns: of the run, on the reference; the first event becomes the start if it is
-            earlier, or this is None.
+        events: the events with the times that the clocks showed.
+        clocks: the clocks, with the offsets to the reference.
+        start_ns: the start of the run on the reference clock; the first event becomes the start if
+            it is earlier, or if this is None.
 
     Returns:
-        The events; the clocks, with which ``unalign`` gives times from 0 on; and the start.
+        The events; the clocks, for which ``unalign`` gives times from 0; and the start.
     """
     ranks, places = np.unique(events.rank, return_index=True)
     firsts = np.minimum.reduceat(events.post_ns, places) if len(events) else places
@@ -355,16 +353,16 @@ def align_run(
 def find_start(
     firsts: Mapping[int, int], clocks: Sequence[Mapping[str, Any]], start_ns: int | None
 ) -> tuple[int, list[dict[str, Any]], int]:
-    """Finds from where the times of a run count, see ``align_run``.
+    """Finds the time from which the times of a run count; see ``align_run``.
 
     Args:
-        firsts: by rank, when its first event was posted, as its clock showed it.
-        clocks: with offsets that make them the reference's times.
-        start_ns: of the run, on the reference, or None.
+        firsts: by rank, the post time of its first event, as its clock showed it.
+        clocks: the clocks, with the offsets to the reference.
+        start_ns: the start of the run on the reference clock, or None.
 
     Returns:
-        What is to be taken from what the clocks showed; the clocks, with which ``align`` then gives
-        times from 0 on; and the start.
+        The number to subtract from the clocks' times; the clocks, for which ``align`` then gives
+        times from 0; and the start.
     """
     first_ns = min(
         (reference_ns(clocks, rank, post_ns) for rank, post_ns in firsts.items()),
@@ -386,7 +384,7 @@ def find_start(
 
 
 def count_from(events: Events, base_ns: int) -> Events:
-    """Returns events whose times count from ``base_ns``; an earlier one becomes 0."""
+    """Returns events whose times count from ``base_ns``; an earlier time becomes 0."""
     columns: dict[str, Any] = {}
     for name in TIMES:
         values = getattr(events, name)

@@ -1,30 +1,30 @@
 """The table of collectives.
 
-It lists the names of each, its purpose, its traffic, and the messages that it can be made of.
-Everything that must know one collective from another reads this table: the recorder, the analysis
+The table lists the names of each collective, its purpose, its traffic, and the messages that can
+implement it. It is used by everything that must distinguish collectives: the recorder, the analysis
 of traces, the simulator, the formats of other tools and, with torch's arguments added, the backends
 (``ringsim.comm.calls``).
 
-Two bandwidths are usual. The algorithm bandwidth says how fast the program's own buffer moved, S /
-t. The bus bandwidth multiplies it by what the operation must at least move over the slowest link,
-so that the same hardware gives the same number for every operation and every number of ranks::
+Two bandwidths are common. The algorithm bandwidth is the speed at which the program's own buffer
+moved, S / t. The bus bandwidth multiplies it by the share of S that must at least cross the slowest
+link, so that the same hardware gives the same number for every operation and number of ranks::
 
     family                      S (bytes)        bus factor     made of
     send, recv                  the message      1              itself
     broadcast, reduce           the buffer       1              a binomial tree
-    all_reduce                  the buffer       2 (n - 1) / n  a ring, twice round
+    all_reduce                  the buffer       2 (n - 1) / n  a ring, twice around
     all_gather, reduce_scatter  n shards         (n - 1) / n    a ring
-    all_to_all                  the send buffer  (n - 1) / n    pairs, one partner after the other
+    all_to_all                  the send buffer  (n - 1) / n    pairs, one partner after another
     gather, scatter             n shards         (n - 1) / n    the root with each rank in turn
     barrier                     0                none           dissemination
 
-n is the number of ranks in the *group*. A trace holds S as ``size_bytes``. Messages come in rounds:
-in a round, each rank waits for what it sends and receives before it begins the next.
+n is the number of ranks in the *group*. A trace stores S as ``size_bytes``. Messages come in
+rounds: in a round, each rank waits for its sends and receives before it begins the next.
 
 Source:
-    nccl-tests, ``doc/PERFORMANCE.md``: the factors, and why. R. Thakur, R. Rabenseifner, W. Gropp,
-    "Optimization of Collective Communication Operations in MPICH", IJHPCA 19 (2005): the
-    algorithms.
+    nccl-tests, ``doc/PERFORMANCE.md``: the factors and their derivation. R. Thakur, R.
+    Rabenseifner, W. Gropp, "Optimization of Collective Communication Operations in MPICH", IJHPCA
+    19 (2005): the algorithms.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ class Collective(NamedTuple):
     """A collective operation of torch.distributed.
 
     Attributes:
-        name: torch's plainest name for it.
-        family: which row of the table above it belongs to.
-        shares: how many times (n - 1) / n its bus factor is; 0 for a factor of 1, None for no
+        name: the simplest torch name.
+        family: the row of the table above.
+        shares: the multiple of (n - 1) / n that is its bus factor; 0 for a factor of 1, None for no
             factor.
-        others: further names for it, torch's and DeepSpeed's. Ranks that use different ones still
-            meet.
+        others: other names, of torch and DeepSpeed. Ranks may use different names for the same
+            collective.
         root: "src" or "dst" for operations with a root, else empty.
-        reduces: whether values are combined.
-        uneven: whether each rank may carry a different size.
+        reduces: whether it combines values.
+        uneven: whether the sizes of the ranks may differ.
     """
 
     name: str
@@ -89,7 +89,7 @@ _ROWS: Final = (
     Collective("barrier", "barrier", None),
     Collective("monitored_barrier", "barrier", None),
 )
-# by every name
+# by each of their names
 COLLECTIVES: Final = {name: row for row in _ROWS for name in (row.name, *row.others)}
 MESSAGES: Final = frozenset(
     (
@@ -107,7 +107,7 @@ MESSAGES: Final = frozenset(
 
 
 def same_collective(one: str, other: str) -> bool:
-    """Returns whether calls of two operations, by their names, can meet.
+    """Returns whether calls of two operations, given by name, can be parts of one collective.
 
     Example:
         >>> (
@@ -123,13 +123,13 @@ def make_rounds(op: str, size: int, root: int, size_bytes: int) -> Iterator[list
     """Yields the rounds of one collective.
 
     Args:
-        op: as torch spells it.
-        size: number of ranks in the group.
-        root: place of the root in the group; ignored if the operation has none.
-        size_bytes: S, as the table above counts it.
+        op: the operation, as torch spells it.
+        size: the number of ranks in the group.
+        root: the root's index in the group; ignored if the operation has none.
+        size_bytes: S, as defined in the table above.
 
     Yields:
-        The messages of a round: from, to (places in the group), bytes.
+        The messages of a round: from, to (indices in the group), bytes.
 
     Raises:
         TraceFileError: there is no such operation.
@@ -167,7 +167,7 @@ def make_rounds(op: str, size: int, root: int, size_bytes: int) -> Iterator[list
 
 
 def count_rounds(op: str, size: int, size_bytes: int) -> tuple[int, int]:
-    """Returns how many rounds a collective has, and how many bytes each message of them.
+    """Returns the number of rounds of a collective, and the bytes per message.
 
     Example:
         >>> count_rounds("all_reduce", 4, 100), count_rounds("barrier", 5, 0)
@@ -181,8 +181,8 @@ def count_rounds(op: str, size: int, size_bytes: int) -> tuple[int, int]:
 def _family_of(op: str) -> str:
     if op not in COLLECTIVES:
         raise TraceFileError(
-            "A collective must be one that messages are known for, got "
-            f"{op!r}. Leave it out of the trace."
+            f"the messages of the collective {op!r} are unknown. "
+            "Leave this operation out of the trace."
         )
     return COLLECTIVES[op].family
 
@@ -194,9 +194,9 @@ def _number_of_rounds(family: str, size: int) -> int:
 
 
 def _spread(size: int, root: int, have: int, amount: int) -> list[Transfer]:
-    """Returns the messages of a round of a broadcast.
+    """Returns the messages of one round of a broadcast.
 
-    The ``have`` ranks that have the data pass it on to one more each.
+    Each of the ``have`` ranks that have the data sends it to one more rank.
     """
     return [
         ((root + place) % size, (root + place + have) % size, amount)
@@ -205,15 +205,15 @@ def _spread(size: int, root: int, have: int, amount: int) -> list[Transfer]:
 
 
 def bus_factor(op: str, group_size: int) -> float:
-    """Returns what turns the algorithm bandwidth of an operation into its bus bandwidth.
+    """Returns the factor from the algorithm bandwidth of an operation to its bus bandwidth.
 
     Args:
         op: the operation, as torch spells it.
-        group_size: number of ranks in its group, 1 or more.
+        group_size: the number of ranks in its group, at least 1.
 
     Returns:
-        The factor; NaN for an operation without one: a barrier, which carries nothing, or one for
-        which no factor is known.
+        The factor; NaN for an operation without one: a barrier, which carries no data, or an
+        operation whose factor is unknown.
 
     Example:
         >>> (
@@ -239,11 +239,11 @@ def algbw_gb_per_s(size_bytes: int, duration_us: float) -> float:
     """Returns the algorithm bandwidth, S / t, in GB/s; 1 GB is 10**9 bytes.
 
     Args:
-        size_bytes: S, as the table of this module says.
+        size_bytes: S, as defined in the table of this module.
         duration_us: t, in microseconds.
 
     Returns:
-        The bandwidth; NaN if nothing was carried or no time is known.
+        The bandwidth; NaN if no data was carried or the time is unknown.
 
     Example:
         >>> algbw_gb_per_s(1_000_000, 500.0)
@@ -257,12 +257,12 @@ def busbw_gb_per_s(op: str, size_bytes: int, duration_us: float, group_size: int
 
     Args:
         op: the operation, as torch spells it.
-        size_bytes: S, as the table of this module says.
-        duration_us: how long it took, in microseconds.
-        group_size: number of ranks in its group, 1 or more.
+        size_bytes: S, as defined in the table of this module.
+        duration_us: the duration in microseconds.
+        group_size: the number of ranks in its group, at least 1.
 
     Returns:
-        The bandwidth; NaN if nothing was carried, no time is known, or the operation has no
+        The bandwidth; NaN if no data was carried, the time is unknown, or the operation has no
         factor.
 
     Example:

@@ -1,4 +1,4 @@
-"""How values show themselves: the look of their pictures, and what Jupyter shows of them."""
+"""The display of values: the style of their pictures, and their output in Jupyter."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any, Literal, TypedDict
 
 __all__ = ["Bundle", "Style", "bundle", "shows_images"]
 
-Bundle = tuple[dict[str, Any], dict[str, Any]]  # data and metadata, as Jupyter asks for them
+Bundle = tuple[dict[str, Any], dict[str, Any]]  # data and metadata, as Jupyter expects them
 
 
 class Style(TypedDict, total=False):
-    """How a picture is to be drawn; all functions ``plot_...`` take these as keywords.
+    """The style of a picture; all functions ``plot_...`` take these keywords.
 
     Attributes:
-        figsize: width and height of the new figure in inches; a height of None is as much as the
-            picture needs at that width. By default as large as suits the picture.
-        dpi: pixels an inch of the new figure.
-        theme: "light" or "dark"; by default what the user's settings of matplotlib say
+        figsize: the width and height of the new figure in inches; a height of None fits the picture
+            at that width. By default the size fits the picture.
+        dpi: the pixels per inch of the new figure.
+        theme: "light" or "dark"; by default the theme of your matplotlib settings
             (``plt.style.use("dark_background")``).
-        compact: for a column of a paper: without title, in two sizes of letters, and with its notes
-            folded to the width.
+        compact: True for a column of a paper: no title, two font sizes, and notes wrapped to the
+            width.
     """
 
     figsize: tuple[float, float | None]
@@ -32,12 +32,12 @@ class Style(TypedDict, total=False):
 
 
 def bundle(text: str, alt: str, draw: Callable[[], bytes]) -> Bundle:
-    """Returns what Jupyter shows of a value: a picture and a text.
+    """Returns a picture and a text, for Jupyter to show a value.
 
     Args:
-        text: the value as text, which is all without matplotlib.
+        text: the value as text, the only output if matplotlib is missing.
         alt: the picture in words.
-        draw: draws the picture as PNG.
+        draw: a function that draws the picture as PNG.
 
     Example:
         >>> bundle("4 ranks", "a ring", lambda: b"png")
@@ -57,7 +57,7 @@ def bundle(text: str, alt: str, draw: Callable[[], bytes]) -> Bundle:
 def shows_images() -> bool:
     """Returns whether the front end shows images.
 
-    IPython in a terminal asks for a bundle like a notebook does, and drops the picture.
+    IPython in a terminal also asks for a bundle, but discards the picture.
     """
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None

@@ -1,6 +1,6 @@
-"""Files that others may have written, and their JSON.
+"""Untrusted files and their JSON.
 
-They are read within limits and checked, and written whole or not at all.
+They are read within limits and checked, and written completely or not at all.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from ringsim.errors import RingError, TraceFileError
 def write_whole(
     path: str | os.PathLike[str], write: Callable[[BinaryIO], Any], what: str = "a trace"
 ) -> None:
-    """Writes a file next to its final place and then renames it.
+    """Writes a file next to its final location and then renames it.
 
-    A reader never sees half of it, and a failure leaves what was there.
+    A reader never sees an incomplete file, and a failure leaves the old file unchanged.
 
     Args:
-        path: where to write it; an existing file, or what a symbolic link points to, is replaced.
+        path: the file to write; an existing file, or the target of a symbolic link, is replaced.
         write: writes the content to the open file.
-        what: what the file is, for the error message.
+        what: a name for the file, used in the error message.
 
     Raises:
         TraceFileError: the file cannot be written.
@@ -45,9 +45,9 @@ def write_whole(
     try:
         if "\0" in os.fsdecode(path):
             raise OSError("embedded null byte")
-        target = os.path.realpath(path)  # a symbolic link stays, what it points to is replaced
+        target = os.path.realpath(path)  # a symbolic link stays, and its target is replaced
         if os.path.exists(target) and not os.path.isfile(target):
-            raise OSError("this is no file")
+            raise OSError("it is not a regular file")
         temporary = os.path.join(os.path.dirname(target), f".ringsim-{secrets.token_hex(6)}.tmp")
         try:
             with open(temporary, "xb") as file:
@@ -62,17 +62,17 @@ def write_whole(
     except OSError as error:
         reason = error.strerror or error
         raise TraceFileError(
-            f"The path of {what} must be writable, got {path}: {reason}. "
-            "Make the directory, or choose one."
+            f"cannot write {what} to {path}: {reason}. "
+            "Create its directory, or choose another path."
         ) from error
 
 
 def are_all(value: Any, kind: type | tuple[type, ...]) -> bool:
-    """Returns whether a value is a list of which all entries are of one kind."""
+    """Returns whether a value is a list whose entries are all of one kind."""
     return isinstance(value, list) and all(isinstance(one, kind) for one in value)
 
 
-# of an entry: a test, and what it should be
+# per entry: a test and the expected form
 Forms = Mapping[str, tuple[Callable[[Any], bool], str]]
 _SENTENCES: Final = (lambda value: are_all(value, str), "a list of sentences")
 OBJECT: Final = (lambda value: isinstance(value, dict), "an object")
@@ -82,10 +82,7 @@ _FORMS: Final[Forms] = dict.fromkeys(
 
 
 def check_metadata(metadata: Any, forms: Forms) -> None:
-    """Raises ValueError unless metadata have the form in which they are read.
-
-    Also those entries of them that are read again.
-    """
+    """Raises ValueError unless the metadata, and those of its entries that are read, are valid."""
     if not isinstance(metadata, dict):
         raise ValueError("the metadata is not an object")
     for key, (is_such, form) in {**_FORMS, **forms}.items():
@@ -95,24 +92,23 @@ def check_metadata(metadata: Any, forms: Forms) -> None:
 
 @contextlib.contextmanager
 def saving(what: str, path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turns what is not plain data within the block into a TraceFileError.
+    """Turns errors about data that JSON cannot hold into a TraceFileError.
 
-    The error begins with ``what``. A writer makes the checks of the reader here, so that it never
-    writes a file that cannot be read.
+    A writer makes the reader's checks in this block, so that it never writes an unreadable file.
     """
     try:
         yield
     except (TypeError, ValueError, RecursionError) as error:
         raise TraceFileError(
-            f"{what} must be plain data to be saved, got one where {error} "
-            f"({os.fsdecode(path)}). Change its metadata, then save."
+            f"cannot save {what} to {os.fsdecode(path)}: {error}. "
+            "Change the metadata, then save again."
         ) from error
 
 
 def parse_json(data: bytes) -> Any:
     """Returns the value of a JSON document.
 
-    Raises ValueError if it is none: Python's reader takes NaN and Infinity for numbers.
+    Raises ValueError if the document is not JSON: Python's parser accepts NaN and Infinity.
     """
 
     def refuse(name: str) -> None:
@@ -122,16 +118,15 @@ def parse_json(data: bytes) -> Any:
 
 
 def open_file(path: str | os.PathLike[str], what: str) -> BinaryIO:
-    """Opens a file to read.
+    """Opens a file for reading.
 
-    Raises TraceFileError, which begins with ``what``, if that cannot be done.
+    Raises TraceFileError, which names the file as ``what``, if the file cannot be opened.
     """
     try:
         return open(path, "rb")
     except (OSError, ValueError) as error:  # ValueError: a null character in the path
-        rule = "exist" if isinstance(error, FileNotFoundError) else "be readable"
         raise TraceFileError(
-            f"{what} must {rule}, got {os.fsdecode(path)}: "
+            f"cannot open {what} {os.fsdecode(path)}: "
             f"{getattr(error, 'strerror', None) or error}. Check the path."
         ) from error
 
@@ -139,30 +134,28 @@ def open_file(path: str | os.PathLike[str], what: str) -> BinaryIO:
 def read_file(path: str | os.PathLike[str], what: str, most: int) -> bytes:
     """Returns a file's content.
 
-    Raises TraceFileError, which begins with ``what``, if it cannot be read or has more than
-    ``most`` bytes.
+    Raises TraceFileError, which names the file as ``what``, if the file cannot be read or has more
+    than ``most`` bytes.
     """
     with open_file(path, what) as file:
         try:
             about = os.fstat(file.fileno())
-            # room is made for all of it
+            # memory is allocated for all of it
             data = file.read(min(about.st_size if stat.S_ISREG(about.st_mode) else most, most) + 1)
         except (OSError, MemoryError) as error:
-            reason = (
-                getattr(error, "strerror", None) or str(error) or "more than there is memory for"
-            )
+            reason = getattr(error, "strerror", None) or str(error) or "it does not fit into memory"
             raise TraceFileError(
-                f"{what} must be readable, got {os.fsdecode(path)}: {reason}. Check the path."
+                f"cannot read {what} {os.fsdecode(path)}: {reason}. Check the path."
             ) from error
     if len(data) > most:
         raise TraceFileError(
-            f"{what} must be at most {most} bytes, got more ({os.fsdecode(path)}). Take another, "
-            "or a part of the run."
+            f"{what} must have at most {most} bytes, got more ({os.fsdecode(path)}). "
+            "Use a part of the run."
         )
     return data
 
 
-# what damaged or hostile data may raise inside json, zipfile and pyarrow
+# errors that damaged or hostile data can raise inside json, zipfile and pyarrow
 DAMAGE: Final = (
     *(ValueError, TypeError, LookupError, AttributeError, RuntimeError, OverflowError),
     *(MemoryError, EOFError, OSError, struct.error, zipfile.BadZipFile, zlib.error),
@@ -170,21 +163,23 @@ DAMAGE: Final = (
 
 
 @contextlib.contextmanager
-def reading(rule: str, path: str | os.PathLike[str], remedy: str) -> Iterator[None]:
-    """Turns what damaged data raises within the block into a TraceFileError.
+def reading(what: str, path: str | os.PathLike[str], remedy: str) -> Iterator[None]:
+    """Turns errors that damaged data raises within the block into a TraceFileError.
 
     Example:
         >>> try:
-        ...     with reading("A list must be JSON", "list.json", "Write it again."):
+        ...     with reading("a list", "l.json", "Write it again."):
         ...         int("x")
         ... except TraceFileError as error:
         ...     print(error)
-        A list must be JSON, got list.json: invalid literal for int() with base 10: 'x'. Write it again.
-    """  # noqa: E501
+        cannot read l.json as a list: invalid literal for int() with base 10: 'x'. Write it again.
+    """
     try:
         yield
     except RingError:
-        raise  # says it better, or speaks of an argument
+        raise  # it is more precise, or is about an argument
     except DAMAGE as error:
         said = (str(error).splitlines() or [""])[0][:200] or type(error).__name__
-        raise TraceFileError(f"{rule}, got {os.fsdecode(path)}: {said}. {remedy}") from error
+        raise TraceFileError(
+            f"cannot read {os.fsdecode(path)} as {what}: {said}. {remedy}"
+        ) from error

@@ -1,4 +1,4 @@
-"""Events one by one, in any order, gathered into a trace."""
+"""Single events, added in any order, that become a trace."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _DEFAULTS: Final = dict.fromkeys(COLUMN_DTYPES, NONE) | {"thread": 0, "status": 
 
 
 class Rows:
-    """Events that become a trace; they may be added in any order.
+    """Events that become a trace; you may add them in any order.
 
     Example:
         >>> from ringsim.traces.events import Group
@@ -45,10 +45,10 @@ class Rows:
         self._numbers: dict[str, dict[Any, int]] = {name: {} for name in _NAMED}
 
     def add(self, rank: int, op: str, post_ns: int, **columns: Any) -> None:
-        """Adds one event, by torch's name of its operation; the clock may start anywhere.
+        """Adds one event, given torch's name of its operation; times may count from any moment.
 
-        Other columns go by their names: ``group`` is a Group, ``payload`` a Payload, ``label`` and
-        ``file`` are words.
+        The other columns are passed by name: ``group`` is a Group, ``payload`` a Payload, ``label``
+        and ``file`` are strings.
         """
         row = {"rank": rank, "op": OP_CODES[op], "post_ns": post_ns}
         for name, value in columns.items():
@@ -60,9 +60,9 @@ class Rows:
         self._rows.append(row)
 
     def trace(self, metadata: dict[str, Any]) -> Trace:
-        """Returns the trace: each rank's events in the order of posting, the earliest at 0.
+        """Returns the trace: each rank's events in posting order, the earliest at 0.
 
-        Raises ValueError if no run has them.
+        Raises ValueError if the events cannot be those of a run.
         """
         first = min((row["post_ns"] for row in self._rows), default=0)
         ordered = sorted(self._rows, key=lambda row: (row["rank"], row["post_ns"]))
@@ -75,7 +75,7 @@ class Rows:
                 if name == "post_ns" or known[name] != NONE:
                     known[name] -= first
             rows.append([known[name] for name in COLUMN_DTYPES])
-        # which checks every word, as the numbers are checked below
+        # this checks every string; the numbers are checked below
         names = read_tables(write_tables(Tables(*map(tuple, self._numbers.values()))))
         events = whole_rows(rows, names)
         check_run(events, metadata)
@@ -83,7 +83,7 @@ class Rows:
 
 
 def _columns_of(columns: dict[str, list[int]]) -> dict[str, Any]:
-    """Returns columns as numpy arrays of the dtypes that ``Events`` has.
+    """Returns columns as numpy arrays with the dtypes of ``Events``.
 
     Raises ValueError if a number does not fit.
     """
@@ -91,10 +91,10 @@ def _columns_of(columns: dict[str, list[int]]) -> dict[str, Any]:
     for name, values in columns.items():
         limits = np.iinfo(COLUMN_DTYPES[name])
         if any(type(value) is not int for value in values):
-            raise ValueError(f"the column {name} holds something other than whole numbers")
+            raise ValueError(f"the column {name} contains values that are not whole numbers")
         if values and not (limits.min <= min(values) and max(values) <= limits.max):
             raise ValueError(
-                f"the column {name} holds a number outside {limits.min} to {limits.max}"
+                f"the column {name} contains a number outside {limits.min} to {limits.max}"
             )
         arrays[name] = np.array(values, dtype=COLUMN_DTYPES[name])
     return arrays
@@ -103,11 +103,11 @@ def _columns_of(columns: dict[str, list[int]]) -> dict[str, Any]:
 def whole_rows(rows: list[Any], tables: Tables) -> Events:
     """Returns events from rows of all columns, in any order.
 
-    Raises ValueError if a row does not have them, or a number does not fit.
+    Raises ValueError if a row has the wrong length, or a number does not fit.
     """
     if not all(isinstance(row, list) and len(row) == len(COLUMN_DTYPES) for row in rows):
         raise ValueError(f"an event does not have {len(COLUMN_DTYPES)} numbers")
-    # by rank, then by the order of posting
+    # by rank, then in posting order
     ordered = sorted(rows, key=lambda row: (row[0], row[2]))
     columns = {name: [row[place] for row in ordered] for place, name in enumerate(COLUMN_DTYPES)}
     return make_events(_columns_of(columns), tables)

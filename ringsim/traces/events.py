@@ -1,25 +1,26 @@
 """The vocabulary of a trace.
 
-It defines one recorded event, in memory and in the file that a rank writes while it runs. An event
-is one operation (a send, a recv, a collective), one span or one mark. A rank writes it as a
-``RECORD`` of fixed size; groups, shapes and names, which would not fit, are numbered and written
-once, next to it. ``Events`` holds the events of all ranks as columns, and ``Tables`` what their
-numbers mean.
+The module defines a recorded event, in memory and in the file that a rank writes during the run. An
+event is one operation (a send, a recv, a collective), one span or one mark. A rank writes it as a
+``RECORD`` of fixed size; groups, shapes and names, which do not fit, are numbered and written once
+to a second file. ``Events`` holds the events of all ranks as columns, and ``Tables`` the names that
+their numbers refer to.
 
 Times of an operation::
 
     post_ns          wait_ns                 done_ns
       |  (the program   |  blocked in wait()    |
-      |   runs on)      |                       |
+      |   continues)    |                       |
       +-----------------+-----------------------+--> time
 
 A span has post_ns (its start) and done_ns (its end); a mark happens at post_ns. A time that has not
-come yet is -1.
+been reached is -1.
 
-A mistake that was found while the program ran is written into its trace as a mark, so that a file
-loaded later says it too. The mark stands on the rank that found it, at the user's line, right after
-the record of the operation, and repeats its group, peer, tag and payload. Its label reads ``! kind:
-message``, where the kind is one of ``ringsim.traces.findings.KINDS``.
+A mistake that is found while the program runs is written into its trace as a mark, so that a file
+loaded later also reports it. The mark belongs to the rank that found the mistake, has the user's
+line, follows the record of the operation directly, and repeats its group, peer, tag and payload.
+Its label has the form ``! kind: message``, where the kind is one of
+``ringsim.traces.findings.KINDS``.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ STATUS_NAMES: Final = ("", "in_flight", "ok", "error")  # 0: the slot is empty
 SEND, RECV, COLLECTIVE, SPAN, MARK = range(5)
 KIND_NAMES: Final = ("send", "recv", "collective", "span", "mark")
 
-NONE: Final = -1  # "does not apply" in every column, and "not yet" in the columns of times
-ANY_SOURCE: Final = -2  # the peer of a recv from anybody, until the message has come
+NONE: Final = -1  # "does not apply" in every column, and "not yet" in the time columns
+ANY_SOURCE: Final = -2  # the peer of a recv from any source, until the message has arrived
 
-# Operations as torch.distributed spells them. The order is part of the file format: append, never
-# reorder.
+# Operations as torch.distributed spells them. The order is part of the file format: append to it,
+# but never reorder.
 OPS: Final[tuple[tuple[str, int], ...]] = (
     ("span", SPAN),
     ("mark", MARK),
@@ -75,13 +76,13 @@ OPS: Final[tuple[tuple[str, int], ...]] = (
     ("monitored_barrier", COLLECTIVE),
     ("all_gather_single", COLLECTIVE),
     ("reduce_scatter_single", COLLECTIVE),
-    ("new_group", COLLECTIVE),  # carries the members of the group that is made, as its shape
+    ("new_group", COLLECTIVE),  # its shape is the members of the new group
 )
 OP_NAMES: Final = tuple(name for name, _ in OPS)
 OP_KINDS: Final = np.array([kind for _, kind in OPS], dtype=np.int8)
 OP_CODES: Final = {name: code for code, name in enumerate(OP_NAMES)}
 
-# One event in a rank's memory-mapped file: 72 bytes, little-endian. `status` comes last: it is what
+# One event in a rank's memory-mapped file: 72 bytes, little-endian. `status` comes last because it
 # makes a slot valid.
 RECORD: Final = np.dtype(
     [
@@ -89,7 +90,7 @@ RECORD: Final = np.dtype(
         ("wait_ns", "<i8"),
         ("done_ns", "<i8"),
         ("thread", "<u8"),  # threading.get_ident()
-        ("group", "<i4"),  # number in Tables.groups, as the four below in theirs
+        ("group", "<i4"),  # an index into Tables.groups, like the next three into the other tables
         ("payload", "<i4"),
         ("label", "<i4"),
         ("file", "<i4"),
@@ -103,7 +104,7 @@ RECORD: Final = np.dtype(
     ]
 )
 
-# In the name of a file: a line that calls a wrapper, and the file of the wrapper,
+# In a file name: a line that calls a wrapper, then the wrapper's file, such as
 # "/home/me/train.py:40 > /home/me/messages.py".
 CALLS: Final = " > "
 
@@ -111,9 +112,9 @@ CALLS: Final = " > "
 class Group(NamedTuple):
     """A process group: its name and its members.
 
-    "world", "ring:2>3", ...; and global ranks in the group's order. ``world`` counts how often the
-    process groups were made again since the recording began. Names come again in a new world, and
-    messages of two worlds never meet.
+    The name is "world", "ring:2>3", and so on; the members are global ranks in the group's order.
+    ``world`` counts how often the process groups were created again since the recording began.
+    Names repeat in a new world, and messages of different worlds never match.
     """
 
     name: str
@@ -122,13 +123,14 @@ class Group(NamedTuple):
 
 
 class Payload(NamedTuple):
-    """The data that an operation carries.
+    """The data of an operation.
 
-    Dtype ("float32"), shape, and the size in bytes from which its bandwidth follows. ``reduction``
-    is how an operation combines what the ranks have, such as "SUM"; empty elsewhere, and in files
-    of ringsim 0.1.0. ``strides`` are those of the tensors of a collective that sees them as they
-    lie in memory, if they are not contiguous. ``splits`` are, of an all_to_all, the bytes given
-    to each rank of its group and those taken from each.
+    It has a dtype ("float32"), a shape, and a size in bytes, from which the bandwidth is computed.
+    ``reduction`` is the way in which an operation combines the values of the ranks, such as "SUM";
+    it is empty for other operations and in files of ringsim 0.1.0. ``strides`` are the strides of
+    tensors that are not contiguous, for collectives that depend on the memory layout. For an
+    all_to_all, ``splits`` are the bytes sent to each rank of the group and the bytes received from
+    each.
     """
 
     dtype: str
@@ -140,9 +142,9 @@ class Payload(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """The names that the columns of ``Events`` number.
+    """The names that the numbers in the columns of ``Events`` refer to.
 
-    A value of n in ``group`` means ``groups[n]``.
+    A value of n in ``group`` refers to ``groups[n]``.
     """
 
     groups: tuple[Group, ...] = ()
@@ -158,9 +160,10 @@ Ints = npt.NDArray[Any]
 class Events:
     """The events of a run as columns.
 
-    Numpy arrays of one length, ordered by rank, then by the order of posting. Times are ns from the
-    start of the run (int64); -1 stands for "not yet" and, in the other columns, for "does not
-    apply". ``thread`` numbers the threads of a rank from 0 in the order of their first event.
+    The columns are numpy arrays of equal length, ordered by rank, then in posting order. Times are
+    ns from the start of the run (int64). In a time column -1 means "not yet", in other columns
+    "does not apply". ``thread`` numbers the threads of a rank from 0 in the order of their first
+    event.
     """
 
     rank: Ints
@@ -188,27 +191,27 @@ class Events:
 
     @property
     def kind(self) -> Ints:
-        """SEND, RECV, COLLECTIVE, SPAN or MARK for each event (int8)."""
+        """The kind of each event: SEND, RECV, COLLECTIVE, SPAN or MARK (int8)."""
         return OP_KINDS[self.op]
 
     @property
     def size_bytes(self) -> Ints:
-        """Size of each event in bytes (int64), -1 for spans and marks."""
+        """The size of each event in bytes (int64), -1 for spans and marks."""
         sizes = np.array(
             [payload.size_bytes for payload in self.tables.payloads] + [NONE], dtype=np.int64
         )
-        return sizes[self.payload]  # -1 picks the last, which is NONE
+        return sizes[self.payload]  # -1 selects the last entry, which is NONE
 
     def spans(self, named: Callable[[str], bool]) -> Ints:
-        """Returns the mask of the spans whose names are such."""
+        """Returns the mask of the spans whose names satisfy ``named``."""
         labels = [number for number, label in enumerate(self.tables.labels) if named(label)]
         mask: Ints = (self.kind == SPAN) & np.isin(self.label, labels)
         return mask
 
     def by_thread(self) -> Iterator[tuple[int, int, Ints]]:
-        """Yields each rank and thread that has events, in order, with the places of those."""
+        """Yields each rank and thread that has events, in order, with the indices of its events."""
         ranks, starts = np.unique(self.rank, return_index=True)
-        # one empty part without events
+        # if there are no events, there is one empty part
         for rank, mine in zip(
             ranks.tolist(), np.split(np.arange(len(self)), starts[1:]), strict=False
         ):
@@ -216,7 +219,7 @@ class Events:
                 yield rank, thread, mine[self.thread[mine] == thread]
 
     def select(self, where: Ints) -> Events:
-        """Returns the events that ``where`` (a mask, or indices) picks, with the same tables."""
+        """Returns the events selected by ``where`` (a mask or indices), with the same tables."""
         return Events(
             **{name: getattr(self, name)[where] for name in COLUMN_DTYPES}, tables=self.tables
         )
@@ -231,14 +234,15 @@ COLUMN_DTYPES.update(
 
 
 def make_events(columns: dict[str, Any], tables: Tables = Tables()) -> Events:
-    """Makes events from columns given by name, each turned to its dtype.
+    """Makes events from columns given by name, each converted to its dtype.
 
-    A column left out is filled with -1.
+    A missing column is filled with -1.
 
     Args:
-        columns: arrays or lists of one length n; ``rank`` and ``op`` are needed, ``seq`` defaults
-            to the order within each rank, ``status`` to OK.
-        tables: what the numbers in ``group``, ``payload``, ``label`` and ``file`` mean.
+        columns: arrays or lists of equal length n; ``rank`` and ``op`` are required, ``seq``
+            defaults to the order within each rank, ``status`` to OK.
+        tables: the names that the numbers in ``group``, ``payload``, ``label`` and ``file`` refer
+            to.
 
     Example:
         >>> events = make_events(
@@ -264,9 +268,9 @@ def make_events(columns: dict[str, Any], tables: Tables = Tables()) -> Events:
 
 
 def concatenate(parts: Sequence[Events]) -> Events:
-    """Puts parts of one run together, one after the other.
+    """Concatenates parts of one run.
 
-    There is one at least, and all have the tables of the last.
+    There must be at least one part, and all use the tables of the last.
 
     Example:
         >>> events = make_events({"rank": [0, 1], "op": [OP_CODES["send"], OP_CODES["recv"]]})
@@ -279,8 +283,7 @@ def concatenate(parts: Sequence[Events]) -> Events:
     return Events(**columns, tables=parts[-1].tables)
 
 
-# -- tables as JSON, in the names file of a rank and in a saved trace. What does not have the
-# expected form is refused, never guessed at.
+# -- tables as JSON, in the names file of a rank and in a saved trace. Unexpected forms are refused.
 
 _INT64_MAX = 2**63 - 1
 
@@ -304,7 +307,7 @@ def write_tables(tables: Tables) -> dict[str, Any]:
 
 
 def write_payload(payload: Payload) -> dict[str, Any]:
-    """Returns a payload as plain data for JSON, without what most payloads do not have."""
+    """Returns a payload as plain data for JSON, without empty optional entries."""
     entry = {"dtype": payload.dtype, "shape": list(payload.shape), "size_bytes": payload.size_bytes}
     return entry | {
         name: said
@@ -317,10 +320,10 @@ def read_tables(value: Any) -> Tables:
     """Returns the tables that ``write_tables`` wrote.
 
     Raises:
-        ValueError: ``value`` is something else.
+        ValueError: ``value`` is not such tables.
     """
     if not isinstance(value, dict) or set(value) != set(Tables._fields):
-        raise ValueError("the tables of names are not the four of a trace")
+        raise ValueError("the tables of names are not the four tables of a trace")
     for name, entries in value.items():
         if not isinstance(entries, list):
             raise ValueError(f"the table of {name} is not a list")
@@ -333,7 +336,7 @@ def read_tables(value: Any) -> Tables:
 
 
 def write_group(group: Group) -> dict[str, Any]:
-    """Returns a group as plain data for JSON; a world that was made first is not named."""
+    """Returns a group as plain data for JSON; world 0 is left out."""
     world = {"world": group.world} if group.world else {}
     return {"name": group.name, "ranks": list(group.ranks), **world}
 
@@ -341,10 +344,10 @@ def write_group(group: Group) -> dict[str, Any]:
 def read_group(entry: Any) -> Group:
     """Returns the group in ``{"name": ..., "ranks": [...], "world": ...}``.
 
-    The last may be missing; other keys are ignored.
+    ``world`` may be missing; other keys are ignored.
 
     Raises:
-        ValueError: ``entry`` is no such group.
+        ValueError: ``entry`` is not such a group.
     """
     if not isinstance(entry, dict):
         raise ValueError("a group is not an object")
@@ -356,11 +359,11 @@ def read_group(entry: Any) -> Group:
 def read_payload(entry: Any) -> Payload:
     """Returns the payload that a dictionary describes.
 
-    ``{"dtype": ..., "shape": [...], "size_bytes": ..., "reduction": ...}``. The last may be
-    missing; other keys are ignored.
+    The dictionary is ``{"dtype": ..., "shape": [...], "size_bytes": ..., "reduction": ...}``.
+    ``reduction`` may be missing; other keys are ignored.
 
     Raises:
-        ValueError: ``entry`` is no such payload.
+        ValueError: ``entry`` is not such a payload.
     """
     if not isinstance(entry, dict):
         raise ValueError("a payload is not an object")
@@ -381,11 +384,11 @@ def read_payload(entry: Any) -> Payload:
 
 
 def readable(value: Any, *, lines: bool = False) -> Any:
-    r"""Returns JSON whose texts are made readable by ``ringsim.errors.escape``.
+    r"""Returns JSON data with all strings made readable by ``ringsim.errors.escape``.
 
     Args:
-        value: what JSON can say.
-        lines: whether a text may have several lines; the errors under the key "ends" always may.
+        value: any JSON data.
+        lines: whether strings may have several lines; the errors under the key "ends" always may.
 
     Example:
         >>> readable({"label": ["one", "red \x1b[31m\n"], "ends": [{"error": "two\nlines"}]})
@@ -403,10 +406,10 @@ def readable(value: Any, *, lines: bool = False) -> Any:
 
 
 def read_word(value: Any) -> str:
-    """Returns ``value``, made ``readable``, if it is a string.
+    """Returns ``value``, made ``readable``.
 
     Raises:
-        ValueError: it is not.
+        ValueError: it is not a string.
     """
     if not isinstance(value, str):
         raise ValueError("a name is not a string")
@@ -417,33 +420,35 @@ def _naturals(value: Any, what: str) -> tuple[int, ...]:
     if not isinstance(value, list) or not all(
         type(one) is int and 0 <= one <= _INT64_MAX for one in value
     ):
-        raise ValueError(f"{what} are not whole numbers from 0")
+        raise ValueError(f"{what} must be non-negative whole numbers")
     return tuple(value)
 
 
-# of an entry, by the order of Tables
+# per table, in the order of Tables
 _READERS: Final[tuple[Callable[[Any], Any], ...]] = (read_group, read_payload, read_word, read_word)
 
 
-# -- marks that the recorder writes by itself
+# -- marks written by the recorder itself
 
-# Labels of the marks where a rank has destroyed the world, and all groups with it, and where it has
-# made it anew.
+# The labels of the marks where a rank destroyed the world (and all groups with it), and where it
+# created the world again.
 DESTROYED: Final = "process groups destroyed"
-MADE_ANEW: Final = "process groups made anew"
+MADE_ANEW: Final = "process groups created again"
+# the last label is that of files of ringsim 0.2
+WORLD_LABELS: Final = (DESTROYED, MADE_ANEW, "process groups made anew")
 
 _NOTICE: Final = re.compile(r"! ([a-z_]+): (.*)", re.DOTALL)
 
 
-# kind of a notice that is a finding only if a rank waits for the thread's work
+# the kind of a notice that is a finding only if a rank waits for the thread
 THREAD_FAILED: Final = "thread_failed"
 
 
 def word_notice(kind: str, message: str) -> str:
-    """Returns the label of a mark that says what was found.
+    """Returns the label of a mark that reports a mistake.
 
     Args:
-        kind: kind of the finding, such as "message_mismatch".
+        kind: the kind of the finding, such as "message_mismatch".
         message: a sentence.
 
     Example:
@@ -454,7 +459,7 @@ def word_notice(kind: str, message: str) -> str:
 
 
 def read_notice(label: str) -> tuple[str, str] | None:
-    """Returns kind and message of a label that ``word_notice`` made, None for any other.
+    """Returns the kind and message of a label made by ``word_notice``, None for other labels.
 
     Example:
         >>> read_notice("! buffer_hazard: two buffers overlap."), read_notice("warm-up is over")

@@ -1,17 +1,17 @@
-"""A trace as one file, ``*.ringtrace``: saved whole or not at all, and read without trust.
+"""A trace as one file, ``*.ringtrace``: written completely or not at all, read without trust.
 
 The file is a zip archive with two uncompressed members::
 
     meta.json       {"format": 1, "needs": "0.1.0", "events": 2, "tables": {...}, "metadata": {...}}
-    events.parquet  one row an event; the columns of ``Events``, null if wait_ns and done_ns have
-                    not come; times as each rank's own clock showed them
+    events.parquet  one row per event; the columns of ``Events``, with null for a missing wait_ns or
+                    done_ns; times as each rank's own clock showed them
 
-Any tool that knows zip and Parquet can read it, and nothing in it can be executed. Sizes, counts
-and checksums are checked before anything is parsed, and afterwards every number that points into a
-table.
+Any tool that supports zip and Parquet can read the file, and nothing in it is executable. Sizes,
+counts and checksums are checked before anything is parsed; afterwards, every number that points
+into a table is checked.
 
-The rows come in groups, each with the ranks and times that it spans, so that a part of a long run
-is read without the rest.
+The rows come in groups, each with the ranks and times that it covers, so that you can read a part
+of a long run without the rest.
 """
 
 from __future__ import annotations
@@ -78,38 +78,38 @@ if TYPE_CHECKING:
 __all__ = ["check_run", "load", "read_by_rank", "save", "save_pieces"]
 
 FORMAT: Final = 1
-GROUP_ROWS: Final = 2**18  # of events.parquet: who reads a rank of many reads little else
+GROUP_ROWS: Final = 2**18  # of events.parquet: a reader of one rank of many reads little else
 NEEDS: Final = "0.1.0"  # the oldest ringsim that reads this format
 META, EVENTS = "meta.json", "events.parquet"
 
-MAX_FILE_BYTES: Final = 2**31 - 1  # what a zip without extensions can hold
+MAX_FILE_BYTES: Final = 2**31 - 1  # the limit of a zip without extensions
 MAX_META_BYTES: Final = 64 * 2**20
 MAX_EVENTS: Final = 100_000_000
 # Parquet can repeat one number a million times in a few bytes, and a million events take 84 MB of
-# memory. Files of real runs hold a fifth of an event per byte: beyond some size, a file with twenty
-# times that was made to fill the reader's memory.
+# memory. Files of real runs hold a fifth of an event per byte: above a certain size, a file with
+# twenty times as many was made to fill the reader's memory.
 FREE_EVENTS: Final = 10_000_000
 MAX_EVENTS_PER_BYTE: Final = 4
 MAX_RANKS: Final = 10**6
 _MAX_DIRECTORY_BYTES: Final = 4096  # of the zip: two short entries
 
 _NULLABLE: Final = ("wait_ns", "done_ns")
-_SPANNED: Final = ("rank", "post_ns")  # of which a group of rows says its least and its largest
-# grow steadily: stored as differences; the other columns repeat few values
+_SPANNED: Final = ("rank", "post_ns")  # the columns whose minimum and maximum a row group stores
+# these grow steadily and are stored as differences; the other columns repeat few values
 _TIMES: Final = ("seq", "post_ns", "wait_ns", "done_ns")
 
 
 def save(trace: Trace, path: str | PathLike[str]) -> None:
-    """Writes a trace to one file, all of it or nothing.
+    """Writes a trace to one file, completely or not at all.
 
     The same trace gives the same bytes. Results and output of the workers are not saved.
 
     Args:
-        trace: what to save; its metadata must be JSON-able.
-        path: where to save it; an existing file is replaced.
+        trace: the trace to save; its metadata must be JSON-able.
+        path: the file to write; an existing file is replaced.
 
     Raises:
-        TraceFileError: the file cannot be written, or could not be read back.
+        TraceFileError: the file cannot be written, or the trace could not be read back.
 
     Example:
         >>> import tempfile
@@ -123,7 +123,7 @@ def save(trace: Trace, path: str | PathLike[str]) -> None:
         ...     load(f"{directory}/run.ringtrace") == trace
         True
     """
-    with saving("A trace", path):
+    with saving("a trace", path):
         check_run(trace.events, trace.metadata)
         shown = unalign(trace.events, trace.metadata.get("clocks", []))
     save_pieces([shown], trace.metadata, path)
@@ -132,21 +132,21 @@ def save(trace: Trace, path: str | PathLike[str]) -> None:
 def save_pieces(
     pieces: Iterable[Events], metadata: Mapping[str, Any], path: str | PathLike[str]
 ) -> int:
-    """Writes a run that comes piece by piece, of which one at a time is kept.
+    """Writes a run piece by piece, holding one piece at a time in memory.
 
     Returns the number of events.
 
     Args:
-        pieces: events in the order of ranks and of posting; times as each rank's own clock showed
-            them. The tables of the last serve all.
-        metadata: of the run.
+        pieces: the events, ordered by rank and in posting order, with times as each rank's own
+            clock showed them. The tables of the last piece are used for all.
+        metadata: the metadata of the run.
         path: see ``save``.
 
     Raises:
         TraceFileError: see ``save``.
     """
     counts = [0]
-    with saving("A trace", path):
+    with saving("a trace", path):
         write_whole(path, lambda file: counts.append(_write_run(file, pieces, metadata)))
     return counts[-1]
 
@@ -158,15 +158,15 @@ def _write_run(file: BinaryIO, pieces: Iterable[Events], metadata: Mapping[str, 
         meta = _pack_meta(count, tables, metadata)
         if length + len(meta) > MAX_FILE_BYTES - 2 * _MAX_DIRECTORY_BYTES:
             raise TraceFileError(
-                f"A trace file must be at most {MAX_FILE_BYTES} bytes, got more. Save a part: "
-                "events.select()."
+                f"a trace file must have at most {MAX_FILE_BYTES} bytes, got more. Save a part of "
+                "the run, such as trace.filter(ranks=0)."
             )
         rows.seek(0)
         _write_zip(file, {META: io.BytesIO(meta), EVENTS: rows})
     return count
 
 
-# a text is an iterable, too
+# a str is also an iterable
 @overload
 def load(  # type: ignore[overload-overlap]
     path: str | PathLike[str], *, ranks: Numbers | None = None, between_s: Stretch | None = None
@@ -184,37 +184,36 @@ def load(
     ranks: Numbers | None = None,
     between_s: Stretch | None = None,
 ) -> Trace | list[Trace]:
-    """Reads a trace file.
+    """Reads a trace file, several files of different runs, or a part of a run.
 
-    Or several, each of a run of its own; or a part of a run, without the rest of its file. A part
-    is what ``Trace.filter`` gives, but for one thing: if the other side of an operation is not
-    read, it may never have been posted. All such operations count as left out, and none
-    as unmatched.
+    A part of a run is read without the rest of its file. The result equals that of
+    ``Trace.filter``, with one difference: if the other side of an operation is not read, it may
+    never have been posted. All such operations count as left out, and none as unmatched.
 
-    If the file is missing or damaged and there are parts next to it (``<path>.parts``, left by a
-    run that was killed before it could write the file), the trace is put together from those, and
-    its metadata says so.
+    If the file is missing or damaged and its parts are next to it (``<path>.parts``, left by a run
+    that was killed before it could write the file), the trace is recovered from the parts, and a
+    note in its metadata reports it.
 
     Args:
         path: the file, or a directory of parts; or several of them.
-        ranks: one, or several; all by default.
-        between_s: a stretch of time, in seconds from the start of the run.
+        ranks: one rank or several; all by default.
+        between_s: the begin and end of a time range, in seconds from the start of the run.
 
     Returns:
-        The trace, without results and output, which a file does not hold; of several, a list of
-        traces in their order.
+        The trace, without results and output, which a file does not hold; for several files, a list
+        of traces in the same order.
 
     Raises:
-        TraceFileError: there is no such file, it is damaged or not a trace, or it was written by a
-            later version of ringsim.
-        ArgumentError: the run has no such rank, or ``between_s`` is no stretch of time.
+        TraceFileError: the file is missing or damaged, is not a trace, or was written by a later
+            version of ringsim.
+        ArgumentError: the run has no such rank, or ``between_s`` is not a time range.
 
     Example:
         >>> try:
         ...     load("no/such.ringtrace")
         ... except TraceFileError as error:
         ...     print(error)
-        A trace file must exist, got no/such.ringtrace: No such file or directory. Check the path.
+        cannot open the trace file no/such.ringtrace: No such file or directory. Check the path.
     """
     if not isinstance(path, (str, bytes, os.PathLike)):
         return [load(one, ranks=ranks, between_s=between_s) for one in path]
@@ -226,36 +225,35 @@ def load(
         parts = name + ".parts"
         if not os.path.isdir(parts):
             raise
-        trace = _recover(Path(parts), f"{error} Its parts in {parts} could not be read either")
+        trace = _recover(Path(parts), f"{error} Its parts in {parts} cannot be read either")
     trace.metadata["notes"].append(
-        f"put together from what the ranks left in {Path(parts).name}: the run ended before it "
-        "wrote its file"
+        f"recovered from {Path(parts).name}: the run ended before it wrote its file"
     )
     return trace.filter(ranks=ranks, between_s=between_s)
 
 
 def merge(directories: Sequence[str | PathLike[str]]) -> Trace:
-    """Joins the parts of one run that lie in several directories.
+    """Joins the parts of one run from several directories.
 
-    Copies from hosts whose parts did not come to rank 0.
+    Use it for copies from hosts whose parts did not reach rank 0.
 
     Args:
-        directories: of parts, ``run.ringtrace.parts``. Of a part that is in two of them, the longer
-            file counts.
+        directories: directories of parts, ``run.ringtrace.parts``. If a part is in two of them, the
+            longer file is used.
 
     Returns:
         The trace.
 
     Raises:
-        TraceFileError: a directory holds no parts, or those of another run.
+        TraceFileError: a directory holds no parts, or parts of another run.
 
     Example:
         >>> try:
-        ...     merge(["no/such.parts"])
+        ...     merge(["no.parts"])
         ... except TraceFileError as error:
         ...     print(error)
-        Parts to merge must be in a directory, got no/such.parts: No such file or directory. Give the directories *.ringtrace.parts.
-    """  # noqa: E501
+        cannot merge no.parts: No such file or directory. Give directories named *.ringtrace.parts.
+    """
     runs: dict[object, Path] = {}
     with tempfile.TemporaryDirectory(prefix="ringsim-merge-") as together:
         for directory in map(Path, directories):
@@ -266,11 +264,11 @@ def merge(directories: Sequence[str | PathLike[str]]) -> Trace:
                     if FILE_NAME.fullmatch(file.name) or file.name == "run.json"
                 ]
                 if not files:
-                    raise FileNotFoundError(0, "No rank left anything there")
+                    raise FileNotFoundError(0, "it contains no parts")
             except OSError as error:
                 raise TraceFileError(
-                    f"Parts to merge must be in a directory, got {directory}: {error.strerror}. "
-                    "Give the directories *.ringtrace.parts."
+                    f"cannot merge {directory}: {error.strerror}. "
+                    "Give directories named *.ringtrace.parts."
                 ) from error
             for file in files:
                 if match := FILE_NAME.fullmatch(file.name):
@@ -286,17 +284,17 @@ def merge(directories: Sequence[str | PathLike[str]]) -> Trace:
                 f"{run_id!r} ({directory})" for run_id, directory in [*runs.items()][:2]
             )
             raise TraceFileError(
-                f"Parts to merge must be of one run, got those of {said}. Merge each run by itself."
+                f"cannot merge parts of different runs, {said}. Merge each run separately."
             )
-        return _recover(Path(together), "The parts must be readable")
+        return _recover(Path(together), "cannot read the merged parts")
 
 
 def _recover(parts: Path, otherwise: str) -> Trace:
-    """Returns the trace that parts make; ``otherwise`` begins the error if they make none."""
+    """Returns the trace made from parts; ``otherwise`` begins the error if that fails."""
     try:
         events, metadata = read_run(parts)
         if not metadata["ranks"]:
-            raise ValueError("no rank left anything")
+            raise ValueError("no rank left a record")
         check_run(events, metadata)
     except (*DAMAGE, TraceFileError) as other:
         raise TraceFileError(f"{otherwise}: {other}") from other
@@ -304,16 +302,16 @@ def _recover(parts: Path, otherwise: str) -> Trace:
 
 
 def _load(path: str, ranks: Numbers | None, between_s: Stretch | None) -> Trace:
-    """Reads the groups of rows that can hold what is asked for.
+    """Reads the row groups that can hold the requested events.
 
-    The checksum of all of them holds, or of a part that of each page.
+    Checks the checksum of the whole file, or of each page for a part.
     """
     is_whole = ranks is None and between_s is None
     with _opened(path) as (file, archive):
         meta, metadata = _read_meta(archive, path)
         clocks = metadata.get("clocks", [])
         chosen, end_s = choose(metadata.get("world_size", MAX_RANKS), ranks, between_s)
-        # times in the file are those of each clock
+        # times in the file are those of each rank's clock
         last_ns = math.inf if clocks else end_s * 1e9
         rows = (
             io.BytesIO(archive.read(EVENTS))
@@ -329,7 +327,7 @@ def _load(path: str, ranks: Numbers | None, between_s: Stretch | None) -> Trace:
             groups = map(parquet.metadata.row_group, range(parquet.num_row_groups))
             starts = np.cumsum([0, *(group.num_rows for group in groups)])
             events = align(_read_rows(parquet, read_tables(meta.get("tables")), wanted), clocks)
-        if "part" in metadata and not is_whole:  # places among all events of the file
+        if "part" in metadata and not is_whole:  # indices among all events of the file
             places = [np.arange(*starts[number : number + 2]) for number in wanted]
             read = np.isin(np.concatenate([starts[:0], *places]), metadata["part"]["apart"])
             metadata["part"]["apart"] = np.flatnonzero(read).tolist()
@@ -340,13 +338,13 @@ def _load(path: str, ranks: Numbers | None, between_s: Stretch | None) -> Trace:
 
 
 def read_by_rank(path: str | PathLike[str]) -> Iterator[Trace]:
-    """Yields a run some whole ranks at a time, in the order of ranks.
+    """Yields a run a few whole ranks at a time, in the order of ranks.
 
-    Traces with the run's metadata, the last of which may be empty. What one row group holds, and
-    the longest rank, are in memory at a time.
+    The pieces are traces with the run's metadata; the last may be empty. Memory holds one row group
+    and the longest rank at a time.
 
     Args:
-        path: of the file.
+        path: the path of the file.
 
     Raises:
         TraceFileError: see ``load``.
@@ -355,7 +353,7 @@ def read_by_rank(path: str | PathLike[str]) -> Iterator[Trace]:
     with _opened(name) as (file, archive):
         meta, metadata = _read_meta(archive, name)
         with archive.open(EVENTS) as member:
-            while member.read(1 << 20):  # its checksum holds, or this raises
+            while member.read(1 << 20):  # raises if the checksum is wrong
                 pass
         tables, apart = (
             read_tables(meta.get("tables")),
@@ -363,7 +361,7 @@ def read_by_rank(path: str | PathLike[str]) -> Iterator[Trace]:
         )
         with _open_events(_Section(file, archive.getinfo(EVENTS)), meta) as parquet:
             if len(apart) and not 0 <= apart.min() <= apart.max() < parquet.metadata.num_rows:
-                raise ValueError("an event that is apart is not there")
+                raise ValueError("an event in part.apart does not exist")
             groups = (
                 _read_rows(parquet, tables, [number]) for number in range(parquet.num_row_groups)
             )
@@ -379,7 +377,7 @@ def read_by_rank(path: str | PathLike[str]) -> Iterator[Trace]:
                 check_run(events, about)
                 if len(events):
                     if events.rank[0] <= last_rank:
-                        raise ValueError("the events are not in the order of ranks and of posting")
+                        raise ValueError("the events are not ordered by rank and posting")
                     last_rank = int(events.rank[-1])
                 piece = [Trace(align(events, metadata.get("clocks", [])), about)]
                 del events
@@ -387,29 +385,29 @@ def read_by_rank(path: str | PathLike[str]) -> Iterator[Trace]:
 
 
 def _whole_ranks(groups: Iterable[Events], tables: Tables) -> Iterator[Events]:
-    """Yields the events of row groups, cut where a rank ends."""
+    """Yields the events of row groups, cut between ranks."""
     kept = [make_events({"rank": [], "op": []}, tables)]
     for events in groups:
-        # its last rank, which may go on
+        # the last rank of this group may continue in the next
         begins = int(np.searchsorted(events.rank, events.rank[-1])) if len(events) else 0
         if begins or (len(kept) > 1 and len(events) and kept[-1].rank[-1] != events.rank[0]):
             whole = [concatenate([*kept, events.select(np.arange(begins))])]
             kept = kept[:1]
-            yield whole.pop()  # so that the caller frees it by letting go of it
+            yield whole.pop()  # so that the caller can free it by dropping it
         kept.append(events.select(np.arange(begins, len(events))))
     yield concatenate(kept)
 
 
 @contextlib.contextmanager
 def _opened(path: str) -> Iterator[tuple[BinaryIO, zipfile.ZipFile]]:
-    rule, remedy = "whole, and one that ringsim saved", "Take another copy, or record it again."
-    with open_file(path, "A trace file") as file:
-        with reading(f"A trace file must be {rule}", path, remedy), _open_zip(file) as archive:
+    remedy = "Use another copy, or record the run again."
+    with open_file(path, "the trace file") as file:
+        with reading("a trace", path, remedy), _open_zip(file) as archive:
             yield file, archive
 
 
 def _read_meta(archive: zipfile.ZipFile, path: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns what ``meta.json`` says, and the metadata of the trace in it."""
+    """Returns the content of ``meta.json``, and the trace metadata in it."""
     meta: Any = parse_json(archive.read(META))
     _check_format(meta, path)
     metadata: Any = readable(meta.get("metadata"))
@@ -420,19 +418,19 @@ def _read_meta(archive: zipfile.ZipFile, path: str) -> tuple[dict[str, Any], dic
 def _write_zip(file: BinaryIO, members: Mapping[str, BinaryIO]) -> None:
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         for name, data in members.items():
-            entry = zipfile.ZipInfo(name)  # dated 1980: the same trace gives the same bytes
+            entry = zipfile.ZipInfo(name)  # dated 1980, so that the same trace gives the same bytes
             entry.external_attr = 0o644 << 16
             with archive.open(entry, "w") as member:
                 shutil.copyfileobj(data, member, 1 << 20)
 
 
 def _open_zip(file: BinaryIO) -> zipfile.ZipFile:
-    """Opens the archive; checks sizes before zipfile parses anything."""
+    """Opens the archive; checks its sizes before zipfile parses it."""
     length = file.seek(0, os.SEEK_END)
     if length > MAX_FILE_BYTES:
         raise TraceFileError(
-            f"A trace file must be at most {MAX_FILE_BYTES} bytes, got {length} ({file.name}). "
-            "Take another, or save a part of the run."
+            f"a trace file must have at most {MAX_FILE_BYTES} bytes, got {length} ({file.name}). "
+            "Save a part of the run."
         )
     file.seek(max(length - 22, 0))
     signature, _, _, here, entries, directory_bytes, _, comment = struct.unpack(
@@ -454,16 +452,16 @@ def _open_zip(file: BinaryIO) -> zipfile.ZipFile:
             or member.file_size != member.compress_size
             or member.file_size > length
         ):
-            raise ValueError(f"the size of {member.filename} is not what the file holds")
+            raise ValueError(f"the size of {member.filename} does not match the content")
     if members[META].file_size > MAX_META_BYTES:
         raise ValueError(f"{META} is longer than {MAX_META_BYTES} bytes")
     return archive
 
 
 class _Section(io.RawIOBase):
-    """A member of the archive as a file of its own, read where it is asked for.
+    """A member of the archive as a separate file, of which only requested parts are read.
 
-    A file that zipfile opens goes back by reading from the start.
+    To seek backwards, zipfile would read the member from the start.
     """
 
     def __init__(self, file: BinaryIO, member: zipfile.ZipInfo) -> None:
@@ -516,20 +514,19 @@ def _pack_meta(count: int, tables: Tables, metadata: Mapping[str, Any]) -> bytes
 def _check_format(meta: Any, path: str) -> None:
     number = meta.get("format") if isinstance(meta, dict) else None
     if type(number) is not int or number < 1:
-        raise ValueError(f"{META} names no format")
+        raise ValueError(f"{META} does not give a format")
     if number > FORMAT:
         needs = str(meta.get("needs"))[:40]
         raise TraceFileError(
-            f"The format of a trace file must be at most {FORMAT} for ringsim {__version__}, got "
-            f"{number} ({path}). "
-            f"It needs ringsim {needs!r} or later: pip install --upgrade ringsim."
+            f"cannot read {path}: its format is {number}, and ringsim {__version__} reads formats "
+            f"up to {FORMAT}. Install ringsim {needs!r} or later: pip install --upgrade ringsim."
         )
 
 
 def _write_events(
     sink: BinaryIO, pieces: Iterable[Events], metadata: Mapping[str, Any]
 ) -> tuple[int, Tables]:
-    """Writes ``events.parquet``, a group of rows as soon as it is full.
+    """Writes ``events.parquet``, each row group as soon as it is full.
 
     Returns the number of events, and the tables of the last piece.
     """
@@ -568,7 +565,7 @@ def _make_table(events: Events, schema: pa.Schema) -> pa.Table:
     arrays = []
     for field in schema:
         values = np.ascontiguousarray(getattr(events, field.name))
-        # null leaves the differences between the others small
+        # null keeps the differences between the other values small
         bits = (
             pa.py_buffer(np.packbits(values != NONE, bitorder="little")) if field.nullable else None
         )
@@ -577,10 +574,10 @@ def _make_table(events: Events, schema: pa.Schema) -> pa.Table:
 
 
 def _open_events(source: Any, meta: dict[str, Any]) -> pq.ParquetFile:
-    """Opens ``events.parquet``, whose columns and number of rows are as they should be.
+    """Opens ``events.parquet`` and checks its columns and number of rows.
 
-    It is read in this thread, here and in ``_read_rows``: one of Arrow's may still hold a Python
-    buffer when the interpreter ends, which aborts or hangs the process.
+    The file is read in this thread, here and in ``_read_rows``: an Arrow thread may still hold a
+    Python buffer when the interpreter ends, which aborts or hangs the process.
 
     Source:
         github.com/apache/arrow issues 34314, 49942 and 50482.
@@ -589,10 +586,10 @@ def _open_events(source: Any, meta: dict[str, Any]) -> pq.ParquetFile:
 
     count = meta.get("events")
     if type(count) is not int or not 0 <= count <= MAX_EVENTS:
-        raise ValueError(f"{META} states no number of events up to {MAX_EVENTS}")
+        raise ValueError(f"{META} does not give a number of events up to {MAX_EVENTS}")
     file = pq.ParquetFile(source, page_checksum_verification=True, pre_buffer=False)
     if file.metadata.num_rows != count:
-        raise ValueError(f"{EVENTS} has {file.metadata.num_rows} rows, {META} states {count}")
+        raise ValueError(f"{EVENTS} has {file.metadata.num_rows} rows, but {META} gives {count}")
     _check_density(count, source.seek(0, os.SEEK_END))
     if not file.schema_arrow.equals(_schema()):
         raise ValueError(f"the columns of {EVENTS} are not those of a trace")
@@ -602,20 +599,20 @@ def _open_events(source: Any, meta: dict[str, Any]) -> pq.ParquetFile:
 def _read_rows(
     parquet: pq.ParquetFile, tables: Tables, groups: Sequence[int] | None = None
 ) -> Events:
-    """Reads groups of rows, by default all."""
+    """Reads row groups, by default all."""
     table = parquet.read_row_groups(
         range(parquet.num_row_groups) if groups is None else groups, use_threads=False
     )
     columns = {name: _to_numpy(table.column(name), dtype) for name, dtype in COLUMN_DTYPES.items()}
     if any(len(column) != table.num_rows for column in columns.values()):
-        raise ValueError(f"the columns of {EVENTS} are not of one length")
+        raise ValueError(f"the columns of {EVENTS} have different lengths")
     return make_events(columns, tables)
 
 
 def _spans(parquet: pq.ParquetFile) -> Iterator[tuple[int, int, int] | None]:
-    """Yields of each group of rows its first rank, its last, and when its first event was posted.
+    """Yields the first rank, the last rank and the first post time of each row group.
 
-    In ns; None if that is not said.
+    The time is in ns. The result is None for a group without these statistics.
     """
     rank, post = (list(COLUMN_DTYPES).index(name) for name in _SPANNED)
     for number in range(parquet.num_row_groups):
@@ -626,9 +623,9 @@ def _spans(parquet: pq.ParquetFile) -> Iterator[tuple[int, int, int] | None]:
 
 
 def _is_wanted(first: int, last: int, post_ns: int, ranks: Sequence[int], last_ns: float) -> bool:
-    """Returns whether a group of rows can hold an event of these ranks, posted by then.
+    """Returns whether a row group can hold an event of these ranks, posted by then.
 
-    The ranks are sorted.
+    ``ranks`` is sorted.
     """
     at = bisect.bisect_left(ranks, first)
     return at < len(ranks) and ranks[at] <= last and post_ns <= last_ns
@@ -637,7 +634,8 @@ def _is_wanted(first: int, last: int, post_ns: int, ranks: Sequence[int], last_n
 def _check_density(count: int, length: int) -> None:
     if count > max(FREE_EVENTS, MAX_EVENTS_PER_BYTE * length):
         raise ValueError(
-            f"{EVENTS} has {count} events in {length} bytes, more than {MAX_EVENTS_PER_BYTE} a byte"
+            f"{EVENTS} has {count} events in {length} bytes, "
+            f"more than {MAX_EVENTS_PER_BYTE} per byte"
         )
 
 
@@ -651,7 +649,7 @@ def _schema() -> pa.Schema:
 
 
 def _to_numpy(column: pa.ChunkedArray, dtype: str) -> Ints:
-    """Returns a column as a numpy array, straight from its buffers.
+    """Returns a column as a numpy array, made directly from its buffers.
 
     Pyarrow's own conversion imports pandas.
     """
@@ -681,22 +679,22 @@ _FORMS: Final[Forms] = {
         lambda value: (
             are_all(value, dict) and all(type(one.get("rank", 0)) is int for one in value)
         ),
-        "a list of what is known of each rank",
+        "a list of objects, one per rank",
     ),
     "ring_groups": (
         lambda value: (
             are_all(value, list) and all(len(one) == 2 and isinstance(one[0], str) for one in value)
         ),
-        "a list of names and members",
+        "a list of pairs of name and members",
     ),
-    "clocks": (are_clocks, "what is known of the clocks"),
+    "clocks": (are_clocks, "a valid list of clocks"),
     "part": (
         lambda value: (
             isinstance(value, dict)
             and are_all(value.get("of"), str)
             and are_all(value.get("apart"), int)
         ),
-        "what a part of a trace is of, and which events are apart",
+        'an object with the keys "of" and "apart"',
     ),
 }
 
@@ -704,7 +702,7 @@ _FORMS: Final[Forms] = {
 def check_run(events: Events, metadata: Any) -> None:
     """Raises ValueError unless events and metadata can be those of a run.
 
-    All readers of a trace rely on that.
+    All readers of a trace rely on this check.
     """
     check_metadata(metadata, _FORMS)
     size = metadata.get("world_size", MAX_RANKS)
@@ -721,13 +719,13 @@ def check_run(events: Events, metadata: Any) -> None:
     }  # fmt: skip
     apart = metadata["part"]["apart"] if "part" in metadata else ()
     if any(type(place) is not int or not 0 <= place < len(events) for place in apart):
-        raise ValueError("an event that is apart is not there")
+        raise ValueError("an event in part.apart does not exist")
     if len(events) == 0:
         return
     for name, (low, high) in ranges.items():
         values = getattr(events, name)
         if values.min() < low or values.max() > high:
-            raise ValueError(f"the column {name} holds a number outside {low} to {high}")
+            raise ValueError(f"the column {name} contains a number outside {low} to {high}")
     step, same_rank = np.diff(events.seq), np.diff(events.rank) == 0
     if (np.diff(events.rank) < 0).any() or (step[same_rank] <= 0).any():
-        raise ValueError("the events are not in the order of ranks and of posting")
+        raise ValueError("the events are not ordered by rank and posting")

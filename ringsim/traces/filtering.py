@@ -1,10 +1,10 @@
-"""A part of a trace: some ranks, a stretch of time, some operations, groups or steps.
+"""A part of a trace: some ranks, a time range, some operations, groups or steps.
 
-A part is a trace like any other. What it leaves out shows in one place: an operation whose other
-side is not in the part, and a collective that is not there on all of the ranks that called it, are
-*apart*. They match nothing, so that no later message takes the place of one that was left out; and
-they do not count as unmatched, for they were not. ``metadata["part"]`` lists them, by their places
-among the events, and says what was chosen.
+A part is a trace like any other. Only one thing shows that events were left out: an operation whose
+other side is not in the part, and a collective that is missing on some of the ranks that called it,
+are *apart*. They match nothing, so that no later message takes the place of one that was left out.
+They do not count as unmatched either, because they had a partner. ``metadata["part"]`` lists their
+indices among the events, and describes the selection.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["choose", "filter_trace", "part_of_file"]
 
-_SAID: Final = 8  # numbers or names before "and n more"
+_SAID: Final = 8  # numbers or names listed before "and n more"
 
 
 def filter_trace(
@@ -38,7 +38,7 @@ def filter_trace(
     groups: Names | None,
     steps: Numbers | None,
 ) -> Trace:
-    """Returns the events that meet all conditions, see ``Trace.filter``."""
+    """Returns the events that meet all conditions; see ``Trace.filter``."""
     events = trace.events
     kept, said = np.ones(len(events), dtype=bool), []
     if ranks is not None:
@@ -69,10 +69,7 @@ def filter_trace(
 def choose(
     world_size: int, ranks: Numbers | None, between_s: Stretch | None
 ) -> tuple[Sequence[int], float]:
-    """Returns the ranks that are meant, ascending.
-
-    Also the time in seconds after which nothing is.
-    """
+    """Returns the selected ranks, ascending, and the end of the selection in seconds."""
     chosen = range(world_size) if ranks is None else _read_numbers("ranks", ranks, world_size)
     return chosen, np.inf if between_s is None else _read_stretch(between_s)[1]
 
@@ -85,16 +82,13 @@ def part_of_file(
     *,
     all_read: bool,
 ) -> Trace:
-    """Returns the events that meet the conditions.
-
-    Of a file of which nothing else was read, or little.
+    """Returns the events that meet the conditions, from a file that was only partly read.
 
     Args:
-        trace: what was read: all of the chosen ranks, at least up to the end of the stretch of
-            time.
+        trace: the events read: all of the chosen ranks, at least up to the end of the time range.
         chosen: the ranks, as ``choose`` returns them.
-        ranks: as the user gave them.
-        between_s: as the user gave it.
+        ranks: the ranks as the user gave them.
+        between_s: the time range as the user gave it.
         all_read: whether the trace holds the whole run.
     """
     if all_read:
@@ -114,7 +108,7 @@ def part_of_file(
     if between_s is None:
         return read
     calls = CollectiveCalls.of(read.events, read.apart)
-    late = np.zeros(len(read.events), dtype=bool)  # their other side may have been posted later
+    late = np.zeros(len(read.events), dtype=bool)  # their other side may be posted later
     late[read.apart] = late[read.messages.unmatched] = late[
         calls.event[~calls.complete[calls.call]]
     ] = True
@@ -122,7 +116,7 @@ def part_of_file(
 
 
 def _take(trace: Trace, kept: Ints, said: list[str]) -> Trace:
-    """Returns the events of a mask as a trace that knows which of them are apart."""
+    """Returns the events of a mask as a trace that lists those that are apart."""
     events, messages = trace.events, trace.messages
     apart = np.zeros(len(events), dtype=bool)
     apart[trace.apart] = True
@@ -144,9 +138,9 @@ def _make_part(trace: Trace, kept: Ints, apart: Ints, said: list[str]) -> Trace:
 
 
 def _overlaps(events: Events, between_s: Stretch) -> Ints:
-    """Marks what lies in a stretch of time, if only with one end.
+    """Marks the events that overlap a time range.
 
-    An operation that is not done lasts to the end of the run.
+    An operation that is not done lasts until the end of the run.
     """
     begin_s, end_s = _read_stretch(between_s)
     last_ns = np.maximum(events.post_ns, np.maximum(events.wait_ns, events.done_ns))
@@ -164,19 +158,19 @@ def _read_stretch(between_s: Stretch) -> Stretch:
         raise ArgumentError(
             "between_s must be two times in seconds from the start of the run, the earlier "
             f"first, got {say(between_s)}. "
-            "Write between_s=(0.5, 0.7)."
+            "For example, use between_s=(0.5, 0.7)."
         )
     return begin_s, end_s
 
 
 def _read_numbers(name: str, value: Any, count: int) -> list[int]:
     if not count:
-        raise ArgumentError(f"{name} must be left out: this trace has none, got {say(value)}.")
+        raise ArgumentError(f"this trace has no {name}, got {name}={say(value)}. Leave {name} out.")
     try:
         given = list(value)
     except TypeError:
         given = [value]
-    hint = "Give one number, or several."
+    hint = "Give one number or several."
     return sorted({read_whole(name, one, 0, count - 1, hint=hint) for one in given})
 
 
@@ -188,9 +182,10 @@ def _read_names(name: str, value: Any, known: Sequence[str], there: Sequence[str
         names, unknown = [], [value]
     if unknown:
         listed = _say("the", list(map(repr, there)))
+        listed = ", ".join(map(repr, there[:_SAID])) or "none"
+        more = f" and {len(there) - _SAID} more" if len(there) > _SAID else ""
         raise ArgumentError(
-            f"{name} must be of {listed} that this trace has, got {say(unknown[0])}. Give one "
-            "name, or several."
+            f"{name} must be in this trace, got {say(unknown[0])}. It has {listed}{more}."
         )
     return names
 

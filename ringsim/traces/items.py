@@ -1,8 +1,8 @@
-"""One event and one message of a trace, as small values that a person can read.
+"""One event and one message of a trace, as small readable values.
 
-The columns of ``Events`` and ``Messages`` are made for numpy; these are made for a loop or a
-prompt. Their fields are the columns of ``Trace.to_pandas()``, under the same names, and None if
-those are NA.
+The columns of ``Events`` and ``Messages`` are made for numpy; these values are made for a loop or a
+prompt. Their fields are the columns of ``Trace.to_pandas()``, with the same names, and None
+for NA.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ __all__ = ["Event", "Message", "event_at"]
 class Event(NamedTuple):
     """One operation, span or mark.
 
-    Times are ns from the start of the run, sizes bytes, and None is what does not apply or has not
-    come.
+    Times are in ns from the start of the run, sizes in bytes. None means that a field does not
+    apply, or that a time has not been reached.
 
     Example:
         >>> from ringsim.traces.events import OP_CODES, Group, Tables, make_events
@@ -77,7 +77,7 @@ class Event(NamedTuple):
     status: str
 
     def __repr__(self) -> str:
-        """Returns a sentence: who, what, where in the program, and when."""
+        """Returns a sentence with the rank, the operation, its place in the code, and its times."""
         begin = time_text(self.post_ns)
         if self.kind == KIND_NAMES[MARK]:
             return f"rank {self.rank}: {_describe(self)} at {begin}"
@@ -108,10 +108,10 @@ def _describe(event: Event) -> str:
 
 
 class Message(NamedTuple):
-    """One message: a send and the recv that it met.
+    """One message: a matched send and recv.
 
-    ``stage`` and ``microbatch`` are the sender's if it has them, else the receiver's; the other
-    fields are the sender's.
+    ``stage`` and ``microbatch`` are those of the sender if it has them, else those of the receiver;
+    the other fields are those of the sender.
     """
 
     src: int
@@ -127,9 +127,9 @@ class Message(NamedTuple):
     recv: Event
 
     def __repr__(self) -> str:
-        """Returns a sentence: from whom to whom, what, and when."""
+        """Returns a sentence with the two ranks, the operation, and its times."""
         arrived = (
-            "under way"
+            "in flight"
             if self.recv.done_ns is None
             else f"received at {time_text(self.recv.done_ns)}"
         )
@@ -140,10 +140,10 @@ class Message(NamedTuple):
 
 
 def event_at(events: Events, index: SupportsIndex) -> Event:
-    """Returns the event at a place, counted from 0, or from the end if it is below 0.
+    """Returns the event at an index; a negative index counts from the end.
 
     Raises:
-        IndexError: there are not so many.
+        IndexError: the index is out of range.
     """
     at, tables = operator.index(index), events.tables
     row: dict[str, Any] = {

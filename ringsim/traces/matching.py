@@ -1,31 +1,31 @@
-"""Sends and recvs that met, collectives of one call, and why an operation was blocked.
+"""Matched sends and recvs, the calls of collectives, and the reasons why operations were blocked.
 
-A message is a send and a recv that met. On one group, from one source to one destination and under
-one tag, messages do not overtake each other, so the k-th send meets the k-th recv::
+A message is a matched send and recv. On one group, from one source to one destination and with one
+tag, messages do not overtake each other, so the k-th send matches the k-th recv::
 
     rank 0 posts  send#0(tag 7)  send#1(tag 7)  send#2(tag 9)
                        |              |              |
     rank 1 posts  recv#0(tag 7)  recv#1(tag 7)       x          tag 9: never received
 
-In the same way the k-th collectives that the members of a group post are one call.
+Similarly, the k-th collectives that the members of a group post are one call.
 
-A matched operation is blocked because its partner comes late, or because the bytes are on their
-way. The time from wait to done splits in two::
+A matched operation is blocked because its partner is late, or because the bytes are in flight. The
+time from wait to done has two parts::
 
     recv   post ...... wait =================== done
     send                       post                     the receiver waited for a late sender until
                                                         here;
                                 |---------------|       from here on it is transfer
 
-A send that waits for its recv splits in the same way, into late receiver and transfer. On NCCL,
-wait and done are those of the program's stream, while post is the program's own: the transfer then
+A send that waits for its recv is split in the same way, into late receiver and transfer. On NCCL,
+wait and done are times of the program's stream, while post is the program's own: the transfer then
 includes the time that the partner's GPU spent on earlier work.
 
 Source:
     F. Wolf et al., "Usage of the SCALASCA toolset for scalable performance analysis of large-scale
     parallel applications", 2008: the wait states "late sender" and "late receiver". ringsim counts
-    from the moment the program began to wait (Scalasca's enter), so that time in which an
-    asynchronous operation overlapped with computing is no wait.
+    from the moment at which the program began to wait (Scalasca's enter), so that the time in which
+    an asynchronous operation overlapped with computation does not count as waiting.
 """
 
 from __future__ import annotations
@@ -57,21 +57,21 @@ from ringsim.traces.items import Message, event_at
 class Messages:
     """The messages of a run as columns.
 
-    Numpy arrays of one length, ordered by the time at which the send was posted.
+    The columns are numpy arrays of equal length, ordered by the post time of the send.
 
     Attributes:
-        src: global rank of the sender (int32).
-        dst: global rank of the receiver (int32).
-        tag: tag of the message, as the sender gave it (int32).
-        group: number in ``events.tables.groups`` (int32).
-        payload: number in ``events.tables.payloads``, the sender's (int32).
-        stage: pipeline stage, the sender's if it has one, else the receiver's; -1 for none
+        src: the global rank of the sender (int32).
+        dst: the global rank of the receiver (int32).
+        tag: the tag of the message, as the sender gave it (int32).
+        group: the index into ``events.tables.groups`` (int32).
+        payload: the sender's index into ``events.tables.payloads`` (int32).
+        stage: the pipeline stage of the sender if it has one, else of the receiver; -1 for none
             (int32).
-        microbatch: the same for the microbatch (int32).
-        send: index of the send among the events (int64).
-        recv: index of the recv among the events (int64).
-        unmatched: indices of the sends and recvs that have no partner, ascending (int64).
-        events: what they point into.
+        microbatch: the microbatch, found in the same way (int32).
+        send: the index of the send among the events (int64).
+        recv: the index of the recv among the events (int64).
+        unmatched: the indices of the sends and recvs that have no partner, ascending (int64).
+        events: the events that the indices refer to.
 
     Example:
         >>> from ringsim.traces.events import OP_CODES, make_events
@@ -108,9 +108,9 @@ class Messages:
 
     @property
     def early(self) -> Ints:
-        """Which messages arrived before they were sent.
+        """The mask of the messages that arrived before they were sent.
 
-        The times of their two ranks are less exact than that.
+        For them, the times of the two ranks are too inexact to compare.
         """
         done_ns = self.events.done_ns[self.recv]
         early: Ints = (done_ns != NONE) & (done_ns < self.events.post_ns[self.send])
@@ -121,7 +121,7 @@ class Messages:
         return len(self.src)
 
     def __getitem__(self, index: SupportsIndex) -> Message:
-        """Returns one message; an index below 0 counts from the end."""
+        """Returns one message; a negative index counts from the end."""
         at = operator.index(index)
         send, recv = event_at(self.events, self.send[at]), event_at(self.events, self.recv[at])
         stage, microbatch = (
@@ -131,7 +131,7 @@ class Messages:
         return Message(int(self.src[at]), int(self.dst[at]), *said, stage, microbatch, send, recv)
 
     def __iter__(self) -> Iterator[Message]:
-        """Yields each message as a small value."""
+        """Yields each message."""
         return map(self.__getitem__, range(len(self)))
 
 
@@ -140,15 +140,15 @@ class Unmatched:
     """One operation whose other side was never seen; printing it gives a sentence.
 
     Attributes:
-        index: its place among the events.
-        rank: who posted it.
-        op: as torch spells it.
-        peer: the global rank at the other side, -2 for "from any source".
-        group: name of the group.
-        tag: tag of the message.
-        size_bytes: size of the message.
-        file: source file, empty if unknown.
-        line: source line, -1 if unknown.
+        index: its index among the events.
+        rank: the rank that posted it.
+        op: the operation, as torch spells it.
+        peer: the global rank of the other side, -2 for "from any source".
+        group: the name of the group.
+        tag: the tag of the message.
+        size_bytes: the size of the message.
+        file: the source file, empty if unknown.
+        line: the source line, -1 if unknown.
         status: "ok", "in_flight" or "error".
     """
 
@@ -164,9 +164,9 @@ class Unmatched:
     status: str
 
     def __repr__(self) -> str:
-        """Returns a sentence that names an operation.
+        """Returns a sentence that names the operation.
 
-        Such as ``rank 2: isend to 3 (ring:2>3, tag 7, 8 bytes) at ring.py:12 has no recv``.
+        For example ``rank 2: isend to 3 (ring:2>3, tag 7, 8 bytes) at ring.py:12 has no recv``.
         """
         sends = "send" in self.op
         peer = "any rank" if self.peer == ANY_SOURCE else str(self.peer)
@@ -180,18 +180,18 @@ class Unmatched:
 
 
 def match(events: Events, *, by_tag: bool = True, apart: Ints | Sequence[int] = ()) -> Messages:
-    """Pairs sends with recvs.
+    """Matches sends with recvs.
 
-    Per (group, source, destination, tag) the k-th send meets the k-th recv, in the order in which
-    each rank posted them. A recv from any source takes part once its source is known, that is when
-    it is done; until then it is unmatched. An operation that was refused takes no part, and is not
-    unmatched either: it never reached the wire.
+    Per (group, source, destination, tag), the k-th send matches the k-th recv, in the order in
+    which each rank posted them. A recv from any source takes part once its source is known, that is
+    when it is done; until then it is unmatched. A refused operation takes no part and does not
+    count as unmatched: it never reached the wire.
 
     Args:
-        events: events in the order of posting, as ``Events`` promises.
-        by_tag: False for a backend that ignores tags (NCCL): there the order alone decides.
-        apart: places of operations that take no part either: their other side was left out of the
-            trace.
+        events: events in posting order, as ``Events`` guarantees.
+        by_tag: False for a backend that ignores tags (NCCL); then only the order counts.
+        apart: the indices of operations that take no part because their other side was left out of
+            the trace.
 
     Returns:
         The messages, and the indices of the operations without a partner.
@@ -226,7 +226,7 @@ def match(events: Events, *, by_tag: bool = True, apart: Ints | Sequence[int] = 
     place = np.concatenate(
         [number_places(channel[: len(sends)]), number_places(channel[len(sends) :])]
     )
-    name = channel * (len(both) + 1) + place  # a send and a recv that meet have the same
+    name = channel * (len(both) + 1) + place  # equal for a send and a recv that match
     _, send_at, recv_at = np.intersect1d(
         name[: len(sends)], name[len(sends) :], assume_unique=True, return_indices=True
     )
@@ -243,12 +243,12 @@ def match(events: Events, *, by_tag: bool = True, apart: Ints | Sequence[int] = 
     messages = Messages(
         events.rank[send], events.rank[recv], *sent, stage, microbatch, send, recv, np.sort(alone)
     )
-    object.__setattr__(messages, "events", events)  # frozen for everybody else
+    object.__setattr__(messages, "events", events)  # the class is frozen
     return messages
 
 
 def describe_unmatched(events: Events, indices: Ints) -> list[Unmatched]:
-    """Returns operations without a partner, given by their places, in readable form."""
+    """Returns operations without a partner, given by their indices, in readable form."""
     tables, sizes = events.tables, events.size_bytes
     return [
         Unmatched(
@@ -289,7 +289,7 @@ def number_rows(*columns: Ints | None) -> Ints:
 
 def _number_values(column: Ints) -> Ints:
     """Numbers the distinct values of a column from 0, in ascending order (int64)."""
-    if column.dtype.kind != "U":  # a table costs less than sorting, if it is short
+    if column.dtype.kind != "U":  # a short table is cheaper than sorting
         least, most = int(column.min(initial=0)), int(column.max(initial=0))
         if most - least <= 4 * len(column):
             offset = column.astype(np.int64) - least
@@ -317,7 +317,7 @@ def number_places(key: Ints) -> Ints:
 def refused(events: Events) -> Ints:
     """Marks the operations that raised when they were posted.
 
-    They never reached the wire and match nothing.
+    These operations never reached the wire and match nothing.
     """
     mask: Ints = (events.kind <= COLLECTIVE) & (events.status == ERROR) & (events.wait_ns == NONE)
     return mask
@@ -325,17 +325,17 @@ def refused(events: Events) -> Ints:
 
 @dataclass(frozen=True, eq=False)
 class Waits:
-    """How long each event was blocked, and why: int64 columns in ns, as long as the events.
+    """The blocked time of each event, split by cause: int64 columns in ns, as long as the events.
 
     For a matched operation that is done, ``late_sender_ns + late_receiver_ns + transfer_ns ==
-    blocked_ns``. Operations without a partner, collectives, spans and marks have 0 in the three
-    parts: nothing is known of their causes here.
+    blocked_ns``. Operations without a partner, collectives, spans and marks have 0 in these three
+    columns, because the causes of their waits are unknown here.
 
     Attributes:
-        blocked_ns: from wait to done; -1 while it is not done, and if no rank waited.
-        late_sender_ns: of a recv, how long it was blocked before its send was posted.
-        late_receiver_ns: of a send, how long it was blocked before its recv was posted.
-        transfer_ns: the rest; 0 while it is not done.
+        blocked_ns: the time from wait to done; -1 if the event is not done or was not waited for.
+        late_sender_ns: for a recv, the blocked time before its send was posted.
+        late_receiver_ns: for a send, the blocked time before its recv was posted.
+        transfer_ns: the rest; 0 for an event that is not done.
     """
 
     blocked_ns: Ints
@@ -349,10 +349,10 @@ def split_waits(events: Events, messages: Messages) -> Waits:
 
     Args:
         events: the events.
-        messages: their messages, as ``match(events)`` returns them.
+        messages: the messages of the events, as ``match(events)`` returns them.
 
     Returns:
-        The parts, one row an event.
+        The parts, one row per event.
 
     Example:
         >>> from ringsim.traces.events import OP_CODES, make_events
@@ -377,7 +377,7 @@ def split_waits(events: Events, messages: Messages) -> Waits:
         ([0, 400], [400, 450])
 
     Source:
-        Scalasca's patterns "late sender" and "late receiver", see the module.
+        Scalasca's patterns "late sender" and "late receiver"; see the module docstring.
     """
     waited = events.wait_ns != NONE
     blocked = np.where(
@@ -396,9 +396,9 @@ def split_waits(events: Events, messages: Messages) -> Waits:
 
 
 def _late(events: Events, waiter: Ints, partner: Ints) -> Ints:
-    """How long each ``waiter`` was blocked before its ``partner`` was posted, in ns.
+    """Returns the time that each ``waiter`` was blocked before its ``partner`` was posted, in ns.
 
-    One that is not done may be blocked still.
+    A waiter that is not done may still be blocked.
     """
     wait, done = events.wait_ns[waiter], events.done_ns[waiter]
     posted = events.post_ns[partner]
@@ -411,11 +411,11 @@ class CollectiveCalls:
     """The collectives of a run.
 
     Attributes:
-        event: index of each among the events (int64).
-        call: number of the call that it is part of (int64).
+        event: the index of each collective among the events (int64).
+        call: the number of the call that it is part of (int64).
         place: its index among the collectives of its rank on the group (int64).
-        last: by call, the event that was posted last (int64).
-        complete: by call, whether every member of the group takes part (bool).
+        last: for each call, the event that was posted last (int64).
+        complete: for each call, whether every member of the group takes part (bool).
     """
 
     event: Ints
@@ -470,21 +470,21 @@ class CollectiveCalls:
         return int(self.call[at]) if at < len(self.event) and self.event[at] == event else NONE
 
     def events_of(self, call: int) -> tuple[int, ...]:
-        """Returns the events that a call is made of, ascending."""
+        """Returns the events of a call, ascending."""
         order, starts = self._by_call
         return tuple(self.event[order[starts[call] : starts[call + 1]]].tolist())
 
     @cached_property
     def _by_call(self) -> tuple[Ints, Ints]:
-        """The events in the order of their calls, and where each call begins."""
+        """Returns the events in the order of their calls, and the first index of each call."""
         order = np.argsort(self.call, kind="stable")
         return order, np.searchsorted(self.call[order], np.arange(len(self.last) + 1))
 
 
 def wait_for_last(events: Events, apart: Ints | Sequence[int] = ()) -> Ints:
-    """Returns how long each collective was blocked before the last rank called it, in ns.
+    """Returns the time that each collective was blocked before the last rank called it, in ns.
 
-    0 for others and if not all ranks called it.
+    The time is 0 for other events, and for calls that some rank never made.
 
     Example:
         >>> from ringsim.traces.events import OP_CODES, Group, Tables, make_events

@@ -1,14 +1,13 @@
-"""The one reader of what a rank records: live, post mortem, and for the log.
+"""The reader of the files that ranks record, used during a run, after it, and for the log.
 
 A directory of parts holds for each rank ``rank-<r>.events`` (an array of ``RECORD``, zero beyond
-its end) and ``rank-<r>.names`` (JSON lines: the names that the records number, and what the rank
-says of itself), and for the run ``run.json``. A rank may be killed at any moment, so any file may
-be missing and the last record or line may be cut. What is readable is read, and what is not is
-noted.
+its end) and ``rank-<r>.names`` (JSON lines: the names that the records number, and metadata of the
+rank), and for the run ``run.json``. A rank may be killed at any moment, so any file may be missing
+and the last record or line may be cut. The readable content is read, and the rest is noted.
 
-``PartReader`` follows one rank, whether it still writes or not; ``ringsim.traces.run_parts`` reads
-all ranks to their end. Files of other processes are read, never mapped: one that is cut short is then a
-short read and not the end of the reader.
+``PartReader`` follows one rank, whether or not it still writes; ``ringsim.traces.run_parts`` reads
+all ranks to their end. Files of other processes are read but never mapped: if one is cut short, the
+reader gets fewer bytes and does not crash.
 """
 
 from __future__ import annotations
@@ -40,13 +39,13 @@ from ringsim.traces.events import (
 )
 
 FILE_NAME: Final = re.compile(r"rank-(\d{1,6})\.(?:events|names)")
-_FIRST_WINDOW: Final = 64  # slots that a look reads at first; more follow if they are full
+_FIRST_WINDOW: Final = 64  # slots that are read at first; more follow if they are full
 _WINDOW: Final = 1 << 16
-# for one who reads all of a long part: a window is copied some ten times over
+# for reading all of a long part: a window is copied about ten times
 _SMALL_WINDOW: Final = 1 << 13
-# slots one after the other that threads may have claimed and not written yet
+# the most consecutive slots that threads may have claimed and not yet written
 _MOST_CLAIMED: Final = 32
-_GAP: Final = 64  # slots between two that are read in one go
+_GAP: Final = 64  # the largest gap between slots that are read in one call
 # column -> its table
 TABLE_OF: Final = {"group": "groups", "payload": "payloads", "label": "labels", "file": "files"}
 _READERS: Final[dict[str, Callable[[Any], Any]]] = {
@@ -62,11 +61,12 @@ _BYTES: Final = np.dtype((np.void, RECORD.itemsize))
 class Batch(NamedTuple):
     """Records of one rank, ascending.
 
-    Those that are new since the last batch, and those of earlier batches that have changed. A
-    record that was in flight comes again when it is awaited or done; one that is done does not.
+    A batch holds the new records since the last batch, and the records of earlier batches that have
+    changed. A record that was in flight appears again when it is waited for or done; a record that
+    is done does not.
 
     Attributes:
-        slots: the place of each in the part (int64).
+        slots: the index of each record in the part (int64).
         records: the records, an array of ``RECORD``; ``group``, ``payload``, ``label`` and ``file``
             are the rank's own numbers.
     """
@@ -81,23 +81,24 @@ class PartReader:
     Its memory does not grow with the part.
 
     Args:
-        directory: where the parts are.
-        rank: whose part; it need not be there yet.
-        world_size: number of ranks; a record that names a peer beyond is damage. None until it is
-            known.
+        directory: the directory of the parts.
+        rank: the rank to follow; its part may be missing at first.
+        world_size: the number of ranks; a record with a larger peer is damaged. None if it is not
+            yet known.
         cells: whether source files that are cells of this notebook get the names of the cells.
 
     Attributes:
-        names: by table ("group", "payload", "label", "file") and number, what the records mean;
-            complete for the batches so far. If the file is damaged, a number may be missing.
-        fresh: numbers of the groups on which nothing was posted before they were numbered: all
-            their operations are recorded.
-        meta: what the rank says of itself: ``pid``, ``host``, ``start_ns``, ``end_ns`` once it has
-            ended, ...
-        more: whether there is more to be read at once.
-        replaced: whether the last batch began another part, that of a later run in the place of the
-            first: earlier batches are void.
-        unreadable: how much was damaged, and left out.
+        names: the names that the records refer to, by table ("group", "payload", "label", "file")
+            and number; complete for the batches so far. If the file is damaged, a number may be
+            missing.
+        fresh: the numbers of the groups that had no operation before they were numbered: all their
+            operations are recorded.
+        meta: the metadata of the rank: ``pid``, ``host``, ``start_ns``, ``end_ns`` (after its end),
+            and so on.
+        more: whether there is more to read now.
+        replaced: whether the last batch began another part, of a later run that replaced the first:
+            earlier batches are void.
+        unreadable: the number of damaged records and lines, which were left out.
 
     Example:
         >>> import tempfile
@@ -133,25 +134,22 @@ class PartReader:
         self._begin()
 
     def _begin(self) -> None:
-        """Knows nothing of the rank yet."""
+        """Resets the reader."""
         self.names: dict[str, dict[int, Any]] = {table: {} for table in TABLE_OF}
         self.fresh: set[int] = set()
         self.meta: dict[str, Any] = {}
         self.unreadable = 0
         self.more = False
         self._names_read = 0  # bytes
-        self._unfinished = b""  # the last line of the names, if its end is not there yet
+        self._unfinished = b""  # the last line of the names, if its end is not yet written
         self._width, self._widest = _FIRST_WINDOW, _WINDOW
         self._next = 0  # the first slot that has not been seen written
-        # What may change: in flight, or claimed by another thread and still empty; and how it
-        # looked.
+        # Records that may change (in flight, or claimed by another thread and still empty), and
+        # their last known content.
         self._watched, self._seen = np.zeros(0, dtype=np.int64), _NO_RECORDS
 
     def is_damaged(self) -> bool:
-        """Whether something of the part could not be read.
-
-        A line or a record, or one that is cut.
-        """
+        """Returns whether a part is damaged: a line or a record is unreadable or cut."""
         try:
             length = self._events_path.stat().st_size
             with self._events_path.open("rb") as file:
@@ -162,31 +160,31 @@ class PartReader:
         return cut or bool(self._unfinished) or self.unreadable > 0
 
     def read_all(self) -> Ints:
-        """Reads all that the rank has written by now, in the order of posting.
+        """Returns everything that the rank has written so far, in posting order.
 
-        For one who looks but once.
+        It is for callers that read the part only once.
         """
         try:
             until = self._events_path.stat().st_size // RECORD.itemsize
         except FileNotFoundError:
             until = 0
         batches = [self.advance()]
-        # a rank that writes faster than this reads must not keep it here
+        # do not follow a rank that writes faster than this reads
         while self.more and self._next < until:
             batches.append(self.advance())
         slots = np.concatenate([batch.slots for batch in batches])
         records = _concatenate([batch.records for batch in batches])
-        if not (np.diff(slots) > 0).all():  # the rank is writing: the latest look at a slot counts
+        if not (np.diff(slots) > 0).all():  # the rank is writing: the latest read of a slot counts
             _, last = np.unique(slots[::-1], return_index=True)
             records = records[::-1][last]
-        # an end that came while it was read
+        # these ended during the reading
         records["done_ns"][records["status"] == IN_FLIGHT] = NONE
         return records
 
     def read_pieces(self) -> Iterator[Ints]:
-        """Reads the same as ``read_all``, a little at a time if the rank has ended its part.
+        """Yields the records of ``read_all``, in small pieces if the rank has ended its part.
 
-        Once at least.
+        It yields at least one piece.
         """
         self.read_names()
         if "end_ns" not in self.meta:
@@ -195,20 +193,20 @@ class PartReader:
         self._widest, self.more, last = _SMALL_WINDOW, True, NONE
         while self.more:
             batch = self.advance()
-            records = batch.records.compress(batch.slots > last)  # these do not change any more
+            records = batch.records.compress(batch.slots > last)  # these no longer change
             records["done_ns"][records["status"] == IN_FLIGHT] = NONE
             last = max([last, *batch.slots[-1:].tolist()])
             yield records
 
     def advance(self) -> Batch:
-        """Reads what is new; cheap if little is.
+        """Reads the new records; fast if there are few.
 
         Returns:
-            The records; of a long part at most some 80,000, and ``more`` says whether to call again
-            at once.
+            The records, at most about 80,000 of a long part; ``more`` shows whether to call again
+            immediately.
 
         Raises:
-            OSError: a file is there and cannot be read.
+            OSError: a file exists but cannot be read.
         """
         try:
             file = os.open(self._events_path, os.O_RDONLY)
@@ -224,7 +222,7 @@ class PartReader:
             slots, was, records = self._read_changes(file)
         finally:
             os.close(file)
-        self.read_names()  # after the records: names are written before the records that bear them
+        self.read_names()  # after the records, because names are written before the records
         if not len(slots):
             return Batch(slots, records)
         written = records["status"] != 0
@@ -236,10 +234,10 @@ class PartReader:
         return self._drop_damage(slots[changed], records.compress(changed))
 
     def _read_changes(self, file: int) -> tuple[Ints, Ints, Ints]:
-        """Returns the slots that are watched or new, how they looked, and how they look.
+        """Returns the watched and new slots, their previous content, and their current content.
 
-        Records that may change are read last: one that is in flight was so when the newest record
-        had been written.
+        Records that may change are read last: a record in flight was still in flight when the
+        newest record had been written.
         """
         first, fresh = self._next, self._read_new(file)
         slots, was, records = self._watched, self._seen, self._seen
@@ -258,9 +256,9 @@ class PartReader:
         return slots[kept], was.compress(kept), records.compress(kept)
 
     def _read_new(self, file: int) -> Ints:
-        """Returns the records behind the last that was seen, up to the last by now.
+        """Returns the records after the last known one, up to the current end.
 
-        A bookmark is one, without a status.
+        A bookmark is a record without a status.
         """
         read, self.more = [], True
         while self.more:
@@ -270,14 +268,14 @@ class PartReader:
             seen = int(there[-1]) + 1 if len(there) else 0
             read.append(records[:seen])
             self._next += seen
-            self.more = width - seen < _MOST_CLAIMED  # else what is empty is not claimed
+            self.more = width - seen < _MOST_CLAIMED  # else the empty slots are not claimed
             self._width = min(4 * width, self._widest) if seen == width else _FIRST_WINDOW
             if width == self._widest:
                 break
         return _concatenate(read)
 
     def _drop_damage(self, slots: Ints, records: Ints) -> Batch:
-        """Leaves out what no recorder can have written."""
+        """Drops records that no recorder can have written."""
         sane = (
             (records["status"] <= ERROR)
             & (records["op"] < len(OPS))
@@ -292,7 +290,7 @@ class PartReader:
         return Batch(slots[sane], records.compress(sane))
 
     def read_names(self) -> None:
-        """Reads what is new in the names file; ``advance`` does it, too."""
+        """Reads the new lines of the names file; ``advance`` also calls it."""
         try:
             if os.stat(self._names_path).st_size <= self._names_read:
                 return
@@ -315,9 +313,9 @@ class PartReader:
 
     def _add_name(self, entry: dict[str, Any]) -> None:
         table, number = entry["table"], entry["id"]
-        # numbers are given in order, one a line
+        # numbers are assigned in order, one per line
         if type(number) is not int or not 0 <= number < self._names_read:
-            raise ValueError("a number that no rank gave")
+            raise ValueError("a number that the rank cannot have assigned")
         value = _READERS[table](entry)
         if table == "file" and self._cells:
             value = rename_file(value, name_cells([value]))
@@ -326,7 +324,7 @@ class PartReader:
             self.fresh.add(number)
 
     def is_live(self) -> bool:
-        """Whether the process that began this part lives, on this machine (Linux).
+        """Returns whether the process that began this part is alive, on this machine (Linux).
 
         An earlier run may have left the part.
         """
@@ -339,7 +337,7 @@ class PartReader:
             born_ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
             asleep_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()
         except (OSError, ValueError, IndexError, AttributeError):
-            # the process is gone; or this is not Linux
+            # the process has ended, or this is not Linux
             return False
         return born_ticks * 10**9 // os.sysconf("SC_CLK_TCK") - asleep_ns <= start_ns
 
@@ -347,16 +345,16 @@ class PartReader:
 def _may_change(records: Ints) -> Ints:
     """Returns a mask of the records in flight, or claimed by another thread and still empty.
 
-    A bookmark marks a slot in which nothing will come.
+    A bookmark marks a slot that stays empty.
     """
     status = records["status"]
     return np.asarray((status == IN_FLIGHT) | ((status == 0) & (records["post_ns"] != NONE)))
 
 
 def _read_slots(file: int, slots: Ints) -> tuple[Ints, Ints]:
-    """Returns which of the slots, in ascending order and at least one, the file has.
+    """Returns a mask of the slots that exist in the file, and the records in these slots.
 
-    Also the records in these.
+    There must be at least one slot, and the slots ascend.
     """
     there, read = np.zeros(len(slots), dtype=bool), []
     ends = [0, *(np.flatnonzero(np.diff(slots) > _GAP) + 1).tolist(), len(slots)]
@@ -371,9 +369,9 @@ def _read_slots(file: int, slots: Ints) -> tuple[Ints, Ints]:
 def _read_settled(file: int, first: int, count: int) -> Ints:
     """Reads records that may be written at this moment, fewer if the file is shorter.
 
-    A record that has a status is whole. The status is written last, so a record that has one at the
-    first look is whole at the second. One in flight may have the time of its end already, which
-    says that it is about to be done.
+    A record with a status is complete: the status is written last, so a record that has a status at
+    the first read is complete at the second. A record in flight may already have its end time,
+    shortly before it is done.
     """
     status, data = (
         os.pread(file, count * RECORD.itemsize, first * RECORD.itemsize) for _ in range(2)
@@ -387,7 +385,7 @@ def _read_settled(file: int, first: int, count: int) -> Ints:
 def _concatenate(parts: Sequence[Ints]) -> Ints:
     """Joins records as bytes.
 
-    Numpy looks at each field of each part, which takes ten times as long.
+    Numpy would process each field of each part, which takes ten times as long.
     """
     return (
         np.concatenate([part.view(_BYTES) for part in parts]).view(RECORD) if parts else _NO_RECORDS

@@ -1,8 +1,8 @@
-"""The recorder: writes what happens on a rank as it happens.
+"""The recorder: writes the events of a rank as they happen.
 
-Whatever carries the messages and whatever the clock. Each event is one record of fixed size
-(``ringsim.traces.events.RECORD``). What does not fit into it (groups, shapes, names) is numbered,
-and written once next to it. A real rank writes to two files of its own, its store::
+It works with any transport and any clock. Each event is one record of fixed size
+(``ringsim.traces.events.RECORD``). Data that does not fit into it (groups, shapes, names) is
+numbered and written once to a second file. A real rank writes two files, its store::
 
     rank-2.events  [record][record][record][ 0 ][ 0 ] ...   memory-mapped, grown chunk by chunk; a
                                                             slot with status 0 is empty
@@ -10,12 +10,11 @@ and written once next to it. A real rank writes to two files of its own, its sto
                    {"table": "payload", "id": 0, "dtype": "float32", "shape": [1024],
                     "size_bytes": 4096}
 
-The kernel keeps what was written to the map whatever happens to the process: a rank that is killed
-leaves everything up to that moment, and ``ringsim.traces.parts`` can read the files while they
-grow. Simulated ranks share one recorder that writes to memory, in which the column of the thread
-holds the rank.
+The kernel keeps the data written to the map even if the process dies: a rank that is killed leaves
+everything up to that moment, and ``ringsim.traces.parts`` can read the files while they grow.
+Simulated ranks share one recorder that writes to memory, in which the thread column holds the rank.
 
-A layer that carries messages records them with four calls::
+A layer that carries messages records them with these calls::
 
     # once for each kind of operation
     post = recorder.make_post(OP_CODES["isend"])
@@ -23,9 +22,9 @@ A layer that carries messages records them with four calls::
     slot = post(group, peer, tag, payload)
     # when the program begins to wait
     recorder.wait(slot)
-    # when that is over; ERROR if it raised
+    # when the wait is over; ERROR if it raised
     recorder.complete(slot)
-    # what is known late: where a message came from, the times of a GPU
+    # for facts that are known later: the source of a message, the times of a GPU
     recorder.amend(slot, peer=3)
 """
 
@@ -76,9 +75,9 @@ _WORDS: Final = RECORD_BYTES // 8
 _PEER_AT, _STATUS_AT = (RECORD.fields[name][1] for name in ("peer", "status"))  # type: ignore[index]
 _NOT_YET: Final = b"\xff" * 16  # NONE for wait_ns and done_ns
 
-# Globals rather than variables of a closure, which Python copies at every call.
+# Globals are used because Python copies variables of a closure at every call.
 _frame_at: Final = sys._getframe
-# RECORD with some neighbours joined
+# RECORD with some adjacent fields joined
 _pack_record: Final = struct.Struct("<q16sQiiiqiiqI").pack_into
 _pack_rank: Final = struct.Struct("<i").pack_into
 
@@ -90,16 +89,16 @@ _Entry = TypeVar("_Entry")
 
 
 class Hooks(NamedTuple):
-    """Requests to the code that shows a library's operations to a recorder.
+    """Callbacks of the code that reports a library's operations to a recorder.
 
     Attributes:
-        undo: takes the hooks away again.
-        check_end: raises if the program left something undone when it says that it is done.
-        on_imports: called when the program has imported what it needs.
+        undo: removes the hooks.
+        check_end: raises if the program left something undone when it reports its end.
+        on_imports: called when the program has imported its modules.
         on_growth: called now and then, when the file grows.
         on_reading: called before the records are read, and before the recorder closes.
-        complete_with: ``complete_with(handle, slot)`` has the wait for a handle complete one more
-            record; False if it is not known.
+        complete_with: ``complete_with(handle, slot)`` makes the wait for a handle complete one more
+            record; returns False for an unknown handle.
     """
 
     undo: Callable[[], None] = lambda: None
@@ -113,31 +112,31 @@ class Hooks(NamedTuple):
 class Recorder:
     """Writes the events of one rank to its files, from any thread.
 
-    Or those of all simulated ranks to memory.
+    It can also write those of all simulated ranks to memory.
 
     Args:
-        directory: where the files go; None to keep the records in memory, where ``read`` finds
-            them.
-        rank: the rank that is recorded; in memory, ``who`` tells.
-        world_size: number of ranks in the run.
-        max_records: recording to files stops there and says so, while the program runs on. 72 bytes
-            each.
+        directory: the directory to write to; None keeps the records in memory, to be read with
+            ``read``.
+        rank: the rank to record; in memory, ``who`` gives the rank.
+        world_size: the number of ranks in the run.
+        max_records: the number of records after which recording to files stops with a note, while
+            the program continues. A record has 72 bytes.
         now: the clock, in ns.
-        who: what stands in the column of the thread: the thread, or in memory the rank that is
+        who: returns the value for the thread column: the thread, or in memory the rank that is
             running.
 
     Attributes:
-        directory: where the files are; of no meaning in memory.
-        groups: what the numbers of groups mean; so do ``payloads``, ``labels`` and ``files``.
+        directory: the directory of the files; meaningless in memory.
+        groups: the groups by number; ``payloads``, ``labels`` and ``files`` are the other tables.
         sites: finds the user's line.
-        world: how often the process groups were made again: part of what tells groups from each
-            other.
-        users: how many have installed hooks that show operations to this recorder.
-        hooks: these; ones that do nothing if there are none.
-        on_failure: called when a wait has failed, or takes long; may raise an error that says why.
+        world: how often the process groups were created again, which helps to tell groups apart.
+        users: how many callers have installed hooks that report operations to this recorder.
+        hooks: the installed hooks; by default they do nothing.
+        on_failure: called when a wait has failed or takes long; may raise an error that explains
+            it.
 
     Raises:
-        TraceFileError: the files cannot be made.
+        TraceFileError: the files cannot be created.
 
     Example:
         >>> times = iter([10, 20, 30])
@@ -183,7 +182,7 @@ class Recorder:
             "file": {},
         }
         self._next_number = {table: itertools.count().__next__ for table in self._numbers}
-        # atomic: every thread gets slots of its own
+        # atomic: each thread gets its own slots
         self._claim = itertools.count(step=_WORDS).__next__
         self.sites = CallSites(
             lambda name: self._number("file", name, self.files, name, {"name": name})
@@ -200,7 +199,7 @@ class Recorder:
             self._introduce()
 
     def _introduce(self) -> None:
-        """Writes down who records, and sees to it that a forked process does not."""
+        """Records the metadata of the process, and stops forked processes from recording."""
         for key, value in {
             "rank": self._rank,
             "world_size": self.world_size,
@@ -216,25 +215,25 @@ class Recorder:
 
     @property
     def rank(self) -> int:
-        """The rank that is recorded; in memory, the one that is running."""
+        """The rank to record; in memory, the one that is running."""
         return self._who() if self._in_memory else self._rank
 
     # -- operations
 
     def make_post(self, op: int, spoken: Mapping[str, int] | None = None) -> Post:
-        """Makes what writes down the beginning of operations of one kind.
+        """Makes the function that records the start of operations of one kind.
 
-        A closure, for looking up what it needs would cost as much as the writing.
+        The function is a closure, because looking up its data would cost as much as writing the
+        record.
 
         Args:
             op: the code of the kind.
-            spoken: better ones, by the name of the library's function (in its speaking file) that
-                the user called.
+            spoken: more precise codes, by the name of the library function that the user called.
 
         Returns:
             ``post(group, peer, tag, payload, label=None) -> slot``, to be called by the function
-            that the user or the library called. ``peer`` is a global rank, NONE or ANY_SOURCE;
-            ``label`` that in force if None. The slot is None once recording has stopped.
+            that the user or the library called. ``peer`` is a global rank, NONE or ANY_SOURCE; a
+            ``label`` of None is the current label. The slot is None once recording has stopped.
         """
         now, who, claim, store = self._now, self._who, self._claim, self._store
         locate, place_of, post_anew = self.sites.locate, self.sites.places.get, self._post_anew
@@ -248,7 +247,7 @@ class Recorder:
             nonlocal known
             state, way = known
             place = None
-            try:  # the user's frame is mostly behind the same functions as last time
+            try:  # the user's frame usually follows the same functions as last time
                 frame: Any = _frame_at(2)
                 for code in way:
                     if frame.f_code is not code:
@@ -256,7 +255,7 @@ class Recorder:
                     frame = frame.f_back
                 else:
                     place = place_of(key := id(frame.f_code) + frame.f_lasti)
-                    if place is None:  # a thin wrapper, mostly called by the user's frame
+                    if place is None:  # a thin wrapper, usually called by the user's frame
                         frame = frame.f_back
                         place = place_of((key, id(frame.f_code) + frame.f_lasti))
             except (ValueError, AttributeError):
@@ -290,16 +289,17 @@ class Recorder:
         return post
 
     def wait(self, slot: int) -> None:
-        """Writes down that the program begins to wait for an operation."""
+        """Records that the program begins to wait for an operation."""
         self._store.words[slot + 1] = self._now()
 
     def complete(self, slot: int, status: int = OK, waited: bool = True) -> None:
-        """Writes down that an operation is done, or with ERROR that it raised.
+        """Records that an operation is done or, with ERROR, that it raised.
 
         Args:
             slot: the operation.
-            status: OK or ERROR. What raised before the program waited was refused.
-            waited: False for what blocked the program from its posting until now.
+            status: OK or ERROR. An operation that raised before the program waited for it was
+                refused.
+            waited: False for an operation that blocked the program from its post until now.
         """
         store = self._store
         words = store.words
@@ -309,7 +309,7 @@ class Recorder:
         store.memory[slot * 8 + _STATUS_AT] = status
 
     def complete_at_once(self, slot: int) -> None:
-        """Writes down that an operation is done for which the program begins to wait now."""
+        """Records that an operation is done at the moment when the program begins to wait."""
         store = self._store
         words = store.words
         words[slot + 1] = words[slot + 2] = self._now()
@@ -327,10 +327,7 @@ class Recorder:
         tag: Any,
         state: int,
     ) -> int | None:
-        """Writes a record for which there was no room.
-
-        Or whose peer or tag is no number that the library could take.
-        """
+        """Writes a record if there was no room, or its peer or tag does not fit."""
         end = slot * 8 + RECORD_BYTES
         if end > len(self._store.memory) and not self._grow(end):
             return None
@@ -348,9 +345,9 @@ class Recorder:
         tag: int,
         payload: int,
     ) -> int | None:
-        """Writes down an operation that other code posted.
+        """Records an operation that other code posted for a rank.
 
-        A simulated rank that gave way at ``frame``. Returns its slot.
+        The rank is a simulated rank that is paused at ``frame``. Returns the slot.
         """
         place = NONE if frame is None else self.sites.place(frame)
         return self._post_anew(
@@ -365,13 +362,14 @@ class Recorder:
         wait_ns: int | None = None,
         done_ns: int | None = None,
     ) -> None:
-        """Writes down what is known late of an operation.
+        """Records facts about an operation that are known later.
 
         Args:
             slot: the operation.
-            peer: the global rank that a message received from any source came from.
-            wait_ns: when it began to block; not before the program's own call, which caused it.
-            done_ns: when it was done; not before that either.
+            peer: the global rank from which a message from any source came.
+            wait_ns: when the operation began to block; never before the program's own call, which
+                caused it.
+            done_ns: when the operation was done; never before that call either.
         """
         words = self._store.words
         if peer is not None:
@@ -384,25 +382,25 @@ class Recorder:
     # -- spans and marks
 
     def span_begin(self, name: str) -> int | None:
-        """Writes down that a span begins, with the stage and microbatch in force.
+        """Records the start of a span, with the current stage and microbatch.
 
         Returns its slot, None once recording has stopped.
         """
         return self._post_span(NONE, NONE, NONE, NONE, self.label(name))
 
     def call_begin(self, label: int, group: int, payload: int) -> int | None:
-        """Begins a span that has a group and a size: a call of a user's own collective.
+        """Begins a span that has a group and a size, for a user's own collective.
 
         Returns its slot, as ``span_begin`` does.
         """
         return self._post_span(group, NONE, NONE, payload, label)
 
     def span_end(self, slot: int, *, failed: bool = False) -> None:
-        """Writes down that a span ends: ok, or error if an exception passed through it."""
+        """Records the end of a span: ok, or error if an exception passed through it."""
         self.complete(slot, ERROR if failed else OK)
 
     def mark(self, name: str) -> None:
-        """Writes a mark: something happened now."""
+        """Writes a mark at the current time."""
         self._mark(self.label(name), NONE, NONE, NONE, NONE)
 
     def notice(
@@ -414,7 +412,7 @@ class Recorder:
         tag: int = NONE,
         payload: int = NONE,
     ) -> None:
-        """Writes down a mistake that was found in the operation that the numbers describe.
+        """Records a mistake found in the operation that the numbers describe.
 
         See ``ringsim.traces.events.word_notice``.
         """
@@ -431,10 +429,10 @@ class Recorder:
         """Numbers a group.
 
         Args:
-            name: what it is called.
+            name: the name of the group.
             ranks: its members, global ranks in the group's order.
-            fresh: nothing was posted on it before; so the k-th operation of one member is that of
-                the others.
+            fresh: whether nothing was posted on it before, so that the k-th operations of all its
+                members belong together.
 
         Returns:
             Its number; NONE, here and below, if the disk is full.
@@ -452,14 +450,14 @@ class Recorder:
         strides: Sequence[Sequence[int]] = (),
         splits: tuple[tuple[int, ...], ...] = (),
     ) -> int:
-        """Numbers what an operation carries; see ``ringsim.traces.events.Payload``."""
+        """Numbers the data of an operation; see ``ringsim.traces.events.Payload``."""
         value = Payload(
             dtype, tuple(shape), size_bytes, reduction, tuple(map(tuple, strides)), splits
         )
         return self._number("payload", value, self.payloads, value, write_payload(value))
 
     def label(self, name: str) -> int:
-        """Numbers a name of a span, a mark or an operation."""
+        """Numbers the name of a span, a mark or an operation."""
         return self._number("label", name, self.labels, name, {"name": name})
 
     def _number(
@@ -470,8 +468,8 @@ class Recorder:
             return numbers[key]
         with self._lock:
             if key not in numbers:
-                number = self._next_number[table]()  # a signal handler gets the one after it
-                # on disk before in memory: a reader of a record with the number finds the name
+                number = self._next_number[table]()  # a signal handler gets the next number
+                # on disk before in memory, so that the reader of a record finds its names
                 try:
                     self._store.append({"table": table, "id": number, **line})
                 except OSError as error:
@@ -482,15 +480,15 @@ class Recorder:
             return numbers[key]
 
     def set_meta(self, key: str, value: Any) -> None:
-        """Writes down one fact about the rank (JSON-able); the last value of a key counts."""
+        """Records one fact about the rank (JSON-able); the last value of a key counts."""
         with self._lock:
             self._store.append({"table": "meta", "key": key, "value": value})
 
-    # -- what has been written
+    # -- reading
 
     @property
     def count(self) -> int:
-        """How many records have been written; in memory, by the rank that is running."""
+        """The number of records written; in memory, those of the rank that is running."""
         records = self._store.records
         written = records["status"] != 0
         if self._in_memory:
@@ -498,35 +496,29 @@ class Recorder:
         return int(np.count_nonzero(written))
 
     def awaited(self) -> set[int]:
-        """Returns the operations that any thread waits for.
-
-        By their places as readers of the part number them.
-        """
+        """Returns the operations that any thread waits for, as their indices in the part."""
         records = self._store.records
         return set(
             np.flatnonzero((records["status"] == IN_FLIGHT) & (records["wait_ns"] != NONE)).tolist()
         )
 
     def complete_as_failed(self, places: Iterable[int]) -> None:
-        """Writes down that operations are over whose wait was cut short.
-
-        By their places as readers of the part number them.
-        """
+        """Records that waits for operations, given by their indices in the part, were cut short."""
         for place in places:
             self.complete(place * _WORDS, ERROR)
 
     def bookmark(self) -> int:
-        """Returns a place: what is posted from now on stands behind it."""
+        """Returns a place; everything posted from now on comes after it."""
         slot = self._claim()
         words = self._store.words
         if slot < len(words):
-            words[slot] = NONE  # a reader sees that nothing will come here
+            words[slot] = NONE  # a reader sees that this slot stays empty
         return slot
 
     def records_since(self, bookmark: int) -> Ints:
-        """Returns what the calling thread, or the running rank, has written since a bookmark.
+        """Returns the records of the calling thread, or of the running rank, since a bookmark.
 
-        An array of ``RECORD``, a copy.
+        The result is an array of ``RECORD``, a copy.
         """
         end = self.bookmark()
         records: Ints = self._store.records[bookmark // _WORDS + 1 : end // _WORDS]
@@ -534,14 +526,11 @@ class Recorder:
         return mine
 
     def read(self, rank: int | None = None) -> Events:
-        """Returns what was written to memory, ordered by rank.
-
-        If ``rank`` is given, what it wrote.
-        """
+        """Returns the events written to memory, ordered by rank, or only those of ``rank``."""
         records = self._store.records[: self._claim() // _WORDS]
         wanted = records["status"] != 0
         records = records.compress(wanted if rank is None else wanted & (records["thread"] == rank))
-        # faster than by an index
+        # faster than indexing
         records = records.take(np.argsort(records["thread"], kind="stable"))
         columns: dict[str, Any] = {
             name: records[name] for name in RECORD.names or () if name != "thread"
@@ -559,14 +548,14 @@ class Recorder:
         return int(self._store.records["group"][slot // _WORDS])
 
     def place_of(self, slot: int) -> str:
-        """Returns where an operation was posted, as " at ring.py:7"; empty if unknown."""
+        """Returns the line that posted an operation, as " at ring.py:7"; empty if unknown."""
         record = self._store.records[slot // _WORDS]
         if record["file"] == NONE:
             return ""
         return f" at {os.path.basename(self.files[record['file']])}:{record['line']}"
 
     def complete_times(self) -> None:
-        """Writes down what is known late (when GPUs were done). Does not block.
+        """Records facts that are known later (when GPU work was done). Does not block.
 
         Call it before you read the records.
         """
@@ -577,7 +566,7 @@ class Recorder:
                 self._stop(error)
 
     def close(self) -> None:
-        """Ends the record, and writes down when. Closing twice is harmless."""
+        """Ends the record and writes down the time. Closing twice is harmless."""
         if self._closed:
             return
         self.complete_times()
@@ -590,7 +579,7 @@ class Recorder:
     # -- room
 
     def _grow(self, end: int) -> bool:
-        """Makes room for the bytes before ``end``; False if recording stops."""
+        """Makes room for the bytes before ``end``; returns False if recording stops."""
         with self._lock:
             if self._stopped:
                 return False
@@ -603,51 +592,51 @@ class Recorder:
         return True
 
     def _stop(self, error: OSError) -> None:
-        """Stops recording while the program runs on; one note says why."""
+        """Stops recording while the program continues; one note gives the reason."""
         if self._stopped:
             return
         self._stopped = True
-        why = error if isinstance(error, Full) else f"the disk could not take more ({error})"
+        why = error if isinstance(error, Full) else f"the disk is full or failed ({error})"
         try:
             self.set_meta("stopped_at_max", True)
             self.set_meta(
                 "note",
                 f"Recording of rank {self._rank} stopped: {why}. "
-                "What came later is not in the trace.",
+                "Later events are not in the trace.",
             )
         except OSError:
-            pass  # the disk is full to the last byte; the records say how far it went
+            pass  # the disk is completely full; the records show how far the program came
 
 
 def _detach(reference: weakref.ref[Recorder]) -> None:
-    """Lets go of the files, in a process forked from the rank.
+    """Detaches a process forked from the rank from its files.
 
-    The two would write to the same places.
+    Otherwise both would write to the same places.
     """
     recorder = reference()
     if recorder is not None:
         recorder._stopped = recorder._closed = True
-        recorder._lock = threading.RLock()  # another thread may have held the old one at the fork
+        recorder._lock = threading.RLock()  # another thread may have held the old lock at the fork
         recorder._store.abandon()
 
 
 def _in_order(table: dict[int, _Entry]) -> list[_Entry]:
-    """Returns the entries of a table by number, which signal handlers may have got out of turn."""
+    """Returns the entries of a table by number; signal handlers may have reordered them."""
     return [entry for _, entry in sorted(table.items())]
 
 
 def _fit(value: Any) -> int:
-    """Returns a peer or tag as it can be written down.
+    """Returns a peer or tag for its column.
 
-    NONE for what no column holds (the library itself will refuse it).
+    A value that does not fit becomes NONE (the library itself will refuse it).
     """
     return value if isinstance(value, int) and -(1 << 31) <= value < 1 << 31 else NONE
 
 
 def _measure_cost_ns() -> int:
-    """CPU time of one recorded operation in ns, without the communication library's part.
+    """Returns the CPU time of recording one operation in ns, without the communication library.
 
-    Post, wait, done: the least of some tries.
+    The time covers post, wait and done, and is the minimum of several tries.
     """
     recorder = Recorder(None, 0, 1, now=time.monotonic_ns, who=threading.get_ident)
     post, costs = recorder.make_post(OP_CODES["isend"]), []
@@ -661,7 +650,7 @@ def _measure_cost_ns() -> int:
     return min(costs) // 100
 
 
-# -- operations whose peer is gone
+# -- operations whose peer has died
 
 LOST_PEER: Final = (
     "Connection closed by peer",
@@ -672,15 +661,16 @@ LOST_PEER: Final = (
     "Failed to recv",
     "failed to recv",
     "Socket is closed",
-)  # how torch words an error of a rank whose peer is gone
+)  # torch's error texts for a rank whose peer has died
 
 
 def fail_posting(recorder: Recorder, slot: int, error: BaseException) -> bool:
     """Completes the record of an operation that raised when it was posted.
 
-    Returns whether it was refused. A rank may notice that its peer has died before it posts its
-    next message, which then raises at once instead of in the wait. That is recorded as a wait that
-    broke, too. What was refused never reached the wire, and says nothing of the other side.
+    Returns whether the operation was refused. A rank may notice that its peer has died before it
+    posts its next message, which then raises immediately instead of in the wait. This is also
+    recorded as a broken wait. A refused operation never reached the wire, so it shows nothing about
+    the other side.
     """
     lost = any(words in str(error) for words in LOST_PEER)
     if lost:

@@ -1,4 +1,4 @@
-"""All ranks of a run: their parts put together, and the metadata that they and others wrote."""
+"""All ranks of a run: their joined parts, and the metadata written by them and others."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from ringsim.traces.events import (
 )
 from ringsim.traces.parts import FILE_NAME, TABLE_OF, PartReader
 
-_MAX_RANKS: Final = 10**6  # as many as the file names can tell apart; a number beyond is damage
-# what metadata["ranks"] keeps of each rank
+_MAX_RANKS: Final = 10**6  # the file names have six digits; a larger number is damage
+# the entries of each rank that metadata["ranks"] keeps
 _PER_RANK: Final = ("pid", "host", "num_threads", "cost_ns_per_op")
 _LIMITS: Final = {"world_size": range(1, _MAX_RANKS + 1)} | dict.fromkeys(
     ("start_ns", "start_unix_ns", "end_ns"), range(2**63)
@@ -39,7 +39,7 @@ def read_run(directory: Path) -> tuple[Events, dict[str, Any]]:
     """Reads a whole run: the parts of its ranks, and the file of the process that started it.
 
     Args:
-        directory: where the parts are; ``run.json`` may be missing.
+        directory: the directory of the parts; ``run.json`` may be missing.
 
     Returns:
         The events, and the metadata of a trace.
@@ -90,11 +90,11 @@ def read_run(directory: Path) -> tuple[Events, dict[str, Any]]:
 
 
 def _read_run_file(path: Path) -> dict[str, Any]:
-    """Returns what the process that started a run wrote of it, without malformed entries."""
+    """Returns the metadata that the starting process wrote, without malformed entries."""
     try:
         run = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
-        run = None  # killed before it could write that, or damaged: the parts say the most of it
+        run = None  # killed before it was written, or damaged: the parts contain most of it
     said = run if isinstance(run, dict) else {}
     for key in ("machine", "versions"):
         if not isinstance(said.get(key), dict):
@@ -111,22 +111,22 @@ def read_parts(
 ) -> tuple[Events, dict[str, Any]]:
     """Reads the parts of all ranks, or of one.
 
-    The tables of the ranks are merged into one, threads are numbered from 0 within each rank, and
-    times count from the start of the run. A rank may still be writing: its events so far are read.
+    The tables of the ranks are merged, threads are numbered from 0 within each rank, and times
+    count from the start of the run. A rank may still be writing: its events so far are read.
 
     Args:
-        directory: where the parts are.
-        start_ns: start of the run on CLOCK_MONOTONIC; None takes the earliest start that a rank
-            gives. An event before it becomes the start instead, so no time is negative.
-        world_size: number of ranks in the run; None takes what the ranks say.
-        only_rank: read the part of this rank alone; None reads all.
+        directory: the directory of the parts.
+        start_ns: the start of the run on CLOCK_MONOTONIC; None uses the earliest start of a rank.
+            An earlier event becomes the start instead, so that no time is negative.
+        world_size: the number of ranks in the run; None uses the number that the ranks recorded.
+        only_rank: the only rank to read; None reads all.
 
     Returns:
-        The events, ordered by rank and then as posted, and the pieces of metadata that the ranks
-        know: ``world_size``, ``ranks``, ``not_recorded``, ``notes``, ``complete`` (every rank left
-        a part, all of it readable, and none stopped recording), and, if a rank gave them,
-        ``backend``, ``start_unix_ns``, ``not_checked`` (which operations were not compared with
-        their other side) and ``used_before`` (the names of groups on which not every operation is
+        The events, ordered by rank and in posting order, and the metadata from the ranks:
+        ``world_size``, ``ranks``, ``not_recorded``, ``notes``, ``complete`` (every rank left a
+        part, all of it is readable, and no rank stopped recording), and, if a rank gave them,
+        ``backend``, ``start_unix_ns``, ``not_checked`` (the operations that were not compared with
+        their other side) and ``used_before`` (the names of groups on which some operations are not
         recorded).
 
     Raises:
@@ -140,9 +140,9 @@ class Parts:
     """The parts of all ranks, or of one; see ``read_parts``.
 
     Attributes:
-        metas: by rank, what it says of itself.
-        world_size: number of ranks in the run.
-        start_ns: from where times count, 0 until ``join``.
+        metas: the metadata of each rank.
+        world_size: the number of ranks in the run.
+        start_ns: the time from which times count, 0 until ``join``.
     """
 
     def __init__(
@@ -168,15 +168,15 @@ class Parts:
             yield
         except OSError as error:
             raise TraceFileError(
-                f"The parts of a run must be readable, got {self._directory}: "
+                f"cannot read the parts of a run in {self._directory}: "
                 f"{error.strerror or error}. "
                 "Check that its ranks began to record."
             ) from error
 
     def read(self) -> Iterator[Events]:
-        """Reads one rank after the other to its end, in pieces of some thousand events.
+        """Reads one rank after another to its end, in pieces of a few thousand events.
 
-        Times are those of its clock.
+        Times are those of the rank's own clock.
         """
         for rank in self.metas:
             with self._told():
@@ -193,7 +193,7 @@ class Parts:
     def join(self, start_ns: int | None = None) -> Events:
         """Returns the events of all ranks.
 
-        Times count from their start, by default the earliest that a rank gives.
+        Times count from the start of the run, by default the earliest start of a rank.
         """
         events = join_events(list(self.read()))
         metas = self.metas.values()
@@ -204,7 +204,7 @@ class Parts:
         return count_from(events, self.start_ns) if self.start_ns else events
 
     def describe(self) -> dict[str, Any]:
-        """Returns the pieces of metadata that the ranks know."""
+        """Returns the metadata from the ranks."""
         ranks, metas = self.metas.items(), self.metas.values()
         missing = (
             [rank for rank in range(self.world_size) if rank not in self.metas]
@@ -217,8 +217,8 @@ class Parts:
         not_checked = _sentences(metas, "not_checked")
         if len(hosts) > 1:
             not_checked.append(
-                f"Both sides of an operation were not compared between the {len(hosts)} hosts "
-                "that the ranks ran on."
+                f"The two sides of operations between the {len(hosts)} hosts of the ranks were not "
+                "compared."
             )
         starts = [
             meta["start_unix_ns"] + self.start_ns - meta["start_ns"]
@@ -247,14 +247,14 @@ class Parts:
     def _note(
         self, missing: list[int], stopped: list[int], hosts: int, clocks: list[dict[str, Any]]
     ) -> list[str]:
-        """Returns what the ranks note, and what there is to note of them."""
+        """Returns the notes of the ranks, and notes about damaged or missing parts."""
         metas = self.metas.values()
         notes = _valid(metas, "note")
         silent = [rank for rank in stopped if "note" not in self.metas[rank]]
         for concerned, what in (
             (missing, "left no record"),
-            (silent, "stopped recording at the maximum of records"),
-            (sorted(self._damaged), "left something unreadable, which was passed over"),
+            (silent, "stopped recording at the maximum number of records"),
+            (sorted(self._damaged), "left unreadable records, which were skipped"),
         ):
             if concerned:
                 notes.append(f"{name_ranks(concerned)} {what}")
@@ -264,7 +264,7 @@ class Parts:
         if unknown or (hosts > 1 and not clocks and not one_clock):
             notes.append(
                 f"the ranks ran on {max(hosts, len(clocks))} hosts, whose clocks were not "
-                "compared: compare times within a host only"
+                "compared: compare times only within a host"
             )
         return notes
 
@@ -276,9 +276,9 @@ def _make_piece(
     first: int,
     threads: dict[int, int],
 ) -> Events:
-    """Returns records of a rank, from the ``first`` of them on, as events with tables of their own.
+    """Returns the records of a rank, from number ``first``, as events with their own tables.
 
-    Adds to the numbers of ``threads``.
+    Adds new threads to ``threads``.
     """
     columns: dict[str, Any] = {name: records[name] for name in RECORD.names or ()} | {
         "rank": np.full(len(records), rank)
@@ -299,20 +299,14 @@ def _make_piece(
 
 
 def _close_gaps(numbers: Ints, known: list[int]) -> Ints:
-    """Turns a rank's numbers into places among those that have a name.
-
-    One that has none becomes -1.
-    """
+    """Converts a rank's numbers to indices into the known names, -1 for a number without a name."""
     place = np.searchsorted(known, numbers)
     there = np.array([*known, NONE])[place] == numbers
     return np.where(there & (numbers >= 0), place, NONE)
 
 
 def _valid(metas: Iterable[dict[str, Any]], key: str) -> list[Any]:
-    """Returns what is said under ``key``, if it can be.
-
-    A number within its limits, or a word.
-    """
+    """Returns the valid values of ``key``: numbers within their limits, or strings."""
     values = [meta.get(key) for meta in metas]
     if key in _LIMITS:
         return [value for value in values if type(value) is int and value in _LIMITS[key]]
@@ -320,7 +314,7 @@ def _valid(metas: Iterable[dict[str, Any]], key: str) -> list[Any]:
 
 
 def _first(metas: Iterable[dict[str, Any]], key: str) -> Any:
-    """Returns the first that is said under ``key``, None if nothing is."""
+    """Returns the first valid value of ``key``, None if there is none."""
     return next(iter(_valid(metas, key)), None)
 
 
@@ -331,9 +325,9 @@ def _sentences(metas: Iterable[dict[str, Any]], key: str) -> list[str]:
 
 
 def told_ends(metas: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Says how the ranks ended.
+    """Returns the ends of the ranks, as recorded by themselves or by other ranks.
 
-    As each says of itself, or as others saw it; who had not ended its part was at work until then.
+    A rank that did not end its part was running until then.
     """
     ends: dict[int, dict[str, Any]] = {
         rank: {"rank": rank, "state": "running", "about": "still at work", "error": ""}
@@ -349,16 +343,15 @@ def told_ends(metas: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]:
         if isinstance(end, dict) and type(end.get("rank")) is int
     ]
     ends |= {end["rank"]: end for _, end in told}
-    ends |= {rank: end for rank, end in told if end["rank"] == rank}  # what it says of itself
+    ends |= {rank: end for rank, end in told if end["rank"] == rank}  # its own record counts most
     return [ends[rank] for rank in sorted(ends)]
 
 
 def join_events(parts: Sequence[Events]) -> Events:
-    """Puts events together, one part after the other; names that several parts have become one.
+    """Joins events, one part after another; equal names of several parts become one.
 
     Args:
-        parts: each with tables of its own. Those of one rank stand in the order in which they were
-            recorded.
+        parts: the parts, each with its own tables. Parts of one rank are in recording order.
 
     Returns:
         The events of all parts. ``seq`` counts from 0 within each rank.
@@ -380,9 +373,9 @@ def join_events(parts: Sequence[Events]) -> Events:
 
 
 def share_tables(parts: Iterable[Events]) -> Iterator[Events]:
-    """Yields the parts of a run with tables that go on from one to the next.
+    """Yields the parts of a run with shared tables, which grow from one part to the next.
 
-    Those of the last have all names.
+    The tables of the last part have all names.
     """
     merged: dict[str, dict[Any, int]] = {column: {} for column in TABLE_OF}
     for part in parts:
@@ -392,7 +385,7 @@ def share_tables(parts: Iterable[Events]) -> Iterator[Events]:
                 merged[column].setdefault(entry, len(merged[column]))
                 for entry in getattr(part.tables, table)
             ]
-            # -1 picks the last
+            # -1 selects the last entry
             columns[column] = np.array([*numbers, NONE], dtype=np.int32)[getattr(part, column)]
         yield replace(
             part,

@@ -1,9 +1,8 @@
-"""The line of an event: where the user's program called what posted it.
+"""The line of an event: the place where the user's program made the call that posted it.
 
-The line is that of the innermost frame that belongs neither to ringsim, nor to the
-communication library, nor to Python. If a thread has no such frame, the line is that of the code
-that handed it the operation; a worker of ringsim's own has none. If the frame is a thin wrapper's,
-its caller's line is kept, too.
+The line belongs to the innermost frame outside ringsim, the communication library and Python. If a
+thread has no such frame, the line is that of the code that handed it the operation; ringsim's own
+workers have none. If the frame is a thin wrapper, the line of its caller is also recorded.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ from ringsim.traces.events import CALLS, NONE
 
 OURS: Final = -1  # a file of ringsim
 LIBRARY: Final = -2  # a file of torch, or of Python's own modules
-SPEAKER: Final = -3  # the file of the library whose functions name the operations
+SPEAKER: Final = -3  # the library file whose functions give operations their names
 
 THIN: Final = 3  # lines in the body of a thin wrapper, at most
 _RINGSIM: Final = str(Path(__file__).resolve().parent.parent) + os.sep
-# programs to look at
+# files of ringsim that count as user code
 _AS_USERS: Final = tuple(
     os.path.join(_RINGSIM, *name) for name in (("cli", "demo.py"), ("check", "patients.py"))
 )
 _PYTHON: Final = os.path.dirname(os.__file__) + os.sep
-_PACKAGES: Final = "-packages" + os.sep  # in the names of site-packages and dist-packages
-# its `deprecated` stands between torch's own frames
+_PACKAGES: Final = "-packages" + os.sep  # part of the names site-packages and dist-packages
+# its `deprecated` appears between torch's own frames
 DECORATOR: Final = os.sep + "typing_extensions.py"
 _INSTALLED: Final = tuple(
     os.path.join(_PYTHON, name) + os.sep for name in ("site-packages", "dist-packages")
@@ -41,20 +40,20 @@ _INSTALLED: Final = tuple(
 class CallSites:
     """Finds the user's line.
 
-    The innermost frame outside ringsim, the communication library and Python's own modules.
-    ``places`` remembers the user's instructions, for Python finds the line of a frame by reading
-    its function's table from the start, which in a function of 300 lines takes 9 us. The key is
-    ``id(code) + frame.f_lasti``, the address of the instruction up to a constant: a code object
-    holds its instructions, so no two have one key while both live.
+    The line belongs to the innermost frame outside ringsim, the communication library and Python's
+    own modules. ``places`` caches the user's instructions, because Python finds the line of a frame
+    by reading its function's table from the start, which takes 9 us in a function of 300 lines. The
+    key is ``id(code) + frame.f_lasti``, the address of the instruction up to a constant: a code
+    object holds its instructions, so two live code objects never share a key.
 
     Args:
-        number: gives a user's file its number.
+        number: returns the number of a user's file.
 
     Attributes:
-        places: file and line joined, by instruction; of a thin wrapper, by its own and its
-            caller's.
-        find_handed_over: returns where the user handed over what the calling thread runs, NONE
-            if that is not known.
+        places: file and line in one number, by instruction; for a thin wrapper, by its own and its
+            caller's instruction.
+        find_handed_over: returns the place where the user handed over the work of the calling
+            thread, NONE if unknown.
     """
 
     def __init__(self, number: Callable[[str], int]) -> None:
@@ -62,22 +61,22 @@ class CallSites:
         self.find_handed_over: Callable[[], int] = lambda: NONE
         self._number = number
         self._kinds: dict[str, int] = {}
-        self._alive: list[CodeType] = []  # whose instructions are keys
-        # of Python, of torch.compile
+        self._alive: list[CodeType] = []  # the code objects whose instructions are keys
+        # files of Python and of torch.compile
         self._libraries: tuple[str, ...] = ("<frozen ", "<eval_with_key>")
         self._speaker = ""
 
     def declare_library(self, directory: str, speaker: str) -> None:
         """Counts the files under ``directory`` as the library's.
 
-        Also ``speaker`` as the one whose functions name operations.
+        ``speaker`` is the file whose functions give operations their names.
         """
         self._kinds.clear()
         self.places.clear()
         self._libraries, self._speaker = (*self._libraries, directory + os.sep), speaker
 
     def kind(self, filename: str) -> int:
-        """Returns the number of a user's file; OURS, LIBRARY or SPEAKER for others."""
+        """Returns the number of a user's file, or OURS, LIBRARY or SPEAKER for other files."""
         found = self._kinds.get(filename)
         if found is None:
             found = self._kinds[filename] = self._classify(filename)
@@ -96,18 +95,19 @@ class CallSites:
     def locate(
         self, posted: int, posted_as: Mapping[str, int]
     ) -> tuple[int, tuple[int, tuple[CodeType, ...]]]:
-        """Returns where the user called what posts an operation.
+        """Returns the place where the user made the call that posts an operation.
 
-        Also the record's last column, which the functions between tell, and these.
+        Also returns the last column of the record, which depends on the functions in between, and
+        these functions.
 
         Args:
-            posted: the last column.
-            posted_as: better ones, by the name of the speaking function.
+            posted: the default for the last column.
+            posted_as: more precise values, by the name of the library function called.
         """
         way: list[CodeType] = []
         try:
             frame = sys._getframe(3)
-        except ValueError:  # a thread that begins in the library: no frame is the user's
+        except ValueError:  # a thread that begins in the library has no user frame
             frame = sys._getframe(2)
         while (file := self.kind(frame.f_code.co_filename)) < 0:
             if file == SPEAKER:
@@ -121,7 +121,7 @@ class CallSites:
     def _name(self, file: int, frame: FrameType) -> int:
         """Returns the place of a user's frame.
 
-        Of a thin wrapper, with that of its caller, for the wrapper's line alone says little.
+        A thin wrapper's place includes its caller's, because its own line is not informative.
         """
         key: int | tuple[int, int] = _instruction(frame)
         if key not in self.places and _is_thin(frame.f_code):
@@ -131,22 +131,22 @@ class CallSites:
             if key not in self.places and behind is not None:
                 self._alive.append(behind.f_code)
                 name, others = frame.f_code.co_filename, behind.f_code.co_filename
-                # a package that calls back says little, too
+                # the line of a package that calls back is not informative either
                 if caller is not None and (_PACKAGES not in others or _PACKAGES in name):
                     file = self._number(f"{others}:{behind.f_lineno}{CALLS}{name}")
         if key not in self.places:
-            self._alive.append(frame.f_code)  # first: the key is good only while it lives
+            self._alive.append(frame.f_code)  # first: the key is valid only while it lives
             self.places[key] = _join(file, frame)
         return self.places[key]
 
     def find(self, frame: FrameType | None) -> FrameType | None:
-        """Returns the user's innermost frame from ``frame`` outward, None if there is none."""
+        """Returns the innermost user frame from ``frame`` outwards, None if there is none."""
         while frame is not None and self.kind(frame.f_code.co_filename) < 0:
             frame = frame.f_back
         return frame
 
     def place(self, frame: FrameType) -> int:
-        """Returns the place of the user's code that ``frame`` is, or was called by."""
+        """Returns the place of the user's code that ``frame`` belongs to or was called by."""
         found = self.find(frame)
         return (
             self.find_handed_over()
@@ -161,7 +161,7 @@ def _instruction(frame: FrameType) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def _is_thin(code: CodeType) -> bool:
-    """Returns whether a function merely passes its arguments on: its body is short."""
+    """Returns whether a function only passes its arguments on: it takes some and is short."""
     takes = code.co_argcount or code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
     body = {line for *_, line in code.co_lines() if line} - {code.co_firstlineno}
     return bool(takes) and code.co_name.isidentifier() and len(body) <= THIN

@@ -1,4 +1,4 @@
-"""Spans and marks, by which a program names its pieces, and what is in force inside of them."""
+"""Spans and marks, with which a program names its sections, and the context inside them."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ __all__ = ["label_in_force", "mark", "span", "stage_and_microbatch"]
 stage_and_microbatch: Final[ContextVar[int]] = ContextVar(
     "ringsim_stage_and_microbatch", default=NONE
 )
-# The label of operations posted now, if the caller gave one: their name in the log.
+# The label of the operations posted now (their name in the log), if the caller gave one.
 label_in_force: Final[ContextVar[int]] = ContextVar("ringsim_label", default=NONE)
 
 
 class span:  # noqa: N801 - read as a verb: with ringsim.span("compute"):
-    """Names a piece of the program, for the timeline; does nothing while nothing is recorded.
+    """Names a section of the program for the timeline; does nothing if there is no recording.
 
     Spans nest. Operations and spans inside take ``stage`` and ``microbatch`` from the innermost
     span that gives them.
 
     Args:
-        name: what the timeline calls it.
-        stage: index of the pipeline stage that works.
-        microbatch: index of the microbatch that is worked on.
+        name: the name in the timeline.
+        stage: the index of the pipeline stage that works.
+        microbatch: the index of the microbatch that is worked on.
 
     Raises:
-        ArgumentError: ``name`` is not a string, or an index is not an integer of at least 0.
+        ArgumentError: ``name`` is not a string, or an index is not a non-negative integer.
 
     Example:
         >>> with span("compute", stage=1, microbatch=0):
@@ -80,12 +80,12 @@ def _read_index(what: str, index: int | None) -> int | None:
 
 
 def mark(name: str) -> None:
-    """Writes down that something happened now, for the timeline.
+    """Marks the current moment in the timeline.
 
-    Does nothing while nothing is recorded.
+    Does nothing if there is no recording.
 
     Args:
-        name: what the timeline calls it.
+        name: the name in the timeline.
 
     Raises:
         ArgumentError: ``name`` is not a string.

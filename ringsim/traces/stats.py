@@ -1,4 +1,4 @@
-"""A run in numbers: size, blocked time and bandwidth of each operation on each group."""
+"""Statistics of a run: size, blocked time and bandwidth of each operation on each group."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ Floats = npt.NDArray[np.float64]
 class OperationStats:
     """All operations of one name on one group.
 
-    An operation is *blocked* from when the program began to wait for it until it was done; if
-    that is not known, as of collectives that C++ waits for, it is left out of the blocked times.
-    Bandwidths are of the typical operation, by the median of bytes over the time from post to done;
-    they are lower bounds if the program came late to wait. 1 GB is 10**9 bytes.
+    An operation is *blocked* from the moment when the program began to wait for it until it was
+    done. If that moment is unknown, as for collectives that C++ waits for, the operation is left
+    out of the blocked times. Bandwidths describe the typical operation: they are the median of
+    bytes divided by the time from post to done. They are lower bounds if the program began to wait
+    late. 1 GB is 10**9 bytes.
 
     Attributes:
         op: the operation, as torch spells it.
-        group: name of the group.
-        group_size: number of ranks in it.
-        count: how many there were; a collective counts once, however many ranks took part.
-        size_bytes: what they carried in all: messages, or S as nccl-tests has it.
-        blocked_p50_us: half of them blocked their rank for less; NaN if that is not known of
-            any, as below.
-        blocked_p90_us: nine of ten blocked for less.
-        blocked_max_us: the longest.
-        algbw_gb_per_s: algorithm bandwidth; NaN if nothing was carried.
-        busbw_gb_per_s: bus bandwidth, with the factor of nccl-tests for the size of the group.
-        share: the part of all ranks' time that they were blocked in, from 0 to 1 (more if
-            several threads of a rank wait).
+        group: the name of the group.
+        group_size: the number of ranks in the group.
+        count: the number of operations; a collective counts once, however many ranks took part.
+        size_bytes: the total size: messages, or S as nccl-tests defines it.
+        blocked_p50_us: the median blocked time; NaN, as below, if no blocked time is known.
+        blocked_p90_us: the 90th percentile of the blocked times.
+        blocked_max_us: the longest blocked time.
+        algbw_gb_per_s: the algorithm bandwidth; NaN if no data was carried.
+        busbw_gb_per_s: the bus bandwidth, with the factor of nccl-tests for the size of the group.
+        share: the blocked share of all ranks' time, from 0 to 1 (more if several threads of a rank
+            wait).
     """
 
     op: str
@@ -76,7 +76,7 @@ class Stats:
     """The table of ``Trace.stats``.
 
     Attributes:
-        rows: one for each operation and group; what blocked longest comes first.
+        rows: the rows, one per operation and group, by descending blocked time.
 
     Example:
         >>> row = OperationStats(
@@ -90,7 +90,7 @@ class Stats:
     rows: tuple[OperationStats, ...]
 
     def to_pandas(self) -> pd.DataFrame:
-        """Returns the rows as a new DataFrame, a column for each field of ``OperationStats``."""
+        """Returns the rows as a new DataFrame, with one column per field of ``OperationStats``."""
         import pandas as pd
 
         return pd.DataFrame(
@@ -98,7 +98,7 @@ class Stats:
         )
 
     def to_dict(self) -> list[dict[str, Any]]:
-        """Returns the rows as JSON can say them: None for what is not known."""
+        """Returns the rows as plain data for JSON, with None for unknown values."""
         return [
             {key: None if value != value else value for key, value in asdict(row).items()}
             for row in self.rows
@@ -148,7 +148,7 @@ def _say(time_us: float, width: int) -> str:
 
 @dataclass
 class _Share:
-    """Numbers of the operations of one name on one group that some ranks have recorded."""
+    """The operations of one name on one group, as recorded by some ranks."""
 
     records: int
     calls: int
@@ -158,12 +158,12 @@ class _Share:
 
 
 class Tally:
-    """Operations on their way to the table, counted some whole ranks at a time.
+    """Counts operations for the table, a few whole ranks at a time.
 
-    16 bytes of each are kept.
+    It keeps 16 bytes per operation.
 
     Example:
-        Two ranks reduce 1,000 bytes three times; each waits 10 us for that, of 60:
+        Two ranks reduce 1,000 bytes three times; each waits 10 us of 60 us:
 
         >>> from ringsim.traces.events import OP_CODES, Group, Payload, Tables, make_events
         >>> tables = Tables(
@@ -200,7 +200,7 @@ class Tally:
         self._shares: dict[tuple[int, int], list[_Share]] = {}  # by operation and group
 
     def add(self, events: Events) -> None:
-        """Counts the events of some ranks, which are all that these have."""
+        """Counts all events of some ranks."""
         communicates = np.isin(events.kind, (SEND, RECV, COLLECTIVE)) & (events.group != NONE)
         mine = np.flatnonzero(communicates & (events.op != _NEW_GROUP))
         if len(mine) == 0:
@@ -219,10 +219,9 @@ class Tally:
     def table(self, tables: Tables, world_size: int, makespan_s: float) -> Stats:
         """Returns the table.
 
-        Args:
-            tables: with the names of the groups.
-            world_size: number of ranks in the run.
-            makespan_s: how long it took.
+        tables: the tables with the names of the groups.
+        world_size: the number of ranks in the run.
+        makespan_s: the duration of the run.
         """
         total_us = world_size * makespan_s * 1e6
         rows = [
@@ -282,9 +281,9 @@ def _make_row(name: str, group: Group, shares: list[_Share], total_us: float) ->
 
 
 def count_calls(ranks: Ints, op: str) -> int:
-    """Returns how many operations the records of one name on one group are of.
+    """Returns the number of operations that the records of one name on one group belong to.
 
-    A collective, or a call of a user's own, leaves one on each rank that took part.
+    A collective, or a user's own collective, leaves one record on each rank that took part.
 
     Example:
         >>> (

@@ -1,33 +1,34 @@
-"""Steps of a pipeline, read from the spans of a trace.
+"""Pipeline steps, read from the spans of a trace.
 
-They give the actions of each step, the bubble and the live activations. The executor records a span
-for each step, named after its schedule, and inside it one for each computation::
+The module lists the actions of each step, and computes the bubble and the live activations. The
+executor records a span for each step, named after its schedule, and inside it one for each
+computation::
 
     rank 0   | step 1f1b                                              |
              | forward 0 | forward 1 |      | backward 0 | backward 1 |
 
-A worker of your own can do the same: a span "step NAME" around spans "forward", "backward",
-"input_grad" and "weight_grad", each with ``stage`` and ``microbatch``. Other spans may have such
-names: inside a computation nothing else is one, and a span "step ..." is only a step if
-computations lie directly in it::
+Your own worker can do the same: a span "step NAME" around spans "forward", "backward", "input_grad"
+and "weight_grad", each with ``stage`` and ``microbatch``. Other spans may also have these names:
+nothing inside a computation counts as a computation, and a span "step ..." is a step only if it
+contains computations directly::
 
-    | step of my loop                                    |  no step: it holds only steps
+    | step of my loop                                    |  not a step: it contains only steps
       | step 1f1b                                     |     a step
         | forward 0                 | | backward 0  |       computations
             | forward | | step 3 |                          neither
 
-The bubble is the time in which a rank does not compute. One of four ranks, in a step of 1F1B::
+The bubble is the time in which a rank does not compute. For one of four ranks, in a step of 1F1B::
 
     |.....| F F   B F   B     B |.......|
     |     |<------ span ------->|       |
     |<------------ makespan ----------->|
 
 *By makespan*, all dots count. *By span*, only the gaps between the rank's own first and last action
-do: the next step could fill the rest. Either is given as a share of that time, or relative to the
-work.
+count, because the next step could fill the rest. Each is given as a share of that time, or relative
+to the work.
 
-A forward pass keeps what its backward pass needs, so an activation is live from the start of ``F``
-to the end of ``B`` (or ``W``)::
+A forward pass keeps the data that its backward pass needs, so an activation is live from the start
+of ``F`` to the end of ``B`` (or ``W``)::
 
     F0 F1 F2    B0 F3 B1    B2 B3
     1  2  3     3  3..3     2  1  0
@@ -51,26 +52,26 @@ T = TypeVar("T")
 
 
 class _Recorded(Protocol):
-    """A trace, as far as this module needs one."""
+    """The part of a trace that this module needs."""
 
     @property
     def events(self) -> Events: ...
 
 
-STEP: Final = "step "  # what the name of a step's span begins with
+STEP: Final = "step "  # the prefix of the names of step spans
 KINDS: Final = {"forward": "F", "backward": "B", "input_grad": "I", "weight_grad": "W"}
 
 
 @dataclass(frozen=True)
 class Phases:
-    """Warm-up, steady phase and cool-down of a rank's step.
+    """The warm-up, the steady phase and the cool-down of a rank's step.
 
     Attributes:
-        start: when its first action starts.
-        warm_up_until: when its first backward starts; until then it only runs forwards.
-        cool_down_from: when its last forward ends; from then on it only runs backwards. In GPipe
-            that is not after ``warm_up_until``: there is no steady phase.
-        end: when its last action ends.
+        start: the start of its first action.
+        warm_up_until: the start of its first backward; before it, the rank only runs forwards.
+        cool_down_from: the end of its last forward; after it, the rank only runs backwards. In
+            GPipe it is not later than ``warm_up_until``: there is no steady phase.
+        end: the end of its last action.
     """
 
     start: float
@@ -80,7 +81,7 @@ class Phases:
 
     @property
     def has_steady(self) -> bool:
-        """Whether forwards and backwards alternate."""
+        """Whether the rank has a phase in which forwards and backwards alternate."""
         return self.cool_down_from > self.warm_up_until
 
 
@@ -88,17 +89,17 @@ class Phases:
 class StageActions:
     """The computations of one step as columns.
 
-    Numpy arrays of one length, ordered by rank, then by start. Measured times are in ns from the
-    start of the run, evaluated ones in the unit of the costs.
+    The columns are numpy arrays of equal length, ordered by rank, then by start. Measured times are
+    in ns from the start of the run, computed times in the unit of the costs.
 
     Attributes:
-        schedule: name of the step, usually that of its schedule.
+        schedule: the name of the step, usually that of its schedule.
         rank: the rank that computed.
-        stage: the stage it computed for.
+        stage: the stage that it computed for.
         kind: "F", "B", "I" or "W".
-        microbatch: index of the microbatch.
-        start: when the computation began.
-        end: when it ended.
+        microbatch: the index of the microbatch.
+        start: the start of the computation.
+        end: the end of the computation.
     """
 
     schedule: str
@@ -120,17 +121,17 @@ class StageActions:
 
     @property
     def num_stages(self) -> int:
-        """How many stages there are."""
+        """The number of stages."""
         return int(self.stage.max()) + 1
 
     @property
     def num_microbatches(self) -> int:
-        """How many microbatches there are."""
+        """The number of microbatches."""
         return int(self.microbatch.max()) + 1
 
     @property
     def makespan(self) -> float:
-        """From the start of the first computation to the end of the last, over all ranks."""
+        """The time from the start of the first computation of any rank to the end of the last."""
         return float(self.end.max() - self.start.min())
 
     def of(self, rank: int) -> StageActions:
@@ -144,12 +145,12 @@ class StageActions:
         return tuple(np.unique(self.stage[self.rank == rank]).tolist())
 
     def list_actions(self, rank: int) -> tuple[Action, ...]:
-        """Returns what a rank computed, in order."""
+        """Returns the computations of a rank, in order."""
         own = self.of(rank)
         return tuple(map(Action, own.stage.tolist(), own.kind.tolist(), own.microbatch.tolist()))
 
     def phases(self, rank: int) -> Phases:
-        """Returns when a rank went from warm-up to steady, and from there to cool-down."""
+        """Returns the times at which a rank's phases begin and end."""
         own = self.of(rank)
         forward = own.kind == "F"
         start, end = float(own.start.min()), float(own.end.max())
@@ -158,10 +159,10 @@ class StageActions:
         return Phases(start, first_backward, last_forward, end)
 
     def find_known(self) -> Step | None:
-        """Returns the step as closed forms know it.
+        """Returns the step as used by closed forms.
 
-        None unless the ranks ran exactly the actions of the schedule of that name. The name alone
-        proves nothing: a user may call a schedule anything.
+        The result is None unless the ranks ran exactly the actions of the schedule with that name.
+        The name is not sufficient, because a user may give any name to a step.
 
         Example:
             >>> spans = [("F", 0, 4), ("B", 4, 9)]
@@ -173,8 +174,8 @@ class StageActions:
             Step(name='1f1b', num_ranks=1, num_microbatches=1, num_chunks=1)
         """
         if self.num_stages * self.num_microbatches > len(self.rank):
-            # a forward for each is missing; and numbers from a damaged file may ask for more than
-            # memory holds
+            # a forward for each is missing; and numbers from a damaged file may ask for more memory
+            # than there is
             return None
         # as a set: replicas of the pipeline have the same stages
         placed = {self.stages_of(rank) for rank in self.ranks}
@@ -183,7 +184,7 @@ class StageActions:
                 self.schedule, len(placed), self.num_microbatches, self.num_stages // len(placed)
             )
         except RingError:
-            return None  # no schedule of that name, or not with as many stages
+            return None  # no schedule of that name, or it does not fit the number of stages
         schedule = make_schedule(step.name, step.num_ranks, step.num_microbatches, step.num_chunks)
         expected = {schedule.stages_of(place): row for place, row in enumerate(schedule.actions)}
         return (
@@ -196,12 +197,12 @@ class StageActions:
 
 
 def count_steps(events: Events) -> int:
-    """Returns how many complete steps of a pipeline the events hold."""
+    """Returns the number of complete pipeline steps."""
     return int(number_steps(events).max(initial=-1)) + 1
 
 
 def in_step(events: Events, step: int) -> Ints:
-    """Returns the mask of the events that were posted within a step, counted from 0."""
+    """Returns the mask of the events posted in a step, counted from 0."""
     where: Ints = number_steps(events) == step
     return where
 
@@ -210,11 +211,11 @@ def find_step(trace: _Recorded, step: int | None = None) -> StageActions:
     """Reads the computations of one step.
 
     Args:
-        trace: has the spans described above.
-        step: index of the step, from 0; None for the last one.
+        trace: a trace with the spans described above.
+        step: the index of the step, from 0; None for the last one.
 
     Returns:
-        Its computations, in ns from the start of the run.
+        The computations of the step, in ns from the start of the run.
 
     Raises:
         ArgumentError: the trace has no such step.
@@ -244,16 +245,15 @@ def find_step(trace: _Recorded, step: int | None = None) -> StageActions:
     count = int(numbers.max(initial=-1)) + 1
     if count == 0:
         raise ArgumentError(
-            "trace must have a step of a pipeline, got one without. Record ranks that call "
-            "train_step_pipeline, or put a loop of your own "
-            "into ringsim.span('step mine'), and its phases into spans 'forward' and 'backward' "
-            "that have stage= and microbatch=."
+            "the trace has no pipeline step. Record ranks that call train_step_pipeline, or put "
+            "your own loop into ringsim.span('step mine') and its phases into spans 'forward' and "
+            "'backward' with stage= and microbatch=."
         )
     if step is None:
         step = count - 1
     if not 0 <= step < count:
         raise ArgumentError(
-            f"step must be from 0 to {count - 1}, got {step}. Leave it out for the last one."
+            f"step must be from 0 to {count - 1}, got {step}. Leave it out for the last step."
         )
     own = np.flatnonzero((numbers == step) & is_action(events))
     own = own[np.lexsort((events.post_ns[own], events.rank[own]))]
@@ -272,9 +272,9 @@ def find_step(trace: _Recorded, step: int | None = None) -> StageActions:
 
 
 def number_steps(events: Events) -> Ints:
-    """Returns the step that each event was posted in, counted from 0 on each rank.
+    """Returns the step in which each event was posted, counted from 0 on each rank.
 
-    -1 outside of steps that ended on every rank.
+    The number is -1 outside of steps that ended on every rank.
     """
     numbers = np.full(len(events), NONE, dtype=np.int64)
     steps, whole = is_step(events), []
@@ -298,7 +298,7 @@ def number_steps(events: Events) -> Ints:
 def _find_parents(begin: Ints, end: Ints) -> Ints:
     """Returns the innermost span around each span, -1 if there is none.
 
-    The spans are in the order in which they began.
+    The spans must be in the order in which they began.
     """
     parents, open_spans = np.full(len(begin), NONE), list[int]()
     for span in range(len(begin)):
@@ -313,10 +313,10 @@ def _find_parents(begin: Ints, end: Ints) -> Ints:
 
 
 def _find_innermost(begins: Ints, posted: Ints, end: Ints, parents: Ints) -> Ints:
-    """Returns the innermost span that each event was posted in, -1 for none.
+    """Returns the innermost span in which each event was posted, -1 for none.
 
     ``begins`` is the mask of the events that are such spans; ``end`` has one more entry than there
-    are spans, which stands for none.
+    are spans, for events outside all spans.
     """
     found = np.cumsum(begins) - 1
     while (over := posted > end[found]).any():
@@ -325,9 +325,9 @@ def _find_innermost(begins: Ints, posted: Ints, end: Ints, parents: Ints) -> Int
 
 
 def _find_outermost(parents: Ints, busy: set[int]) -> Ints:
-    """Returns, for each span and then for -1, the outermost busy span around it, itself included.
+    """Returns, for each span and then for -1, the outermost busy span around it (or itself).
 
-    -1 if there is none.
+    The value is -1 if there is none.
     """
     found = np.full(len(parents) + 1, NONE)
     for span, parent in enumerate(parents.tolist()):
@@ -346,16 +346,16 @@ def is_action(events: Events) -> Ints:
 
 
 def _find_work(events: Events, names: Collection[str]) -> Ints:
-    """Returns the mask of the spans of these names that ended, with stage and microbatch.
+    """Returns the mask of ended spans with these names, a stage and a microbatch.
 
-    They lie in no other one of their thread.
+    Spans inside another such span of the same thread do not count.
     """
     found = events.spans(names.__contains__)
     found &= (events.stage != NONE) & (events.microbatch != NONE) & (events.done_ns != NONE)
     for _, _, own in events.by_thread():
         mine = own[found[own]]
         begin, end = events.post_ns[mine][1:], events.done_ns[mine][1:]
-        until = np.maximum.accumulate(events.done_ns[mine])[:-1]  # of all that began earlier
+        until = np.maximum.accumulate(events.done_ns[mine])[:-1]  # of all spans that began earlier
         found[mine[1:]] = (begin >= until) | (end > until)
     return found
 
@@ -364,12 +364,13 @@ def _find_work(events: Events, names: Collection[str]) -> Ints:
 class KnownBubble:
     """The bubble by closed form.
 
-    For equal stages, backwards twice as long as forwards, and messages that take no time.
+    The formula assumes equal stages, backwards that take twice as long as forwards, and messages
+    that take no time.
 
     Attributes:
-        of_total: by makespan, as a share of the step.
-        of_ideal: by makespan, relative to the work.
-        of_span: by span, as a share of it, on the rank where it is largest.
+        of_total: the bubble by makespan, as a share of the step.
+        of_ideal: the bubble by makespan, relative to the work.
+        of_span: the bubble by span, as a share of the span, on the rank where it is largest.
     """
 
     of_total: float
@@ -379,18 +380,19 @@ class KnownBubble:
 
 @dataclass(frozen=True)
 class Bubble:
-    """How long the ranks of a step did not compute; its sequences have one entry per rank.
+    """The idle time of the ranks in a step; its sequences have one entry per rank.
 
-    Measured times are in ns, evaluated ones in the unit of the costs.
+    Measured times are in ns, computed times in the unit of the costs.
 
     Attributes:
-        schedule: name of the step.
+        schedule: the name of the step.
         ranks: the ranks that computed, ascending.
-        makespan: from the start of the first computation to the end of the last, over all ranks.
-        busy: how long each rank computed.
-        span: from the start of each rank's first computation to the end of its last.
-        closed_form: what the formula says; None if there is none, or if the ranks did not run the
-            schedule of that name.
+        makespan: the time from the start of the first computation to the end of the last, over all
+            ranks.
+        busy: the computing time of each rank.
+        span: the time from the start of each rank's first computation to the end of its last.
+        closed_form: the bubble by formula; None if there is no formula, or if the ranks did not run
+            the schedule with that name.
     """
 
     schedule: str
@@ -402,48 +404,48 @@ class Bubble:
 
     @property
     def idle(self) -> tuple[float, ...]:
-        """How long each rank did not compute during the step."""
+        """The time that each rank did not compute during the step."""
         return tuple(self.makespan - busy for busy in self.busy)
 
     @property
     def span_idle(self) -> tuple[float, ...]:
-        """How long each rank did not compute between its first and last action."""
+        """The time that each rank did not compute between its first and last action."""
         return tuple(span - busy for span, busy in zip(self.span, self.busy, strict=True))
 
     @property
     def of_total_by_rank(self) -> tuple[float, ...]:
-        """Idle time by makespan as a share of the step, as in the papers on GPipe and zero bubbles.
+        """The idle time by makespan as a share of the step, as in the GPipe and zero-bubble papers.
 
-        (p-1) / (m+p-1) for 1F1B.
+        It is (p-1) / (m+p-1) for 1F1B.
         """
         return _ratios(self.idle, [self.makespan] * len(self.ranks))
 
     @property
     def of_span_by_rank(self) -> tuple[float, ...]:
-        """Idle time by span as a share of the span."""
+        """The idle time by span as a share of the span."""
         return _ratios(self.span_idle, self.span)
 
     @property
     def of_total(self) -> float:
-        """Idle time by makespan of all ranks together, as a share of their time."""
+        """The idle time by makespan of all ranks together, as a share of their time."""
         return _ratio(sum(self.idle), self.makespan * len(self.ranks))
 
     @property
     def of_ideal(self) -> float:
-        """Idle time by makespan of all ranks together, relative to their work.
+        """The idle time by makespan of all ranks together, relative to their work.
 
-        As in the papers on Megatron; (p-1) / m for 1F1B.
+        The Megatron papers use this definition; it is (p-1) / m for 1F1B.
         """
         return _ratio(sum(self.idle), sum(self.busy))
 
     @property
     def of_span(self) -> float:
-        """Idle time by span as a share of the span, on the rank that is idle longest."""
+        """The idle time by span as a share of the span, on the rank with the longest idle time."""
         idle, span = max(zip(self.span_idle, self.span, strict=True))
         return _ratio(idle, span)
 
     def __repr__(self) -> str:
-        """Returns a table: each rank, all of them, and the closed form."""
+        """Returns a table with each rank, all ranks together, and the closed form."""
         ranks = [f"rank {rank}" for rank in self.ranks]
         rows = list(
             zip(
@@ -454,7 +456,7 @@ class Bubble:
                 strict=True,
             )
         )
-        # by span: the worst of them
+        # by span: the worst rank
         rows.append(("all ranks", self.of_total, self.of_span, self.of_ideal))
         if known := self.closed_form:
             rows.append(("closed form", known.of_total, known.of_span, known.of_ideal))
@@ -472,14 +474,14 @@ class Bubble:
 
 
 def measure_bubble(actions: StageActions) -> Bubble:
-    """Measures how long the ranks did not compute in one step of a pipeline.
+    """Measures the idle time of the ranks in one pipeline step.
 
     Args:
-        actions: the computations of the step, measured or evaluated.
+        actions: the computations of the step, measured or computed from costs.
 
     Returns:
-        The bubble by rank and in all, by makespan and by span, in the unit of the actions; with the
-        closed form if there is one.
+        The bubble by rank and in total, by makespan and by span, in the unit of the actions, with
+        the closed form if there is one.
 
     Example:
         >>> from ringsim.traces.events import OP_CODES, Tables, make_events
@@ -533,7 +535,7 @@ def measure_bubble(actions: StageActions) -> Bubble:
 
 
 def _by_formula(actions: StageActions, formula: Callable[[Step], T]) -> T | None:
-    """Applies a closed form to a step; None if there is none, or not for so few microbatches."""
+    """Applies a closed form to a step; None if there is none for this step."""
     step = actions.find_known()
     try:
         return None if step is None else formula(step)
@@ -566,13 +568,13 @@ def _ratios(parts: Sequence[float], wholes: Sequence[float]) -> tuple[float, ...
 class PeakActivations:
     """The largest number of live activations on each rank.
 
-    Each is what one stage keeps of one microbatch.
+    One activation is the data that one stage keeps for one microbatch.
 
     Attributes:
-        schedule: name of the step.
+        schedule: the name of the step.
         ranks: the ranks that computed, ascending.
-        peaks: the most that each of them held at a time.
-        bounds: what the closed form says for each of them; None if there is none.
+        peaks: the largest number of live activations of each rank.
+        bounds: the number by closed form for each rank; None if there is none.
     """
 
     schedule: str
@@ -581,7 +583,7 @@ class PeakActivations:
     bounds: tuple[int, ...] | None
 
     def __repr__(self) -> str:
-        """Returns one line a rank."""
+        """Returns one line per rank."""
         bounds = [
             "" if self.bounds is None else f"   closed form {bound:>4}"
             for bound in self.bounds or self.ranks
@@ -594,13 +596,13 @@ class PeakActivations:
 
 
 def measure_peaks(actions: StageActions) -> PeakActivations:
-    """Finds the largest number of live activations of each rank in one step of a pipeline.
+    """Finds the largest number of live activations of each rank in one pipeline step.
 
     Args:
-        actions: the computations of the step, measured or evaluated.
+        actions: the computations of the step, measured or computed from costs.
 
     Returns:
-        The peaks by rank, with the closed form's if there is one.
+        The peaks by rank, with those of the closed form if there is one.
 
     Example:
         >>> from ringsim.traces.events import OP_CODES, Tables, make_events
@@ -635,27 +637,26 @@ def measure_peaks(actions: StageActions) -> PeakActivations:
 
 
 def list_live(actions: StageActions, rank: int) -> tuple[Ints, Ints]:
-    """Returns the times at which a rank's live activations change, ascending.
+    """Returns the times at which a rank's number of live activations changes, ascending.
 
-    Also the number from each time on.
+    Also returns the number from each time on.
     """
     own = actions.of(rank)
     begins, ends = own.start[own.kind == "F"], own.end[np.isin(own.kind, ("B", "W"))]
     times, changes = np.concatenate([begins, ends]), np.repeat([1, -1], [len(begins), len(ends)])
-    order = np.lexsort((changes, times))  # what ends goes before what begins at the same moment
+    order = np.lexsort((changes, times))  # at the same moment, ends come before begins
     return times[order], np.cumsum(changes[order])
 
 
 class StageUse(NamedTuple):
-    """How busy one stage was.
+    """The load of one stage.
 
     Attributes:
-        prefill_s: mean duration of a prefill job, in seconds.
-        decode_s: the same of a decode job.
-        decode_use: share of the time in which it worked while decoding, over complete turns of the
-            ring.
-        idle_s: time without a job, between the first job of any stage and the end of the last, in
-            seconds.
+        prefill_s: the mean duration of a prefill job, in seconds.
+        decode_s: the mean duration of a decode job, in seconds.
+        decode_use: the working share of the time of decoding, over complete turns of the ring.
+        idle_s: the time without a job, between the first job of any stage and the end of the last,
+            in seconds.
     """
 
     prefill_s: float
@@ -665,13 +666,13 @@ class StageUse(NamedTuple):
 
 
 def measure_stage_use(trace: _Recorded) -> list[StageUse]:
-    """Measures how busy each stage of a generation ring was.
+    """Measures the load of each stage of a generation ring.
 
-    The share while decoding is that of the first round's batches, from a stage's first decode job
-    to the beginning of the last token's turn, so that filling and draining the ring do not count.
+    The share of decoding is that of the first round's batches, from a stage's first decode job to
+    the beginning of the last token's turn, so that filling and draining the ring do not count.
 
     Args:
-        trace: of one call of ``generate`` with at least three tokens for each prompt.
+        trace: a trace of one call of ``generate`` with at least three tokens per prompt.
 
     Returns:
         One row per stage, in order.
@@ -703,8 +704,7 @@ def measure_stage_use(trace: _Recorded) -> list[StageUse]:
     jobs = np.flatnonzero(_find_work(events, ("prefill", "decode")))
     if len(jobs) == 0:
         raise ArgumentError(
-            "trace must be of a call of generate, got one without its jobs. Record the ranks "
-            "while they generate."
+            "the trace has no jobs of a call of generate. Record the ranks while they generate."
         )
     start, stop = events.post_ns[jobs].min(), events.done_ns[jobs].max()
     rows = []
@@ -725,18 +725,18 @@ def measure_stage_use(trace: _Recorded) -> list[StageUse]:
 
 
 def _decode_use(start: Ints, took: Ints, is_prefill: Ints, batch: Ints) -> float:
-    """Returns the share of the time worked between the first decode job and the last token.
+    """Returns the working share of the time from the first decode job to the last token's turn.
 
-    That is to its turn, in the first round.
+    Only the first round counts.
     """
-    # the first round begins with one prefill a batch
+    # the first round begins with one prefill per batch
     in_turn = int(np.flatnonzero(~is_prefill)[0]) if not is_prefill.all() else 0
     decode = np.flatnonzero(~is_prefill & (batch < in_turn))
     turns = len(decode) // in_turn if in_turn else 0
     if turns < 2 or (batch[is_prefill] == 0).sum() != 1:
         raise ArgumentError(
-            "trace must be of one call of generate with max_new_tokens of 3 or more, got "
-            "another. Record such a call alone."
+            "the trace must have exactly one call of generate with max_new_tokens of at least 3. "
+            "Record only such a call."
         )
     whole = decode[: (turns - 1) * in_turn]
     return float(took[whole].sum() / (start[decode[len(whole)]] - start[decode[0]]))

@@ -1,9 +1,9 @@
 """A run in a few lines.
 
-``Trace.summary`` and ``Trace.describe`` print them, also of a file that is longer than memory. Of a
-file, the ranks are counted one after the other. What a rank sent or received waits in memory until
-the rank at the other side has been read: in a ring, the operations of three ranks and not those of
-all.
+``Trace.summary`` and ``Trace.describe`` print these lines, also for a file that does not fit into
+memory. The ranks of a file are counted one after another. The sends and recvs of a rank stay in
+memory until the rank on the other side has been read: in a ring, these are the operations of three
+ranks instead of all.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from ringsim.traces.value import Trace
 
 __all__ = ["Totals", "count_file", "count_trace", "describe", "summarise"]
 
-_SHOWN = 3  # lines of one sort before "and n more"
+_SHOWN = 3  # lines of one kind before "and n more"
 
 
 class _Wait(NamedTuple):
     """A wait for a partner.
 
-    The longest comes first, of several alike that of the message that was sent first.
+    Waits sort by length, longest first, and equal waits by the time at which the message was sent.
     """
 
     negative_ns: int
@@ -59,7 +59,7 @@ class _Wait(NamedTuple):
 
 
 class _Edge(NamedTuple):
-    """Traffic from ``src`` to ``dst``, and the number of other edges with exactly as much."""
+    """The traffic from ``src`` to ``dst``, and the number of other edges with equal traffic."""
 
     src: int
     dst: int
@@ -70,9 +70,10 @@ class _Edge(NamedTuple):
 
 @dataclass
 class _Went:
-    """Messages within hosts, or across.
+    """The messages within hosts, or across hosts.
 
-    Of those that arrived, the bytes and the time while both sides were there; and who was blocked.
+    For the messages that arrived: their bytes, the time while both sides were posted, and the
+    blocked time.
     """
 
     number: int = 0
@@ -107,18 +108,18 @@ class _Went:
 
 @dataclass
 class Totals:
-    """Sums over the events of a run, counted in one go or in several.
+    """Sums over the events of a run, counted in one pass or several.
 
     Attributes:
-        run: the run, for what does not depend on every event; of a file, the first and the last
-            event of each rank and its last step.
-        num_events: number of events.
-        num_steps: number of complete steps of a pipeline.
-        num_messages: number of messages.
-        num_unmatched: number of operations without a partner.
-        num_apart: of a part, number of operations whose other side was left out.
-        early: number of messages that arrived before they were sent.
-        tally: the operations that stand in the table of ``stats``.
+        run: the run, for values that do not depend on every event; for a file, the first and the
+            last event of each rank and its last step.
+        num_events: the number of events.
+        num_steps: the number of complete pipeline steps.
+        num_messages: the number of messages.
+        num_unmatched: the number of operations without a partner.
+        num_apart: for a part, the number of operations whose other side was left out.
+        early: the number of messages that arrived before they were sent.
+        tally: the operations in the table of ``stats``.
     """
 
     run: Trace
@@ -129,7 +130,7 @@ class Totals:
     num_apart: int = 0
     early: int = 0
     tally: Tally = field(default_factory=Tally)
-    # by edge, source and destination in one number: messages, and bytes
+    # by edge (source and destination in one number): messages, and bytes
     _number: Counter[int] = field(default_factory=Counter)
     _bytes: Counter[int] = field(default_factory=Counter)
     _longest: list[_Wait] = field(default_factory=list)
@@ -141,15 +142,15 @@ class Totals:
     def add_events(self, events: Events, whole_table: bool) -> None:
         """Counts the events of whole ranks.
 
-        ``whole_table``: whether messages stand in the table, too.
+        ``whole_table`` is whether the table includes messages.
         """
         self.num_events += len(events)
         self.tally.add(events if whole_table else events.select(events.kind == COLLECTIVE))
 
     def add_messages(self, trace: Trace) -> None:
-        """Counts the messages of a trace that has both sides of each.
+        """Counts the messages of a trace, which must have both sides of each message.
 
-        Also counts the operations without another side.
+        Operations without another side are also counted.
         """
         events, messages = trace.events, trace.messages
         self.num_messages += len(messages)
@@ -177,14 +178,14 @@ class Totals:
 
     @property
     def total_bytes(self) -> int:
-        """The bytes of all messages."""
+        """The total bytes of all messages."""
         return self._bytes.total()
 
     @cached_property
     def busiest(self) -> _Edge | None:
-        """The edge that carried most bytes, of several alike that of the lowest ranks.
+        """The edge that carried the most bytes; of equal edges, that of the lowest ranks.
 
-        None without messages.
+        It is None if there are no messages.
         """
         if not self._number:
             return None
@@ -196,19 +197,19 @@ class Totals:
 
     @property
     def longest_wait(self) -> str | None:
-        """The longest wait for a partner in words; None without one."""
+        """The longest wait for a partner in words; None if there is none."""
         return self._longest[0].said if self._longest else None
 
     @cached_property
     def stats(self) -> Stats:
-        """The table of ``Trace.stats``, of the operations that were counted."""
+        """The table of ``Trace.stats`` for the operations counted."""
         return self.tally.table(self.run.events.tables, self.run.world_size, self.run.makespan_s)
 
     @property
     def collectives(self) -> list[OperationStats]:
         """The rows of the collectives.
 
-        Those of messages are many, since a ring has a group for each of its pairs.
+        Messages have many rows, because a ring has one group for each of its pairs.
         """
         return [row for row in self.stats.rows if row.op in COLLECTIVES]
 
@@ -228,12 +229,13 @@ class Totals:
             ),
         ]
         if (edge := self.busiest) is not None:
-            others = f" and {count(edge.equals, 'other')} alike" if edge.equals else ""
+            others = f" and {count(edge.equals, 'other')}" if edge.equals else ""
             lines.append(
                 f"  busiest edge  {edge.src} -> {edge.dst}{others}: "
                 f"{count(edge.number, 'message')}, {bytes_text(edge.total_bytes)}"
+                f"{' each' if edge.equals else ''}"
             )
-            lines.append(f"  longest wait  {self.longest_wait or 'nobody waited for a partner'}")
+            lines.append(f"  longest wait  {self.longest_wait or 'no rank waited for a partner'}")
         lines += [*self._say_hosts(), *self._say_collectives()]
         if self.num_steps:
             lines.append(f"  pipeline      {_say_last_step(self)}")
@@ -250,7 +252,7 @@ class Totals:
         return "\n".join(lines)
 
     def _say_part(self) -> list[str]:
-        """Returns a line that says what a part of a trace is of, and how much in it is apart."""
+        """Returns a line that describes a part of a trace and counts its operations apart."""
         if "part" not in self.run.metadata:
             return []
         apart = (
@@ -261,9 +263,9 @@ class Totals:
         return [f"  part          {'; '.join([*self.run.metadata['part']['of'], *apart])}"]
 
     def _say_hosts(self) -> list[str]:
-        """Returns how well times of several hosts compare, and what went within hosts and across.
+        """Returns the accuracy of the clocks, and the messages within hosts and across hosts.
 
-        Nothing if there was one host.
+        The list is empty if there was one host.
         """
         names, clocks = list(dict.fromkeys(filter(None, self.run.hosts))), self.run.clocks
         if len(names) < 2 and not clocks:
@@ -291,10 +293,7 @@ class Totals:
         return lines + _say_crossings(self.run)
 
     def _say_collectives(self) -> list[str]:
-        """Returns what the collectives carried and how much they blocked.
-
-        In a line for the first few.
-        """
+        """Returns lines with the bytes and blocked times of the first few collectives."""
         rows = self.collectives
         if not rows:
             return []
@@ -312,11 +311,11 @@ class Totals:
         ]
 
 
-# -- of a trace
+# -- counting a trace
 
 
 def count_trace(trace: Trace, *, whole_table: bool = False) -> Totals:
-    """Counts a trace; ``stats`` has the messages, too, if ``whole_table`` is true."""
+    """Counts a trace; the table of ``stats`` includes messages if ``whole_table`` is true."""
     totals = Totals(trace, num_steps=count_steps(trace.events), num_apart=len(trace.apart))
     totals.add_events(trace.events, whole_table)
     totals.add_messages(trace)
@@ -324,15 +323,15 @@ def count_trace(trace: Trace, *, whole_table: bool = False) -> Totals:
 
 
 def summarise(trace: Trace) -> str:
-    """Returns what ``Trace.summary`` returns."""
+    """Returns the text of ``Trace.summary``."""
     return str(count_trace(trace))
 
 
 def describe(trace: Trace) -> str:
-    """Returns what ``Trace.describe`` returns."""
+    """Returns the text of ``Trace.describe``."""
     totals = count_trace(trace)
     number, calls = totals.num_messages, sum(row.count for row in totals.collectives)
-    did = f"exchanged {count(number, 'message') if number else 'no message'}"
+    did = f"exchanged {count(number, 'message') if number else 'no messages'}"
     if calls and not number:
         did = f"called {count(calls, 'collective')}"
     part = "Part of a trace" if "part" in trace.metadata else "Trace"
@@ -354,7 +353,7 @@ def describe(trace: Trace) -> str:
     return sentence + "."
 
 
-# -- of a file
+# -- counting a file
 
 
 def count_file(
@@ -363,17 +362,17 @@ def count_file(
     whole_table: bool = False,
     on_rank: Callable[[int, int], object] | None = None,
 ) -> Totals:
-    """Counts a trace file without holding all of it.
+    """Counts a trace file without loading all of it.
 
     Args:
-        path: the file, or what ``load`` makes a trace of if it is damaged.
-        whole_table: whether ``stats`` has the messages, too, which takes 16 bytes of memory an
-            operation.
-        on_rank: called with each rank that has been read, and the number of ranks, on long work.
+        path: the file, or any path that ``load`` accepts.
+        whole_table: whether the table of ``stats`` includes messages, which takes 16 bytes of
+            memory per operation.
+        on_rank: called with each rank that has been read and the number of ranks, for progress.
 
     Returns:
-        The totals; their ``run`` has its metadata, hosts, clocks and times, and the bubble of its
-        last step, and nothing else.
+        The totals; their ``run`` has only the metadata, hosts, clocks, times, and the bubble of the
+        last step.
 
     Raises:
         TraceFileError: see ``load``.
@@ -399,13 +398,13 @@ def count_file(
         Trace of 2 ranks
           messages      1 message, 0 B, 2 events in 3 µs
           busiest edge  0 -> 1: 1 message, 0 B
-          longest wait  nobody waited for a partner
+          longest wait  no rank waited for a partner
           unmatched     none
     """
     try:
         return _count_ranks(path, whole_table, on_rank)
     except TraceFileError:
-        # which may find its parts, and else raises the same
+        # load may find its parts, and otherwise raises the same error
         return count_trace(load(path), whole_table=whole_table)
 
 
@@ -427,7 +426,7 @@ def _count_ranks(
             on_rank(last, piece.world_size)
         alone = {name: value for name, value in metadata.items() if name != "part"}
         there, waiting = talk.select(talk.peer <= last), [talk.select(talk.peer > last)]
-        del piece, events, talk  # there is to be one copy of a rank
+        del piece, events, talk  # so that memory holds only one copy of a rank
         totals.add_messages(Trace(there, alone))
     totals.add_messages(Trace(waiting[0], alone))
     totals.num_steps = outline.end_at_same_step(path)
@@ -436,7 +435,7 @@ def _count_ranks(
 
 
 class _Outline:
-    """Of each rank the first event, the last one, and the spans of its last step."""
+    """The first event and the last event of each rank, and the spans of its last step."""
 
     def __init__(self) -> None:
         self._kept: dict[int, Events] = {}
@@ -444,7 +443,7 @@ class _Outline:
         self._none = make_events({"rank": [], "op": []})
 
     def add(self, events: Events, step: int | None = None) -> None:
-        """Keeps what is to be kept of whole ranks; of ``step`` in place of the last one."""
+        """Adds the outline of whole ranks, with ``step`` instead of the last one."""
         self._none = events.select(np.zeros(0, dtype=np.int64))
         last_ns = np.maximum(events.post_ns, np.maximum(events.wait_ns, events.done_ns))
         is_span, has_steps = events.kind == SPAN, bool(is_step(events).any())
@@ -460,9 +459,9 @@ class _Outline:
             self._kept[rank] = events.select(start + np.flatnonzero(kept))
 
     def end_at_same_step(self, path: str | PathLike[str]) -> int:
-        """Returns how many steps all ranks have completed.
+        """Returns the number of steps that all ranks have completed.
 
-        Reads those again that have completed more.
+        Ranks that have completed more are read again.
         """
         complete = min(self._steps.values(), default=0)
         for rank, number in [*self._steps.items()]:
@@ -471,7 +470,7 @@ class _Outline:
         return complete
 
     def by_rank(self) -> list[Events]:
-        """Returns what is kept."""
+        """Returns the outline, one part per rank."""
         return [self._none, *(self._kept[rank] for rank in sorted(self._kept))]
 
 
@@ -479,7 +478,7 @@ class _Outline:
 
 
 def _find_longest(trace: Trace) -> list[_Wait]:
-    """Returns the longest wait for a partner, if there was one."""
+    """Returns the longest wait for a partner, or an empty list."""
     waits, messages, events = trace.waits, trace.messages, trace.events
     late_sender, late_receiver = (
         waits.late_sender_ns[messages.recv],
@@ -506,7 +505,7 @@ def _find_longest(trace: Trace) -> list[_Wait]:
 
 
 def _say_crossings(trace: Trace) -> list[str]:
-    """Returns how often the rings change hosts where another order of ranks would less often."""
+    """Returns a line if another order of ranks would make the rings cross hosts less often."""
     names = [
         re.fullmatch(r"ring:(\d{1,9})>(\d{1,9})", group.name)
         for group in trace.events.tables.groups
@@ -514,7 +513,7 @@ def _say_crossings(trace: Trace) -> list[str]:
     pairs = [(int(name[1]), int(name[2])) for name in names if name is not None]
     after = {pred: succ for pred, succ in pairs if max(pred, succ) < trace.world_size}
     crossed = needed = 0
-    # where an edge was not used, from behind it
+    # if an edge was not used, start behind it
     for first in sorted(after, key=lambda rank: rank in after.values()):
         ring = [first]
         while ring[-1] in after:
@@ -531,7 +530,7 @@ def _say_crossings(trace: Trace) -> list[str]:
 
 def _say_blocked(row: OperationStats) -> str:
     if row.blocked_max_us != row.blocked_max_us:
-        return "awaited in C++"
+        return "waited for in C++"
     return (
         f"blocked {time_text(1e3 * row.blocked_p50_us)} each (median), {100 * row.share:.0f} % of "
         "the run"
@@ -539,7 +538,7 @@ def _say_blocked(row: OperationStats) -> str:
 
 
 def _say_last_step(totals: Totals) -> str:
-    """Returns what a pipeline's last step was, and its bubble, in words."""
+    """Returns the number of steps, the name of the last one, and its bubble, in words."""
     measured = totals.run.bubble()
     said = (
         f"{count(totals.num_steps, 'step')}, the last one of {measured.schedule}: bubble "
@@ -553,5 +552,5 @@ def _say_last_step(totals: Totals) -> str:
 
 
 def _some(lines: list[str], number: int) -> list[str]:
-    """Returns the first few of ``number`` lines, and how many more there are."""
+    """Returns the first few of ``number`` lines, and the number of further lines."""
     return lines if number <= _SHOWN else [*lines[:_SHOWN], f"    ... and {number - _SHOWN} more"]

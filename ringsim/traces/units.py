@@ -1,6 +1,6 @@
-"""Numbers with units and nouns, as pictures and messages write them.
+"""Numbers with units and nouns, as in pictures and messages.
 
-Bytes in powers of 1024, times in the unit that needs the fewest digits.
+Bytes use powers of 1024; times use the unit that needs the fewest digits.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ def count(number: int, noun: str) -> str:
 
 
 def bytes_text(size_bytes: float) -> str:
-    """Writes a size with its IEC unit.
+    """Formats a size with its IEC unit.
 
     Args:
-        size_bytes: size in bytes, not negative.
+        size_bytes: the size in bytes, non-negative.
 
     Returns:
-        At most three digits before the unit if that loses nothing that can be seen.
+        The text, with at most three digits before the unit if no visible digit is lost.
 
     Example:
         >>> bytes_text(0), bytes_text(4096), bytes_text(1_500_000)
@@ -46,13 +46,13 @@ def bytes_text(size_bytes: float) -> str:
 
 
 def time_unit(length_ns: float) -> tuple[float, str]:
-    """Picks the unit in which a length of time is best read.
+    """Chooses the most readable unit for a duration.
 
     Args:
-        length_ns: length in ns.
+        length_ns: the duration in ns.
 
     Returns:
-        How many ns the unit has, and its name.
+        The number of ns in the unit, and its name.
 
     Example:
         >>> time_unit(25_000_000), time_unit(0)
@@ -65,7 +65,7 @@ def time_unit(length_ns: float) -> tuple[float, str]:
 
 
 def time_text(length_ns: float) -> str:
-    """Writes a length of time, given in ns, with the unit that suits it.
+    """Formats a duration, given in ns, with a suitable unit.
 
     Example:
         >>> time_text(12_345_678), time_text(900), time_text(0)
@@ -76,9 +76,9 @@ def time_text(length_ns: float) -> str:
 
 
 def span_text(name: str) -> str:
-    """Writes the name of a span.
+    """Formats the name of a span.
 
-    The time that ``ringsim.compute`` was asked for gets the unit that suits it.
+    The duration in the name of a ``ringsim.compute`` span gets a suitable unit.
 
     Example:
         >>> span_text("compute 1e-05 s"), span_text("forward")
@@ -89,7 +89,7 @@ def span_text(name: str) -> str:
 
 
 def rate_text(gb_per_s: float) -> str:
-    """Writes a bandwidth, given in GB/s of 10**9 bytes, with the unit that suits it.
+    """Formats a bandwidth, given in GB/s of 10**9 bytes, with a suitable unit.
 
     Example:
         >>> rate_text(2.14), rate_text(0.00021), rate_text(0)
@@ -100,7 +100,7 @@ def rate_text(gb_per_s: float) -> str:
 
 
 def _short(value: float) -> str:
-    """Three significant digits, and all digits before the point."""
+    """Formats a number with three significant digits, and all digits before the point."""
     digits = 2 if value < 10 else 1 if value < 100 else 0
     text = f"{value:,.{digits}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text

@@ -1,10 +1,10 @@
-"""``Trace``: what a run leaves behind, as tables and in words.
+"""``Trace``: the record of a run, as tables and in words.
 
-Whether it came from real ranks, from the simulator or from a file. There are two pandas tables:
-"events" has one row an event, "messages" one row a message. Words are categoricals. What does not
-apply, or has not come yet, is NA and never -1, so that a duration computed from it is NA too, and
-not a wrong number. Times are ns from the start of the run. ``message_id`` of an event is the row of
-its message in the other table.
+The run may come from real ranks, from the simulator or from a file. There are two pandas tables:
+"events" has one row per event, "messages" one row per message. Strings are categoricals. A value
+that does not apply, or has not been reached, is NA and never -1, so that a duration computed from
+it is NA rather than wrong. Times are ns from the start of the run. ``message_id`` of an event is
+the row of its message in the other table.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ __all__ = ["Trace", "check_trace", "removed"]
 def removed(name: str, instead: str) -> Callable[..., NoReturn]:
     """Returns a stand-in for a removed function; calling it raises RingError.
 
-    It stays for one version.
+    The stand-in stays for one version.
 
     Args:
         name: the function that was removed.
-        instead: what to use.
+        instead: the replacement.
 
     Example:
         >>> try:
@@ -81,18 +81,18 @@ def removed(name: str, instead: str) -> Callable[..., NoReturn]:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Trace:
-    """The recorded events of a run, and what the ranks returned and printed.
+    """The recorded events of a run, and the results and output of its ranks.
 
-    In a notebook a trace shows itself as pictures, in a terminal as a summary. Two traces are equal
-    when their events and metadata are; results and output do not count, for a file does not keep
-    them.
+    In a notebook, a trace displays as pictures; in a terminal, as a summary. Two traces are equal
+    if their events and metadata are equal; results and output do not count, because a file does not
+    hold them.
 
     Args:
-        events: what happened, one row an event.
-        metadata: where and how it was measured, or simulated; only what JSON can say.
-        results: what the worker returned, by rank; empty if there was no worker, and for a trace
-            that was loaded.
-        output: what each rank printed, by rank; empty in the same cases.
+        events: the events, one row each.
+        metadata: where and how the run was measured or simulated; must be plain data for JSON.
+        results: the return values of the worker, by rank; empty if there was no worker, and for a
+            loaded trace.
+        output: the output of each rank, by rank; empty in the same cases.
 
     Example:
         >>> from ringsim.traces.events import OP_CODES, make_events
@@ -129,28 +129,28 @@ class Trace:
         return len(self.events)
 
     def __bool__(self) -> bool:
-        """A trace is true, also that of a run in which nothing happened."""
+        """Returns True, even if the trace has no events."""
         return True
 
     def __getitem__(self, index: SupportsIndex) -> Event:
-        """Returns one event as a small value; an index below 0 counts from the end."""
+        """Returns one event as a small value; a negative index counts from the end."""
         return event_at(self.events, index)
 
     def __iter__(self) -> Iterator[Event]:
-        """Yields the events by rank, then in the order of posting."""
+        """Yields the events by rank, then in posting order."""
         return map(self.__getitem__, range(len(self)))
 
     @property
     def world_size(self) -> int:
-        """Number of ranks in the run, those included that left no event."""
+        """The number of ranks in the run, including ranks without events."""
         known = self.metadata.get("world_size")
         return known if isinstance(known, int) else int(self.events.rank.max(initial=-1)) + 1
 
     @cached_property
     def hosts(self) -> list[str]:
-        """Name of each rank's host, by rank; "" if it is not known.
+        """The host name of each rank, by rank; "" if unknown.
 
-        A simulation with a topology of hosts calls them "host0", ...
+        A simulation with a topology of hosts calls them "host0", "host1", and so on.
 
         Example:
             >>> from ringsim.traces.events import make_events
@@ -171,7 +171,7 @@ class Trace:
         return [names.get(rank, "") for rank in range(self.world_size)]
 
     def crosses(self, src: Any, dst: Any) -> Ints:
-        """Returns which links, given by their two ranks, lead from one known host to another."""
+        """Returns a mask of the links (pairs of ranks) that connect two different known hosts."""
         known = {
             name: number for number, name in enumerate(dict.fromkeys(filter(None, self.hosts)))
         }
@@ -183,15 +183,15 @@ class Trace:
     def clocks(self) -> list[Clock]:
         """The clocks of the machines that ran the ranks, rank 0's first, as they were compared.
 
-        Empty if all ranks had one clock.
+        The list is empty if all ranks shared one clock.
         """
         return list_clocks(self.events, self.metadata.get("clocks", []), self.hosts)
 
     @cached_property
     def makespan_s(self) -> float:
-        """Seconds from the first event posted to the last moment recorded.
+        """The time from the first post to the last recorded moment, in seconds.
 
-        Without events those that were simulated, or 0.
+        Without events it is the simulated time, or 0.
         """
         events = self.events
         if len(events) == 0:
@@ -204,30 +204,30 @@ class Trace:
 
     @property
     def apart(self) -> Ints:
-        """Returns the places of the operations whose other side was left out, ascending.
+        """The indices of the operations whose other side was left out, ascending.
 
-        In a part that ``filter`` made.
+        Only a part made by ``filter`` has such operations.
         """
         places = self.metadata["part"]["apart"] if "part" in self.metadata else []
         return np.array(places, dtype=np.int64)
 
     @cached_property
     def messages(self) -> Messages:
-        """Sends and recvs that met, one row a message.
+        """The matched sends and recvs, one row per message.
 
-        NCCL, also simulated, ignores tags: there the order alone decides.
+        NCCL ignores tags, also in simulation: then only the order counts.
         """
         by_tag = self.metadata.get("backend") not in ("nccl", "virtual clock, grouped")
         return match(self.events, by_tag=by_tag, apart=self.apart)
 
     @cached_property
     def waits(self) -> Waits:
-        """How long each event was blocked, and why."""
+        """The blocked time of each event, split by cause."""
         return split_waits(self.events, self.messages)
 
     @cached_property
     def unmatched(self) -> list[Unmatched]:
-        """Sends and recvs whose other side was never posted, each readable as a sentence."""
+        """The sends and recvs whose other side was never posted, each readable as a sentence."""
         return describe_unmatched(self.events, self.messages.unmatched)
 
     def filter(
@@ -241,17 +241,18 @@ class Trace:
     ) -> Trace:
         """Returns a part of the trace: the events that meet all conditions.
 
-        It is saved, loaded and drawn like any other. Ranks and times stay those of the run; steps
-        are counted from 0 again. An operation whose other side is left out matches nothing: why it
-        was blocked is not known any more. ``summary()`` counts these, and ``unmatched`` does not.
+        You can save, load and draw it like any other trace. Ranks and times stay those of the run;
+        steps are counted from 0 again. An operation whose other side is left out matches nothing,
+        and the cause of its wait is no longer known. ``summary()`` counts these operations, but
+        ``unmatched`` does not.
 
         Args:
-            ranks: one, or several.
-            between_s: a stretch of time, in seconds from the start of the run; what lies in it with
-                one end only is in it.
+            ranks: one rank or several.
+            between_s: a time range, in seconds from the start of the run; events that overlap it
+                are included.
             ops: names of operations as torch spells them, "span" or "mark".
-            groups: names of process groups; spans and marks are of none.
-            steps: of a pipeline, from 0; what was posted in them.
+            groups: names of process groups; spans and marks have none.
+            steps: indices of pipeline steps, from 0; selects the events posted in them.
 
         Raises:
             ArgumentError: the trace has no such rank, operation, group or step.
@@ -281,31 +282,32 @@ class Trace:
         return filter_trace(self, ranks, between_s, ops, groups, steps)
 
     def step(self, number: int) -> Trace:
-        """Returns the part posted in one step of a pipeline, from 0; ArgumentError without one."""
+        """Returns the part posted in one pipeline step, from 0; ArgumentError if there is none."""
         return self.filter(steps=number)
 
     def redact(self) -> Trace:
-        """Returns the trace to hand on.
+        """Returns the trace in a form that you can share.
 
-        Paths keep their last part, hosts become "host0", users "user"; results and output are
-        dropped. What else the program wrote, such as names of spans and groups, stays: look whether
-        it says more than it should.
+        Paths keep their last part, hosts become "host0" and so on, users become "user"; results and
+        output are dropped. Other texts of the program, such as names of spans and groups, stay:
+        check that they reveal nothing private.
         """
         from ringsim.traces.redaction import redact
 
         return redact(self)
 
     def to_pandas(self, which: str = "events") -> pd.DataFrame:
-        """Gives the trace as a table.
+        """Returns the trace as a table.
 
         Args:
-            which: "events" for one row an event, "messages" for one row a message.
+            which: "events" for one row per event, "messages" for one row per message.
 
         Returns:
-            A new pandas DataFrame. ``shape`` reads "4x1024", and "" for a scalar. ``peer`` is NA
-            for a recv from any source that has not met its sender. In the messages,
-            ``late_sender_ns`` is how long the receiver was blocked before the send was posted,
-            ``late_receiver_ns`` the reverse, and ``transfer_ns`` the time from the later of the two
+            A new pandas DataFrame. ``shape`` is a string such as "4x1024", and "" for a scalar.
+            ``peer`` is NA for an unmatched recv from any source. In the messages,
+            ``late_sender_ns`` is the time that the receiver was blocked before the send was posted,
+            ``late_receiver_ns`` the time that the sender was blocked before the recv was posted,
+            and ``transfer_ns`` the time from the later of the two posts to the end of the recv.
             posts to the end of the recv.
 
         Raises:
@@ -331,8 +333,7 @@ class Trace:
         """
         if which not in ("events", "messages"):
             raise ArgumentError(
-                f'which must be "events" or "messages", got {which!r}. '
-                "Choose one of the two tables."
+                f'which must be "events" or "messages", got {which!r}. Choose one of these tables.'
             )
         import pandas as pd
 
@@ -341,13 +342,13 @@ class Trace:
         )
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Writes the trace to one file, usually ``*.ringtrace``, all of it or nothing.
+        """Writes the trace to one file, usually ``*.ringtrace``, completely or not at all.
 
-        ``ringsim.load`` reads it. Results and output stay behind: a file holds numbers and names,
-        nothing that could be executed.
+        ``ringsim.load`` reads the file. Results and output are not saved: a file holds only numbers
+        and names, nothing executable.
 
         Args:
-            path: where to; an existing file is replaced.
+            path: the file to write; an existing file is replaced.
 
         Raises:
             TraceFileError: the file cannot be written.
@@ -357,13 +358,13 @@ class Trace:
         save(self, path)
 
     def to_perfetto(self, path: str | PathLike[str]) -> None:
-        """Writes a file for ui.perfetto.dev (``*.pftrace``): see ``ringsim.exchange.perfetto``."""
+        """Writes a file for ui.perfetto.dev (``*.pftrace``); see ``ringsim.exchange.perfetto``."""
         from ringsim.exchange.perfetto import to_perfetto
 
         to_perfetto(self, path)
 
     def to_chrome(self, path: str | PathLike[str]) -> None:
-        """Writes Chrome's Trace Event Format (``*.json``): see ``ringsim.exchange.chrome``."""
+        """Writes Chrome's Trace Event Format (``*.json``); see ``ringsim.exchange.chrome``."""
         from ringsim.exchange.chrome import to_chrome
 
         to_chrome(self, path)
@@ -373,19 +374,19 @@ class Trace:
     to_otf2 = removed("Trace.to_otf2", "Perfetto's format (to_perfetto)")
 
     def to_html(self, path: str | PathLike[str]) -> None:
-        """Writes one interactive page, usually ``*.html``; it needs no network."""
+        """Writes one interactive page, usually ``*.html``, that works offline."""
         from ringsim.view.html import to_html
 
         to_html(self, path)
 
     def view(self) -> Any:
-        """Shows the page of ``to_html`` in a notebook: see ``ringsim.view.notebook.View``."""
+        """Shows the page of ``to_html`` in a notebook; see ``ringsim.view.notebook.View``."""
         from ringsim.view.notebook import view
 
         return view(self)
 
     def plot_ring(self, *, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
-        """Draws who sent to whom, as a ring, on ``ax`` or a new figure that ``look`` describes."""
+        """Draws the messages between ranks as a ring, on ``ax`` or a figure with style ``look``."""
         from ringsim.plot.ring import plot_ring
 
         return plot_ring(self, ax=ax, **look)
@@ -398,14 +399,14 @@ class Trace:
         ax: Axes | None = None,
         **look: Unpack[Style],
     ) -> Axes:
-        """Draws what each rank did when; on ``ax`` if given, else on a new figure.
+        """Draws a timeline of each rank, on ``ax`` if given, else on a new figure.
 
         Args:
-            step: of a pipeline's trace, which step, from 0; None for the last one.
-            align: whether times of several hosts are aligned; False draws what each host's own
-                clock showed.
-            ax: where to draw.
-            **look: size, theme and so on of the new figure, see `Style`.
+            step: for a pipeline's trace, the index of the step, from 0; None for the last one.
+            align: whether to align the times of several hosts; False draws the times of each host's
+                own clock.
+            ax: the axes to draw on.
+            **look: the style of the new figure, such as size and theme; see `Style`.
 
         Returns:
             The axes.
@@ -420,18 +421,18 @@ class Trace:
     def plot_bandwidth(
         self, *, curve: Bandwidths | None = None, ax: Axes | None = None, **look: Unpack[Style]
     ) -> Axes:
-        """Draws each message's bandwidth and time, over a measured ``curve``."""
+        """Draws the bandwidth and duration of each message, over a measured ``curve``."""
         from ringsim.plot.charts import plot_bandwidth
 
         return plot_bandwidth(self, curve=curve, ax=ax, **look)
 
     def stats(self) -> Stats:
-        """Computes a table with one row for each operation and group.
+        """Computes a table with one row per operation and group.
 
-        Count, bytes, blocked times, bandwidths, share of the run.
+        The columns are count, bytes, blocked times, bandwidths, and share of the run.
 
         Returns:
-            The table; it prints itself, and ``to_pandas()`` makes a DataFrame of it.
+            The table; printing it shows the rows, and ``to_pandas()`` returns a DataFrame.
 
         Example:
             >>> from ringsim.traces.events import OP_CODES, make_events
@@ -443,15 +444,15 @@ class Trace:
         return tally.table(self.events.tables, self.world_size, self.makespan_s)
 
     def bubble(self, step: int | None = None) -> Bubble:
-        """Measures how long the ranks of a pipeline did not compute in one step.
+        """Measures the idle time of the ranks of a pipeline in one step.
 
-        The closed form of the schedule stands next to it.
+        The result includes the closed form of the schedule.
 
         Args:
-            step: which step, from 0; None for the last one.
+            step: the index of the step, from 0; None for the last one.
 
         Returns:
-            The bubble by rank and in all, by makespan and by span.
+            The bubble by rank and in total, by makespan and by span.
 
         Raises:
             ArgumentError: the trace has no such step.
@@ -459,12 +460,12 @@ class Trace:
         return measure_bubble(find_step(self, step))
 
     def peak_activations(self, step: int | None = None) -> PeakActivations:
-        """Counts the most activations that each rank of a pipeline held at a time in one step.
+        """Finds the largest number of live activations of each rank of a pipeline in one step.
 
-        The closed form stands next to them.
+        The result includes the closed form.
 
         Args:
-            step: which step, from 0; None for the last one.
+            step: the index of the step, from 0; None for the last one.
 
         Returns:
             The peaks by rank.
@@ -475,7 +476,7 @@ class Trace:
         return measure_peaks(find_step(self, step))
 
     def explain(self) -> Diagnosis:
-        """Says why the run ended as it did, or was slow: in sentences, or drawn by ``plot()``."""
+        """Explains why the run failed or was slow, in sentences or as a picture (``plot()``)."""
         from ringsim.diagnose.explain import explain
 
         return explain(self)
@@ -483,7 +484,7 @@ class Trace:
     def summary(self) -> str:
         """Returns the trace in a few lines of text.
 
-        Ranks, messages, the busiest edge, the longest wait, what is missing.
+        The lines include ranks, messages, the busiest edge, the longest wait, and missing records.
 
         Example:
             >>> from ringsim.traces.events import OP_CODES, Payload, Tables, make_events
@@ -518,12 +519,12 @@ class Trace:
         return summarise(self)
 
     def describe(self) -> str:
-        """Returns the trace in one sentence, for those who cannot see its picture.
+        """Returns the trace in one sentence, as a text alternative to its picture.
 
         Example:
             >>> from ringsim.traces.events import make_events
             >>> Trace(make_events({"rank": [], "op": []}), {"world_size": 4}).describe()
-            'Trace of 4 ranks that exchanged no message in 0 ns.'
+            'Trace of 4 ranks that exchanged no messages in 0 ns.'
         """
         from ringsim.traces.summary import describe
 
@@ -534,7 +535,7 @@ class Trace:
         return self.summary()
 
     def __eq__(self, other: object) -> bool:
-        """Returns whether the events and the metadata are the same."""
+        """Returns whether the events and the metadata are equal."""
         if not isinstance(other, Trace):
             return NotImplemented
         mine, theirs = self.events, other.events
@@ -546,10 +547,10 @@ class Trace:
             )
         )
 
-    __hash__ = None  # type: ignore[assignment]  # equal by content, and its columns are arrays
+    __hash__ = None  # type: ignore[assignment]  # equal by content; columns are arrays
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Bundle:
-        """Gives Jupyter the pictures with a text next to them."""
+        """Returns the pictures and a text for Jupyter."""
         return bundle(self.summary(), self.describe(), self._draw)
 
     def _draw(self) -> bytes:
@@ -559,11 +560,11 @@ class Trace:
 
 
 def check_trace(name: str, value: object) -> None:
-    """Raises ArgumentError unless an argument, called ``name``, is a trace."""
+    """Raises ArgumentError unless the argument called ``name`` is a trace."""
     if not isinstance(value, Trace):
         raise ArgumentError(
-            f"{name} must be a Trace, got {say(value)}. Pass what ringsim.trace, simulate or "
-            "load returns."
+            f"{name} must be a Trace, got {say(value)}. Pass the result of "
+            "ringsim.trace, simulate or load."
         )
 
 
@@ -633,16 +634,16 @@ def _list_messages(trace: Trace) -> dict[str, Any]:
 
 
 def _numbers(values: Ints) -> pd.api.extensions.ExtensionArray:
-    """Makes a nullable column (Int32 or Int64) in which -1 is NA."""
+    """Makes a nullable column (Int32 or Int64), in which -1 becomes NA."""
     import pandas as pd
 
     return pd.arrays.IntegerArray(np.array(values), values == NONE)
 
 
 def _words(codes: Ints, names: Any) -> pd.Categorical:
-    """Makes a categorical of ``names[code]``, NA for -1 and for a name of None.
+    """Makes a categorical of ``names[code]``, with NA for -1 and for a name of None.
 
-    Names that several codes share become one category.
+    Equal names become one category.
     """
     import pandas as pd
 
@@ -657,9 +658,9 @@ def _words(codes: Ints, names: Any) -> pd.Categorical:
 
 
 def _payload_words(tables: Tables) -> tuple[list[str | None], list[str | None]]:
-    """Returns the dtype and the shape of each payload as words.
+    """Returns the dtype and the shape of each payload as strings.
 
-    None for one that carries nothing (a barrier's).
+    The entries are None for a payload without data (such as a barrier's).
     """
     dtypes = [payload.dtype or None for payload in tables.payloads]
     return dtypes, [

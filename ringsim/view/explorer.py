@@ -1,6 +1,6 @@
-"""What all explorers share.
+"""The common parts of all explorers.
 
-Choices, the frame that belongs to them, sliders in a notebook, and a page that needs no kernel.
+They are the choices, their frames, sliders in a notebook, and a page that needs no kernel.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ __all__ = ["Choice", "Explorer", "Frame", "say_stuck"]
 
 
 class Choice(NamedTuple):
-    """What can be chosen: a slider for numbers, a list for names.
+    """One choice of an explorer: a slider for numbers, a list for names.
 
     Attributes:
         name: the argument of the function that makes a frame.
-        label: what it is called.
-        value: what is chosen first.
-        options: what can be chosen.
-        exported: which of these a page offers, that holds all frames; empty for ``value`` alone.
-        unit: of the numbers.
+        label: the displayed name.
+        value: the initial value.
+        options: the possible values.
+        exported: the values offered by a page with all frames; empty for ``value`` only.
+        unit: the unit of the numbers.
     """
 
     name: str
@@ -51,30 +51,30 @@ class Choice(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """What belongs to a choice: runs on one axis, and what they come to in words."""
+    """The content for one set of choices: runs on one axis, and their results in words."""
 
     text: str
     traces: tuple[Trace, ...]
 
 
 def say_stuck(error: RingError) -> str:
-    """Names the ranks that wait for each other, for ever."""
+    """Returns a sentence that names the ranks in a deadlock."""
     (finding, *_) = error.diagnosis.findings
-    return f"Ranks {', '.join(map(str, finding.ranks))} wait for each other, for ever."
+    return f"Ranks {', '.join(map(str, finding.ranks))} wait for each other forever."
 
 
 @dataclass(frozen=True, eq=False)
 class Explorer:
     """Sliders over simulated runs.
 
-    As the last line of a cell it shows itself, and `to_html` writes a page that moves without a
-    kernel.
+    As the last line of a cell it displays itself, and `to_html` writes a page whose sliders work
+    without a kernel.
 
     Attributes:
-        title: what is explored.
-        make: what makes the frame of a choice.
-        choices: what can be chosen.
-        tab: the panel that is open first; empty for the view's own.
+        title: the subject.
+        make: the function that makes the frame of a set of choices.
+        choices: the choices.
+        tab: the panel that is open first; empty for the view's default.
     """
 
     title: str
@@ -83,13 +83,13 @@ class Explorer:
     tab: str = ""
 
     def frame(self, **values: Any) -> Frame:
-        """Computes the frame of a choice.
+        """Computes the frame of a set of choices.
 
         Args:
-            values: by their names, what is chosen; what is left out is what a page shows first.
+            values: the chosen values by name; others have their initial values.
 
         Returns:
-            The runs, and what they come to.
+            The runs and their results in words.
 
         Raises:
             ArgumentError: a choice has no such option.
@@ -99,17 +99,17 @@ class Explorer:
             if chosen[choice.name] not in choice.options:
                 raise ArgumentError(
                     f"{choice.name} must be one of {', '.join(map(str, choice.options))}, got "
-                    f"{say(chosen[choice.name])}. Take one of these."
+                    f"{say(chosen[choice.name])}."
                 )
         return self.make(**chosen)
 
     def to_html(self, path: str | PathLike[str]) -> None:
-        """Writes a page with all frames of what `Choice.exported` says.
+        """Writes a page with the frames of all exported choices (see `Choice.exported`).
 
-        Sliders, without a kernel and a network.
+        Its sliders work without a kernel and without a network.
 
         Args:
-            path: where to; an existing file is replaced.
+            path: the file to write; an existing file is replaced.
 
         Raises:
             TraceFileError: the file cannot be written.
@@ -120,7 +120,7 @@ class Explorer:
             self.frame(**dict(zip(names, values, strict=True)))
             for values in itertools.product(*exported)
         ]
-        # by identity, since frames share them
+        # by identity, because frames share traces
         traces = {id(trace): trace for frame in frames for trace in frame.traces}
         numbers = {key: number for number, key in enumerate(traces)}
         packed = list(map(encode, traces.values()))
@@ -152,9 +152,9 @@ class Explorer:
         write_page(path, f"ringsim: {self.title}", "explorer.js", body, [pack(join(head, packed))])
 
     def _ipython_display_(self) -> None:
-        """Shows the sliders, the words and the view.
+        """Displays the sliders, the words and the view.
 
-        Below them what a saved notebook keeps: the pictures of the first choice.
+        Below them it displays the pictures of the initial choice, which a saved notebook keeps.
         """
         import ipywidgets
         from IPython.display import display
@@ -196,7 +196,7 @@ class Explorer:
         )
         chosen = ", ".join(f"{choice.label} {choice.say(choice.value)}" for choice in self.choices)
         display(
-            {"text/plain": f"For a saved notebook, the first choice: {chosen}\n\n{first.text}"},
+            {"text/plain": f"For a saved notebook, the initial choice: {chosen}\n\n{first.text}"},
             raw=True,
         )
         for trace in first.traces:

@@ -1,11 +1,11 @@
-"""The view as one HTML file: the program, its style and the traces, and nothing from anywhere else.
+"""The view as one HTML file with the program, its style and the traces, and nothing external.
 
-A trace is a head in JSON, then columns of numbers, each as narrow as its values allow.
+A trace is a JSON head followed by columns of numbers, each as narrow as its values allow.
 
-Times are differences: an event's ``post`` from that of the event before it on its rank, its
-``wait`` and ``done`` from its ``post``. Most fit into two or four bytes and look alike, so that
-gzip leaves 5 to 10 bytes an event. No name is in the page as such, and none can be taken for
-markup: the whole is base64.
+Times are differences: ``post`` from that of the previous event of the rank, ``wait`` and ``done``
+from ``post``. Most fit into two or four bytes and are similar, so that gzip needs 5 to 10 bytes per
+event. The data is base64, so that the page contains no names as text that could be taken for
+markup.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ PROGRAM: Final = (
     "steps.js",
     "critical.js",
     "main.js",
-)  # then page.js or widget.js: where it stands
+)  # followed by page.js, explorer.js or widget.js
 MOST_RUNS: Final = 8
-# events of a trace whose picture is drawn, for printers and for those without JavaScript
+# the most events of a trace whose picture is included, for printing and for use without JavaScript
 MOST_PICTURED: Final = 100_000
 
 
@@ -84,13 +84,13 @@ def to_html(
 ) -> None:
     """Writes traces as an interactive page, one file that works from disk.
 
-    It is in a sandboxed frame and without a network. The page may run no script and load no style
-    but its own: its policy names them by their hashes.
+    The page also works in a sandboxed frame and offline. It may run only its own script and load
+    only its own style: its policy names their hashes.
 
     Args:
         traces: a trace, or up to 8 on one axis, aligned at their first operations.
-        path: where to; an existing file is replaced.
-        names: what to call several traces.
+        path: the file to write; an existing file is replaced.
+        names: names for several traces.
 
     Raises:
         ArgumentError: there are no traces, or too many.
@@ -123,7 +123,8 @@ def check_runs(traces: Trace | Sequence[Trace]) -> tuple[Trace, ...]:
     several = tuple(traces) if isinstance(traces, Sequence) else (traces,)
     if not 1 <= len(several) <= MOST_RUNS:
         raise ArgumentError(
-            f"traces must be 1 to {MOST_RUNS}, got {len(several)}. Choose those to compare."
+            f"the number of traces must be 1 to {MOST_RUNS}, got {len(several)}. Choose traces to "
+            "compare."
         )
     return several
 
@@ -131,7 +132,7 @@ def check_runs(traces: Trace | Sequence[Trace]) -> tuple[Trace, ...]:
 def page_body(title: str, traces: Iterable[Trace]) -> str:
     """Returns the view's part of a page, still empty.
 
-    With the pictures of traces, for printers and where no script runs.
+    It includes the pictures of traces, for printing and for use without scripts.
     """
     return (
         part("page.html")
@@ -143,7 +144,7 @@ def page_body(title: str, traces: Iterable[Trace]) -> str:
 def write_page(
     path: str | PathLike[str], title: str, entry: str, body: str, data: Iterable[bytes]
 ) -> None:
-    """Writes a page: its body, its data, and the program with the file ``entry`` at its end."""
+    """Writes a page: its body, its data, and the program followed by the file ``entry``."""
     program, look = part(*PROGRAM, entry), part("style.css")
     policy = (
         f"default-src 'none'; script-src {_hash(program)}; style-src {_hash(look)}; img-src data:"
@@ -164,7 +165,7 @@ def write_page(
 
 @cache
 def part(*names: str) -> str:
-    """Returns files of ``page/`` behind one another."""
+    """Returns the concatenated files of ``page/``."""
     here = files("ringsim.view") / "page"
     text = "\n".join((here / name).read_text("utf-8") for name in names)
     return f'"use strict";\n{text}' if names[0].endswith(".js") else text
@@ -175,9 +176,9 @@ def _hash(text: str) -> str:
 
 
 def _picture(trace: Trace) -> str:
-    """Returns the still picture, which printers get, and browsers that run no script.
+    """Returns the still picture, for printing and for browsers that run no scripts.
 
-    Nothing without Matplotlib.
+    It is empty without Matplotlib.
     """
     if len(trace.events) > MOST_PICTURED:
         return ""
@@ -193,14 +194,14 @@ def _picture(trace: Trace) -> str:
     )
 
 
-# of different spans; if there are more, the numbers in them are left out
+# the most different span names; if there are more, the numbers in them are left out
 MOST_LABELS: Final = 4096
 _WIDTHS: Final = ("<i1", "<i2", "<i4")
-_LEVEL: Final = 6  # of gzip: higher ones take three times as long for a hundredth
+_LEVEL: Final = 6  # of gzip: higher levels take three times as long to save one percent
 
 
 def join(head: dict[str, Any], parts: Iterable[bytes]) -> bytes:
-    """Returns the length of a head (uint32), the head as JSON, and the parts behind it.
+    """Returns the length of a head (uint32), the head as JSON, and then the parts.
 
     Example:
         >>> join({"title": "1 rank"}, [b"!"])[4:]
@@ -211,35 +212,35 @@ def join(head: dict[str, Any], parts: Iterable[bytes]) -> bytes:
 
 
 def pack(data: bytes) -> bytes:
-    """Returns the same bytes for the same data, gzipped."""
+    """Returns the gzipped data, always the same bytes for the same data."""
     return gzip.compress(data, _LEVEL, mtime=0)
 
 
 def pack_all(traces: Sequence[Trace], names: Sequence[str] = ()) -> list[bytes]:
-    """Returns traces as the view reads them, on one axis: their first operations are aligned."""
+    """Returns traces encoded for the view, on one axis: their first operations are aligned."""
     each = zip(traces, align(traces), [*names, *[""] * (len(traces) - len(names))], strict=True)
     return [pack(encode(*one)) for one in each]
 
 
 def align(traces: Sequence[Trace]) -> list[int]:
-    """Returns how much later each trace is shown.
+    """Returns the shift of each trace, in ns.
 
-    Their first operations are aligned with the latest of them.
+    The first operations are aligned with the latest of them.
     """
     begins_ns = [find_begin_ns(trace) for trace in traces]
     return [max(begins_ns) - begin_ns for begin_ns in begins_ns]
 
 
 def find_begin_ns(trace: Trace) -> int:
-    """Returns when the first operation or span of a trace was posted; 0 if it has none."""
+    """Returns the post time of the first operation or span of a trace; 0 if it has none."""
     posts = trace.events.post_ns[trace.events.kind != MARK]
     return int(posts.min()) if len(posts) else 0
 
 
 def encode(trace: Trace, later_ns: int = 0, name: str = "") -> bytes:
-    """Returns a trace as the view reads it, before gzip; all its times are ``later_ns`` later.
+    """Returns a trace encoded for the view, before gzip, with all times shifted by ``later_ns``.
 
-    Its head, then its columns one behind the other, little endian.
+    It consists of the head, then one column after another, little endian.
     """
     events = trace.events
     labels, label = _stems(events)
@@ -249,7 +250,7 @@ def encode(trace: Trace, later_ns: int = 0, name: str = "") -> bytes:
         "title": f"{escape(name, lines=False)}: {_title(trace)}" if name else _title(trace),
         "source": footer(trace.metadata),
         "summary": trace.summary(),
-        # stuck until then
+        # the end until which operations in flight are stuck
         "end": min((read_end_ns(trace.metadata) or 0) + later_ns, 2**53)
         if (events.status == IN_FLIGHT).any()
         else 0,
@@ -273,7 +274,7 @@ def encode(trace: Trace, later_ns: int = 0, name: str = "") -> bytes:
 
 
 def _hosts(trace: Trace) -> list[int] | None:
-    """Returns the number of each rank's host, None if there is one host at most."""
+    """Returns the host number of each rank, None if there is at most one host."""
     numbers = {name: number for number, name in enumerate(dict.fromkeys(filter(None, trace.hosts)))}
     return [numbers.get(name, NONE) for name in trace.hosts] if len(numbers) > 1 else None
 
@@ -290,7 +291,7 @@ def _columns(trace: Trace, label: Ints, later_ns: int) -> dict[str, Ints]:
     first = np.flatnonzero(np.diff(events.rank, prepend=NONE))
     post = np.diff(events.post_ns, prepend=0)
     post[first] = events.post_ns[first] + later_ns
-    # how far away the other side stands; 0 for none
+    # the distance to the other side among the events; 0 for none
     partner = np.zeros(len(events), dtype=np.int64)
     partner[messages.send], partner[messages.recv] = (
         messages.recv - messages.send,
@@ -312,7 +313,7 @@ def _columns(trace: Trace, label: Ints, later_ns: int) -> dict[str, Ints]:
 
 
 def _after(times: Ints, post: Ints) -> Ints:
-    """Returns times counted from another, -1 if there is none."""
+    """Returns times relative to ``post``, -1 if there is none."""
     after: Ints = np.where(times == NONE, NONE, np.maximum(times - post, 0))
     return after
 
@@ -320,7 +321,7 @@ def _after(times: Ints, post: Ints) -> Ints:
 def _narrow(values: Ints) -> Ints:
     """Returns integers in the narrowest type that holds them.
 
-    Beyond 32 bits as floats, which JavaScript counts with.
+    Beyond 32 bits they become floats, the numbers of JavaScript.
     """
     low, high = int(values.min(initial=0)), int(values.max(initial=0))
     for width in _WIDTHS:
@@ -332,7 +333,7 @@ def _narrow(values: Ints) -> Ints:
 def _stems(events: Events) -> tuple[list[str], Ints]:
     """Returns the names of spans, and the column of their numbers.
 
-    Of very many names, those without their numbers.
+    If there are too many names, the digits in them are left out.
     """
     names = [escape(name, lines=False) for name in events.tables.labels]
     if len(names) <= MOST_LABELS:
@@ -346,7 +347,7 @@ def _stems(events: Events) -> tuple[list[str], Ints]:
 
 
 def _finding(events: Events, finding: Finding) -> dict[str, Any]:
-    """Returns a finding with the places of its operations among the events."""
+    """Returns a finding with the indices of its operations among the events."""
     return {
         "kind": finding.kind,
         "ranks": list(finding.ranks),
@@ -356,9 +357,9 @@ def _finding(events: Events, finding: Finding) -> dict[str, Any]:
 
 
 def find(events: Events, operation: Operation) -> int | None:
-    """Returns the event that an operation is.
+    """Returns the index of the event for an operation.
 
-    Of several alike the one that was blocked for as long, or is still in flight.
+    If several fit, it is the one in flight, or the one that was blocked for the same time.
     """
     files = [number for number, name in enumerate(events.tables.files) if name == operation.file]
     alike = np.flatnonzero(

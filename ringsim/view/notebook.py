@@ -1,8 +1,8 @@
-"""The view in a notebook: the page of ``html`` as a widget that Python can ask and lead.
+"""The view in a notebook: the page of ``html`` as a widget that Python can query and control.
 
-Only the window and the selection are kept with the widget, so that saved notebooks stay small: the
-traces go by message when a view asks for them. If no kernel runs, a widget shows nothing; the
-picture, an output of its own, still does.
+The widget stores only the window and the selection, so that saved notebooks stay small: the traces
+are sent by message when a view requests them. Without a kernel, the widget shows nothing, but the
+picture, a separate output, is still visible.
 """
 
 from __future__ import annotations
@@ -36,29 +36,29 @@ _STYLE = ".ringsim { height: 560px; min-height: 0; border: 1px solid var(--line)
 
 
 class _Widget(anywidget.AnyWidget):
-    """What is kept with a notebook's widget: the program, and a few numbers."""
+    """The stored state of a notebook's widget: the program and a few numbers."""
 
     _page = page_body("", ())
     _esm = (
         f"{part(*PROGRAM, 'widget.js')}\nconst [PAGE, STYLE] = "
         f"{json.dumps([_page, part('style.css') + _STYLE])};\n"
     )
-    # from and until in ns on the axis; empty for the whole run
+    # begin and end in ns on the axis; empty for the whole run
     window: traitlets.List[float] = traitlets.List().tag(sync=True)
-    # the number of a trace and of an event in it; empty for none
+    # the index of a trace and of an event in it; empty for none
     selected: traitlets.List[int] = traitlets.List().tag(sync=True)
 
 
 def view(traces: Trace | Sequence[Trace]) -> View:
     """Shows traces interactively in a notebook.
 
-    Zoom, hover, search, play; Python can read what is selected, and lead.
+    You can zoom, hover, search and play. Python can read the selection and control the view.
 
     Args:
         traces: a trace, or up to 8 on one axis, aligned at their first operations.
 
     Returns:
-        The view; as the last line of a cell it shows itself, and the trace's picture below it.
+        The view; as the last line of a cell it displays itself, with the trace's picture below.
 
     Raises:
         ArgumentError: there are no traces, or too many.
@@ -80,24 +80,24 @@ def view(traces: Trace | Sequence[Trace]) -> View:
 
 
 class View:
-    """An interactive view of traces in a notebook, on anywidget.
+    """An interactive view of traces in a notebook, based on anywidget.
 
     Attributes:
-        traces: what it shows.
-        widget: the widget alone, to be put beside others (``ipywidgets.HBox``).
-        tab: the panel that is open first; empty for the view's own.
+        traces: the traces shown.
+        widget: the bare widget, for a layout with other widgets (``ipywidgets.HBox``).
+        tab: the panel that is open first; empty for the view's default.
     """
 
     def __init__(self, traces: Sequence[Trace], tab: str = "") -> None:
         self.traces = tuple(traces)
         self.tab = tab
         self.widget = _Widget()
-        self.widget.on_msg(lambda *_: self._send())  # a view asks for the traces
+        self.widget.on_msg(lambda *_: self._send())  # a view requests the traces
         self._version = 0
 
     @property
     def window(self) -> tuple[float, float]:
-        """The time that is in view, from and until, in seconds; to be set, too.
+        """The visible time range, begin and end in seconds; you can also set it.
 
         Several traces share an axis, on which their first operations are aligned. Its times are
         those of the trace that begins last.
@@ -113,17 +113,17 @@ class View:
         from_s, until_s = between_s
         if not from_s < until_s:
             raise ArgumentError(
-                "window must be two times in seconds, the first below the second, got "
-                f"{say(between_s)}."
+                f"window must be two times in seconds, the earlier first, got {say(between_s)}."
             )
         self.widget.window = [from_s * 1e9, until_s * 1e9]
 
     @property
     def selection(self) -> pd.DataFrame:
-        """What is selected, as rows of ``trace.to_pandas()``.
+        """The selection, as rows of ``trace.to_pandas()``.
 
-        An event and its other side; without one, all that reach into the window. Of several traces,
-        those of the one in which an event is selected, else of the first.
+        It is the selected event and its other side; without one, all events that overlap the
+        window. For several traces, the rows are those of the trace with the selected event, else of
+        the first.
         """
         number, *chosen = self.widget.selected or [0]
         trace = self.traces[number]
@@ -145,11 +145,11 @@ class View:
         """Selects an event and brings it into view.
 
         Args:
-            what: a finding of ``trace.explain()``, or an event by its row in ``trace.to_pandas()``:
-                the index of ``selection``.
+            what: a finding of ``trace.explain()``, or the row of an event in ``trace.to_pandas()``,
+                that is the index of ``selection``.
 
         Raises:
-            ArgumentError: no trace here has it.
+            ArgumentError: no trace of this view has it.
         """
         for number, trace in enumerate(self.traces):
             event = (
@@ -162,11 +162,11 @@ class View:
                 self.widget.send({"select": [number, event]})
                 return
         raise ArgumentError(
-            f"what must be a finding of these traces or the row of an event, got {say(what)}."
+            f"what must be a finding or the row of an event of these traces, got {say(what)}."
         )
 
     def show(self, traces: Trace | Sequence[Trace]) -> None:
-        """Shows other traces in its place.
+        """Replaces the traces of the view.
 
         Args:
             traces: a trace, or up to 8 on one axis, aligned at their first operations.
@@ -184,11 +184,11 @@ class View:
         self.widget.send({"version": self._version, "tab": self.tab}, buffers=pack_all(self.traces))
 
     def __repr__(self) -> str:
-        """Describes the view; saved notebooks show this if no kernel runs."""
+        """Describes the view; saved notebooks show this text without a kernel."""
         shown = " and ".join(count(trace.world_size, "rank") for trace in self.traces)
         return (
             f"Interactive view of {shown}: run this cell to zoom, search "
-            "and play. Below is its picture."
+            "and play. Its picture is below."
         )
 
     def _ipython_display_(self) -> None:

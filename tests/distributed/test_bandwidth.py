@@ -64,7 +64,7 @@ def test_every_pattern() -> None:
     about = {"source": "measured", "backend": "gloo", "comm_device": "cpu", "world_size": 3}
     assert about.items() <= said.items()
     assert said["interface"] in ("lo", "lo0")
-    # includes "+cpu" or "+cu130" if the installed package does
+    # which contains "+cpu" or "+cu130" if the installed package does
     assert torch.__version__.startswith(said["versions"]["torch"])
     assert (len(said["load"]), said["interrupted"]) == (2, False)
     assert "2.5%" in said["steady"]
@@ -75,17 +75,17 @@ def test_a_ring_of_one_has_its_memory_alone() -> None:
     table = ringsim.bandwidth(1, [4096], ["pingpong", "all_reduce"], limit_s=6)
     check_columns(table.columns)
     assert table.series() == [("all_reduce", "gloo", -1, -1), ("copy", "memcpy", -1, -1)]
-    assert table.columns["busbw_gb_per_s"][0] == 0, "a rank alone moves nothing over a link"
+    assert table.columns["busbw_gb_per_s"][0] == 0, "a single rank moves nothing over a link"
 
 
 LARGE = 2**24  # warmed up once, not three times
-TOO_MANY = [2**26 + 2**20 * number for number in range(12)]  # in their time
+TOO_MANY = [2**26 + 2**20 * number for number in range(12)]  # for the time they get
 
 
 def around() -> list[Any]:
-    """Measures in a worker that sends its own messages before and after.
+    """Measures within a worker that sends its own messages before and after.
 
-    Then it passes arguments that do not match the ranks.
+    Then it asks for a measurement that these ranks do not support.
     """
     ring = ringsim.current_ring()
     measure = partial(ringsim.bandwidth, ceilings=False)
@@ -98,8 +98,8 @@ def around() -> list[Any]:
     dist.all_reduce(torch.ones(4))
     assert ringsim.current_ring() is ring, "the ring stays"
     for wrong, words in (
-        ({"world_size": 3}, "world_size must be 2, or omitted"),
-        ({"comm_device": "gpu"}, "comm_device must be .cpu. as in the existing ring"),
+        ({"world_size": 3}, "world_size must be 2 or left out"),
+        ({"comm_device": "gpu"}, "comm_device must be that of"),
     ):
         with pytest.raises(ArgumentError, match=words):
             ringsim.bandwidth(sizes=[8], **wrong)
@@ -123,7 +123,7 @@ def test_a_worker_measures_and_all_ranks_have_the_same_table(inside: Any) -> Non
     assert second.columns["size_bytes"].tolist() == [512]
     assert [backend for _, backend, _, _ in apart.series()] == ["gloo", "memcpy"]
     notes = apart.metadata["notes"]
-    assert "no TCP over loopback: ranks 0 and 1 are on different machines." in notes
+    assert "no TCP over loopback: ranks 0 and 1 are on two machines." in notes
     assert not any("the time" in note for note in notes)
     frame = inside.to_pandas().query("op == 'all_reduce' and size_bytes == 16")
     assert sorted(frame["rank"]) == [0, 0, 1, 1], (
@@ -153,12 +153,12 @@ def test_the_limit_leaves_out_the_largest_sizes_and_says_so(inside: Any) -> None
     measured = table.columns["size_bytes"].tolist()
     assert measured == TOO_MANY[: len(measured)]
     assert 0 < len(measured) < len(TOO_MANY)
-    note = f"{len(TOO_MANY) - len(measured)} of 12 measurements are missing"
+    note = f"{len(TOO_MANY) - len(measured)} of 12 measurements are not there"
     assert (note in table.metadata["notes"][0], "limit_s=0.6" in repr(table)) == (True, True)
 
 
 def press_ctrl_c_once(label: str, directory: Path) -> None:
-    """Sends Ctrl-C once a record of the run contains the block."""
+    """Waits until a record of the run names the block."""
     while not any(label in names.read_text() for names in directory.rglob("rank-*.names")):
         time.sleep(0.02)
     os.kill(os.getpid(), signal.SIGINT)
@@ -172,16 +172,16 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path, monkeypatch: pytest.Monk
         args=(f"bandwidth gloo pingpong 0 1 {LARGE}", tmp_path),
         daemon=True,
     ).start()
-    # a timeout that differs from that of the parked ranks, whose directory is elsewhere
+    # ranks with another timeout than the parked ranks, whose directory is elsewhere
     table = ringsim.bandwidth(sizes=sizes, edge=(0, 1), ceilings=False, limit_s=600, timeout_s=29.0)
     check_columns(table.select(table.columns["size_bytes"] == 8).columns)
     assert table.metadata["interrupted"]
-    assert "interrupted: the table contains only the results up to then." in table.metadata["notes"]
+    assert "interrupted: only what had been measured by then is here." in table.metadata["notes"]
     assert not any("limit_s" in note for note in table.metadata["notes"])
 
 
 def started_by_another(directory: str, rank: int, ports: tuple[int, int]) -> tuple[int, int, str]:
-    """Measures in a script that has connected its ranks, then in one that has not.
+    """Measures in a script that has joined its ranks, then in one that has not.
 
     Returns rows, a sum over the ranks, and the output.
     """
@@ -196,7 +196,7 @@ def started_by_another(directory: str, rank: int, ports: tuple[int, int]) -> tup
     dist.init_process_group("gloo")
     table = ringsim.bandwidth(sizes=[8], ceilings=False, limit_s=6)
     total = torch.ones(1)
-    dist.all_reduce(total)  # the script's group still works
+    dist.all_reduce(total)  # the group of the script still works
     dist.destroy_process_group()
     os.environ["MASTER_PORT"] = str(ports[1])
     with contextlib.redirect_stdout(io.StringIO()) as printed:

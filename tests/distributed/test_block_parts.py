@@ -1,6 +1,7 @@
-"""Parts of the recording of a block that no program shows by itself.
+"""Parts of recording a block that no program shows on its own.
 
-Ends that come late or in another order, and clocks of other machines, here of one process.
+They are ends that come late or in another order, and clocks of other machines (here in one
+process).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def raise_together(directory: str, rank: int) -> None:
             time.sleep(0.7)
         put(self, key, data)
 
-    merging.WAIT_AFTER_ERROR_S = 60.0  # of this process alone
+    merging.WAIT_AFTER_ERROR_S = 60.0  # in this process only
     block.Store.put = put_late
     with ringsim.trace(path):
         dist.barrier()
@@ -37,7 +38,7 @@ def raise_together(directory: str, rank: int) -> None:
 
 
 def test_rank_0_waits_for_a_rank_that_is_about_to_leave(server: RankServer, tmp_path: Path) -> None:
-    """0.2.0 waited no longer than 0.1 s for a rank that had written how it ends."""
+    """0.2.0 waited at most 0.1 s for a rank that had recorded its end."""
     ended = server.run(raise_together, [(str(tmp_path), rank) for rank in range(2)])
     assert [(each.how, each.value) for each in ended] == [("raised", "boom")] * 2
     trace = ringsim.load(tmp_path / "run.ringtrace")
@@ -46,7 +47,7 @@ def test_rank_0_waits_for_a_rank_that_is_about_to_leave(server: RankServer, tmp_
 
 
 def test_who_was_at_work_when_another_failed_is_not_called_dead() -> None:
-    """A launcher ends it because of the other, before the file is written."""
+    """A launcher ends it because of the other rank, before the file is written."""
     dead = [{"rank": rank, "state": "killed", "about": "is dead", "error": ""} for rank in (1, 2)]
     asleep = {"rank": 2, "state": "running", "about": "asleep", "error": ""}
     ends = gather_ends({0: {"raised": True, "lost": True, "end": None}}, [*dead, asleep], 0)
@@ -54,7 +55,7 @@ def test_who_was_at_work_when_another_failed_is_not_called_dead() -> None:
 
 
 class Part:
-    """What a recorder writes down."""
+    """The records of a recorder."""
 
     world_size = 5
 
@@ -70,7 +71,7 @@ class Part:
 def test_clocks_ask_rank_0_or_each_other_and_nobody_is_left_waiting(
     order: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One may ask rank 0, and each one other clock; rank 3 has rank 0's clock.
+    """One rank per clock may ask rank 0 and one other clock; rank 3 has rank 0's clock.
 
     The clocks leave in two orders; the true offset is 0.
     """
@@ -90,8 +91,8 @@ def test_clocks_ask_rank_0_or_each_other_and_nobody_is_left_waiting(
     metas = {part.rank: part.meta for part in parts}
     assert [metas[rank]["clock_number"] for rank in range(5)] == [0, 1, 2, 0, 3]
     asked = [metas[rank]["clock 0"][0] for rank in (1, 2, 4)]
-    assert asked == [0, 1, 2], "each asks the one before it"
-    assert ("clock 1" in metas[1]) == (order[0] == 4), "not where the other has left first"
+    assert asked == [0, 1, 2], "each asks the previous one"
+    assert ("clock 1" in metas[1]) == (order[0] == 4), "not if the other has left first"
     found = find_clocks(metas, 0)
     hows = [([0, 3], "reference"), ([1], "store"), ([2], "store"), ([4], "store")]
     assert [(one["ranks"], one["how"]) for one in found] == hows

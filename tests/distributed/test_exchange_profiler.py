@@ -1,4 +1,4 @@
-"""Files that torch.profiler wrote on real ranks, against what ringsim recorded of the same run."""
+"""Files that torch.profiler wrote on real ranks, compared with ringsim's record of the same run."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def worker(directory: str) -> None:
 
 
 def told(trace: Trace, spelled: dict[str, str]) -> list[list[Any]]:
-    """Rank by rank, in the order of posting, what both say of each operation.
+    """Returns, by rank and in posting order, the facts that both record of each operation.
 
-    The size of a scatter only its root's profiler knows.
+    Only the root's profiler knows the size of a scatter.
     """
     frame = trace.to_pandas().query("kind not in ('span', 'mark')")
     frame = frame.assign(op=frame["op"].replace(spelled), size_bytes=frame["size_bytes"].fillna(0))
@@ -67,7 +67,7 @@ def told(trace: Trace, spelled: dict[str, str]) -> list[list[Any]]:
 def test_the_profiler_saw_what_was_recorded(tmp_path: Path) -> None:
     recorded = ringsim.trace(worker, world_size=3, args=(str(tmp_path),))
     imported = read_profiler(tmp_path)
-    # what c10d calls them all
+    # the c10d name for all of them
     spelled = {"send": "isend", "recv": "irecv", "batch_isend": "isend", "batch_irecv": "irecv"}
     assert told(imported, {}) == told(recorded, spelled)
     assert imported.unmatched == []

@@ -1,6 +1,6 @@
-"""Dumps that torch's flight recorder writes.
+"""Dumps of torch's flight recorder.
 
-Read as they are, refused where they are something else.
+They are read unchanged, and other files are refused.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def dump_json() -> bytes:
 
 
 def worker(directory: str) -> None:
-    """Ranks 0 and 1 of three have begun an all_reduce that rank 2 does not know of.
+    """Ranks 0 and 1 of three have begun an all_reduce that rank 2 has not.
 
-    Each dumps what torch remembers.
+    Each dumps torch's record.
     """
     rank, tensor = dist.get_rank(), torch.ones(3, 4)
     pair = dist.new_group([0, 1], group_desc="pair")
@@ -41,7 +41,7 @@ def worker(directory: str) -> None:
         dist.all_reduce(tensor, group=pair)
         dist.all_reduce(tensor, async_op=True)
     while sum(not each["retired"] for each in json.loads(dump_json())["entries"]) > (rank < 2):
-        pass  # torch notes a little later that an operation is done
+        pass  # torch records with a small delay that an operation is done
     Path(directory, "pickled", f"dump_{rank}").write_bytes(
         torch._C._distributed_c10d._dump_fr_trace(True, True, False)
     )
@@ -50,7 +50,7 @@ def worker(directory: str) -> None:
 
 @pytest.fixture(scope="module")
 def dumps(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Trace]:
-    """Two forms of the dumps of three ranks, and what ringsim recorded of the same run."""
+    """Two forms of the dumps of three ranks, and ringsim's record of the same run."""
     directory = tmp_path_factory.mktemp("dumps")
     for form in ("pickled", "json"):
         (directory / form).mkdir()
@@ -61,11 +61,11 @@ def dumps(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Trace]:
 def test_collectives_are_those_that_were_recorded(dumps: tuple[Path, Trace], form: str) -> None:
     directory, recorded = dumps
     trace = read_flight_recorder(directory / form)
-    # JSON tells the backend's operation only
+    # JSON contains only the backend's operation
     columns = ["rank", "size_bytes", "status", *(["op", "line"] if form == "pickled" else [])]
     theirs, ours = trace.to_pandas(), recorded.to_pandas()
     ours = ours[(ours["kind"] == "collective") & (ours["op"] != "new_group")]
-    # torch says nothing
+    # torch does not record it
     ours.loc[ours["op"] == "barrier", "size_bytes"] = theirs.loc[
         theirs["op"] == "barrier", "size_bytes"
     ].iloc[0]
@@ -105,17 +105,16 @@ def write(directory: Path, *entries: list[dict[str, Any]]) -> Path:
 
 
 def test_what_one_rank_has_forgotten_is_left_out_on_all(tmp_path: Path) -> None:
-    """The k-th of one rank is the k-th of the others.
+    """The k-th collective of one rank matches the k-th of the others.
 
-    Though the ring buffers begin at different places.
+    The ring buffers may begin at different places.
     """
     trace = read_flight_recorder(
         write(tmp_path, [entry(k) for k in range(1, 6)], [entry(k) for k in range(3, 6)])
     )
     assert trace.to_pandas()["done_ns"].tolist() == [1000, 1001, 1002] * 2
     assert (
-        "left out: 2 operations older than what another rank's dump remembers"
-        in trace.metadata["notes"]
+        "left out: 2 operations that are older than another rank's dump" in trace.metadata["notes"]
     )
 
 
@@ -134,17 +133,20 @@ class Call:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (pickle.dumps(Call()), "something else than containers, words and numbers"),
+        (pickle.dumps(Call()), "more than containers, strings and numbers"),
         (
             pickle.dumps({"version": "2.10", "entries": [Call()]}),
-            "something else than containers, words and numbers",
+            "more than containers, strings and numbers",
         ),
         (
             b"\x80\x05\x96" + (2**62).to_bytes(8, "little"),
-            "expected 4611686018427387904 bytes in a bytearray8|something else than",
+            "expected 4611686018427387904 bytes in a bytearray8|more than containers",
         ),
         # which took 16 GiB
-        (b"\x80\x02}r" + (2**30).to_bytes(4, "little") + b".", "something else than .*LONG_BINPUT"),
+        (
+            b"\x80\x02}r" + (2**30).to_bytes(4, "little") + b".",
+            "more than containers, .*LONG_BINPUT",
+        ),
         (b"", "exhausted before seeing STOP"),
         (b"\x80\x02}q\x00.", "version 2"),
         (pickle.dumps({"version": "2.10", "entries": [{}]}), "record_id"),

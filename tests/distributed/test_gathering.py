@@ -1,4 +1,4 @@
-"""One trace of ranks that share no directory: their parts come to rank 0 over the store."""
+"""One trace of ranks without a common directory: rank 0 gets their parts over the store."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ringsim.cli import main
 
 
 def finish_sending() -> None:
-    """Does what Python does at the end of a process, and the server of these ranks does not."""
+    """Finishes sending as Python does at the end of a process, which these ranks never reach."""
     for thread in threading.enumerate():
         if thread.name == "ringsim-parts":
             thread.join()
@@ -31,7 +31,7 @@ def hosts(directory: str, rank: int, dies: bool) -> None:
     os.environ["RINGSIM_PARTS"] = f"{directory}/host-{rank // 2}"
     patch = pytest.MonkeyPatch()
     patch.setattr("ringsim.launch.gathering.CHUNK_BYTES", 1 << 10)  # many chunks of few events
-    # the trace of a long run is read when it is asked for
+    # the trace of a long run is read on request
     patch.setattr("ringsim.launch.recording.MOST_KEPT", 0)
     path = join(directory, rank, 4)
     with contextlib.suppress(RuntimeError), ringsim.trace(path) as recorded:
@@ -52,7 +52,7 @@ def test_parts_on_other_hosts_come_over_the_store(server: RankServer, tmp_path: 
     trace, inner = (ringsim.load(tmp_path / f"{name}.ringtrace") for name in ("run", "inner"))
     assert (len(trace.events), len(inner.events)) == (4 * 101, 4)
     assert (trace.metadata["complete"], trace.metadata["notes"]) == (True, [])
-    assert not [*tmp_path.glob("host-*/*")], "parts go once rank 0 has them"
+    assert not [*tmp_path.glob("host-*/*")], "parts are deleted once rank 0 has them"
 
 
 def test_parts_of_a_rank_that_died_come_and_stay(
@@ -73,4 +73,4 @@ def test_parts_of_a_rank_that_died_come_and_stay(
     for names in other.glob("*.names"):
         names.write_text(names.read_text().replace(trace.metadata["run_id"], "another"))
     assert main(["merge", file, str(first), str(other)]) == 1
-    assert "must be of one run, got those of" in capsys.readouterr().err
+    assert "cannot merge parts of different runs" in capsys.readouterr().err

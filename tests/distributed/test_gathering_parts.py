@@ -1,4 +1,4 @@
-"""How parts travel over the store: who is asked when, what is believed, and who gives up."""
+"""The transfer of parts over the store: its order, its checks, and its time limits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FILES = ["rank-1.events", "rank-1.names"]
 
 
 def offer(keys: Store, rank: int, directory: Path, *, failed: bool = False) -> Offer:
-    """Makes the offer of a rank, and enters it in the store."""
+    """Makes the offer of a rank, and puts it into the store."""
     place = {**place_of(directory), "start_ns": rank}
     keys.put(f"at/{rank}", json.dumps(place).encode())
     return Offer(keys, rank, directory, place, directory / "run.ringtrace", failed)
@@ -103,9 +103,9 @@ threading.Thread(target=gather).start()
 def test_a_process_that_ends_long_before_rank_0_leaves_the_block_still_gives_its_part(
     tmp_path: Path,
 ) -> None:
-    """After 2 s it used to leave there a part that is too large for the store.
+    """After 2 s it used to leave a part there that is too large for the store.
 
-    Rank 0 alone may have much to do at the end.
+    Rank 0 may have much more to do at the end.
     """
     there, here = tmp_path / "there", tmp_path / "here"
     here.mkdir()
@@ -180,7 +180,7 @@ def test_what_arrives_is_not_trusted(
     told = [re.search(r"ranks \[1\] .*host node2: .* /there", said) for said in gathered.missing]
     assert [found is not None for found in told] == [True] * (not comes)
     gathered.acknowledge(whole=True, keep=True)
-    # it did not wait to be asked, so it does not wait for a receipt
+    # it did not wait for a request, so it does not wait for a receipt
     assert store.check(["receipt/1"]) is False
 
 

@@ -1,6 +1,6 @@
-"""Spans that a program has already.
+"""Spans that a program already has.
 
-Blocks of record_function, and what torch's pipelines compute.
+They are record_function blocks and the computations of torch's pipelines.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ringsim import Trace
 
 
 def train() -> None:
-    """A pipeline of torch's, as its tutorial has it."""
+    """Runs a torch pipeline, as in torch's tutorial."""
     rank, size, device = dist.get_rank(), dist.get_world_size(), torch.device("cpu")
     part, batch = torch.nn.Linear(8, 8), torch.randn(16, 8)
     optimizer = torch.optim.SGD(part.parameters(), lr=0.1)
@@ -35,7 +35,7 @@ def train() -> None:
             else:
                 schedule.step(target=batch) if rank == size - 1 else schedule.step()
         optimizer.step()
-    with pytest.raises(KeyError), torch.profiler.record_function("in vain"):
+    with pytest.raises(KeyError), torch.profiler.record_function("failing"):
         raise KeyError
 
 
@@ -60,7 +60,7 @@ def test_blocks_of_record_function_are_spans(trace: Trace) -> None:
         spans = frame[(frame["op"] == "span") & (frame["rank"] == rank)]
         count = spans["label"].value_counts()
         assert (count["the whole step"], count["Optimizer.step#SGD.step"]) == (2, 2)
-        assert spans.set_index("label")["status"]["in vain"] == "error"
+        assert spans.set_index("label")["status"]["failing"] == "error"
         (first, second) = spans[spans["label"] == "the whole step"].itertuples()
         computing = spans[spans["label"].isin(["forward", "backward"])]
         assert len(computing) == 2 * 2 * 4
@@ -81,7 +81,7 @@ def test_torchs_own_functions_are_replaced_only_while_something_is_recorded(
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     with ringsim.trace(tmp_path / "run.ringtrace"):
-        dist.barrier()  # what was imported by now is looked for at each new group
+        dist.barrier()  # imports are looked for at each new group
         during = ours()
     dist.destroy_process_group()
     assert (during, ours()) == ([True] * 3, [False] * 3)

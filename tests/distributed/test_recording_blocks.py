@@ -1,6 +1,7 @@
 """``with ringsim.trace(path)`` on real ranks.
 
-Nested, repeated, ended by an exception, with paths that differ, alone, and inside a run.
+The blocks are nested, repeated, ended by an exception, on one rank only, inside a run, or have
+different paths.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ def ops(trace: ringsim.Trace) -> list[str]:
 
 
 def blocks(directory: str, rank: int) -> list[Any]:
-    """All blocks of one job.
+    """Runs all blocks of one job.
 
-    Returns the operations in each, as rank 0 sees them, and the errors.
+    Returns the operations in each block, as seen by rank 0, and the errors.
     """
     path = join(directory, rank, 2)
     tensor = torch.zeros(2)
@@ -86,7 +87,7 @@ def test_blocks_nest_repeat_raise_and_must_agree(tmp_path: Path) -> None:
     assert (nothing, silent) == ([], ["'mine'"])
     assert raised[0] == "'mine'"
     assert "path of a recording must be the same on every rank" in raised[1]
-    # where paths differ, the parts stay
+    # if paths differ, the parts stay
     left = sorted(path.name for path in tmp_path.iterdir() if not path.name.startswith("run-"))
     assert left == ["alone", "inner.ringtrace", "raising.ringtrace", "run.ringtrace", "store"]
     assert (counts, single.world_size, single.metadata["source"]) == ([2], 1, "measured")

@@ -1,6 +1,6 @@
 """Unchanged programs compute and record the same on real and on simulated ranks.
 
-The wrong ones get the same verdict.
+The wrong programs get the same verdict.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def list_operations(trace: Trace) -> Operations:
 
 @pytest.fixture(scope="module")
 def operations(real: Trace, simulated: Trace) -> tuple[Operations, Operations]:
-    """What was recorded on real and on simulated ranks."""
+    """Returns the recorded operations on real and on simulated ranks."""
     return list_operations(real), list_operations(simulated)
 
 
@@ -152,7 +152,7 @@ class Costly(torch.autograd.Function):
 
 
 def reduce_gradients(layers: int, layer_s: float) -> None:
-    """Runs two backward passes under DDP, with a bucket for each layer."""
+    """Runs two backward passes under DDP, with one bucket per layer."""
     from torch.nn.parallel import DistributedDataParallel
 
     class Layer(torch.nn.Module):
@@ -202,7 +202,7 @@ def run_torchs_1f1b(microbatches: int, forward_s: float, backward_s: float) -> N
     stage = PipelineStage(Stage(), rank, size, torch.device("cpu"))
     schedule = Schedule1F1B(stage, microbatches, loss_fn=lambda output, _: output.sum())
     whole = torch.ones(microbatches, 4)
-    for _ in range(2):  # in the first step the stages tell each other their shapes
+    for _ in range(2):  # in the first step the stages send each other their shapes
         dist.barrier()
         with ringsim.span("step"):
             if rank == 0:

@@ -1,6 +1,6 @@
-// What Python wrote, as typed arrays; which bars lie beside which; and what an operation did when.
+// The data from Python as typed arrays, the lanes of bars, and the states of operations.
 
-// What fills a bar: its name, its colour on light and on dark ground, and a texture, so that nothing is told by colour alone.
+// The states that fill bars: name, colour on a light and on a dark background, and a texture, so that colour is never the only distinction.
 const STATES = [
   { name: "posted, not waited for yet", light: "#dcdcdc", dark: "#474c54", texture: "" },
   { name: "transfer", light: "#0072b2", dark: "#3d9be0", texture: "" },
@@ -13,17 +13,17 @@ const STATES = [
   { name: "failed", light: "#222222", dark: "#e6e6e6", texture: "x" },
 ];
 const [POSTED, TRANSFER, LATE_SENDER, LATE_RECEIVER, BLOCKED, COLLECTIVE, UNWAITED, UNFINISHED, FAILED] = STATES.keys();
-const SPANS = STATES.length; // the states after it are spans, by the number of their name
+const SPANS = STATES.length; // the states from here on are spans, by the number of their name
 const SPAN_LOOKS = [
   ["#9ad2f4", "#2f6a8e", ""], ["#f6ee96", "#7d7423", "/"], ["#8ad0bb", "#2a7561", "|"], ["#cfcfcf", "#565c65", "\\"],
   ["#b9d7ee", "#3a5f7a", "-"], ["#efe3b0", "#6b6432", "x"], ["#b5ddd0", "#3b6a5d", "\\"], ["#e2e2e2", "#6a7079", "/"],
 ];
 for (const [light, dark, texture] of SPAN_LOOKS) STATES.push({ name: "span", light, dark, texture });
 
-const MOST_LANES = { span: 4, operation: 6 }; // what needs more shares the last one
+const MOST_LANES = { span: 4, operation: 6 }; // further bars share the last lane
 const ARRAYS = { i1: Int8Array, i2: Int16Array, i4: Int32Array, f8: Float64Array };
 
-/** Turns base64 into bytes. */
+/** Decodes base64. */
 function fromBase64(text) {
   if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text);
   const letters = atob(text);
@@ -32,18 +32,18 @@ function fromBase64(text) {
   return bytes;
 }
 
-/** Reads what gzip packed. */
+/** Decompresses gzip data. */
 function unpack(bytes) {
   return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).arrayBuffer();
 }
 
-/** Reads the JSON at the beginning of a buffer, behind its length; returns it, and where it ends. */
+/** Reads the JSON at the start of a buffer, after its length; returns the value and the end of the JSON. */
 function readHead(buffer) {
   const end = 4 + new DataView(buffer).getUint32(0, true);
   return [JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, end - 4))), end];
 }
 
-/** Reads one trace: a head, and its columns. */
+/** Reads one trace: a head and its columns. */
 function readRun(buffer) {
   const [head, end] = readHead(buffer);
   const events = head.counts.reduce((sum, count) => sum + count, 0);
@@ -51,7 +51,7 @@ function readRun(buffer) {
   let at = end;
   for (const { name, type } of head.columns) {
     const size = ARRAYS[type].BYTES_PER_ELEMENT * events;
-    columns[name] = new ARRAYS[type](buffer.slice(at, at + size)); // a copy: columns of other widths stand before it
+    columns[name] = new ARRAYS[type](buffer.slice(at, at + size)); // a copy, because the start may not be aligned
     at += size;
   }
   return new Run(head, columns, events);
@@ -68,20 +68,20 @@ class Run {
     this.first = [0];
     for (const count of head.counts) this.first.push(this.first.at(-1) + count);
     this.readTimes();
-    const stems = new Map(); // spans whose names differ in numbers alone look alike
+    const stems = new Map(); // spans whose names differ only in numbers have the same look
     this.looks = head.labels.map((label) => {
       const stem = label.replace(/[\d.…]+/g, "");
       if (!stems.has(stem)) stems.set(stem, SPANS + (stems.size % SPAN_LOOKS.length));
       return stems.get(stem);
     });
-    this.lane = new Uint8Array(size); // the number of an event's lane, once its rank's are laid out
+    this.lane = new Uint8Array(size); // the lane number of each event, once the lanes of its rank are known
     this.lanes = [];
     this.hosts = head.hosts;
     this.stages = this.findStages();
     this.flags = head.findings.map((finding) => ({ ...finding, event: finding.events[0] ?? -1 }));
   }
 
-  /** Adds up the times, which are stored as differences; finds the end and the marks on the way. */
+  /** Adds up the times, which are stored as differences, and finds the end and the marks. */
   readTimes() {
     const { size, first, kinds } = this, { post, wait, done, op } = this.columns;
     const [ranks, posts, waits, dones] = [new Int32Array(size), new Float64Array(size), new Float64Array(size), new Float64Array(size)];
@@ -102,7 +102,7 @@ class Run {
     Object.assign(this, { rank: ranks, post: posts, wait: waits, done: dones, begin: Math.min(begin, end), end });
   }
 
-  /** Returns the lowest stage of each rank, -1 for none; nothing for a run without stages. */
+  /** Returns the lowest stage of each rank, -1 for none; undefined for a run without stages. */
   findStages() {
     if (!this.columns.stage.some((stage) => stage >= 0)) return undefined;
     const stages = new Int32Array(this.ranks).fill(-1);
@@ -113,7 +113,7 @@ class Run {
     return stages;
   }
 
-  /** Tells whether two ranks are on two known hosts. */
+  /** Returns whether two ranks are on two different known hosts. */
   crosses(src, dst) { return Boolean(this.hosts) && this.hosts[src] !== this.hosts[dst] && this.hosts[src] >= 0 && this.hosts[dst] >= 0; }
 
   kind(i) { return this.kinds[this.columns.op[i]]; }
@@ -129,20 +129,20 @@ class Run {
 
   bandOf(i) { return this.kind(i) === "span" ? "span" : "operation"; }
 
-  /** Returns the number of bytes a second of a message or collective that was waited for, NaN for others. */
+  /** Returns the bytes per second of a message or collective that was waited for, NaN for others. */
   rate(i) {
     const other = this.partner(i);
     const begin = other < 0 ? this.post[i] : Math.max(this.post[i], this.post[other]);
     return this.bytes(i) > 0 && this.done[i] > begin ? (this.bytes(i) / (this.done[i] - begin)) * 1e9 : NaN;
   }
 
-  /** Returns where a rank was: "train.py:12", "" where that is not known. */
+  /** Returns the place of an event in the program: "train.py:12", "" if unknown. */
   place(i) {
     const file = this.columns.file[i];
     return file < 0 ? "" : `${this.head.files[file].split("/").at(-1)}:${this.columns.line[i]}`;
   }
 
-  /** Says what an event is, in one line. */
+  /** Describes an event in one line. */
   text(i) {
     const kind = this.kind(i);
     const microbatch = this.columns.microbatch[i];
@@ -171,7 +171,7 @@ class Run {
     if (done > met) each(met, done, TRANSFER);
   }
 
-  /** Returns the lanes of a rank's bars: each bar stands behind the one before it; spans that are nested lie in lanes of their own. */
+  /** Returns the lanes of a rank's bars: bars on a lane do not overlap, and nested spans have separate lanes. */
   lanesOf(rank) { return (this.lanes[rank] ??= this.layOut(rank)); }
 
   layOut(rank) {
@@ -202,7 +202,7 @@ class Run {
     return bands;
   }
 
-  /** Returns a rank's events but marks, in order of their posts: those of several threads are not so already. */
+  /** Returns a rank's events except marks, ordered by post time, which events of several threads may not be. */
   inOrder(rank) {
     const order = new Int32Array(this.first[rank + 1] - this.first[rank]), { post } = this;
     let size = 0, sorted = true;
@@ -221,7 +221,7 @@ class Run {
   }
 }
 
-/** Returns the first place of an ascending list whose value is at least `value`. */
+/** Returns the first index of an ascending list whose value is at least `value`. */
 function firstAbove(list, value) {
   let low = 0, high = list.length;
   while (low < high) {
@@ -231,7 +231,7 @@ function firstAbove(list, value) {
   return low;
 }
 
-/** Tells whether black letters can be read on a colour. */
+/** Returns whether black text is readable on a colour. */
 function isBright(colour) {
   const [red, green, blue] = [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
   return 0.3 * red + 0.59 * green + 0.11 * blue > 128;
@@ -239,13 +239,13 @@ function isBright(colour) {
 
 const UNITS = [[1e9, "s"], [1e6, "ms"], [1e3, "µs"], [1, "ns"]];
 
-/** Returns a time in ns with a unit that fits: "1.25 ms". */
+/** Returns a time in ns with a suitable unit: "1.25 ms". */
 function timeText(ns, digits = 3) {
   const [size, unit] = UNITS.find(([size]) => Math.abs(ns) >= size) ?? UNITS[3];
   return `${Number((ns / size).toPrecision(digits))} ${unit}`;
 }
 
-/** Returns a number of bytes as "64 KiB". */
+/** Formats a number of bytes: "64 KiB". */
 function bytesText(bytes) {
   const power = Math.min(4, Math.max(0, Math.floor(Math.log2(Math.max(1, bytes)) / 10)));
   return `${Number((bytes / 1024 ** power).toPrecision(4))} ${["B", "KiB", "MiB", "GiB", "TiB"][power]}`;

@@ -1,17 +1,17 @@
-// The critical path: from what ended last back to the start, on a rank as long as it waited for nobody, then over to the one it waited for.
+// The critical path, from the event that ended last back to the start: it stays on a rank until a wait, then moves to the rank waited for.
 
-/** Returns where the rank was that an operation waited for, and from when on it did not: {rank, time}; null where it waited for nobody. */
+/** Returns the rank that an operation waited for and the end of that wait: {rank, time}; null if it waited for no rank. */
 function holdUp(run, i, last) {
   const { post, wait, done } = run;
-  if (!(done[i] > wait[i])) return null; // also of those without these times
+  if (!(done[i] > wait[i])) return null; // also if a time is missing
   const other = run.isMessage(i) ? run.partner(i) : -1;
   const cause = other >= 0 ? { rank: run.rank[other], time: post[other] } : last;
   if (!cause || cause.rank === run.rank[i] || cause.time <= post[i] || cause.time > done[i]) return null;
-  // Of a message that was under way before the wait, most of its time must have been waited for: to return takes a moment, too.
+  // If a message was in flight before the wait, at least half its time must have been waited for, because returning also takes a moment.
   return cause.time > wait[i] || 2 * (done[i] - wait[i]) >= done[i] - cause.time ? cause : null;
 }
 
-/** Returns for each collective of a run the rank that came to it last: the k-th call of a group is the same on all its ranks. */
+/** Returns the last rank to call each collective of a run: the k-th calls on all ranks of a group belong together. */
 function lastToCome(run) {
   const calls = new Map(), keys = new Map(), counts = new Map();
   for (let i = 0; i < run.size; i++) {
@@ -25,7 +25,7 @@ function lastToCome(run) {
   return (i) => calls.get(keys.get(i));
 }
 
-/** Returns the critical path as stretches in order of time: {rank, from, until} on a rank; {rank, to, from, until} from one to another. */
+/** Returns the critical path as segments in order of time: {rank, from, until} on a rank; {rank, to, from, until} between two ranks. */
 function findCriticalPath(run) {
   const last = lastToCome(run), held = Array.from({ length: run.ranks }, () => []);
   let end = 0;

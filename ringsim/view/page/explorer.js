@@ -1,6 +1,6 @@
-// The program of an explorer's page: choices, and for each combination of them a frame that Python has computed.
+// The program of an explorer's page: choices, and a frame computed by Python for each combination of them.
 
-/** A view of a frame: nothing of it is kept, since the next choice brings another one. */
+/** A view of a frame: its state is not kept, because the next choice shows another frame. */
 class FrameView extends View {
   constructor(root, runs, outer) {
     super(root, runs);

@@ -1,14 +1,14 @@
-// Pointer, wheel, keys, search and playing: what changes what is shown. `remember()` and `restore()` come from where the view stands.
+// Pointer, wheel, keys, search and playing: all changes of the view. Subclasses define `remember()` and `restore()`.
 
-const SPEEDS = [0.1, 0.2, 0.5, 1, 2, 5]; // windows in ten seconds
-const CALM_MS = 700; // from message to message where the reader wants no motion
-const MOST_AT_ONCE = 20000; // events of a run whose messages in the window are added up in every frame
+const SPEEDS = [0.1, 0.2, 0.5, 1, 2, 5]; // windows per ten seconds
+const CALM_MS = 700; // from message to message if the reader prefers reduced motion
+const MOST_AT_ONCE = 20000; // with fewer events than this, the messages in the window are added up in every frame
 const TABS = ["selection", "findings", "statistics", "bandwidth", "steps", "table"];
 const KEYS = [
-  ["W, S or Ctrl+wheel", "zoom in and out"], ["A, D or Shift+wheel", "earlier, later"], ["wheel", "more ranks"], ["+, -", "taller rows, lower rows"],
-  ["F", "the whole run"], ["drag", "move; with Shift: zoom to a box; on the ruler: measure"], ["arrow keys", "the next event, or the rank above and below"],
-  ["Home, End", "the first event of the rank, the last one"], ["PageUp, PageDown", "more ranks"],
-  ["Enter", "the other side of a message; in the search: the next hit"], ["P", "pin the card, or take it off"], ["C, B", "the critical path, the bubbles: shown or not"], ["M", "set a mark; it says how far it is from the one before"], ["space", "play"], [", and .", "the message before, the next one"],
+  ["W, S or Ctrl+wheel", "zoom in and out"], ["A, D or Shift+wheel", "move earlier or later"], ["wheel", "scroll the ranks"], ["+, -", "taller or shorter rows"],
+  ["F", "show the whole run"], ["drag", "move; with Shift: zoom to a box; on the ruler: measure"], ["arrow keys", "the next event, or the rank above or below"],
+  ["Home, End", "the first or last event of the rank"], ["PageUp, PageDown", "scroll by a page"],
+  ["Enter", "go to the other side of a message; in the search: to the next hit"], ["P", "pin or unpin the card"], ["C, B", "show or hide the critical path or the bubbles"], ["M", "set a mark, which shows the time since the previous mark"], ["space", "play or pause"], [", and .", "the previous or next message"],
   ["/", "search"], ["Esc", "clear"],
 ];
 
@@ -20,9 +20,9 @@ class View {
     this.part = part;
     this.timeline = new Timeline(part("bars"), part("overlay"), part("overview"), runs);
     this.ring = new RingPicture(part("ring"), this.timeline);
-    this.which = 0; // the run that panels tell of
+    this.which = 0; // the run shown in the panels
     this.speed = 3;
-    this.pins = []; // cards that stay: {run, event}
+    this.pins = []; // pinned cards: {run, event}
     this.tab = runs.some((run) => run.flags.length) ? "findings" : "selection";
     this.describeRuns();
     this.showMatrix(this.ring.asMatrix);
@@ -30,7 +30,7 @@ class View {
     new ResizeObserver(() => this.layOut()).observe(part("stage"));
   }
 
-  /** Shows the view for the first time; what it stands in says which theme, and what was shown before. */
+  /** Opens the view, with a theme and a state from its environment. */
   open(dark) {
     this.setTheme(dark);
     this.layOut();
@@ -53,7 +53,7 @@ class View {
     this.part("which").hidden = this.runs.length < 2;
   }
 
-  /** Ends what goes on by itself, before another view takes this one's place. */
+  /** Stops all timers, before another view replaces this one. */
   close() {
     this.closed = true;
     this.playing = false;
@@ -62,7 +62,7 @@ class View {
     return this;
   }
 
-  /** Says what the colours mean, of the states that the runs have. */
+  /** Explains the colours of the states that occur in the runs. */
   drawLegend() {
     const used = new Set();
     for (const run of this.runs) for (let i = 0; i < Math.min(run.size, 200000); i++) if (run.kind(i) !== "span") run.parts(i, (_, __, state) => used.add(state));
@@ -74,7 +74,7 @@ class View {
     }), ...(this.runs.some((run) => run.hosts) ? [make("span", {}, "- - from host to host")] : []));
   }
 
-  /** Shows the critical path or the bubbles, or no longer. */
+  /** Shows or hides the critical path or the bubbles. */
   toggle(name) {
     const { shown } = this.timeline;
     if (!shown.delete(name)) shown.add(name);
@@ -82,7 +82,7 @@ class View {
     this.draw();
   }
 
-  /** Shows the ring, or who sent how much to whom as a matrix. */
+  /** Shows the traffic between ranks as a matrix, or the ring. */
   showMatrix(yes) {
     this.ring.asMatrix = yes;
     this.part("matrix").setAttribute("aria-pressed", `${yes}`);
@@ -121,7 +121,7 @@ class View {
       const small = this.runs[this.which].size < MOST_AT_ONCE;
       if (small) this.ring.draw(this.which);
       clearTimeout(this.later);
-      this.later = setTimeout(() => { // once it has come to rest
+      this.later = setTimeout(() => { // once the view has settled
         this.later = 0;
         if (!this.part("legend").children.length) this.drawLegend();
         if (!small) this.ring.draw(this.which);
@@ -132,7 +132,7 @@ class View {
     });
   }
 
-  /** Makes finer bins while nothing else is to be done, a few at a time. */
+  /** Makes finer bins while the page is idle, a few at a time. */
   refine() {
     const begin = performance.now(), { timeline } = this;
     let rows = 0;
@@ -156,7 +156,7 @@ class View {
     if (this.tab === "selection") {
       const one = timeline.selected;
       const cards = this.pins.filter((pin) => !isSame(pin, one)).flatMap((pin) => this.card(pin));
-      panel.replaceChildren(...(one ? this.card(one) : [make("p", {}, "Click a bar, or walk with the arrow keys."), make("pre", {}, run.head.summary)]), ...cards);
+      panel.replaceChildren(...(one ? this.card(one) : [make("p", {}, "Click a bar, or use the arrow keys."), make("pre", {}, run.head.summary)]), ...cards);
     } else if (this.tab === "findings") {
       const notes = run.head.notes.map((note) => make("p", {}, note));
       const said = [...run.flags.map((flag) => this.finding(run, flag)), ...notes];
@@ -164,8 +164,8 @@ class View {
     } else if (this.tab === "statistics") {
       panel.replaceChildren(statisticsTable(run, Math.max(0, from), Math.min(timeline.end, until)), edgesTable(this.ring.traffic(this.which).edges(from, until)));
     } else if (this.tab === "bandwidth") {
-      const canvas = make("canvas", { role: "img", "aria-label": "bandwidth against size of the messages in view" });
-      panel.replaceChildren(canvas, make("p", {}, "Messages (dots) and collectives (squares) in view. Where a rank waited late, the bandwidth is a lower bound."));
+      const canvas = make("canvas", { role: "img", "aria-label": "bandwidth against size of the visible messages" });
+      panel.replaceChildren(canvas, make("p", {}, "The visible messages (dots) and collectives (squares). If a rank began to wait late, its bandwidth is a lower bound."));
       drawBandwidth(canvas, timeline, run);
     } else if (this.tab === "steps") {
       const steps = timeline.steps[this.which];
@@ -188,7 +188,7 @@ class View {
     return card(one.run, one.event, (target) => this.select(target, true), pin);
   }
 
-  /** Keeps the card of an event while others are looked at, or lets it go. */
+  /** Pins or unpins the card of an event. */
   pin(one) {
     const rest = this.pins.filter((pin) => !isSame(pin, one));
     this.pins = rest.length < this.pins.length ? rest : [...rest, one];
@@ -202,7 +202,7 @@ class View {
     return make("div", { class: "finding" }, make("h2", {}, flag.kind.replaceAll("_", " "), " ", ...(flag.event < 0 ? [] : [jump])), make("p", {}, flag.text));
   }
 
-  /** Selects an event, and says so to readers of screens; `reveals` brings it into view. */
+  /** Selects an event and announces it to screen readers; `reveals` scrolls it into view. */
   select(one, reveals = false) {
     this.timeline.selected = one;
     if (one) {
@@ -302,7 +302,7 @@ class View {
       this.draw();
     } else {
       timeline.tape = [drag.time, timeline.time(event.offsetX)];
-      timeline.box = drag.mode === "box" && Math.abs(dy) > 20 ? [drag.y, event.offsetY] : null; // a flat one keeps the ranks
+      timeline.box = drag.mode === "box" && Math.abs(dy) > 20 ? [drag.y, event.offsetY] : null; // a flat box keeps the ranks
       timeline.drawOverlay();
     }
   }
@@ -321,7 +321,7 @@ class View {
     const { timeline, drag } = this;
     this.pointers.delete(event.pointerId);
     if (!drag) return;
-    if (this.pointers.size) return this.beginDrag([...this.pointers.values()][0]); // the finger that stays moves on from here
+    if (this.pointers.size) return this.beginDrag([...this.pointers.values()][0]); // the remaining finger continues from here
     if (!drag.moved) {
       const flag = event.offsetY < RULER ? timeline.flags().find(({ x }) => Math.abs(x - event.offsetX) < 7) : null;
       timeline.tape = null;
@@ -398,7 +398,7 @@ class View {
     this.search("");
   }
 
-  /** Walks along the events of the selected one's rank. */
+  /** Moves the selection along the events of its rank. */
   walk(by) {
     const { timeline } = this, one = timeline.selected;
     if (!one) return this.changeRow(0);
@@ -407,7 +407,7 @@ class View {
     this.select({ run, event }, true);
   }
 
-  /** Goes to the event of the rank above or below that was there at the same time. */
+  /** Selects the event at the same time on the rank above or below. */
   changeRow(by) {
     const { timeline } = this, one = timeline.selected;
     const row = one ? timeline.rowOf(one.run, one.run.rank[one.event]) + by : Math.max(0, timeline.rowAt(RULER));
@@ -446,7 +446,7 @@ class View {
     this.draw();
   }
 
-  /** Selects what was found next in time, or before, and after the last one the first. */
+  /** Selects the next or previous hit in time; the first follows the last. */
   nextHit(by) {
     const { found, selected } = this.timeline;
     if (!found) return;
@@ -469,7 +469,7 @@ class View {
     this.playing = !this.playing;
     this.part("play").textContent = this.playing ? "❚❚" : "▶";
     this.part("play").setAttribute("aria-label", this.playing ? "pause" : "play");
-    cancelAnimationFrame(this.frame); // a frame that still waits would go on beside the next playing
+    cancelAnimationFrame(this.frame); // a pending frame would run in parallel to the next playing
     clearTimeout(this.timer);
     if (!this.playing) return;
     const { timeline } = this;
@@ -487,7 +487,7 @@ class View {
     this.frame = requestAnimationFrame(tick);
   }
 
-  /** Plays without motion: from message to message. */
+  /** Plays without motion, from message to message. */
   playCalmly() {
     const before = this.timeline.head;
     this.step(true);
@@ -495,7 +495,7 @@ class View {
     this.timer = setTimeout(() => this.playCalmly(), CALM_MS / SPEEDS[this.speed]);
   }
 
-  /** Goes to the next message, or the one before. */
+  /** Moves to the next or previous message. */
   step(forward) {
     const { timeline } = this;
     timeline.head = this.ring.traffic(this.which).step(timeline.head, forward);
@@ -507,5 +507,5 @@ class View {
   }
 }
 
-/** Tells whether two places are the same event. */
+/** Returns whether two selections are the same event. */
 function isSame(one, other) { return one?.run === other?.run && one?.event === other?.event; }

@@ -1,7 +1,7 @@
-// The program of a page of its own: its traces stand in the page, its view in the address.
+// The program of a standalone page: the page contains its traces, and the address its view.
 
 class Page extends View {
-  /** Writes what is shown into the address, so that a copied link shows it again. */
+  /** Writes the state of the view into the address, so that a copied link restores it. */
   remember() {
     const { timeline } = this, number = (one) => this.runs.indexOf(one.run);
     const words = new URLSearchParams({ t: [timeline.from, timeline.until].map(Math.round), h: Math.round(timeline.head), y: this.rowsWord() });
@@ -15,11 +15,11 @@ class Page extends View {
     try {
       history.replaceState(null, "", `#${words.toString().replaceAll("%2C", ",")}`);
     } catch {
-      // a frame without an origin of its own has no address to change
+      // a frame without its own origin has no address to change
     }
   }
 
-  /** Turns light for paper, until the printing has ended; where there is no still picture the timeline is printed. */
+  /** Uses the light theme until printing has ended; the timeline is printed if there is no still picture. */
   print() {
     if (!this.timeline.dark) return;
     this.setTheme(false);
@@ -62,7 +62,7 @@ async function start() {
     addEventListener("beforeprint", () => window.ringsim.print());
     prefers.addEventListener("change", (event) => window.ringsim.setTheme(event.matches));
   } catch (error) {
-    root.querySelector('[data-part="live"]').textContent = `The view cannot be shown: ${error.message}`;
+    root.querySelector('[data-part="live"]').textContent = `cannot show the view: ${error.message}`;
     root.classList.add("failed");
     throw error;
   }

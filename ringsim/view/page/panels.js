@@ -1,8 +1,8 @@
-// What stands beside the timeline in words and numbers: the card of an event, findings, statistics, and the table of what is in view.
+// The panels next to the timeline: the card of an event, findings, statistics, and the table of visible events.
 
-const MOST_TABLE = 200; // rows for readers of screens
+const MOST_TABLE = 200; // rows for screen readers
 
-/** Makes an element; what comes from a trace goes in as text alone. */
+/** Makes an element; data from a trace is inserted only as text. */
 function make(name, properties = {}, ...children) {
   const element = document.createElement(name);
   for (const [key, value] of Object.entries(properties)) {
@@ -14,7 +14,7 @@ function make(name, properties = {}, ...children) {
   return element;
 }
 
-/** Returns what is known of an event, as pairs of a name and a text. */
+/** Returns the facts about an event, as pairs of a name and a text. */
 function describe(run, event) {
   const facts = [["rank", `${run.rank[event]}`], ["from", timeText(run.post[event], 6)]];
   const done = run.done[event], wait = run.wait[event];
@@ -31,31 +31,31 @@ function describe(run, event) {
     if (run.columns.tag[event] >= 0) facts.push(["tag", `${run.columns.tag[event]}`]);
     const payload = run.payload(event);
     if (payload?.[0]) facts.push(["tensor", `${payload[0]}[${payload[1].join(", ")}], ${bytesText(payload[2])}`]);
-    if (run.rate(event)) facts.push([run.kind(event) === "collective" ? "bytes a second" : "bandwidth", `${(run.rate(event) / 1e9).toPrecision(3)} GB/s`]);
+    if (run.rate(event)) facts.push([run.kind(event) === "collective" ? "bytes per second" : "bandwidth", `${(run.rate(event) / 1e9).toPrecision(3)} GB/s`]);
   }
   for (const column of ["stage", "microbatch"]) if (run.columns[column][event] >= 0) facts.push([column, `${run.columns[column][event]}`]);
   if (run.place(event)) facts.push(["line", run.place(event)]);
   return facts;
 }
 
-/** Says why a message was blocked, in a sentence; "" where nothing is to be said. */
+/** Returns the reason why a message was blocked, in a sentence; "" if there is none. */
 function reason(run, event) {
   const other = run.partner(event);
-  if (run.isMessage(event) && other < 0) return "No other side was found for it.";
+  if (run.isMessage(event) && other < 0) return "Its other side was not found.";
   if (other < 0 || Number.isNaN(run.wait[event])) return "";
   const late = Math.min(run.post[other], run.endOf(event)) - run.wait[event];
-  if (late <= 0) return "Its other side was there already.";
+  if (late <= 0) return "Its other side was already posted.";
   return `Rank ${run.rank[event]} waited ${timeText(late)} because rank ${run.rank[other]} ${run.kind(event) === "send" ? "received" : "sent"} later.`;
 }
 
-/** Says where the other side of a message is, in a line; "" where there is none. */
+/** Describes the other side of a message in a line; "" if there is none. */
 function otherSide(run, event) {
   const other = run.partner(event);
   if (other < 0) return "";
   return `other side: rank ${run.rank[other]}, from ${timeText(run.post[other], 6)} to ${timeText(run.endOf(other), 6)}${run.place(other) && `, ${run.place(other)}`}`;
 }
 
-/** Returns the card of an event, with that of its other side; `buttons` stand beside its name. */
+/** Returns the card of an event and of its other side; `buttons` follow its name. */
 function card(run, event, goTo, ...buttons) {
   const facts = (which) => make("dl", {}, ...describe(run, which).flatMap(([name, text]) => [make("dt", {}, name), make("dd", {}, text)]));
   const other = run.partner(event);
@@ -68,7 +68,7 @@ function card(run, event, goTo, ...buttons) {
   return parts;
 }
 
-/** Adds up what each operation did in a window: rows of a name, a count, bytes, blocked times and the bandwidth. */
+/** Sums up the operations in a window: rows with a name, a count, bytes, blocked times and bandwidths. */
 function statistics(run, from, until) {
   const rows = new Map();
   for (let rank = 0; rank < run.ranks; rank++) {
@@ -109,14 +109,14 @@ function statisticsTable(run, from, until) {
   return table(caption, ["operation", "group", "count", "bytes", "blocked (median)", "blocked (all)", "bandwidth (median)"], rows);
 }
 
-/** Makes a table of who sent how much to whom, the most first. */
+/** Makes a table of the traffic of each edge, busiest first. */
 function edgesTable(edges) {
   const rows = [...edges].sort((a, b) => b.bytes - a.bytes || b.count - a.count).slice(0, 60);
   return table("Messages by edge", ["from", "to", "messages", "bytes"],
     rows.map(({ src, dst, count, bytes }) => [`rank ${src}`, `rank ${dst}`, count.toLocaleString("en"), bytesText(bytes)]));
 }
 
-/** Draws bandwidth against size, both logarithmic, of the messages in a window. */
+/** Draws the bandwidth of the messages in a window against their size, both on logarithmic axes. */
 function drawBandwidth(canvas, timeline, run) {
   const width = canvas.clientWidth || 300, height = 180, ratio = devicePixelRatio || 1;
   [canvas.width, canvas.height] = [width * ratio, height * ratio];
@@ -133,7 +133,7 @@ function drawBandwidth(canvas, timeline, run) {
     }
   }
   context.fillStyle = timeline.muted;
-  if (!points.length) return context.fillText("no message with bytes was waited for in this window", 10, height / 2);
+  if (!points.length) return context.fillText("no message with data was waited for in this window", 10, height / 2);
   const range = (at) => [Math.floor(Math.min(...points.map((one) => one[at]))), Math.ceil(Math.max(...points.map((one) => one[at])) + 1e-9)];
   const [x0, x1] = range(0), [y0, y1] = range(1);
   const x = (value) => 46 + ((value - x0) / Math.max(1, x1 - x0)) * (width - 60), y = (value) => height - 24 - ((value - y0) / Math.max(1, y1 - y0)) * (height - 40);
@@ -157,7 +157,7 @@ function drawBandwidth(canvas, timeline, run) {
   }
 }
 
-/** Returns the events in view as rows of a table, the first of them. */
+/** Returns a table of the visible events, or of the first of them. */
 function visibleTable(timeline) {
   const rows = [];
   for (let index = Math.max(0, timeline.rowAt(RULER)); index < timeline.rows.length && index <= timeline.rowAt(timeline.height - 1); index++) {
@@ -176,7 +176,7 @@ function visibleTable(timeline) {
   return table(caption, ["rank", "event", "from", "until", "line"], rows);
 }
 
-/** Returns a test for events from what somebody typed: words, or `rank:2 op:recv peer:3 group:x tag:7 size>1024 stage:1 microbatch:0 label:loss`. */
+/** Returns a test for events from a search text: words, or `rank:2 op:recv peer:3 group:x tag:7 size>1024 stage:1 microbatch:0 label:loss`. */
 function parseSearch(text) {
   const tests = text.trim().toLowerCase().split(/\s+/).filter(Boolean).map((word) => {
     const [, name, sign, value] = /^(\w+)(:|<|>)(.+)$/.exec(word) ?? [];

@@ -1,8 +1,8 @@
-// What is on its way at one moment, round the ring; of many ranks, who sent how much to whom.
+// The messages in flight at one moment, around the ring; for many ranks, a matrix of their traffic.
 
-const MOST_ON_RING = 48; // ranks; more are shown as a matrix
+const MOST_ON_RING = 48; // ranks; larger runs are shown as a matrix
 
-/** Finds what messages a run has: the sends of each rank, by their times. */
+/** The messages of a run: the sends of each rank, ordered by time. */
 class Traffic {
   constructor(run) {
     this.run = run;
@@ -15,7 +15,7 @@ class Traffic {
     });
   }
 
-  /** Calls `each(send, recv)` for the messages that were on their way at some moment between two. */
+  /** Calls `each(send, recv)` for the messages in flight at any moment between two times. */
   between(from, until, each) {
     for (const { sends, begins, ends } of this.ranks) {
       for (let k = firstAbove(ends, from); k < sends.length && begins[k] <= until; k++) {
@@ -25,7 +25,7 @@ class Traffic {
     }
   }
 
-  /** Returns the time at which the next message is sent, or the one before. */
+  /** Returns the time at which the next or the previous message was sent. */
   step(time, forward) {
     const times = this.ranks.map(({ begins }) => begins[forward ? firstAbove(begins, time + 1) : firstAbove(begins, time) - 1]);
     const there = times.filter((one) => one !== undefined);
@@ -54,7 +54,7 @@ class RingPicture {
     canvas.addEventListener("pointermove", (event) => { canvas.title = this.asMatrix ? this.cellText(event.offsetX, event.offsetY) : ""; });
   }
 
-  /** Returns the messages of a run, which are looked for at the first question. */
+  /** Returns the messages of a run, found at first use. */
   traffic(number) {
     if (!this.found.has(number)) this.found.set(number, new Traffic(this.timeline.runs[number]));
     return this.found.get(number);
@@ -80,7 +80,7 @@ class RingPicture {
     return [size / 2 + size * 0.38 * Math.cos(angle), size / 2 + size * 0.38 * Math.sin(angle)];
   }
 
-  /** Returns a point on the way from one rank to another: a curve, so that both directions can be told apart. */
+  /** Returns a point on the curve from one rank to another; the two directions have different curves. */
   onWay(src, dst, share, ranks, size) {
     const [x0, y0] = this.place(src, ranks, size), [x1, y1] = this.place(dst, ranks, size);
     const [bendX, bendY] = [(x0 + x1) / 2 + (y1 - y0) * 0.12, (y0 + y1) / 2 - (x1 - x0) * 0.12];
@@ -134,14 +134,14 @@ class RingPicture {
     context.fillText(timeText(view.head, 5), size / 2, size / 2);
   }
 
-  /** Draws who sent how much to whom: rows send, columns receive; what is on its way at the time of the line is framed. */
+  /** Draws the traffic between ranks: rows send, columns receive; messages in flight at the time of the line are framed. */
   drawMatrix(context, traffic, size) {
     const view = this.timeline, { ranks } = traffic.run, side = size - 40, most = Math.max(1, ...this.edges.map((edge) => edge.bytes));
     context.fillStyle = view.stripe;
     context.fillRect(36, 20, side, side);
     const cells = Math.min(ranks, Math.floor(side)), width = Math.max(1.5, side / cells); // no more cells than pixels
     const place = (rank) => (Math.floor((rank * cells) / ranks) * side) / cells;
-    this.cells = new Map(); // the busiest edge of each
+    this.cells = new Map(); // the busiest edge of each cell
     for (const edge of this.edges) {
       const key = `${Math.floor((edge.src * cells) / ranks)},${Math.floor((edge.dst * cells) / ranks)}`;
       if (!(this.cells.get(key)?.bytes >= edge.bytes)) this.cells.set(key, edge);
@@ -164,7 +164,7 @@ class RingPicture {
     context.fillText(`from rank 0 … ${ranks - 1}, darkest: ${bytesText(most)}`, 0, 0);
     context.restore();
   }
-  /** Says what the cell of the matrix under a point holds. */
+  /** Describes the cell of the matrix under a point. */
   cellText(x, y) {
     const edge = this.cells?.get([y - 20, x - 36].map((one) => Math.floor(one / this.cellSize)).join());
     return edge ? `rank ${edge.src} to rank ${edge.dst}: ${bytesText(edge.bytes)} in ${edge.count.toLocaleString("en")} message${edge.count === 1 ? "" : "s"}` : "";

@@ -1,10 +1,10 @@
-// Steps of a pipeline, read from spans as `traces/steps.py` does: who computed when, the bubbles between, the activations that are live.
+// Pipeline steps, read from spans as in `traces/steps.py`: the computations, the bubbles between them, the live activations.
 
 const COMPUTES = { forward: "F", backward: "B", input_grad: "I", weight_grad: "W" };
 const MOST_STRIPS = 64; // ranks whose activations are drawn
-const MOST_STEPS = 50; // of a table
+const MOST_STEPS = 50; // in a table
 
-/** Returns the steps that ended on every rank: {name, begin, end, computes}, the last a list of events by rank, in order of their start. */
+/** Returns the steps that ended on every rank: {name, begin, end, computes}; `computes` lists the events of each rank in order of their start. */
 function findSteps(run) {
   const isStep = run.head.labels.map((label) => label.startsWith("step ")), { label, stage, microbatch } = run.columns;
   const byRank = new Map();
@@ -14,7 +14,7 @@ function findSteps(run) {
       if (run.kind(i) !== "span") continue;
       if (isStep[label[i]]) own.push({ event: i, computes: [] });
       else if (own.length && COMPUTES[run.label(i)] && stage[i] >= 0 && microbatch[i] >= 0 && run.done[i] >= 0) {
-        const last = own.at(-1); // the innermost: a user's own loop may have spans "step ..." too
+        const last = own.at(-1); // the innermost, because a user's own loop may also have spans "step ..."
         if (run.post[i] <= run.done[last.event]) last.computes.push(i);
       }
     }
@@ -43,14 +43,14 @@ function bubbles(run, step, rank, each) {
   if (step.end > last) each(last, step.end);
 }
 
-/** Returns the share of a step in which its ranks did not compute, all together. */
+/** Returns the share of a step in which its ranks did not compute, over all ranks. */
 function bubbleShare(run, step) {
   let idle = 0;
   for (const rank of step.computes.keys()) bubbles(run, step, rank, (from, until) => { idle += until - from; });
   return idle / Math.max(1, (step.end - step.begin) * step.computes.size);
 }
 
-/** Returns the times at which a rank's number of live activations changes, ascending, each with the number from then on. */
+/** Returns the times at which a rank's number of live activations changes, ascending, each with the new number. */
 function liveActivations(run, steps, rank) {
   const changes = [];
   for (const step of steps) {
@@ -60,19 +60,19 @@ function liveActivations(run, steps, rank) {
       else if (kind !== "I") changes.push([run.done[i], -1]);
     }
   }
-  changes.sort(([a, up], [b, down]) => a - b || up - down); // what ends goes before what begins at the same moment
+  changes.sort(([a, up], [b, down]) => a - b || up - down); // at the same moment, ends come before begins
   let live = 0;
   return changes.map(([time, by]) => [time, (live += by)]);
 }
 
-/** Returns the most activations that were live in a window. */
+/** Returns the largest number of live activations in a window. */
 function peakIn(changes, from, until) {
   let peak = 0;
   for (const [k, [time, live]] of changes.entries()) if (time <= until && (changes[k + 1]?.[0] ?? Infinity) > from) peak = Math.max(peak, live);
   return peak;
 }
 
-/** Draws the live activations of the ranks in view, a strip for each, over the time that the timeline shows. */
+/** Draws the live activations of the visible ranks, one strip per rank, over the visible time. */
 function drawActivations(canvas, timeline, run, steps) {
   const ranks = timeline.rowsInView().filter((row) => row.run === run && steps[0].computes.has(row.rank)).map((row) => row.rank).slice(0, MOST_STRIPS);
   const width = canvas.clientWidth || 300, strip = Math.max(12, Math.min(40, 180 / Math.max(1, ranks.length))), ratio = devicePixelRatio || 1;
@@ -96,7 +96,7 @@ function drawActivations(canvas, timeline, run, steps) {
       const next = live[k + 1]?.[0] ?? timeline.until;
       if (count > 0 && next > timeline.from && time < timeline.until) {
         const height = ((strip - 3) * count) / most;
-        const [x0, x1] = [x(time), x(next)].map((one) => Math.round(one * ratio) / ratio); // no gaps between them
+        const [x0, x1] = [x(time), x(next)].map((one) => Math.round(one * ratio) / ratio); // avoids gaps
         context.fillRect(x0, floor - height, Math.max(0.5, x1 - x0), height);
       }
     }
@@ -104,13 +104,13 @@ function drawActivations(canvas, timeline, run, steps) {
   canvas.setAttribute("aria-label", `live activations: ${ranks.map((rank, row) => `rank ${rank} at most ${peaks[row]}`).join(", ")}`);
 }
 
-/** Returns the panel of the steps in view: live activations, and what of each step was a bubble. */
+/** Returns the panel of the visible steps: live activations, and the bubble of each step. */
 function stepsPanel(timeline, run, steps) {
-  if (!steps.length) return [make("p", {}, "No step of a pipeline ended in this run. train_step_pipeline records them; so do spans with the same names.")];
+  if (!steps.length) return [make("p", {}, "No pipeline step ended in this run. train_step_pipeline records steps, and so do your own spans with the same names.")];
   const canvas = make("canvas", { role: "img" });
   const rows = steps.filter((step) => step.begin < timeline.until && step.end > timeline.from).slice(0, MOST_STEPS).map((step) => [
     `${steps.indexOf(step)}`, step.name, timeText(step.begin, 4), timeText(step.end - step.begin, 4), `${(100 * bubbleShare(run, step)).toFixed(1)} %`,
   ]);
-  return [make("p", {}, "Live activations of the ranks in view: what stages keep of microbatches for their backward passes."), canvas,
-    table("Steps in view", ["step", "schedule", "from", "took", "bubble"], rows)];
+  return [make("p", {}, "Live activations of the visible ranks: the data that stages keep for the backward passes of microbatches."), canvas,
+    table("Visible steps", ["step", "schedule", "from", "took", "bubble"], rows)];
 }

@@ -1,14 +1,14 @@
-// The timeline: ranks as rows, drawn as pixels of our own; above them the ruler, below them the whole run, over them what is selected.
+// The timeline: ranks as rows, drawn pixel by pixel; the ruler above, the whole run below, and the selection on top.
 
-const GUTTER = 76, RULER = 34; // pixels left of the rows and above them, for names and times
+const GUTTER = 76, RULER = 34; // pixels to the left of the rows and above them, for names and times
 const [LEAST_ROW, FULL_ROW] = [3, 96]; // heights
-const SLOW_KINDS = new Set(["link", "slow_link", "late_sender", "late_receiver", "straggler"]); // of findings, in runs that finished
-const MOST_ARROWS = 400, MOST_NAMES = 400; // more would be grey
-const MOST_BUBBLES = 4000; // shaded at once
-const MOST_BARS = 20000; // drawn one by one; of more bins are drawn
-const MOST_PIXELS = 4e6; // of the canvas: a screen with more gets larger ones
+const SLOW_KINDS = new Set(["link", "slow_link", "late_sender", "late_receiver", "straggler"]); // kinds of findings in runs that finished
+const MOST_ARROWS = 400, MOST_NAMES = 400; // more would only be a grey area
+const MOST_BUBBLES = 4000; // shaded at the same time
+const MOST_BARS = 20000; // drawn one by one; with more, bins are drawn
+const MOST_PIXELS = 4e6; // of the canvas: a larger screen gets larger pixels
 
-/** Returns a colour "#rrggbb" as a pixel of an ImageData, mixed with another: `share` 255 is the colour alone. */
+/** Returns a colour "#rrggbb" as a pixel of an ImageData, mixed with another: a `share` of 255 is the pure colour. */
 function pixel(colour, ground, share = 255) {
   const mix = (at) => {
     const [over, under] = [colour, ground].map((one) => parseInt(one.slice(at, at + 2), 16));
@@ -20,7 +20,7 @@ function pixel(colour, ground, share = 255) {
 class Timeline {
   /**
    * @param canvas for the bars.
-   * @param overlay a canvas above it, for what changes with the pointer.
+   * @param overlay a canvas above it, for everything that changes with the pointer.
    * @param overview a canvas for the whole run.
    * @param runs one trace or more, drawn on one axis: rank 0 of each, rank 1 of each, and so on.
    */
@@ -29,28 +29,28 @@ class Timeline {
     this.pyramids = runs.map((run) => new Pyramid(run));
     this.end = Math.max(...runs.map((run) => run.end));
     this.begin = Math.min(...runs.map((run) => run.begin));
-    if (this.begin < 0.3 * this.end) this.begin = 0; // times count from the start of the run; what comes before it was recorded is left out
+    if (this.begin < 0.3 * this.end) this.begin = 0; // times count from the start of the run; time before the recording is left out
     this.top = 0;
     this.fit();
     this.steps = runs.map(findSteps);
-    this.paths = runs.map(() => null); // critical paths, found when they are asked for
+    this.paths = runs.map(() => null); // critical paths, found at first use
     this.shown = new Set(["bubbles"]); // and "path"
     this.groupBy("rank");
     this.selected = this.hovered = null; // {run, event}
-    this.pins = []; // the same, of cards that stay
+    this.pins = []; // the events of pinned cards
     this.head = 0; // the playhead's time
     this.tape = null; // [from, until], measured
-    this.box = null; // where a box that is being drawn begins and ends, in pixels
-    this.notes = []; // marks of the user: times
-    this.found = null; // the events that a search left: by run, 1 for each of them
+    this.box = null; // the begin and end of a box being drawn, in pixels
+    this.notes = []; // the times of the user's marks
+    this.found = null; // the events found by a search: by run, 1 for each hit
   }
 
-  /** Returns what a rank can be grouped by: "stage" and "host", where the run tells. */
+  /** Returns the possible groupings of ranks: "stage" and "host", if the run has them. */
   groupings() {
     return ["stage", "host"].filter((by) => this.runs.some((run) => run[`${by}s`]));
   }
 
-  /** Orders the rows by "rank", "stage" or "host"; ranks of one stage or host then stand together. */
+  /** Sorts the rows by "rank", "stage" or "host", so that ranks of one stage or host are together. */
   groupBy(by) {
     this.grouping = by;
     this.rows = [];
@@ -68,7 +68,7 @@ class Timeline {
     this.stripe = dark ? "#1a1e23" : "#f7f8fa";
     this.ink = dark ? "#e6e6e6" : "#222222";
     this.muted = dark ? "#9aa2ad" : "#5f5f5f";
-    this.hatch = null; // made when there is something to hatch
+    this.hatch = null; // made at first use
     this.colours = STATES.map((state) => state[dark ? "dark" : "light"]);
     this.pixels = [this.ground, this.stripe].map((ground) =>
       this.colours.map((colour) => Uint32Array.from({ length: 256 }, (_, share) => pixel(colour, ground, share))));
@@ -88,7 +88,7 @@ class Timeline {
     this.scroll(0);
   }
 
-  // -- where what is
+  // -- positions
 
   x(time) { return GUTTER + ((time - this.from) / (this.until - this.from)) * (this.width - GUTTER); }
   time(x) { return this.from + ((x - GUTTER) / (this.width - GUTTER)) * (this.until - this.from); }
@@ -97,7 +97,7 @@ class Timeline {
   rowOf(run, rank) { return this.places[this.runs.indexOf(run)][rank]; }
   rowsInView() { return this.rows.slice(Math.max(0, this.rowAt(RULER)), this.rowAt(this.height - 1) + 1); }
 
-  /** Returns the upper and the lower end of a lane's bars in a row, in pixels from the row's top. */
+  /** Returns the top and the bottom of a lane's bars in a row, in pixels from the row's top. */
   laneSpan(row, band, lane) {
     const pad = this.rowHeight >= 12 ? 2 : 0, inner = this.rowHeight - 2 * pad;
     const lanes = row.run.lanesOf(row.rank);
@@ -116,7 +116,7 @@ class Timeline {
   /** Shows the whole run. */
   fit() { this.show(this.begin, this.end + 0.005 * (this.end - this.begin)); }
 
-  /** Shows a stretch of time; never only what lies outside the run. */
+  /** Shows a time range, which always includes a part of the run. */
   show(from, until) {
     const span = until - from;
     from = Math.min(Math.max(from, -0.1 * span), Math.max(this.end - 0.5 * span, -0.1 * span));
@@ -142,7 +142,7 @@ class Timeline {
     this.scroll(0);
   }
 
-  /** Brings an event into view, without changing how much time is shown unless the event is out of all proportion. */
+  /** Scrolls an event into view; zooms only if the event is much too short or too long for the window. */
   reveal({ run, event }) {
     const begin = run.post[event], end = run.endOf(event);
     let span = this.until - this.from;
@@ -154,7 +154,7 @@ class Timeline {
     if (y < RULER || y + this.rowHeight > this.height) this.scroll(y - this.height / 2);
   }
 
-  /** Returns the event under a point, the innermost of nested ones, or null. */
+  /** Returns the event under a point (the innermost of nested events), or null. */
   hit(x, y) {
     const row = this.rows[this.rowAt(y)];
     if (!row || x < GUTTER) return null;
@@ -211,7 +211,7 @@ class Timeline {
     this.drawOverview();
   }
 
-  /** Counts the bars in view. */
+  /** Counts the visible bars. */
   countBars(first, last) {
     let bars = 0;
     for (let index = first; index <= last; index++) {
@@ -253,7 +253,7 @@ class Timeline {
     for (let y = Math.max(Math.round(RULER * this.ratio), y0); y < Math.min(this.canvas.height, y1); y++) this.buffer.set(shown, y * width + left);
   }
 
-  /** Puts what a search found into a line of pixels, whatever fills most of them. */
+  /** Draws the hits of a search into a line of pixels, whatever state fills them. */
   addFound({ run, rank }, band, line, left, perPixel, colours) {
     const found = this.found.get(run), x = (time) => Math.max(left, left + Math.floor((time - this.from) / perPixel));
     for (let event = run.first[rank]; event < run.first[rank + 1]; event++) {
@@ -288,7 +288,7 @@ class Timeline {
     }
   }
 
-  /** Draws a texture into a bar: fine lines, a little lighter than it. */
+  /** Draws a texture into a bar: fine lines in a slightly lighter colour. */
   drawTexture(x0, x1, y0, y1, texture, stripe, state) {
     if (!texture) return;
     const ink = this.pixels[stripe][state][170], width = this.canvas.width, top = Math.round(RULER * this.ratio);
@@ -301,7 +301,7 @@ class Timeline {
     }
   }
 
-  /** Hatches the times of steps in which a rank did not compute, where its computations would stand. */
+  /** Hatches the times of steps in which a rank did not compute, in the place of its computations. */
   drawBubbles(context, first, last) {
     const places = [];
     for (let index = first; index <= last; index++) {
@@ -321,21 +321,21 @@ class Timeline {
     for (const place of places) context.fillRect(...place);
   }
 
-  /** Writes the names of ranks, and of bars that are wide enough. */
+  /** Writes the names of ranks and of sufficiently wide bars. */
   drawNames(context, first, last) {
     context.textBaseline = "middle";
     context.font = "11px system-ui, sans-serif";
     for (const [name, x, y, room, ground] of this.names) {
       context.fillStyle = isBright(ground) ? "#111111" : "#f6f6f6";
       const fits = Math.floor(room / 6.5);
-      // "backward 3" is B3 where there is little room, as in drawings of schedules.
+      // "backward 3" is abbreviated to B3 if there is little room, as in drawings of schedules.
       const text = name.length > fits ? name.replace(/^(\p{L})\S* (\d+)$/u, (_, letter, number) => letter.toUpperCase() + number) : name;
       if (fits >= 2) context.fillText(text.length > fits ? `${text.slice(0, fits - 1)}…` : text, x, y);
     }
     context.fillStyle = this.ground;
     context.fillRect(0, RULER, GUTTER - 2, this.height);
     context.fillStyle = this.ink;
-    let free = -Infinity; // from where on there is room for the next name
+    let free = -Infinity; // from here on there is room for the next name
     for (let index = first; index <= last; index++) {
       const { rank, number, group } = this.rows[index], y = Math.max(RULER + 7, this.y(index) + this.rowHeight / 2);
       const begins = this.grouping !== "rank" && group !== this.rows[index - 1]?.group;
@@ -365,7 +365,7 @@ class Timeline {
     context.stroke();
   }
 
-  /** Draws the whole run small, with the part that is shown. */
+  /** Draws the whole run small, with the visible part marked. */
   drawOverview() {
     const { width, height } = this.overview, context = this.overview.getContext("2d");
     const image = new ImageData(width, height), buffer = new Uint32Array(image.data.buffer);
@@ -394,7 +394,7 @@ class Timeline {
     context.fillText("whole run", 8, height / 2);
   }
 
-  // -- what lies over the bars
+  // -- above the bars
 
   drawOverlay() {
     const context = this.overlay.getContext("2d");
@@ -427,7 +427,7 @@ class Timeline {
     }
   }
 
-  /** Draws the critical path of a run: a thick line along ranks, and over to those that they waited for. */
+  /** Draws the critical path of a run: a thick line along ranks, and across to the ranks that they waited for. */
   drawPath(context, number) {
     const run = this.runs[number], path = (this.paths[number] ??= findCriticalPath(run));
     const y = (rank) => this.y(this.rowOf(run, rank)) + this.rowHeight * 0.55;
@@ -454,7 +454,7 @@ class Timeline {
     if (name) context.fillText(name, this.x(time) + 3, 8);
   }
 
-  /** Draws what was measured between two moments. */
+  /** Draws the measured time between two moments. */
   drawTape(context) {
     if (!this.tape) return;
     const [x0, x1] = this.tape.map((time) => this.x(time)).sort((a, b) => a - b);
@@ -477,7 +477,7 @@ class Timeline {
     }
   }
 
-  /** Returns the findings that have a place in what is shown, with where their flags stand. */
+  /** Returns the findings with a visible place, and the positions of their flags. */
   flags() {
     const flags = this.runs.flatMap((run) => run.flags.filter((flag) => flag.event >= 0).map((flag) => ({ ...flag, run, x: this.x(run.post[flag.event]) })));
     return flags.filter(({ x }) => x >= GUTTER && x <= this.width);
@@ -496,7 +496,7 @@ class Timeline {
     }
   }
 
-  /** Returns the sends of the messages in view, none where they are too many. */
+  /** Returns the sends of the visible messages, none if there are too many. */
   messagesInView() {
     const sends = [];
     for (let index = Math.max(0, this.rowAt(RULER)); index <= this.rowAt(this.height - 1) && index < this.rows.length; index++) {
@@ -512,7 +512,7 @@ class Timeline {
     return sends;
   }
 
-  /** Returns the upper and the lower end of an event's bar on the canvas. */
+  /** Returns the top and the bottom of an event's bar on the canvas. */
   placeOf(run, event) {
     const row = this.rowOf(run, run.rank[event]), y = this.y(row);
     if (run.kind(event) === "mark") return [y, y + this.rowHeight];
@@ -554,7 +554,7 @@ class Timeline {
   }
 }
 
-/** Returns a pattern of slanting lines. */
+/** Returns a pattern of diagonal lines. */
 function makeHatch(colour) {
   const tile = document.createElement("canvas"), context = tile.getContext("2d");
   tile.width = tile.height = 8;
@@ -568,7 +568,7 @@ function makeHatch(colour) {
   return context.createPattern(tile, "repeat");
 }
 
-/** Returns the next of 1, 2, 5, 10, 20 ... that is not below a number. */
+/** Returns the first of 1, 2, 5, 10, 20 ... that is not below a number. */
 function niceStep(least) {
   const power = 10 ** Math.floor(Math.log10(least));
   return [1, 2, 5, 10].map((one) => one * power).find((one) => one >= least);

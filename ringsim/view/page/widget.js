@@ -1,4 +1,4 @@
-// The program of a view in a notebook: traces come from the kernel by message; the window and the selection are the kernel's, too.
+// The program of a view in a notebook: the kernel sends the traces by message, and shares the window and the selection.
 
 class NotebookView extends View {
   constructor(root, runs, model) {
@@ -30,24 +30,24 @@ class NotebookView extends View {
   }
 }
 
-/** Tells whether a notebook's theme is dark, by its letters. */
+/** Returns whether a notebook's theme is dark, judged by its text colour. */
 function isDark(element) {
   const [red, green, blue] = getComputedStyle(element).color.match(/[\d.]+/g) ?? [0, 0, 0];
   return 0.3 * red + 0.59 * green + 0.11 * blue > 128;
 }
 
-/** Shows a model in an element of a notebook; anywidget calls it, and what it returns when the element leaves. */
+/** Shows a model in an element of a notebook; anywidget calls it, and calls the returned function when the element is removed. */
 function render({ model, el }) {
-  // Keys are the view's, not the notebook's: D D deletes a cell there. Notebook 7 asks the focused element before those around it.
+  // The view handles its keys, not the notebook, where D D deletes a cell. Notebook 7 asks the focused element first.
   const host = el.appendChild(make("div", { "data-lm-suppress-shortcuts": "true" }));
-  const shadow = host.attachShadow({ mode: "open" }); // the notebook's style stays out, and ours in
-  const said = make("p", {}, "The view asks the kernel for its trace. If nothing comes, run the cell again.");
+  const shadow = host.attachShadow({ mode: "open" }); // separates the notebook's style from ours
+  const said = make("p", {}, "The view is waiting for its trace from the kernel. If it does not appear, run the cell again.");
   shadow.append(make("style", {}, STYLE), said);
   let view, tab, version = -1;
   const show = async (message, buffers) => {
     if (message.select && view) view.select({ run: view.runs[message.select[0]], event: message.select[1] }, true);
     if (!(message.version > version)) return;
-    if (version >= 0) for (const name of ["window", "selected"]) model.set(name, []); // were those of the runs before
+    if (version >= 0) for (const name of ["window", "selected"]) model.set(name, []); // they belong to the previous runs
     version = message.version;
     tab = view?.close().tab ?? tab ?? message.tab;
     view = undefined;
