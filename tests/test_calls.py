@@ -1,4 +1,4 @@
-"""Calls of ``ringsim.trace``: packed values, invalid arguments, and the rank that failed first."""
+"""Calls of ``ringsim.trace``: the data sent with them, invalid arguments, and the first failure."""
 
 from __future__ import annotations
 

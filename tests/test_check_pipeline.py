@@ -417,7 +417,7 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {
         (one_at_a_time, f"With 2 ranks and 4 microbatches {LONG}"),
         (only_with_enough, f"With 4 ranks and 2 microbatches {LONG}"),
         (with_halves, "1F1B does a backward in one piece, got 0I0."),
-        (turned_round, "must let every rank go on, got a circle: rank "),
+        (turned_round, "must let every rank finish, got a cycle: rank "),
         (with_messages, "the answer must leave out sends and receives: they are put in for it."),
         (lambda rank, p, m: ["forward 0"], "an action must be a stage, one of F, B, I, W, "),
         (lambda rank, p, m: None, "the answer must be a list of actions, got None."),

@@ -161,7 +161,7 @@ def test_compare_says_where_two_runs_differ_and_shows_both(
         assert main(["compare", *map(str, two_runs), "-o", str(out)]) == 0
         said = capsys.readouterr().out
         assert said.startswith("run: a.ringtrace 4.000 ms, b.ringtrace 9.000 ms (+125.0%)\n")
-        assert "most of it: rank 0: work took 5 ms longer." in said
+        assert "largest change: rank 0: work took 5 ms longer." in said
         assert said.endswith(f"wrote {out}\n")
         assert out.read_bytes().startswith(begins)
         rows = {line.split()[3]: line for line in said.splitlines() if "train.py:" in line}

@@ -1,4 +1,4 @@
-"""The conformance suite on simulated ranks: one run for each world size."""
+"""The conformance suite on simulated ranks, with one run for each world size."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_simulated_ranks_keep_the_rules(tmp_path: Path, world_size: int) -> None
     def run() -> str:
         try:
             with warnings.catch_warnings():
-                # outside of a group an operation says that it does nothing
+                # on ranks outside the group, an operation warns that it does nothing
                 warnings.simplefilter("ignore")
                 simulate(keep_the_rules, world_size=world_size, args=(str(tmp_path),), link=LINK)
         except RingError as error:

@@ -1,6 +1,6 @@
-"""What Gloo costs on shared cores.
+"""The costs of Gloo on shared cores.
 
-Times typed out, and constants found again in runs that were made with them.
+Times computed by hand, and constants recovered from runs that used them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def five_messages() -> Trace:
     return story.trace()
 
 
-# A message takes 1 ms on each side, and a collective 10 ms before its first.
+# A message takes 1 ms on each side; a collective takes 10 ms before its first message.
 FREE = replace(
     calibrate(five_messages()),
     link=Link(1 * MS, 0.0),
@@ -66,7 +66,7 @@ def costing(**gloo: float) -> Any:
 def ends_ms(
     worker: object, world_size: int, calibration: Any, *args: object, seed: int = 0
 ) -> list[float]:
-    """When each rank is through, in ms."""
+    """Returns the end of each rank, in ms."""
     trace = simulate(
         worker,  # type: ignore[arg-type]
         world_size=world_size,
@@ -90,11 +90,11 @@ def call(name: str, times: int = 1) -> None:
             dist.broadcast(tensor, 0)
 
 
-# Two cores.    barrier of 2      10 ms each at once, then one exchange: two messages, 1 ms a side,
-#                                 on two cores: 2 ms
-#               all_reduce of 2   4 pieces each way, two at once: 10, then twice 2 x 2 messages
+# Two cores.    barrier of 2      10 ms each in parallel, then one exchange: two messages, 1 ms per
+#                                 side, on two cores: 2 ms
+#               all_reduce of 2   4 pieces each way, two at a time: 10, then twice 2 x 2 messages
 #                                 of 2 x 1 ms on two cores: 4 + 4 ms
-#               broadcast of 2    10, and one message, both sides at once: 1 ms
+#               broadcast of 2    10, and one message, both sides in parallel: 1 ms
 #               barrier of 4      ranks 0 and 1 until 10, 2 and 3 until 20; 4 messages of 2 x 1 ms
 #                                 are 4 ms of two cores, twice
 @pytest.mark.parametrize(
@@ -107,8 +107,8 @@ def test_collectives_take_what_gloo_does_on_the_cores(name: str, ranks: int, end
 
 def test_a_rank_goes_on_when_its_own_messages_are_there() -> None:
     root, *others = ends_ms(call, 8, replace(FREE, cores=8), "broadcast")
-    assert root == 11  # its three messages leave at once, on eight cores
-    # 4; 1 and 2, 5 and 6 whom they tell; 3, and 7 whom it tells
+    assert root == 11  # its three messages leave together, on eight cores
+    # 4; 1 and 2, then 5 and 6, to which they send; 3, then 7, to which it sends
     assert sorted(others) == [11, 12, 12, 12, 12, 13, 13]
 
 
@@ -124,9 +124,9 @@ def exchange(apart_s: float) -> None:
 
 def test_messages_stall_where_both_ranks_are_at_work_on_their_connection() -> None:
     stalling = costing(stall_s=50 * MS, stall_share=1.0)
-    # the first message; rank 1 goes on beside it
+    # the first message; meanwhile rank 1 continues
     assert ends_ms(exchange, 2, stalling, 0.0) == [51, 51]
-    # posted 5 ms after the other side; the second one waits for cores
+    # posted 5 ms after the other side; the second message waits for cores
     assert ends_ms(exchange, 2, stalling, 5 * MS) == [7, 7]
 
 
@@ -144,7 +144,7 @@ def test_the_first_operation_of_each_rank_takes_longer_once() -> None:
     assert max(ends_ms(call, 4, slow, "barrier", 2)) == 256
 
 
-# -- finding them
+# -- recovering the constants
 
 
 def test_constants_are_found_again_in_a_run_that_was_made_with_them() -> None:
@@ -155,12 +155,12 @@ def test_constants_are_found_again_in_a_run_that_was_made_with_them() -> None:
     made = MADE_WITH.gloo
     assert made is not None
     assert found.gloo is not None
-    # Processor time is not that of the virtual clock: what the messages of a collective take of it,
-    # one to eight, has been taken off the time of the whole.
+    # CPU time is not the time of the virtual clock: the CPU time of the one to eight messages of a
+    # collective has been subtracted from the time of the whole.
     assert found.gloo.collective_s <= made.collective_s + 8 * made.carrying.time_s(0) / 2
     assert found.gloo.collective_s + 8 * found.gloo.carrying.time_s(0) / 2 >= made.collective_s
     assert found.gloo.stall_s == pytest.approx(made.stall_s, rel=0.1)
-    # some are hidden behind another one
+    # some are hidden behind another message
     assert found.gloo.stall_share == pytest.approx(made.stall_share, rel=0.35)
     assert found.missing == ()
     # some wait for a core
@@ -171,7 +171,7 @@ def test_core_time_is_read_from_the_marks() -> None:
     story = Story(2)
     for number, size_bytes in enumerate([1000] * 4 + [2000] * 4 + [1]):
         at = 10.0 * number
-        # 3 ms of main threads, and 0.1 or 0.2 ms of others on each side; and 7 ms at first
+        # 3 ms of main threads, 0.1 or 0.2 ms of other threads on each side, and 7 ms at first
         for rank in range(2):
             main_s = 3 * MS * number + 7 * MS * (number > 0)
             others_s = 0.1 * MS * min(number, 4) + 0.2 * MS * max(number - 4, 0)
@@ -191,8 +191,8 @@ def test_what_is_not_there_is_said() -> None:
     found = calibrate(five_messages())
     assert found.gloo is None
     assert len(found.missing) == 4
-    assert found.missing[2:] == ("what a collective costs", "how often messages stall")
-    assert "world_size=2) takes a few seconds and shows everything" in str(found)
+    assert found.missing[2:] == ("the cost of a collective", "the share of messages that stall")
+    assert "world_size=2), which takes a few seconds" in str(found)
 
 
 def test_all_times_are_scaled_and_nothing_else() -> None:
@@ -209,7 +209,7 @@ def test_the_worker_needs_two_ranks() -> None:
         simulate(calibration_worker, world_size=3, link=NOTHING)
 
 
-# -- what comes of it
+# -- predictions with them
 
 
 def ring_of(rounds: int) -> None:
@@ -240,7 +240,7 @@ def test_the_time_of_two_runs_is_shared_out() -> None:
 
     ::
 
-    rank 0   compute 4 ms | program 1 | isend 2 | ................ | wait: 3 late, 1 on its way
+    rank 0   compute 4 ms | program 1 | isend 2 | ................ | wait: 3 late, 1 in flight
     rank 1                                        recv at 10: posting 0, transfer 1
     """
 

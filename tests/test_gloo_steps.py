@@ -1,4 +1,4 @@
-"""The messages that Gloo's collectives are made of."""
+"""The messages that make up Gloo's collectives."""
 
 from __future__ import annotations
 
@@ -35,5 +35,5 @@ def test_every_message_of_a_collective_has_two_sides(
 def test_an_all_reduce_moves_every_byte_round_the_ring_twice(count: int, steps: int) -> None:
     found, under_way = list_steps("all_reduce", 1, count, -1, 4096)
     assert (len(found), under_way) == (steps, 2)
-    # the least that an all_reduce can move
+    # the lower bound for an all_reduce
     assert sum(step.size_bytes for step in found) == 2 * (count - 1) / count * 4096

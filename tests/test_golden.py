@@ -1,4 +1,4 @@
-"""What users get is what it was: see golden/freeze.py, which also writes the files again."""
+"""Frozen results for users stay as they were: see golden/freeze.py, which can rewrite the files."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import freeze
 @pytest.mark.parametrize("file", freeze.FILES)
 def test_users_get_what_they_got(file: str) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # torch's, of names that it will drop
+        warnings.simplefilter("ignore", FutureWarning)  # torch's, for names that it will drop
         now, kept = freeze.FILES[file](), (freeze.HERE / file).read_text()
     if file.startswith(("names/", "faults/")):
-        # more is no harm
+        # additional data is allowed
         assert [line for line in kept.splitlines() if line not in set(now.splitlines())] == []
     else:
         assert now == kept

@@ -181,23 +181,23 @@ RULES: dict[str, list[tuple[dict[str, Any], str]]] = {  # what is wrong, and wha
     ],
     "simulate_schedule": [
         ({"costs": Costs(forward=[1, 2, 3])}, "forward must have one time for each stage, got 3"),
-        ({"costs": Costs(forward=-1)}, r"must be a number from 0, got -1 \(F of every stage\)"),
-        ({"costs": Costs(weight=[1, float("nan")])}, r"from 0, got nan \(W of stage 1\)"),
-        ({"costs": Costs(latency=float("inf"))}, "a time must be a number from 0, got inf"),
-        ({"costs": Costs(forward=10**400)}, "a time must be a number from 0, got 1000"),
-        ({"costs": Costs(latency=1)}, "latency must be 0 where link is given, got 1"),
-        ({"costs": []}, "costs and link must be as many, 1 or more, got 0 and 0"),
-        ({"costs": [Costs()], "link": [LINK] * 2}, "costs and link must be as many, .* 1 and 2"),
-        ({"costs": [Costs(), 3]}, "costs must be Costs, or a list of them, got"),
+        ({"costs": Costs(forward=-1)}, r"must be from 0 to .*, got -1 \(F of every stage\)"),
+        ({"costs": Costs(weight=[1, float("nan")])}, r"from 0 to .*, got nan \(W of stage 1\)"),
+        ({"costs": Costs(latency=float("inf"))}, "a time must be from 0 to .*, got inf"),
+        ({"costs": Costs(forward=10**400)}, "a time must be from 0 to .*, got 1000"),
+        ({"costs": Costs(latency=1)}, "latency must be 0 if link is given, got 1"),
+        ({"costs": []}, "costs and link must have the same length, at least 1, got 0 and 0"),
+        ({"costs": [Costs()], "link": [LINK] * 2}, "costs and link must have the same .* 1 and 2"),
+        ({"costs": [Costs(), 3]}, "costs must be Costs, or a list of Costs, got"),
         ({"link": [LINK]}, r"link must be a Link, got \[Link"),
         ({"link": "x"}, "link must be a Link, got 'x'"),
         ({"link": {(0, 1): LINK}}, r"link must have an entry for each pair .* for \(1, 0\)"),
         ({"link": {(0, 1): 3}}, r"link\[\(0, 1\)\] must be a Link, got 3"),
-        ({"link": None, "size_bytes": 8}, "size_bytes must be left out where no link is given"),
+        ({"link": None, "size_bytes": 8}, "size_bytes needs a link, got 8 without one"),
         ({"size_bytes": [1, 2]}, "must be one number, or one for each of 1 boundaries, got 2"),
         ({"size_bytes": -1}, r"size_bytes must be from 0 to 2\*\*53, got -1"),
         ({"size_bytes": 2**63}, r"size_bytes must be from 0 to 2\*\*53, got 92233"),
-        ({"size_bytes": 1.5}, "size_bytes must be an integer, or a list of them, got 1.5"),
+        ({"size_bytes": 1.5}, "size_bytes must be an integer or a list of integers, got 1.5"),
         ({"semantics": "eager"}, "semantics must be one of rendezvous, buffered, got 'eager'"),
         ({"ahead": -1}, "ahead must be an integer from 0, got -1"),
         ({"ahead": 1.5}, "ahead must be an integer from 0, got 1.5"),
@@ -205,14 +205,14 @@ RULES: dict[str, list[tuple[dict[str, Any], str]]] = {  # what is wrong, and wha
         ({"num_microbatches": None}, "num_microbatches must be an integer from 1, got None"),
         ({"num_ranks": 0}, "num_ranks must be an integer from 1, got 0"),
         ({"num_ranks": True}, "num_ranks must be an integer from 1, got True"),
-        ({"num_ranks": 10**20}, "must make a step of 100,000,000 forward passes or fewer"),
+        ({"num_ranks": 10**20}, "must make a step of at most 100,000,000 forward passes"),
         ({"num_chunks": 2}, "num_chunks of 1f1b must be 1, got 2"),
     ],
     "schedule": [
         ({"schedule": "2f2b"}, "a schedule must be one of gpipe, .*, got '2f2b'"),
         (
             {"schedule": make_schedule("1f1b", 2, 2)},
-            r"num_ranks, .* must be left out, got \(2, 2, None\): the schedule says",
+            r"num_ranks, .* must be omitted if a schedule is given, got \(2, 2, None\)",
         ),
     ],
     "rehearse": [
@@ -278,7 +278,5 @@ def test_a_step_that_no_trace_can_hold() -> None:
         "1f1b", Costs(1e10, 1e10, 1e10), num_ranks=2, num_microbatches=2
     )
     assert run.makespan == 9e10
-    with pytest.raises(
-        RingError, match=r"costs must make a step of 9e\+09 or less for a trace of it, got 9e"
-    ):
+    with pytest.raises(RingError, match=r"the step must take 9e\+09 s .* for a trace, got 9e"):
         run.trace()

@@ -129,7 +129,7 @@ def test_simulated_ranks_measure_the_links_of_their_own_run_and_no_others() -> N
     assert times_us(tables[0], "pingpong", 2, 0) == SLOW_TIMES_US
     assert tables[0] == tables[1] == tables[2]
     assert tables[0].metadata["source"] == "simulated"
-    with pytest.raises(RingError, match="simulate must be called outside of simulated ranks"):
+    with pytest.raises(RingError, match="simulate cannot be called from a simulated rank"):
         run(2, sizes=[8], link=LINK)
     with pytest.raises(RingError, match="world_size must be 2, or omitted"):
         run(2, 3, [8])

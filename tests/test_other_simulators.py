@@ -1,6 +1,6 @@
 """Programs of sends and recvs take as long in SimGrid, if it is installed.
 
-It is the package ``python3-simgrid`` of Debian, for the system's Python.
+It is the Debian package ``python3-simgrid``, for the system's Python.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ringsim import simulate
 LINK = ringsim.Link(alpha_s=10e-6, beta_s_per_byte=1e-9)
 HERE = Path(__file__).parent
 PYTHON = shutil.which("python3", path="/usr/bin") or ""
-Program = list[list[list[Any]]]  # by rank: what it does, one after the other
+Program = list[list[list[Any]]]  # by rank: its operations in order
 
 
 def is_there(command: list[str]) -> bool:
@@ -39,9 +39,9 @@ needs_simgrid = pytest.mark.skipif(
 
 
 def make_program(seed: int) -> Program:
-    """Returns a program of blocking messages of any size, in one order of all, and of work.
+    """Returns a program of work and of blocking messages of any size, in one order for all ranks.
 
-    Every other one begins with a shift.
+    Every other program begins with a shift.
     """
     draw = random.Random(seed)
     size = draw.randint(2, 6)

@@ -648,7 +648,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: by_weight([1, math.nan], 2), r"got nan \(layer 1\)"),
     (lambda: by_weight([1], 2, last=math.inf), r"got inf \(last\)"),
     (lambda: partition_model(TWO, 2, by=[2, 2]), r"must add up to 2 layers, got \[2, 2\] = 4"),
-    (lambda: partition_model(TWO, 2, by=[3, -1]), "must be 0 or more each"),
+    (lambda: partition_model(TWO, 2, by=[3, -1]), "sizes must be non-negative"),
     (lambda: partition_model(TWO, 3, by="size"), '"count", "parameters", "time" or a list'),
     (lambda: partition_model(TWO, 3, by=[1, 1]), r"a number for each of 3 stages, got \[1, 1\]"),
     (lambda: partition_model(TWO, 3, by="time"), "sample must be given"),

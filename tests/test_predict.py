@@ -1,6 +1,6 @@
 """Calibration, comparison and scaling.
 
-Constants found again in traces made with them, errors that are typed out, few ranks for many.
+Constants recovered from traces made with them, errors computed by hand, many ranks from few.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def talk(
         sends.append((send, arrived, size_bytes))
         other = arrived + AROUND_MS
         clock = send + SENDING.time_s(size_bytes) * 1e3
-    for place, (send, arrived, size_bytes) in enumerate(sends):  # the waits follow each other
+    for place, (send, arrived, size_bytes) in enumerate(sends):  # one wait after another
         wait = clock + 0.001 * place
         times = (send, wait, max(wait, arrived))
         story.op(0, "isend", times, peer=1, size_bytes=size_bytes, **about)
@@ -110,21 +110,22 @@ def test_several_traces_count_together_and_one_size_is_all_latency() -> None:
     assert found.link.time_s(65536) == near(LINK.time_s(65536))
     found = calibrate(talk((65536,)).trace())
     assert constants(found.link) == [near(LINK.time_s(65536)), 0]
-    assert "doubtful: messages had one size only" in str(found)
+    assert "doubtful: all messages had the same size" in str(found)
 
 
 def test_a_busy_machine_is_doubtful_and_a_single_disturbance_does_not_count() -> None:
     assert calibrate(talk(disturbed={3: 40.0}).trace()).sleep_s == near(SLEEP_MS * 1e-3)
-    busy, rule = "the machine was busy with other things: ", "less than {} ms is usual"
+    busy, rule = "the machine was busy with other work: ", "(usually less than {} ms)"
     found = calibrate(talk(rounds=8, disturbed=dict.fromkeys(range(0, 16, 3), 4.0)).trace())
-    assert found.notes == (f"{busy}sleeps ended up to 4.0 ms apart, {rule.format(1)}",)
+    assert found.notes == (f"{busy}the ends of sleeps varied by 4.0 ms {rule.format(1)}",)
     found = calibrate(talk(receiving_ms=0.8).trace())
-    assert found.notes == (f"{busy}posting a receive took up to 0.8 ms, {rule.format(0.5)}",)
+    assert found.notes == (f"{busy}posting a receive took up to 0.8 ms {rule.format(0.5)}",)
     story = Story(2)
-    for begin in (0.0, 5.0, 10.0, 15.0):  # with 4 ms or more of something between two messages
+    for begin in (0.0, 5.0, 10.0, 15.0):  # with at least 4 ms of other work between two messages
         story.message(0, 1, (begin + 0.5, begin + 0.6, begin + 1), (begin, begin + 0.01, begin + 1))
     assert calibrate(story.trace()).notes[1:] == (
-        "ranks computed for 4.2 ms at a time without ringsim.compute: that will take no time",
+        "ranks computed for 4.2 ms at a time outside ringsim.compute, which takes no time in "
+        "predictions",
     )
 
 
@@ -145,14 +146,14 @@ def test_times_of_the_stages_are_medians() -> None:
 @pytest.mark.parametrize(
     ("traces", "says"),
     [
-        ([], "calibrate must be given a trace, got none"),
+        ([], "calibrate needs at least one trace, got none"),
         ([talk().trace(source="simulated")], "must be measured, got a simulated one"),
         (
             [talk(rounds=1).trace()],
-            "must have 3 messages of a size whose receiver waited for them, got 2 of any size",
+            "must have 3 messages of one size whose receiver waited for them, got 2 of any size",
         ),
         ([Story(1).trace()], "must have 3 messages"),
-        ([talk().trace(machine={})], "a calibration must know how many cores there are"),
+        ([talk().trace(machine={})], "a trace does not contain the number of cores"),
     ],
 )
 def test_what_cannot_be_calibrated_from(traces: list[Trace], says: str) -> None:
@@ -162,7 +163,7 @@ def test_what_cannot_be_calibrated_from(traces: list[Trace], says: str) -> None:
 
 def test_early_sends_are_told_apart() -> None:
     story = talk()
-    for number in range(6):  # posted before its receive: cheap, whatever the size
+    for number in range(6):  # posted before its receive: cheap at every size
         at = 500.0 + 20 * number
         send, recv = (at, at + 0.030, at + 10), (at + 5, at + 5.009, at + 10)
         story.message(0, 1, send, recv, size_bytes=262144)
@@ -173,7 +174,7 @@ def test_early_sends_are_told_apart() -> None:
 
 def test_messages_that_came_before_anybody_waited_do_not_count() -> None:
     story = talk()
-    for number in range(9):  # "done" says nothing of the message
+    for number in range(9):  # "done" does not show when the message arrived
         at = 200.0 + 10 * number
         story.message(1, 0, (at, at, at + 5), (at - 1, at + 8, at + 8.001), size_bytes=1024)
         story.span(0, "work", at + 1, at + 7)
@@ -181,7 +182,7 @@ def test_messages_that_came_before_anybody_waited_do_not_count() -> None:
     assert (found.num_messages, found.link.alpha_s) == (8, near(LINK.alpha_s))
 
 
-# -- what the virtual clock makes of a calibration
+# -- a calibration on the virtual clock
 
 CALIBRATION = replace(
     calibrate(talk().trace()),
@@ -211,16 +212,16 @@ def talk_then_wait() -> None:
 def test_sleeping_posting_and_travelling_take_what_the_calibration_says() -> None:
     trace = simulate(talk_then_wait, world_size=2, link=CALIBRATION.link, compute=CALIBRATION)
     frame = trace.to_pandas().set_index(["rank", "op"])
-    assert frame.loc[(0, "span"), "done_ns"] == 1_100_000  # 70 + 30 us longer than asked
+    assert frame.loc[(0, "span"), "done_ns"] == 1_100_000  # 70 + 30 us longer than requested
     assert frame.loc[(0, "isend"), "post_ns"] == 1_100_000
     assert frame.loc[(0, "mark"), "post_ns"] == 1_120_100  # 20 us, and 0.1 us for 1000 bytes
     assert frame.loc[(1, "mark"), "post_ns"] == 10_000
-    # the message is on its way while it is still posted: 50 us and 0.5 us
+    # the message is in flight while it is still posted: 50 us and 0.5 us
     assert frame.loc[(1, "irecv"), "done_ns"] == 1_150_500
 
 
 def measured(trace: Trace) -> Trace:
-    """Returns a simulated trace as ranks would have left it that take just these times."""
+    """Returns a simulated trace like that of real ranks with exactly these times."""
     return Trace(trace.events, {**trace.metadata, "source": "measured", "machine": {"cores": 2}})
 
 
@@ -237,7 +238,7 @@ def test_constants_go_round() -> None:
     trace = simulate(worker, world_size=2, link=CALIBRATION.link, compute=CALIBRATION)
     found, made = calibrate(measured(trace)), CALIBRATION
     assert constants(found.link, found.sending) == near(constants(made.link, made.sending))
-    # the last two are one in the trace
+    # the trace combines the last two
     assert (found.sending_early_s, found.receiving_s, found.sleep_s) == near(
         (made.sending_early_s, made.receiving_s, made.sleep_s + made.around_s)
     )
@@ -265,17 +266,17 @@ def test_stages_take_the_times_that_were_measured_and_others_are_refused() -> No
         simulate(train, world_size=4, compute=CALIBRATION, link=CALIBRATION.link)
 
 
-# of a trace with one size, all counts as latency
+# from a trace with one size, where everything counts as latency
 SLOW_LINK = Link(alpha_s=200e-6, beta_s_per_byte=0.0)
 SIZE_BYTES = 4096
 DOUBT = (
-    "doubtful constants: messages had one size only: all of their time counts as latency, and "
-    "other sizes are not predicted"
+    "doubtful constants: all messages had the same size, so their whole time counts as latency, "
+    "and the times of other sizes are not predicted"
 )
 
 
 def recorded(name: str, world_size: int, costs: Costs) -> Trace:
-    """A trace of two steps as ranks would leave it that take just these times."""
+    """Returns a trace of two steps like that of real ranks with exactly these times."""
     args = (make_schedule(name, world_size, 8), costs)
     kwargs = {"size_bytes": SIZE_BYTES, "steps": 2}
     return measured(
@@ -287,7 +288,7 @@ ONE_TWO = Costs(forward=0.001, backward=0.002)
 
 
 def test_every_prediction_says_what_makes_its_constants_doubtful() -> None:
-    """In words where it is printed, and briefly in the line under its pictures."""
+    """In full when printed, and briefly in the line under its plots."""
     real = recorded("1f1b", 2, ONE_TWO)
     virtual = predict(
         rehearse,
@@ -305,7 +306,7 @@ def test_every_prediction_says_what_makes_its_constants_doubtful() -> None:
 
 
 def test_a_worker_is_predicted_with_all_that_the_trace_tells() -> None:
-    """What it computes, messages, posting, and the cores that its ranks share."""
+    """Its computations, messages, posting, and the cores that its ranks share."""
     real = recorded("1f1b", 2, ONE_TWO)
     found = calibrate(real)
 
@@ -324,7 +325,7 @@ def test_a_worker_is_predicted_with_all_that_the_trace_tells() -> None:
     assert predict(worker, world_size=4, from_trace=real, args=(1,)).world_size == 4
     on_gpus = Trace(real.events, {**real.metadata, "backend": "nccl"})
     alone = predict(talk_then_wait, world_size=2, from_trace=on_gpus)
-    assert alone.metadata["constants"]["semantics"] == "grouped"  # where no core carries a message
+    assert alone.metadata["constants"]["semantics"] == "grouped"  # if messages need no core
 
 
 def test_a_schedule_is_predicted_by_name_or_as_it_is() -> None:
@@ -338,10 +339,10 @@ def test_a_schedule_is_predicted_by_name_or_as_it_is() -> None:
     assert makespan("1f1b", 16) == scale(real, world_size=16).makespan
     assert makespan("1f1b", 4, split) > makespan("zb_h1", 4, split)
     wrong: list[tuple[Any, int, dict[str, Any], str]] = [
-        ("zb_h1", 4, {}, "a step whose backward is split, as that of zb_h1 is, got '1f1b'"),
+        ("zb_h1", 4, {}, "a step with a split backward, as in zb_h1, got '1f1b'"),
         (same, 4, {}, "world_size must be the schedule's number of ranks, 8, got 4"),
-        (7, 4, {}, "must be a function, a Schedule or its name, got 7"),
-        (same, 8, {"args": (1,)}, "args and kwargs must be left out with a schedule"),
+        (7, 4, {}, "must be a function, a Schedule or the name of a schedule, got 7"),
+        (same, 8, {"args": (1,)}, "args and kwargs must be omitted with a schedule"),
     ]
     for asked, world_size, more, says in wrong:
         with pytest.raises(ArgumentError, match=says):
@@ -362,9 +363,9 @@ def test_like_stages_scale_to_the_schedule_itself(name: str, world_size: int) ->
 @pytest.mark.parametrize(
     ("name", "forward", "expected"),
     [
-        # The ends keep their times, those between take the mean.
+        # The end stages keep their times, inner stages take the mean.
         ("1f1b", (0.001, 0.002, 0.004, 0.006), (0.001, *[0.003] * 7, 0.006)),
-        # two have nothing between but their mean
+        # with two stages, inner stages take the mean of both
         ("gpipe", (0.001, 0.003), (0.001, 0.002, 0.002, 0.002, 0.003)),
     ],
 )
@@ -396,19 +397,19 @@ def test_what_cannot_be_scaled() -> None:
         rehearse, world_size=2, args=(mine, Costs()), kwargs={"size_bytes": 8}, link=SLOW_LINK
     )
     for given_trace, world_size, says in [
-        (trace, 1, "world_size must be an integer from 2, got 1"),
-        (without, 4, "trace must have a step of a pipeline, got one without"),
-        (odd, 4, "must have a step of a known schedule on 2 ranks or more, got 'mine' on 2"),
+        (trace, 1, "world_size must be an integer of at least 2, got 1"),
+        (without, 4, "trace contains no pipeline step"),
+        (odd, 4, "must have a step of a known schedule on at least 2 ranks, got 'mine' on 2"),
     ]:
         with pytest.raises(ArgumentError, match=says):
             scale(given_trace, world_size=world_size)
 
 
-# -- two runs side by side
+# -- comparing two runs
 
 
 def step(scale: float = 1.0, latency: float = 0.25, steps: int = 1) -> Trace:
-    """A recorded 1F1B, all times multiplied; a unit lasts 2 ms."""
+    """Returns a recorded 1F1B step with all times multiplied; a unit lasts 2 ms."""
     costs = Costs(forward=scale, backward=2 * scale, latency=latency * scale)
     return trace_of(*[evaluate(SCHEDULE, costs)] * steps)
 
@@ -427,12 +428,12 @@ def test_errors_are_signed_and_relative_to_what_was_measured() -> None:
 
 def test_no_communication_is_the_same_schedule_without_messages() -> None:
     comparison = compare(step(latency=0.25), step(latency=0.25))
-    without = evaluate(SCHEDULE, Costs(forward=1, backward=2)).makespan * 2e-3  # 2 ms a unit
+    without = evaluate(SCHEDULE, Costs(forward=1, backward=2)).makespan * 2e-3  # 2 ms per unit
     assert comparison.no_communication_s == pytest.approx(float(without))
     assert comparison.baseline("no communication").bias == pytest.approx(
         float(without) / comparison.real_steps_s[0] - 1
     )
-    assert comparison.nominal_s is None  # nobody asked for seconds
+    assert comparison.nominal_s is None  # no seconds were requested
     says = r"name must be one of the baselines \['no communication'\], got 'nominal'"
     with pytest.raises(ArgumentError, match=says):
         comparison.baseline("nominal")
@@ -456,7 +457,7 @@ def test_nominal_is_what_the_program_asked_for() -> None:
     assert "baseline nominal: 10.000 ms" in repr(comparison)
     story = Story(1)
     story.span(0, "step gpipe", 9, 24)
-    # computations that touch: on a virtual clock nothing lies between them
+    # adjacent computations: on a virtual clock, there is no time between them
     for microbatch in range(2):
         begin = 10.0 + 5 * microbatch
         story.span(0, "forward", begin, begin + 5, stage=0, microbatch=microbatch)
@@ -488,7 +489,7 @@ def test_runs_with_nothing_in_common_are_refused_and_others_say_what_they_lack()
         (one_message(1, 3, 3), one_message(2, 3, 3)),
         (Story(3).trace(), Story(2).trace()),
     ):
-        with pytest.raises(ArgumentError, match="must have something to compare"):
+        with pytest.raises(ArgumentError, match="have no finished operation in common"):
             compare(real, virtual)
     longer = compare(step(steps=2), step(steps=1))
     assert (longer.steps.count, longer.unpaired) == (1, (0, 0)), (
@@ -501,7 +502,7 @@ def test_runs_with_nothing_in_common_are_refused_and_others_say_what_they_lack()
 
 
 def slowed(schedule: str = "1f1b", *, stage: int = 1, since: int = 3, by_ms: float = 2.0) -> Trace:
-    """Six simulated steps; one stage's forwards take longer from one step on."""
+    """Six simulated steps; from one step on, one stage's forwards take longer."""
 
     def work() -> None:
         for number in range(6):
@@ -530,7 +531,7 @@ def test_a_change_is_found_where_it_was_made(stage: int, since: int, by_ms: floa
     assert where == (since, stage, stage, "forward")
     event = after[int(found.began[row])]
     assert (event.rank, event.stage, event.microbatch) == (stage, stage, 0)
-    said = f"most of it: step {since}, rank {stage}: forward of stage {stage} took "
+    said = f"largest change: step {since}, rank {stage}: forward of stage {stage} took "
     assert said in repr(comparison)
     other = compare(after, before).to_pandas().set_index(["step", "rank", "operation"]).sort_index()
     assert other.longer_s.tolist() == pytest.approx((-table.longer_s).tolist())
@@ -568,7 +569,7 @@ def test_all_of_a_ranks_time_is_shared_out(
     for column, trace in (("first_s", before), ("second_s", after)):
         steps = trace.to_pandas().query(
             "label.str.startswith('step') == True", engine="python"
-        )  # pandas 2 has no answer where there is no label
+        )  # pandas 2 has no answer without a label
         took_s = ((steps.done_ns - steps.post_ns) * 1e-9).tolist()
         assert table[column].tolist() == pytest.approx(took_s, abs=1e-8)
 

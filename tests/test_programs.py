@@ -1,4 +1,4 @@
-"""Programs of traces, and programs run on the virtual clock."""
+"""Programs recovered from traces, and programs run on the virtual clock."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_simulated_step_takes_as_long_again_and_on_another_link_as_long_as_the
 
 
 def pass_round(rounds: int) -> None:
-    """Works unevenly, passes something on while it works on, and adds it up with all others."""
+    """Works unevenly, passes a tensor on while it works on, and adds it up with all others."""
     ring = ringsim.current_ring()
     token = torch.zeros(250)
     for _ in range(rounds):
@@ -82,7 +82,7 @@ def pass_round(rounds: int) -> None:
         ringsim.compute(5e-4)
         for work in works:
             work.wait()
-    dist.all_reduce(torch.zeros(250_000))  # so much that it goes round the ring, as in a replay
+    dist.all_reduce(torch.zeros(250_000))  # so large that it uses the ring, as in a replay
 
 
 def test_a_simulated_worker_takes_as_long_again() -> None:
@@ -92,9 +92,9 @@ def test_a_simulated_worker_takes_as_long_again() -> None:
 
 @st.composite
 def programs(draw: st.DrawFn) -> list[list[ProgramStep]]:
-    """Programs of three ranks, each one after the other but for messages that are waited for later.
+    """Programs of three ranks, in order except for messages that are waited for later.
 
-    Every message meets its other side.
+    Every message has its other side.
     """
     ranks: list[list[ProgramStep]] = [[], [], []]
     front: list[tuple[int, ...]] = [(), (), ()]

@@ -1,4 +1,4 @@
-"""Replay: the lessons as they were recorded, where torch is not installed and nothing runs."""
+"""Replay: the lessons as recorded, without torch and without running anything."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import ringsim
 from ringsim.errors import RingError
 
 NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
-# No torch; and no pictures, which are drawn and looked at where the lessons run.
+# No torch and no plots, which are drawn and checked where the lessons run.
 PRELUDE = (
     "import sys; sys.modules['torch'] = None; import ringsim; del ringsim.Trace._repr_mimebundle_"
 )
@@ -40,7 +40,7 @@ def test_a_lesson_goes_to_its_end_without_torch(lesson: str, client: NotebookCli
     client.kc.execute(f"get_ipython().reset(new_session=True)\n{PRELUDE}", silent=True)
     texts = {}
     for index, cell in enumerate(client.nb.cells):
-        client.execute_cell(cell, index)  # a run without a record raises here
+        client.execute_cell(cell, index)  # a run without a record raises an error here
         texts[cell.id] = "".join(
             out.get("text", "") + out.get("data", {}).get("text/plain", "")
             for out in cell.get("outputs", ())

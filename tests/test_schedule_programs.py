@@ -1,4 +1,4 @@
-"""Programs of sends and receives on a clock: who meets whom, and who waits for ever."""
+"""Programs of sends and receives on a clock: matching messages, and ranks that wait forever."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_everybody_sends_first(num_ranks: int) -> None:
         (rank, 1, 0, (rank + 1) % num_ranks) for rank in range(num_ranks)
     ]
     assert run_programs(programs, semantics="buffered").blocked == ()
-    # one of them receives first: the usual cure
+    # one of them receives first, which is the usual remedy
     programs[0] = blocking(Receive(num_ranks - 1), Send(1))
     assert run_programs(programs).blocked == ()
 

@@ -1,6 +1,6 @@
-"""Simulated schedules against the evaluator, an independent reckoning and rehearsed steps.
+"""Simulated schedules against the evaluator, an independent calculation, and rehearsed steps.
 
-Critical path, slack, sensitivity, traces.
+Also covers critical path, slack, sensitivity, and traces.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ CASES = [
     ("interleaved_1f1b", 3),
     ("looped_bfs", 3),
 ]
-# the message that a computation waits for, if another rank has what it needs
+# the message that a computation waits for, if another rank sends it
 RECEIVES = {"F": "RECV_F", "B": "RECV_B", "I": "RECV_B"}
-# what the spans of a trace are called
+# the names of the spans of a trace
 KINDS = {"forward": "F", "backward": "B", "input_grad": "I", "weight_grad": "W"}
 seeds = st.integers(0, 2**32)
 Links = dict[tuple[int, int], Link]
@@ -64,9 +64,9 @@ def draw_links(chance: random.Random, ranks: int) -> Links:
 
 
 def draw_schedule(chance: random.Random) -> Schedule:
-    """Draws a whole step that nobody has named.
+    """Draws an unnamed schedule of a whole step.
 
-    Any placement, whole and split backwards, in any order that can end.
+    Any placement, whole and split backwards, in any order that can finish.
     """
     ranks, microbatches = chance.randint(1, 4), chance.randint(1, 5)
     stage_ranks = tuple(chance.randrange(ranks) for _ in range(chance.randint(1, 6)))
@@ -92,7 +92,7 @@ def draw_schedule(chance: random.Random) -> Schedule:
 def move_posts(lowered: Schedule, chance: random.Random) -> Schedule:
     """Posts some messages later than `lower` does, in the same order.
 
-    Whether the ranks still come to an end is not said.
+    The ranks may no longer finish.
     """
     rows = []
     for row in map(list, lowered.actions):
@@ -185,7 +185,7 @@ def test_closed_forms_at_full_width(name: str) -> None:
 
 
 class Drawn(NamedTuple):
-    """A step that was drawn, and simulated."""
+    """A randomly drawn and simulated step."""
 
     lowered: Schedule
     costs: Costs
@@ -213,7 +213,7 @@ def draw_run(seed: int, semantics: Semantics, ahead: int) -> Drawn:
 def reckon(
     drawn: Drawn, semantics: str, slower: Action | None = None, by: float = 0
 ) -> dict[Action, Any]:
-    """Finds when each computation ends, by going through the rows until nothing changes.
+    """Computes the end of each computation by going through the rows until nothing changes.
 
     One computation is slower ``by`` some time.
     """
@@ -289,7 +289,7 @@ def test_waves_are_the_same_as_any_schedule(
 
 
 def check_reason(before: Any, hop: Any, lowered: Schedule) -> None:
-    """Holds a hop's reason against where the two stand in the rows."""
+    """Compares a hop's reason with the positions of the two actions in the rows."""
     if before is None:
         assert hop.reason == "start"
         return
@@ -417,7 +417,7 @@ def computed(trace: Trace) -> pd.DataFrame:
 
 
 def actions_of(trace: Trace) -> list[list[tuple[int, str, int]]]:
-    """Returns what each rank computes: stage, kind and microbatch."""
+    """Returns the stage, kind and microbatch of each computation of each rank."""
     frame = computed(trace)
     return [
         list(zip(own.stage, own.label.map(KINDS), own.microbatch, strict=True))
@@ -465,7 +465,7 @@ def test_part_of_a_trace() -> None:
     assert (len(messages), some.unmatched, early.unmatched) == (18, [], [])
     assert computed(some).done_ns.tolist() == every[every["rank"].isin([2, 3])].done_ns.tolist()
     assert some.metadata["notes"] == ["only ranks 2, 3"]
-    assert "step part of 1f1b" in set(some.to_pandas().label)  # no closed form is meant for it
+    assert "step part of 1f1b" in set(some.to_pandas().label)  # no closed form applies to it
     assert computed(early).done_ns.tolist() == every[every.post_ns <= 4e9].done_ns.tolist()
     assert 0 < len(early.messages) < len(whole.messages)
 
@@ -473,7 +473,7 @@ def test_part_of_a_trace() -> None:
 def test_too_many_events_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ringsim.simulator.step_trace.MOST_EVENTS", 100)
     run = simulate_small("1f1b", p=4, m=20)
-    words = r"a trace must have 100 events or fewer, got 400. Ask for a part"
+    words = r"a trace must have 100 events or fewer, got 400. Select a part"
     with pytest.raises(ArgumentError, match=words):
         run.trace()
     assert len(run.trace(ranks=[0]).events) == 41
@@ -491,9 +491,9 @@ def sides(trace: Trace, kind: str) -> pd.DataFrame:
 def compare(
     schedule: Schedule, chance: random.Random, ahead: int, semantics: Semantics = "rendezvous"
 ) -> int:
-    """Holds the computations and the messages of both against each other, to the nanosecond.
+    """Compares the computations and the messages of both, to the nanosecond.
 
-    Returns how many messages there were.
+    Returns the number of messages.
     """
     p, size = schedule.num_ranks, 1000
     costs = Costs(

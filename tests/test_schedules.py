@@ -1,9 +1,9 @@
-"""Schedules: drawn here as staircases, read and written as text, against torch's own.
+"""Schedules drawn here as staircases, read and written as text, and compared with torch's.
 
-Their closed forms against the evaluator. torch 2.13's ``Schedule1F1B`` writes the last rank's row
-without its first forward and with one too many at the end, though it does not run that row; so 1F1B
-is held against closed forms only. Its interleaved schedules want equal rounds, DualPipeV two
-microbatches a rank.
+Their closed forms are compared with the evaluator. torch 2.13's ``Schedule1F1B`` writes the last
+rank's row without its first forward and with an extra one at the end, though it does not run that
+row; so 1F1B is compared only with closed forms. torch's interleaved schedules need equal rounds,
+its DualPipeV two microbatches per rank.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ ALL = [(name, None) for name in SCHEDULE_NAMES] + [
     ("looped_bfs", 3),
 ]
 KINDS = ("F", "B", "I", "W", "SEND_F", "SEND_B", "RECV_F", "RECV_B")
-# What torch does not have: each rank at each unit of time, where F, I and W take one unit each, and
+# Schedules that torch lacks: each rank at each unit of time, where F, I and W take one unit each,
+# and
 # B two; digits are microbatches, -- the rest of a B.
 DRAWN = {
     ("1f1b", 3, 4): """
@@ -74,13 +75,13 @@ DRAWN = {
 
 
 def typed(stage_ranks: str, num_microbatches: int, *rows: str) -> Schedule:
-    """Reads a schedule of rows of actions, and of the rank of each stage."""
+    """Makes a schedule from rows of actions and the rank of each stage."""
     actions = tuple(tuple(map(parse_action, row.split())) for row in rows)
     return Schedule("typed", num_microbatches, tuple(map(int, stage_ranks.split())), actions)
 
 
 def read_table(table: str) -> list[tuple[Schedule, str]]:
-    """Reads schedules, "ranks of the stages | microbatches | row / row", each above some words."""
+    """Reads schedules, "ranks of the stages | microbatches | row / row", each above its error."""
     lines = [line.strip() for line in table.strip().splitlines()]
     found = []
     for case, words in zip(lines[::2], lines[1::2], strict=True):
@@ -159,7 +160,7 @@ def test_any_text_is_read_or_refused(text: str) -> None:
         assert from_csv(to_csv(schedule)).actions == schedule.actions
 
 
-# -- beside torch's
+# -- compared with torch's
 
 SAME = [
     ("GPipe", "gpipe", 1),
@@ -173,7 +174,7 @@ SAME = [
 
 
 def torch_makes(name: str, num_ranks: int, num_microbatches: int) -> bool:
-    """Whether torch makes the schedule for so many microbatches."""
+    """Returns whether torch can make the schedule for this number of microbatches."""
     if name == "interleaved_1f1b":
         return num_microbatches % max(1, num_microbatches // num_ranks) == 0
     return name != "dualpipe_v" or num_microbatches >= 2 * num_ranks
@@ -186,7 +187,7 @@ def test_order_is_that_of_torch(theirs: str, name: str, num_chunks: int) -> None
             rows = get_schedule_ops(theirs, p, m, num_stages_per_rank=num_chunks)
             cells = [["" if action is None else str(action) for action in row] for row in rows]
             text = "\n".join(map(",".join, cells))
-            # ours takes them one after the other
+            # ours takes them one after another
             text = re.sub(r"\((\w+);(\w+)\)OVERLAP_F_B", r"\1,\2", text)
             assert from_csv(text, name=name) == make_schedule(name, p, m, num_chunks), (p, m)
 
@@ -220,14 +221,14 @@ def test_torch_accepts_every_schedule_and_lowers_it_alike(
             assert [one for one in mine if not one.kind.startswith("RECV")] == [
                 one for one in other if not one.kind.startswith("RECV")
             ]
-        # Its dry run ends a receive only when the message is sent, wherever the receive stands: a
-        # rank that waits at once.
+        # Its dry run ends a receive only when the message is sent, wherever the receive is placed,
+        # like a rank that waits immediately.
         at_once = lower(schedule, ahead=0).actions
         texts = {rank: [*map(_Action.from_str, map(str, row))] for rank, row in enumerate(at_once)}
         done = _simulate_comms_compute(texts, owner_of, schedule.num_stages)
         counts = [sum(action is not None for action in done[rank]) for rank in range(p)]
         assert counts == [*map(len, at_once)]
-        assert capsys.readouterr().out == ""  # where it is stuck, it says so and raises
+        assert capsys.readouterr().out == ""  # if it is stuck, it prints that and raises
 
 
 # -- closed forms
@@ -251,7 +252,7 @@ TIMES = st.integers(0, 12) | st.fractions(Fraction(1, 9), 9, max_denominator=9)
 
 
 def fewest(name: str, p: int) -> int:
-    """Returns the number of microbatches from which on a schedule has its closed form."""
+    """Returns the least number of microbatches for which a schedule has its closed form."""
     return {"zb_h1": p, "zb_h2": 2 * p - 1, "zb_v": 2 * p - 1, "dualpipe_v": 2 * p}.get(name, 1)
 
 
@@ -282,7 +283,7 @@ def test_every_form_is_what_the_evaluator_finds(name: str, num_chunks: int | Non
 )
 def test_any_costs(name: str, p: int, more: int, times: tuple[int | Fraction, ...]) -> None:
     m = fewest(name, p) + more
-    # equal ones alone have a form there
+    # a closed form exists only if all are equal
     costs = Costs(*(times[:1] * 3 if name in ("zb_v", "dualpipe_v") else times))
     evaluation = evaluate(make_schedule(name, p, m), costs)
     assert makespan(Step(name, p, m), costs) == evaluation.makespan
@@ -374,10 +375,10 @@ def test_posting_a_receive_earlier_never_costs_time(name: str) -> None:
         schedule = make_schedule(name, p, m)
         times = [evaluate(lower(schedule, ahead=k), costs).makespan for k in (0, 1, 2, 1000)]
         assert times == sorted(times, reverse=True)
-        # posted at the very start, no receive holds a message up
+        # if posted at the very start, no receive delays a message
         assert times[-1] == evaluate(schedule, costs, "buffered").makespan
         if name == "gpipe" and m > 1:
-            # one computation ahead is enough where it lasts longer than the message
+            # one computation ahead is enough if it lasts longer than the message
             assert times[0] > times[1] == times[-1]
 
 
@@ -397,47 +398,47 @@ def test_a_pair_posts_in_one_order(name: str) -> None:
                     posts.setdefault((rank, schedule.stage_ranks[other.stage]), []).append(sent)
         assert all(posts[peer, rank] == messages for (rank, peer), messages in posts.items())
         validate(in_step)
-        # no time where messages take none
+        # no time if messages take none
         assert evaluate(in_step).makespan == evaluate(schedule).makespan
         costs = Costs(latency=3)
         assert evaluate(in_step, costs).makespan >= evaluate(schedule, costs, "buffered").makespan
 
 
-# -- refused
+# -- refused schedules
 
 BROKEN = read_table("""
 0 | 0 |
-    num_microbatches must be 1 or more, got 0
+    num_microbatches must be at least 1, got 0
 0 2 | 1 | 0F0 0B0 /
     stage 1 must be on a rank below 2, got 2
 0 | 1 | 0F0 1F0 0B0
-    1F0 must be of a stage below 1, got 1 (rank 0, position 1)
+    1F0 must have a stage below 1, got 1 (rank 0, position 1)
 0 1 | 1 | 0F0 0B0 1F0 / 1B0
-    1F0 must be done by rank 1, which has stage 1, got rank 0 (rank 0, position 2)
+    1F0 must be on rank 1, which has stage 1, got rank 0 (rank 0, position 2)
 0 | 1 | 0F0 0B0 0F1 0B1
-    0F1 must be of a microbatch below 1, got 1 (rank 0, position 2)
+    0F1 must have a microbatch below 1, got 1 (rank 0, position 2)
 0 | 1 | 0F0 0B0 0B0
-    0B0 must be done once, got a second one (rank 0, position 2)
+    0B0 must occur once, got a duplicate (rank 0, position 2)
 0 | 1 | 0F0 0I0 0W0 0B0
-    0B0 must be the only gradient of its input, got I before it (rank 0, position 3)
+    0B0 must be the only backward of its input, got I before it (rank 0, position 3)
 0 0 | 1 | 0F0 0SEND_F0 1F0 1B0 0B0
-    0SEND_F0 must go between two ranks, got stage 1 on rank 0 too
+    0SEND_F0 must connect two ranks, got stage 1, which is also on rank 0,
 0 1 | 1 | 0F0 0SEND_B0 / 1F0
-    0SEND_B0 must go between two ranks, got stage -1 that does not exist
+    0SEND_B0 must connect two ranks, got stage -1, which does not exist,
 0 | 1 | 0B0 0F0
-    0B0 must come after 0F0, got it before or without (rank 0, position 0)
+    0B0 must come after 0F0, which is later or missing (rank 0, position 0)
 0 | 1 | 0F0 0W0 0I0
-    0W0 must come after 0I0, got it before or without (rank 0, position 1)
+    0W0 must come after 0I0, which is later or missing (rank 0, position 1)
 0 0 | 1 | 1F0 0F0 1B0 0B0
-    1F0 must come after 0F0, got it before or without (rank 0, position 0)
+    1F0 must come after 0F0, which is later or missing (rank 0, position 0)
 0 0 | 1 | 0F0 1F0 0B0 1B0
-    0B0 must come after 1B0 or 1I0, got it before or without (rank 0, position 2)
+    0B0 must come after 1B0 or 1I0, which is later or missing (rank 0, position 2)
 0 1 | 1 | 0SEND_F0 0F0 0RECV_B0 0B0 / 1RECV_F0 1F0 1B0 1SEND_B0
-    0SEND_F0 must come after 0F0, got it before or without (rank 0, position 0)
+    0SEND_F0 must come after 0F0, which is later or missing (rank 0, position 0)
 0 1 | 1 | 0F0 0SEND_F0 0RECV_B0 0B0 / 1F0 1RECV_F0 1B0 1SEND_B0
-    1F0 must come after 1RECV_F0, got it before or without (rank 1, position 0)
+    1F0 must come after 1RECV_F0, which is later or missing (rank 1, position 0)
 0 1 | 1 | 0F0 0SEND_F0 0RECV_B0 0B0 / 1RECV_F0 1F0 1B0
-    0RECV_B0 must meet 1SEND_B0, got nothing (rank 0, position 2, from rank 1)
+    0RECV_B0 must match 1SEND_B0, got nothing (rank 0, position 2, from rank 1)
 """)
 BROKEN.append((Schedule("x", 1, (0,), ((Action(0, "G", 0),),)), "got 0G0 (rank 0, position 0)"))
 INCOMPLETE = read_table("""
@@ -450,19 +451,19 @@ INCOMPLETE = read_table("""
 """)
 PARTS = read_table("""
 0 1 | 1 | 0F0 0SEND_F0 /
-    0SEND_F0 must meet 1RECV_F0, got nothing
+    0SEND_F0 must match 1RECV_F0, got nothing
 0 1 | 2 | 0F0 0F1 0SEND_F0 0SEND_F1 / 1RECV_F1 1RECV_F0 1F0 1F1
-    0SEND_F0 must meet 1RECV_F0, got 1RECV_F1
-""")  # of a step, which only what times them sees
+    0SEND_F0 must match 1RECV_F0, got 1RECV_F1
+""")  # parts of a step, for which only the timing finds the error
 NEVER_MEET = read_table("""
 0 1 | 1 | 0F0 0B0 / 1B0
-    0SEND_F0 must be for a computation of stage 1, got none (rank 0, after 0F0)
+    0SEND_F0 sends a message that stage 1 does not need (rank 0, after 0F0)
 0 1 | 1 | 0B0 / 1F0 1B0
-    1F0 must have a 0SEND_F0 to wait for, got none (rank 1)
+    1F0 needs 0SEND_F0, which is missing (rank 1)
 0 1 | 1 | 0F0 0B0 / 1F0 1B0 1I0
-    1SEND_B0 must happen once, got it again (rank 1, after 1I0)
+    1SEND_B0 must occur once, got it again (rank 1, after 1I0)
 0 1 | 1 | 0F0 0B0 0I0 / 1F0 1B0
-    0RECV_B0 must happen once, got it again for 0I0 (rank 0)
+    0RECV_B0 must occur once, got it again for 0I0 (rank 0)
 """)
 
 
@@ -484,8 +485,8 @@ def test_a_schedule_that_breaks_a_rule_is_refused(
             assert words in str(refused.value)
 
 
-# Each rank's own order is fine, but rank 0 wants the gradient of microbatch 1 before it gives
-# microbatch 0 away, and rank 1 the other way.
+# Each rank's own order is fine, but rank 0 needs the gradient of microbatch 1 before it sends
+# microbatch 0, and rank 1 the other way around.
 CIRCLE = typed("0 1", 2, "0F1 0B1 0F0 0B0", "1F0 1B0 1F1 1B1")
 
 
@@ -494,13 +495,13 @@ def test_says_who_waits_for_whom(semantics: forms.Semantics) -> None:
     with pytest.raises(ScheduleError) as refused:
         validate(CIRCLE)
     assert str(refused.value) == (
-        "a schedule must let every rank go on, got a circle: rank 0 waits in 0B1 for 1SEND_B1 of "
+        "a schedule must let every rank finish, got a cycle: rank 0 waits in 0B1 for 1SEND_B1 of "
         "rank 1; rank 1 waits in 1F0 for 0SEND_F0 "
-        "of rank 0. Do what one of them waits for earlier. The first is 0B1 (rank 0, position 1)."
+        "of rank 0. Move one of the awaited actions earlier. The first is 0B1 (rank 0, position 1)."
     )
     one_f_one_b = make_schedule("1f1b", 4, 4)
     turned = tuple(map(parse_action, "0F3 0B3 0F0 0B0 0F1 0B1 0F2 0B2".split()))
-    # ranks 2 and 3 wait too, but not in the circle
+    # ranks 2 and 3 also wait, but not in the cycle
     larger = replace(one_f_one_b, actions=(turned, *one_f_one_b.actions[1:]))
     for schedule, first in ((CIRCLE, "0B1"), (lower(CIRCLE), "0B1"), (larger, "0B3")):
         with pytest.raises(Deadlock) as stuck:
@@ -524,10 +525,10 @@ def test_every_action_is_missed(name: str) -> None:
 MAKE = make_schedule
 UNKNOWN: list[tuple[Callable[[], object], str]] = [
     (lambda: MAKE("1f2b", 2, 2), "a schedule must be one of gpipe, afab, 1f1b, "),
-    (lambda: MAKE("zb_v", 2, 2, 3), "must be 2, got 3. Leave it out, or take interleaved_1f1b"),
+    (lambda: MAKE("zb_v", 2, 2, 3), "must be 2, got 3. Omit it, or use interleaved_1f1b"),
     (lambda: MAKE("1f1b", 2, 2, 2), "num_chunks of 1f1b must be 1, got 2"),
     (lambda: Step("own", 2, 2), "a schedule must be one of"),
-    (lambda: makespan(Step("zb_h1", 4, 3)), "must be 4 or more for its closed form, got 3"),
+    (lambda: makespan(Step("zb_h1", 4, 3)), "must be at least 4 for its closed form, got 3"),
     (
         lambda: makespan(Step("zb_v", 4, 8), Costs(2)),
         "f, i, w of zb_v must be equal for its closed",
@@ -535,10 +536,10 @@ UNKNOWN: list[tuple[Callable[[], object], str]] = [
     (lambda: makespan(Step("dualpipe_v", 2, 8), Costs(backward=3)), "got 1, 1, 1 (and b = 3)"),
     (lambda: makespan(Step("1f1b", 2, 8), Costs([1, 2])), "costs must be the same for all stages"),
     (lambda: makespan(Step("zb_h2", 2, 8), Costs(latency=1)), "latency of zb_h2 must be 0 for its"),
-    (lambda: lower_in_step(CIRCLE), "got none that can: 0B1 on rank 0, 1F0 on rank 1"),
+    (lambda: lower_in_step(CIRCLE), "got ranks that all wait: 0B1 on rank 0, 1F0 on rank 1"),
     (
         lambda: simulate_schedule(typed("0 1", 1, "0F0 0SEND_F0", "1RECV_F0")),
-        "1RECV_F0 must be for a computation, got",
+        "1RECV_F0 receives a message that no computation needs",
     ),
 ]
 JUNK: list[tuple[Callable[[], object], str]] = [
@@ -554,24 +555,24 @@ JUNK: list[tuple[Callable[[], object], str]] = [
     (lambda: evaluate(MAKE("gpipe", 3, 1), Costs([1, 2])), "forward must have one time for each"),
     (
         lambda: evaluate(CIRCLE, Costs(latency=-1)),
-        "a time must be a number from 0, got -1 (latency)",
+        "a time must be from 0 to 1e+100, got -1 (latency)",
     ),
     (lambda: lower(CIRCLE, ahead=-1), "ahead must be an integer from 0, got -1"),
     (lambda: forms.one_f_one_b_bound(0, [1], [1]), "must be an integer from 1, got 0"),
 ]
 UNREADABLE = [
-    ("0F0,0B0\n1F0,1X0", "got '1X0'. Write for example 2F0 or 1SEND_F0. (row 2, column 2)"),
+    ("0F0,0B0\n1F0,1X0", "got '1X0'. Examples: 2F0, 1SEND_F0. (row 2, column 2)"),
     ("0F0,(0F1;0B0)OVERLAP_F_B", "got '(0F1;0B0)OVERLAP_F_B' (row 1, column 2)"),
     ("9" * 5000 + "F0", f"got '{'9' * 199}..."),
-    ("0F0,0B0\n1F0,0F1", "got 0F1 on rank 1 where stage 0 is on rank 0 (row 2, column 2)"),
-    ("0F0,0B0\n2F0,2B0", "numbered from 0 without gaps, got 2 and no stage 1"),
-    ("999999999F0", "got 999999999 and no stage 0"),
+    ("0F0,0B0\n1F0,0F1", "got 0F1 on rank 1, but stage 0 is on rank 0 (row 2, column 2)"),
+    ("0F0,0B0\n2F0,2B0", "numbered from 0 without gaps, got 2 but no stage 1"),
+    ("999999999F0", "got 999999999 but no stage 0"),
     (",,\n,,", "at least one action, got none"),
-    ('0F0,"0B0', "must be CSV, got text that is not"),
+    ('0F0,"0B0', "cannot read the schedule as CSV"),
     ("", "at least one action, got none"),
     ("rank 0: 0F0 0B0\nrank 2: 1F0", "begin with 'rank 1:', got 'rank 2: 1F0' (line 2)"),
     ("rank: 0F0 0B0", "a line must begin with 'rank 0:', got 'rank: 0F0 0B0' (line 1)"),
-    ("rank 0: 0F0 0B0\nrank 1: 1F0 1Q0", "Write for example 2F0 or 1SEND_F0. (row 2, column 2)"),
+    ("rank 0: 0F0 0B0\nrank 1: 1F0 1Q0", "Examples: 2F0, 1SEND_F0. (row 2, column 2)"),
 ]
 
 

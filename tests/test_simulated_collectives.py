@@ -1,6 +1,6 @@
 """Tensors of all kinds between simulated ranks, in messages and collectives.
 
-Some do not fit together, or share memory.
+Some tensors do not match, or share memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ place = dist.get_rank
 
 
 def on_rank(rank: int, shape: tuple[int, ...] = (4,)) -> torch.Tensor:
-    """Ones; on one rank a tensor without data."""
+    """Returns ones; on one rank, a tensor without data."""
     return torch.ones(shape, device="meta" if place() == rank else "cpu")
 
 
@@ -49,7 +49,7 @@ MIXED: dict[str, Callable[[], Any]] = {
 
 
 def go_on_after(name: str) -> tuple[str, str]:
-    """Catches what a collective raises; the next one must find all ranks in step."""
+    """Catches the error of a collective; the next collective must find all ranks in step."""
     said = ""
     try:
         MIXED[name]()
@@ -69,7 +69,7 @@ def test_tensors_with_and_without_data_do_not_go_together(name: str) -> None:
     if "alone" in name:
         meta = "ranks 0, 1 and 2"
     for rank, (said, total) in enumerate(trace.results):
-        rule = "the tensors of a collective must have data on all ranks, or on none"
+        rule = "the tensors of a collective must have data on all ranks or on none"
         assert said.startswith(f"{rule}, got meta tensors on {meta} and others on ranks"), said
         assert others in said or "ranks 0 and 1" in said
         assert f"(rank {rank} of 3, " in said
@@ -85,13 +85,13 @@ def average_bytes(device: str) -> None:
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_refused_reduction_ends_the_run_that_does_not_catch_it(size: int, device: str) -> None:
     with pytest.raises(
-        RankFailed, match="torch has for uint8, got AVG: result type Float can't be cast"
+        RankFailed, match="by torch for uint8, got AVG: result type Float can't be cast"
     ):
         run(average_bytes, size, device)
 
 
 def refuse_and_wait() -> list[str]:
-    """Two of a kind: a handle says so in its wait, as on Gloo; nothing has moved."""
+    """Calls a collective twice: a handle raises in its wait, as on Gloo; no data moves."""
     tensor = torch.full((2,), float(place()))
     handle = dist.all_reduce(tensor, dist.ReduceOp.BOR, async_op=True)
     said = []
@@ -117,12 +117,11 @@ def write_into_one_place() -> str:
 
 def test_what_torch_cannot_write_is_an_error_on_all_ranks() -> None:
     assert (
-        run(write_into_one_place)
-        == ["the tensors of a collective must be some that torch can write into, got"] * 3
+        run(write_into_one_place) == ["the tensors of a collective must be writable by torch"] * 3
     )
 
 
-# what ranks with three numbers call, and have then
+# the calls of ranks with three numbers, and their results
 SHARING: dict[str, tuple[Callable[[torch.Tensor, list[torch.Tensor]], Any], Any]] = {
     "all_gather": (
         lambda mine, parts: dist.all_gather(parts[::-1], parts[place()]),
@@ -151,7 +150,7 @@ def share(name: str) -> list[float]:
 
 @pytest.mark.parametrize("name", SHARING)
 def test_outputs_may_share_memory_with_inputs(name: str) -> None:
-    """As if all had been read before anything was written."""
+    """Inputs count as read before any output is written."""
     assert run(share, 3, name) == SHARING[name][1]
 
 
@@ -198,7 +197,7 @@ def test_what_was_asked_for_until_done_is_done(what: str, semantics: str, waits:
 def send_to_meta(first: int) -> tuple[str, float]:
     """A message whose receiver has no data.
 
-    Either side may be the first; both catch it, and go on.
+    Either side may be the first; both catch the error and continue.
     """
     if place() != first:
         ringsim.compute(0.001)
@@ -223,7 +222,7 @@ def test_both_sides_of_a_message_without_data_are_told(first: int) -> None:
 
 
 def of_all_kinds() -> list[torch.Tensor]:
-    """Returns tensors that neighbours in the list differ from in dtype, shape or place."""
+    """Returns tensors of which neighbors in the list differ in dtype, shape or memory."""
     numbers = torch.arange(24.0)
     return [
         *(numbers[:6], numbers[6:12], numbers[1:7], numbers[:6].view(2, 3), numbers[:6].view(3, 2)),
@@ -236,14 +235,14 @@ def of_all_kinds() -> list[torch.Tensor]:
             torch.nn.Parameter(numbers[:6] + 1),
             numbers[:6] * 2,
         ),
-        numbers[:4].to("meta"),  # sizes alone share a way with data
+        numbers[:4].to("meta"),  # without data, only sizes share the code with data
     ]
 
 
 def send_all_kinds(times: int) -> list[Any]:
-    """Rank 0 sends all of them, and rank 1 says what has come.
+    """Rank 0 sends all tensors, and rank 1 returns the received ones.
 
-    Into memory of its own, and into a row of a matrix.
+    They go into separate memory, and into a row of a matrix.
     """
     if place() == 0:
         for _ in range(times):
@@ -273,7 +272,7 @@ def test_each_kind_arrives(semantics: str) -> None:
 def changed_in_flight(change: str, who: int) -> list[float]:
     """The tensor of one side changes while it waits for the other side, which comes later.
 
-    Each side has sent, or received, before.
+    Each side has sent or received before.
     """
     rank = place()
     tensor = torch.arange(4.0).view(2, 2) if rank == 0 else torch.zeros(2, 2)
@@ -314,12 +313,12 @@ def cut() -> torch.Tensor:
     return tensor
 
 
-# what is sent, and the value that arrives, or why it is refused
+# the sent tensor, and the value that arrives, or the reason for the refusal
 MADE: dict[str, tuple[Callable[[], torch.Tensor], float | str]] = {
     "negated": (lambda: torch._neg_view(torch.full((4,), 2.0)), -2.0),
     "zeros": (lambda: torch._efficientzerotensor(4), 0.0),
     "fake": (lambda: FakeTensorMode().from_tensor(torch.ones(4)), "FakeTensor"),
-    "cut": (cut, "storage of 4 bytes for 16"),
+    "cut": (cut, "storage has 4 bytes, but the tensor needs 16"),
 }
 
 
@@ -346,7 +345,7 @@ def test_views_and_zeros_arrive_as_their_values_and_what_torch_cannot_copy_is_re
 
 
 def cut_in_flight(collective: bool, who: int) -> None:
-    """The storage of one side is resized while its message is under way."""
+    """The storage of one side is resized while its message is in flight."""
     rank, tensor = place(), torch.ones(1 << 16)
     if rank != who:
         ringsim.compute(1.0)
@@ -364,9 +363,9 @@ def cut_in_flight(collective: bool, who: int) -> None:
 @pytest.mark.parametrize(
     ("worker", "what", "words"),
     [
-        (changed_in_flight, ("smaller",), "must keep its size until"),
-        (cut_in_flight, (False,), "must keep its memory until"),
-        (cut_in_flight, (True,), "must keep its memory until"),
+        (changed_in_flight, ("smaller",), "changed its size before"),
+        (cut_in_flight, (False,), "lost its memory before"),
+        (cut_in_flight, (True,), "lost its memory before"),
     ],
 )
 def test_a_tensor_that_has_become_too_small_is_refused(
@@ -377,9 +376,9 @@ def test_a_tensor_that_has_become_too_small_is_refused(
 
 
 def resize_behind_a_message() -> str:
-    """A pending operation holds its tensor, and that the memory of numpy.
+    """A pending operation holds its tensor, and the tensor holds the memory of NumPy.
 
-    So numpy does not resize it.
+    So NumPy does not resize the memory.
     """
     array, rank = np.full(1 << 16, 7.0, dtype=np.float32), dist.get_rank()
     tensor = torch.from_numpy(array)
@@ -402,9 +401,9 @@ def test_memory_of_numpy_is_held_until_its_message_is_done(semantics: str) -> No
 
 
 def call_again() -> list[Any]:
-    """Calls that differ from an earlier one of the rank in their tensors alone.
+    """Calls that differ from an earlier one of the rank only in their tensors.
 
-    In what these are, and in the other arguments.
+    Also calls that differ only in the other arguments.
     """
     rank, group, found = place(), dist.new_group(), list[Any]()
     for value in (1.0, 10.0):

@@ -1,6 +1,6 @@
 """Simulated ranks as the programs that run on them see them.
 
-Arguments, rings, groups, prints, and what is not there.
+Covers arguments, rings, groups, output, and unsupported features.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def test_rings_are_asked_for_again_and_made_anew() -> None:
 
 
 def orders_the_ring_by_hosts() -> tuple[tuple[int, ...], float, tuple[int, ...]]:
-    """With the ranks on two hosts by turns; asked for twice, and overridden."""
+    """The ranks alternate between two hosts; the order is requested twice, and overridden."""
     rank, size = dist.get_rank(), dist.get_world_size()
     socket.gethostname = lambda: f"node{rank % 2}"  # no other rank runs before it is asked
     ringsim.destroy_distributed()
@@ -181,7 +181,7 @@ def test_a_worker_that_makes_its_world_joins_the_one_that_is_there() -> None:
     assert run(makes_its_world, 2)[0] == [
         "world_size must be 2 as in the process group that ringsim.simulate has made, got 3 "
         "(rank 0 of 2). Leave it out.",
-        "trying to initialize the default process group twice!",  # torch's own words
+        "trying to initialize the default process group twice!",  # torch's own text
     ]
 
 
@@ -206,7 +206,7 @@ def test_a_future_is_completed_when_its_message_arrives_not_when_it_is_waited_fo
     assert run(calls_back_when_a_message_arrives, 2) == [[], ["arrived", "waited"]]
 
 
-# -- what is there, and what is not
+# -- supported and unsupported features
 
 
 def in_torchs_own_words() -> list[float]:
@@ -234,7 +234,7 @@ def test_torchs_own_functions_are_simulated() -> None:
 @pytest.mark.parametrize(
     ("worker", "words"),
     [
-        (lambda: simulate(switch, world_size=2, link=LINK), "outside of simulated ranks"),
+        (lambda: simulate(switch, world_size=2, link=LINK), "from a simulated rank"),
         (lambda: dist.configure(enabled=True, prof_all=True), "has record=False"),
     ],
 )

@@ -1,4 +1,4 @@
-"""When messages leave, and when sends are done, under each semantics: times by hand."""
+"""When messages leave and sends are done under each semantics, checked by hand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import ringsim
 from ringsim import comm as dist
 from ringsim.errors import ArgumentError, Deadlock, MessageMismatch
 
-# 4 bytes hold it for 4 s, and arrive 1 s later
+# 4 bytes occupy the link for 4 s, and arrive 1 s later
 LINK = ringsim.Link(alpha_s=1.0, beta_s_per_byte=1.0)
 
 
@@ -31,10 +31,10 @@ def late(receiver: bool, elements: int) -> float:
     [
         (True, "rendezvous", 1, [15.0, 15.0]),
         (True, "grouped", 1, [15.0, 15.0]),
-        (True, "buffered", 1, [0.0, 10.0]),  # it was there at 5
+        (True, "buffered", 1, [0.0, 10.0]),  # the message arrived at 5
         (True, "buffered(8)", 2, [0.0, 10.0]),
         (True, "buffered(8)", 3, [23.0, 23.0]),
-        (True, f"buffered({10**30})", 2, [0.0, 10.0]),  # more than any message has
+        (True, f"buffered({10**30})", 2, [0.0, 10.0]),  # larger than any message
         (True, "buffered", 3, [0.0, 13.0]),
         (False, "rendezvous", 1, [15.0, 15.0]),
         (False, "buffered", 1, [10.0, 15.0]),
@@ -49,7 +49,7 @@ def test_a_message_takes_its_time(
 
 
 def several(count: int) -> list[float]:
-    """Messages of 4 bytes behind each other on one link, all posted at 0."""
+    """Several messages of 4 bytes on one link, all posted at 0."""
     begin = dist.irecv if dist.get_rank() else dist.isend
     ends = []
     for handle in [begin(torch.zeros(1), 1 - dist.get_rank()) for _ in range(count)]:
@@ -63,7 +63,7 @@ def several(count: int) -> list[float]:
     [
         ("rendezvous", [5.0, 9.0, 13.0], [5.0, 9.0, 13.0]),  # the link is busy for 4 s each
         ("buffered", [0.0, 0.0, 0.0], [5.0, 9.0, 13.0]),
-        ("grouped", [5.0, 10.0, 15.0], [5.0, 10.0, 15.0]),  # one after the other
+        ("grouped", [5.0, 10.0, 15.0], [5.0, 10.0, 15.0]),  # one after another
     ],
 )
 def test_a_busy_link_delays_the_next_message(
@@ -73,7 +73,7 @@ def test_a_busy_link_delays_the_next_message(
 
 
 def change_after_send() -> float:
-    """The sender goes on, and writes over what it has sent, before the receiver asks for it."""
+    """The sender continues, and overwrites the sent tensor, before the receiver asks for it."""
     tensor = torch.full((4,), 7.0)
     if dist.get_rank() == 0:
         dist.send(tensor, 1)
@@ -152,7 +152,7 @@ def from_anybody() -> None:
 
 def test_nobody_receives_from_anybody_in_order() -> None:
     run(from_anybody, 2)
-    with pytest.raises(ArgumentError, match="recv from anybody"):
+    with pytest.raises(ArgumentError, match="recv from any source"):
         run(from_anybody, 2, semantics="grouped")
 
 
@@ -160,9 +160,9 @@ def test_nobody_receives_from_anybody_in_order() -> None:
 
 
 def expected(plan: Plan, limit: float) -> list[float]:
-    """When each message arrives, reckoned without a simulator.
+    """Returns when each message arrives, computed without a simulator.
 
-    Links take what is ready in the order in which it became ready.
+    Links take messages in the order in which they became ready.
     """
     ready = []
     for index, (src, dst, size_bytes, sent_s, asked_s) in enumerate(plan):
@@ -191,7 +191,7 @@ messages = st.tuples(st.integers(0, 2), st.integers(1, 2), st.integers(1, 4)).ma
 def test_any_exchange_takes_what_the_links_say(
     pairs: list[tuple[int, int, int]], data: st.DataObject, semantics: str
 ) -> None:
-    """Times that differ by fractions of their own: no two messages are ready at one moment."""
+    """The times have distinct fractions, so no two messages are ready at the same moment."""
     plan = [
         (*pair, data.draw(times) + 0.01 * index, data.draw(times) + 0.01 * index + 0.005)
         for index, pair in enumerate(pairs)
@@ -202,11 +202,11 @@ def test_any_exchange_takes_what_the_links_say(
     assert found == pytest.approx(expected(plan, limit), abs=1e-9)
 
 
-# -- who does not give up
+# -- ranks that do not give up
 
 
 def deadlock_again(times: int) -> list[str]:
-    """Waits for what never comes, catches what says so, and goes on to what everybody does."""
+    """Waits for a missing message, catches the errors, and continues to a barrier."""
     ring, seen = ringsim.current_ring(), []
     pending = dist.irecv(torch.zeros(1), ring.pred, group=ring.pred_group)
     attempts = [

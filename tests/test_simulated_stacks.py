@@ -1,4 +1,4 @@
-"""Ranks on greenlets do what ranks on threads do, or say that they cannot."""
+"""Ranks on greenlets behave like ranks on threads, or raise an error that they cannot."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def wait_in_a_loop() -> None:
         (wrap_in_ddp, "C++ code"),
         (wait_in_backward, "a backward pass"),
         (wait_in_autocast, "autocast"),
-        (wait_in_a_mode, "a mode of torch"),
+        (wait_in_a_mode, "a torch mode"),
         (wait_with_hooks, "hooks for saved tensors"),
         (wait_in_a_loop, "asyncio"),
     ],
@@ -130,7 +130,7 @@ def wait_in_a_loop() -> None:
 def test_a_wait_that_greenlets_cannot_carry_is_refused(
     worker: Callable[[], None], named: str
 ) -> None:
-    run(worker, 2)  # threads carry it
+    run(worker, 2)  # threads can run it
     with pytest.raises(RingError, match=re.escape(named)):
         run(worker, 2, stacks="greenlets")
 

@@ -1,4 +1,4 @@
-"""What belongs to a rank stays with it, though ranks share a process; the caller's is as it was."""
+"""Each rank keeps its own state, although ranks share a process; the caller's does not change."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ringsim.errors import RankFailed, RingError
 
 
 def look() -> tuple[Any, ...]:
-    """What the caller has, and is to have again."""
+    """Returns the state that the caller must have again afterwards."""
     return (
         torch.empty(1).device.type, torch.get_default_device().type, torch.get_default_dtype(),
         torch.is_grad_enabled(), torch.is_anomaly_enabled(),
@@ -65,7 +65,7 @@ def seed_streams(seed: int) -> None:
 
 
 def draw_alone(seed: int, times: int) -> list[Any]:
-    """The same without ranks."""
+    """Draws the same numbers without ranks."""
     seed_streams(seed)
     return draw(times, lambda: None)
 
@@ -76,7 +76,7 @@ def test_random_numbers_are_those_of_the_rank() -> None:
     own = ringsim.simulate(draw, world_size=3, args=(4,), link=LINK, seed=11)
     assert own.results == expected
     assert own.metadata["notes"] == []
-    assert draw(1, lambda: None) == outside  # the caller's own are as they were
+    assert draw(1, lambda: None) == outside  # the caller's streams have not changed
 
 
 def test_functions_imported_by_name_draw_from_the_ranks_own_numbers_too() -> None:
@@ -98,7 +98,7 @@ SEEDED: dict[str, tuple[Callable[[int], Any], Callable[[], Any]]] = {  # how to 
 
 
 def seed_anew(what: str, switch: Callable[[], None] = switch) -> list[Any]:
-    """Seeds before it has drawn, once more without having drawn since, and again after it has."""
+    """Seeds before drawing, again without having drawn since, and again after drawing."""
     seed, draw = SEEDED[what]
     drawn = []
     for number in (1, 2, 3):
@@ -146,7 +146,7 @@ def set_deterministic(level: int) -> None:
 
 
 def see() -> dict[str, Any]:
-    """Looks at the modes after others have had theirs."""
+    """Looks at the modes after other ranks have set theirs."""
     switch()
     x = torch.ones(2, requires_grad=True) * 2
     return {
@@ -178,7 +178,7 @@ PLAIN = {
 OFF, PRECISION = (False, False), torch.set_float32_matmul_precision
 Block = Callable[[], AbstractContextManager[Any]]
 Changes = dict[str, Any]
-# one, what it changes, another one within, and what both change
+# a mode, the state it changes, another mode inside, and the state that both change
 BLOCKS: list[tuple[Block, Changes, Block, Changes]] = [
     (torch.no_grad, {"grad": OFF}, torch.enable_grad, {}),
     (torch.inference_mode, {"grad": OFF, "inference": True},
@@ -200,7 +200,7 @@ BLOCKS: list[tuple[Block, Changes, Block, Changes]] = [
 
 
 def see_own_modes() -> list[dict[str, Any]]:
-    """Each rank has other modes."""
+    """Each rank has different modes."""
     outer, _, inner, _ = BLOCKS[dist.get_rank()]
     seen = [see()]
     with outer():
@@ -216,7 +216,7 @@ def test_modes_are_those_of_the_rank() -> None:
 
 
 def test_modes_of_the_caller_are_not_those_of_ranks() -> None:
-    """As on real ranks, which are processes of their own."""
+    """As on real ranks, which are separate processes."""
     with (
         torch.inference_mode(),
         setting(torch.set_default_dtype, DOUBLE, SINGLE),
@@ -227,9 +227,9 @@ def test_modes_of_the_caller_are_not_those_of_ranks() -> None:
 
 
 def cached_casts() -> float:
-    """Under autocast the cast of a parameter is kept until the end of the block.
+    """Under autocast, the cast of a parameter is kept until the end of the block.
 
-    Not of another rank's.
+    It must not be the cast of another rank.
     """
     weight = torch.nn.Parameter(torch.ones(2, 2))
     for step in range(3):
@@ -244,9 +244,9 @@ def cached_casts() -> float:
 
 
 def inference_buffers() -> list[float]:
-    """A message lands in a tensor that was made in inference mode.
+    """A message arrives in a tensor that was created in inference mode.
 
-    The rank that sends is in none, and the other way round.
+    The sending rank is not in this mode; then the other way around.
     """
     ring = ringsim.current_ring()
     with torch.inference_mode(ring.rank % 2 == 1):
@@ -257,7 +257,7 @@ def inference_buffers() -> list[float]:
 
 
 def leaf_that_wants_gradients() -> tuple[bool, Any]:
-    """Messages are no part of a history."""
+    """Messages are not part of the autograd graph."""
     weight = torch.nn.Parameter(torch.full((3,), float(dist.get_rank())))
     received = torch.nn.Parameter(torch.zeros(3))
     exchange(weight * 2, received)
@@ -266,7 +266,7 @@ def leaf_that_wants_gradients() -> tuple[bool, Any]:
 
 
 class Talking(torch.autograd.Function):
-    """Communicates in its forward pass, where gradients are off."""
+    """A module that communicates in its forward pass, where gradients are off."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -291,7 +291,7 @@ def talk_in_forward() -> tuple[bool, float]:
 
 
 def moved_while_others_have_devices() -> list[float]:
-    """Collectives and objects work where the default device has no data."""
+    """Collectives and objects work if the default device has no data."""
     if dist.get_rank() == 1:
         torch.set_default_device("meta")
     total, objects = torch.ones(2, device="cpu"), [None] * 3
@@ -323,7 +323,7 @@ async def talk_in_coroutines() -> list[Any]:
 
 
 def in_a_loop() -> list[Any]:
-    """A rank's wait holds up its own loop, as on real ranks, and no other one."""
+    """A rank's wait blocks its own event loop, as on real ranks, and no other loop."""
     return asyncio.run(talk_in_coroutines())
 
 
@@ -345,7 +345,7 @@ def test_messages_and_modes_do_not_get_into_each_others_way(
 
 
 def test_a_caller_may_have_a_loop() -> None:
-    """As in a notebook, whose cells run within one."""
+    """As in a notebook, whose cells run inside an event loop."""
 
     async def main() -> list[Any]:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
@@ -357,11 +357,11 @@ def test_a_caller_may_have_a_loop() -> None:
     assert asyncio.run(main()) == [[[0, 1], [3.0, 6.0]]] * 3
 
 
-# -- waiting where torch is at work
+# -- waits inside torch
 
 
 class Doubling(TorchFunctionMode):
-    """Doubles what ``torch.full`` makes."""
+    """A mode that doubles the result of ``torch.full``."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -371,13 +371,13 @@ class Doubling(TorchFunctionMode):
 
 
 def from_pred() -> float:
-    """Waits for what the rank before has: its number."""
+    """Waits for the number of the previous rank."""
     number = torch.tensor([float(dist.get_rank())], device="cpu")
     return exchange(number, torch.zeros(1, device="cpu")).item()
 
 
 def in_backward() -> tuple[float, list[float]]:
-    """A hook waits for others, and so does the gradient."""
+    """A hook waits for other ranks, and so does the gradient."""
     found: list[float] = []
     x = torch.ones(2, requires_grad=True)
     x.register_hook(lambda grad: found.append(from_pred()))
@@ -388,7 +388,7 @@ def in_backward() -> tuple[float, list[float]]:
 
 
 def in_a_function_mode() -> list[float]:
-    """Of one rank only."""
+    """The mode is active on one rank only."""
     if dist.get_rank() != 1:
         return [from_pred(), torch.full((1,), 3.0).item()]
     with Doubling():
@@ -396,7 +396,7 @@ def in_a_function_mode() -> list[float]:
 
 
 def in_a_dispatch_mode() -> list[float]:
-    """Counts the products of the rank alone."""
+    """Counts the products of this rank only."""
     with FlopCounterMode(display=False) as counter:
         came = [from_pred()]
         for _ in range(dist.get_rank()):
@@ -418,13 +418,13 @@ def in_hooks_on_saved_tensors() -> list[float]:
 
 
 def in_a_block_of_a_device() -> list[Any]:
-    """Of one rank only."""
+    """The device is set on one rank only."""
     with torch.device("meta" if dist.get_rank() == 1 else "cpu"):
         return [from_pred(), torch.zeros(1).device.type]
 
 
 def in_recomputation() -> list[float]:
-    """The backward pass computes anew, and waits anew."""
+    """The backward pass recomputes the forward pass, and waits again."""
     found: list[float] = []
 
     def wait(x: torch.Tensor) -> torch.Tensor:
@@ -471,11 +471,11 @@ def test_a_mode_that_is_left_open_is_left_to_its_rank() -> None:
     assert run(leave_open) == [6.0, 3.0, 3.0]
 
 
-# -- what a process has once
+# -- state that a process has once
 
 
 def use_variables() -> list[Any]:
-    """Each rank sees those of the caller, and its own changes."""
+    """Each rank sees the variables of the caller, and its own changes."""
     rank = dist.get_rank()
     os.environ["OF_THE_RANK"] = f"{rank}"
     if rank == 1:
@@ -501,7 +501,7 @@ def ignore(number: int, frame: Any) -> None:
 
 
 def handle_signals() -> list[bool]:
-    """Some ranks set handlers, which are there for them alone."""
+    """Some ranks set handlers, which apply only to them."""
     rank, first = dist.get_rank(), signal.getsignal(signal.SIGTERM)
     if rank:
         before = signal.signal(signal.SIGTERM, ignore if rank == 1 else signal.SIG_IGN)
@@ -524,7 +524,7 @@ def test_signal_handlers_are_the_ranks_own() -> None:
 )
 def test_a_timer_of_signals_is_refused(ask: Callable[[], Any]) -> None:
     with pytest.raises(
-        RingError, match="need a process for each rank, got a call from a simulated one"
+        RingError, match="need a process for each rank and do not work on simulated ranks"
     ):
         run(ask)
 

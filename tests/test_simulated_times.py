@@ -1,6 +1,6 @@
-"""How long things take on the virtual clock.
+"""Times on the virtual clock.
 
-Closed forms, injections, shared cores, and collectives worked out by hand.
+Closed forms, injections, shared cores, and collectives computed by hand.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def simulated(worker: Any, world_size: int, *args: Any, **kwargs: Any) -> Trace:
 
 
 def ring_all_reduce(elements: int) -> list[float]:
-    """Written with messages, as in the textbook: each rank ends with the sum of all."""
+    """An all_reduce of messages, as in the textbook: each rank ends with the sum of all."""
     ring = ringsim.current_ring()
     size = ring.world_size
     chunks = list(torch.full((elements,), float(ring.rank)).chunk(size))
@@ -43,7 +43,7 @@ def ring_all_reduce(elements: int) -> list[float]:
 
 
 def tree_all_reduce(elements: int) -> list[float]:
-    """The same through a binomial tree: to rank 0, and back."""
+    """An all_reduce through a binomial tree: to rank 0, and back."""
     rank, size = dist.get_rank(), dist.get_world_size()
     total, theirs = torch.full((elements,), float(rank)), torch.empty(elements)
     hops = [1 << step for step in range((size - 1).bit_length())]
@@ -71,9 +71,9 @@ def tree_all_reduce(elements: int) -> list[float]:
 def test_an_all_reduce_takes_what_its_messages_take(
     how: Callable[[int], list[float]], a_rank: int, size: int
 ) -> None:
-    """Of much a ring, of little a tree.
+    """A large all_reduce uses a ring, a small one a tree.
 
-    Of two or three ranks the ring has no more steps, and moves less.
+    With two or three ranks, the ring has as few steps, and moves fewer bytes.
     """
     elements, by_ring = a_rank * size, how is ring_all_reduce or size < 4
     trace = simulated(ring_all_reduce if by_ring else how, size, elements)
@@ -118,12 +118,12 @@ def test_a_rank_fails_in_place_of_an_operation(at_op: int) -> None:
 def wait_for_nobody() -> tuple[float, float]:
     ring, inbox = ringsim.current_ring(), torch.zeros(1)
     handle = dist.irecv(inbox, ring.pred, group=ring.pred_group)
-    with pytest.raises(RunTimeout, match=r"within 0\.25 s of virtual time"):
+    with pytest.raises(RunTimeout, match=r"not done within 0\.25 s of virtual time"):
         handle.wait(0.25)
     begun_s = now_s()
-    with pytest.raises(RuntimeError, match=r"the connection to rank \d must be open"):  # as on Gloo
+    with pytest.raises(RuntimeError, match=r"the connection to rank \d is closed"):  # as on Gloo
         dist.isend(torch.ones(1), ring.pred, group=ring.pred_group)
-    sending = dist.isend(torch.ones(1), ring.succ)  # in another group the two have another one
+    sending = dist.isend(torch.ones(1), ring.succ)  # another group has its own connection
     dist.recv(inbox, ring.pred)
     sending.wait()
     return begun_s, inbox.item()
@@ -145,9 +145,9 @@ def wait_long_and_then_for_ever() -> None:
 
 
 def test_a_limit_that_was_not_needed_takes_no_time() -> None:
-    """0.1.0 said that rank 0 waited for 100 s.
+    """Version 0.1.0 reported that rank 0 waited for 100 s.
 
-    It let the clock go to the limit of a wait that had ended.
+    It moved the clock to the time limit of a wait that had already ended.
     """
     with pytest.raises(PeerExited) as raised:
         simulated(wait_long_and_then_for_ever, 2)
@@ -173,9 +173,9 @@ def wait_on_a_group_with_a_limit(op: str, seconds: float) -> tuple[str, float]:
 
 @pytest.mark.parametrize("op", ["recv", "all_reduce"])
 def test_the_time_out_of_a_group_is_the_programs_own(op: str) -> None:
-    """As on real ranks: 0.2.0 called the two ranks stuck.
+    """As on real ranks; version 0.2.0 reported the two ranks as stuck.
 
-    A longer one may be a net for hangs, and a verdict comes before it.
+    A longer timeout may only be a safeguard against hangs, so the diagnosis comes first.
     """
     assert run(wait_on_a_group_with_a_limit, 2, op, 2.0) == [("RunTimeout", 2.0), ("", 2.0)]
     with pytest.raises(RingError):
@@ -183,7 +183,7 @@ def test_the_time_out_of_a_group_is_the_programs_own(op: str) -> None:
 
 
 def ask(answers: bool) -> bool:
-    """Asks whether a message has come, which rank 0 sends after a second where it ``answers``."""
+    """Asks whether a message has come, which rank 0 sends after a second if it ``answers``."""
     rank = dist.get_rank()
     if answers and rank == 0:
         ringsim.compute(1.0)
@@ -197,16 +197,16 @@ def ask(answers: bool) -> bool:
 
 def test_who_asks_lets_time_pass_but_not_for_ever() -> None:
     assert run(ask, 2, True) == [True, True]
-    with pytest.raises(ringsim.errors.Deadlock, match="questions in a row"):
+    with pytest.raises(ringsim.errors.Deadlock, match="calls in a row"):
         run(ask, 2, False)
 
 
 def compute_for_real(times: int) -> float:
     ring = ringsim.current_ring()
-    # what only a process's first product needs is no part of the span
+    # the start-up cost of a process's first product is not part of the span
     matrix = torch.rand(100, 100) @ torch.rand(100, 100) * 1e-3
     with ringsim.span("work"):
-        # far more than other work on the machine can hide
+        # much more than other work on the machine can hide
         for _ in range(times * (1 + 15 * ring.rank)):
             matrix = matrix @ matrix * 1e-3
     dist.barrier()
@@ -222,7 +222,7 @@ def test_computing_takes_what_it_takes_where_that_is_asked_for() -> None:
     took = (frame.done_ns - frame.post_ns)[frame.op == "span"].tolist()
     assert took[2] > took[0] > 0
     assert measured.metadata["constants"]["compute"] == "measured"
-    assert "another run gives other times" in measured.metadata["notes"][0]
+    assert "another run gives different times" in measured.metadata["notes"][0]
 
 
 def compute_twice(seconds: float) -> None:
@@ -241,7 +241,7 @@ def twice(operation: str) -> None:
 def test_times_that_no_trace_can_hold_are_refused() -> None:
     """A trace counts nanoseconds in 64 bits.
 
-    2**63 of them are 9,223,372,036.8 s, of which 9e9 s may be used.
+    2**63 ns are 9,223,372,036.8 s, of which 9e9 s may be used.
     """
     frame = simulated(compute_twice, 1, 4.5e9).to_pandas()
     assert frame["done_ns"].tolist() == [4_500_000_000_000_000_000, 9_000_000_000_000_000_000]
@@ -260,7 +260,7 @@ def test_times_that_no_trace_can_hold_are_refused() -> None:
     for worker, what, network in [*slow, (twice, "barrier", {"link": Link(5e9, 0)})]:
         with pytest.raises(
             ArgumentError,
-            match=r"a time must be at most 9e\+09 s: a trace, which counts ns, holds 285 years",
+            match=r"a time must be at most 9e\+09 s \(285 years",
         ):
             run(worker, 2, what, **network)
     with pytest.raises(
@@ -272,7 +272,7 @@ def test_times_that_no_trace_can_hold_are_refused() -> None:
 
 LATENCY = Link(alpha_s=0.004, beta_s_per_byte=0.0)
 RECORDED = Path(__file__).parent.parent / "figures" / "data" / "straggler.ringtrace"
-CALIBRATION = replace(  # of which these are known
+CALIBRATION = replace(  # with these known values
     ringsim.calibrate(ringsim.load(RECORDED)),
     link=LATENCY,
     sending=Link(0.0, 0.0),
@@ -283,7 +283,7 @@ CALIBRATION = replace(  # of which these are known
 
 
 def send_to_neighbour() -> float:
-    """Rank 0 to rank 1, rank 2 to rank 3, both at once; returns when this rank is done, in ms."""
+    """Sends from rank 0 to 1 and 2 to 3 at the same time; returns the end of this rank in ms."""
     rank = dist.get_rank()
     (dist.recv if rank % 2 else dist.send)(torch.zeros(1), rank ^ 1)
     return round(now_s() * 1e3, 6)
@@ -316,10 +316,10 @@ def test_links_alone_share_no_cores() -> None:
 def test_slower_link_needs_no_more_of_a_core() -> None:
     slow = [ringsim.Degrade(0, 1, factor=10)]
     done_ms = run(send_to_neighbour, 4, link=None, topology=OneMachine(LATENCY, 1), inject=slow)
-    assert done_ms == [40, 40, 8, 8]  # after the 4 ms that the first one needed the core
+    assert done_ms == [40, 40, 8, 8]  # after the 4 ms of the first post
 
 
-A_FLOAT_A_SECOND = ringsim.Link(alpha_s=1.0, beta_s_per_byte=0.25)  # a float takes a second
+A_FLOAT_A_SECOND = ringsim.Link(alpha_s=1.0, beta_s_per_byte=0.25)  # one second per float
 
 
 def finished(handle: Any) -> float:
@@ -335,7 +335,7 @@ def pieces(size: int) -> list[torch.Tensor]:
     return [numbers(3) for _ in range(size)]
 
 
-# name -> what each of N ranks calls, with 3 floats for each of them (for a tree: 3 in all)
+# name -> the call of each of N ranks, with 3 floats for each rank (for a tree: 3 in total)
 CALLS: dict[str, Callable[[int, int], Any]] = {
     "all_reduce": lambda rank, size: dist.all_reduce(numbers(3 * size)),
     "all_gather": lambda rank, size: dist.all_gather(pieces(size), numbers(3)),
@@ -363,7 +363,7 @@ CALLS: dict[str, Callable[[int, int], Any]] = {
 
 
 def expected_s(name: str, size: int) -> float:
-    """With 3 s for the bytes of a step, and 1 s of latency."""
+    """Returns the time, with 3 s for the bytes of a step, and 1 s of latency."""
     hops = (size - 1).bit_length()
     if name == "all_reduce":
         return 2 * (size - 1) * 4.0
@@ -400,7 +400,7 @@ def test_where_nobody_is_met_the_formula_holds_on_any_network(name: str, size: i
 
 
 def reduce_and_send() -> list[float]:
-    """Ranks 0 and 1 reduce 8 floats while 0 sends 8 to 2: both go out of rank 0."""
+    """Ranks 0 and 1 reduce 8 floats while 0 sends 8 to 2: both leave rank 0 on the same link."""
     ring = ringsim.current_ring()
     pair = dist.new_group([0, 1])
     handles = [dist.all_reduce(numbers(8), group=pair, async_op=True)] if ring.rank < 2 else []
@@ -434,7 +434,7 @@ def reduce_twice() -> tuple[float, float]:
 )
 def test_collectives_of_a_group_go_one_after_the_other(network: dict[str, Any]) -> None:
     trace = simulate(reduce_twice, world_size=2, **network)
-    # the second has its bytes on the way while the first one's latency passes
+    # the bytes of the second are in flight during the latency of the first
     assert trace.results == [(10.0, 18.0)] * 2
 
 
@@ -448,7 +448,7 @@ def exchange_unevenly() -> None:
 
 def test_an_all_to_all_moves_the_pieces_that_there_are() -> None:
     trace = simulate(exchange_unevenly, world_size=3, topology=FullBisection(A_FLOAT_A_SECOND))
-    # the step with the long piece, and the other one
+    # the step with the long piece, and the other step
     assert trace.makespan_s == pytest.approx((8 + 1) + (1 + 1))
 
 
@@ -464,9 +464,9 @@ def test_a_ring_of_many_ranks_costs_a_flow_for_each(topology: Topology) -> None:
 
 
 def reduce_beside_a_message(built_in: bool, elements: int) -> float:
-    """All ranks reduce while 0 sends to 2.
+    """All ranks reduce while rank 0 sends to rank 2.
 
-    The reduction is torch's, or the same steps written out with messages.
+    The reduction is torch's, or the same steps written with messages.
     """
     ring, group = ringsim.current_ring(), dist.new_group()
     handles: list[Any] = [dist.isend(numbers(elements), 2)] if ring.rank == 0 else []
@@ -503,4 +503,4 @@ def test_beside_a_message_the_flows_take_what_the_steps_take(
         for how in (True, False)
     )
     assert built_in == pytest.approx(by_hand, rel=1e-9)
-    assert built_in > expected_s("all_reduce", 4) * 1000 / 4  # the message is felt
+    assert built_in > expected_s("all_reduce", 4) * 1000 / 4  # the message slows it down

@@ -1,6 +1,6 @@
-"""Links: private ones, fair shares, and shared ones.
+"""Private links, fair shares, and shared links.
 
-Worked out by hand, and in exact numbers.
+Computed by hand, and in exact numbers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Message = tuple[int, int, int, float]  # src, dst, bytes, ready
 
 
 def arrivals(world_size: int, messages: Sequence[Message], **network: Any) -> list[float]:
-    """Returns when each message arrives, which leaves when it is ready."""
+    """Returns the arrival of each message, which leaves when it is ready."""
     plan = [(*message, 0.0) for message in messages]
     network = {"link": None, "semantics": "buffered", **network}
     by_rank = run(post_all, world_size, plan, record=False, **network)
@@ -44,7 +44,7 @@ def arrivals(world_size: int, messages: Sequence[Message], **network: Any) -> li
 def test_each_edge_may_have_its_link() -> None:
     links = {(0, 1): PLAIN, (1, 0): Link(0.0, 0.0)}
     assert arrivals(3, [(0, 1, 4, 10.0), (1, 0, 4, 10.0)], link=links) == [13.0, 10.0]
-    words = r"link must have an entry for each pair that talks, got none for \(1, 2\)"
+    words = r"link must have an entry for each pair that communicates, got none for \(1, 2\)"
     with pytest.raises(ArgumentError, match=words):
         arrivals(3, [(1, 2, 4, 10.0)], link=links)
 
@@ -60,7 +60,7 @@ def test_a_degraded_link_takes_its_factor_longer() -> None:
 def test_a_degraded_pair_takes_its_factor_longer_and_leaves_room_to_others() -> None:
     network: dict[str, Any] = {"topology": FullBisection(LINK), "inject": [Degrade(0, 1, 5)]}
     assert arrivals(3, [(0, 1, 8, 0.0)], **network) == [540.0]
-    # A fifth of the way out is 0 -> 1's; 0 -> 2 has the other four fifths: 10 s for its 8 bytes.
+    # One fifth of the outgoing link is for 0 -> 1; 0 -> 2 has four fifths: 10 s for its 8 bytes.
     both = arrivals(3, [(0, 1, 8, 0.0), (0, 2, 8, 0.0)], **network)
     assert both == pytest.approx([540.0, 110.0])
 
@@ -89,7 +89,7 @@ def test_where_nobody_meets_it_is_a_private_link_to_the_bit(
 
 
 class Bus:
-    """All share one link; ranks of one parity are the same machine."""
+    """A topology with one link for all; ranks of one parity are the same machine."""
 
     def check(self, world_size: int) -> None:
         pass
@@ -100,7 +100,7 @@ class Bus:
 
 def test_a_topology_of_ones_own() -> None:
     messages = [(0, 1, 8, 0.0), (2, 1, 8, 0.0), (3, 0, 4, 0.0), (0, 2, 8, 5.0)]
-    # thirds until 12, then halves
+    # a third each until 12, then a half each
     assert arrivals(4, messages, topology=Bus()) == [120.0, 120.0, 112.0, 5.0]
 
 
@@ -118,9 +118,9 @@ TOPOLOGIES = [
 
 
 def filled(routes: Sequence[Sequence[int]], speeds: Mapping[int, Fraction]) -> list[Fraction]:
-    """Progressive filling as the books have it.
+    """Progressive filling as in textbooks.
 
-    Raise all speeds together until a link is full; infinite is not needed here.
+    Raise all speeds together until a link is full; infinite speeds are not needed here.
     """
     rates = [Fraction(0)] * len(routes)
     moving = set(range(len(routes)))
@@ -141,7 +141,7 @@ def filled(routes: Sequence[Sequence[int]], speeds: Mapping[int, Fraction]) -> l
 
 @st.composite
 def programs(draw: st.DrawFn) -> list[list[Step]]:
-    """Programs that come to an end.
+    """Generates programs that finish.
 
     Each rank posts its messages in one order that all share, and waits for some, sooner or later.
     """
@@ -175,7 +175,7 @@ def programs(draw: st.DrawFn) -> list[list[Step]]:
 
 
 def exact_end(topology: Topology, steps: list[list[Step]]) -> Fraction:
-    """When the last rank has come to its end, in exact numbers.
+    """Returns the end of the last rank, in exact numbers.
 
     A message leaves once both sides are posted, and links are shared.
     """
@@ -185,7 +185,7 @@ def exact_end(topology: Topology, steps: list[list[Step]]) -> Fraction:
     speeds = {edge: 1 / Fraction(link.beta_s_per_byte) for edge, link in hops.items()}
     names = {edge: number for number, edge in enumerate(sorted(speeds, key=str))}
     at, due, ends = [0] * size, [Fraction(0)] * size, [Fraction(-1)] * size
-    # of each rank, its messages: source, destination, place
+    # for each rank, its messages: source, destination, place
     own: list[list[tuple[int, int, int]]] = [[] for _ in range(size)]
     sides: dict[tuple[int, int, int], int] = defaultdict(int)
     left: dict[tuple[int, int, int], Fraction] = {}
@@ -239,9 +239,9 @@ def exact_end(topology: Topology, steps: list[list[Step]]) -> Fraction:
 def test_a_program_ends_with_its_last_rank_recorded_or_not(
     topology: Topology, steps: list[list[Step]], limits: bool
 ) -> None:
-    """0.1.0 let the clock go to every end that was once foreseen.
+    """Version 0.1.0 moved the clock to every end that was once expected.
 
-    Also to the limits of waits that had ended long before.
+    This included the time limits of waits that had ended long before.
     """
     size = len(steps)
     runs = [

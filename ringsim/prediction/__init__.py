@@ -1,5 +1,5 @@
-"""Predicting runs.
+"""Predictions of runs.
 
-Constants from a trace, a prediction next to its run, from few ranks to many, and what each rank did
-as a program that can run again.
+Constants from a trace, predictions compared with runs, predictions of many ranks from few, and
+programs recovered from traces, which can run again.
 """

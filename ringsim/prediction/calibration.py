@@ -1,14 +1,14 @@
-"""``ringsim.calibrate``.
+"""``ringsim.calibrate``, which measures the costs of computing and messages on a machine.
 
-What computing and messages cost on a machine, from traces of real ranks, for the virtual clock. The
-time of one rank, from its trace, splits into these parts::
+The costs come from traces of real ranks and feed the virtual clock. The time of a rank in its trace
+splits into these parts::
 
     | posting |  around  | compute ......... overshoot |  around  | posting | blocked ...... |
     ^ isend                ^ compute(0.005) begins      ^ ends               ^ wait          ^ done
 
-Posting and blocking belong to messages, the overshoot is how much longer a sleep lasts than was
-asked, and "around" is the program itself between recorded events. Each is a mean without the
-extremes: the steps of a chain add up, and so do their means.
+Posting and blocking belong to messages. The overshoot is the time by which a sleep lasts longer
+than requested, and "around" is the program itself between recorded events. Each is a mean without
+the extremes, because the steps of a chain add up, and so do their means.
 """
 
 from __future__ import annotations
@@ -38,34 +38,34 @@ if TYPE_CHECKING:
 
 __all__ = ["Calibration", "Moment", "calibrate", "list_moments", "median_costs"]
 
-LEAST_MESSAGES: Final = 3  # of one size, seen from beginning to end
-# nine in ten sleeps end within this much of one in ten, if the machine is idle
+LEAST_MESSAGES: Final = 3  # of one size, observed from beginning to end
+# on an idle machine, nine in ten sleeps end at most this much later than one in ten
 WIDEST_SLEEP_S: Final = 1e-3
-# nine in ten receives are posted within this, if the rank has a core
+# nine in ten receives are posted within this time if the rank has a core
 SLOWEST_POST_S: Final = 0.5e-3
-# that ranks without anything to compute take between two operations
+# the longest time between two operations of ranks that compute nothing
 LONGEST_BETWEEN_S: Final = 1e-3
-TAIL: Final = 0.02  # of the times, at both ends: rare events do not count
+TAIL: Final = 0.02  # the share of the times cut off at both ends, so that rare events do not count
 _FIND_ALL: Final = (
-    "ringsim.trace(ringsim.calibration_worker, world_size=2) takes "
-    "a few seconds and shows everything."
+    "To measure everything, run ringsim.trace(ringsim.calibration_worker, world_size=2), which "
+    "takes a few seconds."
 )
-# after both sides are posted: of programs that let no receiver wait from the beginning
+# from the post of the second side; for programs whose receivers never wait from the beginning
 LATEST_WAIT_S: Final = 1e-3
-PARTS: Final = 5  # of the traces, whose differences say how far constants may be trusted
-FEW: Final = 5  # from this many times on, at least one at both ends
+PARTS: Final = 5  # the traces are split into these parts, whose differences show the uncertainty
+FEW: Final = 5  # from this many times on, at least one is cut off at both ends
 
 
 class Moment(IntEnum):
-    """What happens at a moment of a rank.
+    """The kind of event at a moment of a rank.
 
-    Of those at the same time, which only a virtual clock has, ends come first.
+    Of moments at the same time, which only a virtual clock has, ends come first.
     """
 
     DONE = 0
     END = 1
     BEGIN = 2
-    POST_SEND = 3  # its receive is there
+    POST_SEND = 3  # its receive is posted
     POST_EARLY = 4  # a send whose receive is not
     POST_RECV = 5
     POST_COLLECTIVE = 6
@@ -80,32 +80,32 @@ _AROUND: Final = (Moment.DONE, Moment.BEGIN, Moment.END)
 
 @dataclass(frozen=True)
 class Calibration:
-    """Constants of a machine.
+    """The constants of a machine.
 
-    Give it to ``ringsim.simulate`` as ``compute``, with its ``topology`` (``ringsim.predict`` does
-    both).
+    Pass it to ``ringsim.simulate`` as ``compute``, together with its ``topology``;
+    ``ringsim.predict`` does both.
 
     Attributes:
-        link: what a message takes, from when both sides are posted until the receiver goes on.
-        sending: what posting a send takes of its rank's time if its receive is posted: Gloo copies
-            at once, as much as the connection takes. It is part of ``link``, not in addition.
-        sending_early_s: the same if it is not: the bytes are copied later, without the rank.
-        receiving_s: what posting a receive takes.
-        sleep_s: how much longer ``ringsim.compute`` lasts than it is asked to; 0 if no trace has
-            any.
-        around_s: what the program takes around each computation, seconds.
-        cores: how many the machine has; 0 if a trace does not say.
-        costs: the measured times of the stages by kind, in seconds; None if no trace has a step of
-            a pipeline.
-        num_messages: how many messages ``link`` is from.
+        link: the cost of a message, from the post of its second side until the receiver continues.
+        sending: the time that posting a send takes of its rank if its receive is posted: Gloo
+            immediately copies as much as the connection takes. It is part of ``link``, not extra.
+        sending_early_s: the time that posting a send takes if its receive is not posted: the bytes
+            are copied later, without the rank.
+        receiving_s: the time that posting a receive takes.
+        sleep_s: the time by which ``ringsim.compute`` lasts longer than requested; 0 if no trace
+            contains a call of it.
+        around_s: the time that the program takes around each computation, in seconds.
+        cores: the number of cores of the machine; 0 if a trace does not contain it.
+        costs: the measured times of the stages by kind, in seconds; None if no trace contains a
+            pipeline step.
+        num_messages: the number of messages from which ``link`` was measured.
         sizes_bytes: their sizes.
-        notes: what makes the constants doubtful, a sentence each; empty if nothing does.
-        gloo: what Gloo costs besides, on cores that ranks share; None if the traces show nothing of
-            it.
-        missing: what the traces do not show, in a few words each: it takes no time, or what is said
-            instead.
-        spread: how far fifths of the traces are from the whole: the standard deviation of what
-            messages took, relative.
+        notes: the reasons to doubt the constants, one sentence each; empty if there are none.
+        gloo: the other costs of Gloo on cores that ranks share; None if the traces show none.
+        missing: the costs that the traces do not show, in a few words each; they count as zero, or
+            as the given substitute.
+        spread: the uncertainty of message times: the relative standard deviation between fifths of
+            the traces.
     """
 
     link: Link
@@ -127,25 +127,25 @@ class Calibration:
     def topology(self) -> OneMachine:
         """The links of this machine, whose ranks share its cores.
 
-        Give it to ``simulate`` instead of ``link``.
+        Pass it to ``simulate`` instead of ``link``.
 
         Raises:
-            ArgumentError: a trace does not say how many cores there are.
+            ArgumentError: a trace does not contain the number of cores.
         """
         if not self.cores:
             raise ArgumentError(
-                "a calibration must know how many cores there are, got a trace that does not "
-                "say. Use its link instead."
+                "this calibration has no topology, because a trace does not contain the number of "
+                "cores. Use its link instead."
             )
         return OneMachine(self.link, self.cores, self.gloo)
 
     def scaled(self, factor: float) -> Calibration:
-        """Returns the constants, each ``factor`` times as long.
+        """Returns the constants with all times multiplied by ``factor``.
 
-        How often something stalls, and computing itself, stay.
+        The share of messages that stall, and the costs of computing, do not change.
 
         Args:
-            factor: from 0.
+            factor: the factor, at least 0.
         """
         times = ("link", "sending", "sending_early_s", "receiving_s", "sleep_s", "around_s")
         gloo = self.gloo
@@ -160,27 +160,27 @@ class Calibration:
         Args:
             sends: whether it is a send.
             size_bytes: its size.
-            met: of a send, whether its receive is posted already.
+            met: for a send, whether its receive is already posted.
         """
         if not sends:
             return self.receiving_s
         return self.sending.time_s(size_bytes) if met else self.sending_early_s
 
     def time_s(self, work: Work) -> float:
-        """Returns the seconds that a pipeline stage's computation took where it was measured.
+        """Returns the measured time of a computation of a pipeline stage, in seconds.
 
-        For ``compute`` of ``simulate``.
+        Used for ``compute`` of ``simulate``.
 
         Args:
-            work: what is computed, and on which stage.
+            work: the computation and its stage.
 
         Raises:
-            ArgumentError: no trace had a step, or not with such a stage.
+            ArgumentError: no trace contains a step, or a step with this stage.
         """
         if self.costs is None:
             raise ArgumentError(
-                "a calibration must be from a step of a pipeline to charge for stages, got one "
-                "without. Record such a step."
+                "this calibration has no costs of pipeline stages, because its traces contain no "
+                "pipeline step. Record such a step."
             )
         return float(self.costs.get_duration(Action(work.stage, work.kind, work.microbatch)))
 
@@ -190,16 +190,16 @@ class Calibration:
             f"link      {_say(self.link)}, from {self.num_messages} messages, +-{self.spread:.0%}",
             f"posting   a send {_say(self.sending)}, before its receive "
             f"{self.sending_early_s * 1e6:.1f} us, a receive {self.receiving_s * 1e6:.1f} us",
-            f"compute   {self.sleep_s * 1e6:.1f} us longer than asked, and "
+            f"compute   {self.sleep_s * 1e6:.1f} us longer than requested, and "
             f"{self.around_s * 1e6:.1f} us around it",
         ]
         if self.gloo is not None:
             gloo = self.gloo
             first_ms, stall_ms = gloo.first_use_s * 1e3, gloo.stall_s * 1e3
             if gloo.awake is not None:
-                lines.append(f"awake     {_say(gloo.awake)}, while the cores are at work")
+                lines.append(f"awake     {_say(gloo.awake)}, while the cores are busy")
             lines.append(
-                f"gloo      a message {_say(gloo.carrying)} of the cores, a collective "
+                f"gloo      core time of a message {_say(gloo.carrying)}, a collective "
                 f"{gloo.collective_s * 1e6:.1f} us, a first "
                 f"operation {first_ms:.1f} ms; {gloo.stall_share:.1%} stall for {stall_ms:.1f} ms"
             )
@@ -209,22 +209,22 @@ class Calibration:
 
 
 def calibrate(*traces: Trace) -> Calibration:
-    """Finds the constants of a machine in traces of real ranks on it.
+    """Measures the constants of a machine from traces of real ranks on it.
 
-    Two ranks are enough, and better than many: more ranks than cores wait for cores. Messages
-    should have two sizes or more, because one size does not tell latency from bandwidth. Only
-    messages that were seen from beginning to end count: those whose receiver was waiting when both
-    sides were posted, or did nothing between its post and its wait.
+    Two ranks are enough, and better than many, because ranks without a free core have to wait.
+    Messages should have at least two sizes, because one size cannot separate latency from
+    bandwidth. Only messages observed from beginning to end count: their receiver was waiting when
+    both sides were posted, or did nothing between its post and its wait.
 
     Args:
-        traces: one or more, measured on one machine.
+        traces: one or more traces, measured on the same machine.
 
     Returns:
-        The constants. ``notes`` says what makes them doubtful: a machine that was busy with other
-        things, messages of one size.
+        The constants. ``notes`` lists reasons to doubt them, such as a busy machine, or messages of
+        only one size.
 
     Raises:
-        ArgumentError: there is no trace, one is simulated, or none has enough messages.
+        ArgumentError: there is no trace, a trace is simulated, or too few messages count.
 
     Example:
         >>> import ringsim
@@ -243,7 +243,7 @@ def calibrate(*traces: Trace) -> Calibration:
     """
     if not traces:
         raise ArgumentError(
-            "calibrate must be given a trace, got none. Record one: ringsim.trace(worker, "
+            "calibrate needs at least one trace, got none. Record one with ringsim.trace(worker, "
             "world_size=2)."
         )
     for trace in traces:
@@ -251,7 +251,7 @@ def calibrate(*traces: Trace) -> Calibration:
         if trace.metadata.get("source") == "simulated":
             raise ArgumentError(
                 "a trace to calibrate from must be measured, got a simulated one. Record real "
-                "ranks: ringsim.trace."
+                "ranks with ringsim.trace."
             )
     sizes, times, awake = join_columns(map(_sample_messages, traces))
     asleep = ~awake if _count(sizes[~awake]) else np.ones_like(awake)
@@ -293,33 +293,33 @@ def calibrate(*traces: Trace) -> Calibration:
 def _find_doubts(
     num_sizes: int, overshoots: Ints, receiving: Ints, between_s: float
 ) -> Iterator[str]:
-    """Yields what makes the constants doubtful, a sentence each.
+    """Yields the reasons to doubt the constants, one sentence each.
 
-    ``between_s`` is the usual time around computations; 0 where the costs of stages explain it.
+    ``between_s`` is the usual time around computations; 0 if the costs of stages explain it.
     """
     if num_sizes == 1:
         yield (
-            "messages had one size only: all of their time counts as latency, and other sizes are "
-            "not predicted"
+            "all messages had the same size, so their whole time counts as latency, and the times "
+            "of other sizes are not predicted"
         )
     if len(overshoots):
         first_s, last_s = np.quantile(overshoots, [0.1, 0.9])
         if last_s - first_s > WIDEST_SLEEP_S:
             yield (
-                "the machine was busy with other things: sleeps ended up to "
-                f"{(last_s - first_s) * 1e3:.1f} ms apart, less than 1 ms is usual"
+                "the machine was busy with other work: the ends of sleeps varied by "
+                f"{(last_s - first_s) * 1e3:.1f} ms (usually less than 1 ms)"
             )
     elif between_s > LONGEST_BETWEEN_S:
         yield (
-            f"ranks computed for {between_s * 1e3:.1f} ms at a time without ringsim.compute: that "
-            "will take no time"
+            f"ranks computed for {between_s * 1e3:.1f} ms at a time outside ringsim.compute, which "
+            "takes no time in predictions"
         )
     if len(receiving):
         slow_s = np.quantile(receiving, 0.9)
         if slow_s > SLOWEST_POST_S:
             yield (
-                "the machine was busy with other things: posting a receive took up to "
-                f"{slow_s * 1e3:.1f} ms, less than 0.5 ms is usual"
+                "the machine was busy with other work: posting a receive took up to "
+                f"{slow_s * 1e3:.1f} ms (usually less than 0.5 ms)"
             )
 
 
@@ -329,7 +329,7 @@ def join_columns(parts: Iterable[Iterable[Ints]]) -> Iterator[Ints]:
 
 
 def _scale(constants: object, names: Sequence[str], factor: float) -> dict[str, Any]:
-    """Returns the named times and links, ``factor`` times as long; None stays."""
+    """Returns the named times and links, multiplied by ``factor``; None stays None."""
     scaled = {}
     for name in names:
         value = getattr(constants, name)
@@ -342,25 +342,25 @@ def _scale(constants: object, names: Sequence[str], factor: float) -> dict[str, 
 
 
 def _say(link: Link) -> str:
-    return f"{link.alpha_s * 1e6:.1f} us + {link.beta_s_per_byte * 1e9:.3f} ns a byte"
+    return f"{link.alpha_s * 1e6:.1f} us + {link.beta_s_per_byte * 1e9:.3f} ns per byte"
 
 
 def find_asked(events: Events) -> Ints:
-    """Returns the seconds that each ``ringsim.compute`` was asked for; NaN for other events."""
+    """Returns the seconds requested from each ``ringsim.compute``; NaN for other events."""
     asked_s = np.array([*map(read_label, events.tables.labels), None], dtype=float)
     found: Ints = np.where(events.kind == SPAN, asked_s[events.label], np.nan)
     return found
 
 
 def _sample_messages(trace: Trace) -> tuple[Ints, Ints, Ints]:
-    """Messages that were seen from beginning to end (all, if those are too few).
+    """Returns the messages observed from beginning to end, or all messages if those are too few.
 
-    Bytes, seconds, and whether others had just been in flight.
+    The columns are the bytes, the seconds, and whether another message had just been in flight.
     """
     events, messages = trace.events, trace.messages
     ready = np.maximum(events.post_ns[messages.send], events.post_ns[messages.recv])
     wait, done = events.wait_ns[messages.recv], events.done_ns[messages.recv]
-    # nothing happened on the rank between post and wait
+    # whether nothing happened on the rank between post and wait
     at_once = np.zeros(len(events), dtype=bool)
     for rank in np.unique(events.rank):
         own = events.rank == rank
@@ -380,28 +380,28 @@ def _sample_messages(trace: Trace) -> tuple[Ints, Ints, Ints]:
 
 
 def _counts(events: Events) -> Ints:
-    """Which events tell what messages and computing take.
+    """Returns the mask of the events that show the costs of messages and computing.
 
-    Where messages are sent in steps of a pipeline, those of steps.
+    If messages are sent in pipeline steps, only events of steps count.
     """
     steps: Ints = number_steps(events) != NONE
     return steps if (steps & (events.kind == SEND)).any() else np.ones_like(steps)
 
 
 def _count(sizes: Ints) -> dict[int, int]:
-    """Counts the messages of each size that there are enough of."""
+    """Returns the number of messages of each size that has enough messages."""
     counts = Counter(sizes.tolist())
     return {size: counts[size] for size in sorted(counts) if counts[size] >= LEAST_MESSAGES}
 
 
 def _fit_messages(sizes: Ints, times: Ints) -> tuple[Link, dict[int, int], float]:
-    """The link, how many messages of each size it is from, and how far parts are from the whole."""
+    """Returns the link, the number of messages of each size, and the spread between parts."""
     enough = _count(sizes)
     if not enough:
         raise ArgumentError(
-            f"a trace to calibrate from must have {LEAST_MESSAGES} messages of a size whose "
-            f"receiver waited for them, got {len(sizes)} of any size. Let the receiver wait: a "
-            f"receive that blocks, and a sender that computes before it sends. {_FIND_ALL}"
+            f"a trace to calibrate from must have {LEAST_MESSAGES} messages of one size whose "
+            f"receiver waited for them, got {len(sizes)} of any size. Let the receiver wait: use "
+            f"blocking receives, and let the sender compute before it sends. {_FIND_ALL}"
         )
     chosen = np.isin(sizes, list(enough))
     sizes, times = sizes[chosen], times[chosen]
@@ -413,9 +413,9 @@ def _fit_messages(sizes: Ints, times: Ints) -> tuple[Link, dict[int, int], float
 
 
 def _typical(times: Ints) -> float:
-    """The mean of all but the longest and the shortest fiftieth, without what stalled.
+    """Returns the mean without the longest and the shortest fiftieth, and without stalls.
 
-    At least one of each from five on; 0 for none.
+    Cuts off at least one time at each end if there are five or more; 0 without times.
     """
     ordered = np.sort(times[times <= np.median(times) + STALLED_S]) if len(times) else times
     cut = max(round(len(ordered) * TAIL), int(len(ordered) >= FEW))
@@ -423,32 +423,32 @@ def _typical(times: Ints) -> float:
 
 
 def list_moments(trace: Trace) -> tuple[Ints, Ints, Ints]:
-    """Returns, for each moment of a rank, the event to which something happens, and what.
+    """Returns the event and the kind of each moment of a rank, and the seconds to the next moment.
 
-    Also how many seconds until the next of its thread. Where messages are sent in steps of a
-    pipeline, only moments of steps count; of ``calibration_worker`` those of its computing.
+    The next moment is the next one on the same thread. If messages are sent in pipeline steps, only
+    moments of steps count; for ``calibration_worker``, only moments of its computing.
 
     Args:
-        trace: measured or simulated.
+        trace: the trace, measured or simulated.
     """
     events = trace.events
     spans, sends, recvs, collectives = (
         events.kind == kind for kind in (SPAN, SEND, RECV, COLLECTIVE)
     )
     asleep = np.isfinite(find_asked(events))
-    steps = is_step(events)  # what comes after one is not part of it
+    steps = is_step(events)  # the time after a step is not part of it
     both = sends | recvs | collectives
     messages = trace.messages
     early = np.zeros(len(events), dtype=bool)
     early[messages.send] = events.post_ns[messages.recv] > events.post_ns[messages.send]
     known = (events.done_ns != NONE) & (spans | (events.wait_ns != NONE)) & _counts(events)
     known &= events.post_ns > events.post_ns[find_marks(events)].max(initial=np.iinfo(np.int64).min)
-    parts = [  # (which events, when, what happens)
+    parts = [  # (events, their times, kind of moment)
         (sends & known & ~early, events.post_ns, Moment.POST_SEND),
         (sends & known & early, events.post_ns, Moment.POST_EARLY),
         (recvs & known, events.post_ns, Moment.POST_RECV),
         (collectives & known, events.post_ns, Moment.POST_COLLECTIVE),
-        # else it did not wait
+        # otherwise it did not wait
         (both & known & (events.done_ns > events.wait_ns), events.wait_ns, Moment.WAIT),
         (both & known, events.done_ns, Moment.DONE),
         (spans & ~asleep & known, events.post_ns, Moment.BEGIN),
@@ -473,9 +473,9 @@ def _measure_moments(trace: Trace) -> tuple[Ints, Ints, Ints]:
 
 
 def _find_beside(kinds: Ints) -> Ints:
-    """Returns the mask of the moments between two operations around a computation.
+    """Returns the mask of the moments between the two operations around a computation.
 
-    The last one before it and the first one after it.
+    These are the last operation before it and the first one after it.
     """
     stretch = np.cumsum(np.isin(kinds, (*POSTS, Moment.WAIT)))
     computes: Ints = np.bincount(stretch, weights=kinds == Moment.COMPUTE)[stretch] > 0
@@ -483,7 +483,7 @@ def _find_beside(kinds: Ints) -> Ints:
 
 
 def _sample_overshoots(trace: Trace) -> Ints:
-    """How much longer each ``ringsim.compute`` lasted than it was asked to, in seconds."""
+    """Returns the seconds by which each ``ringsim.compute`` lasted longer than requested."""
     events = trace.events
     longer_s = (events.done_ns - events.post_ns) * 1e-9 - find_asked(events)
     found: Ints = longer_s[np.isfinite(longer_s) & (events.status == OK)]
@@ -491,7 +491,7 @@ def _sample_overshoots(trace: Trace) -> Ints:
 
 
 def _find_costs(traces: Sequence[Trace]) -> Costs | None:
-    """The times of the stages of the first trace that has steps."""
+    """Returns the times of the stages in the first trace that has steps."""
     for trace in traces:
         steps = [find_step(trace, step) for step in range(count_steps(trace.events))]
         if steps:
@@ -501,12 +501,12 @@ def _find_costs(traces: Sequence[Trace]) -> Costs | None:
 
 
 def median_costs(stage: Ints, kind: Ints, took: Ints) -> Costs:
-    """Returns the median time of each kind of computation on each stage, 0 if there is none.
+    """Returns the median time of each kind of computation on each stage; 0 if there is none.
 
     Args:
-        stage: of each computation.
-        kind: of each computation, "F", "B", "I" or "W".
-        took: how long it took, in any unit.
+        stage: the stage of each computation.
+        kind: the kind of each computation: "F", "B", "I" or "W".
+        took: the time of each computation, in any unit.
 
     Example:
         >>> median_costs(

@@ -1,10 +1,9 @@
-"""``ringsim.compare``.
+"""``ringsim.compare``, which compares two runs of a program, or a run and its prediction.
 
-Two runs of a program side by side, and where they differ; or a run beside its prediction, and how
-far off that was. Errors are signed and relative to the first run, ``second / first - 1``: -0.1 is a
-prediction that is 10 % too short. Two baselines show what a prediction is worth: *nominal* has only
-what the program asked of ``ringsim.compute``, *no communication* has the predicted computations. In
-both, messages take no time.
+Errors are signed and relative to the first run, ``second / first - 1``: -0.1 means that a
+prediction is 10 % too short. Two baselines help to judge a prediction: *nominal* has only the times
+requested from ``ringsim.compute``, *no communication* has the predicted computations. In both,
+messages take no time.
 """
 
 from __future__ import annotations
@@ -41,10 +40,10 @@ class Errors:
     """A summary of signed relative errors.
 
     Attributes:
-        mean: of their absolute values: the mean absolute percentage error.
+        mean: the mean of their absolute values, which is the mean absolute percentage error.
         worst: the largest absolute value.
-        bias: their mean: below 0 if the prediction is mostly too short.
-        count: how many there are.
+        bias: their mean; below 0 if the prediction is mostly too short.
+        count: the number of errors.
 
     Example:
         >>> Errors.of([0.25, -0.75])
@@ -58,7 +57,7 @@ class Errors:
 
     @classmethod
     def of(cls, errors: Ints | list[float]) -> Errors:
-        """Summarises errors; NaN if there are none."""
+        """Summarizes errors; NaN if there are none."""
         values = np.asarray(errors, dtype=np.float64)
         if len(values) == 0:
             return cls(np.nan, np.nan, np.nan, 0)
@@ -72,33 +71,36 @@ class Errors:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Two runs, from ``compare``.
+    """A comparison of two runs, made by ``compare``.
 
-    Printing it says how they differ and where that began, ``plot()`` shows it. The first one is
-    called *real* and the second *virtual*, for a run and its prediction; they may be any two.
+    Printing it shows the differences and where they began; ``plot()`` draws them. The first run is
+    called *real* and the second *virtual*, as for a run and its prediction; but you can compare any
+    two runs.
 
     Attributes:
-        real: the first run: what was measured, where the other predicts it.
-        virtual: the second.
-        real_steps_s: how long each step took, in seconds; the whole run if it has no steps of a
-            pipeline.
-        virtual_steps_s: the same in the second run.
-        nominal_s: what a step would take if each computation took what it was asked to, and
-            messages nothing; None if none was asked to.
-        no_communication_s: the same with the second run's computations; None if there is no step.
-        real_index: the operations and spans that are alike, by their place in ``real.events``.
-        virtual_index: the same in ``virtual.events``.
-        real_begin_ns: when each step began to compute, in the time of ``real``.
-        virtual_begin_ns: the same in that of ``virtual``.
+        real: the first run; the measured one, if the other is its prediction.
+        virtual: the second run.
+        real_steps_s: the length of each step in seconds, or of the whole run if it has no pipeline
+            steps.
+        virtual_steps_s: the length of each step in the second run.
+        nominal_s: the length of a step if each computation took the requested time, and messages
+            took none; None if no times were requested.
+        no_communication_s: the length of a step with the second run's computations, if messages
+            took no time; None if there is no step.
+        real_index: the operations and spans that both runs have, as indexes into ``real.events``.
+        virtual_index: the same operations and spans, as indexes into ``virtual.events``.
+        real_begin_ns: the time at which each step began to compute in ``real``.
+        virtual_begin_ns: the time at which each step began to compute in ``virtual``.
         step: the step of each compared event.
-        lag_s: how much later each of them ends in the second run, counted from the start of the
-            step.
-        unpaired: how many operations and spans only the first run has, and only the second.
-        differences: the table: for each step, rank, stage and operation how much longer it took,
-            and how much later it ended.
-        parts: the table of where the time goes: first use, posting, waiting, transfer, computing,
-            program; by step and operation.
-        called: names of the two runs, such as those of their files; None for measured and
+        lag_s: how much later each compared event ends in the second run, counted from the start of
+            the step.
+        unpaired: the numbers of operations and spans that only the first, and only the second run
+            has.
+        differences: a table of how much longer each operation took, and how much later it ended, by
+            step, rank, stage and operation.
+        parts: a table of where the time goes (first use, posting, waiting, transfer, computing,
+            program), by step and operation.
+        called: the names of the two runs, such as their file names; None for measured and
             predicted, or first and second.
     """
 
@@ -121,16 +123,16 @@ class Comparison:
 
     @property
     def predicts(self) -> bool:
-        """Whether the second run is a simulation of a first that is none."""
+        """Whether the second run is a simulation and the first is not."""
         return (
             self.virtual.metadata.get("source") == "simulated" != self.real.metadata.get("source")
         )
 
     @property
     def names(self) -> tuple[str, str]:
-        """What to call the two.
+        """The names of the two runs.
 
-        As they are ``called``, or measured and predicted, or first and second.
+        These are ``called``, or measured and predicted, or first and second.
         """
         if self.called is not None:
             return self.called
@@ -143,14 +145,14 @@ class Comparison:
 
     @property
     def median_error(self) -> float:
-        """The error of the median step, on which a disturbed step has no influence."""
+        """The error of the median step, which a single disturbed step does not affect."""
         return float(np.median(self.virtual_steps_s) / np.median(self.real_steps_s) - 1)
 
     @cached_property
     def operations(self) -> Errors:
-        """How far off the ends of operations are, as parts of their step's length.
+        """The errors in the ends of operations, as fractions of their step's length.
 
-        0.02 for one that ends 2 % of the step too late.
+        0.02 means that an operation ends 2 % of the step too late.
         """
         return Errors.of(self.lag_s / self.real_steps_s[self.step])
 
@@ -158,7 +160,7 @@ class Comparison:
         """Returns the errors of a baseline.
 
         Args:
-            name: "nominal" or "no communication".
+            name: the name of the baseline, "nominal" or "no communication".
 
         Raises:
             ArgumentError: there is no such baseline.
@@ -166,8 +168,8 @@ class Comparison:
         predicted = self._baselines.get(name)
         if predicted is None:
             raise ArgumentError(
-                f"name must be one of the baselines {list(self._baselines)}, got {name!r}. Compare "
-                "steps of a pipeline to have them."
+                f"name must be one of the baselines {list(self._baselines)}, got {name!r}. "
+                "Baselines need pipeline steps."
             )
         return Errors.of(predicted / self.real_steps_s - 1)
 
@@ -179,32 +181,31 @@ class Comparison:
     def plot(
         self, *, step: int | None = None, ax: Axes | None = None, **look: Unpack[Style]
     ) -> Axes:
-        """Draws the prediction over the measurement, for one step, on ``ax`` or on a new figure.
+        """Draws the prediction over the measurement for one step, on ``ax`` or on a new figure.
 
         Args:
-            step: which step, from 0; None for a step of median length.
-            ax: where to draw.
+            step: the number of the step, from 0; None for a step of median length.
+            ax: the axes to draw on.
         """
         from ringsim.plot.overlay import plot_overlay
 
         return plot_overlay(self, step=step, ax=ax, **look)
 
     def to_pandas(self) -> pd.DataFrame:
-        """Returns the table of ``differences`` as a DataFrame: what differs most comes first."""
+        """Returns the table of ``differences`` as a DataFrame, with the largest first."""
         return self.differences.to_pandas()
 
     def to_html(self, path: str | PathLike[str]) -> None:
-        """Writes both runs as one interactive page, on one axis, rank 0 beside rank 0."""
+        """Writes both runs to one interactive page, on one axis, with equal ranks side by side."""
         from ringsim.view.html import to_html
 
         to_html([self.real, self.virtual], path, self.names)
 
     def where_it_began(self) -> str:
-        """Says in which step and operation the runs began to differ.
+        """Returns a sentence that names the step and operation where the runs began to differ.
 
-        Empty if none took longer itself in a run that became longer. Of all operations of a stage
-        it is those that changed most, in the direction in which the run did, and waiting does not
-        count.
+        Empty if no operation itself took longer although the run did. Chooses the operations of the
+        stage that changed most in the direction of the whole run; waiting does not count.
         """
         table = self.differences
         grown_s = float(np.sum(self.virtual_steps_s - self.real_steps_s))
@@ -231,7 +232,7 @@ class Comparison:
         return "\n".join(lines)
 
     def describe(self) -> str:
-        """Returns one sentence that says what the picture shows: its alternative text."""
+        """Returns a one-sentence description of the plot, for its alternative text."""
         what = "A measured run and its prediction" if self.predicts else "Two runs"
         return f"{what}; {'; '.join(line.strip().rstrip('.') for line in self._tell())}."
 
@@ -250,7 +251,7 @@ class Comparison:
                 f"  baseline {name}: {value * 1e3:.3f} ms, {self._words(self.baseline(name))}"
                 for name, value in self._baselines.items()
             ]
-        lines.append(f"ends of operations, of the step: {self._words(self.operations)}")
+        lines.append(f"ends of operations, relative to the step: {self._words(self.operations)}")
         lines += [
             f"only {name}: {count(number, 'event')}"
             for name, number in zip(self.names, self.unpaired, strict=True)
@@ -259,7 +260,7 @@ class Comparison:
         if parts := str(self.parts):
             lines.append(f"all ranks: {parts}")
         if began := self.where_it_began():
-            lines.append(f"most of it: {began}")
+            lines.append(f"largest change: {began}")
         return lines
 
     def _words(self, errors: Errors) -> str:
@@ -269,7 +270,7 @@ class Comparison:
                 f"{errors.bias:+.1%}, n {errors.count}"
             )
         return (
-            f"{errors.bias:+.1%} on average, off by {errors.mean:.1%} on average and "
+            f"{errors.bias:+.1%} on average; absolute {errors.mean:.1%} on average, "
             f"{errors.worst:.1%} at most, n {errors.count}"
         )
 
@@ -285,22 +286,22 @@ class Comparison:
 def compare(real: Trace, virtual: Trace) -> Comparison:
     """Compares two runs.
 
-    Before and after, two schedules, two machines; or a run on real ranks and the same run on a
-    virtual clock. Operations are compared that both have: in the same step of the same rank, of the
-    same name, with the same peer or of the same stage and microbatch. Steps that one run has more
-    are left out.
+    Compare runs before and after a change, two schedules, two machines, or a run on real ranks with
+    the same run on a virtual clock. Only operations that both runs have are compared: they are in
+    the same step of the same rank, have the same name, and have the same peer, or the same stage
+    and microbatch. Extra steps of one run are left out.
 
     Args:
         real: the first run.
-        virtual: the second; where it is simulated and the first is not, it is called a prediction
-            of that.
+        virtual: the second run. If it is simulated and the first is not, it is treated as a
+            prediction of the first.
 
     Returns:
-        What took longer and where that began, the errors by step and by operation, and those of the
-        baselines.
+        The comparison: the operations that took longer and where that began, the errors by step and
+        by operation, and the errors of the baselines.
 
     Raises:
-        ArgumentError: the two have nothing in common.
+        ArgumentError: the two runs have no finished operation in common.
 
     Example:
         >>> from ringsim.traces.events import OP_CODES, make_events
@@ -341,7 +342,7 @@ def compare(real: Trace, virtual: Trace) -> Comparison:
         _count_others(trace.events, of, index)
         for trace, of, index in zip(runs, alike, pairs, strict=True)
     ]
-    # a pair is in the step that the first run has it in
+    # a pair belongs to the step that it has in the first run
     numbers[1][pairs[1]] = numbers[0][pairs[0]]
     step = alike[0][pairs[0]]
     real_done, virtual_done = (
@@ -350,8 +351,7 @@ def compare(real: Trace, virtual: Trace) -> Comparison:
     done = (step != NONE) & (real_done != NONE) & (virtual_done != NONE)
     if not done.any():
         raise ArgumentError(
-            "the two runs must have something to compare, got no operation that both have done. "
-            "Record the same worker twice."
+            "the two runs have no finished operation in common. Record the same worker twice."
         )
     real_index, virtual_index = (index[done] for index in pairs)
     step = step[done]
@@ -381,7 +381,7 @@ def compare(real: Trace, virtual: Trace) -> Comparison:
 
 
 def _count_others(events: Events, step: Ints, index: Ints) -> int:
-    """Counts the events that have a step and are not at ``index``."""
+    """Returns the number of events that have a step and are not at ``index``."""
     others = (step != NONE) & (events.kind != MARK)
     others[index] = False
     return int(np.count_nonzero(others))
@@ -390,7 +390,7 @@ def _count_others(events: Events, step: Ints, index: Ints) -> int:
 def _number_steps(events: Events, num_steps: int) -> Ints:
     """Returns the step of each event, -1 outside of the first ``num_steps``.
 
-    Of a run without steps, all is one.
+    If the run has no steps, the whole run is one step.
     """
     if num_steps == 0:
         return np.zeros(len(events), dtype=np.int64)
@@ -400,9 +400,9 @@ def _number_steps(events: Events, num_steps: int) -> Ints:
 
 
 def _find_extents(trace: Trace, index: Ints, num_steps: int) -> tuple[Ints, Ints]:
-    """Returns when each step began to compute and ended, in ns.
+    """Returns the start of computing and the end of each step, in ns.
 
-    In a run without steps, the operations at ``index`` are one.
+    In a run without steps, the operations at ``index`` are one step.
     """
     if num_steps == 0:
         begin, end = trace.events.post_ns[index].min(), trace.events.done_ns[index].max()
@@ -416,7 +416,7 @@ def _find_extents(trace: Trace, index: Ints, num_steps: int) -> tuple[Ints, Ints
 def _find_baselines(trace: Trace, num_steps: int) -> tuple[float | None, float | None]:
     """Returns the makespan of the last step without communication.
 
-    From what was asked of ``ringsim.compute``, and from the times of the computations.
+    Once with the times requested from ``ringsim.compute``, once with the times of the computations.
     """
     if num_steps == 0:
         return None, None
@@ -424,7 +424,7 @@ def _find_baselines(trace: Trace, num_steps: int) -> tuple[float | None, float |
     placed = dict(zip(actions.stage.tolist(), actions.rank.tolist(), strict=True))
     stages, ranks = sorted(placed), sorted(set(placed.values()))
     if stages != list(range(len(stages))) or ranks != list(range(len(actions.ranks))):
-        return None, None  # several pipelines side by side, or part of one
+        return None, None  # several pipelines next to each other, or only a part of one
     schedule = Schedule(
         actions.schedule,
         actions.num_microbatches,
@@ -446,4 +446,4 @@ def _find_baselines(trace: Trace, num_steps: int) -> tuple[float | None, float |
         nominal = time_step(asked_s) if asked_s.any() else None
         return nominal, time_step((actions.end - actions.start) * 1e-9)
     except RingError:
-        return None, None  # not a schedule that can be timed
+        return None, None  # a schedule that cannot be timed

@@ -1,10 +1,10 @@
-"""Where two runs differ.
+"""The differences between two runs.
 
-What each operation of each stage took itself, and how much of it was waiting for others. On every
-rank, the time of a step is shared out: each moment belongs to the innermost span or blocked
-operation at that moment, and else to the program. A wait for a rank that is late is set apart, so
-that a delay is charged to the rank that began it and not to those that it reached::
-
+For each operation of each stage, the table shows the time it took itself, and the time it waited
+for other ranks. The time of a step on a rank is shared out: each moment belongs to the innermost
+span or blocked operation at that moment, otherwise to the program. A wait for a late rank is
+counted separately, so that a delay is charged to the rank that caused it, not to the ranks that it
+reached::
     rank 0   [forward .......... 2 ms longer ]         itself +2 ms
     rank 1   recv ====================== | forward     waited +2 ms
 """
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Differences", "differ", "name_operations", "pair"]
 
-PROGRAM: Final = "(program)"  # what a rank does outside of spans and waits
+PROGRAM: Final = "(program)"  # the time of a rank outside of spans and waits
 _COMPUTE: Final = "compute"
-_SPAN_OF_COMPUTE: Final = len(OP_NAMES)  # the number of its name
+_SPAN_OF_COMPUTE: Final = len(OP_NAMES)  # the number of this name
 _SPAN_WITHOUT_NAME: Final = OP_NAMES.index("span")
 _SHOWN: Final = 8
 
 
 class _Spent(NamedTuple):
-    """What one run spent its time on.
+    """The time that one run spent on each event.
 
     Columns of one length; ``event`` is -1 for the program of a run without steps.
     """
@@ -51,7 +51,7 @@ class _Spent(NamedTuple):
     rank: Ints
     stage: Ints
     name: Ints
-    counts: Ints  # 0 for what is part of the span around it
+    counts: Ints  # 0 for a part of the span around it
     end_ns: Ints
     own_ns: Ints
     waited_ns: Ints
@@ -61,23 +61,23 @@ class _Spent(NamedTuple):
 class Differences:
     """The table of a comparison.
 
-    Columns of one length, a row for each step, rank, stage and operation; what differs most comes
-    first.
+    Columns of one length, with a row for each step, rank, stage and operation; the largest
+    differences come first.
 
     Attributes:
-        step: index of the step.
-        rank: which rank.
-        stage: of the pipeline, also that of the span around it; -1 for none.
-        operation: name of the span, operation as torch spells it, or "(program)" for what lies
+        step: the index of the step.
+        rank: the rank.
+        stage: the pipeline stage, of the event or the span around it; -1 for none.
+        operation: the name of the span, torch's name of the operation, or "(program)" for the time
             outside of them.
-        counts: how many there were, in the first and in the second run; shape (rows, 2).
-        own_s: what they took themselves, in both runs.
-        waited_s: how long they waited for others, in both runs.
+        counts: the number of events in the first and in the second run; shape (rows, 2).
+        own_s: the time that they took themselves, in both runs.
+        waited_s: the time that they waited for other ranks, in both runs.
         later_s: how much later the last of them ends in the second run, from the beginning of the
-            step on; NaN if one run has none.
-        began: place in the second run's events of the first that took longer (or shorter); -1 if
-            none is alike in the first run.
-        line: file and line of that event, or of the first event of a row that only one run has; ""
+            step; NaN if one run has none.
+        began: the index in the second run's events of the first event that took longer (or
+            shorter); -1 if the first run has no matching event.
+        line: the file and line of that event, or of the first event if only one run has the row; ""
             if unknown.
     """
 
@@ -98,18 +98,19 @@ class Differences:
 
     @cached_property
     def longer_s(self) -> Ints:
-        """How much longer each row took itself in the second run; below 0 if it was quicker."""
+        """The extra time that each row took itself in the second run; negative if it was faster."""
         longer: Ints = self.own_s[:, 1] - self.own_s[:, 0]
         return longer
 
     def find_beginning(self, grown_s: float = 0.0) -> int | None:
-        """Returns the row where it began.
+        """Returns the row where the difference began.
 
-        Of what changed most in all steps, the first step with half of its largest change.
+        Takes the operation that changed most over all steps, and the first step with at least half
+        of its largest change.
 
         Args:
-            grown_s: how much longer all steps took, since what became quicker does not explain
-                that; below 0 if they were quicker. If it is 0, the rows together give the
+            grown_s: how much longer all steps took, because faster operations do not explain longer
+                steps; negative if the steps were faster. If it is 0, the sum of the rows gives the
                 direction.
         """
         if not len(self) or not self.longer_s.any():
@@ -124,7 +125,7 @@ class Differences:
         return int(rows[np.argmin(self.step[rows])]) if change.max() > 0 else None
 
     def to_pandas(self) -> pd.DataFrame:
-        """Returns the rows as a new pandas DataFrame; first_s and second_s are with the waiting."""
+        """Returns the rows as a pandas DataFrame; first_s and second_s include waiting."""
         import pandas as pd
 
         took = self.own_s + self.waited_s
@@ -146,7 +147,7 @@ class Differences:
         return pd.DataFrame(columns)
 
     def to_text(self, names: tuple[str, str] = ("first", "second")) -> str:
-        """Returns the first rows as text, with names of the two runs above their columns."""
+        """Returns the first rows as text, with the names of the two runs as column headings."""
         wide = max([9, *map(len, self.operation[:_SHOWN])])
         first, second = (max(len(name) + 2, 10) for name in names)
         heads = f"{names[0]:>{first}}{names[1]:>{second}}    itself    waited  ends later  line"
@@ -178,13 +179,13 @@ def _signed(time_s: float) -> str:
 
 
 def name_operations(*several: Events) -> tuple[list[Ints], list[str]]:
-    """Numbers what events do in the same way for several runs.
+    """Numbers the operations of several runs consistently.
 
-    A span by its name, an operation as torch spells it. What ``ringsim.compute`` was asked for does
-    not count: a computation that became longer is the same one.
+    A span is numbered by its name, an operation by torch's name. The time requested from
+    ``ringsim.compute`` does not count: a computation that became longer is still the same.
 
     Returns:
-        The number of each event of each run, and what the numbers mean.
+        The number of each event of each run, and the names of the numbers.
     """
     numbers = {(False, name): number for number, name in enumerate(OP_NAMES)} | {
         (True, _COMPUTE): _SPAN_OF_COMPUTE
@@ -204,19 +205,19 @@ def name_operations(*several: Events) -> tuple[list[Ints], list[str]]:
 
 
 def pair(first: Trace, second: Trace, steps: Sequence[Ints]) -> tuple[Ints, Ints]:
-    """Pairs what two runs have in common.
+    """Pairs the events that two runs have in common.
 
-    Of two runs in which every rank did the same, the n-th event of a rank is paired with its n-th.
-    Of others, in a step of a rank, the k-th operation of a name with a peer, or span of a stage and
-    microbatch.
+    If every rank did the same in both runs, the n-th event of a rank is paired with its n-th event
+    in the other run. Otherwise, in each step of a rank, the k-th operation with a name and peer, or
+    the k-th span with a stage and microbatch, is paired.
 
     Args:
-        first: one run.
-        second: the other.
-        steps: for each of them the step of each event; -1 for what is not to be paired.
+        first: the first run.
+        second: the second run.
+        steps: for each run, the step of each event; -1 for events to leave out.
 
     Returns:
-        The places of the pairs in either, by those in the first.
+        The indexes of the paired events in either run, in the order of the first run.
     """
     chosen, columns = [], []
     names, _ = name_operations(first.events, second.events)
@@ -229,7 +230,7 @@ def pair(first: Trace, second: Trace, steps: Sequence[Ints]) -> tuple[Ints, Ints
         index = np.flatnonzero(events.kind != MARK)
         chosen.append(index)
         columns.append(np.stack([events.rank, name, peer, stage, microbatch])[:, index])
-    # on a virtual clock, which step it is in may not show where a step begins or ends
+    # on a virtual clock, an event at the border of two steps may be in either step
     if np.array_equal(columns[0], columns[1]):
         return chosen[0], chosen[1]
     for run, step in enumerate(steps):
@@ -255,15 +256,15 @@ def differ(
     begins_ns: Sequence[Ints],
     pairs: Sequence[Ints],
 ) -> Differences:
-    """Makes the table.
+    """Returns the table of differences.
 
     Args:
-        first: one run.
-        second: the other.
-        steps: for each of them the step of each event, with the spans of the steps; -1 for what
-            does not count.
-        begins_ns: for each of them, when each step begins.
-        pairs: the places in either of the events that are alike.
+        first: the first run.
+        second: the second run.
+        steps: for each run, the step of each event, including the spans of the steps; -1 for events
+            to leave out.
+        begins_ns: for each run, the start of each step.
+        pairs: the indexes of the paired events in either run.
     """
     names, words = name_operations(first.events, second.events)
     spent = [
@@ -314,7 +315,7 @@ def differ(
 
 
 def wait_for_others(trace: Trace) -> Ints:
-    """Returns how long each event was blocked by a rank that was late, in ns."""
+    """Returns the time that each event was blocked by a late rank, in ns."""
     waits = trace.waits
     of_message = waits.late_sender_ns + waits.late_receiver_ns
     waited: Ints = of_message + wait_for_last(trace.events, trace.apart)
@@ -322,7 +323,7 @@ def wait_for_others(trace: Trace) -> Ints:
 
 
 def _line_of(events: Events, index: int) -> str:
-    """Returns file and line of an event; "" if unknown, and for the program."""
+    """Returns the file and line of an event; "" if unknown, and for the program."""
     if index == NONE or events.file[index] == NONE:
         return ""
     file = events.tables.files[events.file[index]].partition(CALLS)[0]
@@ -330,9 +331,9 @@ def _line_of(events: Events, index: int) -> str:
 
 
 def _share_out(trace: Trace, name: Ints, step: Ints, program: int) -> _Spent:
-    """Gives each moment of a rank to the innermost span or blocked operation.
+    """Assigns each moment of a rank to the innermost span or blocked operation.
 
-    ``program`` is the name of what lies outside of them.
+    ``program`` is the name of the time outside of them.
     """
     events = trace.events
     begin = np.where(events.kind == SPAN, events.post_ns, events.wait_ns)
@@ -345,7 +346,7 @@ def _share_out(trace: Trace, name: Ints, step: Ints, program: int) -> _Spent:
     steps = is_step(events)[own] & (count_steps(events) > 0)
     if steps.any():
         columns[-2] = np.where(steps, program, name[own])
-    elif len(own):  # the run is one step
+    elif len(own):  # the whole run is one step
         ranks, at = np.unique(rank, return_index=True)
         none, zero = np.full(len(ranks), NONE), np.zeros(len(ranks), dtype=np.int64)
         first_thread = np.minimum.reduceat(thread, at)
@@ -366,10 +367,10 @@ def _share_out(trace: Trace, name: Ints, step: Ints, program: int) -> _Spent:
 def _nest(
     lane: Ints, start: Ints, end: Ints, stage: Ints, name: Ints, program: int
 ) -> Iterator[Ints]:
-    """Returns how long each stretch was the innermost of its lane, its stage and name.
+    """Returns the time that each stretch was the innermost of its lane, its stage and its name.
 
-    Also whether it counts. They are ordered by lane, then by start. A stage is also that of what
-    begins in its spans; a call of ``ringsim.compute`` is part of the span around it.
+    Also returns whether it counts. Stretches are ordered by lane, then by start. Stretches inside a
+    span have its stage; a call of ``ringsim.compute`` is part of the span around it.
     """
     lanes, starts, ends, took = lane.tolist(), start.tolist(), end.tolist(), (end - start).tolist()
     stages, names, counts, stack = stage.tolist(), name.tolist(), [1] * len(start), list[int]()
@@ -382,7 +383,7 @@ def _nest(
                 names[at], counts[at] = names[around], 0
             if stages[at] == NONE:
                 stages[at] = stages[around]
-        for outer in reversed(stack):  # only where stretches overlap, it is more than one
+        for outer in reversed(stack):  # more than one only if stretches overlap
             if begin < ends[outer]:
                 until = min(ends[at], ends[outer])
                 took[outer] -= until - begin
@@ -394,14 +395,14 @@ def _nest(
 
 
 def _find_first(spent: Sequence[_Spent], row: Ints, pairs: Sequence[Ints], longer: Ints) -> Ints:
-    """Returns for each row its first event with at least half of the largest change.
+    """Returns the first event of each row with at least half of the row's largest change.
 
-    Of the second run's rows, which are ``row``.
+    The rows are those of the second run, numbered by ``row``.
     """
     changed = np.zeros(len(pairs[0]))
     for one, index, sign in zip(spent, pairs, (-1, 1), strict=True):
         own = np.zeros(int(max(index.max(initial=0), one.event.max(initial=0))) + 2)
-        own[one.event] = one.own_ns  # the last is for the program, which has no event
+        own[one.event] = one.own_ns  # the last entry is the program, which has no event
         changed += sign * own[index]
     row_of = np.full(len(own), NONE)
     row_of[spent[1].event] = row
@@ -410,7 +411,7 @@ def _find_first(spent: Sequence[_Spent], row: Ints, pairs: Sequence[Ints], longe
     change = changed[there] * np.sign(longer)[of_pair]
     most = np.zeros(len(longer))
     np.maximum.at(most, of_pair, change)
-    # the first one is written last
+    # the first event is written last
     large = np.flatnonzero((change > 0) & (change >= most[of_pair] / 2))[::-1]
     began = np.full(len(longer), NONE)
     began[of_pair[large]] = index[large]

@@ -1,13 +1,13 @@
-"""What Gloo costs on cores that ranks share, from traces.
+"""The costs of Gloo on cores that ranks share, measured from traces.
 
-The constants of `ringsim.topologies.GlooCosts`. Each is measured where it shows alone, as decision
-13 has it, and none is fitted to the length of a run::
+These are the constants of `ringsim.topologies.GlooCosts`. Each is measured where nothing else
+interferes (see decision 13), and none is fitted to the length of a run::
 
-    carrying      processor time of a few ping-pongs beyond that of the main threads, a message:
-                  `calibration_worker` marks it
-    collective    what a collective of two ranks takes beyond its messages, if nothing stalled
-    first use     processor time of the first few ping-pongs beyond that of those that follow
-    stalls        messages that arrive a millisecond later than usual, while both ranks were at work
+    carrying      CPU time per message of a few ping-pongs, without the CPU time of the main
+                  threads; `calibration_worker` marks it
+    collective    the time of a collective of two ranks without its messages, if nothing stalled
+    first use     CPU time of the first few ping-pongs beyond the CPU time of the following ones
+    stalls        messages that arrive a millisecond later than usual, while both ranks were busy
                   on one connection
 """
 
@@ -31,20 +31,20 @@ from ringsim.traces.value import Trace
 
 __all__ = ["STALLED_S", "find_gloo_costs", "find_marks"]
 
-STALLED_S: Final = 1e-3  # so much later than usual is no chance
-LEAST_EXPOSED: Final = 50  # messages, to say which part of them stalls
-QUICK: Final = 0.25  # of the intervals
-LEAST_ALIKE: Final = 3  # collectives of a kind
+STALLED_S: Final = 1e-3  # a delay of this length is not random
+LEAST_EXPOSED: Final = 50  # messages needed to measure the share that stalls
+QUICK: Final = 0.25  # the quantile of the intervals that is used
+LEAST_ALIKE: Final = 3  # collectives of one kind
 
 
 def find_gloo_costs(traces: Sequence[Trace], link: Link) -> tuple[GlooCosts | None, list[str]]:
-    """Returns the costs of Gloo, None if the traces show none of them.
+    """Returns the costs of Gloo, or None if the traces show none of them.
 
-    Also what they do not show, in a few words each.
+    Also returns the costs that they do not show, in a few words each.
 
     Args:
-        traces: of real ranks on Gloo.
-        link: what a message takes, in the place of its core time where that was not marked.
+        traces: traces of real ranks on Gloo.
+        link: the cost of a message, used as its core time if the core time was not marked.
     """
     missing = []
     ranks = [_list_intervals(trace, rank) for trace in traces for rank in range(trace.world_size)]
@@ -55,12 +55,12 @@ def find_gloo_costs(traces: Sequence[Trace], link: Link) -> tuple[GlooCosts | No
         carrying = _fit_carrying(intervals)
     else:
         missing += [
-            "how much of the cores a message takes",
-            "what fresh processes take for their first messages",
+            "the core time of a message",
+            "the time of a new process's first messages",
         ]
     collectives = [found for trace in traces for found in _list_collectives(trace, carrying)]
     if not collectives:
-        missing.append("what a collective costs")
+        missing.append("the cost of a collective")
     messages_s = [_find_late(trace) for trace in traces]
     exposed = sum(map(len, messages_s)) + sum(
         each.messages * len(each.late_s) for each in collectives
@@ -69,7 +69,7 @@ def find_gloo_costs(traces: Sequence[Trace], link: Link) -> tuple[GlooCosts | No
     late_s = late_s[late_s > STALLED_S]
     if exposed < LEAST_EXPOSED:
         late_s = late_s[:0]
-        missing.append("how often messages stall")
+        missing.append("the share of messages that stall")
     costs = GlooCosts(
         carrying,
         collective_s=max(float(np.median([each.own_s for each in collectives] or [0.0])), 0.0),
@@ -81,15 +81,15 @@ def find_gloo_costs(traces: Sequence[Trace], link: Link) -> tuple[GlooCosts | No
 
 
 class _Interval(NamedTuple):
-    """What a rank did between two marks of processor time.
+    """The activity of a rank between two marks of CPU time.
 
-    There it sent and received messages of one size.
+    The rank sent and received messages of one size.
     """
 
     size_bytes: int
     messages: int  # sent or received
-    process_s: float  # processor time
-    beyond_s: float  # of it that of other threads than the main one
+    process_s: float  # CPU time
+    beyond_s: float  # the part of it on threads other than the main thread
 
 
 def _list_intervals(trace: Trace, rank: int) -> list[_Interval]:
@@ -101,7 +101,7 @@ def _list_intervals(trace: Trace, rank: int) -> list[_Interval]:
     for begin, end in pairwise(np.flatnonzero(find_marks(events) & own)):
         within = own & (post_ns >= post_ns[begin]) & (post_ns < post_ns[end])
         sizes = np.unique(events.size_bytes[within & (events.kind != MARK)])
-        if len(sizes) == 1:  # else other things happened, too
+        if len(sizes) == 1:  # otherwise, other things happened as well
             count = int(np.count_nonzero(within & np.isin(events.kind, (SEND, RECV))))
             before_s, after_s = (_read_mark(labels[events.label[at]]) for at in (begin, end))
             process_s, main_s = after_s - before_s
@@ -110,21 +110,21 @@ def _list_intervals(trace: Trace, rank: int) -> list[_Interval]:
 
 
 def find_marks(events: Events) -> Ints:
-    """Returns the mask of the marks of processor time."""
+    """Returns the mask of the marks of CPU time."""
     marks = np.array([label.startswith(PROCESSOR) for label in events.tables.labels] or [False])
     where: Ints = (events.kind == MARK) & marks[events.label]
     return where
 
 
 def _read_mark(label: str) -> Ints:
-    """Returns the processor time of the process and of its main thread, in seconds."""
+    """Returns the CPU time of the process and of its main thread, in seconds."""
     return np.array(label.removeprefix(PROCESSOR).split()[:2], dtype=float)
 
 
 def _fit_carrying(intervals: Sequence[_Interval]) -> Link:
-    """The core time of a message, both sides together, by the quicker intervals of each size.
+    """Returns the core time of a message, both sides together, from each size's faster intervals.
 
-    In others something stalled.
+    In the slower intervals, something stalled.
     """
     sizes = np.array([each.size_bytes for each in intervals])
     times = np.array([2 * each.beyond_s / each.messages for each in intervals])
@@ -132,16 +132,16 @@ def _fit_carrying(intervals: Sequence[_Interval]) -> Link:
 
 
 def fit_by_size(sizes: Ints, times: Ints, typical: Callable[[Ints], float]) -> Link:
-    """Fits a line through the typical times by size; a level one if there is only one size."""
+    """Fits a line through the typical times by size; a constant if there is only one size."""
     found = np.unique(sizes)
     usual = [typical(times[sizes == size]) for size in found]
     return Link(usual[0], 0.0) if len(found) == 1 else fit_link(found, np.maximum(usual, 1e-9))
 
 
 def _list_first_uses(ranks: Sequence[Sequence[_Interval]]) -> Iterator[float]:
-    """Yields, for each rank, what its first interval took beyond the typical one of its size.
+    """Yields, for each rank, the time of its first interval beyond the typical one of its size.
 
-    In seconds of processor time.
+    In seconds of CPU time.
     """
     for of_rank in filter(None, ranks):
         first, *rest = of_rank
@@ -155,9 +155,9 @@ def _list_first_uses(ranks: Sequence[Sequence[_Interval]]) -> Iterator[float]:
 class _Collectives(NamedTuple):
     """The collectives of a kind and size on two ranks."""
 
-    own_s: float  # what one takes without its messages
-    messages: int  # of each
-    late_s: Ints  # each of them, compared with the usual
+    own_s: float  # the time of one without its messages
+    messages: int  # per collective
+    late_s: Ints  # the delay of each, compared with the usual time
 
 
 def _list_collectives(trace: Trace, carrying: Link) -> Iterator[_Collectives]:
@@ -181,7 +181,7 @@ def _list_collectives(trace: Trace, carrying: Link) -> Iterator[_Collectives]:
             continue
         calls = np.stack([places[:count] for places in own])
         took_s = (events.done_ns[calls].max(axis=0) - events.post_ns[calls].max(axis=0)) * 1e-9
-        # most may have stalled
+        # more than half may have stalled
         usual_s = float(np.median(took_s[took_s <= np.quantile(took_s, 0.1) + STALLED_S]))
         steps = [list_steps(name, place, 2, 0, size_bytes)[0] for place in range(2)]
         messages_s = max(
@@ -192,11 +192,11 @@ def _list_collectives(trace: Trace, carrying: Link) -> Iterator[_Collectives]:
 
 
 def _find_late(trace: Trace) -> Ints:
-    """Returns how late each message came that might stall, in seconds.
+    """Returns the delays of the messages that could stall, in seconds.
 
-    A message might stall if both ranks were at work on their connection at one time. It is late by
-    what it took longer than is usual of its size, of messages whose receiver began to wait at the
-    latest when both sides were posted; others do not count.
+    A message can stall if both ranks are busy on their connection at the same time. Its delay is
+    the time beyond the usual time of its size. Only messages count whose receiver had begun to wait
+    by the time both sides were posted.
     """
     events, messages = trace.events, trace.messages
     sent, received = events.post_ns[messages.send], events.post_ns[messages.recv]

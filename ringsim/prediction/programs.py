@@ -1,19 +1,19 @@
-"""What each rank did, as a program without times, and programs run on the virtual clock.
+"""Programs without times, recovered from traces, and their replay on the virtual clock.
 
-A trace has times; a program has reasons: work, sends, recvs and collectives, and which steps each
-of them needs. So a program can be changed, or run on other links. Between two operations a thread
-worked, except while it was blocked; an operation was posted when the work before it was over; and
-the steps after a wait need the operation that was waited for::
+A trace has times; a program has dependencies: work, sends, recvs and collectives, and the steps
+that each of them needs. So you can change a program, or run it on other links. Between two
+operations, a thread worked, except while it was blocked; an operation was posted when the work
+before it was done; and the steps after a wait need the operation that was waited for::
 
     thread    work | isend i | work | wait for i | work
 
     work 0 --> isend i -----.
         '----> work 1 ------+--> work 2
 
-In a replay, every message leaves when its step begins and uses the link between its two ranks, one
-message after the other: it is over for the sender when its bytes have left, and for the receiver
-when it has arrived. So a send never waits for its recv. Each thread of a rank does its work in
-order. A collective begins when all members have reached it, and takes as long as its rounds
+In a replay, every message leaves when its step begins, and uses the link between its two ranks, one
+message after another. It is done for the sender when its bytes have left, and for the receiver when
+it has arrived. So a send never waits for its recv. Each thread of a rank does its work in order. A
+collective begins when all members have reached it, and takes as long as its rounds
 (``ringsim.traces.collectives``).
 """
 
@@ -52,8 +52,8 @@ if TYPE_CHECKING:
 __all__ = ["ProgramStep", "make_programs", "replay"]
 
 WORK, SEND, RECV, TOGETHER = "work", "send", "recv", "together"
-# more are gathered in a step without work: otherwise each of many steps could name each of many
-# others
+# more needs are joined in an extra step without work, because otherwise each of many steps could
+# list each of many others
 _MOST_NEEDS: Final = 4
 _POST, _JOIN, _OPEN, _CLOSE = range(4)
 
@@ -63,15 +63,16 @@ class ProgramStep:
     """One step of a program: "work", "send", "recv", or "together" for a collective.
 
     Attributes:
-        needs: the steps of the same rank that must be over before it; in programs of a trace,
-            earlier ones.
-        peer: of a message the other side; of a collective the root, -1 for none.
-        group: on which group it moves; None for the world.
-        size_bytes: of what moves; of a collective the S of ``ringsim.traces.collectives``.
-        op: how torch calls it; empty for work.
-        label: of work, the name of the innermost span around it, which gives stage and microbatch,
-            too.
-        thread: who does it.
+        needs: the steps of the same rank that must be done before it; earlier steps, if the program
+            comes from a trace.
+        peer: the other side of a message, or the root of a collective; -1 for none.
+        group: its group; None for the world.
+        size_bytes: the size of the data; for a collective, the S of
+            ``ringsim.traces.collectives``.
+        op: torch's name of the operation; empty for work.
+        label: for work, the name of the innermost span around it, which also gives stage and
+            microbatch.
+        thread: the thread that does it.
     """
 
     kind: str
@@ -89,17 +90,17 @@ class ProgramStep:
 
 
 def make_programs(trace: Trace) -> list[list[ProgramStep]]:
-    """Finds the program of each rank of a trace.
+    """Recovers the program of each rank from a trace.
 
-    Operations without a partner are left out, because no replay could get past them: unmatched
-    sends and recvs, and collectives that not all members called. The making of groups and marks are
-    left out, too.
+    Operations without a partner are left out, because a replay would wait for them forever. These
+    are unmatched sends and recvs, and collectives that not all members called. The creation of
+    groups, and marks, are also left out.
 
     Args:
         trace: any trace.
 
     Returns:
-        By rank, its steps in the order in which they began.
+        The steps of each rank, in the order in which they began.
 
     Example:
         >>> from ringsim.traces.events import OP_CODES, make_events
@@ -134,9 +135,9 @@ def make_programs(trace: Trace) -> list[list[ProgramStep]]:
 
 
 def _messages(trace: Trace) -> dict[int, ProgramStep]:
-    """Returns a step for each matched send and recv, by its place among the events."""
+    """Returns a step for each matched send and recv, by event index."""
     events, found = trace.events, trace.messages
-    groups, sizes = (*events.tables.groups, None), events.size_bytes  # no group at NONE
+    groups, sizes = (*events.tables.groups, None), events.size_bytes  # the last entry is for NONE
     steps = {}
     for at, (send, recv) in enumerate(zip(found.send.tolist(), found.recv.tolist(), strict=True)):
         for kind, peer, index in ((SEND, found.dst, send), (RECV, found.src, recv)):
@@ -157,7 +158,7 @@ def _messages(trace: Trace) -> dict[int, ProgramStep]:
 def _collectives(events: Events, world_size: int) -> dict[int, ProgramStep]:
     """Returns a step for each call of a collective that all members of its group made.
 
-    By its place among the events.
+    The keys are event indexes.
     """
     calls: defaultdict[int, defaultdict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     counts = (events.kind == COLLECTIVE) & (events.group != NONE) & ~refused(events)
@@ -177,7 +178,7 @@ def _collectives(events: Events, world_size: int) -> dict[int, ProgramStep]:
         for same in zip(*(by_rank[rank] for rank in group.ranks), strict=False):
             ops = {OP_NAMES[events.op[index]] for index in same}
             if len(ops) > 1:
-                break  # from here on the members call different operations
+                break  # from here on, the members call different operations
             size = max(int(sizes[list(same)].max()), 0)
             for index in same:
                 steps[index] = ProgramStep(
@@ -199,7 +200,7 @@ def _follow(
     first: int,
 ) -> None:
     labels, clock, ready = (*events.tables.labels, ""), first, list[int]()
-    numbers: dict[int, int] = {}  # of the events, as steps
+    numbers: dict[int, int] = {}  # from event indexes to step indexes
     spans: list[int] = []
     thread = int(events.thread[mine[0]])
 
@@ -243,7 +244,7 @@ def _moments(
 ) -> list[tuple[int, int, int]]:
     """Returns the moments of a thread in order of time.
 
-    Each is (time, place among the events, kind); a wait counts when it is over.
+    Each is (time, event index, kind); the moment of a wait is its end.
     """
     found = []
     times = (column[mine].tolist() for column in (events.post_ns, events.wait_ns, events.done_ns))
@@ -258,7 +259,7 @@ def _moments(
     return sorted(found)
 
 
-_OPS: Final = {WORK: "span", SEND: "isend", RECV: "irecv"}  # of steps that have none
+_OPS: Final = {WORK: "span", SEND: "isend", RECV: "irecv"}  # for steps without an op
 
 _Channel = tuple[int, int, Group | None, int]  # from, to, group, tag
 
@@ -267,16 +268,16 @@ def replay(programs: list[list[ProgramStep]], link: Link) -> Trace:
     """Runs programs on the virtual clock.
 
     Args:
-        programs: by rank, the steps.
-        link: what a message costs.
+        programs: the steps of each rank.
+        link: the cost of a message.
 
     Returns:
-        A simulated trace. A step that waits for ever is in flight; the steps after it are missing.
+        A simulated trace. A step that waits forever is in flight; the steps after it are missing.
 
     Raises:
-        ArgumentError: ``link`` is no Link.
-        ValueError: a time is beyond 292 years.
-        TraceFileError: the messages of a collective are not known.
+        ArgumentError: ``link`` is not a Link.
+        ValueError: a time exceeds 292 years.
+        TraceFileError: a collective has no known messages.
 
     Example:
         >>> programs = [
@@ -298,7 +299,7 @@ def replay(programs: list[list[ProgramStep]], link: Link) -> Trace:
 class _Node:
     """The state of a step.
 
-    How many others it waits for, from when on it can begin, when it began and when it was over.
+    Its missing needs, the time from which it can begin, its start and its end.
     """
 
     rank: int
@@ -324,15 +325,15 @@ class _Replay:
                     nodes[need].needed_by.append(node)
         self._due: list[tuple[float, int, _Node]] = []
         self._count = itertools.count().__next__
-        self._free: dict[tuple[int, int], float] = {}  # (rank, thread): when its work is over
+        self._free: dict[tuple[int, int], float] = {}  # when the work of (rank, thread) ends
         self._arrivals: defaultdict[_Channel, deque[float]] = defaultdict(deque)
         self._receivers: defaultdict[_Channel, deque[_Node]] = defaultdict(deque)
-        # (group, which call of it)
+        # by group and the number of its call
         self._gathered: defaultdict[tuple[Group, int], list[_Node]] = defaultdict(list)
         self._calls: defaultdict[tuple[int, Group], int] = defaultdict(int)
 
     def run(self) -> None:
-        """Runs what can run."""
+        """Runs all steps that can run."""
         for nodes in self._nodes:
             for node in nodes:
                 if node.missing == 0:
@@ -424,9 +425,9 @@ class _Replay:
 
 
 def _find_waits(nodes: list[_Node]) -> list[float]:
-    """Returns when a rank began to wait for each of its steps.
+    """Returns the time at which a rank began to wait for each of its steps.
 
-    When everything else that one of its followers needs was done.
+    The wait begins when everything else that a following step needs is done.
     """
     waits = [math.inf] * len(nodes)
     done_s = [-1.0 if node.done_s is None else node.done_s for node in nodes]

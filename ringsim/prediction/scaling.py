@@ -1,9 +1,9 @@
-"""``ringsim.predict`` and ``ringsim.scale``: from a trace of a few ranks to a program on many.
+"""``ringsim.predict`` and ``ringsim.scale``, which predict many ranks from a trace of a few.
 
-What the few ranks tell::
+The measurements on few ranks are used as follows::
 
     stage 0            its own times        -> stage 0
-    inner stages       their mean           -> every inner stage; of two stages, the mean of both
+    inner stages       their mean           -> every inner stage; with two stages, the mean of both
     last stage         its own times        -> the last stage
     messages           latency, size        -> every boundary
     between actions    posting, the program -> after every action
@@ -64,35 +64,33 @@ def predict(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
 ) -> Trace | ScheduleRun:
-    """Predicts a program on more ranks, or another program.
+    """Predicts a program on more ranks, or a different program.
 
-    From a trace of real ranks on the same machine. The trace is calibrated (see
-    ``ringsim.calibrate``), and the program runs on the virtual clock: messages, posting,
-    ``ringsim.compute`` and the stages of a pipeline take what they took in the trace, inner stages
-    of more ranks the mean of the inner ones. The ranks share the machine's cores. Whatever else the
-    worker computes takes no time. It is run three times: as predicted, and with all constants as
-    much shorter and longer as parts of the trace differ, so that the prediction can say between
-    which times it may be.
+    The prediction uses a trace of real ranks on the same machine, which it calibrates (see
+    ``ringsim.calibrate``), and runs the program on the virtual clock. Messages, posting,
+    ``ringsim.compute`` and pipeline stages take as long as in the trace; additional inner stages
+    take the mean of the recorded inner stages. The ranks share the machine's cores. All other
+    computing of the worker takes no time. The program runs three times: once with the measured
+    constants, and twice with all constants shortened and lengthened by the spread between parts of
+    the trace, which gives the range of the prediction.
 
     Args:
-        worker_or_schedule: a function, as for ``ringsim.trace``; or the schedule of a pipeline's
-            step, which is timed without ranks: any schedule, or a name, with as many microbatches
-            as the trace has.
-        world_size: number of ranks to predict; with a schedule 2 or more.
-        from_trace: what was measured, on two ranks or more; for a schedule, with a step of a
-            pipeline. For a worker also what ``ringsim.calibrate`` found in several traces.
-        args: positional arguments of the worker.
-        kwargs: keyword arguments of the worker.
+        worker_or_schedule: a function, as for ``ringsim.trace``, or a schedule, whose step is timed
+            without ranks: any schedule, or a name, with as many microbatches as the trace has.
+        world_size: the number of ranks to predict; for a schedule, at least 2.
+        from_trace: a trace of at least two ranks; for a schedule, it must contain a pipeline step.
+            For a worker, the result of ``ringsim.calibrate`` from several traces is also accepted.
+        args: the positional arguments of the worker.
+        kwargs: the keyword arguments of the worker.
 
     Returns:
-        For a worker a trace, as from ``ringsim.simulate``, with ``metadata["range_s"]``: from when
-        to when the run may end; for a schedule its times, as from ``ringsim.simulate_schedule``.
-        What makes the constants doubtful, such as a busy machine, stands in the repr and, briefly,
-        under the pictures.
+        For a worker, a trace, as from ``ringsim.simulate``, with the range of its makespan in
+        ``metadata["range_s"]``; for a schedule, its times, as from ``ringsim.simulate_schedule``.
+        Reasons to doubt the constants, such as a busy machine, appear in the repr and, briefly,
+        under the plots.
 
     Raises:
-        ArgumentError: the trace does not tell what the program costs, or an argument breaks its
-            rule.
+        ArgumentError: the trace does not show the costs of the program, or an argument is invalid.
 
     Example:
         >>> import ringsim
@@ -112,13 +110,13 @@ def predict(
     if not callable(worker_or_schedule):
         if args or kwargs:
             raise ArgumentError(
-                "args and kwargs must be left out with a schedule, got some: a worker takes "
-                "them. Give a worker."
+                "args and kwargs must be omitted with a schedule, because only a worker takes "
+                "arguments. Pass a worker."
             )
         if isinstance(from_trace, Calibration):
             raise ArgumentError(
-                "from_trace must be a trace with a step of a pipeline for a schedule, got "
-                "constants. Give the trace."
+                "from_trace must be a trace with a pipeline step if a schedule is given, got "
+                "a calibration. Pass the trace."
             )
         return _predict_schedule(worker_or_schedule, from_trace, world_size)
     constants, semantics = _find_constants(from_trace, world_size)
@@ -127,7 +125,7 @@ def predict(
     for seed, factor in enumerate(_factors(constants)):
         table = constants.scaled(factor)
         network: dict[str, Any] = {"topology": table.topology} if shares else {"link": table.link}
-        # it has printed once
+        # only the first run prints
         with contextlib.redirect_stdout(io.StringIO()) if seed else contextlib.nullcontext():
             found.append(
                 simulate(
@@ -144,7 +142,7 @@ def predict(
 def _find_constants(source: Trace | Calibration, world_size: int) -> tuple[Calibration, str]:
     """Returns the constants of a prediction, and the semantics of messages.
 
-    With times for as many stages as it needs.
+    The constants have times for as many stages as the prediction needs.
     """
     if isinstance(source, Calibration):
         return source, "rendezvous"
@@ -158,37 +156,37 @@ def _find_constants(source: Trace | Calibration, world_size: int) -> tuple[Calib
 
 
 def _with_range(metadata: Mapping[str, Any], times_s: Sequence[float]) -> dict[str, Any]:
-    """Returns the metadata of a prediction, with the times between which it may be."""
+    """Returns the metadata of a prediction, with the range of its makespan."""
     low_s, high_s = min(times_s), max(times_s)
     note = (
-        f"by how far parts of the calibration differ, it takes {time_text(low_s * 1e9)} to "
-        f"{time_text(high_s * 1e9)}"
+        f"between {time_text(low_s * 1e9)} and {time_text(high_s * 1e9)}, judging by the spread "
+        "between parts of the calibration"
     )
     return {**metadata, "range_s": [low_s, high_s], "notes": [*metadata.get("notes", ()), note]}
 
 
 def scale(trace: Trace, *, world_size: int, num_microbatches: int | None = None) -> ScheduleRun:
-    """Predicts the step of a pipeline on more ranks than were recorded.
+    """Predicts a pipeline step on more ranks than were recorded.
 
-    With the same schedule and stages like those recorded. The first and the last stage keep their
-    times; inner stages take the mean of the inner ones, or of both if there are two. Messages keep
-    their size. The machine is assumed to be as fast with more ranks, which is wrong for more ranks
-    than cores.
+    The schedule stays the same, and the stages are like the recorded ones: the first and the last
+    stage keep their times; inner stages take the mean of the recorded inner stages, or of both
+    stages if there are only two. Messages keep their size. The prediction assumes that the machine
+    is as fast with more ranks, which is wrong if there are more ranks than cores.
 
     Args:
-        trace: of ranks that ran ``train_step_pipeline`` or ``rehearse``, two or more, with one of
-            the known schedules.
-        world_size: number of ranks to predict, 2 or more.
-        num_microbatches: how many microbatches; None for as many as were recorded.
+        trace: a trace of at least two ranks that ran ``train_step_pipeline`` or ``rehearse`` with
+            one of the known schedules.
+        world_size: the number of ranks to predict, at least 2.
+        num_microbatches: the number of microbatches; None for as many as were recorded.
 
     Returns:
-        The predicted step: its makespan in seconds, bubble, critical path, and with ``trace()`` a
-        trace to be drawn.
+        The predicted step, with its makespan in seconds, bubble and critical path; ``trace()``
+        returns a trace that you can plot.
 
     Raises:
-        ArgumentError: the trace has no step of a known schedule, or too few messages to tell what
-            they cost.
-        ScheduleError: there is no such schedule for so many ranks and microbatches.
+        ArgumentError: the trace has no step of a known schedule, or too few messages to measure
+            their cost.
+        ScheduleError: there is no such schedule for this number of ranks and microbatches.
 
     Example:
         >>> import ringsim
@@ -209,14 +207,14 @@ def scale(trace: Trace, *, world_size: int, num_microbatches: int | None = None)
             "num_microbatches",
             num_microbatches,
             1,
-            "Say how many to predict, or leave it out for as many as were recorded.",
+            "Pass the number of microbatches, or omit it to use the recorded number.",
         )
     known = find_step(trace).find_known()
     if known is None or known.num_ranks < 2:
         raise ArgumentError(
-            "trace must have a step of a known schedule on 2 ranks or more, got "
+            "trace must have a step of a known schedule on at least 2 ranks, got "
             f"{find_step(trace).schedule!r} on {trace.world_size}. "
-            "Record one that make_schedule knows."
+            "Record a schedule from make_schedule."
         )
     return _time_step(
         trace,
@@ -232,12 +230,12 @@ def _check_step(trace: Trace, world_size: int) -> None:
     check_trace("trace", trace)
     if not is_integer(world_size) or world_size < 2:
         raise ArgumentError(
-            f"world_size must be an integer from 2, got {say(world_size)}. "
-            "Say how many ranks to predict."
+            f"world_size must be an integer of at least 2, got {say(world_size)}. "
+            "Pass the number of ranks to predict."
         )
     if count_steps(trace.events) == 0:
         raise ArgumentError(
-            "trace must have a step of a pipeline, got one without. Record ranks that call "
+            "trace contains no pipeline step. Record ranks that call "
             "train_step_pipeline or rehearse."
         )
 
@@ -252,17 +250,17 @@ def _predict_schedule(schedule: Schedule | str, trace: Trace, world_size: int) -
         made = schedule
     else:
         raise ArgumentError(
-            "worker_or_schedule must be a function, a Schedule or its name, got "
-            f"{say(schedule)}. Give one of these."
+            "worker_or_schedule must be a function, a Schedule or the name of a schedule, got "
+            f"{say(schedule)}."
         )
     if made.num_ranks != world_size:
         raise ArgumentError(
             f"world_size must be the schedule's number of ranks, {made.num_ranks}, got "
-            f"{world_size}. Make them the same."
+            f"{world_size}. Make the two numbers equal."
         )
     if any(action.kind == "W" for action in made.actions[0]) and not (recorded.kind == "W").any():
         raise ArgumentError(
-            f"trace must have a step whose backward is split, as that of {made.name} is, got "
+            f"trace must have a step with a split backward, as in {made.name}, got "
             f"{recorded.schedule!r}. Record such a step."
         )
     if made is schedule:
@@ -272,7 +270,7 @@ def _predict_schedule(schedule: Schedule | str, trace: Trace, world_size: int) -
 
 
 def _time_step(trace: Trace, schedule: Schedule | str, stages: int, **counts: Any) -> ScheduleRun:
-    """Times a schedule of so many stages with what a trace tells; ``counts`` go with a name."""
+    """Times a schedule with the costs from a trace; ``counts`` go with a schedule's name."""
     calibration = calibrate(trace)
     sends = trace.messages.send
     of_step = sends[in_step(trace.events, 0)[sends]]
@@ -282,14 +280,14 @@ def _time_step(trace: Trace, schedule: Schedule | str, stages: int, **counts: An
     def run(factor: float) -> ScheduleRun:
         """Times the step with messages.
 
-        What lies between computations takes so many times as long.
+        The time between computations is multiplied by ``factor``.
         """
         table = calibration.scaled(factor)
-        # The time to post a send is part of what follows its computation and of what its message
-        # takes: it counts once.
+        # The time to post a send is part of both the time after its computation and the time of its
+        # message, so it must count only once.
         latency_s = max(table.link.time_s(size_bytes) - table.post_s(True, size_bytes), 0.0)
         busy_s = min(table.link.beta_s_per_byte * size_bytes, latency_s)
-        assert calibration.costs is not None  # there is a step
+        assert calibration.costs is not None  # the trace has a step
         return simulate_schedule(
             schedule,
             _spread_costs(calibration.costs, stages, between_s * factor),
@@ -305,17 +303,17 @@ def _time_step(trace: Trace, schedule: Schedule | str, stages: int, **counts: An
 
 
 def _factors(calibration: Calibration) -> tuple[float, float, float]:
-    """Returns the factors by which constants may be longer.
+    """Returns the factors by which the constants may differ.
 
-    As found, and by how far parts of the calibration differ.
+    1, and the factors that shorten and lengthen them by the spread of the calibration.
     """
     return 1.0, 1.0 - min(calibration.spread, 1.0), 1.0 + calibration.spread
 
 
 def _spread_costs(found: Costs, stages: int, apart: float = 0.0) -> Costs:
-    """Returns the costs of many stages from those of a few.
+    """Returns the costs of many stages from the costs of a few.
 
-    Each with the time between two computations.
+    Each cost includes the time between two computations.
     """
     kinds: dict[str, Any] = {}
     for name in ("forward", "input", "weight", "backward"):
@@ -325,7 +323,7 @@ def _spread_costs(found: Costs, stages: int, apart: float = 0.0) -> Costs:
 
 
 def _spread(times: Any, stages: int, apart: float) -> tuple[float, ...]:
-    """Returns the times of many stages from those of a few.
+    """Returns the times of many stages from the times of a few.
 
     0 stays, for kinds that the schedule does not have.
     """
@@ -337,9 +335,9 @@ def _spread(times: Any, stages: int, apart: float) -> tuple[float, ...]:
 
 
 def _find_time_between(trace: Trace) -> float:
-    """Returns the median time between two computations in which a rank was not blocked.
+    """Returns the median unblocked time between two computations on a rank, in seconds.
 
-    Posting and the program itself; in seconds.
+    It consists of posting and the program itself.
     """
     found: list[Ints] = []
     for step in range(count_steps(trace.events)):

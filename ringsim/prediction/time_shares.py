@@ -1,13 +1,13 @@
-"""Where the time of two runs goes, step by step and operation by operation.
+"""Shares of time in two runs, step by step and operation by operation.
 
-First use, posting, waiting, transfer, computing, program. The time of each thread is shared out
-between the moments that its trace shows, as for a calibration::
+The shares are first use, posting, waiting, transfer, computing and program. The time of each thread
+is split at the moments in its trace, as for a calibration::
 
     | posting |  program  | computing ........ |  program  | posting | waiting ...... | transfer ... |
     ^ isend               ^ compute begins     ^ ends                ^ wait           ^ both posted  ^ done
 
-A first operation of a kind that takes longer to post than is usual of its rank is *first use*
-beyond that.
+If the first operation of a kind takes longer to post than is usual on its rank, the extra time is
+*first use*.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _FIRST_USE, _POSTING, _WAITING, _TRANSFER, _COMPUTING, _PROGRAM = range(len(PART
 class Parts:
     """The table of ``Comparison.parts``.
 
-    Columns of one length, a row for each step, operation and part; all ranks together.
+    Columns of one length, with a row for each step, operation and part, summed over all ranks.
 
     Attributes:
-        step: index of the step.
-        operation: name of the operation or span, as torch spells it or the program does.
+        step: the index of the step.
+        operation: torch's name of the operation, or the name of the span.
         part: one of ``PARTS``.
-        seconds: in the first run and in the second; shape (rows, 2).
+        seconds: the times in the first run and in the second run; shape (rows, 2).
     """
 
     step: Ints
@@ -53,7 +53,7 @@ class Parts:
     seconds: Ints
 
     def to_pandas(self) -> pd.DataFrame:
-        """Returns the rows as a new pandas DataFrame; what differs most comes first."""
+        """Returns the rows as a pandas DataFrame, with the largest differences first."""
         import pandas as pd
 
         first_s, second_s = self.seconds.T
@@ -70,7 +70,7 @@ class Parts:
         )
 
     def __str__(self) -> str:
-        """Returns the sum of each part, in both runs."""
+        """Returns the sum of each part in both runs."""
         sums = {
             part: self.seconds[[each == part for each in self.part]].sum(axis=0) for part in PARTS
         }
@@ -82,11 +82,11 @@ class Parts:
 
 
 def share_out(traces: Sequence[Trace], numbers: Sequence[Ints]) -> Parts:
-    """Shares out the time of two runs.
+    """Splits the time of two runs into parts.
 
     Args:
-        traces: the two.
-        numbers: of each, the step of each event; those of step -1 are left out.
+        traces: the two runs.
+        numbers: for each run, the step of each event; events of step -1 are left out.
     """
     names, words = name_operations(*(trace.events for trace in traces))
     shared = []
@@ -114,7 +114,7 @@ def share_out(traces: Sequence[Trace], numbers: Sequence[Ints]) -> Parts:
 def _list_parts(trace: Trace) -> tuple[Ints, Ints, Ints]:
     """Returns the event, the part and the seconds of each moment.
 
-    One at which a rank waits, and then is sent something, is two.
+    A moment in which a rank waits and then receives data becomes two.
     """
     events = trace.events
     event, kind, seconds = list_moments(trace)
@@ -137,9 +137,9 @@ def _list_parts(trace: Trace) -> tuple[Ints, Ints, Ints]:
 
 
 def _find_first_uses(trace: Trace, event: Ints, part: Ints, seconds: Ints) -> Ints:
-    """Returns, by moment, what posting took beyond the usual.
+    """Returns, by moment, the posting time beyond the usual.
 
-    For the first operation of a kind on a rank; 0 for all others.
+    Nonzero only for the first operation of a kind on a rank.
     """
     events = trace.events
     beyond = np.zeros(len(event))

@@ -1,10 +1,10 @@
-"""Schedules of pipelines, as plain data.
+"""Pipeline schedules as plain data.
 
-Those of the papers, each made by a function; ``make_schedule`` finds them by name.
+Each schedule of the papers is made by a function; ``make_schedule`` finds the function by name.
 
 ::
 
-    name              function          stages a rank     purpose
+    name              function          stages per rank   purpose
     gpipe, afab       gpipe             1                 the simplest; memory grows with the
                                                           microbatches
     1f1b              one_f_one_b       1                 the same time, with memory that does not
@@ -14,9 +14,9 @@ Those of the papers, each made by a function; ``make_schedule`` finds them by na
     zb_h1             zb_h1             1                 a smaller bubble by splitting the backward
     zb_h2             zb_h2             1                 no gap on any rank, for twice the memory
     zb_v              zb_v              2, like a V       no gap on any rank, for the memory of 1F1B
-    dualpipe_v        dualpipe_v        2, like a V       forwards beside backwards
+    dualpipe_v        dualpipe_v        2, like a V       forwards together with backwards
 
-A schedule of your own is a ``Schedule`` of ``Action`` rows. ``from_text`` and ``from_csv`` read it,
+Your own schedule is a ``Schedule`` of ``Action`` rows. ``from_text`` and ``from_csv`` read it,
 ``validate`` checks it, ``lower`` and ``lower_in_step`` add the messages, and ``evaluate`` times it.
 """
 
@@ -77,7 +77,7 @@ __all__ = [
     "zb_v",
 ]
 
-# and how many stages each rank has; None: as many as the caller wants
+# the function and the number of stages per rank; None if the caller chooses the number
 _MAKERS: Final[dict[str, tuple[Callable[..., Schedule], int | None]]] = {
     "gpipe": (gpipe, 1),
     "afab": (gpipe, 1),
@@ -100,18 +100,18 @@ def make_schedule(
     Args:
         name: one of ``SCHEDULE_NAMES``: ``gpipe`` (or ``afab``), ``1f1b``, ``interleaved_1f1b``,
             ``looped_bfs``, ``zb_h1``, ``zb_h2``, ``zb_v``, ``dualpipe_v``.
-        num_ranks: how many ranks.
-        num_microbatches: how many microbatches.
-        num_chunks: how many stages each rank has, for the two schedules that leave the choice; 2
-            when not said.
+        num_ranks: the number of ranks.
+        num_microbatches: the number of microbatches.
+        num_chunks: the number of stages per rank, for the two schedules that allow any number; 2 by
+            default.
 
     Returns:
-        The schedule, without sends and recvs: ``lower`` puts them in.
+        The schedule, without sends and recvs, which ``lower`` adds.
 
     Raises:
         ArgumentError: a count is less than 1, or the step would have more than 100 million forward
             passes.
-        ScheduleError: no schedule has that name, or the schedule is for another number of chunks.
+        ScheduleError: no schedule has that name, or the schedule has another number of chunks.
 
     Example:
         >>> make_schedule("1f1b", num_ranks=2, num_microbatches=4).stage_ranks
@@ -128,17 +128,17 @@ def make_schedule(
 
 
 def find_num_chunks(name: str, num_chunks: int | None = None) -> int:
-    """Returns how many stages each rank has in a schedule.
+    """Returns the number of stages per rank in a schedule.
 
     Args:
         name: one of ``SCHEDULE_NAMES``.
-        num_chunks: what the user said, None for nothing.
+        num_chunks: the number that the user chose; None for none.
 
     Returns:
-        The number; what the user said where the schedule leaves the choice.
+        The number; the user's, if the schedule allows any number.
 
     Raises:
-        ScheduleError: no schedule has that name, or the schedule is for another number of chunks.
+        ScheduleError: no schedule has that name, or the schedule has another number of chunks.
 
     Example:
         >>> find_num_chunks("1f1b"), find_num_chunks("zb_v"), find_num_chunks("looped_bfs", 3)
@@ -146,15 +146,14 @@ def find_num_chunks(name: str, num_chunks: int | None = None) -> int:
     """
     if not is_one_of(name, SCHEDULE_NAMES):
         raise ScheduleError(
-            f"a schedule must be one of {', '.join(SCHEDULE_NAMES)}, got {say(name)}. Take one "
-            "of these names."
+            f"a schedule must be one of {', '.join(SCHEDULE_NAMES)}, got {say(name)}."
         )
     chunks = _MAKERS[name][1]
     if chunks is None:
         return 2 if num_chunks is None else num_chunks
     if num_chunks is not None and not (is_integer(num_chunks) and num_chunks == chunks):
         raise ScheduleError(
-            f"num_chunks of {name} must be {chunks}, got {say(num_chunks)}. Leave it out, or "
-            "take interleaved_1f1b or looped_bfs."
+            f"num_chunks of {name} must be {chunks}, got {say(num_chunks)}. Omit it, or use "
+            "interleaved_1f1b or looped_bfs."
         )
     return chunks

@@ -1,10 +1,10 @@
-"""What a step of a known schedule costs, as formulas.
+"""The costs of a step of a known schedule, as formulas.
 
-p ranks, m microbatches, v stages a rank; f, b = i + w: the times of one stage's forward, backward,
-and of the backward's two halves. Every rank computes for m v (f + b). Its idle time besides, the
-bubble, is counted in two ways::
+p ranks, m microbatches, v stages per rank; f, b = i + w: the times of one stage's forward,
+backward, and of the backward's two halves. Every rank computes for m v (f + b). The rest of its
+time, the bubble, is counted in two ways::
 
-                       by makespan: while the step lasts   by span: between a rank's first and last
+                       by makespan: during the step        by span: between a rank's first and last
                                                            action
     gpipe, 1f1b        (p-1) (f+b)                         the same
     interleaved_1f1b   (p-1) (f+b), and                    the same
@@ -14,17 +14,17 @@ bubble, is counted in two ways::
     zb_v    m >= 2p-1  (p-1) f             if f = i = w    0
     dualpipe_v m >= 2p (p-1) f             if f = i = w    the same
 
-Chunks look as if they gained nothing, but with v stages a rank each stage is v times shorter: the
-bubble is too.
+In these formulas, chunks do not seem to help. But with v stages per rank, each stage is v times
+shorter, and so is the bubble.
 
-"Zero bubble" means by span. By makespan every schedule has a bubble: the last rank has nothing to
-do until the first microbatch has passed p - 1 forwards. The bubble is compared either with the
-work, ``bubble_of_ideal``, or with the whole step, ``bubble_of_total``.
+"Zero bubble" means by span. By makespan, every schedule has a bubble, because the last rank has
+nothing to do until the first microbatch has passed p - 1 forwards. The bubble is given as a share
+of the work (``bubble_of_ideal``) or of the whole step (``bubble_of_total``).
 
-``evaluate`` finds the same times by running the schedule, and others for which no formula is known.
+``evaluate`` finds the same times by running the schedule, and also times without a known formula.
 
-If stages differ, with one stage a rank, the slowest stage sets the pace: all microbatches queue
-before it, and the other stages are passed once each way (``gpipe_makespan``,
+If stages differ, and each rank has one stage, the slowest stage sets the pace: all microbatches
+queue in front of it, and the other stages are passed once in each direction (``gpipe_makespan``,
 ``one_f_one_b_bound``). GPipe, with a second stage that takes twice as long::
 
     rank 0   F0 F1 F2                   B0    B1    B2
@@ -58,19 +58,19 @@ __all__ = [
     "span_idle",
 ]
 
-_UNIT: Final = Costs()  # forward, input and weight 1 each, backward 2, messages nothing
+_UNIT: Final = Costs()  # forward, input and weight take 1 each, backward 2, messages 0
 _VEE: Final = ("zb_v", "dualpipe_v")
 
 
 @dataclass(frozen=True)
 class Step:
-    """A step of a pipeline: which schedule, and for how many ranks and microbatches.
+    """A step of a pipeline: its schedule, and its numbers of ranks and microbatches.
 
     Attributes:
         name: the schedule, as for ``make_schedule``.
-        num_ranks: how many ranks.
-        num_microbatches: how many microbatches.
-        num_chunks: how many stages each rank has; None: as ``make_schedule`` takes it.
+        num_ranks: the number of ranks.
+        num_microbatches: the number of microbatches.
+        num_chunks: the number of stages per rank; None for the default of ``make_schedule``.
 
     Raises:
         ArgumentError: a count is less than 1.
@@ -91,25 +91,25 @@ class Step:
 
     @property
     def stages_a_rank(self) -> int:
-        """How many stages each rank has."""
+        """The number of stages per rank."""
         return find_num_chunks(self.name, self.num_chunks)
 
     @property
     def num_stages(self) -> int:
-        """How many stages there are, over all ranks."""
+        """The number of stages over all ranks."""
         return self.num_ranks * self.stages_a_rank
 
 
 def makespan(step: Step, costs: Costs = _UNIT, semantics: Semantics = "buffered") -> Time:
-    """Returns how long a step takes.
+    """Returns the length of a step.
 
     Args:
-        step: which schedule, for how many.
-        costs: what the actions cost, the same for all stages. ``latency`` may be more than 0 for
+        step: the schedule and its counts.
+        costs: the costs of the actions, the same for all stages. ``latency`` may be positive for
             ``gpipe`` and ``1f1b``.
-        semantics: when a message travels, if that takes time. ``buffered``: as soon as it is sent.
-            ``rendezvous``: when the receiver has nothing else to do, as in ``lower(schedule,
-            ahead=0)``.
+        semantics: the time at which a message starts, if it takes time. ``buffered``: as soon as it
+            is sent. ``rendezvous``: when the receiver has nothing else to do, as in
+            ``lower(schedule, ahead=0)``.
 
     Returns:
         The time from the start of the first action to the end of the last; exact if the costs are
@@ -139,14 +139,14 @@ def makespan(step: Step, costs: Costs = _UNIT, semantics: Semantics = "buffered"
 def idle(step: Step, costs: Costs = _UNIT) -> Time:
     """Returns the bubble by makespan.
 
-    How long a rank is idle during the step, with messages that take no time.
+    This is the time for which a rank is idle during the step, if messages take no time.
 
     Args:
-        step: which schedule, for how many.
-        costs: what the actions cost, the same for all stages.
+        step: the schedule and its counts.
+        costs: the costs of the actions, the same for all stages.
 
     Returns:
-        The time; the same for all ranks, because all compute equally long.
+        The time, which is the same for all ranks, because all compute equally long.
 
     Raises:
         ScheduleError: no formula is known for this step with these costs.
@@ -158,8 +158,8 @@ def idle(step: Step, costs: Costs = _UNIT) -> Time:
     Source:
         GPipe: arXiv 1811.06965. 1F1B, interleaved: arXiv 2104.04473. Breadth first: arXiv
         2211.05953. Zero bubble: arXiv 2401.10241, with (p-1) (f+i-w) and (p-1) (f+i-2w); the other
-        terms of the maxima are for costs with which the first gradient comes back later than a rank
-        can fill the time (w > f in ZB-H1, i > f in ZB-H2).
+        terms of the maxima apply if the first gradient returns later than a rank can fill the time
+        (w > f in ZB-H1, i > f in ZB-H2).
     """
     f, i, w = _check_formula(step, costs)
     p, m = step.num_ranks, step.num_microbatches
@@ -169,7 +169,7 @@ def idle(step: Step, costs: Costs = _UNIT) -> Time:
         return (p - 1) * max(f, i - f, f + i - 2 * w)
     if step.name in _VEE:
         return (p - 1) * f
-    # the first microbatch comes round the ring after the last one has left
+    # the first microbatch returns around the ring after the last one has left
     gaps = (step.stages_a_rank - 1) * max(0, p - m)
     return (p - 1 + gaps) * _forward_and_backward(step, costs)
 
@@ -177,14 +177,15 @@ def idle(step: Step, costs: Costs = _UNIT) -> Time:
 def span_idle(step: Step, costs: Costs = _UNIT) -> Time:
     """Returns the bubble by span.
 
-    How long a rank is idle between its first and last action, on the rank where that is longest.
+    This is the time for which a rank is idle between its first and last action, on the rank with
+    the longest idle time.
 
     Args:
-        step: which schedule, for how many.
-        costs: what the actions cost, the same for all stages.
+        step: the schedule and its counts.
+        costs: the costs of the actions, the same for all stages.
 
     Returns:
-        The time, with messages that take none.
+        The time, if messages take no time.
 
     Raises:
         ScheduleError: no formula is known for this step with these costs.
@@ -194,7 +195,7 @@ def span_idle(step: Step, costs: Costs = _UNIT) -> Time:
         [9, 3, 0, 0]
 
     Source:
-        Qi et al., Zero Bubble Pipeline Parallelism, 2023, arXiv 2401.10241: this way of counting;
+        Qi et al., Zero Bubble Pipeline Parallelism, 2023, arXiv 2401.10241, which counts this way;
         see ``idle``.
     """
     f, i, w = _check_formula(step, costs)
@@ -206,13 +207,13 @@ def span_idle(step: Step, costs: Costs = _UNIT) -> Time:
 
 
 def bubble_of_total(step: Step, costs: Costs = _UNIT) -> Time:
-    """Returns the bubble by makespan as a part of the whole step.
+    """Returns the bubble by makespan as a share of the whole step.
 
-    As the papers on GPipe and zero bubbles do.
+    The papers on GPipe and zero bubbles count this way.
 
     Args:
-        step: which schedule, for how many.
-        costs: what the actions cost, the same for all stages.
+        step: the schedule and its counts.
+        costs: the costs of the actions, the same for all stages.
 
     Returns:
         idle / (work + idle); a Fraction if the costs are exact.
@@ -232,14 +233,14 @@ def bubble_of_total(step: Step, costs: Costs = _UNIT) -> Time:
 
 
 def bubble_of_ideal(step: Step, costs: Costs = _UNIT) -> Time:
-    """Returns the bubble by makespan in proportion to the work, as the papers on Megatron do.
+    """Returns the bubble by makespan relative to the work, as the papers on Megatron do.
 
     Args:
-        step: which schedule, for how many.
-        costs: what the actions cost, the same for all stages.
+        step: the schedule and its counts.
+        costs: the costs of the actions, the same for all stages.
 
     Returns:
-        idle / work; a Fraction if the costs are exact. It can be more than 1.
+        idle / work; a Fraction if the costs are exact. It can exceed 1.
 
     Raises:
         ScheduleError: no formula is known for this step with these costs.
@@ -258,19 +259,19 @@ def bubble_of_ideal(step: Step, costs: Costs = _UNIT) -> Time:
 
 
 def dualpipe_v_overlapped_idle(num_ranks: int, pair: Time, backward: Time, weight: Time) -> Time:
-    """Returns the bubble by makespan of DualPipeV.
+    """Returns the bubble by makespan of DualPipeV with overlap.
 
-    On hardware that runs a forward and a backward at once, as one block.
+    The hardware runs a forward and a backward at the same time, as one block.
 
     Args:
-        num_ranks: how many ranks.
+        num_ranks: the number of ranks.
         pair: the time of a forward and a backward together; their messages leave when both are
             done.
         backward: the time of a whole backward of one stage.
         weight: the time of its second half; forward and first half must take as long.
 
     Returns:
-        The time that the worst rank is idle.
+        The idle time of the worst rank.
 
     Example:
         >>> dualpipe_v_overlapped_idle(4, pair=3, backward=2, weight=1)
@@ -283,16 +284,16 @@ def dualpipe_v_overlapped_idle(num_ranks: int, pair: Time, backward: Time, weigh
 
 
 def peak_live(step: Step) -> tuple[int, ...]:
-    """Returns the most live activations at a time.
+    """Returns the peak number of live activations on each rank.
 
-    Forwards that have begun and whose backward is not done.
+    An activation is live from the start of its forward to the end of its backward.
 
     Args:
-        step: which schedule, for how many.
+        step: the schedule and its counts.
 
     Returns:
-        For each rank, how many activations of a stage. If a rank has v stages, each is v times
-        smaller.
+        For each rank, the number of activations of a stage. If a rank has v stages, each activation
+        is v times smaller.
 
     Raises:
         ScheduleError: no formula is known for this step.
@@ -322,13 +323,13 @@ def peak_live(step: Step) -> tuple[int, ...]:
 
 
 def messages(step: Step) -> tuple[int, ...]:
-    """Returns how many messages each rank sends, of one stage's activation or gradient each.
+    """Returns the number of messages each rank sends, each one stage's activation or gradient.
 
     Args:
-        step: which schedule, for how many.
+        step: the schedule and its counts.
 
     Returns:
-        For each rank, its sends; stages on the same rank send each other nothing.
+        For each rank, the number of its sends; stages on the same rank send each other nothing.
 
     Example:
         >>> (
@@ -339,13 +340,13 @@ def messages(step: Step) -> tuple[int, ...]:
         ((8, 16, 16, 8), (24, 32, 32, 24), (16, 32, 32, 16))
 
     Source:
-        Counted: one activation up and one gradient down each boundary between stages of different
-        ranks.
+        Counted: one activation up and one gradient down across each boundary between stages of
+        different ranks.
     """
     p, m, v = step.num_ranks, step.num_microbatches, step.stages_a_rank
     if p == 1:
         return (0,)
-    # the ends of the model send one way only, and the turn of a V not at all
+    # the ends of the model send in one direction only, and the turn of a V sends nothing
     saved = v if step.name in _VEE else 1
     return tuple(m * (2 * v - (saved if rank in (0, p - 1) else 0)) for rank in range(p))
 
@@ -358,7 +359,7 @@ def _latency(step: Step, latency: Time, semantics: Semantics) -> Time:
         return 2 * (p - 1 if semantics == "buffered" else m + p - 2) * latency
     if step.name != "1f1b":
         raise ScheduleError(
-            f"latency of {step.name} must be 0 for its closed form, got {latency}. Ask evaluate."
+            f"latency of {step.name} must be 0 for its closed form, got {latency}. Use evaluate."
         )
     if semantics == "buffered":
         return 2 * (m + p - 3 - (m - 2) // p) * latency
@@ -368,28 +369,28 @@ def _latency(step: Step, latency: Time, semantics: Semantics) -> Time:
 
 
 def _check_formula(step: Step, costs: Costs) -> tuple[Time, Time, Time]:
-    """Returns f, i and w, if the bubble of the step has a formula."""
+    """Returns f, i and w, if there is a formula for the bubble of the step."""
     _check_enough(step)
     f, i, w, b = _times(costs)
     if step.name in _VEE and not (f == i == w and b == i + w):
         raise ScheduleError(
             f"f, i, w of {step.name} must be equal for its closed form, got {f}, {i}, {w} (and b "
-            f"= {b}). Ask evaluate."
+            f"= {b}). Use evaluate."
         )
     return f, i, w
 
 
 def _check_enough(step: Step) -> None:
-    """Raises if there are too few microbatches to fill the pipeline as the formula assumes."""
+    """Raises ScheduleError if there are too few microbatches for the formula."""
     p = step.num_ranks
     least = {"zb_h1": p, "zb_h2": 2 * p - 1, "zb_v": 2 * p - 1, "dualpipe_v": 2 * p}.get(
         step.name, 1
     )
     if step.num_microbatches < least:
         raise ScheduleError(
-            f"num_microbatches of {step.name} on {p} ranks must be {least} or more for its "
+            f"num_microbatches of {step.name} on {p} ranks must be at least {least} for its "
             f"closed form, got {step.num_microbatches}. "
-            "Ask evaluate, or take more."
+            "Use evaluate, or more microbatches."
         )
 
 
@@ -402,14 +403,14 @@ def _times(costs: Costs) -> tuple[Time, Time, Time, Time]:
         or isinstance(b, Sequence)
     ):
         raise ScheduleError(
-            f"costs must be the same for all stages, got {costs}. Ask evaluate, gpipe_makespan "
+            f"costs must be the same for all stages, got {costs}. Use evaluate, gpipe_makespan "
             "or one_f_one_b_bound."
         )
     return f, i, w, i + w if b is None else b
 
 
 def _forward_and_backward(step: Step, costs: Costs) -> Time:
-    """Returns what one microbatch costs on one stage."""
+    """Returns the cost of one microbatch on one stage."""
     f, i, w, b = _times(costs)
     return f + (i + w if step.name in ("zb_h1", "zb_h2") else b)
 
@@ -419,29 +420,29 @@ def _work(step: Step, costs: Costs) -> Time:
 
 
 def _divide(part: Time, whole: Time) -> Time:
-    """Returns the ratio, exact if both are; 0 of 0 is 0."""
+    """Returns the ratio, exact if both numbers are; 0 / 0 is 0."""
     return part / Fraction(whole) if part else 0
 
 
 def gpipe_makespan(
     num_microbatches: int, forward: Sequence[Time], backward: Sequence[Time], latency: Time = 0
 ) -> Time:
-    """Returns how long GPipe takes with stages that differ.
+    """Returns the length of a GPipe step whose stages differ.
 
-    The slowest stage sets the pace, the others are passed once.
+    The slowest stage sets the pace; each of the others is passed once in each direction.
 
     Args:
-        num_microbatches: how many microbatches.
+        num_microbatches: the number of microbatches.
         forward: the time of each stage's forward.
         backward: the time of each stage's backward.
-        latency: how long a message takes; it travels as soon as it is sent.
+        latency: the time of a message, which travels as soon as it is sent.
 
     Returns:
         The time from the start of the first action to the end of the last.
 
     Raises:
         ArgumentError: there is no stage or no microbatch.
-        ValueError: a stage has one time only.
+        ValueError: ``forward`` and ``backward`` differ in length.
 
     Example:
         >>> gpipe_makespan(3, forward=[1, 2, 1], backward=[2, 4, 2])
@@ -460,30 +461,30 @@ def gpipe_makespan(
 def one_f_one_b_bound(
     num_microbatches: int, forward: Sequence[Time], backward: Sequence[Time]
 ) -> Time:
-    """Returns a lower bound for the time of 1F1B with stages that differ.
+    """Returns a lower bound for the length of a 1F1B step whose stages differ.
 
-    There is no simple formula for the time itself.
+    There is no simple formula for the exact length.
 
     Args:
-        num_microbatches: how many microbatches.
+        num_microbatches: the number of microbatches.
         forward: the time of each stage's forward.
         backward: the time of each stage's backward.
 
     Returns:
-        For the worst stage: its whole work, and the way of one microbatch from the start to it and
-        back.
+        For the worst stage: its whole work, and the path of one microbatch from the start to this
+        stage and back.
 
     Raises:
         ArgumentError: there is no stage or no microbatch.
-        ValueError: a stage has one time only.
+        ValueError: ``forward`` and ``backward`` differ in length.
 
     Example:
         >>> one_f_one_b_bound(3, forward=[1, 2, 1], backward=[2, 4, 2])
         21
 
     Source:
-        No stage can begin before the first microbatch reaches it, nor end later than the last one's
-        gradient leaves it.
+        No stage can begin before the first microbatch reaches it, nor end after the gradient of the
+        last microbatch leaves it.
     """
     check_counts(len(forward), num_microbatches)
     both = [f + b for f, b in zip(forward, backward, strict=True)]

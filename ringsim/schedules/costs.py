@@ -1,4 +1,4 @@
-"""What the actions of a schedule cost, in any unit: ints and Fractions stay exact."""
+"""The costs of the actions of a schedule, in any unit; ints and Fractions stay exact."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ __all__ = ["Costs", "Time"]
 
 Time = int | float | Fraction
 _NAMES: Final = {"F": "forward", "I": "input", "W": "weight", "B": "backward"}
-_LONGEST: Final = 1e100  # in any unit: a hundred million of them added up are still a number
+_LONGEST: Final = 1e100  # in any unit; the sum of a hundred million of them is still finite
 
 
 @dataclass(frozen=True)
 class Costs:
     """The time of one action of each kind.
 
-    One number for all stages, or a sequence with one number a stage. The times are those of a
-    stage, not of a rank: a rank with two stages does each action twice.
+    Either one number for all stages, or a sequence with one number per stage. The times are for a
+    stage, not for a rank: a rank with two stages does each action twice.
 
     Attributes:
-        forward: of ``F``.
-        input: of ``I``.
-        weight: of ``W``.
-        backward: of ``B``; None: ``input`` and ``weight`` together.
-        latency: how long a message takes from one rank to another.
+        forward: the time of ``F``.
+        input: the time of ``I``.
+        weight: the time of ``W``.
+        backward: the time of ``B``; None for the sum of ``input`` and ``weight``.
+        latency: the time of a message from one rank to another.
 
     Example:
         >>> costs = Costs(forward=(1, 1, 4), latency=3)
@@ -47,10 +47,10 @@ class Costs:
         """Checks that each stage has one time of each kind.
 
         Args:
-            num_stages: how many stages there are, over all ranks.
+            num_stages: the number of stages over all ranks.
 
         Raises:
-            ArgumentError: a value is not a time, or a list has too many or too few.
+            ArgumentError: a value is not a time, or a list has the wrong length.
         """
         for kind, name in (*_NAMES.items(), ("latency", "latency")):
             given = getattr(self, name)
@@ -60,19 +60,19 @@ class Costs:
             if by_stage and len(given) != num_stages:
                 raise ArgumentError(
                     f"{name} must have one time for each stage, got {len(given)} for "
-                    f"{num_stages}. Pass one number, or one a stage."
+                    f"{num_stages}. Pass one number, or one per stage."
                 )
             for stage, time in enumerate(given if by_stage else [given]):
                 which = f"stage {stage}" if by_stage else "every stage"
                 where = f"{kind} of {which}" if kind in _NAMES else kind
                 if not is_number(time) or not 0 <= time <= _LONGEST:
                     raise ArgumentError(
-                        f"a time must be a number from 0, got {say(time)} ({where}). Say how "
-                        f"long it takes, {_LONGEST:g} at most."
+                        f"a time must be from 0 to {_LONGEST:g}, got {say(time)} ({where}). Pass "
+                        "the time that it takes."
                     )
 
     def get_duration(self, action: Action) -> Time:
-        """Returns how long a computation takes.
+        """Returns the time of a computation.
 
         Args:
             action: a computation.

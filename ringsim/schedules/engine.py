@@ -1,31 +1,31 @@
 """Runs programs of sends and receives on a clock, without ranks.
 
-Exact times, and who would wait for whom for ever. Any point-to-point program is a list of
-operations for each rank. There are four: computing, posting a send, posting a receive, and waiting
-for a post. A blocking send is a post and its wait::
+The results are exact times, and the ranks that would wait for each other forever. Any
+point-to-point program is a list of operations for each rank. There are four operations: computing,
+posting a send, posting a receive, and waiting for a post. A blocking send is a post and its wait::
 
     send(1); recv(1)          Send(1) Wait(0) Receive(1) Wait(2)
     isend(1); recv(1); wait   Send(1) Receive(1) Wait(1) Wait(0)
 
-The k-th send from one rank to another with a tag meets the k-th receive there; with several groups,
-a pair (group, tag) serves as the tag. Only a receive from any rank cannot be written like this:
-whom it meets depends on who comes first.
+The k-th send from one rank to another with a tag matches the k-th receive there; with several
+groups, a pair (group, tag) serves as the tag. Only a receive from any rank cannot be written this
+way, because its sender depends on the times.
 
 The result does not depend on the order in which ranks really run: each rank does its list in order,
-so a rank that can go on now can also go on later. It is enough to let each rank run until it waits
-for something that has not been posted, and to come back when it has. When no rank can run, either
-all have ended or those that are left wait for ever: each waits for one other, and following them
-leads into a circle, or to a rank that has ended.
+so a rank that can continue now can also continue later. It is enough to run each rank until it
+waits for a post that has not been made, and to return to it when the post is made. When no rank can
+run, either all have ended, or the remaining ranks wait forever: each waits for one other rank, and
+following these waits leads into a cycle, or to a rank that has ended.
 
-``evaluate`` runs a schedule like this. 1F1B over two ranks, backward twice as long as forward,
-``.`` a unit of waiting::
+``evaluate`` runs a schedule this way. 1F1B over two ranks, backward twice as long as forward, ``.``
+for a unit of waiting::
 
     rank 0   0F0 0F1  .  0B0 ---  .  0B1 ---
     rank 1    .  1F0 1B0 --- 1F1 1B1 ---
 
-A schedule without sends and receives is lowered first, so this times what the executor runs. A
-message takes ``Costs.latency`` and none of the ranks' time. ``semantics`` says when it may start;
-the ``ahead`` of ``lower`` says where its receive stands.
+A schedule without sends and receives is lowered first, so the times are those of the actions that
+the executor runs. A message takes ``Costs.latency`` and none of the ranks' time. ``semantics``
+determines when it may start; ``ahead`` of ``lower`` determines the position of its receive.
 """
 
 from __future__ import annotations
@@ -67,21 +67,20 @@ def check_semantics(semantics: object) -> None:
     """Raises ArgumentError for an unknown semantics."""
     if not is_one_of(semantics, SEMANTICS):
         raise ArgumentError(
-            f"semantics must be one of {', '.join(SEMANTICS)}, got {say(semantics)}. Take one of "
-            "these."
+            f"semantics must be one of {', '.join(SEMANTICS)}, got {say(semantics)}."
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Works for a while, in any unit; the same unit everywhere."""
+    """Computes for some time, in any unit; use the same unit everywhere."""
 
     duration: Time
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Posts a send to a peer, and goes on; the receive must have the same tag."""
+    """Posts a send to a peer and continues; the receive must have the same tag."""
 
     peer: int
     tag: Hashable = 0
@@ -89,7 +88,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Receive:
-    """Posts a receive from a peer, and goes on; the send must have the same tag."""
+    """Posts a receive from a peer and continues; the send must have the same tag."""
 
     peer: int
     tag: Hashable = 0
@@ -97,7 +96,7 @@ class Receive:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Waits until the post of this rank is done that stands at this position of its list."""
+    """Waits until this rank's post at a position of its list is done."""
 
     position: int
 
@@ -107,15 +106,15 @@ _Place = tuple[int, int]  # (rank, position in its list)
 
 
 class Delivery(NamedTuple):
-    """A send and the receive that it met; ranks, and positions in their lists.
+    """A send and its matching receive, as ranks and positions in their lists.
 
     Attributes:
         source: the rank that sent.
-        send: position of the send.
+        send: the position of the send.
         rank: the rank that received.
-        receive: position of the receive.
-        posted: when the send was posted.
-        arrived: when the payload was there.
+        receive: the position of the receive.
+        posted: the time at which the send was posted.
+        arrived: the time at which the payload arrived.
     """
 
     source: int
@@ -127,12 +126,12 @@ class Delivery(NamedTuple):
 
 
 class Blocked(NamedTuple):
-    """A rank that waits for ever.
+    """A rank that waits forever.
 
     Attributes:
-        rank: which rank.
-        position: of the wait in its list.
-        post: position of the send or receive that it waits for.
+        rank: the rank.
+        position: the position of the wait in its list.
+        post: the position of the send or receive that it waits for.
         peer: the rank that would have to post the other side.
     """
 
@@ -144,13 +143,13 @@ class Blocked(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """What became of the programs.
+    """The outcome of running programs.
 
     Attributes:
         times: for each rank, (start, end) of each operation that it reached; a post takes no time,
-            a wait ends when the rank goes on.
-        messages: those that arrived, by receiver.
-        blocked: the ranks that wait for ever, by rank; empty when all have ended.
+            and a wait ends when the rank continues.
+        messages: the messages that arrived, by receiver.
+        blocked: the ranks that wait forever, by rank; empty if all ranks have ended.
     """
 
     times: tuple[tuple[tuple[Time, Time], ...], ...]
@@ -159,9 +158,9 @@ class Run:
 
     @property
     def cycle(self) -> tuple[Blocked, ...]:
-        """The ranks that wait for each other in a circle, each for the next.
+        """The ranks that wait for each other in a cycle, each for the next.
 
-        Empty if all wait, in the end, for one that has ended.
+        Empty if all wait, directly or indirectly, for a rank that has ended.
         """
         waiting = {blocked.rank: blocked for blocked in self.blocked}
         for first in waiting:
@@ -181,17 +180,17 @@ def run_programs(
     latency: Time = 0,
     semantics: Semantics = "rendezvous",
 ) -> Run:
-    """Runs one list of operations a rank, in order, on a clock that starts at 0.
+    """Runs one list of operations per rank, in order, on a clock that starts at 0.
 
     Args:
         programs: for each rank, its operations.
-        latency: how long a message travels, in the unit of the computations' durations.
+        latency: the time that a message travels, in the unit of the computations.
         semantics: ``rendezvous``: a message starts to travel when both sides are posted, and the
             send ends with it (Gloo, at every size); ``buffered``: it travels as soon as it is sent,
-            and the send is done at once (MPI's small messages).
+            and the send is done immediately (MPI, for small messages).
 
     Returns:
-        The times of everything that happened, and who is left waiting. Exact for ints and
+        The times of all operations, and the ranks that are left waiting. Exact for ints and
         Fractions.
 
     Example:
@@ -215,7 +214,7 @@ def run_programs(
 
 
 class _Runner:
-    """The programs, how far each rank has come, and which rank waits for which place."""
+    """The programs, the progress of each rank, and the places that ranks wait for."""
 
     def __init__(
         self, programs: Sequence[Sequence[Instruction]], latency: Time, semantics: Semantics
@@ -229,7 +228,7 @@ class _Runner:
         self.runnable = list(range(len(programs)))
 
     def run(self) -> None:
-        """Lets ranks run until none of them can."""
+        """Runs ranks until none of them can continue."""
         while self.runnable:
             self._advance(self.runnable.pop())
 
@@ -254,9 +253,9 @@ class _Runner:
                 self.runnable.append(self.sleepers.pop((rank, position)))
 
     def _done_at(self, place: _Place) -> Time | None:
-        """Says when a post is done.
+        """Returns the time at which a post is done.
 
-        None while that depends on the other side, and it is not posted.
+        None if that depends on the other side, and the other side is not posted yet.
         """
         posted = self.times[place[0]][place[1]][0]
         if self.semantics == "buffered" and isinstance(self.programs[place[0]][place[1]], Send):
@@ -287,21 +286,21 @@ class _Runner:
                     )
 
     def list_blocked(self) -> Iterator[Blocked]:
-        """Yields the ranks that did not reach their end: each stands at a wait."""
+        """Yields the ranks that did not reach their end; each of them is in a wait."""
         for rank, program in enumerate(self.programs):
             position = len(self.times[rank])
             if position < len(program):
                 wait = program[position]
-                assert isinstance(wait, Wait)  # nothing else stops a rank
+                assert isinstance(wait, Wait)  # only a wait can stop a rank
                 post = program[wait.position]
                 assert isinstance(post, Send | Receive)
                 yield Blocked(rank, position, wait.position, post.peer)
 
 
 def _match(programs: Sequence[Sequence[Instruction]]) -> dict[_Place, _Place]:
-    """Finds the other side of each post: the k-th send of a channel meets its k-th receive.
+    """Returns the other side of each post: the k-th send of a channel matches its k-th receive.
 
-    Posts without one are left out.
+    Posts without another side are left out.
     """
     posts: dict[Hashable, tuple[list[_Place], list[_Place]]] = {}
     for rank, program in enumerate(programs):
@@ -313,7 +312,7 @@ def _match(programs: Sequence[Sequence[Instruction]]) -> dict[_Place, _Place]:
                 both[is_receive].append((rank, position))
     partners: dict[_Place, _Place] = {}
     for sends, receives in posts.values():
-        # the rest of the longer side meets nothing
+        # the rest of the longer side has no match
         for send, receive in zip(sends, receives, strict=False):
             partners[send], partners[receive] = receive, send
     return partners
@@ -324,8 +323,8 @@ class TimedAction(NamedTuple):
 
     Attributes:
         action: the action.
-        start: when a computation starts, or a send or receive is posted.
-        end: when a computation ends, or a message has arrived.
+        start: the start of a computation, or the time at which a send or receive is posted.
+        end: the end of a computation, or the arrival of a message.
     """
 
     action: Action
@@ -340,8 +339,8 @@ class TimedMessage(NamedTuple):
         send: the action that sends it.
         source: the rank that sends.
         rank: the rank that receives.
-        posted: when the send was posted.
-        arrived: when the payload was there.
+        posted: the time at which the send was posted.
+        arrived: the time at which the payload arrived.
     """
 
     send: Action
@@ -356,7 +355,7 @@ class Evaluation:
     """A schedule with times, from 0.
 
     Attributes:
-        schedule: what was evaluated, lowered.
+        schedule: the evaluated schedule, lowered.
         actions: for each rank, its actions with their times, in the schedule's order.
         messages: all messages, by receiver.
 
@@ -370,12 +369,12 @@ class Evaluation:
 
     @property
     def makespan(self) -> Time:
-        """How long the step takes: until the last computation ends."""
+        """The length of the step, until the last computation ends."""
         return max((end for _, end in self._spans), default=0)
 
     @property
     def busy(self) -> tuple[Time, ...]:
-        """For each rank, how long it computes."""
+        """The time that each rank computes."""
         return tuple(
             sum(timed.end - timed.start for timed in self.get_computations(rank))
             for rank in range(self.schedule.num_ranks)
@@ -383,15 +382,16 @@ class Evaluation:
 
     @property
     def idle(self) -> tuple[Time, ...]:
-        """For each rank, its bubble by makespan: how long it is idle during the step."""
+        """The bubble of each rank by makespan: the time that it is idle during the step."""
         return tuple(self.makespan - busy for busy in self.busy)
 
     @property
     def span_idle(self) -> tuple[Time, ...]:
-        """For each rank, its bubble by span.
+        """The bubble of each rank by span.
 
-        How long it is idle between the start of its first and the end of its last action. The
-        papers on zero bubbles count like this: consecutive steps fill the idle time at both ends.
+        This is the time that it is idle between the start of its first and the end of its last
+        action. The papers on zero bubbles count this way, because consecutive steps fill the idle
+        time at both ends.
         """
         return tuple(
             end - start - busy for (start, end), busy in zip(self._spans, self.busy, strict=True)
@@ -399,7 +399,7 @@ class Evaluation:
 
     @property
     def peak_live(self) -> tuple[int, ...]:
-        """For each rank, the most live activations at a time; see ``list_live``."""
+        """The peak number of live activations on each rank; see ``list_live``."""
         return tuple(
             max((live for _, live in self.list_live(rank)), default=0)
             for rank in range(self.schedule.num_ranks)
@@ -410,17 +410,17 @@ class Evaluation:
         return tuple(timed for timed in self.actions[rank] if timed.action.is_compute)
 
     def list_live(self, rank: int) -> list[tuple[Time, int]]:
-        """Lists how many activations a rank holds, each time the number changes.
+        """Lists the number of activations that a rank holds, whenever it changes.
 
-        An activation is what one forward pass of one stage keeps for the backward. It lives from
-        the start of ``F`` to the end of ``B`` or ``W``.
+        An activation is the data that one forward pass of one stage keeps for the backward. It
+        lives from the start of ``F`` to the end of ``B`` or ``W``.
 
         Args:
-            rank: which rank.
+            rank: the rank.
 
         Returns:
-            Pairs of a time and the number from then on, in order; if one ends when the next starts,
-            there are two pairs.
+            Pairs of a time and the number from then on, in order; if one activation ends when the
+            next starts, there are two pairs.
         """
         live = 0
         curve = []
@@ -435,7 +435,7 @@ class Evaluation:
 
     @property
     def _spans(self) -> list[tuple[Time, Time]]:
-        """For each rank, when its first computation starts and its last one ends."""
+        """For each rank, the start of its first computation and the end of its last one."""
         rows = [self.get_computations(rank) for rank in range(self.schedule.num_ranks)]
         return [
             (
@@ -452,19 +452,19 @@ def evaluate(
     """Times every action and message of a schedule.
 
     Args:
-        schedule: any schedule, lowered or not; it need not be a whole step.
-        costs: what the actions cost; None: forward, input and weight 1 each, backward 2, messages
-            nothing.
+        schedule: any schedule, lowered or not; it may be part of a step.
+        costs: the costs of the actions; None for forward, input and weight 1 each, backward 2,
+            messages 0.
         semantics: ``rendezvous``: a message starts to travel when its send and its receive are
-            posted; ``buffered``: when its send is.
+            posted; ``buffered``: when its send is posted.
 
     Returns:
         The times; exact if the costs are ints or Fractions.
 
     Raises:
-        ScheduleError: an action is not its rank's, comes twice, before what it needs, or without
-            the other side of its message.
-        Deadlock: ranks wait for each other in a circle; ``diagnosis`` is the circle, a tuple of
+        ScheduleError: an action belongs to another rank, occurs twice, precedes an action that it
+            needs, or has no other side for its message.
+        Deadlock: ranks wait for each other in a cycle; ``diagnosis`` is the cycle, a tuple of
             (rank, the action that it waits in).
         ArgumentError: the costs do not fit the stages, or the semantics is unknown.
 
@@ -507,7 +507,7 @@ def _play(
 def _translate(
     row: tuple[Action, ...], schedule: Schedule, costs: Costs
 ) -> tuple[list[Instruction], list[int]]:
-    """Writes a rank's actions as operations, each with the position of its action.
+    """Translates a rank's actions to operations, each with the position of its action.
 
     A computation first waits for its receive; the sends are waited for at the end.
     """
@@ -556,35 +556,35 @@ def _collect(run: Run, schedule: Schedule, owners: list[list[int]]) -> Evaluatio
 
 
 def _describe_deadlock(run: Run, schedule: Schedule, owners: list[list[int]]) -> Deadlock:
-    """Returns the error that says who waits where, and for whom."""
+    """Returns the error that lists the waiting ranks, their actions, and their peers."""
     cycle, waits = [], []
     for stuck in run.cycle:
         row, owner = schedule.actions[stuck.rank], owners[stuck.rank]
         action, awaited = row[owner[stuck.position]], row[owner[stuck.post]].other_side
         cycle.append((stuck.rank, action))
         waits.append(f"rank {stuck.rank} waits in {action} for {awaited} of rank {stuck.peer}")
-    rule = "a schedule must let every rank go on, got a circle"
+    rule = "a schedule must let every rank finish, got a cycle"
     return Deadlock(
-        f"{rule}: {'; '.join(waits)}. Do what one of them waits for earlier.",
+        f"{rule}: {'; '.join(waits)}. Move one of the awaited actions earlier.",
         diagnosis=tuple(cycle),
     )
 
 
 def validate(schedule: Schedule) -> None:
-    """Refuses a schedule that is not complete, not in order, or cannot finish.
+    """Raises an error if a schedule is incomplete, out of order, or cannot finish.
 
     * Complete: each stage does ``F`` of each microbatch once, and ``B``, or ``I`` and ``W``, once;
       on its own rank.
-    * In order: what an action needs from its own rank comes before it; in a lowered schedule sends
-      and receives meet in order.
-    * Free of deadlock if a send ends only when it is received, whatever the actions cost.
+    * In order: actions that an action needs from its own rank come before it; in a lowered
+      schedule, sends and receives match in order.
+    * Free of deadlock if a send ends only when it is received, whatever the costs.
 
     Args:
         schedule: any schedule, lowered or not.
 
     Raises:
-        ScheduleError: with the first action that breaks a rule, its rank and its position in the
-            rank's row, from 0.
+        ScheduleError: the schedule breaks a rule; the message names the first such action, its rank
+            and its position in the rank's row, from 0.
 
     Example:
         >>> from ringsim.schedules import one_f_one_b

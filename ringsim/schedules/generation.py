@@ -1,14 +1,14 @@
-"""The token ring: what each stage does step by step, how long it takes, and which settings finish.
+"""The token ring: the steps of each stage, their times, and the settings with which it finishes.
 
-Plain data, no ranks. A *job* is one token of one batch of prompts at one stage. All stages take the
-jobs in the same order: in each round T batches take turns, token by token. With N = 2 stages, T = 2
-batches a and b, and n = 3 tokens::
+This is plain data, without ranks. A *job* is one token of one batch of prompts at one stage. All
+stages take the jobs in the same order: in each round, T batches take turns, token by token. With
+N = 2 stages, T = 2 batches a and b, and n = 3 tokens::
 
     job              a0   b0   a1   b1   a2   b2
     rank 0 receives   -    -   a0   b0   a1   b1      the last stage's token, over the edge that
                                                       closes the ring
-    rank 0 sends      -   a0   b0   a1   b1   a2  b2  its hidden state; the last one in a step of
-                                                      its own
+    rank 0 sends      -   a0   b0   a1   b1   a2  b2  its hidden state; the last one in a separate
+                                                      step
     rank 1 receives  a0   b0   a1   b1   a2   b2
     rank 1 sends      -   a0   b0   a1   b1    -   -  the token; the last token of a batch stays
 
@@ -17,7 +17,7 @@ before it sends, and all others send before they receive: if all sent first, no 
 receive. ``pipeline.generation`` executes this plan, and ``time_generation`` times it.
 
 The closed form: N stages share the layers of a model. T groups of prompts (*inner iterations*) are
-under way at a time, so that a stage has something to do while a token goes round::
+in progress at the same time, so that a stage has work while a token goes around::
 
     T = 1    stage 0  a . . a . .          one group: a stage works 1/N of the time
              stage 1  . a . . a .
@@ -27,8 +27,8 @@ under way at a time, so that a stage has something to do while a token goes roun
              stage 2  . . a b c a
 
 A send ends when the other side receives (as on Gloo, at every size), so a ring can also be too
-full: then every stage holds an output that no other stage takes. The share of the time in which a
-stage works, once the prompts are read, shows both; where it is 0, nothing moves::
+full: then every stage holds an output that no other stage takes. Both effects show in the share of
+time in which a stage works once the prompts are read; a share of 0 means that nothing moves::
 
     N = 4, T     1    2    3    4    5    6    7    8
     synchronous  0   1/3  2/3   1    0    0    0    0
@@ -73,14 +73,14 @@ class Job(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What the job is called in the timeline: "prefill" or "decode"."""
+        """The name of the job in the timeline: "prefill" or "decode"."""
         return "decode" if self.token else "prefill"
 
 
 class RingStep(NamedTuple):
-    """What a rank does next.
+    """The next step of a rank.
 
-    Send the output of a job, receive the input of a job, compute a job; each may be None.
+    Sends the output of a job, receives the input of a job, and computes a job; each may be None.
     """
 
     send: Job | None
@@ -91,14 +91,15 @@ class RingStep(NamedTuple):
 def plan_batches(
     num_prompts: int, num_inner_iterations: int, batch_size: int | None = None
 ) -> list[list[int]]:
-    """Shares prompts out into batches as evenly as possible.
+    """Divides prompts into batches as evenly as possible.
 
-    T for each round, and as many rounds as needed.
+    Each round has T batches, and there are as many rounds as needed.
 
     Args:
-        num_prompts: how many there are, 1 or more.
+        num_prompts: the number of prompts, at least 1.
         num_inner_iterations: T.
-        batch_size: prompts in a batch, at most; None for one round, however large its batches are.
+        batch_size: the largest number of prompts in a batch; None for one round, however large its
+            batches are.
 
     Returns:
         The numbers of the prompts in each batch. The number of batches is a multiple of T, so that
@@ -120,7 +121,7 @@ def plan_batches(
 def plan_jobs(num_batches: int, num_inner_iterations: int, num_tokens: int) -> list[Job]:
     """Lists the jobs in the order in which every stage takes them.
 
-    The number of batches is a multiple of T, which take turns in a round.
+    The number of batches is a multiple of T; the T batches of a round take turns.
 
     Example:
         >>> [
@@ -139,7 +140,7 @@ def plan_jobs(num_batches: int, num_inner_iterations: int, num_tokens: int) -> l
 
 
 def plan_steps(stage: int, num_stages: int, jobs: list[Job], num_tokens: int) -> Iterator[RingStep]:
-    """Yields what a stage does, one step a job and a last one that sends what is left.
+    """Yields the steps of a stage: one step per job, and a last one that sends what is left.
 
     The jobs are those of `plan_jobs`.
 
@@ -176,21 +177,21 @@ def time_generation(
     async_comm: bool = False,
     latency: Time = 0,
 ) -> Run:
-    """Times the generation ring by playing it, with any settings.
+    """Times the generation ring by simulating it, with any settings.
 
     Args:
-        num_stages: N, 1 or more; all equally fast.
-        num_inner_iterations: T, 1 or more.
-        num_rounds: G, how often T new batches start, 1 or more.
-        num_tokens: n, tokens generated for each prompt, 1 or more.
-        prefill: time of a stage to read a batch of prompts, in any unit.
-        decode: time of a stage for one token of a batch, in the same unit.
+        num_stages: N, at least 1; all stages are equally fast.
+        num_inner_iterations: T, at least 1.
+        num_rounds: G, the number of times that T new batches start, at least 1.
+        num_tokens: n, the number of tokens generated for each prompt, at least 1.
+        prefill: the time of a stage to read a batch of prompts, in any unit.
+        decode: the time of a stage for one token of a batch, in the same unit.
         async_comm: whether a step's send and receive are posted together.
-        latency: how long a message takes, in the same unit.
+        latency: the time of a message, in the same unit.
 
     Returns:
-        When each operation of each stage began and ended, and which stages wait for ever if it
-        never ends.
+        The start and end of each operation of each stage, and the stages that wait forever if the
+        ring never finishes.
 
     Example:
         >>> run = time_generation(4, 4, num_rounds=1, num_tokens=16, prefill=5, decode=1)
@@ -219,7 +220,7 @@ def _list_messages(
 ) -> list[Instruction]:
     """Returns the posts and waits of a step.
 
-    ``position`` is where they begin in the stage's list.
+    ``position`` is their first position in the stage's list.
     """
     posts: list[Instruction] = []
     if step.send is not None:
@@ -239,15 +240,15 @@ def _list_messages(
 
 _STARVED: Final = (
     "stage 0 receives before it sends, and waits for a token that "
-    "depends on what it has not sent yet"
+    "depends on an output that it has not sent yet"
 )
 _FULL: Final = (
     "a stage holds one job, so that stage 0 waits to send the next one while the last stage waits "
     "to send it a token"
 )
 _FULLER: Final = (
-    "a stage holds two jobs at most, one done and one on its way in, and "
-    "then each waits for space at the next"
+    "a stage holds at most two jobs, one done and one arriving, and "
+    "then each stage waits for space at the next one"
 )
 
 
@@ -257,14 +258,14 @@ def steady_use(num_stages: int, num_inner_iterations: int, async_comm: bool = Fa
     It holds if all stages are equally fast and messages take no time. A measured share is lower.
 
     Args:
-        num_stages: N, 1 or more.
-        num_inner_iterations: T, the groups of prompts under way, 1 or more.
-        async_comm: whether the sends and receives of a step are posted together; else one after the
-            other.
+        num_stages: N, at least 1.
+        num_inner_iterations: T, the number of groups of prompts in progress, at least 1.
+        async_comm: whether the sends and receives of a step are posted together instead of one
+            after another.
 
     Returns:
-        Synchronous (T - 1) / (N - 1) for T <= N, else 0; asynchronous T / N for T <= N, then (2N -
-        T) / N, down to 0. One stage alone: 1.
+        Synchronous: (T - 1) / (N - 1) for T <= N, else 0. Asynchronous: T / N for T <= N, then (2N
+        - T) / N, down to 0. With one stage: 1.
 
     Raises:
         ArgumentError: a number is less than 1.
@@ -290,17 +291,17 @@ def steady_use(num_stages: int, num_inner_iterations: int, async_comm: bool = Fa
 
 
 def can_finish(num_stages: int, num_inner_iterations: int, async_comm: bool = False) -> bool:
-    """Tells whether the ring finishes when more than one token is generated.
+    """Returns whether the ring finishes if more than one token is generated.
 
-    With a single token, every setting does.
+    With a single token, it finishes with any settings.
 
     Args:
-        num_stages: N, 1 or more.
-        num_inner_iterations: T, 1 or more.
+        num_stages: N, at least 1.
+        num_inner_iterations: T, at least 1.
         async_comm: whether the sends and receives of a step are posted together.
 
     Returns:
-        Synchronous: 2 <= T <= N. Asynchronous: T <= 2N - 1. One stage alone: always.
+        Synchronous: 2 <= T <= N. Asynchronous: T <= 2N - 1. With one stage: always.
 
     Raises:
         ArgumentError: a number is less than 1.
@@ -317,12 +318,12 @@ def can_finish(num_stages: int, num_inner_iterations: int, async_comm: bool = Fa
 def check_can_finish(
     num_stages: int, num_inner_iterations: int, num_tokens: int, async_comm: bool = False
 ) -> None:
-    """Refuses a ring that would never end, before any rank has sent anything.
+    """Raises an error if a ring would never finish, before any rank sends anything.
 
     The arguments are those of `time_generation`.
 
     Raises:
-        ScheduleError: it would never end; the message says why, and which settings would.
+        ScheduleError: it would never finish; the message gives the reason and settings that work.
         ArgumentError: a number is less than 1.
 
     Example:
@@ -356,11 +357,11 @@ one job, so that stage 0 waits to send the next one while the last stage waits t
 
 
 def count_messages(num_stages: int, num_batches: int, num_tokens: int) -> int:
-    """Returns how many hidden states and tokens travel in all.
+    """Returns the total number of hidden states and tokens that travel.
 
-    For batches of prompts, num_batches (n N - 1); 0 for one stage. For each token of a batch its
-    hidden state crosses N - 1 edges and the token comes back over the edge that closes the ring;
-    the last token of a batch stays where it was made.
+    For batches of prompts, num_batches (n N - 1); 0 for one stage. For each token of a batch, its
+    hidden state crosses N - 1 edges, and the token returns over the edge that closes the ring; the
+    last token of a batch stays on the last stage.
 
     Raises:
         ArgumentError: a number is less than 1.
@@ -379,4 +380,4 @@ def count_messages(num_stages: int, num_batches: int, num_tokens: int) -> int:
 
 def _check_positive(**numbers: object) -> None:
     for name, number in numbers.items():
-        check_integer(name, number, 1, "Say how many there are.")
+        check_integer(name, number, 1, "Pass a positive number.")

@@ -1,21 +1,18 @@
-"""From what a rank computes to what it does.
+"""Adds sends and receives to the computations of a schedule.
 
-What each action waits for and passes on, and where the sends and receives go. Activations go up the
-stages, gradients come back down.
-
-For one microbatch, over three stages::
+Activations go up the stages, gradients come back down. For one microbatch, over three stages::
 
     0F -----> 1F -----> 2F
      |         |         |  down a column: backward needs the stage's own forward
      v         v         v
-    0B <----- 1B <----- 2B  B may be I, followed by W any time later: only I has somebody waiting
-                            for it
+    0B <----- 1B <----- 2B  B may be I, followed by W at any later time: only I has a stage that
+                            waits for it
 
 If both stages of an arrow are on one rank, there is no message.
 
-``lower`` puts a send after the computation that makes its payload, and a receive one computation
-before the one that needs it, so that the message travels while the rank computes. 1F1B over two
-ranks, before and after::
+``lower`` puts a send after the computation of its payload, and a receive one computation before the
+one that needs it, so that the message travels while the rank computes. 1F1B over two ranks, before
+and after::
 
     rank 0   0F0 0F1 0B0 0B1         0F0 0SEND_F0 0RECV_B0 0F1 0SEND_F1 0RECV_B1 0B0 0B1
     rank 1   1F0 1B0 1F1 1B1         1RECV_F0 1F0 1RECV_F1 1B0 1SEND_B0 1F1 1B1 1SEND_B1
@@ -23,27 +20,27 @@ ranks, before and after::
 Both are *posts*: neither blocks. A computation waits for its receive, and the end of the step waits
 for the sends.
 
-This cannot deadlock even if a send ends only when it is received (a rendezvous): nobody waits for a
-send before the end, so a rank stands still only for a message that has not been sent, and its
-sender stands still only for a message of an earlier computation. That chain has an end, unless the
-computations themselves wait for each other in a circle, which ``validate`` finds.
+This cannot deadlock even if a send ends only when it is received (a rendezvous). No rank waits for
+a send before the end, so a rank stops only for a message that has not been sent, and its sender
+stops only for a message of an earlier computation. This chain ends, unless the computations
+themselves wait for each other in a cycle, which ``validate`` finds.
 
 Two messages of one channel (from one rank to another) are received in the order in which they are
-sent, because transports without tags match by order. If a rank needs them the other way round, it
-posts the first one earlier: in a V, activations and gradients share a channel.
+sent, because transports without tags match by order. If a rank needs them in the opposite order, it
+posts the first one earlier. This happens in a V, where activations and gradients share a channel.
 
-``lower_in_step`` is for transports that do the messages between two ranks one after the other, in
-the order in which they are posted, as NCCL does. There, 1F1B as ``lower`` writes it would stand
-still::
+``lower_in_step`` is for transports that carry out the messages between two ranks one after another,
+in the order in which they are posted, as NCCL does. There, 1F1B as ``lower`` writes it would
+deadlock::
 
-    rank 0   0SEND_F0 0RECV_B0 0SEND_F1      after 0SEND_F0, rank 0 is to receive and rank 1 is to
-                                             receive:
-    rank 1   1RECV_F0 1RECV_F1 1SEND_B0      nobody sends
+    rank 0   0SEND_F0 0RECV_B0 0SEND_F1      after 0SEND_F0, rank 0 waits to receive and rank 1
+                                             waits to receive:
+    rank 1   1RECV_F0 1RECV_F1 1SEND_B0      no rank sends
 
-So both ranks must post their messages in one order. There is one if all ranks work in step: in each
-step, every rank does its next computation if it has what that needs; then the messages of the step
-are posted, on both sides, in the order of the sending ranks. Whatever a message waits for was
-posted before it, so the first message that has not arrived can always go on.
+So both ranks must post their messages in the same order. Such an order exists if all ranks work in
+step: in each step, every rank does its next computation if its needs are met; then the messages of
+the step are posted, on both sides, in the order of the sending ranks. Everything that a message
+waits for was posted before it, so the first message that has not arrived can always proceed.
 
 A receive is then posted no earlier than its send, so less of a message's travel time is hidden.
 """
@@ -69,13 +66,13 @@ __all__ = [
 ]
 
 _Post = tuple[Action, int]  # and its position
-_BACKWARD = ("B", "I")  # both make the gradient that the stage before waits for
+_BACKWARD = ("B", "I")  # both compute the gradient that the previous stage waits for
 
 
 def get_send(action: Action, stage_ranks: Sequence[int]) -> Action | None:
     """Returns the send that follows a computation.
 
-    None if nobody waits for its result, or only a stage on the same rank.
+    None if no stage waits for the result, or only a stage on the same rank.
 
     Example:
         >>> [str(get_send(Action(1, kind, 0), stage_ranks=(0, 1, 2))) for kind in "FBIW"]
@@ -101,9 +98,9 @@ def get_recv(action: Action, stage_ranks: Sequence[int]) -> Action | None:
 def _message(
     action: Action, stage_ranks: Sequence[int], *, prefix: str, step: int
 ) -> Action | None:
-    """The message between an action's stage and the one ``step`` further along its direction.
+    """Returns the message between an action's stage and the one ``step`` further in its direction.
 
-    Forward is up, backward is down.
+    The direction of a forward is up, of a backward down.
     """
     if action.kind == "F":
         direction, other = "F", action.stage + step
@@ -117,9 +114,9 @@ def _message(
 
 
 def get_needs(action: Action, stage_ranks: Sequence[int]) -> list[tuple[Action, ...]]:
-    """Returns what must be done on the same rank before a computation can start.
+    """Returns the needs of a computation: actions that must be done before it on the same rank.
 
-    Any one action of a tuple fulfils a need: a gradient comes from ``B`` or from ``I``.
+    Any one action of a tuple meets a need, because a gradient comes from ``B`` or from ``I``.
 
     Example:
         >>> get_needs(
@@ -150,20 +147,20 @@ def get_needs(action: Action, stage_ranks: Sequence[int]) -> list[tuple[Action, 
 
 
 def _check_places(schedule: Schedule) -> None:
-    """Refuses actions that their rank cannot do.
+    """Raises an error for actions that their rank cannot do.
 
-    Unknown ones, those of another rank's stages, and second ones.
+    These are unknown actions, actions of another rank's stages, and duplicates.
     """
     if schedule.num_microbatches < 1:
         raise ScheduleError(
-            f"num_microbatches must be 1 or more, got {schedule.num_microbatches}. Cut the step "
-            "into 1 or more."
+            f"num_microbatches must be at least 1, got {schedule.num_microbatches}. Divide the "
+            "step into microbatches."
         )
     for stage, owner in enumerate(schedule.stage_ranks):
         if not 0 <= owner < schedule.num_ranks:
             raise ScheduleError(
-                f"stage {stage} must be on a rank below {schedule.num_ranks}, got {owner}. Give "
-                "it to one that has a row."
+                f"stage {stage} must be on a rank below {schedule.num_ranks}, got {owner}. Assign "
+                "it to a rank that has a row."
             )
     for rank, row in enumerate(schedule.actions):
         done: set[Action] = set()
@@ -172,59 +169,61 @@ def _check_places(schedule: Schedule) -> None:
             _check_place(action, rank, schedule, where)
             if action in done:
                 raise ScheduleError(
-                    f"{action} must be done once, got a second one {where}. Take one out."
+                    f"{action} must occur once, got a duplicate {where}. Remove one."
                 )
             other = {"B": "I", "I": "B"}.get(action.kind)
             if other is not None and action._replace(kind=other) in done:
                 raise ScheduleError(
-                    f"{action} must be the only gradient of its input, got {other} before it "
-                    f"{where}. B is I and W in one."
+                    f"{action} must be the only backward of its input, got {other} before it "
+                    f"{where}. B already contains I and W."
                 )
             done.add(action)
 
 
 def _check_place(action: Action, rank: int, schedule: Schedule, where: str) -> None:
-    """Refuses an action that does not belong in this row."""
+    """Raises an error for an action that does not belong in this row."""
     kinds = (*COMPUTE_KINDS, *SEND_KINDS, *RECV_KINDS)
     if action.kind not in kinds:
         raise ScheduleError(
-            f"an action must be one of {', '.join(kinds)}, got {action} {where}. Write for "
-            "example 2F0."
+            f"the kind of an action must be one of {', '.join(kinds)}, got {action} {where}. "
+            "Example: 2F0."
         )
     if not 0 <= action.stage < schedule.num_stages:
         raise ScheduleError(
-            f"{action} must be of a stage below {schedule.num_stages}, got {action.stage} "
-            f"{where}. Take it out, or add the stage."
+            f"{action} must have a stage below {schedule.num_stages}, got {action.stage} "
+            f"{where}. Remove it, or add the stage."
         )
     if schedule.stage_ranks[action.stage] != rank:
         owner = schedule.stage_ranks[action.stage]
         raise ScheduleError(
-            f"{action} must be done by rank {owner}, which has stage {action.stage}, got rank "
+            f"{action} must be on rank {owner}, which has stage {action.stage}, got rank "
             f"{rank} {where}. Move it there."
         )
     if not 0 <= action.microbatch < schedule.num_microbatches:
         raise ScheduleError(
-            f"{action} must be of a microbatch below {schedule.num_microbatches}, got "
-            f"{action.microbatch} {where}. Take it out, or raise num_microbatches."
+            f"{action} must have a microbatch below {schedule.num_microbatches}, got "
+            f"{action.microbatch} {where}. Remove it, or raise num_microbatches."
         )
     if not action.is_compute:
         other = action.other_side.stage
         if not 0 <= other < schedule.num_stages or schedule.stage_ranks[other] == rank:
             there = (
-                f"on rank {rank} too" if 0 <= other < schedule.num_stages else "that does not exist"
+                f"which is also on rank {rank}"
+                if 0 <= other < schedule.num_stages
+                else "which does not exist"
             )
             raise ScheduleError(
-                f"{action} must go between two ranks, got stage {other} {there} on the other "
-                f"side {where}. Take it out."
+                f"{action} must connect two ranks, got stage {other}, {there}, on the other "
+                f"side {where}. Remove it."
             )
 
 
 def _check_order(schedule: Schedule) -> None:
-    """Refuses actions that come before what they need from their own rank.
+    """Raises an error for actions that precede an action that they need from their own rank.
 
     A backward pass needs its forward pass, ``W`` needs its ``I``, and a stage needs the previous
-    one if both are on one rank. In a lowered schedule a computation also needs its receive, and a
-    send the computation of what it sends.
+    one if both are on one rank. In a lowered schedule, a computation also needs its receive, and a
+    send needs the computation of its payload.
     """
     lowered = schedule.lowered
     for rank, row in enumerate(schedule.actions):
@@ -235,8 +234,8 @@ def _check_order(schedule: Schedule) -> None:
                     names = " or ".join(map(str, need))
                     where = f"(rank {rank}, position {position})"
                     raise ScheduleError(
-                        f"{action} must come after {names}, got it before or without {where}. "
-                        f"Put {names} earlier."
+                        f"{action} must come after {names}, which is later or missing {where}. "
+                        f"Move {names} before it."
                     )
             done.add(action)
 
@@ -244,9 +243,9 @@ def _check_order(schedule: Schedule) -> None:
 def _get_needs(
     action: Action, stage_ranks: tuple[int, ...], *, with_recvs: bool
 ) -> list[tuple[Action, ...]]:
-    """Returns what an action needs from its own rank.
+    """Returns the actions that an action needs from its own rank.
 
-    A computation's receive only if receives are written down.
+    Includes a computation's receive only if the schedule contains receives.
     """
     if action.is_compute:
         return [need for need in get_needs(action, stage_ranks) if with_recvs or need[0].is_compute]
@@ -257,9 +256,9 @@ def _get_needs(
 
 
 def _check_messages(schedule: Schedule) -> None:
-    """Refuses sends and receives that do not meet.
+    """Raises an error for sends and receives that do not match.
 
-    Between two ranks, the k-th send must be received by the k-th receive.
+    Between two ranks, the k-th receive must receive the k-th send.
     """
     posts: dict[tuple[int, int], tuple[list[_Post], list[_Post]]] = {}
     for rank, row in enumerate(schedule.actions):
@@ -280,13 +279,13 @@ def _check_messages(schedule: Schedule) -> None:
             else:
                 continue
             raise ScheduleError(
-                f"{action} must meet {action.other_side}, got {got} {where}. Write both in one "
-                "order."
+                f"{action} must match {action.other_side}, got {got} {where}. Write sends and "
+                "receives in the same order."
             )
 
 
 def _check_complete(schedule: Schedule) -> None:
-    """Refuses a schedule in which a stage leaves out part of a microbatch."""
+    """Raises an error if a stage leaves out part of a microbatch."""
     for stage, rank in enumerate(schedule.stage_ranks):
         done = set(schedule.actions[rank])
         for microbatch in range(schedule.num_microbatches):
@@ -305,7 +304,7 @@ def _check_complete(schedule: Schedule) -> None:
                 )
             if gradient in done and weights not in done:
                 raise ScheduleError(
-                    f"stage {stage} must make the weights' gradients {where}. Add {weights} "
+                    f"stage {stage} must compute the weights' gradients {where}. Add {weights} "
                     f"after {gradient}."
                 )
 
@@ -314,17 +313,18 @@ def lower(schedule: Schedule, *, ahead: int = 1) -> Schedule:
     """Inserts the sends and receives into a schedule of computations.
 
     Args:
-        schedule: computations only; a lowered schedule is returned as it is.
-        ahead: how many computations before its use a receive is posted, 0 or more. With 0 a receive
-            blocks: the message starts to travel when the rank has nothing else to do.
+        schedule: a schedule of computations; a lowered schedule is returned unchanged.
+        ahead: the number of computations before its use at which a receive is posted, at least 0.
+            With 0, a receive blocks: the message starts to travel when the rank has nothing else to
+            do.
 
     Returns:
         The schedule with ``SEND_F``, ``RECV_F``, ``SEND_B``, ``RECV_B`` between stages of different
         ranks, and none within a rank.
 
     Raises:
-        ArgumentError: ``ahead`` is no whole number, or negative.
-        ScheduleError: something is sent that nobody needs, needed that nobody sends, or done twice.
+        ArgumentError: ``ahead`` is not an integer, or negative.
+        ScheduleError: a message is sent but not needed, needed but not sent, or occurs twice.
 
     Example:
         >>> from ringsim.schedules import one_f_one_b
@@ -348,19 +348,20 @@ def lower_checked(schedule: Schedule, *, whole: bool = False) -> Schedule:
     """Inserts the sends and receives into a schedule of any origin, after checking it.
 
     Args:
-        schedule: any schedule; if it is lowered already, its own sends and receives are checked.
+        schedule: any schedule; if it is already lowered, its own sends and receives are checked.
         whole: whether every stage must do every microbatch, forward and backward.
 
     Returns:
         The schedule as `lower` writes it.
 
     Raises:
-        ScheduleError: with the first action that breaks a rule, its rank and its position.
+        ScheduleError: the schedule breaks a rule; the message names the first such action, its rank
+            and its position.
 
     Example:
         >>> lower_checked(Schedule("mine", 1, (0,), ((Action(0, "B", 0), Action(0, "F", 0)),)))
         Traceback (most recent call last):
-        ringsim.errors.ScheduleError: 0B0 must come after 0F0, got it before or without (rank 0, position 0). Put 0F0 earlier.
+        ringsim.errors.ScheduleError: 0B0 must come after 0F0, which is later or missing (rank 0, position 0). Move 0F0 before it.
     """  # noqa: E501
     _check_places(schedule)
     if whole:
@@ -374,7 +375,7 @@ def lower_checked(schedule: Schedule, *, whole: bool = False) -> Schedule:
 def check_ahead(ahead: int) -> None:
     """Raises ArgumentError if a receive would be posted after its use."""
     check_integer(
-        "ahead", ahead, 0, "Say how many computations before its use a receive is posted."
+        "ahead", ahead, 0, "Pass the number of computations from the post of a receive to its use."
     )
 
 
@@ -386,7 +387,7 @@ def _lower_row(
 ) -> list[Action]:
     """Returns one rank's row.
 
-    ``receives`` says before which computation each one is needed, the first needed first.
+    ``receives`` lists each receive with the computation that needs it, in the order of need.
     """
     lowered: list[Action] = []
     waiting = list(reversed(receives))
@@ -403,7 +404,7 @@ def _lower_row(
 def _list_receives(schedule: Schedule) -> list[list[tuple[int, Action]]]:
     """Lists each rank's receives in the order to post them.
 
-    With the position of the computation before which each must stand.
+    Each has the position of the computation that it must precede.
     """
     needed, sent = _find_messages(schedule)
     channels: dict[tuple[int, int], list[Action]] = {}
@@ -412,7 +413,7 @@ def _list_receives(schedule: Schedule) -> list[list[tuple[int, Action]]]:
     receives: list[list[tuple[int, Action]]] = [[] for _ in schedule.actions]
     for (_, rank), channel in channels.items():
         channel.reverse()
-        # before what needs it, and before what needs a later one of the same channel
+        # before the action that needs it, and any that needs a later one of the same channel
         positions = accumulate((needed[recv][1] for recv in channel), min)
         receives[rank] += reversed([*zip(positions, channel, strict=True)])
     # a stable sort: each channel keeps its order
@@ -422,7 +423,7 @@ def _list_receives(schedule: Schedule) -> list[list[tuple[int, Action]]]:
 def _find_messages(
     schedule: Schedule,
 ) -> tuple[dict[Action, tuple[int, int]], dict[Action, tuple[int, Action]]]:
-    """Finds what needs each receive, its rank and position, and what sends to it, in order."""
+    """Returns the rank and position that need each receive, and the action that sends, in order."""
     needed: dict[Action, tuple[int, int]] = {}
     sent: dict[Action, tuple[int, Action]] = {}
     for rank, row in enumerate(schedule.actions):
@@ -430,49 +431,50 @@ def _find_messages(
             recv = get_recv(action, schedule.stage_ranks)
             if recv in needed:
                 raise ScheduleError(
-                    f"{recv} must happen once, got it again for {action} (rank {rank}). Take the "
-                    "second one out."
+                    f"{recv} must occur once, got it again for {action} (rank {rank}). Remove "
+                    "the duplicate."
                 )
             if recv is not None:
                 needed[recv] = (rank, position)
             send = get_send(action, schedule.stage_ranks)
             if send is not None and send.other_side in sent:
                 raise ScheduleError(
-                    f"{send} must happen once, got it again (rank {rank}, after {action}). Take "
-                    f"{action} out."
+                    f"{send} must occur once, got it again (rank {rank}, after {action}). Remove "
+                    f"{action}."
                 )
             if send is not None:
                 sent[send.other_side] = (rank, action)
     for recv, (rank, action) in sent.items():
         if recv not in needed:
             raise ScheduleError(
-                f"{recv.other_side} must be for a computation of stage {recv.stage}, got none "
-                f"(rank {rank}, after {action}). Take {action} out, or add what needs it."
+                f"{recv.other_side} sends a message that stage {recv.stage} does not need "
+                f"(rank {rank}, after {action}). Remove {action}, or add the computation that "
+                "needs it."
             )
     for recv, (rank, position) in needed.items():
         if recv not in sent:
             action = schedule.actions[rank][position]
             raise ScheduleError(
-                f"{action} must have a {recv.other_side} to wait for, got none (rank {rank}). Add "
-                "what makes it."
+                f"{action} needs {recv.other_side}, which is missing (rank {rank}). Add "
+                "the computation that sends it."
             )
     return needed, sent
 
 
 def lower_in_step(schedule: Schedule) -> Schedule:
-    """Inserts the sends and receives.
+    """Inserts the sends and receives so that ranks post messages in the same order.
 
-    Any two ranks then post their messages to each other in one order.
+    Any two ranks then post their messages to each other in one common order.
 
     Args:
-        schedule: computations only; a lowered schedule is returned as it is.
+        schedule: a schedule of computations; a lowered schedule is returned unchanged.
 
     Returns:
         The schedule with ``SEND_F``, ``RECV_F``, ``SEND_B``, ``RECV_B`` between stages of different
         ranks, and none within a rank.
 
     Raises:
-        ScheduleError: the computations wait for each other, or for something that no rank makes.
+        ScheduleError: the computations wait for each other, or for data that no rank computes.
 
     Example:
         >>> from ringsim.schedules import one_f_one_b
@@ -483,7 +485,7 @@ def lower_in_step(schedule: Schedule) -> Schedule:
 
     Source:
         ``torch/distributed/pipelining/schedules.py``, ``_add_send_recv``, which also puts each
-        receive where its send is.
+        receive at the place of its send.
     """
     if schedule.lowered:
         return schedule
@@ -501,8 +503,8 @@ def lower_in_step(schedule: Schedule) -> Schedule:
         if not step:
             stuck = ", ".join(f"{row[0]} on rank {rank}" for rank, row in enumerate(waiting) if row)
             raise ScheduleError(
-                "a schedule must let every rank go on, got none that "
-                f"can: {stuck}. Ask validate why."
+                "a schedule must let every rank finish, got ranks that all "
+                f"wait: {stuck}. Call validate to find the reason."
             )
         for rank, action in step:
             lowered[rank].append(action)

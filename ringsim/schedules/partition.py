@@ -1,4 +1,4 @@
-"""Which layers each stage gets: contiguous ranges, in order, each layer in exactly one of them.
+"""Divides layers among stages: contiguous ranges, in order, with each layer in exactly one range.
 
 ::
 
@@ -10,7 +10,7 @@
                                                         6 against 2
     by_sizes([1, 3], 4)      0 | 1 2 3                  by hand
 
-An empty stage passes on its input.
+An empty stage passes its input on.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ __all__ = ["by_count", "by_sizes", "by_weight"]
 
 
 def by_count(num_layers: int, num_stages: int) -> list[range]:
-    """Shares out layers so that no two stages differ by more than one layer.
+    """Divides layers so that no two stages differ by more than one layer.
 
     Args:
-        num_layers: how many layers there are, 0 or more.
-        num_stages: how many stages there are, 1 or more.
+        num_layers: the number of layers, at least 0.
+        num_stages: the number of stages, at least 1.
 
     Returns:
-        A range of layer numbers for each stage. The first ``num_layers % num_stages`` stages hold
+        A range of layer numbers for each stage. The first ``num_layers % num_stages`` stages have
         one layer more than the others.
 
     Raises:
@@ -50,10 +50,10 @@ def by_count(num_layers: int, num_stages: int) -> list[range]:
 
 
 def by_sizes(sizes: Sequence[int], num_layers: int) -> list[range]:
-    """Gives each stage its number of layers, in all ``num_layers``, so that no layer is lost.
+    """Gives each stage the given number of layers, ``num_layers`` in total.
 
     Raises:
-        ArgumentError: a size is negative, or they do not add up.
+        ArgumentError: a size is negative, or the sizes do not add up to ``num_layers``.
 
     Example:
         >>> by_sizes([1, 0, 3], num_layers=4)
@@ -62,12 +62,12 @@ def by_sizes(sizes: Sequence[int], num_layers: int) -> list[range]:
     _check_num_stages(len(sizes))
     if min(sizes) < 0:
         raise ArgumentError(
-            f"sizes must be 0 or more each, got {list(sizes)}. Say how "
-            "many layers each stage holds."
+            f"sizes must be non-negative, got {list(sizes)}. Pass the "
+            "number of layers of each stage."
         )
     if sum(sizes) != num_layers:
         raise ArgumentError(
-            f"sizes must add up to {num_layers} layers, got {list(sizes)} = {sum(sizes)}. Give "
+            f"sizes must add up to {num_layers} layers, got {list(sizes)} = {sum(sizes)}. Assign "
             "each layer to one stage."
         )
     return _ranges(sizes)
@@ -76,16 +76,16 @@ def by_sizes(sizes: Sequence[int], num_layers: int) -> list[range]:
 def by_weight(
     weights: Sequence[float], num_stages: int, *, first: float = 0, last: float = 0
 ) -> list[range]:
-    """Shares out layers so that the heaviest stage is as light as possible.
+    """Divides layers so that the heaviest stage is as light as possible.
 
-    The others are as even as that allows. A pipeline is as fast as its slowest stage, so this is
-    the cut to take if layers differ, with their times as weights.
+    The other stages are as even as that allows. A pipeline is as fast as its slowest stage, so use
+    this function if layers differ, with their times as weights.
 
     Args:
-        weights: what each layer weighs (parameters, bytes, seconds), 0 or more each.
-        num_stages: how many stages there are, 1 or more.
-        first: what the first stage carries besides its layers: the embedding.
-        last: what the last stage carries besides its layers: the head.
+        weights: the weight of each layer (parameters, bytes, seconds), non-negative.
+        num_stages: the number of stages, at least 1.
+        first: the extra weight of the first stage, such as the embedding.
+        last: the extra weight of the last stage, such as the head.
 
     Returns:
         A range of layer numbers for each stage.
@@ -108,8 +108,8 @@ def by_weight(
     ):
         if not 0 <= weight < math.inf:
             raise ArgumentError(
-                f"a weight must be a finite number, 0 or more, got {weight} "
-                f"({what}). Pass what it weighs."
+                f"a weight must be finite and non-negative, got {weight} ({what}). Pass "
+                "the weight of each layer."
             )
     up_to = [0, *accumulate(weights)]
 
@@ -139,10 +139,10 @@ def _best_cuts(
 ) -> tuple[float, list[int]]:
     """Returns the lowest joined cost of all stages, and the cuts that have it.
 
-    Stage s holds the layers from cut s to cut s + 1. Dynamic programming: ``best[n]`` is the lowest
-    cost of sharing out the first n layers over the stages seen so far. One more stage takes the
-    layers from k to n, on top of the best for the first k. Of equal ones the largest k is taken:
-    early stages get more.
+    Stage s holds the layers from cut s to cut s + 1. Uses dynamic programming: ``best[n]`` is the
+    lowest cost of dividing the first n layers among the stages so far. One more stage takes the
+    layers from k to n, on top of the best for the first k. If several k are equal, the largest is
+    chosen, so that early stages get more.
     """
     best: list[float] = [0.0] + [math.inf] * num_layers
     starts_of_stages = []
@@ -164,4 +164,4 @@ def _ranges(sizes: Sequence[int]) -> list[range]:
 
 
 def _check_num_stages(num_stages: int) -> None:
-    check_integer("num_stages", num_stages, 1, "Say how many stages the model is cut into.")
+    check_integer("num_stages", num_stages, 1, "Pass the number of stages of the model.")

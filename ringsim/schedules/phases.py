@@ -1,7 +1,8 @@
 """The schedules by name, each as the phases of every rank.
 
-One stage a rank, several round the ring, and two that make a V. F is a forward, B a backward; p is
-the number of ranks, m the number of microbatches. First those with stage s on rank s.
+Schedules with one stage per rank come first, then schedules that go around the ring several times,
+then two that form a V. F is a forward, B a backward; p is the number of ranks, m the number of
+microbatches. First the schedules with stage s on rank s.
 
 GPipe does all forwards, then all backwards (p = 3, m = 4; B drawn as long as F)::
 
@@ -9,17 +10,17 @@ GPipe does all forwards, then all backwards (p = 3, m = 4; B drawn as long as F)
     rank 1      F0 F1 F2 F3       B0 B1 B2 B3
     rank 2         F0 F1 F2 F3 B0 B1 B2 B3
 
-1F1B starts a microbatch's backward as soon as it can, and from then on does one of each in turn::
+1F1B starts a microbatch's backward as soon as it can, and from then on alternates between both::
 
     rank 0   F0 F1 F2       B0 F3 B1    B2    B3        never more than 3 microbatches live
     rank 1      F0 F1    B0 F2 B1 F3 B2    B3           2
     rank 2         F0 B0 F1 B1 F2 B2 F3 B3              1
 
-Both end at the same time when messages cost nothing: 1F1B saves memory, not time.
+Both end at the same time if messages cost nothing: 1F1B saves memory, not time.
 
 Zero bubble schedules split the backward, B = I + W, and fill the gaps with its second half. The
-previous rank waits for the input's gradient I. Nobody waits for the weights' gradients W, so a rank
-that would be idle does one that it has put off (ZB-H1, p = 3, m = 4, all actions of the same
+previous rank waits for the input's gradient I. No rank waits for the weights' gradients W, so a
+rank that would be idle does a postponed one (ZB-H1, p = 3, m = 4, all actions of the same
 length)::
 
     rank 0   F0 F1 F2       I0 W0 F3 I1 W1 I2 W2 I3 W3
@@ -29,12 +30,12 @@ length)::
 ZB-H2 also fills the gap at the start, with more forwards: no rank is ever idle between its first
 and its last action, for about twice the memory.
 
-Then schedules that go round the ring several times: with p ranks, rank r has the stages r, p + r,
-2p + r and so on, its v chunks.
+Next are schedules that go around the ring several times: with p ranks, rank r has the stages r,
+p + r, 2p + r and so on, its v chunks.
 
-At the start a rank waits until the stages before its first one have passed a microbatch on. Stages
-are v times smaller here, so the bubble is too. The price is about v times as many messages,
-including those over the wrap-around edge.
+At the start, a rank waits until the stages before its first one have passed a microbatch on. With
+chunks, stages are v times smaller, and so is this bubble. The price is about v times as many
+messages, including those over the wrap-around edge.
 
 Two orders of a rank's forwards (p = 2, v = 2, m = 4; numbers are microbatches)::
 
@@ -44,8 +45,8 @@ Two orders of a rank's forwards (p = 2, v = 2, m = 4; numbers are microbatches):
     looped BFS        F0 F1 F2 F3         F0 F1 F2 F3         breadth first: all microbatches
                                                               through a chunk
 
-Last, schedules in which the model goes down the ranks and comes back up, like a V: rank r has stage
-r and stage 2p - 1 - r.
+Last are schedules in which the model goes down the ranks and comes back up, like a V: rank r has
+stage r and stage 2p - 1 - r.
 
 ::
 
@@ -57,8 +58,8 @@ r and stage 2p - 1 - r.
                                                   between them
 
 Each rank has one stage near the start, whose activations live long, and one near the end, whose
-activations do not: all ranks need the same memory. In the phases below, chunk 0 is the one on the
-way down, chunk 1 the one on the way up.
+activations do not, so all ranks need the same memory. In the phases below, chunk 0 is the one on
+the way down, chunk 1 the one on the way up.
 """
 
 from __future__ import annotations
@@ -91,8 +92,8 @@ def gpipe(num_ranks: int, num_microbatches: int) -> Schedule:
     """Returns GPipe, also called AFAB: all forwards, then all backwards.
 
     Args:
-        num_ranks: how many ranks, each with one stage.
-        num_microbatches: how many microbatches; may be fewer than ranks.
+        num_ranks: the number of ranks, each with one stage.
+        num_microbatches: the number of microbatches; may be less than the number of ranks.
 
     Returns:
         The schedule.
@@ -107,7 +108,7 @@ def gpipe(num_ranks: int, num_microbatches: int) -> Schedule:
     Source:
         Huang et al., GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism,
         2018, arXiv 1811.06965, figure 2. The backwards there run from the last microbatch to the
-        first; here from the first, as in torch: the times are the same.
+        first; here they start from the first, as in torch. The times are the same.
     """
     check_counts(num_ranks, num_microbatches)
     m = num_microbatches
@@ -117,15 +118,15 @@ def gpipe(num_ranks: int, num_microbatches: int) -> Schedule:
 
 
 def one_f_one_b(num_ranks: int, num_microbatches: int) -> Schedule:
-    """Returns 1F1B: after a warm-up, one forward and one backward in turn.
+    """Returns 1F1B: after a warm-up, forwards and backwards alternate.
 
     Rank s starts with p - 1 - s forwards, its distance to the last rank. When the first gradient
-    comes back, p - s of its microbatches are under way; from then on each forward waits until a
+    comes back, p - s of its microbatches are in progress; from then on, each forward waits until a
     backward has freed a place.
 
     Args:
-        num_ranks: how many ranks, each with one stage.
-        num_microbatches: how many microbatches; may be fewer than ranks.
+        num_ranks: the number of ranks, each with one stage.
+        num_microbatches: the number of microbatches; may be less than the number of ranks.
 
     Returns:
         The schedule.
@@ -151,13 +152,14 @@ def one_f_one_b(num_ranks: int, num_microbatches: int) -> Schedule:
 
 
 def zb_h1(num_ranks: int, num_microbatches: int) -> Schedule:
-    """Returns ZB-H1: 1F1B's order with the backward split.
+    """Returns ZB-H1: the order of 1F1B with the backward split.
 
-    A smaller bubble for the memory of 1F1B's first rank on every rank.
+    It has a smaller bubble, and every rank needs the memory of 1F1B's first rank.
 
     Args:
-        num_ranks: how many ranks, each with one stage.
-        num_microbatches: how many microbatches; may be fewer than ranks, but then some gaps stay.
+        num_ranks: the number of ranks, each with one stage.
+        num_microbatches: the number of microbatches; if less than the number of ranks, some gaps
+            remain.
 
     Returns:
         The schedule.
@@ -180,13 +182,14 @@ def zb_h1(num_ranks: int, num_microbatches: int) -> Schedule:
 
 
 def zb_h2(num_ranks: int, num_microbatches: int) -> Schedule:
-    """Returns ZB-H2.
+    """Returns ZB-H2: no gap between a rank's first and last action.
 
-    No gap between a rank's first and last action, for about twice the memory of 1F1B.
+    It needs about twice the memory of 1F1B.
 
     Args:
-        num_ranks: how many ranks, each with one stage.
-        num_microbatches: how many microbatches; with fewer than 2 ``num_ranks`` - 1 some gaps stay.
+        num_ranks: the number of ranks, each with one stage.
+        num_microbatches: the number of microbatches; if less than 2 ``num_ranks`` - 1, some gaps
+            remain.
 
     Returns:
         The schedule.
@@ -212,9 +215,10 @@ def zb_h2(num_ranks: int, num_microbatches: int) -> Schedule:
 
 
 def _row(warm_up: int, put_off: int, num_microbatches: int) -> list[Phase]:
-    """Phases of a rank.
+    """Returns the phases of a rank.
 
-    ``warm_up`` forwards first, and the weights' gradients always ``put_off`` microbatches late.
+    It starts with ``warm_up`` forwards; weights' gradients are always ``put_off`` microbatches
+    late.
     """
     return [
         (warm_up, "F"),
@@ -226,20 +230,20 @@ def _row(warm_up: int, put_off: int, num_microbatches: int) -> list[Phase]:
 
 
 def interleaved_1f1b(num_ranks: int, num_microbatches: int, num_chunks: int = 2) -> Schedule:
-    """Returns interleaved 1F1B: 1F1B over several chunks a rank, depth first.
+    """Returns interleaved 1F1B: 1F1B over several chunks per rank, depth first.
 
     Microbatches go in rounds of as many as there are ranks, or a few more. A round passes a rank's
-    first chunk, then its second, and so on: it comes round the ring just when the rank is done with
-    the previous chunk.
+    first chunk, then its second, and so on: it comes around the ring just when the rank is done
+    with the previous chunk.
 
     Args:
-        num_ranks: how many ranks.
-        num_microbatches: how many microbatches; any number.
-        num_chunks: how many stages each rank has.
+        num_ranks: the number of ranks.
+        num_microbatches: the number of microbatches.
+        num_chunks: the number of stages per rank.
 
     Returns:
-        The schedule; if the rounds cannot be equal, the first and some others have one microbatch
-        more.
+        The schedule; if the rounds cannot be equal, the first and some others have one extra
+        microbatch.
 
     Raises:
         ArgumentError: a count is less than 1.
@@ -268,12 +272,12 @@ def interleaved_1f1b(num_ranks: int, num_microbatches: int, num_chunks: int = 2)
 
 
 def looped_bfs(num_ranks: int, num_microbatches: int, num_chunks: int = 2) -> Schedule:
-    """Returns looped breadth-first: GPipe over several chunks a rank.
+    """Returns looped breadth-first: GPipe over several chunks per rank.
 
     Args:
-        num_ranks: how many ranks.
-        num_microbatches: how many microbatches; any number.
-        num_chunks: how many stages each rank has.
+        num_ranks: the number of ranks.
+        num_microbatches: the number of microbatches.
+        num_chunks: the number of stages per rank.
 
     Returns:
         The schedule. Backwards go from the last microbatch to the first, as in torch.
@@ -301,14 +305,14 @@ def looped_bfs(num_ranks: int, num_microbatches: int, num_chunks: int = 2) -> Sc
 
 
 def zb_v(num_ranks: int, num_microbatches: int) -> Schedule:
-    """Returns ZB-V.
+    """Returns ZB-V: no gap between a rank's first and last action.
 
-    No gap between a rank's first and last action where F, I and W take the same time, for the
-    memory of 1F1B.
+    This holds if F, I and W take the same time. It needs the memory of 1F1B.
 
     Args:
-        num_ranks: how many ranks, each with two stages.
-        num_microbatches: how many microbatches; with fewer than 2 ``num_ranks`` - 1 some gaps stay.
+        num_ranks: the number of ranks, each with two stages.
+        num_microbatches: the number of microbatches; if less than 2 ``num_ranks`` - 1, some gaps
+            remain.
 
     Returns:
         The schedule.
@@ -328,7 +332,7 @@ def zb_v(num_ranks: int, num_microbatches: int) -> Schedule:
     p, played = num_ranks, max(num_microbatches, 2 * num_ranks - 1)
     rows = []
     for rank in range(p):
-        after = p - 1 - rank  # how many ranks are between this one and the turn
+        after = p - 1 - rank  # the number of ranks between this one and the turn
         phases = [
             (2 * after + 1, "F0"),  # until the first microbatch has come back up
             (rank, "F1 F0"),
@@ -347,17 +351,16 @@ def zb_v(num_ranks: int, num_microbatches: int) -> Schedule:
 
 
 def dualpipe_v(num_ranks: int, num_microbatches: int) -> Schedule:
-    """Returns DualPipeV.
+    """Returns DualPipeV: forwards of one chunk together with backwards of the other.
 
-    Forwards of one chunk beside backwards of the other, made for hardware that can do both at once.
-    The pairs ``F0 B1`` and ``F1 B0`` of the middle phases are what the paper computes at the same
-    time, hiding the messages of one behind the computing of the other. Here they run one after the
-    other.
+    It is made for hardware that can do both at the same time. The paper overlaps the pairs
+    ``F0 B1`` and ``F1 B0`` of the middle phases, hiding the messages of one behind the computing of
+    the other. Here they run one after another.
 
     Args:
-        num_ranks: how many ranks, each with two stages.
-        num_microbatches: how many microbatches; with fewer than 2 ``num_ranks`` most of the overlap
-            is lost.
+        num_ranks: the number of ranks, each with two stages.
+        num_microbatches: the number of microbatches; if less than 2 ``num_ranks``, most of the
+            overlap is lost.
 
     Returns:
         The schedule.
@@ -371,8 +374,8 @@ def dualpipe_v(num_ranks: int, num_microbatches: int) -> Schedule:
 
     Source:
         DeepSeek-AI, DeepSeek-V3 Technical Report, 2024, arXiv 2412.19437, section 3.2.1: DualPipe;
-        cut in half to a V in its repository, github.com/deepseek-ai/DualPipe. The phases are its
-        steps, as in torch's ScheduleDualPipeV.
+        cut in half to form a V in its repository, github.com/deepseek-ai/DualPipe. The phases are
+        its steps, as in torch's ScheduleDualPipeV.
     """
     check_counts(num_ranks, num_microbatches)
     p, played = num_ranks, max(num_microbatches, 2 * num_ranks)

@@ -1,12 +1,12 @@
-"""A pipeline schedule as plain data: for each rank, what it does and in which order, without times.
+"""A pipeline schedule as plain data: the actions of each rank in order, without times.
 
-1F1B over three ranks and four microbatches, one line a rank, time to the right::
+1F1B over three ranks and four microbatches, one line per rank, time to the right::
 
     rank 0   0F0 0F1 0F2         0B0 0F3 0B1     0B2     0B3
     rank 1       1F0 1F1     1B0 1F2 1B1 1F3 1B2     1B3
     rank 2           2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3
 
-One item is an *action*, in torch's text form: ``2F0`` is the forward pass of microbatch 0 on
+Each item is an *action*, in torch's text form: ``2F0`` is the forward pass of microbatch 0 on
 stage 2. The kinds::
 
     F  forward                           SEND_F, RECV_F   the output goes to the next stage; the
@@ -17,23 +17,23 @@ stage 2. The kinds::
                                          gradient only; the weights' gradients
     W  backward, the weights' gradients  can be computed later, when the rank would be idle
 
-An action names its own stage only; the other side follows from the kind::
+An action names only its own stage; the other side follows from the kind::
 
     stage 0         0F0 0SEND_F0 ------->                                ------> 0RECV_B0 0B0
     stage 1                     1RECV_F0 1F0 1SEND_F0 ...  1B0 1SEND_B0 /
 
-The schedules of the papers are written as *phases*: how often, and what each time. Rank 0 of 1F1B
-with 4 ranks and 8 microbatches is ``(3, "F"), (5, "F B"), (3, "B")``::
+The schedules of the papers are written as *phases*: a number of repetitions, and the actions of
+each. Rank 0 of 1F1B with 4 ranks and 8 microbatches is ``(3, "F"), (5, "F B"), (3, "B")``::
 
     3 times F       5 times F B                                            3 times B
     0F0 0F1 0F2     0F3 0B0  0F4 0B1  0F5 0B2  0F6 0B3  0F7 0B4            0B5 0B6 0B7
 
 A word does not name its microbatch: it takes the next one, in the rank's order of forwards or of
-backwards. The actions are written out when somebody looks at them, so a schedule of a thousand
-ranks and thousands of microbatches costs nothing to make.
+backwards. The actions are only created on access, so a schedule of a thousand ranks and thousands
+of microbatches costs nothing to make.
 
-A schedule holds the order alone. When something happens follows from what it costs: the executor
-runs a schedule, ``evaluate`` and ``simulate_schedule`` time it, ``plot_schedule`` draws it.
+A schedule contains only the order. The times follow from the costs: the executor runs a schedule,
+``evaluate`` and ``simulate_schedule`` time it, ``plot_schedule`` draws it.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ RECV_KINDS: Final = ("RECV_F", "RECV_B")
 _TEXT: Final = re.compile(
     rf"(\d{{1,9}})({'|'.join((*COMPUTE_KINDS, *SEND_KINDS, *RECV_KINDS))})(\d{{1,9}})", re.ASCII
 )
-# Of a message: the kind of the other side, and how many stages away that is.
+# For each message action: the kind of the other side, and its distance in stages.
 _OTHER_SIDE: Final = {
     "SEND_F": ("RECV_F", 1),
     "RECV_F": ("SEND_F", -1),
@@ -87,12 +87,12 @@ _OTHER_SIDE: Final = {
 
 
 class Action(NamedTuple):
-    """One thing that a rank does for one microbatch on one stage.
+    """An action of a rank for one microbatch on one stage.
 
     Attributes:
-        stage: index of the stage, from 0.
+        stage: the index of the stage, from 0.
         kind: one of ``F``, ``B``, ``I``, ``W``, ``SEND_F``, ``RECV_F``, ``SEND_B``, ``RECV_B``.
-        microbatch: index of the microbatch, from 0.
+        microbatch: the index of the microbatch, from 0.
 
     Example:
         >>> action = Action(1, "SEND_F", 0)
@@ -109,27 +109,27 @@ class Action(NamedTuple):
 
     @property
     def is_compute(self) -> bool:
-        """Whether the rank computes, rather than sends or receives."""
+        """Whether the action is a computation, rather than a send or a receive."""
         return self.kind in COMPUTE_KINDS
 
     @property
     def other_side(self) -> Action:
-        """The action that meets this one, a send or a recv."""
+        """The matching action of a send or a recv."""
         kind, distance = _OTHER_SIDE[self.kind]
         return Action(self.stage + distance, kind, self.microbatch)
 
 
 def parse_action(text: str) -> Action:
-    """Reads one action.
+    """Parses one action.
 
     Args:
         text: the action as torch writes it: stage, kind, microbatch.
 
     Returns:
-        The action; ``str()`` of it gives the text back.
+        The action; ``str()`` converts it back to the text.
 
     Raises:
-        ScheduleError: the text is none.
+        ScheduleError: the text is not an action.
 
     Example:
         >>> parse_action("1SEND_F0")
@@ -143,21 +143,21 @@ def parse_action(text: str) -> Action:
         raise ScheduleError(
             "an action must be a stage, one of "
             f"{', '.join((*COMPUTE_KINDS, *SEND_KINDS, *RECV_KINDS))}, and a microbatch, got "
-            f"{say(text)}. Write for example 2F0 or 1SEND_F0."
+            f"{say(text)}. Examples: 2F0, 1SEND_F0."
         )
     stage, kind, microbatch = found.groups()
     return Action(int(stage), kind, int(microbatch))
 
 
-# how often, and the words: a kind, followed by a chunk (0, 1, ...) where the rank has several
-# orders
+# the number of repetitions, and the words: a kind, followed by a chunk (0, 1, ...) if the rank has
+# several orders
 Phase = tuple[int, str]
-# arrays of one length: stages, kinds (places in COMPUTE_KINDS), microbatches
+# arrays of one length: stages, kinds (indexes into COMPUTE_KINDS), microbatches
 Columns = tuple[Any, Any, Any]
 
 
 class Order(NamedTuple):
-    """In which order a rank takes the microbatches of some stages.
+    """The order in which a rank takes the microbatches of some stages.
 
     Each round of microbatches goes through all stages.
 
@@ -192,19 +192,19 @@ class Order(NamedTuple):
 
 @dataclass(frozen=True)
 class PhasedRow:
-    """What one rank does, written as phases.
+    """The actions of one rank, written as phases.
 
     ``F`` takes the next forward; ``B`` and ``I`` take the next backward, whole or the input's half;
     ``W`` takes the weights' half of the oldest ``I`` that has none yet. A digit after the kind
-    names the chunk; a ``W`` without one takes the oldest ``I`` of any chunk.
+    names the chunk; a ``W`` without a digit takes the oldest ``I`` of any chunk.
 
     Attributes:
-        phases: how often, and what.
+        phases: the phases, each with its number of repetitions and its actions.
         forwards: for each chunk, its forwards in order.
         backwards: for each chunk, its backwards in order.
-        num_microbatches: actions of microbatches from this one on are left out. A schedule whose
-            phases need many microbatches is made for that many and cut: what is left cannot get
-            stuck, because microbatches do not wait for each other.
+        num_microbatches: the number of microbatches; actions of later ones are left out. A schedule
+            whose phases need many microbatches is made for that many and then cut. The remaining
+            actions cannot get stuck, because microbatches do not wait for each other.
 
     Example:
         >>> row = PhasedRow(
@@ -224,7 +224,7 @@ class PhasedRow:
 
     @cached_property
     def actions(self) -> tuple[Action, ...]:
-        """The actions, written out on first use."""
+        """The actions, created on first use."""
         stage, kind, microbatch = (column.tolist() for column in self.columns())
         return tuple(map(Action, stage, [COMPUTE_KINDS[code] for code in kind], microbatch))
 
@@ -260,7 +260,7 @@ class PhasedRow:
 class PhasedRows(Sequence[tuple["Action", ...]]):
     """The rows of all ranks, written as phases.
 
-    A row's actions are written out when it is looked at.
+    A row's actions are created on access.
 
     Example:
         >>> orders = (Order.of_stage(0, 2),)
@@ -277,7 +277,7 @@ class PhasedRows(Sequence[tuple["Action", ...]]):
         return len(self.rows)
 
     def __getitem__(self, rank: Any) -> Any:
-        """Returns a rank's actions, or for a slice those of several."""
+        """Returns a rank's actions, or for a slice the actions of several ranks."""
         return (
             tuple(row.actions for row in self.rows[rank])
             if isinstance(rank, slice)
@@ -285,7 +285,7 @@ class PhasedRows(Sequence[tuple["Action", ...]]):
         )
 
     def __eq__(self, other: object) -> bool:
-        """Two schedules are the same when their actions are, however they are written."""
+        """Returns whether two schedules have the same actions, however they are written."""
         if isinstance(other, PhasedRows) and self.rows == other.rows:
             return True
         return (
@@ -301,13 +301,13 @@ class PhasedRows(Sequence[tuple["Action", ...]]):
 
 @dataclass(frozen=True)
 class Schedule:
-    """What each rank of a pipeline does, in order.
+    """The actions of each rank of a pipeline, in order.
 
-    Any lists make a ``Schedule``; ``validate`` says whether they can work.
+    Any lists make a ``Schedule``; ``validate`` checks whether they can work.
 
     Attributes:
-        name: what to call it, for example ``1f1b``.
-        num_microbatches: how many microbatches a step is cut into.
+        name: a name, for example ``1f1b``.
+        num_microbatches: the number of microbatches in a step.
         stage_ranks: for each stage, the rank that has it.
         actions: for each rank, its actions in order.
 
@@ -327,17 +327,17 @@ class Schedule:
 
     @property
     def num_ranks(self) -> int:
-        """How many ranks the schedule is for."""
+        """The number of ranks."""
         return len(self.actions)
 
     @property
     def num_stages(self) -> int:
-        """How many stages the model is cut into, over all ranks."""
+        """The number of stages over all ranks."""
         return len(self.stage_ranks)
 
     @property
     def lowered(self) -> bool:
-        """Whether the sends and recvs are among the actions."""
+        """Whether the actions include the sends and recvs."""
         return not isinstance(self.actions, PhasedRows) and any(
             not action.is_compute for row in self.actions for action in row
         )
@@ -354,17 +354,17 @@ def phased(
     stages: Sequence[Sequence[int]],
     num_played: int | None = None,
 ) -> Schedule:
-    """Returns the schedule whose ranks do these phases.
+    """Returns a schedule whose ranks do these phases.
 
-    Each stage takes microbatch after microbatch.
+    Each stage takes one microbatch after another.
 
     Args:
-        name: what to call it.
-        num_microbatches: how many microbatches it is for.
-        phases: those of each rank.
-        stages: those of each rank, by chunk.
-        num_played: for how many microbatches the phases are written, if for more; those beyond
-            ``num_microbatches`` are cut.
+        name: the name of the schedule.
+        num_microbatches: the number of microbatches.
+        phases: the phases of each rank.
+        stages: the stages of each rank, by chunk.
+        num_played: the number of microbatches for which the phases are written, if larger; actions
+            beyond ``num_microbatches`` are cut.
     """
     rows = []
     for each, own in zip(phases, stages, strict=True):
@@ -384,13 +384,13 @@ _SHARDING: Final = re.compile(r"\d{1,9}(UNSHARD|RESHARD|REDUCE_GRAD)", re.ASCII)
 
 
 def to_text(schedule: Schedule) -> str:
-    """Writes a schedule as text, one line a rank.
+    """Writes a schedule as text, one line per rank.
 
     Args:
         schedule: the schedule, lowered or not.
 
     Returns:
-        The lines; ``from_text`` reads them.
+        The lines, which ``from_text`` reads.
 
     Example:
         >>> from ringsim.schedules import one_f_one_b
@@ -408,15 +408,15 @@ def from_text(text: str, *, name: str = "own") -> Schedule:
     """Reads a schedule from text.
 
     Args:
-        text: one line a rank, in order, as ``to_text`` writes them; empty lines are passed over.
-        name: what to call the schedule.
+        text: one line per rank, in order, as ``to_text`` writes them; empty lines are ignored.
+        name: the name of the schedule.
 
     Returns:
-        The schedule. Whether it can work, ``validate`` says.
+        The schedule. Use ``validate`` to check whether it can work.
 
     Raises:
-        ScheduleError: a line or an action is none, or a stage is on two ranks or missing; the
-            message says in which row and column.
+        ScheduleError: a line or an action is invalid, or a stage is on two ranks or missing; the
+            message gives the row and the column.
 
     Example:
         >>> from_text("rank 0: 0F0 0B0").actions
@@ -430,7 +430,7 @@ def from_text(text: str, *, name: str = "own") -> Schedule:
         if found is None or int(found[1]) != len(rows):
             raise ScheduleError(
                 f"a line must begin with 'rank {len(rows)}:', got {line.strip()[:40]!r} (line "
-                f"{number}). Write one line a rank."
+                f"{number}). Write one line per rank."
             )
         rows.append(found[2].split())
     return _from_cells(rows, name)
@@ -440,11 +440,11 @@ def to_csv(schedule: Schedule) -> str:
     """Writes a schedule as CSV, in the form that ``torch.distributed.pipelining`` loads.
 
     Args:
-        schedule: the schedule, lowered or not; torch reads one with sends and recvs as
-            ``compute_comms``, else as ``compute_only``.
+        schedule: the schedule, lowered or not; torch reads a lowered one as ``compute_comms``, and
+            any other as ``compute_only``.
 
     Returns:
-        One row a rank, one cell an action.
+        One row per rank, one cell per action.
 
     Example:
         >>> from ringsim.schedules import gpipe
@@ -460,17 +460,17 @@ def from_csv(text: str, *, name: str = "own") -> Schedule:
     r"""Reads a schedule from CSV, in the form that ``torch.distributed.pipelining`` dumps.
 
     Args:
-        text: one row a rank, one cell an action. ``0UNSHARD``, ``0RESHARD`` and ``0REDUCE_GRAD``,
-            what torch does around a pipeline with sharded parameters, are passed over;
-            ``(0F7;7B3)OVERLAP_F_B``, two actions at once, is refused.
-        name: what to call the schedule.
+        text: one row per rank, one cell per action. ``0UNSHARD``, ``0RESHARD`` and
+            ``0REDUCE_GRAD``, which torch adds for sharded parameters, are ignored;
+            ``(0F7;7B3)OVERLAP_F_B``, two actions at the same time, raises an error.
+        name: the name of the schedule.
 
     Returns:
-        The schedule. Whether it can work, ``validate`` says.
+        The schedule. Use ``validate`` to check whether it can work.
 
     Raises:
-        ScheduleError: a cell is no action, or a stage is on two ranks or missing; the message says
-            in which row and column.
+        ScheduleError: a cell is not an action, or a stage is on two ranks or missing; the message
+            gives the row and the column.
 
     Example:
         >>> [" ".join(map(str, row)) for row in from_csv("0F0,,0B0\n,1F0,1B0").actions]
@@ -483,8 +483,8 @@ def from_csv(text: str, *, name: str = "own") -> Schedule:
         rows = list(csv.reader(io.StringIO(text, newline=""), strict=True))
     except csv.Error as error:
         raise ScheduleError(
-            f"a schedule must be CSV, got text that is not ({error}). Write one row a rank, one "
-            "cell an action."
+            f"cannot read the schedule as CSV: {error}. Write one row per rank, one "
+            "cell per action."
         ) from None
     return _from_cells(rows, name)
 
@@ -499,21 +499,21 @@ def _from_cells(rows: Iterable[list[str]], name: str) -> Schedule:
             for action in _read_cell(cell.strip(), where):
                 if owners.setdefault(action.stage, rank) != rank:
                     raise ScheduleError(
-                        f"a stage must be on one rank, got {action} on rank {rank} where stage "
+                        f"a stage must be on one rank, got {action} on rank {rank}, but stage "
                         f"{action.stage} is on rank "
                         f"{owners[action.stage]} ({where}). Move the action to that row."
                     )
                 actions[rank].append(action)
     if not owners:
         raise ScheduleError(
-            "a schedule must have at least one action, got none. Write one row a rank, for "
+            "a schedule must have at least one action, got none. Write one row per rank, for "
             "example 0F0,0B0."
         )
     missing = next((stage for stage in range(len(owners)) if stage not in owners), None)
     if missing is not None:
         raise ScheduleError(
-            f"stages must be numbered from 0 without gaps, got {max(owners)} and no stage "
-            f"{missing}. Number them again."
+            f"stages must be numbered from 0 without gaps, got {max(owners)} but no stage "
+            f"{missing}. Renumber them."
         )
     return Schedule(
         name=name,
@@ -524,14 +524,14 @@ def _from_cells(rows: Iterable[list[str]], name: str) -> Schedule:
 
 
 def _read_cell(cell: str, where: str) -> list[Action]:
-    """Reads the actions of a cell: one, or none of an empty cell or one that is about shards."""
+    """Returns the actions of a cell: one action, or none if it is empty or about shards."""
     if not cell or _SHARDING.fullmatch(cell):
         return []
     if cell.endswith("OVERLAP_F_B"):
         raise ScheduleError(
-            f"an action must be one that a rank does alone, got {say(cell)} ({where}). Write the "
-            "two in sequence, as torch "
-            "does them where no function is registered for OVERLAP_F_B."
+            f"a cell must contain one action, got {say(cell)} ({where}). Write the "
+            "two actions in sequence, as torch "
+            "does if no function is registered for OVERLAP_F_B."
         )
     try:
         return [parse_action(cell)]
@@ -539,27 +539,27 @@ def _read_cell(cell: str, where: str) -> list[Action]:
         raise ScheduleError(f"{error} ({where})") from None
 
 
-_MOST_FORWARDS: Final = 10**8  # of all microbatches on all stages: what a machine may hold
+_MOST_FORWARDS: Final = 10**8  # over all microbatches and stages; a limit for memory
 
 
 def check_counts(num_ranks: int, num_microbatches: int, num_chunks: int = 1) -> None:
-    """Raises ArgumentError for a count that is no whole number, or less than 1."""
+    """Raises ArgumentError for a count that is not an integer, or less than 1."""
     counts = {
         "num_ranks": num_ranks,
         "num_microbatches": num_microbatches,
         "num_chunks": num_chunks,
     }
     for name, value in counts.items():
-        check_integer(name, value, 1, "Say how many the pipeline has.")
+        check_integer(name, value, 1, "Pass a positive number.")
 
 
 def check_size(num_ranks: int, num_microbatches: int, num_chunks: int = 1) -> None:
-    """Raises ArgumentError for a count that breaks its rule, or a step too large to be held."""
+    """Raises ArgumentError for an invalid count, or a step that is too large for memory."""
     check_counts(num_ranks, num_microbatches, num_chunks)
     size = num_ranks * num_microbatches * num_chunks
     if size > _MOST_FORWARDS:
         raise ArgumentError(
-            f"num_ranks and num_microbatches must make a step of {_MOST_FORWARDS:,} forward "
-            f"passes or fewer, got {num_ranks} and "
-            f"{num_microbatches}. Take fewer."
+            f"num_ranks and num_microbatches must make a step of at most {_MOST_FORWARDS:,} "
+            f"forward passes, got {num_ranks} and "
+            f"{num_microbatches}. Use fewer."
         )

@@ -1,1 +1,1 @@
-"""The virtual clock: the same workers, schedules and links, in simulated time."""
+"""The simulator: the same workers, schedules and links, on a virtual clock."""

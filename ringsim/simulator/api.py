@@ -1,4 +1,4 @@
-"""``ringsim.simulate``: a worker on a virtual clock."""
+"""``ringsim.simulate``, which runs a worker on a virtual clock."""
 
 from __future__ import annotations
 
@@ -54,51 +54,54 @@ def simulate(
 ) -> Trace:
     """Runs a function on simulated ranks, on a virtual clock.
 
-    The function is one that ``ringsim.trace`` runs: it uses ``torch.distributed`` as it likes, and
-    computes for real. But all ranks live in one process, take turns, and their messages take as
-    long as a model says. So there may be thousands of them, and the same call gives the same trace,
-    to the last byte.
+    The function is one that ``ringsim.trace`` could also run: it may use ``torch.distributed``
+    freely, and its computations are real. All ranks share one process and take turns, though, and
+    a cost model determines how long messages take. So you can simulate thousands of ranks, and the
+    same call always gives the same trace, byte for byte.
 
-    Computing takes no time, apart from ``ringsim.compute`` and what ``compute`` charges for.
+    Computing takes no virtual time, except for ``ringsim.compute`` and the costs set by
+    ``compute``.
 
     Args:
-        worker: the function.
-        world_size: number of ranks, 1 or more.
-        args: positional arguments of the worker; each rank gets a copy.
-        kwargs: keyword arguments, likewise.
-        link: the cost of a message: one for all pairs of ranks, or one for each ordered pair
-            (src, dst) that talks. A busy link delays the next message.
-        semantics: when messages leave. "rendezvous": a send waits for its recv, as on Gloo.
-            "buffered(65536)": up to so many bytes it does not, as on MPI; "buffered": never.
-            "grouped": a rank's messages on a group go one after the other, and those of
-            ``batch_isend_irecv`` together, as on NCCL.
-        compute: the cost of computing: ``ringsim.FlopCosts``, or the result of
-            ``ringsim.calibrate``, which also has the cost of posting a message, and whose doubts
-            the trace repeats; "measured": the time that it takes here, which no other run repeats,
-            as the trace says.
-        topology: the links that exist, instead of ``link``, if pairs of ranks share some: see
-            ``ringsim.topologies``.
-        seed: rank r seeds torch, numpy and random with ``seed + r``.
-        inject: what goes wrong: ``Slow``, ``Degrade``, ``Fail``, ``Jitter``.
-        record: whether to record the operations. Without, it is faster, and the trace has results
-            only.
-        stacks: where ranks keep their stacks. "threads" carry every program. "greenlets" need less
-            memory and no room for thousands of threads, and are up to 1.5 times as fast for
-            programs of messages, but a rank cannot wait inside a backward pass or a call of C++,
-            which DDP, FSDP2 and DTensor make it do; such a wait raises RingError. They need
-            ``pip install 'ringsim[greenlets]'``.
-        limit_s: limit of the whole run, in seconds of real time; None for no limit.
+        worker: the function to run.
+        world_size: the number of ranks, at least 1.
+        args: the positional arguments of the worker; each rank gets a copy.
+        kwargs: the keyword arguments of the worker; each rank gets a copy.
+        link: the cost of a message: one link for all pairs of ranks, or a dict with a link for
+            each ordered pair (src, dst) that communicates. A busy link delays the next message.
+        semantics: the condition for a message to leave. "rendezvous": a send waits for its recv,
+            as on Gloo. "buffered(65536)": only sends of more bytes wait, as on MPI; "buffered": no
+            send waits. "grouped": the messages of a rank on a group go one after another, except
+            that those of one ``batch_isend_irecv`` go together, as on NCCL.
+        compute: the cost of computing. Either ``ringsim.FlopCosts``; or the result of
+            ``ringsim.calibrate``, which also sets the cost of posting a message, and whose
+            warnings appear in the notes of the trace; or "measured", which charges the time that
+            computing takes on this machine. Measured times differ from run to run; the trace
+            notes this.
+        topology: the links of the machine or cluster, instead of ``link``, if some pairs of ranks
+            share links; see ``ringsim.topologies``.
+        seed: the base seed; rank r seeds torch, numpy and random with ``seed + r``.
+        inject: the faults to inject: ``Slow``, ``Degrade``, ``Fail``, ``Jitter``.
+        record: whether to record the operations. If False, the simulation is faster, and the trace
+            has results only.
+        stacks: the kind of stack that ranks use. "threads" can run every program. "greenlets" need
+            less memory, do not need room for thousands of threads, and are up to 1.5 times as fast
+            if programs mostly exchange messages. But on a greenlet, a rank cannot wait inside a
+            backward pass or a C++ call, as DDP, FSDP2 and DTensor require; such a wait raises
+            RingError. They need ``pip install 'ringsim[greenlets]'``.
+        limit_s: the time limit of the whole run, in seconds of real time; None for no limit.
 
     Returns:
-        The trace: ``results`` and ``output`` by rank, events, pictures.
+        The trace, with ``results`` and ``output`` by rank, events, and plots.
 
     Raises:
-        ArgumentError: an argument breaks its rule.
-        RankFailed: a rank raised. The message shows the first failure; ``error.trace`` is what was
-            recorded until then.
-        Deadlock, PeerExited, MessageMismatch: ranks can never go on; ``error.diagnosis`` says why.
+        ArgumentError: an argument is invalid.
+        RankFailed: a rank raised an exception. The message shows the first failure;
+            ``error.trace`` holds the events recorded until then.
+        Deadlock, PeerExited, MessageMismatch: ranks can never continue; ``error.diagnosis``
+            explains why.
         RunTimeout, Interrupted: the run took longer than ``limit_s``, or was stopped by Ctrl-C.
-        RingError: it was called by a simulated rank.
+        RingError: the caller is a simulated rank.
 
     Example:
         >>> import torch
@@ -129,7 +132,7 @@ def simulate(
 
 
 def run_simulation(packed: bytes, settings: Settings, limit_s: float | None = None) -> Trace:
-    """Runs a packed worker on simulated ranks; returns the trace, or raises the run's error."""
+    """Runs a packed worker on simulated ranks; returns the trace or raises the run's error."""
     cells = name_cells(pack_caller().lines)
     outcome = run_alone(
         "ringsim.simulator.simulation:simulate_here",
@@ -149,29 +152,29 @@ def run_simulation(packed: bytes, settings: Settings, limit_s: float | None = No
 
 
 def _check_settings(settings: Settings, inject: Iterable[Injection]) -> Settings:
-    """Checks the settings of a simulation; returns them with plain integers and the injections."""
+    """Checks the settings; returns them with plain integers and the injections."""
     if get_state().clock is not None:
         raise RingError(
-            "simulate must be called outside of simulated ranks, got a call from one. Simulate one "
-            "after the other."
+            "simulate cannot be called from a simulated rank. Run the simulations one after "
+            "another."
         )
     size, link = settings.world_size, settings.link
     if not is_integer(size) or not 1 <= size <= _WORLD_SIZE_MAX:
         raise ArgumentError(
-            f"world_size must be an integer from 1 to {_WORLD_SIZE_MAX:,}, got {say(size)}. Say "
-            "how many ranks there are."
+            f"world_size must be an integer from 1 to {_WORLD_SIZE_MAX:,}, got {say(size)}. Pass "
+            "the number of ranks."
         )
     size = int(size)
     seed = check_seed(settings.seed, size)
     if not isinstance(settings.record, bool):
         raise ArgumentError(
-            f"record must be True or False, got {say(settings.record)}. Say whether to record the "
-            "operations."
+            f"record must be True or False, got {say(settings.record)}. Pass False to leave the "
+            "operations out of the trace."
         )
     if not is_one_of(settings.stacks, ("threads", "greenlets")):
         raise ArgumentError(
-            f'stacks must be "threads" or "greenlets", got {say(settings.stacks)}. Leave it out '
-            "for threads, which carry every program."
+            f'stacks must be "threads" or "greenlets", got {say(settings.stacks)}. Omit it to use '
+            "threads, which can run every program."
         )
     if settings.stacks == "greenlets" and find_spec("greenlet") is None:
         raise RingError(

@@ -1,15 +1,16 @@
-"""The virtual clock: whose turn it is, and when.
+"""The virtual clock, which decides which rank runs, and when.
 
-Every rank has a stack, and one of them runs at a time: it holds the baton. A rank that waits hands
-the baton to the rank that is due first; ranks that are due at the same moment run in the order in
-which they asked. So nothing depends on the machine, and the clock stands still while a rank runs::
+Every rank has a stack, and only one rank runs at a time: it holds the baton. A rank that waits
+hands the baton to the rank that is due first; ranks due at the same time run in the order in which
+they were scheduled. So nothing depends on the machine, and the clock does not move while a rank
+runs::
 
     due        3.0 rank 2 | 3.0 rank 0 | 4.5 a message arrives | 7.0 rank 1
                   |
-    now = 3.0     +--> runs until it waits, say for a message that comes at 5.0
-                       --> 5.0 rank 2 is put among those due
+    now = 3.0     +--> runs until it waits, say for a message that arrives at 5.0
+                       --> rank 2 is scheduled again, for 5.0
 
-If nothing is due, no rank can ever go on: the baton goes back to the thread that called ``run``.
+If nothing is due, no rank can ever continue: the baton returns to the thread that called ``run``.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from ringsim.traces.recorder import Recorder
 __all__ = ["Clock", "Due", "Ended", "Rank"]
 
 _MOST_POLLS: Final = 100_000
-_LEAST_S: Final = 1e-6  # the time that one question takes: "is it done?"
+_LEAST_S: Final = 1e-6  # the virtual time that one call of is_completed takes
 
 
 def _do_nothing(_reason: str) -> None:
@@ -40,7 +41,7 @@ def _do_nothing(_reason: str) -> None:
 
 
 class Ended(BaseException):
-    """Unwinds the stack of a rank that can never go on."""
+    """Unwinds the stack of a rank that can never continue."""
 
 
 class Rank:
@@ -48,9 +49,9 @@ class Rank:
 
     Attributes:
         ended: whether its function has returned.
-        errands: what the rank does as soon as it runs again.
-        thread: the number of the thread that it runs on; ``native_thread`` is the system's.
-        stack: where its stack is kept while others run.
+        errands: the calls that the rank makes as soon as it runs again.
+        thread: the identifier of the thread that it runs on; ``native_thread`` is the system's.
+        stack: the place that keeps its stack while other ranks run.
     """
 
     recorder: Recorder
@@ -65,64 +66,65 @@ class Rank:
         self._thrown: BaseException | None = None
 
     def here(self) -> str:
-        """Returns which rank this is, for errors."""
+        """Returns the name of this rank for error messages."""
         return f"rank {self.number}"
 
     def wake(self, error: BaseException | None = None) -> None:
-        """Gives the rank the baton; with an error, that is raised where it gave way.
+        """Gives the rank the baton; an error is raised where the rank gave it up.
 
-        The first time that begins its stack: thousands of threads that start at once would ask for
-        the interpreter again and again.
+        The first call starts the stack of the rank. Thousands of threads started together would
+        keep requesting the interpreter.
         """
         self._thrown = error
         self.stack.wake()
 
     def _live(self) -> None:
-        """Runs the rank, on its own stack."""
+        """Runs the rank on its own stack."""
         self.thread, self.native_thread = _thread.get_ident(), _thread.get_native_id()
         try:
             if self._thrown is None and self.function is not None:
                 self.clock.begin(self)
                 self.function()
-        finally:  # whatever happens, another rank gets the baton
+        finally:  # in any case, another rank gets the baton
             self.clock.leave(self)
             self.stack.end(self.clock.current.stack)
 
     def wait_for_baton(self) -> None:
-        """Suspends the rank, which must be the caller, until it has the baton."""
+        """Suspends the calling rank until it has the baton."""
         self.stack.wait(self.clock.current.stack)
 
     def raise_thrown(self) -> None:
-        """Raises the error that came with the baton, if there is one."""
+        """Raises the error that came with the baton, if any."""
         error, self._thrown = self._thrown, None
         if error is not None:
             raise error
 
 
-Due = Rank | Callable[[], object]  # a rank that goes on, or a call
+Due = Rank | Callable[[], object]  # a rank that continues, or a call
 
 
 class Clock:
     """Runs ranks on a virtual clock.
 
     Args:
-        isolation: keeps the ranks apart; in force while they run.
-        kind: where ranks keep their stacks.
-        measures: whether computing takes the time that a rank's thread takes for it: see ``pay``.
+        isolation: keeps the ranks apart while they run.
+        kind: the kind of stack that ranks use.
+        measures: whether computing takes as long as it does on the rank's thread; see ``pay``.
 
     Attributes:
-        now: the time, in seconds from the start of the run.
-        now_ns: the same in nanoseconds, as a trace counts it.
-        ended_ns: when the latest rank ended.
+        now: the time in seconds from the start of the run.
+        now_ns: the time in nanoseconds, the unit of traces.
+        ended_ns: the time at which the last rank ended.
         current: the rank that runs.
-        ranks: all of them.
-        cores: the cores that ranks share, None if each has its own.
-        until_s: the time at which the run ends, whatever is due later.
-        polls: how often ranks have asked in vain whether something is done, since the last post.
-        switches: how often the baton has changed hands.
-        give_up: called by another thread if the rank that runs can never give way, with the reason.
-        refuse_thread: called by a thread that is no rank's and would have one wait.
-        in_order: whether the operations of a rank on a group are carried out one after the other.
+        ranks: all ranks.
+        cores: the cores that ranks share; None if each rank has its own.
+        until_s: the time at which the run ends, even if something is due later.
+        polls: the number of times since the last post that a rank asked whether an operation is
+            done, and it was not.
+        switches: the number of times the baton has changed hands.
+        give_up: called by another thread, with the reason, if the running rank can never give way.
+        refuse_thread: called if a thread that is not a rank's tries to wait.
+        in_order: whether the operations of a rank on a group are carried out one after another.
     """
 
     def __init__(
@@ -139,12 +141,12 @@ class Clock:
         self.current = self._outside = Rank(-1, 0, self)
         self.ranks: list[Rank] = []
         self._isolation = isolation
-        self._refusal: RuntimeError | None = None  # of the machine, to start a thread
-        self._stands = False  # whether every rank that gives way hands the baton back to `run`
-        self._resumed_s = 0.0  # thread time when a rank went on, if computing is measured
+        self._refusal: RuntimeError | None = None  # raised if no thread could be started
+        self._stands = False  # whether every rank that gives way returns the baton to `run`
+        self._resumed_s = 0.0  # thread time when a rank continued, if computing is measured
         self._asking: set[Rank] = set()
-        # What is due now; and later, by time, in the order in which it was asked for. Ranks that do
-        # the same are due at the same times.
+        # Everything due now, then everything due later, by time, in the order of scheduling. Ranks
+        # that do the same things are due at the same times.
         self._ready: deque[Due] = deque()
         self._later: dict[float, list[Due]] = {}
         self._times: list[float] = []  # a heap of the keys of `_later`
@@ -152,16 +154,16 @@ class Clock:
     # -- time
 
     def now_s(self) -> float:
-        """Returns the time, in seconds."""
+        """Returns the time in seconds."""
         return self.now
 
     def set(self, time_s: float) -> None:
-        """Lets the clock go to a time."""
+        """Sets the clock to a time."""
         self.now = time_s
         self.now_ns = round(time_s * 1e9)
 
     def at(self, time_s: float, *due: Due) -> None:
-        """Lets ranks go on, or calls functions that must not wait, at a time or now."""
+        """Schedules ranks, or functions that must not wait, for a time or for now."""
         if time_s <= self.now:
             self._ready += due
             return
@@ -175,34 +177,34 @@ class Clock:
             known += due
 
     def cancel(self, time_s: float, due: Due) -> None:
-        """Takes back what was asked for at a later time: the clock need not go there for it."""
+        """Cancels a scheduled call, so that the clock need not move to its time."""
         known = self._later.get(time_s, [])
         if due in known:
             known.remove(due)
 
     def _refuse(self, time_s: float) -> None:
         raise ArgumentError(
-            f"a time must be at most {LONGEST_S:g} s: a trace, which counts ns, holds 285 years, "
-            f"got {time_s:g} s (rank {self.current.number}). Look at the units: ringsim.compute, "
+            f"a time must be at most {LONGEST_S:g} s (285 years, as traces count nanoseconds), got "
+            f"{time_s:g} s (rank {self.current.number}). Check the units: ringsim.compute, "
             "links and costs are in seconds."
         )
 
     def advance(self, seconds: float) -> None:
-        """Lets time pass on the calling rank; the others run meanwhile."""
+        """Lets time pass on the calling rank; the other ranks run meanwhile."""
         self.sleep_until(self.now + seconds)
 
     def work(self, seconds: float) -> None:
-        """Lets time pass for which the calling rank needs a core."""
+        """Lets time pass during which the calling rank occupies a core."""
         self.sleep_until(self.book(seconds))
 
     def book(self, seconds: float) -> float:
-        """Takes a core for the calling rank; returns when it is done with it."""
+        """Reserves a core for the calling rank; returns the time at which it is released."""
         if self.cores is None:
             return self.now + seconds
         return self.cores.book(self.now, seconds)
 
     def sleep_until(self, time_s: float) -> None:
-        """Lets the calling rank go on at a time; the others run until then."""
+        """Suspends the calling rank until a time; the other ranks run meanwhile."""
         if time_s > LONGEST_S:
             self._refuse(time_s)
         while self.now < time_s:
@@ -214,14 +216,14 @@ class Clock:
             self.pause()
 
     def pay(self) -> None:
-        """Lets as much time pass on the calling rank as it has computed since it went on."""
+        """Charges the calling rank for the time it has computed since it last continued."""
         spent_s = stretch(time.thread_time() - self._resumed_s)
         self._resumed_s = time.thread_time()
         self.advance(spent_s)
         self._resumed_s = time.thread_time()
 
     def pause(self) -> None:
-        """Gives way; returns when the calling rank has been woken, or for no reason."""
+        """Gives way; returns when the calling rank has been woken, possibly for no reason."""
         self.check_thread()
         me = self.current
         me.stack.check()
@@ -235,18 +237,18 @@ class Clock:
             me.errands.pop(0)()
 
     def poll(self) -> None:
-        """Gives way until a rank that does not merely ask has been at work.
+        """Gives way until a rank has done something other than ask whether an operation is done.
 
         Raises:
-            Deadlock: every rank only asks.
+            Deadlock: all ranks keep asking.
         """
         me, asking = self.current, self._asking
         self.polls += 1
         if self.polls > _MOST_POLLS:
             raise Deadlock(
-                f"a rank that asks is_completed must be answered, got {_MOST_POLLS:,} questions in "
-                f"a row while no rank did anything else (rank {me.number}). Look at what it waits "
-                "for, or use wait(), which knows who is missing."
+                f"rank {me.number} keeps calling is_completed on an operation that no rank can "
+                f"complete: {_MOST_POLLS:,} calls in a row while no rank did anything else. Look "
+                "for the missing operation, or use wait(), which reports the missing rank."
             )
         working_s = 0.0
         if asking.issuperset(self._ready):
@@ -259,19 +261,19 @@ class Clock:
     # -- ranks
 
     def is_rank(self) -> bool:
-        """Returns whether the calling thread is that of the rank that runs."""
+        """Returns whether the calling thread is the thread of the running rank."""
         return _thread.get_ident() == self.current.thread
 
     def check_thread(self) -> None:
-        """Refuses a thread that a worker has started."""
+        """Refuses threads started by a worker."""
         if _thread.get_ident() != self.current.thread:
             self.refuse_thread()
 
     def run(self, lives: Iterable[tuple[Rank, Callable[[], None]]]) -> None:
-        """Runs functions, none of which may raise, each as a rank, until no rank can go on.
+        """Runs functions that never raise, one per rank, until no rank can continue.
 
         Raises:
-            RingError: the machine has no room for so many threads.
+            RingError: the machine cannot start enough threads.
         """
         for rank, function in lives:
             rank.function = function
@@ -281,12 +283,13 @@ class Clock:
         if self._refusal is not None:
             started = sum(rank.thread > 0 for rank in self.ranks)
             raise RingError(
-                f"each simulated rank needs a thread, got {self._refusal} after {started:,}. "
+                f"cannot start a thread for each simulated rank: {self._refusal} after "
+                f"{started:,} threads. "
                 "Simulate fewer ranks, or raise the limits (ulimit -u, pids.max)."
             )
 
     def throw(self, rank: Rank, error: BaseException) -> None:
-        """Raises an error in a rank, and lets it run until it gives way again."""
+        """Raises an error in a rank and lets it run until it gives way again."""
         if rank.ended:
             return
         self._stands = True
@@ -295,7 +298,7 @@ class Clock:
         self._go_on(self._outside)
 
     def leave(self, rank: Rank) -> None:
-        """Notes that a rank has ended, and hands the baton on; the rank calls it last."""
+        """Marks a rank as ended and passes the baton; the last call of every rank."""
         rank.ended = True
         self.ended_ns = self.now_ns
         self._hand_to(self._next())
@@ -308,7 +311,7 @@ class Clock:
             self._go_on(self._outside)
 
     def _next(self) -> Rank:
-        """Calls what is due; returns the first rank that is, or ``_outside`` if none ever is."""
+        """Makes the calls that are due; returns the first rank due, or ``_outside`` if none is."""
         if self._stands:
             return self._outside
         ready, times, later = self._ready, self._times, self._later
@@ -319,7 +322,7 @@ class Clock:
                     due()
                 elif not due.ended:
                     return due
-            while times and not later[times[0]]:  # everything was taken back
+            while times and not later[times[0]]:  # everything was canceled
                 del later[heappop(times)]
             if not times:
                 return self._outside
@@ -330,7 +333,7 @@ class Clock:
             ready.extend(later.pop(self.now))
 
     def _hand_to(self, to: Rank, error: BaseException | None = None) -> None:
-        """Hands the baton to another rank."""
+        """Passes the baton to another rank."""
         self.switches += 1
         self.current = to
         try:
@@ -340,12 +343,12 @@ class Clock:
             self._outside.wake()
 
     def _go_on(self, me: Rank) -> None:
-        """Puts back what belongs to the rank that has just been handed the baton."""
+        """Restores the state of the rank that has just received the baton."""
         if me is not self._outside:
             self._isolation.put(me.own)
         if self.measures:
             self._resumed_s = time.thread_time()
 
     def begin(self, rank: Rank) -> None:
-        """Prepares a rank that runs for the first time."""
+        """Prepares a rank for its first turn."""
         self._go_on(rank)

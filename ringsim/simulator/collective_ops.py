@@ -1,31 +1,32 @@
-"""The collectives of simulated ranks: who gives and takes what, and when they are done.
+"""The collectives of simulated ranks: the data they move and the time they take.
 
-The n-th collective of a group on one rank belongs to the n-th on every other. The last rank to come
-moves the data and says when all are done, by what a common algorithm takes over the links that
-there are; S is the size in the trace, and N the number of ranks:
+The n-th collective of a group on one rank matches the n-th on every other rank. When the last rank
+has called it, the data moves, and the collective takes as long as a common algorithm would take
+over the given links. S is the size in the trace, and N the number of ranks:
 
-| collective | how |
+| collective | algorithm |
 |---|---|
-| all_reduce | a ring, 2 (N - 1) steps of S / N, each rank to the next one; or, if that takes less
-time, a tree: a reduce and a broadcast |
-| reduce_scatter, all_gather | N - 1 such steps |
-| all_to_all | N - 1 steps of S / N; in step k each rank to the one k places on |
+| all_reduce | a ring: 2 (N - 1) steps of S / N, each rank to the next one; or a tree, if that takes
+less time: a reduce and a broadcast |
+| reduce_scatter, all_gather | a ring: N - 1 steps of S / N |
+| all_to_all | N - 1 steps of S / N; in step k, each rank sends to the rank k places on |
 | broadcast, reduce | log2 N steps of S, as in a tree |
-| gather, scatter | the bytes of N - 1 parts of S / N, one after the other, and one latency |
+| gather, scatter | the bytes of N - 1 parts of S / N, one after another, and one latency |
 | barrier | log2 N steps of 0 bytes |
 
-So a small all_reduce of many ranks goes through a tree, whose latencies are few, and a large one
-round the ring, which moves least. The trace counts both under ``algorithms`` in its metadata.
+So a small all_reduce of many ranks goes through a tree, which has few latencies, and a large one
+around the ring, which moves the fewest bytes. The trace counts both under ``algorithms`` in its
+metadata.
 
-Where each pair of ranks has a link of its own, a collective meets only others of its group, which
-wait for its last byte. The time is then a formula: a step takes as long as the slowest link from a
-member to the next one.
+If each pair of ranks has its own link, a collective competes only with other collectives of its
+group, which wait for its last byte. A formula then gives its time: a step takes as long as the
+slowest link from a member to the next one.
 
-On shared links the bytes are flows among those of messages and other collectives. Steps that take
-the same ways each time are one flow for each way, so that a ring of N ranks costs N flows, not 2 N
+On shared links, the bytes compete with messages and other collectives. If the steps use the same
+routes each time, they are one flow per route, so that a ring of N ranks costs N flows, not 2 N
 (N - 1); if no link is shared, that takes the same time.
 
-Where ranks share cores, and the costs of Gloo are known, all of this is as Gloo does it: see
+If ranks share cores and the costs of Gloo are known, everything follows Gloo instead; see
 `ringsim.simulator.gloo`.
 
 Source:
@@ -65,19 +66,19 @@ from ringsim.traces.events import OP_CODES
 __all__ = ["Part", "meet"]
 
 _RING, _TREE = "all_reduce: ring", "all_reduce: tree"
-_UNEVEN: Final = ("all_to_all", "all_to_all_single")  # of which every rank may carry another size
+_UNEVEN: Final = ("all_to_all", "all_to_all_single")  # every rank may move a different size
 _Way = tuple[int, int, float]  # from, to: places in the group; bytes
-_Round = tuple[list[_Way], int]  # and how many latencies it pays
-_Fault = tuple[type[ArgumentError], str, str]  # kind of error; what is wrong; what to do
+_Round = tuple[list[_Way], int]  # and the number of latencies
+_Fault = tuple[type[ArgumentError], str, str]  # kind of error; the problem; the remedy
 
 
 class _Choice(NamedTuple):
-    """How a collective goes.
+    """The algorithm of a collective.
 
     Attributes:
-        how: the algorithm.
-        alone_s: how long it takes on links that nobody else uses.
-        busy_s: how long its bytes keep them busy.
+        how: the name of the algorithm.
+        alone_s: the time it takes on links that carry nothing else.
+        busy_s: the time for which its bytes occupy the links.
     """
 
     how: str
@@ -86,7 +87,7 @@ class _Choice(NamedTuple):
 
 
 class Part(SimulatedWork):
-    """A rank's part in a collective: what ``call`` gives and gets."""
+    """The part of one rank in a collective, made by ``call``."""
 
     def __init__(self, rank: Rank, slots: tuple[int, ...], kind: Kind, call: Call) -> None:
         self.call, self.name, self.root = call, call.recorded_name, call.root
@@ -99,7 +100,7 @@ class Part(SimulatedWork):
         return f'{self.name} of group "{self.group.group_name}"'
 
     def result(self) -> list[Tensor]:
-        """Returns the tensors that hold the result, once it is there."""
+        """Returns the tensors that hold the result, after waiting for it."""
         self.wait()
         return list(self.call.results)
 
@@ -111,26 +112,26 @@ class Part(SimulatedWork):
 
 
 class Meetings:
-    """The collectives of one group to which not all members have come."""
+    """The collectives of one group that are still missing members."""
 
     def __init__(self, size: int) -> None:
-        self.calls = [0] * size  # how many collectives each member has called, by place
-        # by the number of the collective: the parts of those that have come, in order
+        self.calls = [0] * size  # the number of collectives each member has called, by place
+        # the parts posted so far, in order, by the number of the collective
         self.open: dict[int, list[Part]] = {}
-        # when the bytes of the last one have left, if the links are the group's own
+        # when the bytes of the last one have left, if the group has links of its own
         self.free_s = 0.0
-        # the different links from each member to the next one, once somebody has asked
+        # the distinct links from each member to the next one, once they are needed
         self.links: tuple[Link, ...] = ()
         self.choices: dict[tuple[str, int], _Choice] = {}  # by name and size
-        # how often each was chosen, if there is a choice
+        # how often each algorithm was chosen, if there is a choice
         self.algorithms: Counter[str] = Counter()
 
 
 def meet(part: Part, links: Links) -> None:
-    """Adds a rank's part to the collective that it belongs to; the last one to come carries it out.
+    """Adds the part of a rank to its collective; the last part starts the collective.
 
     Raises:
-        MessageMismatch: another rank has called something else in its place.
+        MessageMismatch: another rank has called a different collective at this point.
     """
     group = part.group
     if group.meetings is None:
@@ -154,7 +155,7 @@ def meet(part: Part, links: Links) -> None:
         _begin(met, links)
         return
     kind, words, advice = fault
-    for each in met:  # it takes no time, and their waits raise
+    for each in met:  # takes no time; their waits raise the error
         each.error = kind(
             f"{words} ({each.rank.here()}, {each.name}, group {group.group_name}). {advice}."
         )
@@ -162,7 +163,7 @@ def meet(part: Part, links: Links) -> None:
 
 
 def _compare(mine: Part, theirs: Part) -> None:
-    """Raises MessageMismatch where what two ranks call does not belong together."""
+    """Raises MessageMismatch if the calls of two ranks do not match."""
     uneven = mine.name in _UNEVEN
     if (
         mine.name == theirs.name
@@ -172,9 +173,9 @@ def _compare(mine: Part, theirs: Part) -> None:
     ):
         return
     if not same_collective(mine.name, theirs.name):
-        words = f"one operation, got {mine.name} here and {theirs.name}"
+        words = f"{mine.name} here and {theirs.name}"
     elif mine.root != theirs.root:
-        words = f"one root, got root {mine.root} here and root {theirs.root}"
+        words = f"root {mine.root} here and root {theirs.root}"
     elif uneven:
         words = _unfit(mine, theirs) or _unfit(theirs, mine)
         if not words:
@@ -185,53 +186,53 @@ def _compare(mine: Part, theirs: Part) -> None:
         if not what or (what == "shape" and mine.name != theirs.name):
             return
         words = (
-            f"one {what}, got {describe_payload(payloads[0])} here and "
+            f"a different {what}: {describe_payload(payloads[0])} here and "
             f"{describe_payload(payloads[1])}"
         )
     message = (
-        f"all ranks of a group must call the same collectives in the same order, with {words} in "
+        f"all ranks of a group must call matching collectives in the same order, got {words} in "
         f"rank {theirs.rank.number}'s "
         f"{theirs.name}{theirs.place_of_call()} ({mine.rank.here()}, {mine.name}, group "
-        f"{mine.group.group_name}). Make the calls alike."
+        f"{mine.group.group_name}). Make the calls match."
     )
     mine.refuse("collective_mismatch", message)
     raise MessageMismatch(message)
 
 
 def _unfit(one: Part, other: Part) -> str:
-    """Says what is wrong with what a rank gives another in an all_to_all.
+    """Returns the mismatch between what one rank sends another in an all_to_all and expects.
 
-    That may differ from pair to pair; empty if nothing is.
+    Sizes may differ from pair to pair. Empty if both sides match.
     """
     given, taken = one.call.inputs[other.place], other.call.outputs[one.place]
     if given.nbytes != taken.nbytes:
         numbers = one.rank.number, other.rank.number
-        return (
-            "as many bytes given as taken, got {:,} that rank {} gives rank {}, which takes {:,}"
-        ).format(given.nbytes, *numbers, taken.nbytes)
+        return ("{:,} bytes sent from rank {} to rank {}, which expects {:,},").format(
+            given.nbytes, *numbers, taken.nbytes
+        )
     return (
         ""
         if given.dtype == taken.dtype or not given.nbytes
-        else f"one dtype, got {given.dtype} given and {taken.dtype} taken"
+        else f"{given.dtype} sent and {taken.dtype} expected"
     )
 
 
 def _find_fault(parts: Sequence[Part]) -> _Fault | None:
-    """Returns what is wrong with a reduction, None where nothing is."""
+    """Returns the problem with a reduction, or None."""
     payload = parts[0].kind.payload
     refusal = (
         find_refusal(parts[0].call.given[0].dtype, payload.reduction) if payload.reduction else ""
     )
     if not refusal:
         return None
-    words = f"op must be one that torch has for {payload.dtype}, got {payload.reduction}: {refusal}"
+    words = f"op must be supported by torch for {payload.dtype}, got {payload.reduction}: {refusal}"
     return Refused, words, "Convert the tensors, or choose another operation"
 
 
 def _move(parts: Sequence[Part]) -> _Fault | None:
-    """Moves the data, where there is any.
+    """Moves the data, if there is any.
 
-    Returns what is wrong with the tensors, None if nothing is.
+    Returns the problem with the tensors, or None.
     """
     has_data = [[not tensor.is_meta for tensor in part.call.tensors] for part in parts]
     if not any(map(any, has_data)):
@@ -243,17 +244,17 @@ def _move(parts: Sequence[Part]) -> _Fault | None:
         others = name_ranks(
             [part.rank.number for part, has in zip(parts, has_data, strict=True) if any(has)]
         )
-        rule = "the tensors of a collective must have data on all ranks, or on none"
+        rule = "the tensors of a collective must have data on all ranks or on none"
         return (
             ArgumentError,
             f"{rule}, got meta tensors on {without} and others on {others}",
-            "Use one device",
+            "Use one device on all ranks",
         )
     try:
         for part in parts:
             for tensor in part.call.tensors:
                 check_storage(tensor)
-        # tensors that were made in it may be changed nowhere else
+        # tensors created in inference mode can be changed in inference mode only
         with torch.inference_mode(), outside_modes():
             _PERFORM[parts[0].call.collective.family]([part.call for part in parts])
     except ArgumentError as error:
@@ -265,14 +266,14 @@ def _move(parts: Sequence[Part]) -> _Fault | None:
     except RuntimeError as error:
         return (
             ArgumentError,
-            f"the tensors of a collective must be some that torch can write into, got: {error}",
+            f"the tensors of a collective must be writable by torch: {error}",
             "Use tensor.clone()",
         )
     return None
 
 
-# -- moving the data, given the calls by place. What is given is read before anything is written:
-# the tensors of a rank may share memory.
+# -- moving the data, given the calls by place. All inputs are read before any output is written,
+# because the tensors of a rank may share memory.
 
 
 def _broadcast(calls: Sequence[Call]) -> None:
@@ -299,7 +300,7 @@ def _reduce(calls: Sequence[Call]) -> None:
 
 
 def _reduce_scatter(calls: Sequence[Call]) -> None:
-    if all(call.cut_given for call in calls):  # at once, and not part by part
+    if all(call.cut_given for call in calls):  # all together, not part by part
         totals = reduce_parts([call.given[0].reshape(-1) for call in calls], calls[0].op).chunk(
             len(calls)
         )
@@ -364,7 +365,7 @@ _PERFORM: Final[dict[str, Callable[[Sequence[Call]], None]]] = {
 
 
 def _begin(parts: Sequence[Part], links: Links) -> None:
-    """Begins a collective to which all have come; completes their parts when it is done."""
+    """Starts a collective that all members have called; completes their parts when it is done."""
     first, now_s = parts[0], parts[0].rank.clock.now
     size_bytes = max(part.kind.size_bytes for part in parts)
     if len(parts) == 1:
@@ -385,7 +386,7 @@ def _begin(parts: Sequence[Part], links: Links) -> None:
     choice = _choose(first.name, size_bytes, first.group, links)
     if isinstance(links, SharedLinks) and size_bytes > 0:
         _go_through(parts, links, _list_rounds(parts, choice.how, size_bytes))
-    else:  # over links that only its group uses
+    else:  # over links that only this group uses
         meetings = first.group.meetings
         start_s = max(now_s, meetings.free_s)
         meetings.free_s = start_s + choice.busy_s
@@ -393,15 +394,15 @@ def _begin(parts: Sequence[Part], links: Links) -> None:
 
 
 def _complete(parts: Sequence[Part], time_s: float) -> None:
-    """Notes when all parts are done, and wakes the ranks that wait for that."""
+    """Sets when all parts are done, and wakes the ranks that wait for them."""
     for part in parts:
         part.complete(time_s)
 
 
 def _choose(name: str, size_bytes: int, group: Team, links: Links) -> _Choice:
-    """Returns by what algorithm a collective goes, and what that takes.
+    """Returns the algorithm of a collective, and its time.
 
-    An all_reduce by the quicker one, which is counted, any other by its name.
+    For an all_reduce, the faster one, which is counted; any other collective has one algorithm.
     """
     ranks, meetings = group.ranks, group.meetings
     choice: _Choice | None = meetings.choices.get((name, size_bytes))
@@ -411,7 +412,7 @@ def _choose(name: str, size_bytes: int, group: Team, links: Links) -> _Choice:
             meetings.links = tuple(dict.fromkeys(links.link_of(rank, succ) for rank, succ in pairs))
         hows = (_RING, _TREE) if COLLECTIVES[name].family == "all_reduce" else (name,)
         choices = [_weigh(how, len(ranks), size_bytes, meetings.links) for how in hows]
-        choice = min(choices, key=lambda one: one.alone_s)  # of equals the ring
+        choice = min(choices, key=lambda one: one.alone_s)  # the ring if both are equal
         meetings.choices[name, size_bytes] = choice
     if choice.how != name:
         meetings.algorithms[choice.how] += 1
@@ -419,7 +420,7 @@ def _choose(name: str, size_bytes: int, group: Team, links: Links) -> _Choice:
 
 
 def _weigh(how: str, count: int, size_bytes: int, links: Sequence[Link]) -> _Choice:
-    """Returns what a collective by an algorithm takes on links that nobody else uses."""
+    """Returns the time that an algorithm takes on links that carry nothing else."""
     latencies, moved_bytes = _count_steps(how, count, size_bytes)
     busy_s = [moved_bytes * link.beta_s_per_byte for link in links]
     alone_s = [latencies * link.alpha_s + moved_bytes * link.beta_s_per_byte for link in links]
@@ -427,7 +428,7 @@ def _weigh(how: str, count: int, size_bytes: int, links: Sequence[Link]) -> _Cho
 
 
 def _count_steps(how: str, count: int, size_bytes: int) -> tuple[int, float]:
-    """Returns how many latencies follow each other, and how many bytes a link takes in all."""
+    """Returns the number of consecutive latencies, and the bytes that each link carries."""
     hops, others = (count - 1).bit_length(), (count - 1) * size_bytes / count
     if how == _RING:
         return 2 * (count - 1), 2 * others
@@ -443,7 +444,7 @@ def _count_steps(how: str, count: int, size_bytes: int) -> tuple[int, float]:
 
 
 def _go_through(parts: Sequence[Part], links: SharedLinks, rounds: Iterator[_Round]) -> None:
-    """Has each round carried when the one before has arrived, the first one now."""
+    """Carries each round when the previous one has arrived, the first one now."""
     group = parts[0].group
     under_way = 0
 
@@ -468,7 +469,7 @@ def _go_through(parts: Sequence[Part], links: SharedLinks, rounds: Iterator[_Rou
 
 
 def _list_rounds(parts: Sequence[Part], how: str, size_bytes: int) -> Iterator[_Round]:
-    """Yields what a collective moves, for `_go_through`."""
+    """Yields the rounds of a collective, for `_go_through`."""
     count, root = len(parts), parts[0].root
     if how == _RING or how.startswith(("all_gather", "reduce_scatter")):
         latencies, moved_bytes = _count_steps(how, count, size_bytes)
@@ -485,8 +486,8 @@ def _list_rounds(parts: Sequence[Part], how: str, size_bytes: int) -> Iterator[_
 
 
 def _amount(parts: Sequence[Part], source: int, to: int, amount: int) -> float:
-    """Returns how many bytes go from one member to another.
+    """Returns the number of bytes that go from one member to another.
 
-    In an all_to_all the piece, if pieces may differ.
+    In an all_to_all with uneven pieces, the size of the piece.
     """
     return parts[source].call.inputs[to].nbytes if parts[source].name in _UNEVEN else amount

@@ -1,6 +1,6 @@
-"""A schedule as columns, and what its computations and messages cost, as arrays by stage.
+"""A schedule as columns, and the costs of its computations and messages, as arrays by stage.
 
-With the order of every rank fixed, a step is a graph, and its time the longest way through it. A
+If the order of every rank is fixed, a step is a graph, and its time is the longest path. A
 computation starts when the previous one on its rank has ended and its message has arrived. A
 message starts when three things have happened::
 
@@ -9,8 +9,8 @@ message starts when three things have happened::
     link      ..the previous message has left               ^ the link is free again
     receiver  ..[ posted_after ]--post (rendezvous only)
 
-A computation needs at most one message, so a message has no row of its own: it goes by the number
-of the computation that waits for it.
+A computation needs at most one message, so messages have no rows of their own: a message is
+identified by the computation that waits for it.
 
 The cost of a message::
 
@@ -63,24 +63,24 @@ _CODES: Final = {kind: code for code, kind in enumerate(_KINDS)}
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """The computations of a schedule, rank after rank, each rank's in its order.
+    """The computations of a schedule: rank by rank, each rank's in its order.
 
-    Numpy arrays of one length n.
+    NumPy arrays of one length n.
 
     Attributes:
-        name: what the schedule is called.
-        num_microbatches: how many microbatches the step is cut into.
-        stage_ranks: for each stage, the rank that has it.
-        first: where each rank begins, and n; shape (ranks + 1,).
-        stage: of which stage.
-        kind: its place in ``COMPUTE_KINDS``.
-        microbatch: on which microbatch.
+        name: the name of the schedule.
+        num_microbatches: the number of microbatches in the step.
+        stage_ranks: the rank of each stage.
+        first: the index of each rank's first computation, and n; shape (ranks + 1,).
+        stage: the stage of each computation.
+        kind: the kind of each computation, as an index into ``COMPUTE_KINDS``.
+        microbatch: the microbatch of each computation.
         sent_after: the computation, on the sender, after which its message is sent; -1 for a
             computation without a message.
-        posted_after: the computation, on its own rank, after which its receive is posted; -1:
+        posted_after: the computation, on its own rank, after which its receive is posted; -1 if
             before the first.
-        queued_after: whose message has the link before this one's; -1 for a link's first message,
-            and without a message.
+        queued_after: the computation whose message uses the link just before; -1 for the first
+            message of a link, and without a message.
     """
 
     name: str
@@ -100,31 +100,31 @@ class Columns:
 
     @property
     def num_ranks(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return len(self.first) - 1
 
     @property
     def num_stages(self) -> int:
-        """How many stages there are, over all ranks."""
+        """The number of stages over all ranks."""
         return len(self.stage_ranks)
 
     @cached_property
     def rank(self) -> Ints:
-        """Which rank computes, int32, shape (n,)."""
+        """The rank of each computation; int32, shape (n,)."""
         return np.repeat(np.arange(self.num_ranks, dtype=np.int32), np.diff(self.first))
 
     @cached_property
     def before(self) -> Ints:
-        """The previous computation on the same rank, -1 for a rank's first; int32, shape (n,)."""
+        """The previous computation on the same rank, -1 for the first; int32, shape (n,)."""
         before = np.arange(-1, len(self) - 1, dtype=np.int32)
         before[self.first[:-1][np.diff(self.first) > 0]] = -1
         return before
 
     @cached_property
     def direction(self) -> Ints:
-        """Which way the message of each computation goes.
+        """The direction of the message of each computation.
 
-        0 an activation, 1 a gradient; int8, shape (n,).
+        0 for an activation, 1 for a gradient; int8, shape (n,).
         """
         direction: Ints = (self.kind != FORWARD).astype(np.int8)
         return direction
@@ -138,7 +138,7 @@ class Columns:
         )
 
     def sources(self, operations: Ints) -> Ints:
-        """Returns the ranks that send the messages of computations, -1 without a message."""
+        """Returns the ranks that send the messages of computations; -1 without a message."""
         owner = np.array([*self.stage_ranks, -1])
         step = np.where(self.kind[operations] == FORWARD, -1, 1)
         sources: Ints = owner[
@@ -151,16 +151,16 @@ def columns_of(schedule: Schedule, ahead: int = 1) -> Columns:
     """Returns a schedule as columns. Phases are expanded to arrays, without a list of actions.
 
     Args:
-        schedule: any schedule, lowered or not; it need not be a whole step.
-        ahead: as in `lower`: how many computations before its use a receive is posted. A lowered
-            schedule says that itself.
+        schedule: any schedule, lowered or not; it may be part of a step.
+        ahead: the number of computations before its use at which a receive is posted, as in
+            `lower`; ignored for a lowered schedule, which contains its receives.
 
     Returns:
-        Its computations, with the places of their messages.
+        The computations, with the positions of their messages.
 
     Raises:
-        ScheduleError: an action is not its rank's, comes twice, before what it needs, or without
-            the other side of its message.
+        ScheduleError: an action belongs to another rank, occurs twice, precedes an action that it
+            needs, or has no other side for its message.
 
     Example:
         >>> from ringsim.schedules import one_f_one_b
@@ -170,15 +170,15 @@ def columns_of(schedule: Schedule, ahead: int = 1) -> Columns:
         >>> columns.sent_after.tolist(), columns.posted_after.tolist()
         ([-1, -1, 5, 7, 0, -1, 1, -1], [-1, -1, 0, 1, -1, -1, 4, -1])
     """
-    # the phases of ringsim's own schedules keep the rules
+    # the phases of ringsim's own schedules follow the rules
     if not isinstance(schedule.actions, PhasedRows):
         lower_checked(schedule)
     reader = _Reader(schedule)
-    return reader.read(min(ahead, len(reader.stage)))  # earlier than at the start is at the start
+    return reader.read(min(ahead, len(reader.stage)))  # "before the start" means at the start
 
 
 def _read_actions(schedule: Schedule) -> tuple[Ints, Ints, Ints, Ints]:
-    """Returns the stage, kind and microbatch of all actions, and how many each rank has."""
+    """Returns the stage, kind and microbatch of all actions, and the number of actions by rank."""
     if isinstance(schedule.actions, PhasedRows):
         columns = [row.columns() for row in schedule.actions.rows]
         stage, kind, microbatch = (np.concatenate(each) for each in zip(*columns, strict=True))
@@ -192,15 +192,15 @@ def _read_actions(schedule: Schedule) -> tuple[Ints, Ints, Ints, Ints]:
 
 
 class _Reader:
-    """The columns of all actions, sends and receives included, and where each action stands."""
+    """The columns of all actions, sends and receives included, and the index of each action."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
         self.stage, self.kind, self.microbatch, counts = _read_actions(schedule)
         self.rank = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
         self.computes = self.kind <= _W
-        # Where each action stands, -1 where it is missing; two stages more, so that -1 and S find
-        # nothing.
+        # The index of each action, -1 if it is missing; two extra stages, so that lookups with -1
+        # and S find nothing.
         self.place = np.full(
             (len(_KINDS), schedule.num_stages + 2, schedule.num_microbatches), -1, dtype=np.int32
         )
@@ -209,20 +209,20 @@ class _Reader:
         )
         owner = np.array([*schedule.stage_ranks, -1, -1], dtype=np.int32)
         forward, gradient = self.kind == _F, (self.kind == _B) | (self.kind == _I)
-        source = self.stage - forward + gradient  # itself for what needs no other stage
+        source = self.stage - forward + gradient  # its own stage if it needs no other stage
         self.needing = np.flatnonzero((owner[source] >= 0) & (owner[source] != self.rank))
 
     def read(self, ahead: int) -> Columns:
         """Returns the columns of the computations."""
         needing, rank = self.needing, self.rank[self.needing]
-        # for each action: the last computation up to it
+        # for each action: the last computation up to and including it
         number = np.cumsum(self.computes, dtype=np.int32) - np.int32(1)
         begins = np.searchsorted(self.rank[self.computes], np.arange(self.schedule.num_ranks + 1))
         send, receive = self._find_messages()
         order, new = self._sort_by_channel(send)
         if receive is None:
             posted = number[needing]
-            # a receive goes before the later ones of its channel
+            # a receive precedes the later ones of its channel
             for some in np.split(order, np.flatnonzero(new)[1:]):
                 posted[some] = np.minimum.accumulate(posted[some][::-1])[::-1]
             posted -= ahead + 1
@@ -247,16 +247,16 @@ class _Reader:
         )  # fmt: skip
 
     def _find_messages(self) -> tuple[Ints, Ints | None]:
-        """Returns, for each computation that needs a message, where it is sent and where received.
+        """Returns the send and the receive of each computation that needs a message.
 
-        None: not written down.
+        The receives are None if the schedule is not lowered.
         """
         forward = self.kind[self.needing] == _F
         stage, microbatch = self.stage[self.needing], self.microbatch[self.needing]
         source = stage + np.where(forward, -1, 1)
         if not self.schedule.lowered:
             made = self.place[np.where(forward, _F, _B), source, microbatch]
-            # a gradient is made by B or I
+            # B or I produces a gradient
             return np.maximum(made, np.where(forward, -1, self.place[_I, source, microbatch])), None
         receive = self.place[np.where(forward, _RECV_F, _RECV_B), stage, microbatch]
         unneeded = np.setdiff1d(np.flatnonzero(self.kind > _SEND_B), receive)
@@ -267,18 +267,18 @@ class _Reader:
             )
             where = f"(rank {self.rank[index]})"
             raise ScheduleError(
-                f"{action} must be for a computation, got none that needs "
-                f"it {where}. Take both sides out."
+                f"{action} receives a message that no computation needs {where}. Remove the "
+                "receive and its send."
             )
         return self.place[np.where(forward, _SEND_F, _SEND_B), source, microbatch], receive
 
     def _sort_by_channel(self, send: Ints) -> tuple[Ints, Ints]:
-        """Sorts messages by channel (from rank, to rank) and, in each, as they are sent.
+        """Sorts messages by channel (from rank, to rank) and, in each channel, in sending order.
 
-        Returns the order, and where a channel begins.
+        Returns the order, and a mask of the first message of each channel.
         """
         receiver = self.rank[self.needing]
-        order = np.lexsort((send, receiver))  # by sender, too: actions stand rank after rank
+        order = np.lexsort((send, receiver))  # also by sender, as actions are sorted by rank
         new = np.ones(len(order), dtype=bool)
         new[1:] = (np.diff(receiver[order]) != 0) | (np.diff(self.rank[send[order]]) != 0)
         return order, new
@@ -286,20 +286,20 @@ class _Reader:
 
 Links = Link | Mapping[tuple[int, int], Link]
 Sizes = int | Sequence[int]
-_MOST_BYTES: Final = 2**53  # up to here each size is a number of its own as a float, too
+_MOST_BYTES: Final = 2**53  # every size up to here is exact as a float
 
 
 class Prices(NamedTuple):
     """Times by stage S, with a last axis of K for several sets of costs.
 
-    Fractions if a cost is one, else float64.
+    Fractions if any cost is a Fraction, float64 otherwise.
 
     Attributes:
-        duration: of a computation, shape (4, S): by its place in ``COMPUTE_KINDS`` and its stage.
-        occupancy: how long the message that a stage receives keeps its link, shape (2, S):
-            activations, gradients.
-        latency: how long it then travels, likewise. -inf where a stage receives no message from
-            another rank.
+        duration: the time of a computation, shape (4, S), by index in ``COMPUTE_KINDS`` and stage.
+        occupancy: the time for which the message that a stage receives occupies its link, shape
+            (2, S): activations, gradients.
+        latency: the time that it then travels, shape (2, S); -inf if the stage receives no message
+            from another rank.
     """
 
     duration: Ints
@@ -312,16 +312,16 @@ class Prices(NamedTuple):
         return self.duration.dtype == object
 
     def map(self, change: Callable[[Ints], Ints]) -> Prices:
-        """Returns prices whose arrays are these, changed."""
+        """Returns prices with a change applied to each array."""
         return Prices(*map(change, self))
 
 
 def make_prices(
     stage_ranks: Sequence[int], costs: Costs, link: Links | None, sizes: Sequence[int]
 ) -> Prices:
-    """Returns one set of costs as arrays by stage, checked.
+    """Returns one set of costs as arrays by stage, after checking it.
 
-    The arguments are those of `simulate_schedule`, the sizes as `spread_sizes` returns them.
+    The arguments are those of `simulate_schedule`; sizes are as `spread_sizes` returns them.
 
     Example:
         >>> prices = make_prices((0, 1), Costs(), Link(alpha_s=0.5, beta_s_per_byte=0.25), [8])
@@ -334,8 +334,8 @@ def make_prices(
         check_links(link)
         if costs.latency != 0:
             raise ArgumentError(
-                f"latency must be 0 where link is given, got {costs.latency}. Say it once: as "
-                "the link's alpha_s."
+                f"latency must be 0 if link is given, got {costs.latency}. Set alpha_s of the link "
+                "instead."
             )
     durations = [
         [costs.get_duration(Action(stage, kind, 0)) for stage in range(num_stages)]
@@ -363,30 +363,29 @@ def make_prices(
 
 
 def spread_sizes(size_bytes: Sizes, num_stages: int, *, has_link: bool) -> list[int]:
-    """Returns the size in bytes for each boundary between two stages, checked.
+    """Returns the size in bytes at each boundary between two stages, after checking it.
 
-    A link says what a byte costs.
+    Sizes need a link, which sets the cost of a byte.
     """
     given: Any = [size_bytes] * max(num_stages - 1, 0) if is_integer(size_bytes) else size_bytes
     if not (is_list(given) or isinstance(given, np.ndarray)):
         raise ArgumentError(
-            f"size_bytes must be an integer, or a list of them, got {say(given)}. Say how many "
-            "bytes a stage hands on."
+            f"size_bytes must be an integer or a list of integers, got {say(given)}. Pass the size "
+            "of an activation in bytes."
         )
     sizes = list(given)
     if len(sizes) != num_stages - 1:
         raise ArgumentError(
             f"size_bytes must be one number, or one for each of {num_stages - 1} boundaries, got "
-            f"{len(sizes)}. Count them."
+            f"{len(sizes)} numbers."
         )
     if not all(is_integer(size) and 0 <= size <= _MOST_BYTES for size in sizes):
         raise ArgumentError(
-            f"size_bytes must be from 0 to 2**53, got {say(size_bytes)}. Say how many bytes a "
-            "stage hands on."
+            f"size_bytes must be from 0 to 2**53, got {say(size_bytes)}. Pass the size of an "
+            "activation in bytes."
         )
     if any(sizes) and not has_link:
         raise ArgumentError(
-            f"size_bytes must be left out where no link is given, got {say(size_bytes)}. Add "
-            "link=Link(...)."
+            f"size_bytes needs a link, got {say(size_bytes)} without one. Add link=Link(...)."
         )
     return [int(size) for size in sizes]

@@ -8,7 +8,7 @@ __all__ = ["Cores"]
 
 
 class Cores:
-    """Gives cores to whoever asks, in the order in which they ask; nobody is interrupted.
+    """Cores that are assigned in the order of requests; no task is interrupted.
 
     Example:
         >>> cores = Cores(2)
@@ -17,12 +17,12 @@ class Cores:
     """
 
     def __init__(self, count: int) -> None:
-        self._free_s = [0.0] * count  # a heap: from when on each core is free
+        self._free_s = [0.0] * count  # a heap of the times at which cores become free
 
     def book(self, from_s: float, seconds: float) -> float:
-        """Takes the core that is free first, for some seconds.
+        """Reserves the core that becomes free first, for some seconds.
 
-        Returns when whoever asked is done with it.
+        Returns the time at which the reservation ends.
         """
         end_s = max(self._free_s[0], from_s) + seconds
         heapreplace(self._free_s, end_s)

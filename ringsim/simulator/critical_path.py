@@ -1,7 +1,7 @@
-"""The critical path of a simulated step, and what improving a part would gain.
+"""The critical path of a simulated step, and the gain from improving a part of it.
 
 The critical path is a chain of computations and messages, each of which begins when the previous
-one ends. Why it did not begin earlier::
+one ends. The reasons why it did not begin earlier::
 
     program order    the rank was busy with the previous computation
     data             a computation waited for its message, or a message for its payload
@@ -9,9 +9,9 @@ one ends. Why it did not begin earlier::
     receiver late    the receive was not posted
     start            nothing came before
 
-A step is as long as the longest of many ways through it. So improving a stage, a link or the size
-of messages gains no more than what the critical path spends on it, and less once another way is the
-longest: how much is found by simulating again.
+The length of a step is the longest of many paths through it. So improving a stage, a link or the
+size of messages gains at most the time that the critical path spends on it, and less once another
+path is the longest. Simulating again gives the exact gain.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ REASONS: Final = (START, PROGRAM, DATA, LINK_BUSY, RECEIVER_LATE)
 
 
 class Hop(NamedTuple):
-    """One stretch of the critical path.
+    """One part of the critical path.
 
     Attributes:
         action: a computation, or the send of a message.
-        rank: who computes, or receives.
-        source: who sends; -1 for a computation.
-        start: when it begins, which is when the hop before it ends.
-        end: when it ends, or when the message has arrived, or has left the link to the next one.
-        reason: why it did not begin earlier.
+        rank: the rank that computes or receives.
+        source: the rank that sends; -1 for a computation.
+        start: its start, which is the end of the previous hop.
+        end: its end; for a message, when it arrives or frees the link for the next one.
+        reason: the reason why it did not start earlier.
     """
 
     action: Action
@@ -58,12 +58,12 @@ class Hop(NamedTuple):
 
 @dataclass(frozen=True)
 class CriticalPath:
-    """The chain that takes as long as the step.
+    """The chain of computations and messages that takes as long as the step.
 
-    Anything that is not on it may be a little slower at no cost.
+    Anything off the chain may be slightly slower at no cost.
 
     Attributes:
-        hops: from the start of the step to its end.
+        hops: the hops from the start of the step to its end.
 
     Example:
         See ``ScheduleRun.critical_path``.
@@ -77,25 +77,25 @@ class CriticalPath:
 
     @property
     def by_reason(self) -> dict[str, int]:
-        """How often each reason occurs; those that do not occur are left out."""
+        """The number of hops by reason; reasons that do not occur are left out."""
         counts = Counter(hop.reason for hop in self.hops)
         return {reason: counts[reason] for reason in REASONS if counts[reason]}
 
     @property
     def computing(self) -> Time:
-        """How much of the step the path spends computing."""
+        """The time that the path spends computing."""
         return sum(hop.end - hop.start for hop in self.hops if hop.source < 0)
 
     @property
     def travelling(self) -> Time:
-        """How much of the step the path spends on links.
+        """The time that the path spends on links.
 
-        Together with ``computing`` it is the whole step.
+        Together with ``computing``, it makes up the whole step.
         """
         return sum(hop.end - hop.start for hop in self.hops if hop.source >= 0)
 
     def __repr__(self) -> str:
-        """Returns its length and its parts."""
+        """Returns the length and the parts of the path."""
         why = ", ".join(f"{reason} {number:,}" for reason, number in self.by_reason.items())
         return (
             f"Critical path of {len(self):,} hops: computing {float(self.computing):.6g}, on links "
@@ -104,10 +104,10 @@ class CriticalPath:
 
 
 def find_critical_path(times: Times) -> CriticalPath:
-    """Walks from the last computation back to the step's start.
+    """Walks from the last computation back to the start of the step.
 
-    Each time to what was waited for longest. If two ends coincide, the rank's own order counts
-    first, then the data.
+    Each hop leads back to the cause of the longest wait. If two causes end at the same time, the
+    order on the rank comes first, then the data.
     """
     operations, ends, hops = times.columns, times.ends, list[Hop]()
     zero: Any = ends[:0].sum()
@@ -132,9 +132,9 @@ def find_critical_path(times: Times) -> CriticalPath:
 
 
 def _walk_messages(hops: list[Hop], times: Times, here: int) -> int:
-    """Adds the message of a computation, and those it queued behind.
+    """Adds the message of a computation, and the messages it queued behind.
 
-    Returns the computation that the first of them waited for.
+    Returns the computation that the first of these messages waited for.
     """
     operations, ends = times.columns, times.ends
     rank, until = int(operations.rank[here]), times.arrivals[here]
@@ -155,7 +155,7 @@ def _walk_messages(hops: list[Hop], times: Times, here: int) -> int:
 
 
 def plain(time: Time) -> Time:
-    """Returns a Python float for one of numpy; Fractions stay."""
+    """Returns a Python float for a NumPy float; Fractions stay."""
     return float(time) if isinstance(time, float) else time
 
 
@@ -165,9 +165,9 @@ class Lever:
 
     Attributes:
         what: ``stage 3``, ``link 2>3`` or ``message size``.
-        on_path: how long the critical path spends on it, in the unit of the costs.
-        gain: by how much the step is shorter when it is improved, simulated.
-        bound: by how much at most, from ``on_path``.
+        on_path: the time that the critical path spends on it, in the unit of the costs.
+        gain: the time that improving it saves, by simulation.
+        bound: the upper limit of the gain, from ``on_path``.
     """
 
     what: str
@@ -181,9 +181,9 @@ class Sensitivity:
     """The gains of improving single things, the best first.
 
     Attributes:
-        by: how much each is improved: 0.1 makes it 10 % faster.
-        makespan: how long the step takes now.
-        levers: what was tried.
+        by: the improvement of each: 0.1 makes it 10 % faster.
+        makespan: the length of the step now.
+        levers: the things that were tried.
     """
 
     by: float
@@ -191,7 +191,7 @@ class Sensitivity:
     levers: tuple[Lever, ...]
 
     def __repr__(self) -> str:
-        """Returns a table."""
+        """Returns a table of the gains."""
         lines = [f"Improved by {self.by:.0%}:    gain    of the step   at most"]
         for lever in self.levers:
             share = lever.gain / self.makespan if self.makespan else 0.0
@@ -202,11 +202,11 @@ class Sensitivity:
 
 
 def list_levers(path: CriticalPath, prices: Prices) -> dict[str, float]:
-    """Returns how long the critical path spends on each stage, link and size of messages.
+    """Returns the time that the critical path spends on each stage, link and message size.
 
-    The longest first.
+    In descending order.
     """
-    # numbers of the costs' kind: whole, float or Fraction
+    # numbers of the same type as the costs: int, float or Fraction
     spent: defaultdict[str, Any] = defaultdict(int)
     for (stage, kind, _), rank, source, start, end, _ in path.hops:
         spent[f"stage {stage}" if source < 0 else f"link {source}>{rank}"] += end - start
@@ -218,7 +218,7 @@ def list_levers(path: CriticalPath, prices: Prices) -> dict[str, float]:
 
 
 def improve(what: str, by: float, stage_ranks: Sequence[int], prices: Prices) -> Prices:
-    """Returns prices with one thing cheaper, by a part of its cost.
+    """Returns prices in which one thing is cheaper by a fraction of its cost.
 
     ``what`` is as in `Lever.what`.
     """

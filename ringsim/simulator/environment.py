@@ -1,4 +1,4 @@
-"""What a process has once, and each simulated rank for itself: variables and signal handlers."""
+"""Environment variables and signal handlers that are separate for each simulated rank."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _HARMLESS: Final = (  # signals that do not end a process by default
 
 
 class RankEnvironment(MutableMapping[str, str]):
-    """Stands in for ``os.environ``: ranks see the process's variables, and each its own changes.
+    """A replacement for ``os.environ``: each rank sees its own changes to common variables.
 
     Args:
-        common: the process's variables.
-        clock: of the ranks.
+        common: the variables of the process.
+        clock: the clock of the ranks.
 
     Example:
         >>> from ringsim.simulator.isolation import Isolation
@@ -48,12 +48,12 @@ class RankEnvironment(MutableMapping[str, str]):
         self._elsewhere: dict[str, str | None] = {}  # changes of threads that are not ranks
 
     def install(self) -> None:
-        """Puts this object in the place of ``os.environ``."""
+        """Replaces ``os.environ`` with this object."""
         os.environ = self  # type: ignore[assignment]  # noqa: B003 - child processes get `_common`
 
     @property
     def _changes(self) -> dict[str, str | None]:
-        """The variables that the calling rank has set; None for one that it has removed."""
+        """The variables that the calling rank has set; None for a removed one."""
         return self._clock.current.own.variables if self._clock.is_rank() else self._elsewhere
 
     def __getitem__(self, key: str) -> str:
@@ -92,13 +92,13 @@ class RankEnvironment(MutableMapping[str, str]):
 
 
 class RankSignals:
-    """Lets a simulated rank set signal handlers, send itself signals, and die.
+    """Signal functions with which a simulated rank sets handlers, signals itself, and dies.
 
     Python sets handlers in the main thread only, and the process must outlive a rank that dies. So
-    a handler is kept, and called only if the rank sends itself the signal.
+    a handler is only stored, and called if the rank sends itself the signal.
 
     Args:
-        clock: of the ranks.
+        clock: the clock of the ranks.
         die: ends the calling rank, with an exit code or the negative number of a signal.
     """
 
@@ -108,7 +108,7 @@ class RankSignals:
         self._ask, self._kill, self._exit = signal.getsignal, os.kill, os._exit
 
     def install(self) -> None:
-        """Puts this object's methods in the place of those of ``signal`` and ``os``."""
+        """Replaces functions of ``signal`` and ``os`` with methods of this object."""
         replacements: dict[str, Any] = {"signal": self.signal, "getsignal": self.getsignal}
         replacements |= {"alarm": self.refuse, "setitimer": self.refuse}
         replacements |= {"raise_signal": functools.partial(self.kill, self._process)}
@@ -116,7 +116,7 @@ class RankSignals:
         vars(os).update(kill=self.kill, _exit=self.exit, abort=self.abort)
 
     def signal(self, number: int, handler: Any) -> Any:
-        """Sets the handler of a signal; returns the one before."""
+        """Sets the handler of a signal; returns the previous one."""
         before = self.getsignal(number)
         self._handlers[number] = handler
         return before
@@ -132,7 +132,7 @@ class RankSignals:
         return self._clock.current.own.handlers if self._clock.is_rank() else self._elsewhere
 
     def kill(self, pid: int, number: int) -> None:
-        """Sends a signal, as ``os.kill``; a rank that sends itself one gets it alone."""
+        """Sends a signal, as ``os.kill``; if a rank sends it to itself, no other rank gets it."""
         if pid != self._process or number in _HARMLESS or not self._asked_by_rank():
             self._kill(pid, number)
             return
@@ -156,16 +156,16 @@ class RankSignals:
         raise AssertionError  # the signal has ended the process
 
     def _asked_by_rank(self) -> bool:
-        """Returns whether a rank's own thread asks, and no process that it has forked."""
+        """Returns whether the caller is a rank's own thread, not a process it has forked."""
         return os.getpid() == self._process and self._clock.is_rank()
 
     def refuse(self, *_: Any) -> NoReturn:
-        """Refuses a timer: real time does not pass on a virtual clock.
+        """Refuses a timer, because real time does not pass on a virtual clock.
 
         Raises:
             RingError: always.
         """
         raise RingError(
-            "signal.alarm and signal.setitimer need a process for each rank, got a call from a "
-            "simulated one. Run the program on real ranks: ringsim.trace."
+            "signal.alarm and signal.setitimer need a process for each rank and do not work on "
+            "simulated ranks. Run the program on real ranks with ringsim.trace."
         )

@@ -1,26 +1,26 @@
-"""How Gloo carries out collectives.
+"""The algorithms with which Gloo carries out collectives.
 
-What each member sends and receives, in which order, and what it waits for before it goes on. A
-member posts one step after the other: what it sends and receives together. It has one or two steps
-under way, and posts the next one when the oldest of them is complete. Pieces of a ring are halved,
-so that one half is under way while the other is added up::
+A member of a collective posts one step after another: the messages that it sends and receives
+together. It has one or two steps in flight, and posts the next one when the oldest is complete.
+Pieces of a ring are halved, so that one half is in flight while the other is added up::
 
     all_reduce, 2 ranks     step 0 |=====|
-                            step 1    |=====|            posted at once: two steps may be under way
+                            step 1    |=====|            posted immediately: two steps in flight
                             step 2         |=====|       waits for step 0
 
-| collective | steps of each member, S bytes, N ranks | under way |
+| collective | steps of each member, S bytes, N ranks | in flight |
 |---|---|---|
-| all_reduce, reduce_scatter | 4 (N - 1) to the rank before, of S / 2N: once round to add up, once
-to hand out | 2 |
+| all_reduce, reduce_scatter | 4 (N - 1) to the previous rank, of S / 2N: once around to add up,
+once
+around to distribute | 2 |
 | all_gather | 2 (N - 1) to the next rank, of S / 2N | 2 |
-| reduce | 2 (N - 1) to the rank before, then S / N to the root | 2 |
+| reduce | 2 (N - 1) to the previous rank, then S / N to the root | 2 |
 | broadcast | a binomial tree: receive S, then send S to all children | 1 |
-| gather, scatter, all_to_all | everything at once | 1 |
+| gather, scatter, all_to_all | everything in one step | 1 |
 | barrier | log2 N exchanges, with ranks 1, 2, 4, ... places on | 1 |
 
-Pieces of a ring have at most 1 MiB; if S is larger there are more of them. torch carries out a
-reduce_scatter as an all_reduce, and keeps a part.
+Pieces of a ring have at most 1 MiB; a larger S has more pieces. torch carries out a reduce_scatter
+as an all_reduce, and keeps only a part.
 
 Source:
     Gloo, ``allreduce.cc``, ``reduce.cc``, ``allgather.cc``, ``broadcast.cc``, ``scatter.cc``,
@@ -43,13 +43,13 @@ if TYPE_CHECKING:
 
 __all__ = ["GlooCollective", "GlooStep", "list_steps"]
 
-_LARGEST_BYTES: Final = 1 << 20  # of a piece of a ring
+_LARGEST_BYTES: Final = 1 << 20  # the largest piece of a ring
 
 
 class GlooStep(NamedTuple):
-    """What a member posts together.
+    """The messages that a member posts together.
 
-    The places that it sends to and receives from, and how many bytes each message has.
+    The places that it sends to and receives from, and the size of each message.
     """
 
     to: tuple[int, ...]
@@ -60,13 +60,13 @@ class GlooStep(NamedTuple):
 def list_steps(
     name: str, place: int, count: int, root: int, size_bytes: int
 ) -> tuple[list[GlooStep], int]:
-    """Returns the steps of a member, and how many of them may be under way.
+    """Returns the steps of a member, and the number of steps that may be in flight.
 
     Args:
-        name: of the collective, as torch spells it.
-        place: of the member in its group.
-        count: how many members there are, 2 or more.
-        root: place of the root, ignored if there is none.
+        name: the name of the collective in torch.
+        place: the place of the member in its group.
+        count: the number of members, at least 2.
+        root: the place of the root, ignored for collectives without one.
         size_bytes: S.
 
     Example:
@@ -124,27 +124,27 @@ def _spread(place: int, count: int, root: int, size_bytes: int) -> list[GlooStep
 
 @dataclass(slots=True)
 class _Member:
-    """How far a member is with its steps."""
+    """The progress of a member through its steps."""
 
     steps: Sequence[GlooStep]
-    most: int  # that may be under way
+    most: int  # that may be in flight
     posted: int = 0
     complete: int = 0
-    # of the steps under way: how many messages have not arrived
+    # for each step in flight, the number of messages that have not arrived
     missing: deque[int] = field(default_factory=deque)
 
 
 class GlooCollective:
-    """One collective, from when all members have called it.
+    """One collective, from the time at which all members have called it.
 
     Args:
-        name: as torch spells it.
+        name: the name of the collective in torch.
         ranks: its members.
-        root: place of the root.
+        root: the place of the root.
         size_bytes: S.
-        links: the cores, with costs of Gloo.
+        links: the cores, with the costs of Gloo.
         clock: the virtual clock.
-        done: called with the place of each member, and the time, when it is through.
+        done: called with the place of each member and the time when it is done.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class GlooCollective:
         clock: Clock,
         done: Callable[[int, float], None],
     ) -> None:  # fmt: skip
-        assert links.gloo is not None  # whoever asks knows
+        assert links.gloo is not None  # the caller has checked
         self._ranks = ranks
         self._links = links
         self._gloo = links.gloo
@@ -162,8 +162,8 @@ class GlooCollective:
             _Member(*list_steps(name, place, len(ranks), root, size_bytes))
             for place in range(len(ranks))
         ]
-        # The messages of which one side is posted, by source and destination: whether it is the
-        # send, its step, and when.
+        # The messages of which only one side is posted, by source and destination: whether that
+        # side is the send, its step, and the time.
         self._waiting: defaultdict[tuple[int, int], deque[tuple[bool, int, float]]] = defaultdict(
             deque
         )
@@ -173,7 +173,7 @@ class GlooCollective:
             )
 
     def _post(self, place: int) -> None:
-        """Posts as many steps of a member as may be under way."""
+        """Posts as many steps of a member as may be in flight."""
         member = self._members[place]
         while member.posted < len(member.steps) and member.posted - member.complete < member.most:
             step, number = member.steps[member.posted], member.posted
@@ -187,7 +187,7 @@ class GlooCollective:
             self._done(place, self._clock.now_s())
 
     def _meet(self, sends: bool, number: int, source: int, to: int, size_bytes: float) -> None:
-        """Posts one side of a message; where the other side is there, the message is carried."""
+        """Posts one side of a message; if the other side is posted, carries the message."""
         now_s, queue = self._clock.now_s(), self._waiting[source, to]
         if not queue or queue[0][0] is sends:
             queue.append((sends, number, now_s))
@@ -202,9 +202,9 @@ class GlooCollective:
         )
 
     def _arrive(self, place: int, number: int) -> None:
-        """Takes note that a message of a member's step has arrived.
+        """Notes that a message of a member's step has arrived.
 
-        The member goes on if it waited for that.
+        The member continues if it waited for this message.
         """
         member = self._members[place]
         member.missing[number - member.complete] -= 1

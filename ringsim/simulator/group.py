@@ -1,7 +1,7 @@
-"""A process group of torch whose members are simulated ranks.
+"""A torch process group whose members are simulated ranks.
 
-One object serves all members, and ``rank()`` depends on which rank asks: so a default that a
-function bound when it was imported (``group=group.WORLD``) stays right. Each operation is handed to
+One object serves all members, and ``rank()`` depends on the calling rank. So a default that a
+function bound when it was imported (``group=group.WORLD``) stays valid. Each operation is passed to
 the rank that calls it.
 """
 
@@ -27,9 +27,9 @@ class SimulatedGroup(PythonGroup):
 
     Args:
         team: its members.
-        name: the name that torch knows it by.
-        desc: the description that the program gave it.
-        make_group: makes a group of some of its ranks; see ``new_group``.
+        name: its name in torch.
+        desc: the description given by the program.
+        make_group: creates a group of some of its ranks; see ``new_group``.
     """
 
     def __init__(self, team: Team, name: str, desc: str, make_group: Callable[..., Any]) -> None:
@@ -45,11 +45,11 @@ class SimulatedGroup(PythonGroup):
 
     @property
     def options(self) -> Any:
-        """The options of a backend: its time-out."""
+        """The options of a backend, which are its timeout."""
         return SimpleNamespace(_timeout=self.team.limit or DEFAULT_TIMEOUT)
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Sets the limit of each operation."""
+        """Sets the timeout of each operation."""
         self.team.limit = timeout
 
     def new_group(self, ranks: Sequence[int], **options: Any) -> Any:
@@ -57,17 +57,17 @@ class SimulatedGroup(PythonGroup):
         return self._make_group(ranks, **options)
 
     def begin_message(self, sends: bool, place: int | None, tensors: Any, tag: int) -> Work:
-        """Begins a message of the calling rank."""
+        """Starts a message of the calling rank."""
         return self._me.begin_message(sends, self.team, place, tensors, tag)
 
     def begin_collective(
         self, name: str, arguments: Mapping[str, Any], carried: Sequence[Tensor] | None = None
     ) -> Work:
-        """Begins the calling rank's part in a collective."""
+        """Starts the calling rank's part in a collective."""
         return self._me.begin_collective(name, self.team, arguments, carried)
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """Blocks until every rank of the group has come here."""
+        """Blocks until every rank of the group has called it."""
         own = None if timeout == DEFAULT_TIMEOUT else timeout
         self._me.begin_monitored_barrier(self.team).wait(own)
 

@@ -1,16 +1,16 @@
-"""State that threads share, kept apart for simulated ranks: random numbers and torch's settings.
+"""Separate random numbers and torch settings for simulated ranks, whose threads share a process.
 
 Each rank is a thread, so grad mode, inference mode, autocast, the default device, torch's modes
-and hooks, and a running event loop are its own. What is left belongs to the process. A rank that
-goes on puts its own in force:
+and hooks, and a running event loop are separate anyway. The rest belongs to the process. A rank
+that continues restores its own:
 
 * torch's CPU generator, and streams for the functions of ``random`` and ``np.random`` called as
   ``random.x()`` and ``np.random.x()``;
 * the default dtype, anomaly mode, deterministic algorithms, the precision of matrix products;
-* the module ``__main__``, which each rank of a script has for itself, and torch's groups.
+* the module ``__main__``, of which each rank of a script has its own, and torch's groups.
 
 Ranks share the filters of ``warnings``, the working directory, and the stream of functions of
-``random`` and ``np.random`` that were imported by name; the trace notes if a rank drew from it.
+``random`` and ``np.random`` imported by name; a note of the trace reports ranks that drew from it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["Isolated", "Isolation"]
 
 
 class Isolated:
-    """The state of one rank while another one runs."""
+    """The state of one rank while another rank runs."""
 
     __slots__ = (
         "generator",
@@ -45,27 +45,27 @@ class Isolated:
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
-        self.generator: torch.Tensor | None = None  # None before the rank has begun
-        self.settings: tuple[Any, ...] | None = None  # None for those at the start
+        self.generator: torch.Tensor | None = None  # None before the rank has started
+        self.settings: tuple[Any, ...] | None = None  # None for the initial settings
         self.main: ModuleType | None = None
         self.streams: dict[Any, Any] = {}  # generators for `random` and `np.random`
-        self.variables: dict[str, str | None] = {}  # of the environment; None for a removed one
-        self.handlers: dict[int, Any] = {}  # of signals
+        self.variables: dict[str, str | None] = {}  # environment variables; None if removed
+        self.handlers: dict[int, Any] = {}  # signal handlers
         self.world: dict[str, Any] = {}  # torch's tables of groups
 
 
 class _Nothing:
-    """An object whose attributes can be replaced, before there are groups."""
+    """An object with replaceable attributes, used before there are groups."""
 
 
 class Isolation:
     """Keeps the ranks of a simulation apart.
 
     Args:
-        seed: of the random numbers that ranks share.
+        seed: the seed of the random numbers that ranks share.
 
     Attributes:
-        world: the object that torch finds its tables of groups in.
+        world: the object in which torch looks up its tables of groups.
 
     Example:
         >>> import torch
@@ -80,7 +80,7 @@ class Isolation:
     """
 
     def __init__(self, seed: int) -> None:
-        self._holder: Isolated | None = None  # the rank whose state is in force
+        self._holder: Isolated | None = None  # the rank whose state is active
         self._settings = _read_settings()
         self._main = sys.modules["__main__"]
         self.world: Any = _Nothing()
@@ -92,7 +92,7 @@ class Isolation:
             setattr(module, name, self._make_draw(module, method, getattr(module, name)))
 
     def put(self, own: Isolated) -> None:
-        """Puts the state of a rank in force; seeds a rank that begins."""
+        """Activates the state of a rank; seeds a rank that starts."""
         holder = self._holder
         if holder is own:
             return
@@ -124,7 +124,7 @@ class Isolation:
     def _make_draw(
         self, module: Any, method: str, original: Callable[..., Any]
     ) -> Callable[..., Any]:
-        """Returns a function that draws from the stream of the rank that runs."""
+        """Returns a function that draws from the stream of the running rank."""
 
         @functools.wraps(original)
         def draw(*args: Any, **kwargs: Any) -> Any:
@@ -140,7 +140,7 @@ class Isolation:
 
 
 def _list_functions() -> list[tuple[Any, str, str]]:
-    """Returns the functions that draw from a shared stream: module, name, method of a generator."""
+    """Returns the functions that draw from a shared stream: module, name, generator method."""
     found: list[tuple[Any, str, str]] = [
         (np.random, "seed", "seed"),
         (np.random, "ranf", "random_sample"),
@@ -166,7 +166,7 @@ def _read_settings() -> tuple[Any, ...]:
 
 
 def _write_settings(wanted: tuple[Any, ...], now: tuple[Any, ...]) -> None:
-    """Writes the settings that differ: the first writing of some imports much of torch."""
+    """Writes only the settings that differ, because some of them import much of torch."""
     dtype, anomaly, check_nan, deterministic, warn_only, precision = wanted
     if dtype != now[0]:
         torch.set_default_dtype(dtype)

@@ -1,19 +1,19 @@
-"""When everything in a schedule happens, with numpy: level by level over all ranks at once.
+"""The times of everything in a schedule, computed with NumPy, level by level over all ranks.
 
-Every computation and every message has a level, the first at which all that it needs stands on
-earlier levels (a computation may need a message of its own level). So a level is a few array
-operations, whatever the schedule looks like; going backwards, the levels say how late everything
-may end. 1F1B, the level of each computation (3 ranks, 4 microbatches)::
+Every computation and every message has a level, the first one for which everything it needs is on
+earlier levels (a computation may need a message of its own level). So each level takes a few array
+operations, whatever the schedule looks like; in reverse order, the levels give the latest time at
+which everything may end. For 1F1B, the level of each computation (3 ranks, 4 microbatches)::
 
     level     0  1  2  3  4  5  6  7  8  9 10 11
     rank 0   F0    F1    F2 B0 F3 B1    B2    B3
     rank 1      F0    F1 B0 F2 B1 F3 B2    B3
     rank 2         F0 B0 F1 B1 F2 B2 F3 B3
 
-`find_levels` finds them for any schedule. Those of GPipe and 1F1B follow a rule: a microbatch is a
-fixed number of levels behind the one before it, and a rank one level behind its neighbour. `Wave`
-uses that: each level is a slice of the ranks, and only the ranks' clocks are kept, so a thousand
-ranks and thousands of microbatches take a second.
+`find_levels` finds the levels of any schedule. The levels of GPipe and 1F1B follow a rule: a
+microbatch is a fixed number of levels behind the previous one, and a rank one level behind its
+neighbor. `Wave` uses this rule: each level is a slice of the ranks, and only the ranks' clocks are
+kept, so that a thousand ranks and thousands of microbatches take a second.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ __all__ = ["Levels", "Times", "Wave", "find_levels", "find_wave"]
 
 @dataclass(frozen=True, eq=False)
 class Times:
-    """When everything in a step happens; arrays of shape (n,), an entry for each computation.
+    """The times of everything in a step, in arrays of shape (n,), one entry per computation.
 
     Attributes:
         columns: the schedule.
-        prices: what its computations and messages cost, without K.
-        rendezvous: whether a message starts only when its receive is posted, too.
-        ends: when each computation ends.
-        message_starts: when its message starts to go over its link; -inf without one.
+        prices: the costs of its computations and messages, without K.
+        rendezvous: whether a message starts only when its receive is also posted.
+        ends: the end of each computation.
+        message_starts: the time at which its message starts to use its link; -inf without a
+            message.
     """
 
     columns: Columns
@@ -53,27 +54,27 @@ class Times:
 
     @cached_property
     def arrivals(self) -> Ints:
-        """When the message of each computation is there; -inf without one."""
+        """The arrival of each computation's message; -inf without a message."""
         way = self.columns.direction, self.columns.stage
         arrivals: Ints = self.message_starts + self.prices.occupancy[way] + self.prices.latency[way]
         return arrivals
 
     def ends_of(self, operations: Ints) -> Ints:
-        """Returns when computations end; 0 for -1, the start of the step."""
+        """Returns the ends of computations; 0 for -1, the start of the step."""
         ends: Ints = np.append(self.ends, self.ends[:0].sum())[operations]
         return ends
 
 
 @dataclass(frozen=True, eq=False)
 class Levels:
-    """The order in which computations and messages can be worked out together.
+    """Computations and messages in an order that allows computing their times together.
 
     Attributes:
         columns: the schedule.
         order: the computations by level, shape (n,).
-        bounds: where each level begins in ``order``, and n.
+        bounds: the index in ``order`` at which each level begins, and n.
         messages: the messages by level, as the computations that wait for them, shape (m,).
-        message_bounds: where each level begins in ``messages``, and m.
+        message_bounds: the index in ``messages`` at which each level begins, and m.
     """
 
     columns: Columns
@@ -84,19 +85,20 @@ class Levels:
 
     @cached_property
     def _place(self) -> Ints:
-        """Where each computation stands in ``order``; one more, -1, stays -1."""
+        """The index of each computation in ``order``; an extra entry keeps -1 as -1."""
         return _invert(self.order, len(self.order))
 
     @cached_property
     def _message_place(self) -> Ints:
-        """Where the message of each computation stands in ``messages``; -1 without one."""
+        """The index of each computation's message in ``messages``; -1 without a message."""
         return _invert(self.messages, len(self.order))
 
     @cached_property
     def _needs(self) -> tuple[Ints, Ints, Ints, Ints, Ints]:
-        """In places: of each computation the previous one and its message.
+        """The things that computations and messages need, as indexes.
 
-        Of each message what it is sent, posted and queued after.
+        For each computation, the previous one and its message; for each message, the events it is
+        sent, posted and queued after.
         """
         columns, place, message_place = self.columns, self._place, self._message_place
         return (
@@ -110,7 +112,7 @@ class Levels:
     def _price(self, prices: Prices) -> tuple[Ints, Ints, Ints, Ints, Ints]:
         """Returns tables of prices with a row for each kind and stage.
 
-        Also which row each computation and message has.
+        Also returns the row of each computation and of each message.
         """
         columns, stages = self.columns, np.int32(self.columns.num_stages)
         tables = prices.map(lambda table: table.reshape(-1, *table.shape[2:]))
@@ -119,14 +121,14 @@ class Levels:
         return *tables, row, message_row
 
     def time(self, prices: Prices, *, rendezvous: bool) -> tuple[Ints, Ints]:
-        """Returns when each computation ends and its message starts, as in `Times`.
+        """Returns the end of each computation and the start of its message, as in `Times`.
 
-        Shapes (n,) or, where the prices have a K, (n, K).
+        Shapes (n,), or (n, K) if the prices have a K.
         """
         duration, occupancy, latency, row, message_row = self._price(prices)
         before, message, sent, posted, queued = self._needs
         count, extra = len(self.order), duration.shape[1:]
-        # the last one, which -1 picks, is the start of the step
+        # the last entry, selected by -1, is the start of the step
         ends = np.zeros((count + 1, *extra), dtype=duration.dtype)
         started = np.full((len(self.messages) + 1, *extra), -np.inf, dtype=duration.dtype)
         free, arrived = started.copy(), started.copy()
@@ -150,11 +152,11 @@ class Levels:
         return ends[self._place[:-1]], started[self._message_place[:-1]]
 
     def last_ends(self, prices: Prices, *, rendezvous: bool) -> Ints:
-        """Returns when computations end, each rank's last among them."""
+        """Returns the ends of computations, which include each rank's last."""
         return self.time(prices, rendezvous=rendezvous)[0]
 
     def latest_ends(self, prices: Prices, makespan: float, *, rendezvous: bool) -> Ints:
-        """Returns how late each computation may end without making the step longer, shape (n,).
+        """Returns the latest end of each computation that does not lengthen the step, shape (n,).
 
         The prices are float64, without K.
         """
@@ -179,9 +181,9 @@ class Levels:
 
 
 def _invert(numbers: Ints, count: int) -> Ints:
-    """Returns where each number stands.
+    """Returns the index of each number.
 
-    -1 for those that are missing, and one more, so that -1 stays -1.
+    -1 for missing numbers, and an extra entry that keeps -1 as -1.
     """
     place = np.full(count + 1, -1, dtype=np.int32)
     place[numbers] = np.arange(len(numbers), dtype=np.int32)
@@ -189,7 +191,7 @@ def _invert(numbers: Ints, count: int) -> Ints:
 
 
 def find_levels(columns: Columns) -> Levels | None:
-    """Finds the levels of a schedule; None where ranks wait for each other in a circle.
+    """Returns the levels of a schedule; None if its ranks wait for each other in a cycle.
 
     Example:
         >>> from itertools import pairwise
@@ -208,7 +210,7 @@ def find_levels(columns: Columns) -> Levels | None:
     following = np.full(count, -1, dtype=np.int32)
     following[queued[followers]] = followers
     level_of, message_level = np.full((2, count + 1), -1, dtype=np.int32)
-    level_of[-1] = message_level[-1] = 0  # of -1, the start of the step
+    level_of[-1] = message_level[-1] = 0  # entry -1 is the start of the step
     heads = np.flatnonzero((sent >= 0) & (queued < 0))
     begins, ends = columns.first[:-1], columns.first[1:]
     here, until = begins[begins < ends], ends[begins < ends]
@@ -227,7 +229,7 @@ def find_levels(columns: Columns) -> Levels | None:
         left = here < until
         here, until = here[left], until[left]
         level += 1
-    narrow = np.int16 if level < 2**15 else np.int32  # numpy sorts short integers in one pass
+    narrow = np.int16 if level < 2**15 else np.int32  # NumPy sorts short integers in one pass
     levels, messages = level_of[:-1].astype(narrow), np.flatnonzero(sent >= 0).astype(np.int32)
     order = np.argsort(levels, kind="stable").astype(np.int32)
     messages = messages[np.argsort(message_level[messages].astype(narrow), kind="stable")]
@@ -243,10 +245,10 @@ class Wave(NamedTuple):
     Attributes:
         num_ranks: P.
         num_microbatches: M.
-        stride: how many levels a microbatch is behind the one before it.
+        stride: the number of levels between a microbatch and the previous one.
         turn: the level of the first backward of the last rank; B j of rank s is on level turn +
             (P - 1 - s) + stride * j.
-        ahead: how many computations before its use a receive is posted.
+        ahead: the number of computations before its use at which a receive is posted.
     """
 
     num_ranks: int
@@ -257,12 +259,12 @@ class Wave(NamedTuple):
 
     @property
     def num_levels(self) -> int:
-        """How many levels there are."""
+        """The number of levels."""
         return self.turn + self.num_ranks + self.stride * (self.num_microbatches - 1)
 
     def find_ranks(self, direction: int, level: int) -> slice:
         """Returns the ranks with a forward (0) or a backward (1) on a level."""
-        # ranks are first counted from the one where the direction begins
+        # ranks are first counted from the rank where the direction begins
         away = level - self.turn if direction else level
         last_away = away - self.stride * (self.num_microbatches - 1)
         nearest = max(away % self.stride, last_away)
@@ -276,9 +278,9 @@ class Wave(NamedTuple):
         return slice(self.num_ranks - 1 - farthest, end, self.stride)
 
     def last_ends(self, prices: Prices, *, rendezvous: bool) -> Ints:
-        """Returns when each rank's last computation ends, shape (P,) or (P, K).
+        """Returns the end of each rank's last computation, shape (P,) or (P, K).
 
-        With memory for the ranks alone; the prices are float64.
+        Keeps only one row of times per rank; the prices are float64.
         """
         last = np.zeros((self.num_ranks, *prices.duration.shape[2:]))
         for _, ranks, _, end in self._sweep(prices, rendezvous):
@@ -286,9 +288,9 @@ class Wave(NamedTuple):
         return last
 
     def time(self, prices: Prices, *, rendezvous: bool) -> tuple[Ints, Ints]:
-        """Times every computation and message of a step, as `Levels.time` does."""
+        """Returns the times of every computation and message, as `Levels.time` does."""
         ends, starts = np.empty((2, self.num_ranks * 2 * self.num_microbatches))
-        # where the next computation of each rank stands
+        # the index of each rank's next computation
         place = np.arange(self.num_ranks) * (2 * self.num_microbatches)
         for direction, ranks, start, end in self._sweep(prices, rendezvous):
             start[prices.latency[direction, ranks] < 0] = -np.inf  # no message
@@ -298,16 +300,16 @@ class Wave(NamedTuple):
         return ends, starts
 
     def _sweep(self, prices: Prices, rendezvous: bool) -> Iterator[tuple[int, slice, Ints, Ints]]:
-        """Does the computations level by level, forwards and backwards.
+        """Times the computations level by level, forwards and backwards.
 
-        Yields the direction (0 forwards, 1 backwards), the ranks that take part, when their
-        messages start, and when their computations end.
+        Yields the direction (0 forwards, 1 backwards), the ranks that take part, the starts of
+        their messages, and the ends of their computations.
         """
-        # with a rank that does nothing at either end
+        # with an idle rank at either end
         shape = (self.num_ranks + 2, *prices.duration.shape[2:])
         free = np.full((2, *shape), -np.inf)  # when the link of each rank's next message is free
-        # when each rank's last computation ended, the one before that, and so on: the receive of
-        # the next one is posted at the oldest
+        # the end of each rank's last computation, of the one before it, and so on: the receive of
+        # the next computation is posted at the oldest
         past = np.zeros((1 + min(self.ahead, 2 * self.num_microbatches), *shape))
         for level in range(self.num_levels):
             before = past[0].copy()

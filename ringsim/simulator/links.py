@@ -1,44 +1,44 @@
-"""The links between simulated ranks: who carries a message, and when it arrives.
+"""The links between simulated ranks, which carry messages and determine when they arrive.
 
-**Private links**: each ordered pair of ranks has a link of its own, which takes one message after
-the other. A message holds the link while its bytes go in, and arrives one latency after the last of
-them::
+**Private links**: each ordered pair of ranks has its own link, which takes one message after
+another. A message occupies the link while its bytes enter it, and arrives one latency after the
+last of them::
 
     ready    start             free       arrive
       |--------|=================|----------|
         busy     size * beta       alpha              start = max(ready, free of the message before)
 
-**Shared cores**: the same, on one machine with fewer cores than ranks. A message needs a core while
-it is carried, as posting it does::
+**Shared cores**: private links on one machine with fewer cores than ranks. Both carrying a message
+and posting it need a core::
 
-    core 0  |== rank 0 posts ==|== rank 2 posts ==|          rank 2 asked last, and waits for the
-    core 1  |== rank 1 posts ==|== 0 -> 1 is carried ====|  first core that is free
+    core 0  |== rank 0 posts ==|== rank 2 posts ==|          rank 2 requests a core last, and waits
+    core 1  |== rank 1 posts ==|== 0 -> 1 is carried ====|  for the first core that is free
 
-With the costs of Gloo (`ringsim.topologies.GlooCosts`) it needs a core on each side, for half of
-what carrying it takes. Where both ranks are at work on their connection at one time, some messages,
-drawn from the run's seed, stall: they arrive so much later, as does whatever else comes to that
-rank meanwhile, and a core is busy until then. Cores that have had nothing to do for a while must be
-woken first::
+With the costs of Gloo (`ringsim.topologies.GlooCosts`), a message needs a core on each side, for
+half of the time that carrying it takes. If both ranks use their connection at about the same time,
+some messages, drawn with the run's seed, stall: they arrive later, as do other messages to the same
+rank in the meantime, and a core is busy until then. Cores that have been idle for a while must
+first be woken::
 
-    rank 0    |= posts =|                             |= goes on
-    rank 1       |= posts =|......... stall ..........|= goes on
+    rank 0    |= posts =|                             |= continues
+    rank 1       |= posts =|......... stall ..........|= continues
 
-**Shared links**: messages that are under way together share the links of a topology fairly. A
-message is a flow, which passes all links of its route at once; when a flow begins or ends, those
-that it met get new paces. Messages from one rank to another go one after the other, as so do the
-flows of one group's collectives, beside them::
+**Shared links**: messages in flight together share the links of a topology fairly. A message is a
+flow through all links of its route at the same time; when a flow begins or ends, the flows that it
+met get new paces. Messages from one rank to another go one after another, and so do the flows of
+one group's collectives, which run next to the messages::
 
     0 -> 2, 8 bytes  |==== half the link ====|== alone ==|  arrives one latency after its last byte
     1 -> 2, 4 bytes  |==== half the link ====|              so does this one
 
-Sharing is max-min fair: all flows speed up together until a link is full; those on it stay at that
-speed, and the others go on. ::
+Sharing is max-min fair: all flows speed up together until a link is full; the flows on it keep that
+speed, and the others speed up further. ::
 
     link A, 10 bytes/s:  flow 1, flow 2          flow 2 is held at 2 by link B, so flow 1 gets the
                                                  other 8 of A
     link B,  4 bytes/s:          flow 2, flow 3  flow 3 is held at 2
 
-Speeds are *paces*, seconds for each byte, as the beta of a link is: a flow that is alone has
+Speeds are *paces*, in seconds per byte like the beta of a link: a flow that shares no link has
 exactly the pace of its slowest link.
 
 Source:
@@ -80,39 +80,39 @@ __all__ = [
 
 Arrived = Callable[[float], None]  # called with the time of an arrival, at that time
 
-AWAKE_S: Final = 300e-6  # so long after a message the cores have not gone to sleep
-# two posts on a connection within this are at one time: what the first sends is about to arrive
+AWAKE_S: Final = 300e-6  # the cores do not sleep for this long after a message
+# two posts on a connection within this time overlap: what the first one sends is about to arrive
 CLOSE_S: Final = 150e-6
 _NO_DEGREES: Final[Mapping[tuple[int, int], float]] = {}
 
 
 @dataclass(slots=True)
 class _Line:
-    """One link, which nobody else uses."""
+    """One link that carries nothing else."""
 
     alpha_s: float
     beta_s: float
-    free_s: float = 0.0  # when it has taken all bytes of the messages until now
+    free_s: float = 0.0  # the time at which it has taken all bytes so far
 
 
 class PrivateLinks:
-    """A link for each ordered pair of ranks, which nobody else uses: each arrival is known at once.
+    """A private link for each ordered pair of ranks; each arrival is known immediately.
 
     Args:
-        link: what a message costs: one for all pairs, or one for each ordered pair (src, dst) that
-            talks.
-        slower: how many times as long a link takes, by (src, dst).
+        link: the cost of a message: one link for all pairs, or one for each ordered pair (src, dst)
+            that communicates.
+        slower: the factor by which a link is slower, by (src, dst).
 
     Raises:
-        ArgumentError: ``link`` is no link and no table of links, or an entry of it is none.
+        ArgumentError: ``link``, or an entry of it, is not a link.
 
     Example:
         >>> links = PrivateLinks(Link(alpha_s=1.0, beta_s_per_byte=0.5))
-        >>> links.carry(0, 1, size_bytes=4, ready_s=0.0)  # in until 2.0
+        >>> links.carry(0, 1, size_bytes=4, ready_s=0.0)  # occupies the link until 2.0
         3.0
-        >>> links.carry(0, 1, size_bytes=4, ready_s=0.0)  # waits for the first one's last byte
+        >>> links.carry(0, 1, size_bytes=4, ready_s=0.0)  # waits for the first message's last byte
         5.0
-        >>> links.carry(1, 0, size_bytes=4, ready_s=0.0)  # the other way there is another link
+        >>> links.carry(1, 0, size_bytes=4, ready_s=0.0)  # the other direction has its own link
         3.0
     """
 
@@ -135,19 +135,17 @@ class PrivateLinks:
         arrived: Arrived | None = None,
         apart_s: float = math.inf,
     ) -> float:
-        """Takes a message; returns when it arrives, in seconds.
+        """Takes a message; returns its arrival time in seconds.
 
-        Messages of one source and one destination arrive in the order in which they were handed
-        over.
+        Messages from one source to one destination arrive in the order of the calls.
 
         Args:
-            src: the rank it comes from.
-            dst: the rank it goes to.
-            size_bytes: its size, 0 or more.
-            ready_s: when it may leave: not before now.
-            arrived: what shared links call when it arrives.
-            apart_s: for how long one of its ranks has had nothing to do with their connection;
-                shared cores ask.
+            src: the rank that sends it.
+            dst: the rank that receives it.
+            size_bytes: its size, at least 0.
+            ready_s: the time from which it may leave; not in the past.
+            arrived: the function that shared links call when it arrives.
+            apart_s: the time since one of its ranks last used their connection, for shared cores.
         """
         line = self._lines.get((src, dst))
         if line is None:
@@ -158,12 +156,12 @@ class PrivateLinks:
         return free_s + line.alpha_s
 
     def free_s(self, src: int, dst: int) -> float:
-        """Returns when a link has taken all bytes of the messages until now."""
+        """Returns the time at which a link has taken all bytes so far."""
         line = self._lines.get((src, dst))
         return 0.0 if line is None else line.free_s
 
     def link_of(self, src: int, dst: int) -> Link:
-        """Returns what a message that nobody disturbs costs; carries none.
+        """Returns the cost of an undisturbed message, without carrying one.
 
         Raises ArgumentError if there is no link.
         """
@@ -171,7 +169,7 @@ class PrivateLinks:
 
 
 def find_link(link: Link | Mapping[tuple[int, int], Link], src: int, dst: int) -> Link:
-    """Returns the link of a pair of ranks, given one for all pairs or one for each.
+    """Returns the link of a pair of ranks, given one for all pairs or one for each pair.
 
     Raises ArgumentError if there is none.
     """
@@ -179,7 +177,7 @@ def find_link(link: Link | Mapping[tuple[int, int], Link], src: int, dst: int) -
         return link
     if (src, dst) not in link:
         raise ArgumentError(
-            f"link must have an entry for each pair that talks, got none for ({src}, "
+            f"link must have an entry for each pair that communicates, got none for ({src}, "
             f"{dst}). Add ({src}, {dst}): Link(...)."
         )
     return link[src, dst]
@@ -188,7 +186,7 @@ def find_link(link: Link | Mapping[tuple[int, int], Link], src: int, dst: int) -
 def degraded(link: Link, factor: float) -> Link:
     """Returns a link on which every message takes ``factor`` times as long.
 
-    The same one for a factor of 1.
+    For a factor of 1, returns the link itself.
 
     Example:
         >>> degraded(Link(alpha_s=1.0, beta_s_per_byte=0.5), 5).time_s(4)
@@ -203,33 +201,33 @@ LinkName = TypeVar("LinkName", bound=Hashable)
 def fair_paces(
     routes: Sequence[Sequence[LinkName]], paces: Mapping[LinkName, float]
 ) -> list[float]:
-    """Returns the paces of flows, which share the links of their routes max-min fairly.
+    """Returns the paces of flows that share the links of their routes max-min fairly.
 
-    0 where none of them is ever full.
+    The pace is 0 if none of the links of a route is ever full.
 
     Args:
-        routes: the links of each flow, none twice.
-        paces: seconds for each byte, for each link; 0 for a link that is never full.
+        routes: the links of each flow, without duplicates.
+        paces: the seconds per byte of each link; 0 for a link that is never full.
 
     Example:
         >>> fair_paces([["A"], ["A", "B"], ["B"]], {"A": 1 / 10, "B": 1 / 4})
         [0.125, 0.5, 0.5]
     """
     found = [0.0] * len(routes)
-    # the flows of each link that still speed up; no sets, whose order may differ by run
+    # the flows of each link that still speed up; no sets, because their order may differ by run
     moving: dict[LinkName, dict[int, None]] = {}
     for flow, route in enumerate(routes):
         for link in route:
             if paces[link] > 0:
                 moving.setdefault(link, {})[flow] = None
-    taken = dict.fromkeys(moving, 0.0)  # bytes per second of the flows that are held
+    taken = dict.fromkeys(moving, 0.0)  # bytes per second of the flows at their final pace
     pace = math.inf
     while moving:
-        offers = {}  # the pace of each link if it were the next one full
+        offers = {}  # the pace of each link if it became full next
         for link, flows in moving.items():
-            left = 1 - taken[link] * paces[link]  # the part of the link that nobody has yet
+            left = 1 - taken[link] * paces[link]  # the share of the link that is still free
             offers[link] = len(flows) * paces[link] / left if left > 0 else math.inf
-        pace = min(pace, max(offers.values()))  # rounding alone could make it rise again
+        pace = min(pace, max(offers.values()))  # without min, rounding could make it rise again
         for link in [link for link, offer in offers.items() if offer >= pace]:
             for flow in moving.pop(link, ()):
                 found[flow] = pace
@@ -247,22 +245,22 @@ Edge = tuple[Hashable, Hashable]
 
 @dataclass(slots=True, eq=False)
 class _Flow:
-    """A message under way, or waiting for the one before it."""
+    """A message in flight, or waiting for the one before it."""
 
     route: _Route
     left_bytes: float  # at settled_s
     latency_s: float
     ready_s: float
     arrived: Arrived | None
-    pace: float = -1.0  # seconds for each byte; none yet
+    pace: float = -1.0  # seconds per byte; negative if there is none yet
     settled_s: float = 0.0
-    end_s: float = math.inf  # when it is to end, as far as is known
-    end: Callable[[], None] = field(init=False)  # what is called then
+    end_s: float = math.inf  # the time at which it is expected to end
+    end: Callable[[], None] = field(init=False)  # called at that time
 
 
 @dataclass(slots=True, eq=False)
 class _Route:
-    """The way from one rank to another, with the messages that take it: the first is under way."""
+    """The route from one rank to another, with its messages; the first one is in flight."""
 
     alpha_s: float
     edges: tuple[Edge, ...]
@@ -270,10 +268,10 @@ class _Route:
 
 
 class SharedLinks:
-    """The links of a topology; arrivals are known as they happen.
+    """The links of a topology; arrivals are known only when they happen.
 
-    ``slower`` says how many times as long a message takes, by (src, dst), in a network that is
-    otherwise empty.
+    ``slower`` is the factor by which a message is slower, by (src, dst), in an otherwise empty
+    network.
     """
 
     def __init__(
@@ -288,12 +286,12 @@ class SharedLinks:
         self._topology: Final = topology
         self._world_size: Final = world_size
         self._slower: Final = slower
-        # by src, dst; those of collectives by group, too
+        # by src, dst; the routes of collectives also by group
         self._routes: dict[tuple[int, ...], _Route] = {}
         self._paces: dict[Edge, float] = {}  # of the links that some route has used
-        # who is on each link now; no sets, whose order may differ by run
+        # the flows on each link now; no sets, because their order may differ by run
         self._users: dict[Edge, dict[_Flow, None]] = {}
-        # links whose users are no longer those that the paces were made for
+        # links whose flows have changed since the paces were computed
         self._changed: dict[Edge, None] = {}
 
     def carry(
@@ -307,8 +305,8 @@ class SharedLinks:
     ) -> None:
         """Takes a message, as `PrivateLinks.carry` does.
 
-        Calls ``arrived`` when it arrives, if not None. Returns None, because that depends on
-        messages still to come.
+        Calls ``arrived``, unless it is None, when the message arrives. Returns None, because the
+        arrival depends on messages still to come.
         """
         route = self._routes.get((src, dst)) or self._open(src, dst)
         self._queue(_Flow(route, size_bytes, route.alpha_s, ready_s, arrived))
@@ -316,11 +314,11 @@ class SharedLinks:
     def carry_part(
         self, group: int, src: int, dst: int, size_bytes: float, latencies: int, arrived: Arrived
     ) -> None:
-        """Takes what a collective moves from one rank to another, now.
+        """Takes the bytes that a collective moves from one rank to another, now.
 
-        It waits for earlier ones of its group, and shares with all others. What many steps move
-        over one link may be one flow, which pays the latency of the way as many times, after its
-        last byte.
+        They wait for earlier bytes of the group, and share the links with everything else. If many
+        steps use the same link, their bytes may be one flow, which pays the latency of the route
+        once per step, after its last byte.
         """
         route = self._routes.get((src, dst, group))
         if route is None:
@@ -337,11 +335,11 @@ class SharedLinks:
             self._begin_when_ready(flow)
 
     def link_of(self, src: int, dst: int) -> Link:
-        """Returns what a message that nobody disturbs costs, as `PrivateLinks.link_of` does."""
+        """Returns the cost of an undisturbed message, as `PrivateLinks.link_of` does."""
         return self._whole(src, dst, self._topology.route(src, dst, self._world_size))
 
     def _whole(self, src: int, dst: int, hops: Sequence[Hop]) -> Link:
-        """Returns what hops cost together, the degradation of the pair included."""
+        """Returns the cost of some hops together, including the pair's degradation."""
         link = Link(
             sum(hop.link.alpha_s for hop in hops),
             max((hop.link.beta_s_per_byte for hop in hops), default=0.0),
@@ -351,10 +349,10 @@ class SharedLinks:
     def _open(self, src: int, dst: int) -> _Route:
         hops = list(self._topology.route(src, dst, self._world_size))
         whole = self._whole(src, dst, hops)
-        # a hop of its own, so slow that the whole takes so much longer
+        # an additional hop, as slow as the degraded route should be
         if (src, dst) in self._slower:
             hops.append(Hop((("degraded", src), dst), whole))
-        # A link that is never full holds nobody up, and would only join flows that do not meet.
+        # A link that is never full delays no flow, and would only connect unrelated flows.
         limiting = {hop.edge: hop.link.beta_s_per_byte for hop in hops if hop.link.beta_s_per_byte}
         for edge in limiting:
             self._users.setdefault(edge, {})
@@ -365,7 +363,7 @@ class SharedLinks:
     def _begin_when_ready(self, flow: _Flow) -> None:
         if flow.ready_s > self._clock.now_s():
             self._clock.at(flow.ready_s, partial(self._begin, flow))
-        else:  # in the same breath, so that paces are made once for all that happens now
+        else:  # immediately, so that paces are computed once for all that happens now
             self._begin(flow)
 
     def _begin(self, flow: _Flow) -> None:
@@ -391,16 +389,16 @@ class SharedLinks:
             self._begin_when_ready(route.flows[0])
 
     def _change(self, edges: tuple[Edge, ...]) -> None:
-        """Has the paces made anew once everything that is due now has happened.
+        """Schedules new paces for when everything that is due now has happened.
 
-        Many flows may begin or end at one time.
+        Many flows may begin or end at the same time.
         """
         if not self._changed:
             self._clock.at(self._clock.now_s(), self._share)
         self._changed.update(dict.fromkeys(edges))
 
     def _share(self) -> None:
-        """Gives new paces to flows on links that have changed, to those they meet, and so on."""
+        """Gives new paces to the flows on changed links, to the flows they meet, and so on."""
         flows = self._meeting(self._changed)
         self._changed.clear()
         now_s = self._clock.now_s()
@@ -432,16 +430,16 @@ class SharedLinks:
 
 
 class SharedCores(PrivateLinks):
-    """A link for each ordered pair of ranks, and cores that all share.
+    """A private link for each ordered pair of ranks, and cores shared by all ranks.
 
-    Each message needs a core for as long as it takes alone, or what the machine's costs of Gloo
-    say; and none for what ``slower`` adds.
+    Each message needs a core for the time it would take on an idle machine, or the time given by
+    the machine's costs of Gloo. The additional time of ``slower`` needs no core.
 
     Args:
         machine: the link, the cores, and the costs of Gloo.
-        slower: how many times as long a link takes, by (src, dst).
-        world_size: how many ranks share the cores.
-        seed: which messages stall is drawn from it.
+        slower: the factor by which a link is slower, by (src, dst).
+        world_size: the number of ranks that share the cores.
+        seed: the seed that determines which messages stall.
 
     Example:
         >>> links = SharedCores(OneMachine(Link(alpha_s=1.0, beta_s_per_byte=0.5), cores=1))
@@ -463,10 +461,10 @@ class SharedCores(PrivateLinks):
         self.gloo, self.cores = machine.gloo, Cores(machine.cores)
         self._alone = machine.link
         self._draw = random.Random(seed).random
-        self._stalled_s: dict[int, float] = {}  # until when, by rank
-        # who waits for a core is at work for longer
+        self._stalled_s: dict[int, float] = {}  # the end of each rank's stall
+        # a rank that waits for a core stays busy for longer
         self._close_s = CLOSE_S * max(1.0, world_size / machine.cores)
-        self._handled_s = -math.inf  # when the last message was there
+        self._handled_s = -math.inf  # when the last message was handled
 
     def carry(
         self,
@@ -477,7 +475,7 @@ class SharedCores(PrivateLinks):
         arrived: Arrived | None = None,
         apart_s: float = math.inf,
     ) -> float:
-        """Takes a message, as `PrivateLinks.carry` does; it needs a core from when it begins."""
+        """Takes a message, as `PrivateLinks.carry` does; it needs a core once it begins."""
         begin_s = max(ready_s, self.free_s(src, dst))
         arrives_s = super().carry(src, dst, size_bytes, ready_s)
         gloo = self.gloo
@@ -492,11 +490,11 @@ class SharedCores(PrivateLinks):
     def carry_piece(
         self, gloo: GlooCosts, dst: int, size_bytes: float, ready_s: float, apart_s: float
     ) -> float:
-        """Takes a message of a collective, which no link delays; returns when it arrives."""
+        """Takes a message of a collective, which no link delays; returns its arrival time."""
         return self._stall(gloo, dst, self._handle(gloo, ready_s, size_bytes), apart_s)
 
     def _handle(self, gloo: GlooCosts, begin_s: float, size_bytes: float) -> float:
-        """Takes a core for each side; returns when both are done."""
+        """Reserves a core for each side; returns the time at which both are done."""
         half_s = gloo.carrying.time_s(size_bytes) / 2
         self._handled_s = end_s = max(
             self.cores.book(begin_s, half_s), self.cores.book(begin_s, half_s)
@@ -504,7 +502,7 @@ class SharedCores(PrivateLinks):
         return end_s
 
     def _stall(self, gloo: GlooCosts, dst: int, arrives_s: float, apart_s: float) -> float:
-        """Returns when a message arrives, given when it would."""
+        """Returns the arrival time of a message, delayed if it stalls."""
         until_s = self._stalled_s.get(dst, 0.0)
         if until_s > arrives_s:
             return until_s
@@ -526,7 +524,7 @@ def make_links(
     inject: Iterable[Injection] = (),
     seed: int = 0,
 ) -> Links:
-    """Returns the links of a run, given as to ``ringsim.simulate``.
+    """Returns the links of a run, with the arguments of ``ringsim.simulate``.
 
     Each `Degrade` makes the messages of a pair slower.
     """
@@ -534,7 +532,7 @@ def make_links(
         got = "none" if link is None else "both"
         raise ArgumentError(
             f"exactly one of link and topology must be given, got {got}. "
-            "A topology holds its own links."
+            "A topology has its own links."
         )
     inject = tuple(inject)
     pairs = [(each.src, each.dst) for each in inject if isinstance(each, Degrade)]
@@ -548,7 +546,7 @@ def make_links(
         callable(getattr(topology, name, None)) for name in ("check", "route")
     ):
         raise ArgumentError(
-            f"topology must have the methods check and route, got {say(topology)}. Take one of "
+            f"topology must have the methods check and route, got {say(topology)}. Use one from "
             "ringsim.topologies."
         )
     return SharedLinks(clock, topology, world_size, slower)

@@ -1,16 +1,16 @@
-"""Brings the sends and recvs of simulated ranks together: when a message leaves.
+"""Matches the sends and recvs of simulated ranks, and decides when a message leaves.
 
-The k-th send of a channel (group, source, destination, tag) belongs to the k-th recv, whichever is
-posted first. Three ways, by name:
+The k-th send of a channel (group, source, destination, tag) matches the k-th recv; either may be
+posted first. Three kinds of semantics, by name:
 
 | name | like | a send |
 |---|---|---|
 | ``rendezvous`` | Gloo | waits for its recv, at every size |
-| ``buffered(65536)`` | MPI | up to so many bytes, leaves at once and is done; a larger one waits |
-| ``buffered`` | | leaves at once and is done, at any size |
-| ``grouped`` | NCCL | waits for its recv, and for all that its rank posted on the group before |
+| ``buffered(65536)`` | MPI | up to this many bytes, leaves immediately and is done; else it waits |
+| ``buffered`` | | leaves immediately and is done, at any size |
+| ``grouped`` | NCCL | waits for its recv, and for all earlier messages of its rank on the group |
 
-With ``grouped``, a batch counts as one.
+With ``grouped``, a batch counts as one message.
 
 ::
 
@@ -55,11 +55,11 @@ class SimulatedMessage(SimulatedWork):
     """A send or a recv.
 
     Attributes:
-        number: its place among the messages that had to wait for their other side; 0 for one that
-            met it at once.
-        met: of a send, its recv.
-        arrives_s: of a send that has left before its recv was posted: when its message arrives.
-        entry: what it is carried out with, if a rank's messages go one after the other.
+        number: its index among the messages that had to wait for their other side; 0 if the other
+            side was already posted.
+        met: the recv of a send.
+        arrives_s: for a send that left before its recv was posted, the arrival time.
+        entry: the messages carried out together with it, if the messages of a rank go in order.
     """
 
     number = 0
@@ -87,19 +87,19 @@ class SimulatedMessage(SimulatedWork):
         self.channel.connection.is_open = False
 
     def arrive(self, time_s: float) -> None:
-        """Completes a send and its recv: the message has arrived."""
-        self.met.complete(time_s)  # type: ignore[union-attr]  # what has begun has met its recv
+        """Completes a send and its recv when the message has arrived."""
+        self.met.complete(time_s)  # type: ignore[union-attr]  # it has left, so it has its recv
         self.complete(time_s)
 
     def source_rank(self) -> int:
-        """Returns the rank within the group that a message came from; waits for it."""
+        """Returns the source of a message as a rank of the group, after waiting for it."""
         self.wait()
         return self.group.places[self.peer]
 
     _source_rank = source_rank
 
     def result(self) -> list[torch.Tensor]:
-        """Returns the tensor, once it is there."""
+        """Returns the tensor, after waiting for it."""
         self.wait()
         return [self.tensor]
 
@@ -113,10 +113,10 @@ class SimulatedMessage(SimulatedWork):
 
 @dataclass
 class Connection:
-    """The connection of two ranks in a group, until a limit closes it."""
+    """The connection of two ranks in a group, until a time limit closes it."""
 
     is_open: bool = True
-    # until when each of them was posting on it, if that takes time
+    # until when each rank was posting on it, if posting takes time
     busy_s: dict[int, float] = field(default_factory=dict)
 
 
@@ -124,7 +124,7 @@ class Connection:
 class Channel:
     """The messages from one rank of a group to another with one tag, in order.
 
-    From ANY_SOURCE, the recvs from any rank.
+    If the source is ANY_SOURCE, the recvs from any rank.
     """
 
     group: Team
@@ -132,7 +132,7 @@ class Channel:
     dst: int
     tag: int
     connection: Connection
-    # for their other side: all sends, or all recvs
+    # waiting for their other side: all sends, or all recvs
     waiting: deque[SimulatedMessage] = field(default_factory=deque)
 
 
@@ -140,9 +140,9 @@ class Channel:
 
 
 class Rendezvous:
-    """Holds the messages that wait for their other side.
+    """The messages that wait for their other side.
 
-    A message moves when both sides are there.
+    A message moves when both sides are posted.
     """
 
     by_tag = True
@@ -150,13 +150,13 @@ class Rendezvous:
     def __init__(self, clock: Clock, links: Links) -> None:
         self._clock, self._links = clock, links
         self._stalls = isinstance(links, SharedCores) and links.gloo is not None
-        self._posted = 0  # how many have had to wait for their other side
+        self._posted = 0  # how many messages have had to wait for their other side
         self._channels: dict[tuple[Team, int, int, int], Channel] = {}
         self._connections: defaultdict[tuple[Team, int, int], Connection] = defaultdict(Connection)
-        self._hears_anybody = False  # whether a recv from anybody was ever posted
+        self._hears_anybody = False  # whether a recv from any source was ever posted
 
     def channel_of(self, group: Team, src: int, dst: int, tag: int) -> Channel:
-        """Returns where the messages of a group, a source, a destination and a tag meet.
+        """Returns the channel of a group, a source, a destination and a tag.
 
         Ranks are global.
         """
@@ -170,9 +170,9 @@ class Rendezvous:
         return channel
 
     def post(self, message: SimulatedMessage) -> None:
-        """Takes a message that has just been posted.
+        """Handles a message that has just been posted.
 
-        Raises if it does not fit its other side, or cannot be moved.
+        Raises an error if it does not match its other side, or cannot be moved.
         """
         self._clock.polls = 0
         channel, sends = message.channel, message.sends
@@ -190,7 +190,7 @@ class Rendezvous:
             self._meet(other, message, message)
 
     def post_together(self, messages: list[SimulatedMessage]) -> None:
-        """Takes the messages of a batch; here they do not depend on each other."""
+        """Handles the messages of a batch, which are independent of each other here."""
         for message in messages:
             self.post(message)
 
@@ -200,15 +200,15 @@ class Rendezvous:
             yield from channel.waiting
 
     def _queue(self, channel: Channel, message: SimulatedMessage) -> None:
-        """Lets a message wait for its other side."""
+        """Queues a message until its other side is posted."""
         self._posted += 1
         message.number = self._posted
         channel.waiting.append(message)
 
     def _find_other_side(self, channel: Channel, sends: bool) -> deque[SimulatedMessage]:
-        """Returns the queue whose first message a new one meets.
+        """Returns the queue whose first message a new one matches.
 
-        Of those that recvs from anybody make possible, the oldest.
+        Recvs from any source may allow several; the oldest message is chosen.
         """
         group, dst = channel.group, channel.dst
         sources = (
@@ -227,10 +227,10 @@ class Rendezvous:
         return min(queues, key=lambda queue: queue[0].number, default=channel.waiting)
 
     def _meet(self, send: SimulatedMessage, recv: SimulatedMessage, last: SimulatedMessage) -> None:
-        """Brings the data over, and begins to carry a message.
+        """Moves the data, and starts to carry a message.
 
-        Of its sides ``last`` has just been posted. Where the data cannot be brought over, ``last``
-        raises as it is posted, and the wait for the other side does.
+        ``last`` is the side that has just been posted. If the data cannot be moved, ``last`` raises
+        an error as it is posted, and the other side raises it from its wait.
         """
         send.met = recv
         if recv.peer == ANY_SOURCE:
@@ -248,7 +248,7 @@ class Rendezvous:
         self._begin(send, recv)
 
     def _begin(self, send: SimulatedMessage, recv: SimulatedMessage) -> None:
-        """Begins to carry a message whose recv is posted."""
+        """Starts to carry a message whose recv is posted."""
         apart_s = NEVER
         if self._stalls:
             busy_s = send.channel.connection.busy_s
@@ -258,7 +258,7 @@ class Rendezvous:
         self._carry(send, send.arrive, apart_s)
 
     def _carry(self, send: SimulatedMessage, arrived: Arrived, apart_s: float = NEVER) -> None:
-        """Carries a message; ``arrived`` is told when it arrives, as soon as that is known."""
+        """Carries a message; calls ``arrived`` with the time of arrival, once it is known."""
         arrives_s = self._links.carry(
             send.rank.number, send.peer, send.kind.size_bytes, self._clock.now, arrived, apart_s
         )
@@ -267,7 +267,7 @@ class Rendezvous:
 
 
 class Buffered(Rendezvous):
-    """The same, but a message up to a limit leaves as soon as it is sent.
+    """Like `Rendezvous`, but a message up to a limit leaves as soon as it is sent.
 
     The tensor is copied, and the send is done.
     """
@@ -289,7 +289,7 @@ class Buffered(Rendezvous):
         super()._queue(channel, message)
 
     def _leave(self, send: SimulatedMessage) -> None:
-        """Sends a message on its way; the send is done."""
+        """Sends a message; the send is done."""
         send.arrives_s = NEVER
         send.complete(self._clock.now)
 
@@ -303,7 +303,7 @@ class Buffered(Rendezvous):
     def _begin(self, send: SimulatedMessage, recv: SimulatedMessage) -> None:
         if send.kind.size_bytes > self._limit:
             super()._begin(send, recv)
-        elif send.arrives_s is None:  # its recv was there first
+        elif send.arrives_s is None:  # its recv was posted first
             self._leave(send)
         elif send.arrives_s < NEVER:
             recv.complete(max(send.arrives_s, self._clock.now))
@@ -315,19 +315,19 @@ class _Entry:
 
     messages: list[SimulatedMessage]
     num_arrived: int = 0
-    end_s: float = 0.0  # when the last one that has arrived did
+    end_s: float = 0.0  # when the latest message so far arrived
 
 
 class InOrder(Rendezvous):
-    """The same, but a rank's messages on a group begin one after the other; tags do not count.
+    """Like `Rendezvous`, but a rank's messages on a group start in order, whatever their tags.
 
     ::
 
-    rank 0  [send to 1] [recv from 1]  each rank's send waits for the other's recv, which stands
+    rank 0  [send to 1] [recv from 1]  each rank's send waits for the other's recv, which is queued
                                        behind its own send:
     rank 1  [send to 0] [recv from 0]  a deadlock
 
-    rank 0   [send to 1, recv from 1]        posted with batch_isend_irecv: both begin
+    rank 0   [send to 1, recv from 1]        posted with batch_isend_irecv: both start
     rank 1   [send to 0, recv from 0]
     """
 
@@ -338,18 +338,18 @@ class InOrder(Rendezvous):
         self._entries: defaultdict[tuple[int, Team], deque[_Entry]] = defaultdict(deque)
 
     def post(self, message: SimulatedMessage) -> None:
-        """Takes a message that has just been posted; it begins when its turn has come."""
+        """Handles a message that has just been posted; it starts when its turn comes."""
         if message.peer == ANY_SOURCE:
             raise ArgumentError(
-                'src must be given with semantics="grouped", got a recv from anybody '
-                f"({message.rank.here()}): NCCL has none. "
-                "Name the sender."
+                'semantics="grouped" does not support a recv from any source '
+                f"({message.rank.here()}), as NCCL does not. "
+                "Pass src."
             )
         self._clock.polls = 0
         self.post_together([message])
 
     def post_together(self, messages: list[SimulatedMessage]) -> None:
-        """Takes the messages of a batch, which begin together."""
+        """Handles the messages of a batch, which start together."""
         entry = _Entry(messages)
         for message in messages:
             message.entry = entry
@@ -382,23 +382,23 @@ class InOrder(Rendezvous):
             )
 
     def _go_on(self, queue: deque[_Entry]) -> None:
-        """Begins what stands behind an entry that is done."""
+        """Starts the next entry when one is done."""
         queue.popleft()
         if not queue:
             return
         try:
             self._post_all(queue[0])
         except (MessageMismatch, ArgumentError) as error:
-            # whoever posted it is gone from there: its wait raises
+            # the call that posted it has returned, so its wait raises the error
             for message in queue[0].messages:
                 message.error = error
                 message.complete(self._clock.now)
 
 
 def make_matcher(semantics: object, clock: Clock, links: Links) -> Rendezvous:
-    """Returns what brings messages together, with the semantics of a name.
+    """Returns the object that matches messages, for semantics given by name.
 
-    Raises ArgumentError if there is none of that name.
+    Raises ArgumentError if the name is unknown.
     """
     name = str(semantics)
     if name == "rendezvous":
@@ -409,11 +409,11 @@ def make_matcher(semantics: object, clock: Clock, links: Links) -> Rendezvous:
     if buffered is not None:
         return Buffered(clock, links, int(buffered[1]) if buffered[1] else math.inf)
     known = '"rendezvous" (Gloo), "buffered" or "buffered(65536)" (MPI), or "grouped" (NCCL)'
-    raise ArgumentError(f"semantics must be {known}, got {say(semantics)}. Choose one of these.")
+    raise ArgumentError(f"semantics must be {known}, got {say(semantics)}.")
 
 
 def _compare(mine: SimulatedMessage, theirs: SimulatedMessage) -> None:
-    """Raises MessageMismatch where the two sides of a message disagree.
+    """Raises MessageMismatch if the two sides of a message disagree.
 
     ``mine`` was posted last.
     """

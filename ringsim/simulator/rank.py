@@ -1,6 +1,7 @@
-"""A simulated rank: how it posts messages and collectives, and records them.
+"""A simulated rank, which posts messages and collectives and records them.
 
-``ringsim.simulator.group`` calls it with what ``torch.distributed`` hands to a process group::
+``ringsim.simulator.group`` calls it with the arguments that a process group of
+``torch.distributed`` receives::
 
     dist.isend -> SimulatedGroup.send -> SimulatedRank.begin_message -> matcher -> link
                                            |
@@ -49,7 +50,7 @@ class Shared:
     records: bool  # whether operations are recorded
     links: Links
     matcher: Rendezvous
-    costs: PostingCosts | None  # of posting a message
+    costs: PostingCosts | None  # the cost of posting a message
     kinds: dict[Any, Kind] = field(default_factory=dict)
     on_new_kind: Callable[[], None] = lambda: None
     checks: Prechecks = field(init=False)
@@ -64,15 +65,15 @@ class Shared:
         self.post_recv = recorder.make_post(OP_CODES["irecv"], RECV_NAMES)
 
     def kind_of(self, tensors: Sequence[Tensor], copies: int = 1, op: Any = None) -> Kind:
-        """Returns what an operation has in common with others on such tensors.
+        """Returns the kind of an operation on such tensors.
 
         Args:
             tensors: the tensors that it carries.
-            copies: how often they count.
-            op: how it reduces them, None if it does not.
+            copies: the number of times they count.
+            op: the reduction, or None.
 
         Raises:
-            ArgumentError: the simulator cannot reduce them so.
+            ArgumentError: the simulator does not support the reduction.
         """
         key = *[(tensor.dtype, tensor.shape) for tensor in tensors], copies, op
         kind = self.kinds.get(key)
@@ -86,7 +87,7 @@ class Shared:
         return kind
 
     def kind_of_message(self, tensor: Tensor) -> Kind:
-        """Returns what a message has in common with others of such a tensor."""
+        """Returns the kind of a message with such a tensor."""
         key = tensor.dtype, tensor.shape
         kind = self.kinds.get(key)
         if kind is None:
@@ -94,11 +95,11 @@ class Shared:
         return kind
 
     def make_kind(self, payload: Payload) -> Kind:
-        """Returns what operations that carry the same have in common."""
+        """Returns the kind of operations with a payload."""
         return Kind(self.recorder.payload(*payload), payload, payload.size_bytes)
 
     def poster_of(self, name: str) -> Post:
-        """Returns the function that records that a collective is posted."""
+        """Returns the function that records the post of a collective."""
         post = self.post_collective.get(name)
         if post is None:
             post = self.recorder.make_post(OP_CODES[name], COLLECTIVE_NAMES)
@@ -110,15 +111,15 @@ class SimulatedRank(Rank):
     """A rank of a simulation.
 
     Args:
-        shared: the state of all ranks.
-        number: which rank this is.
-        world_size: how many there are.
-        seed: of its random numbers.
-        fails_at: the number of the operation in whose place it fails, None for never.
+        shared: the state that all ranks share.
+        number: the number of this rank.
+        world_size: the number of ranks.
+        seed: the seed of its random numbers.
+        fails_at: the number of the operation at which it fails; None if it does not.
 
     Attributes:
-        blank: whether its messages carry zeros, whatever was in their tensors.
-        batch: how many messages of a batch it is about to post.
+        blank: whether its messages carry zeros instead of the data of their tensors.
+        batch: the messages posted so far of a batch; None outside a batch.
     """
 
     def __init__(
@@ -138,7 +139,7 @@ class SimulatedRank(Rank):
         self._refusal: Callable[[], BaseException] | None = None
 
     def here(self) -> str:
-        """Returns which rank this is, for errors."""
+        """Returns the name of this rank for error messages."""
         return f"rank {self.number} of {self.world_size}"
 
     # -- messages
@@ -146,21 +147,21 @@ class SimulatedRank(Rank):
     def begin_message(
         self, sends: bool, team: Team, place: int | None, tensors: Any, tag: Any
     ) -> SimulatedMessage:
-        """Begins to send or to receive.
+        """Starts a send or a recv.
 
         Args:
-            sends: whether it sends.
+            sends: whether it is a send.
             team: the group.
-            place: the other side's rank in the group, None for any source.
+            place: the other side's rank in the group; None for any source.
             tensors: a list of one tensor.
-            tag: of the message.
+            tag: the tag of the message.
         """
         shared = self.shared
         post = shared.post_send if sends else shared.post_recv
         other, kind = self._check_message(sends, team, place, tensors, tag, post)
         src, dst = (self.number, other) if sends else (other, self.number)
         channel = shared.matcher.channel_of(team, src, dst, tag)
-        if not channel.connection.is_open:  # Gloo posts the operation, which then fails
+        if not channel.connection.is_open:  # as on Gloo: the operation is posted, and then fails
             self._refuse_closed(channel, other, post(team.number, other, tag, kind.number))
         if self._hooked:
             self._before_operation()
@@ -180,7 +181,7 @@ class SimulatedRank(Rank):
     def _check_message(
         self, sends: bool, team: Team, place: int | None, tensors: Any, tag: Any, post: Post
     ) -> tuple[int, Kind]:
-        """Returns the other side's global rank and the kind of a message; raises ArgumentError."""
+        """Returns the other side's global rank and the kind; raises ArgumentError."""
         other = ANY_SOURCE if place is None else NONE
         if isinstance(place, int) and 0 <= place < len(team.ranks):
             other = team.ranks[place]
@@ -191,7 +192,7 @@ class SimulatedRank(Rank):
             attempt = Attempt("send" if sends else "recv", team.number, other, tag, kind.number)
             checks = self.shared.checks
             checks.check_message(attempt, [], place, len(team.ranks), post)
-            what, remedy = fault or ("", "")  # the peer is right, so something else is wrong
+            what, remedy = fault or ("", "")  # the peer is valid, so something else is wrong
             checks.refuse(what, remedy, attempt, post)
         return other, kind
 
@@ -199,14 +200,14 @@ class SimulatedRank(Rank):
         if self._records:
             self.recorder.complete(slot, ERROR)
         closed = Refused(
-            f"the connection to rank {other} must be open, got one that a limit has closed "
-            f"({self.here()}). Make a new group after a time-out."
+            f"the connection to rank {other} is closed because an earlier operation timed out "
+            f"({self.here()}). Create a new group after a timeout."
         )
         closed.imposed = True
         raise closed
 
     def _hand_over(self, message: SimulatedMessage) -> None:
-        """Hands a message to the matcher; lets the time pass that posting it takes."""
+        """Passes a message to the matcher; lets the time pass that posting it takes."""
         shared, clock = self.shared, self.clock
         costs = shared.costs
         if costs is None:
@@ -231,7 +232,7 @@ class SimulatedRank(Rank):
             self.shared.matcher.post_together(batch)
 
     def begin_batch(self, count: int) -> None:
-        """Lets the next messages, so many, go together if the semantics make a difference."""
+        """Makes the next ``count`` messages go together, if the semantics distinguish this."""
         if not self.shared.matcher.by_tag:
             self.batch, self.batch_left = [], count
 
@@ -244,12 +245,12 @@ class SimulatedRank(Rank):
         arguments: Mapping[str, Any],
         carried: Sequence[Tensor] | None = None,
     ) -> Part:
-        """Begins a collective.
+        """Starts a collective.
 
         Args:
-            name: of the function of torch.distributed.
+            name: the name of the function in torch.distributed.
             team: the group.
-            arguments: those of the function, by name.
+            arguments: the arguments of the function, by name.
             carried: the tensors whose size is recorded, if the function's own are pieces of them.
         """
         reading = READINGS[name]
@@ -261,7 +262,7 @@ class SimulatedRank(Rank):
         return self.take_part(call, kind, post)
 
     def begin_monitored_barrier(self, team: Team) -> Part:
-        """Begins a ``monitored_barrier``."""
+        """Starts a ``monitored_barrier``."""
         kind, post = self.shared.kind_of(()), self.shared.poster_of("monitored_barrier")
         return self.take_part(Call("monitored_barrier", team, (), ()), kind, post)
 
@@ -282,25 +283,25 @@ class SimulatedRank(Rank):
         return part
 
     def _refuse_gaps(self, call: Call, kind: Kind, post: Post) -> None:
-        """Raises ArgumentError for a tensor of whose memory Gloo would take the wrong part."""
+        """Raises ArgumentError for a tensor with gaps, whose memory Gloo would misread."""
         team: Any = call.group
         for tensor in call.tensors:
             if has_gaps(tensor):
                 attempt = Attempt(call.recorded_name, team.number, NONE, None, kind.number)
                 self.shared.checks.refuse_collective(attempt, tensor, post)
 
-    # -- what may go wrong
+    # -- failures and delays
 
     def _warm_up(self) -> None:
-        """Lets the time of a fresh process's first operation pass, once."""
+        """Lets the time pass that the first operation of a new process takes, once."""
         seconds, self._first_use_s = self._first_use_s, 0.0
         self.clock.work(seconds)
 
     def _before_operation(self) -> None:
-        """Counts an operation, and lets the computing before it take its time.
+        """Counts an operation, and charges the computing before it.
 
         Raises:
-            BaseException: the rank is to fail in the place of this operation.
+            BaseException: the rank is to fail at this operation.
         """
         if self._refusal is not None and self._refusals > 0:
             self._refusals -= 1
@@ -312,6 +313,6 @@ class SimulatedRank(Rank):
         self._operations += 1
 
     def refuse(self, make_error: Callable[[], BaseException], times: int) -> None:
-        """Lets so many of the rank's next operations raise an error: it can never go on."""
+        """Makes the rank's next ``times`` operations raise an error: it can never continue."""
         self._refusal, self._refusals = make_error, times
         self._hooked = True

@@ -1,6 +1,6 @@
-"""``ringsim.simulate_schedule``.
+"""``ringsim.simulate_schedule``, which times a step of a pipeline.
 
-How long a step of a pipeline takes, from its schedule and what things cost.
+The times follow from the schedule and the costs of computations and messages.
 """
 
 from __future__ import annotations
@@ -59,17 +59,17 @@ if TYPE_CHECKING:
 __all__ = ["ScheduleRun", "Setting", "simulate_schedule"]
 
 
-_MOST_TIMES: Final = 2_000_000  # kept at once, of all variants: more would not stay in a cache
+_MOST_TIMES: Final = 2_000_000  # kept at the same time for all variants; more would not fit a cache
 
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A schedule in the forms in which it is timed, each made on first use.
+    """A schedule in the forms that the timing needs, each created on first use.
 
     Attributes:
         schedule: the schedule.
-        ahead: how many computations before its use a receive is posted.
-        semantics: when a message may start.
+        ahead: the number of computations before its use at which a receive is posted.
+        semantics: the condition for a message to start.
     """
 
     schedule: Schedule
@@ -78,12 +78,12 @@ class Source:
 
     @property
     def rendezvous(self) -> bool:
-        """Whether a message starts only when its receive is posted, too."""
+        """Whether a message starts only when its receive is also posted."""
         return self.semantics == "rendezvous"
 
     @cached_property
     def wave(self) -> Wave | None:
-        """The rule of its levels; None if there is none."""
+        """The rule for its levels, or None."""
         return find_wave(self.schedule, self.ahead)
 
     @cached_property
@@ -99,10 +99,10 @@ class Source:
         """
         levels = find_levels(self.columns)
         if levels is None:
-            # raises, and says who waits for whom
+            # raises an error that lists which ranks wait for each other
             evaluate(lower(self.schedule, ahead=self.ahead), semantics=self.semantics)
             raise AssertionError(
-                "the evaluator came to the end of a schedule that waits for itself"
+                "the evaluator reached the end of a schedule whose ranks wait for each other"
             )
         return levels
 
@@ -110,16 +110,16 @@ class Source:
         return self.levels if self.wave is None or prices.is_exact else self.wave
 
     def time(self, prices: Prices) -> tuple[Ints, Ints]:
-        """Returns when each computation ends, and when its message starts."""
+        """Returns the end of each computation and the start of its message."""
         return self._choose(prices).time(prices, rendezvous=self.rendezvous)
 
     def find_makespan(self, prices: Prices) -> Any:
-        """Returns how long the step takes: a number, or K of them if the prices have a K."""
+        """Returns the length of the step: a number, or K numbers if the prices have a K."""
         last = self._choose(prices).last_ends(prices, rendezvous=self.rendezvous)
         return last.max(axis=0) if len(last) else np.zeros(prices.duration.shape[2:])[()]
 
     def find_makespans(self, variants: Sequence[Prices]) -> Ints:
-        """Returns how long the step takes with each of K prices, float64, shape (K,)."""
+        """Returns the length of the step for each of K prices, float64, shape (K,)."""
         kept = self.schedule.num_ranks if self.wave is not None else len(self.columns)
         at_once = max(1, _MOST_TIMES // max(kept, 1))
         found = np.empty(len(variants))
@@ -131,7 +131,7 @@ class Source:
         return found
 
     def find_busy(self, prices: Prices) -> Ints:
-        """Returns how long each rank computes, shape (ranks,)."""
+        """Returns the time that each rank computes, shape (ranks,)."""
         if self.wave is not None:
             busy: Ints = self.schedule.num_microbatches * (prices.duration[0] + prices.duration[1])
             return busy
@@ -142,13 +142,13 @@ class Source:
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """The step that was simulated, and how.
+    """The simulated step and its settings.
 
     Attributes:
         source: the schedule.
-        prices: what its computations and messages cost.
-        sizes: bytes of a message, for each boundary between stages; None if they were not given.
-        metadata: of the traces.
+        prices: the costs of its computations and messages.
+        sizes: the bytes of a message at each boundary between stages; None if they were not given.
+        metadata: the metadata of its traces.
     """
 
     source: Source
@@ -161,18 +161,18 @@ class Setting:
 class ScheduleRun:
     """The times of a simulated step, from 0, in the unit of the costs.
 
-    Seconds if a link was given. Results that take time are computed on first use and kept.
+    The unit is seconds if a link was given. Expensive results are computed on first use and kept.
 
     Attributes:
-        name: what the schedule is called.
-        num_ranks: how many ranks.
-        num_stages: how many stages, over all ranks.
-        num_microbatches: how many microbatches.
-        makespan: how long the step takes: until the last computation ends.
-        busy: how long each rank computes, shape (ranks,).
-        closed_form: the makespan by formula; None if none is known for this schedule with these
-            costs.
-        setting: what was simulated, and how.
+        name: the name of the schedule.
+        num_ranks: the number of ranks.
+        num_stages: the number of stages over all ranks.
+        num_microbatches: the number of microbatches.
+        makespan: the length of the step, until the last computation ends.
+        busy: the time that each rank computes, shape (ranks,).
+        closed_form: the makespan by formula; None if no formula is known for this schedule with
+            these costs.
+        setting: the settings of the simulation.
 
     Example:
         >>> from ringsim.simulator.schedules import simulate_schedule
@@ -184,7 +184,7 @@ class ScheduleRun:
         >>> (
         ...     str(run.operations.action(1)),
         ...     float(run.slack[1]),
-        ... )  # rank 1 has no use yet for what rank 0 makes second
+        ... )  # rank 1 does not yet need the second output of rank 0
         ('0F1', 2.0)
         >>> print(run.sensitivity(by=0.5, most=2))
         Improved by 50%:    gain    of the step   at most
@@ -203,13 +203,13 @@ class ScheduleRun:
 
     @property
     def idle(self) -> Ints:
-        """The bubble by makespan: how long each rank is idle during the step, shape (ranks,)."""
+        """The bubble of each rank: the time that it is idle during the step, shape (ranks,)."""
         idle: Ints = self.makespan - self.busy
         return idle
 
     @property
     def bubble(self) -> float:
-        """The part of the step in which ranks are idle, over all ranks.
+        """The fraction of the step in which ranks are idle, over all ranks.
 
         0 for a step that takes no time.
         """
@@ -218,7 +218,7 @@ class ScheduleRun:
 
     @property
     def operations(self) -> Columns:
-        """The computations as columns; the arrays below have one entry for each."""
+        """The computations as columns; the arrays below have one entry per computation."""
         return self.setting.source.columns
 
     @cached_property
@@ -236,23 +236,23 @@ class ScheduleRun:
 
     @property
     def ends(self) -> Ints:
-        """When each computation ends, shape (n,)."""
+        """The end of each computation, shape (n,)."""
         return self._ends_and_starts[0]
 
     @property
     def starts(self) -> Ints:
-        """When each computation starts, shape (n,).
+        """The start of each computation, shape (n,).
 
-        When the previous one has ended and its message has arrived.
+        A computation starts when the previous one has ended and its message has arrived.
         """
         starts: Ints = np.maximum(self._times.ends_of(self.operations.before), self._times.arrivals)
         return starts
 
     @property
     def message_starts(self) -> Ints:
-        """When the message that each computation waits for starts to go over its link, shape (n,).
+        """The time at which each computation's message starts to use its link, shape (n,).
 
-        -inf without one.
+        -inf for a computation without a message.
         """
         return self._ends_and_starts[1]
 
@@ -260,15 +260,15 @@ class ScheduleRun:
     def critical_path(self) -> CriticalPath:
         """The chain of computations and messages that takes as long as the step.
 
-        With the reason of each hop.
+        Each hop has the reason why it did not start earlier.
         """
         return find_critical_path(self._times)
 
     @cached_property
     def slack(self) -> Ints:
-        """How much later each computation alone may end at no cost, float64, shape (n,).
+        """The delay that each computation could have at no cost, float64, shape (n,).
 
-        0 on the critical path.
+        The delay applies to one computation at a time. It is 0 on the critical path.
         """
         source = self.setting.source
         prices = self.setting.prices.map(lambda table: table.astype(np.float64))
@@ -279,22 +279,22 @@ class ScheduleRun:
         return slack
 
     def sensitivity(self, by: float = 0.1, *, most: int = 8) -> Sensitivity:
-        """Finds out which stage, link or message size to improve, and what it gains.
+        """Finds the stage, link or message size that is worth improving, and the gain.
 
         Args:
-            by: how much each is improved, above 0 and below 1: 0.1 makes it 10 % faster, or
-                messages 10 % smaller.
-            most: how many to try, each by simulating it; those on which the critical path spends
-                most come first.
+            by: the improvement, above 0 and below 1: 0.1 makes a thing 10 % faster, or messages
+                10 % smaller.
+            most: the number of things to try, each with a simulation, in descending order of the
+                time that the critical path spends on them.
 
         Raises:
-            ArgumentError: ``by`` or ``most`` breaks its rule.
+            ArgumentError: ``by`` or ``most`` is invalid.
         """
         if not is_number(by) or not 0 < by < 1:
             raise ArgumentError(
                 f"by must be above 0 and below 1, got {say(by)}. 0.1 makes each thing 10 % faster."
             )
-        check_integer("most", most, 1, "Say how many things to try.")
+        check_integer("most", most, 1, "Pass the number of things to try.")
         setting = self.setting
         spent = dict(list(list_levers(self.critical_path, setting.prices).items())[:most])
         variants = [
@@ -313,21 +313,22 @@ class ScheduleRun:
     def trace(
         self, *, ranks: Iterable[int] | None = None, between: tuple[float, float] | None = None
     ) -> Trace:
-        """Returns the step as a trace, like that of ranks that run it.
+        """Returns the step as a trace, like a trace of ranks that run it.
 
         A unit of the costs is a second.
 
         Args:
-            ranks: whose events; None for all. A message is there if both of its ranks are.
-            between: of which time, from and until, in the unit of the costs; None for all. Events
-                that reach into it are complete.
+            ranks: the ranks whose events to include; None for all. A message is included if both of
+                its ranks are.
+            between: the start and end of the time to include, in the unit of the costs; None for
+                all. Events that overlap it are included whole.
 
         Returns:
-            The trace; its metadata says what was simulated, and of which part.
+            The trace; its metadata describes the simulation and the selected part.
 
         Raises:
-            ArgumentError: there is no such rank or time, or the part has more events or takes
-                longer than a trace can hold.
+            ArgumentError: there is no such rank or time, or the part has too many events or takes
+                too long for a trace.
 
         Example:
             >>> from ringsim.simulator.schedules import simulate_schedule
@@ -349,13 +350,13 @@ class ScheduleRun:
         return make_trace(self._times, setting.sizes, metadata, chosen, between)
 
     def plot(self, *, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
-        """Draws the step with its critical path, on ``ax`` or a new figure; returns the axes."""
+        """Draws the step with its critical path on ``ax`` or a new figure; returns the axes."""
         from ringsim.plot.schedule_run import plot_schedule_run
 
         return plot_schedule_run(self, ax=ax, **look)
 
     def __repr__(self) -> str:
-        """Returns it in one line."""
+        """Returns a one-line summary."""
         known = "" if self.closed_form is None else f" (closed form {float(self.closed_form):,.6g})"
         sizes = f"{self.num_ranks:,} ranks, {self.num_microbatches:,} microbatches"
         notes = "".join(f"; {note}" for note in self.setting.metadata.get("notes", ()))
@@ -365,7 +366,7 @@ class ScheduleRun:
         )
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Bundle:
-        """Returns the picture and the line, for Jupyter."""
+        """Returns the plot and the summary for Jupyter."""
         return bundle(repr(self), repr(self), self._draw)
 
     def _draw(self) -> bytes:
@@ -376,12 +377,12 @@ class ScheduleRun:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class WhatIfs:
-    """The times of a schedule with each of K sets of costs.
+    """The times of a schedule for each of K sets of costs.
 
     Attributes:
-        name: what the schedule is called.
-        makespan: how long the step takes, float64, shape (K,).
-        busy: how long each rank computes, shape (K, ranks).
+        name: the name of the schedule.
+        makespan: the length of the step, float64, shape (K,).
+        busy: the time that each rank computes, shape (K, ranks).
 
     Example:
         >>> from ringsim.schedules.costs import Costs
@@ -403,13 +404,13 @@ class WhatIfs:
 
     @property
     def idle(self) -> Ints:
-        """How long each rank is idle during the step, shape (K, ranks)."""
+        """The time that each rank is idle during the step, shape (K, ranks)."""
         idle: Ints = self.makespan[:, None] - self.busy
         return idle
 
     @property
     def bubble(self) -> Ints:
-        """The part of the step in which ranks are idle, over all ranks, shape (K,).
+        """The fraction of the step in which ranks are idle, over all ranks, shape (K,).
 
         0 for a step that takes no time.
         """
@@ -420,7 +421,7 @@ class WhatIfs:
         return share
 
     def __repr__(self) -> str:
-        """Returns how many there are, and between which times."""
+        """Returns the number of sets of costs, and the shortest and longest time."""
         return (
             f"{len(self)} what-ifs of {self.name}: {self.makespan.min():.6g} to "
             f"{self.makespan.max():.6g}"
@@ -458,40 +459,42 @@ def simulate_schedule(
     semantics: Semantics = "rendezvous",
     ahead: int = 1,
 ) -> ScheduleRun | WhatIfs:
-    """Simulates one training step of a pipeline on a virtual clock; no rank is started.
+    """Simulates one training step of a pipeline on a virtual clock, without starting ranks.
 
-    Every rank does its list in order and waits for what it needs, as the ranks of
-    ``train_step_pipeline`` do. A message starts when it is made, its link is free, and with
-    ``rendezvous`` its receive is posted; it keeps the link for ``size_bytes * beta_s_per_byte``,
-    and arrives ``alpha_s`` later.
+    Every rank does its actions in order and waits for the messages it needs, like the ranks of
+    ``train_step_pipeline``. A message starts when its payload is computed, its link is free and,
+    with ``rendezvous``, its receive is posted. It occupies the link for
+    ``size_bytes * beta_s_per_byte``, and arrives ``alpha_s`` later.
 
     Args:
         schedule: a name, as for ``make_schedule``, or any schedule. GPipe and 1F1B are timed from
             their phases, without a list of actions, so they work for thousands of ranks and
             microbatches.
-        costs: of the computations; None: forward, input and weight 1 each. A list of K: all K at
-            once.
-        num_ranks: with a name: how many ranks.
-        num_microbatches: with a name: how many microbatches.
-        num_chunks: with a name: how many stages a rank, as for ``make_schedule``.
-        link: what a message costs, in seconds, as the computations then are: one for all, or by
-            (from rank, to rank); with K costs also a list of K. None: ``costs.latency``, and links
-            are never busy.
-        size_bytes: of an activation and of its gradient, where a link is given: one for all, or one
-            for each boundary between stages.
+        costs: the costs of the computations; None for 1 each for forward, input and weight. Pass a
+            list of K costs to time all of them in one call.
+        num_ranks: the number of ranks, if ``schedule`` is a name.
+        num_microbatches: the number of microbatches, if ``schedule`` is a name.
+        num_chunks: the number of stages per rank, if ``schedule`` is a name, as for
+            ``make_schedule``.
+        link: the cost of a message in seconds, which makes the second the unit of all costs: one
+            link for all messages, or one per (from rank, to rank); with K costs, also a list of K.
+            None: a message takes ``costs.latency``, and links are never busy.
+        size_bytes: the size of an activation and of its gradient, if a link is given: one size for
+            all, or one for each boundary between stages.
         semantics: ``rendezvous``: a message starts when its send and its receive are posted (Gloo);
-            ``buffered``: when its send is (eager).
-        ahead: how many computations before its use a receive is posted; 0: when the rank has
-            nothing else to do. A lowered schedule says it itself.
+            ``buffered``: when its send is posted (eager).
+        ahead: the number of computations before its use at which a receive is posted; 0: when the
+            rank has nothing else to do. Ignored for a lowered schedule, which contains its
+            receives.
 
     Returns:
-        The times, and on demand the critical path and more; for K costs the K makespans. Exact if a
-        cost is a Fraction.
+        The times and, on demand, the critical path and more; for K costs, the K makespans. Exact if
+        any cost is a Fraction.
 
     Raises:
         ScheduleError: there is no schedule of that name, or the schedule breaks a rule.
-        Deadlock: its ranks would wait for each other; ``diagnosis`` is the circle.
-        ArgumentError: a count, cost, link, size or semantics breaks its rule.
+        Deadlock: its ranks would wait for each other; ``diagnosis`` contains the cycle.
+        ArgumentError: a count, cost, link, size or semantics is invalid.
 
     Example:
         >>> from ringsim.link import Link
@@ -513,8 +516,7 @@ def simulate_schedule(
     """
     if not is_one_of(semantics, SEMANTICS):
         raise ArgumentError(
-            f"semantics must be one of {', '.join(SEMANTICS)}, got {say(semantics)}. Take one of "
-            "these."
+            f"semantics must be one of {', '.join(SEMANTICS)}, got {say(semantics)}."
         )
     check_ahead(ahead)
     source = Source(
@@ -526,7 +528,7 @@ def simulate_schedule(
     if isinstance(schedule, str):
         known = source.schedule
         step = closed_forms.Step(schedule, known.num_ranks, known.num_microbatches, num_chunks)
-    one: Any = link  # a Link or a table of them: make_prices refuses what is neither
+    one: Any = link  # a Link or a table of links; make_prices refuses anything else
     return _simulate(source, costs or Costs(), one, size_bytes, step)
 
 
@@ -539,7 +541,7 @@ def _simulate(
 ) -> ScheduleRun:
     """Simulates a schedule with one set of costs.
 
-    ``step`` is what closed forms know it as, if it was made by name.
+    ``step`` describes it for the closed forms, if it was created by name.
     """
     schedule = source.schedule
     spread = spread_sizes(size_bytes, schedule.num_stages, has_link=link is not None)
@@ -560,14 +562,14 @@ def _simulate(
 
 
 def _find_schedule(schedule: str | Schedule, *counts: int | None) -> Schedule:
-    """Returns the schedule that was asked for; the counts go with a name."""
+    """Returns the requested schedule; the counts go with a name."""
     if not isinstance(schedule, Schedule):
-        given: Any = counts  # make_schedule refuses those that are missing
+        given: Any = counts  # make_schedule refuses missing counts
         return make_schedule(schedule, *given)
     if any(count is not None for count in counts):
         raise ArgumentError(
-            "num_ranks, num_microbatches and num_chunks must be left out, got "
-            f"{say(counts)}: the schedule says them. Take them out, or give the schedule's name."
+            "num_ranks, num_microbatches and num_chunks must be omitted if a schedule is given, "
+            f"got {say(counts)}. Remove them, or pass the schedule's name."
         )
     return schedule
 
@@ -578,14 +580,14 @@ def _simulate_variants(
     """Simulates a schedule with K sets of costs."""
     if not is_list(costs) or not all(type(each) is Costs for each in costs):
         raise ArgumentError(
-            f"costs must be Costs, or a list of them, got {say(costs)}. Pass Costs(forward=1, "
+            f"costs must be Costs, or a list of Costs, got {say(costs)}. Pass Costs(forward=1, "
             "backward=2)."
         )
     links = list(link) if is_list(link) else [link] * len(costs)
     if len(links) != len(costs) or not links:
         raise ArgumentError(
-            f"costs and link must be as many, 1 or more, got {len(costs)} and {len(links)}. Give "
-            "one link, or one each."
+            f"costs and link must have the same length, at least 1, got {len(costs)} and "
+            f"{len(links)}. Pass one link, or one for each."
         )
     schedule, has_link = source.schedule, any(each is not None for each in links)
     sizes = spread_sizes(size_bytes, schedule.num_stages, has_link=has_link)
@@ -603,9 +605,9 @@ def _closed_form(
     sizes: list[int] | None,
     source: Source,
 ) -> Time | None:
-    """Returns the makespan by formula, None where none is known.
+    """Returns the makespan by formula; None if no formula is known.
 
-    Formulas are for stages, messages and links that are all alike.
+    Formulas assume that all stages, messages and links are alike.
     """
     latency: Time = costs.latency if step.num_ranks > 1 else 0
     try:
@@ -617,7 +619,7 @@ def _closed_form(
                 costs.get_duration(Action(0, "F", 0)), costs.get_duration(Action(0, "B", 0))
             )
             if occupancy > shortest:
-                return None  # messages queue: no formula counts that
+                return None  # messages queue, which no formula covers
             latency = occupancy + link.alpha_s
         if latency and source.rendezvous and source.ahead > 0:
             return None
@@ -629,7 +631,7 @@ def _closed_form(
 def _metadata(
     source: Source, costs: Costs, link: Links | None, sizes: list[int] | None
 ) -> dict[str, Any]:
-    """Returns what was simulated, for JSON.
+    """Returns a description of the simulation, for JSON.
 
     Without a date, so that the same arguments give the same bytes.
     """

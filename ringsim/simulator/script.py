@@ -1,4 +1,4 @@
-"""A script on the virtual clock: each simulated rank runs it as ``__main__``."""
+"""Scripts on the virtual clock; each simulated rank runs the script as ``__main__``."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ __all__ = ["simulate_script"]
 def simulate_script(
     script: str, arguments: Sequence[str] = (), *, module: bool = False, **options: Any
 ) -> Trace:
-    """Runs a script for torchrun on simulated ranks; its ``init_process_group`` joins them.
+    """Runs a torchrun script on simulated ranks, which its ``init_process_group`` joins.
 
     Args:
         script: the path of a Python file, or the name of a module.
-        arguments: its arguments.
+        arguments: the arguments of the script.
         module: whether ``script`` is the name of a module.
-        options: those of ``ringsim.simulate``: ``world_size``, ``link``, ...
+        options: the options of ``ringsim.simulate``: ``world_size``, ``link``, ...
 
     Returns:
         The trace.
 
     Raises:
-        RingError: as ``ringsim.simulate``.
+        RingError: as for ``ringsim.simulate``.
     """
     place = script if module else os.path.abspath(script)
     worker = functools.partial(_run, place, [script, *arguments], module)
@@ -39,8 +39,8 @@ def simulate_script(
 
 
 def _run(place: str, argv: list[str], module: bool) -> None:
-    """Runs the script; the ranks share the arguments and the import path, as they are the same."""
-    restore_output()  # a script has no ring before it asks for one: all ranks print
+    """Runs the script; all ranks share the same arguments and import path."""
+    restore_output()  # a script has no ring until it asks for one, so all ranks print
     sys.argv[:] = argv
     directory = os.getcwd() if module else os.path.dirname(place)
     if directory not in sys.path:

@@ -1,4 +1,4 @@
-"""How a run is simulated: the arguments of ``ringsim.simulate``, checked, as they travel."""
+"""The checked arguments of ``ringsim.simulate``, in the form in which processes exchange them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Settings"]
 
 @dataclass(frozen=True)
 class Settings:
-    """The arguments of ``ringsim.simulate``; see there."""
+    """The arguments of ``ringsim.simulate``, which describes them."""
 
     world_size: int
     link: Link | Mapping[tuple[int, int], Link] | None
@@ -30,12 +30,12 @@ class Settings:
 
     @property
     def measures(self) -> bool:
-        """Whether computing takes the time that it takes on this machine."""
+        """Whether computing takes as long as it does on this machine."""
         return isinstance(self.compute, str) and self.compute == "measured"
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """The metadata that every trace of the run has."""
+        """The metadata of every trace of the run."""
         return {
             "format": 1,
             "source": "simulated",

@@ -1,4 +1,4 @@
-"""One run of a worker on simulated ranks, in a process of its own: from the worker to a trace.
+"""One run of a worker on simulated ranks, in a separate process, from the worker to a trace.
 
 ``ringsim.simulator.api`` starts the process, which calls ``simulate_here``.
 """
@@ -67,21 +67,21 @@ from ringsim.traces.value import Trace
 
 __all__ = ["Outcome", "simulate_here"]
 
-_PORT: Final = 29_500  # nobody listens there, but a ring has a port
-_SHOWN: Final = 4  # ranks whose lines an error shows
-_MOST_REFUSALS: Final = 1000  # of a rank that catches each error; then it is ended
-_COLLECT_AFTER: Final = 10_000  # new objects: ranks hold most of them on their stacks
-_TICK_S: Final = 1e-9  # the unit that traces count in
+_PORT: Final = 29_500  # no process listens there, but a ring has a port
+_SHOWN: Final = 4  # the number of ranks whose lines an error shows
+_MOST_REFUSALS: Final = 1000  # for a rank that catches each error; then it is ended
+_COLLECT_AFTER: Final = 10_000  # new objects; ranks keep most of them on their stacks
+_TICK_S: Final = 1e-9  # the unit of the times in traces
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a simulation ended.
+    """The outcome of a simulation.
 
     Attributes:
-        trace: its record; ``results`` are pickled, each by itself.
-        error: the error that it ended with, None for none.
-        diagnosis: why, if that is known.
+        trace: its record; each of the ``results`` is pickled separately.
+        error: the error that ended it, or None.
+        diagnosis: the reason for the error, if known.
     """
 
     trace: Trace | None
@@ -97,15 +97,15 @@ def simulate_here(
     Args:
         process: this process.
         packed: the worker and its arguments, pickled.
-        settings: how it is simulated.
+        settings: the settings of the simulation.
         cells: the names of notebook cells, by file.
     """
     _pin_to_one_core()
-    gc.freeze()  # the garbage collector need not look again and again at what is there already
+    gc.freeze()  # the garbage collector need not scan the existing objects again and again
     gc.set_threshold(_COLLECT_AFTER, *gc.get_threshold()[1:])
     try:
         simulation = _Simulation(packed, settings, cells)
-    except RingError as error:  # of a setting
+    except RingError as error:  # an invalid setting
         return Outcome(None, error)
     process.hand_over = simulation.interrupt
     simulation.give_up = process.finish
@@ -113,10 +113,10 @@ def simulate_here(
 
 
 def _pin_to_one_core() -> None:
-    """Keeps the ranks, of which one runs at a time, on one core: a switch is cheaper there.
+    """Pins the ranks, which run one at a time, to one core, where switches are cheaper.
 
-    A thread of the batch class does not interrupt another as soon as it is woken. So a rank that
-    hands over the baton first comes to where it waits, and there is one switch, not three.
+    A thread of the batch class does not preempt another as soon as it is woken. So a rank that
+    passes the baton reaches its own wait first, which takes one switch instead of three.
     """
     if hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
@@ -126,9 +126,9 @@ def _pin_to_one_core() -> None:
 
 
 class _Outputs:
-    """What simulated ranks print, kept by rank and shown as that of real ranks is.
+    """The output of simulated ranks, kept by rank and shown like that of real ranks.
 
-    Stands in for ``sys.stdout`` and ``sys.stderr``.
+    Replaces ``sys.stdout`` and ``sys.stderr``.
     """
 
     encoding = "utf-8"
@@ -138,10 +138,10 @@ class _Outputs:
         self._clock = clock
         self._shown = sys.stdout
         self._kept: list[list[str]] = [[] for _ in range(world_size)]
-        self._lines: dict[int, str] = {}  # of a rank whose line has not ended
+        self._lines: dict[int, str] = {}  # the unfinished line of each rank
 
     def write(self, text: str) -> int:
-        """Keeps what the rank that runs prints, and shows its whole lines."""
+        """Keeps the output of the running rank, and shows its complete lines."""
         rank = self._clock.current.number
         if rank < 0:
             return self._shown.write(text)
@@ -152,26 +152,26 @@ class _Outputs:
         return len(text)
 
     def hide(self, text: str) -> None:
-        """Keeps what print suppression hides."""
+        """Keeps output that print suppression hides."""
         self._kept[self._clock.current.number].append(text)
 
     def flush(self) -> None:
-        """Shows at once what is to be shown."""
+        """Shows pending output immediately."""
         self._shown.flush()
 
     def isatty(self) -> bool:
-        """Returns False: what a rank prints goes through here first."""
+        """Returns False, because the output of a rank goes through this object first."""
         return False
 
     def finish(self) -> None:
-        """Shows the last lines that have no end."""
+        """Shows the last, unfinished lines."""
         for rank, line in sorted(self._lines.items()):
             if line:
                 self._shown.write(f"[rank {rank}] {line}\n")
         self._lines.clear()
 
     def list(self) -> list[str]:
-        """Returns what was printed so far, by rank."""
+        """Returns the output so far, by rank."""
         return ["".join(kept) for kept in self._kept]
 
     def __getattr__(self, name: str) -> Any:
@@ -179,7 +179,7 @@ class _Outputs:
 
 
 class _MeasuringRecorder(Recorder):
-    """Has ranks pay for what they computed before a span begins, and before it ends."""
+    """A recorder that charges ranks for computing before a span begins and before it ends."""
 
     clock: Clock
 
@@ -209,7 +209,7 @@ class _Simulation:
     def __init__(self, packed: bytes, settings: Settings, cells: Mapping[str, str]) -> None:
         self._packed, self._settings, self._cells = packed, settings, cells
         self._size = size = settings.world_size
-        self._members = tuple(range(size))  # one for the rings of all ranks
+        self._members = tuple(range(size))  # shared by the rings of all ranks
         self._isolation = Isolation(settings.seed)
         kind = STACKS[settings.stacks]
         self._clock = clock = Clock(self._isolation, kind, measures=settings.measures)
@@ -235,12 +235,12 @@ class _Simulation:
         self._returned: set[int] = set()
         self._reports: list[Report] = []
         self._stuck: frozenset[int] = frozenset()  # the ranks that had to be ended
-        self._given_up_ns: int | None = None  # and when
+        self._given_up_ns: int | None = None  # and the time of that
         self.give_up: Callable[[Outcome], None] = _do_nothing
         clock.give_up = self._report_wait
 
     def finish(self) -> Outcome:
-        """Sees the run through; returns how it ended."""
+        """Runs the simulation to its end; returns the outcome."""
         self._prepare_process()
         with simulated_states():
             stop = watch(self._clock)
@@ -258,18 +258,18 @@ class _Simulation:
         return Outcome(self._make_trace(complete=True))
 
     def interrupt(self) -> Outcome:
-        """Returns what there is so far; called by another thread."""
+        """Returns the outcome so far; called by another thread."""
         trace = self._make_trace(complete=False)
         found = explain(trace)
         return Outcome(trace, None, found if found.findings else None)
 
     def _report_wait(self, reason: str) -> None:
-        """Ends the run for a rank that can never give way; called by another thread."""
+        """Ends the run because a rank can never give way; called by another thread."""
         error = RingError(reason, trace=self._make_trace(complete=False))
         self.give_up(Outcome(error.trace, error))
 
     def _prepare_process(self) -> None:
-        """Replaces what belongs to the process and must differ from rank to rank."""
+        """Replaces process-wide objects that must differ from rank to rank."""
         RankEnvironment(os.environ, self._clock).install()
         RankSignals(self._clock, self._die).install()
         if self._settings.record:
@@ -281,11 +281,11 @@ class _Simulation:
             return isinstance(quiet, Quiet) and quiet.rank != 0
 
         builtins.print = make_print(builtins.print, hides)
-        outputs: Any = self._outputs  # has all that print needs of a file
+        outputs: Any = self._outputs  # has all file methods that print needs
         sys.stdout = sys.stderr = outputs
 
     def _look_for_pipelining(self) -> None:
-        """Makes torch's pipeline stages have spans, as soon as the program has imported them."""
+        """Makes torch's pipeline stages record spans, once the program has imported them."""
         schedules = find_pipelining()
         if schedules is not None:
             self._shared.on_new_kind = _nothing
@@ -297,7 +297,7 @@ class _Simulation:
         return SimulatedRank(self._shared, number, self._size, settings.seed + number, fails)
 
     def _make_life(self, rank: SimulatedRank) -> Callable[[], None]:
-        """Returns what a rank does."""
+        """Returns the function that a rank runs."""
 
         def live() -> None:
             try:
@@ -320,10 +320,10 @@ class _Simulation:
         return live
 
     def _die(self, code: int) -> NoReturn:
-        """Ends the rank that calls it as its process would end, without unwinding its stack.
+        """Ends the calling rank as its process would end, without unwinding its stack.
 
         Args:
-            code: an exit code, or the negative number of a signal.
+            code: the exit code, or the negative number of a signal.
         """
         clock = self._clock
         rank = clock.current
@@ -336,7 +336,7 @@ class _Simulation:
         self._reports.append(report_death(rank.number, code, clock.now_ns, "", stack))
         clock.leave(rank)
         rank.wait_for_baton()
-        raise AssertionError  # it gets the baton no more
+        raise AssertionError  # the rank never gets the baton again
 
     def _make_state(self, rank: SimulatedRank) -> RankState:
         size, number, settings = self._size, rank.number, self._settings
@@ -370,9 +370,9 @@ class _Simulation:
     # -- the end
 
     def _judge(self) -> RingError | None:
-        """Ends the ranks that can never go on, and says why they cannot.
+        """Ends the ranks that can never continue; returns an error with the reason.
 
-        None where there are none, or one has failed before.
+        Returns None if there are no such ranks, or if another rank has failed before.
         """
         failed = {report.rank for report in self._reports}
         stuck = [
@@ -395,7 +395,7 @@ class _Simulation:
             end_ns=self._clock.now_ns,
         ).settle()
         diagnosis = judge(snapshot)
-        if not diagnosis.findings:  # each side of what they wait for has been posted
+        if not diagnosis.findings:  # both sides of the operations they wait for are posted
             found = _judge_order(snapshot, {rank.number: self._find_place(rank) for rank in stuck})
             waits = ((one.rank, one.peer, one) for one in found.operations if one.peer >= 0)
             edges = tuple(itertools.starmap(Edge, waits))
@@ -406,7 +406,7 @@ class _Simulation:
         for rank in stuck:
             rank.refuse(lambda: impose(diagnosis.kind, text), _MOST_REFUSALS)
         for rank in stuck:
-            for _ in range(_MOST_REFUSALS):  # whoever catches it and waits again gets it again
+            for _ in range(_MOST_REFUSALS):  # a rank that catches the error and waits gets it again
                 if rank.ended:
                     break
                 self._clock.throw(rank, impose(diagnosis.kind, text))
@@ -424,14 +424,14 @@ class _Simulation:
         return error
 
     def _find_place(self, rank: SimulatedRank) -> str:
-        """Returns the file and line of the program at which a rank waits."""
+        """Returns the file and line of the program where a rank waits."""
         frame = self._recorder.sites.find(rank.stack.find_frame(sys._current_frames()))
         return "" if frame is None else place_text((frame.f_code.co_filename, frame.f_lineno))
 
     def _give_up(self, ranks: Sequence[SimulatedRank]) -> None:
-        """Notes which ranks are ended from now on.
+        """Marks the ranks that are ended from now on.
 
-        What they do about it lies later, though no time passes.
+        Their reactions get later timestamps, though no time passes.
         """
         self._stuck, self._given_up_ns = (
             frozenset(rank.number for rank in ranks),
@@ -440,12 +440,12 @@ class _Simulation:
         self._clock.set(self._clock.now + _TICK_S)
 
     def _end(self, ranks: Sequence[SimulatedRank]) -> None:
-        """Takes down the stacks of ranks that will never go on."""
+        """Unwinds the stacks of ranks that will never continue."""
         for rank in ranks:
             self._clock.throw(rank, Ended())
 
     def _write_waiting(self) -> None:
-        """Records the operations that wait for their other side, if nothing was recorded before."""
+        """Records the operations that wait for their other side, if operations are not recorded."""
         if self._settings.record:
             return
         messages = sorted(self._shared.matcher.waiting(), key=lambda message: message.number)
@@ -464,7 +464,7 @@ class _Simulation:
     # -- the trace
 
     def _make_trace(self, *, complete: bool) -> Trace:
-        """Makes the trace of what was recorded until now."""
+        """Makes the trace of the events recorded so far."""
         events = self._recorder.read()
         tables = events.tables
         files = tuple(rename_file(name, self._cells) for name in tables.files)
@@ -485,7 +485,7 @@ class _Simulation:
         algorithms: Counter[str] = sum((each.algorithms for each in meetings), Counter())
         if algorithms:
             metadata["algorithms"] = dict(sorted(algorithms.items()))
-        over = all(rank.ended for rank in self._ranks)  # what is still in flight delays no rank
+        over = all(rank.ended for rank in self._ranks)  # messages in flight delay no rank
         metadata["ends"] = self._ends()
         metadata["end_ns"] = self._clock.ended_ns if over else self._clock.now_ns
         if self._given_up_ns is not None:
@@ -501,21 +501,21 @@ class _Simulation:
             notes.append("operations were not recorded: record=False")
         if self._clock.measures:
             notes.append(
-                "computing took the time of the thread that simulated it: another run gives "
-                "other times"
+                "computing took the time measured on the machine that simulated it, so another run "
+                "gives different times"
             )
         drawn = self._isolation.list_shared_draws()
         if drawn:
             notes.append(
-                f"ranks drew from the streams of {' and '.join(drawn)} that they share, by "
+                f"ranks drew from the shared random streams of {' and '.join(drawn)}, through "
                 "functions imported by name"
             )
         return notes
 
     def _ends(self) -> list[dict[str, Any]]:
-        """Says how the ranks ended, for ``explain``.
+        """Returns the ends of the ranks, for ``explain``.
 
-        Nothing of those that were ended here, unless an exception was held up by the wait.
+        Ranks ended by the simulation are left out, unless the wait held up an exception.
         """
         returned = [
             {"rank": rank, "state": "exited", "about": "has returned from its worker", "error": ""}
@@ -531,27 +531,27 @@ class _Simulation:
 
 
 def _judge_order(world: Snapshot, places: Mapping[int, str]) -> Finding:
-    """Says why ranks can never go on whose operations are posted on both sides.
+    """Returns the finding for ranks that are stuck although both sides of operations are posted.
 
     Args:
-        world: the ranks and what they wait for.
-        places: where in the program each of them waits.
+        world: the ranks and the operations they wait for.
+        places: the line of the program where each of them waits.
     """
     operations = tuple(one.operation for view in world.ranks for one in view.awaited)
     waits, ranks = waits_text(operations), tuple(sorted({each.rank for each in operations}))
-    others = tuple(sorted(places.keys() - set(ranks)))  # these wait for no operation
+    others = tuple(sorted(places.keys() - set(ranks)))  # ranks that do not wait for an operation
     if others:
         where = "; ".join(f"rank {rank} at {places[rank]}" for rank in others[:_SHOWN])
         message = (
             f"{waiting_text(others)} for a future, or for a key of a store, that no rank will "
             f"provide: {where}."
         )
-        message += f" Because of it, {waits}." if waits else ""
-        hint = "Look for the rank that should complete the future, or set the key."
+        message += f" Because of this, {waits}." if waits else ""
+        hint = "Look for the rank that should complete the future or set the key."
     else:
         message = (
-            f"{waiting_text(ranks)} for what stands behind something else in the order of a "
-            f"rank's operations on a group: {waits}."
+            f"{waiting_text(ranks)} for an operation that is queued behind another one of the same "
+            f"rank on a group: {waits}."
         )
         hint = (
             "Post the sends and recvs that belong together with batch_isend_irecv, or let one side "
@@ -573,10 +573,10 @@ def _set_variables(rank: int, world_size: int) -> None:
 
 
 def _pack_result(result: Any, rank: SimulatedRank) -> bytes:
-    """Returns a worker's result as it is now, pickled.
+    """Returns a worker's result in its present state, pickled.
 
     Raises:
-        TypeError: it cannot be pickled, so it could not leave a real rank, either.
+        TypeError: it cannot be pickled, so it could not leave a real rank either.
     """
     try:
         return dumps(result)

@@ -1,9 +1,9 @@
-"""Where a simulated rank keeps its stack while others run: on a thread, or on a greenlet.
+"""The stacks of simulated ranks, on threads or on greenlets.
 
-Threads carry every program, because torch and Python keep much of their state by thread. Greenlets
-share one thread: they take less memory, and thousands of them need no thousands of threads. They
-carry programs that call ``torch.distributed`` from Python. A wait is refused inside a backward
-pass, inside a call of C++, and while the thread is in a mode that all ranks would share.
+Threads can run every program, because torch and Python keep much of their state by thread.
+Greenlets share one thread: they need less memory, and a simulation does not need thousands of
+threads. They run programs that call ``torch.distributed`` from Python. On a greenlet, a rank cannot
+wait inside a backward pass, inside a C++ call, or in a mode that all ranks would share.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ __all__ = ["STACKS", "GreenletStack", "Stack", "ThreadStack"]
 
 
 class ThreadStack:
-    """A thread, which waits for a lock of its own.
+    """A thread, which waits for its own lock.
 
     Args:
-        live: the function that runs on it, None for the stack that runs already.
+        live: the function that runs on it; None for the stack that is already running.
     """
 
     def __init__(self, live: Callable[[], None] | None) -> None:
-        self._live = live  # None once it runs
+        self._live = live  # None once the thread runs
         self._thread = 0
         self._baton = _thread.allocate_lock()
         self._baton.acquire()
 
     def check(self) -> None:
-        """Raises RingError if the rank cannot wait where it is; a thread can wait everywhere."""
+        """Raises RingError if the rank cannot wait here; a thread can wait everywhere."""
 
     def wake(self) -> None:
-        """Lets the stack run; the first call starts it.
+        """Makes the stack run; the first call starts it.
 
         Raises:
-            RuntimeError: there is no room for one more thread.
+            RuntimeError: no further thread can be started.
         """
         live, self._live = self._live, None
         if live is None:
@@ -52,22 +52,22 @@ class ThreadStack:
             self._thread = _thread.start_new_thread(live, ())
 
     def wait(self, woken: Any) -> None:
-        """Blocks the calling stack, its own, until it is woken; ``woken`` runs meanwhile."""
+        """Blocks the calling stack, which is this one, until it is woken; ``woken`` runs next."""
         self._baton.acquire()
 
     def end(self, woken: Any) -> None:
-        """Ends the calling stack, its own; ``woken`` runs instead."""
+        """Ends the calling stack, which is this one; ``woken`` runs next."""
 
     def find_frame(self, frames: Mapping[int, FrameType]) -> FrameType | None:
-        """Returns the innermost frame, given those of all threads."""
+        """Returns the innermost frame, given the frames of all threads."""
         return frames.get(self._thread)
 
 
 class GreenletStack(ThreadStack):
-    """A greenlet of the one thread that all ranks share.
+    """A greenlet on the one thread that all ranks share.
 
-    The caller's greenlet starts all others, because a new greenlet begins at the call depth of the
-    one that starts it. Each switch hands over the stack that is to run.
+    The caller's greenlet starts all others, because a new greenlet starts at the call depth of the
+    greenlet that starts it. Each switch passes the stack that runs next.
     """
 
     def __init__(self, live: Callable[[], None] | None) -> None:
@@ -80,22 +80,22 @@ class GreenletStack(ThreadStack):
 
         self._greenlet = greenlet.getcurrent() if live is None else greenlet.greenlet(run)
         self._caller = self._greenlet.parent or self._greenlet
-        self._next: GreenletStack | None = None  # runs when this one has ended
+        self._next: GreenletStack | None = None  # runs after this one has ended
 
     def check(self) -> None:
         """Raises RingError if the thread is in a state that the other ranks would share."""
         for name, is_in_force in _OBSTACLES.items():
             if is_in_force():
                 raise RingError(
-                    f"a rank on a greenlet cannot wait inside {name}: it belongs to the thread, "
-                    'which all ranks share. Leave out stacks="greenlets".'
+                    f"a rank on a greenlet cannot wait inside {name}, because all ranks share one "
+                    'thread. Omit stacks="greenlets".'
                 )
 
     def wake(self) -> None:
-        """Does nothing: the stack that waits, or ends, switches to the woken one."""
+        """Does nothing: the stack that waits or ends switches to the woken one."""
 
     def wait(self, woken: Any) -> None:
-        """Switches to another greenlet; until it is back, gradients are recorded, as at first."""
+        """Switches to another greenlet; meanwhile gradients are recorded, which is the default."""
         if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
             self._switch(woken)
         else:
@@ -109,7 +109,7 @@ class GreenletStack(ThreadStack):
             woken = to.switch(woken)
 
     def end(self, woken: Any) -> None:
-        """Ends the calling greenlet; ``woken`` runs instead."""
+        """Ends the calling greenlet; ``woken`` runs next."""
         self._next = woken
 
     def find_frame(self, frames: Mapping[int, FrameType]) -> FrameType | None:
@@ -118,8 +118,8 @@ class GreenletStack(ThreadStack):
         return frame
 
 
-# files of torch whose functions call C++ that waits: its operators, and what DDP's constructor and
-# forward pass call
+# torch files whose functions call C++ code that waits: its operators, and the functions that DDP's
+# constructor and forward pass call
 _CALL_CPP: Final = (
     "torch/_ops.py",
     "torch/distributed/utils.py",
@@ -128,7 +128,7 @@ _CALL_CPP: Final = (
 
 
 def _is_called_from_cpp() -> bool:
-    """Returns whether C++ of torch has called the function that waits."""
+    """Returns whether torch's C++ code has called the function that waits."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").startswith("ringsim."):
         frame = frame.f_back
@@ -139,9 +139,9 @@ _OBSTACLES: Final[dict[str, Callable[[], bool]]] = {
     "a backward pass": in_backward,
     "C++ code of torch": _is_called_from_cpp,
     "torch.autocast": lambda: torch.is_autocast_enabled("cpu"),
-    "a mode of torch, such as a default device": has_modes,
+    "a torch mode, such as a default device": has_modes,
     "hooks for saved tensors": has_saved_tensor_hooks,
-    "an event loop of asyncio": lambda: asyncio._get_running_loop() is not None,
+    "an asyncio event loop": lambda: asyncio._get_running_loop() is not None,
 }
 Stack = ThreadStack
 STACKS: Final[dict[str, type[ThreadStack]]] = {"threads": ThreadStack, "greenlets": GreenletStack}

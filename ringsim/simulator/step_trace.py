@@ -1,7 +1,7 @@
-"""A simulated step as a trace: the spans and messages that ranks would record.
+"""A simulated step as a trace, with the spans and messages that ranks would record.
 
-A step of a thousand ranks has fifty million events, so a trace can be made of some ranks and some
-time only.
+A step on a thousand ranks has fifty million events, so a trace may be limited to some ranks and
+some time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["check_between", "make_trace"]
 
 _WORLD: Final = "world"
 _NS: Final = 1e9
-MOST_EVENTS: Final = 20_000_000  # in one trace: two gigabytes
+MOST_EVENTS: Final = 20_000_000  # in one trace; they take two gigabytes
 
 
 def make_trace(
@@ -32,24 +32,25 @@ def make_trace(
     ranks: Sequence[int] | None,
     between: tuple[float, float] | None,
 ) -> Trace:
-    """Makes the trace of a simulated step; a unit of the costs is a second.
+    """Returns the trace of a simulated step; a unit of the costs is a second.
 
     Args:
-        times: when everything happens.
-        sizes: bytes of a message, for each boundary between stages; None if they are unknown.
-        metadata: of the trace.
-        ranks: whose events; None for all. The trace has the messages whose two ranks it has.
-        between: of which time, from and until; None for all. Events that reach into it are
-            complete.
+        times: the times of all events.
+        sizes: the bytes of a message at each boundary between stages; None if they are unknown.
+        metadata: the metadata of the trace.
+        ranks: the ranks whose events to include; None for all. A message is included if both of its
+            ranks are.
+        between: the start and end of the time to include; None for all. Events that overlap it are
+            included whole.
 
     Raises:
-        ArgumentError: there are more events, or the step takes longer, than a trace can hold.
+        ArgumentError: the trace would have too many events, or the step takes too long.
     """
     if len(times.ends) and times.ends.max() > LONGEST_S:
         raise ArgumentError(
-            f"costs must make a step of {LONGEST_S:g} or less for a trace of it, got "
-            f"{float(times.ends.max()):g}: a unit is a second, and "
-            "285 years are what fits. Give the costs in seconds."
+            f"the step must take {LONGEST_S:g} s (285 years) or less for a trace, got "
+            f"{float(times.ends.max()):g} s. "
+            "Give the costs in seconds."
         )
     from_s, until_s = between or (-np.inf, np.inf)
     part = _Part(times, ranks)
@@ -60,7 +61,7 @@ def make_trace(
     count = len(some) + 2 * len(met)
     if count > MOST_EVENTS:
         raise ArgumentError(
-            f"a trace must have {MOST_EVENTS:,} events or fewer, got {count:,}. Ask for a part: "
+            f"a trace must have {MOST_EVENTS:,} events or fewer, got {count:,}. Select a part: "
             "trace(ranks=range(8)), or trace(between=(0, 10))."
         )
     operations = times.columns
@@ -80,10 +81,7 @@ def make_trace(
 
 
 class _Part:
-    """The computations of some ranks, and when everything about them happens, in seconds.
-
-    The ranks may be few of many.
-    """
+    """The computations of some ranks, and all of their times in seconds."""
 
     def __init__(self, times: Times, ranks: Sequence[int] | None) -> None:
         self.operations = operations = times.columns
@@ -91,7 +89,7 @@ class _Part:
         wanted = np.full(operations.num_ranks, ranks is None)
         wanted[list(ranks or ())] = True
         self.place = place = np.flatnonzero(np.repeat(wanted, np.diff(operations.first)))
-        # of each rank
+        # for each rank
         lasts = np.where(np.diff(operations.first) > 0, operations.first[1:] - 1, -1)
         self.own, self.sent, self.posted, self.last = (
             times.ends_of(each).astype(np.float64)
@@ -109,9 +107,9 @@ class _Part:
         self.is_met = (self.source >= 0) & wanted[self.source]
 
     def list_spans(self, some: Ints) -> list[dict[str, Ints]]:
-        """Returns the spans of these computations, and that of the step on each of their ranks."""
+        """Returns the spans of these computations, and the span of the step on their ranks."""
         operations, place = self.operations, self.place[some]
-        rank, label = operations.rank[place], operations.kind[place] + 1  # behind the step's
+        rank, label = operations.rank[place], operations.kind[place] + 1  # label 0 is the step's
         of = {"stage": operations.stage[place], "microbatch": operations.microbatch[place]}
         spans = _rows(
             rank, "span", 2 * place, post=self.begins[some], done=self.done[some], label=label, **of
@@ -160,12 +158,12 @@ class _Part:
 
 
 def check_between(between: object) -> None:
-    """Refuses what is neither two times nor None."""
+    """Raises ArgumentError unless ``between`` is None or two times."""
     times = between if isinstance(between, tuple | list) and len(between) == 2 else [None]
     known = all(is_number(time) or (isinstance(time, float) and np.isinf(time)) for time in times)
     if between is not None and not known:
         raise ArgumentError(
-            f"between must be two times, from and until, got {say(between)}. Write between=(0, 10)."
+            f"between must be two times, start and end, got {say(between)}. Write between=(0, 10)."
         )
 
 
@@ -174,7 +172,7 @@ def _rows(
 ) -> dict[str, Ints]:
     """Returns the columns of some events.
 
-    ``slot`` and ``turn`` order them on their rank, times are in seconds.
+    ``slot`` and ``turn`` order the events on their rank; times are in seconds.
     """
     rows: dict[str, Ints] = {
         "rank": rank,
@@ -194,9 +192,9 @@ def _rows(
 
 
 def _groups(operations: Columns, some: Ints, source: Ints) -> tuple[tuple[Group, ...], Ints]:
-    """Returns the groups that messages go over, and the number of each message's.
+    """Returns the groups of the messages, and the number of each message's group.
 
-    The edge that its activations take.
+    A message's group is the edge of the ring that its activations take.
     """
     size = operations.num_ranks
     forward = operations.kind[some] == FORWARD
@@ -219,9 +217,9 @@ def _groups(operations: Columns, some: Ints, source: Ints) -> tuple[tuple[Group,
 def _payloads(
     operations: Columns, some: Ints, sizes: list[int] | None
 ) -> tuple[tuple[Payload, ...], Ints]:
-    """Returns what messages carry, and the number of each one's.
+    """Returns the payloads of the messages, and the number of each message's payload.
 
-    Nothing if the sizes are unknown.
+    Empty if the sizes are unknown.
     """
     if sizes is None:
         return (), np.full(len(some), NONE)

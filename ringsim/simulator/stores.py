@@ -1,8 +1,8 @@
-"""Stores of torch on the virtual clock: a rank that waits for a key gives way to the others.
+"""torch's stores on the virtual clock, where a rank that waits for a key gives way to the others.
 
-torch gives each group a store, and a program may make its own (``TCPStore``, ``FileStore``). C++
-would wait there for good, because the rank that is to set the key cannot run meanwhile. So the
-methods of ``Store`` that wait ask for their keys here, before C++ does.
+torch gives each group a store, and a program may create its own (``TCPStore``, ``FileStore``). C++
+would wait there forever, because the rank that should set the key cannot run meanwhile. So the
+waiting methods of ``Store`` check for their keys here before they call C++.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WRITING: Final = ("add", "append", "compare_set", "multi_set", "set")
 
 
 def let_stores_give_way(clock: Clock) -> None:
-    """Lets every store give way, for the rest of the process's life."""
+    """Makes every store give way, until the process ends."""
     waiting: list[Any] = []
 
     def make_wait(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -34,7 +34,7 @@ def let_stores_give_way(clock: Clock) -> None:
             names = [keys] if isinstance(keys, str) else list(keys)
             seconds = [each.total_seconds() for each in limit]
             if not store.check(names) and not _come(clock, store, names, seconds, waiting):
-                return call(store, names, _AT_ONCE)  # raises what a limit raises
+                return call(store, names, _AT_ONCE)  # raises the error of a passed limit
             return call(store, keys, *limit)
 
         return wait
@@ -59,7 +59,7 @@ def let_stores_give_way(clock: Clock) -> None:
 def _come(
     clock: Clock, store: Any, keys: list[str], limits: list[float], waiting: list[Any]
 ) -> bool:
-    """Gives way until the keys are in a store; returns False if a limit passes before."""
+    """Gives way until the keys are in a store; returns False if a time limit passes first."""
     rank, ends_s = clock.current, [clock.now + limit for limit in limits]
     for end_s in ends_s:
         clock.at(end_s, rank)

@@ -1,10 +1,9 @@
-"""Notices a simulated rank that waits where it cannot give way: in C++, for another rank.
+"""Detects a simulated rank that waits for another rank in C++, where it cannot give way.
 
-Such a wait would stop the clock and all ranks for good, without a word. So a thread looks at the
-rank that has the baton. The process reports the rank and ends if the rank's thread has slept for
-some seconds without using a processor: in code of torch, on a lock, or for another thread though
-the worker has none. A worker that sleeps by ``time.sleep``, or waits for a thread or a process of
-its own, goes on.
+Such a wait would silently stop the clock and all ranks forever. So a thread watches the rank that
+has the baton. The process reports the rank and ends if the rank's thread has slept for some seconds
+without using the CPU: in torch code, on a lock, or for another thread although the worker has none.
+A worker that sleeps in ``time.sleep``, or waits for its own thread or process, is not affected.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _OF_PYTHON: Final = os.path.dirname(os.__file__) + os.sep
 
 
 def watch(clock: Clock) -> Callable[[], None]:
-    """Starts to look at the ranks of a clock; returns a function that ends that."""
+    """Starts to watch the ranks of a clock; returns a function that stops watching."""
     over = threading.Event()
     threading.Thread(target=_look, args=(clock, over), name="ringsim-watchdog", daemon=True).start()
     return over.set
@@ -52,7 +51,7 @@ def _look(clock: Clock, over: threading.Event) -> None:
 
 
 def _used_time(thread: int) -> tuple[str, ...]:
-    """Returns the processor time of a thread, in ticks; nothing if the system hides it."""
+    """Returns the CPU time of a thread in ticks; empty if the system hides it."""
     try:
         fields = Path(f"/proc/self/task/{thread}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -78,7 +77,7 @@ def _is_stuck(rank: Rank) -> bool:
 
 
 def _has_threads(clock: Clock) -> bool:
-    """Returns whether workers have started threads of their own that are alive."""
+    """Returns whether workers have started threads that are still alive."""
     ranks = {rank.thread for rank in clock.ranks}
     return any(
         thread.ident not in ranks
@@ -89,7 +88,7 @@ def _has_threads(clock: Clock) -> bool:
 
 
 def _channel_of(thread: int) -> str:
-    """Returns the name of what a thread sleeps in, in the kernel; "" where the system hides it."""
+    """Returns the kernel function in which a thread sleeps; "" if the system hides it."""
     try:
         return Path(f"/proc/self/task/{thread}/wchan").read_text()
     except OSError:
@@ -106,7 +105,7 @@ def _report(clock: Clock) -> None:
     called = "" if where is user else f", called by {_name(user)}"
     clock.give_up(
         f"rank {rank.number} waits in {_name(where)}{called}, where a simulated rank cannot give "
-        "way to the others. Run the program on real ranks: ringsim.trace."
+        "way to the others. Run the program on real ranks with ringsim.trace."
     )
 
 

@@ -1,8 +1,8 @@
-"""The handle of an operation that a simulated rank has posted, its group, and its tensors.
+"""The handle of an operation posted by a simulated rank, its group, and its tensors.
 
-A rank that waits for an operation gives way to the others until it is done.
+A rank that waits for an operation gives way to the others until the operation is done.
 `ringsim.simulator.point_to_point` completes messages, and
-`ringsim.simulator.collective_ops` collectives.
+`ringsim.simulator.collective_ops` completes collectives.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ NEVER: Final = math.inf
 
 
 class Team(Members):
-    """The ranks of a process group, one object for all of them; the trace knows it by its number.
+    """The ranks of a process group, one object for all of them.
 
     Attributes:
-        group_name: as the trace spells it: "world", "ring:2>3", "1".
-        limit: of each operation, if the program set one.
+        group_name: the name in the trace: "world", "ring:2>3", "1".
+        limit: the timeout of each operation, if the program set one.
         meetings: the state that ``ringsim.simulator.collective_ops`` keeps for the group.
     """
 
@@ -62,7 +62,7 @@ class Team(Members):
         return self.places.get(self.clock.current.number, -1)
 
     def check(self, what: str, tensor: Any) -> torch.Tensor:
-        """Returns a tensor that the simulator can carry, detached from its history."""
+        """Returns a tensor that the simulator can carry, detached from its graph."""
         return check_dense(what, tensor, "in a simulation", meta=True)
 
 
@@ -70,12 +70,12 @@ class Team(Members):
 
 
 class Kind(NamedTuple):
-    """The payload that operations on tensors of one dtype and shape have in common.
+    """The payload shared by operations on tensors of one dtype and shape.
 
     Attributes:
-        number: in the trace.
-        payload: what the trace says of them.
-        size_bytes: the size of the payload.
+        number: its number in the trace.
+        payload: its description in the trace.
+        size_bytes: its size.
     """
 
     number: int
@@ -84,16 +84,16 @@ class Kind(NamedTuple):
 
 
 def check_storage(tensor: torch.Tensor) -> int:
-    """Returns the size of a tensor in bytes, all of which its storage must still hold.
+    """Returns the size of a tensor in bytes, after checking that its storage still holds them all.
 
-    Torch would read and write beyond its end.
+    Otherwise torch would read and write beyond the end of the storage.
     """
     size_bytes: int = tensor.nbytes
     needed: Any = size_bytes
     try:
         there = tensor.untyped_storage().nbytes()
     except NotImplementedError:
-        # a subclass without memory of its own, which itself says how it is copied
+        # a subclass without its own memory, which defines how it is copied
         return size_bytes
     if not tensor.is_contiguous():
         last = sum(
@@ -104,33 +104,33 @@ def check_storage(tensor: torch.Tensor) -> int:
         needed += offset * tensor.itemsize
     if needed > there and size_bytes:
         raise ArgumentError(
-            "a tensor must keep its memory until its operation is done, got a storage of "
-            f"{there:,} bytes for {needed:,}. "
+            "a tensor lost its memory before its operation was done: its storage has "
+            f"{there:,} bytes, but the tensor needs {needed:,}. "
             "Resize it after wait()."
         )
     return size_bytes
 
 
 def copy_tensor(source: torch.Tensor, target: torch.Tensor) -> None:
-    """Copies a tensor into another one, whatever modes of torch the calling rank is in."""
+    """Copies a tensor into another, regardless of the torch modes of the calling rank."""
     with outside_modes():
         _copy_data(source, target)
 
 
 def _copy_data(source: torch.Tensor, target: torch.Tensor) -> None:
-    """Copies a tensor into another one of as many elements; of tensors without data nothing."""
+    """Copies a tensor into another of the same number of elements; tensors may lack data."""
     if source.is_meta or target.is_meta:
         if source.is_meta and target.is_meta:
             return
         raise ArgumentError(
-            f"both sides of a message must have data, or none, got {source.device} at the sender "
-            f"and {target.device} at the receiver. "
-            "Make both tensors on one device."
+            f"both sides of a message must have data, or neither, got {source.device} at the "
+            f"sender and {target.device} at the receiver. "
+            "Create both tensors on the same device."
         )
     size_bytes, room = check_storage(source), check_storage(target)
     if size_bytes != room:
         raise ArgumentError(
-            f"a tensor must keep its size until its operation is done, got {size_bytes:,} bytes "
+            f"a tensor changed its size before its operation was done: {size_bytes:,} bytes "
             f"at the sender, {room:,} at the receiver. "
             "Resize it after wait()."
         )
@@ -139,13 +139,13 @@ def _copy_data(source: torch.Tensor, target: torch.Tensor) -> None:
     try:
         target.copy_(source)
     except RuntimeError:
-        # shapes differ, or the target was made in inference mode and may be written to nowhere else
+        # shapes differ, or the target is an inference tensor, writable in inference mode only
         with torch.inference_mode():
             target.copy_(source.reshape(target.shape))
 
 
 def describe_payload(payload: Payload) -> str:
-    """Returns what an operation carries, in words."""
+    """Returns the payload of an operation in words."""
     words = (
         f"{payload.dtype}{list(payload.shape)} ({payload.size_bytes:,} bytes)"
         if payload.dtype
@@ -158,17 +158,17 @@ class SimulatedWork(Work):
     """An operation that a rank has posted: the handle that ``isend`` and collectives return.
 
     Attributes:
-        slots: of its record, and of others that its wait completes; empty if it is not recorded, or
-            complete.
-        done_s: when it is done, as far as that is known, else ``NEVER``.
-        waiting: whether its rank is to be woken then.
-        awaited: whether its rank has begun to wait, so that the record has that time.
-        error: what its wait raises, None for nothing.
-        peer: global rank of the other side, or of a root; negative if there is none.
-        tag: of a message; -1 if there is none.
+        slots: the slots of its record, and of other records that its wait completes; empty if it is
+            complete or not recorded.
+        done_s: the time at which it is done, if known, else ``NEVER``.
+        waiting: whether to wake its rank at that time.
+        awaited: whether its rank has started to wait, so that the record has the time of the wait.
+        error: the error that its wait raises, or None.
+        peer: the global rank of the other side, or of the root; negative if there is none.
+        tag: the tag of a message; -1 if there is none.
     """
 
-    # of the class until they change: most operations never have others
+    # class attributes until they change: most operations never change them
     peer = tag = NONE
     done_s, waiting, awaited = NEVER, False, False
     error: Exception | None = None
@@ -183,11 +183,11 @@ class SimulatedWork(Work):
     def wait(self, timeout: Any = None) -> bool:
         """Blocks until the operation is done; returns True.
 
-        For ``timeout`` (seconds, or a ``timedelta``) of virtual time at most.
+        At most for ``timeout`` (seconds, or a ``timedelta``) of virtual time.
 
         Raises:
-            RunTimeout: the limit has passed. After that of a message, its two ranks have no
-                connection in the group any more, as with Gloo.
+            RunTimeout: the time limit has passed. If the operation is a message, its two ranks
+                lose their connection in the group, as on Gloo.
         """
         clock = self.rank.clock
         if clock.measures:
@@ -245,12 +245,12 @@ class SimulatedWork(Work):
             self.close_record(ERROR)
             self.break_off()
             raise RunTimeout(
-                f"the operation must be done within {limit_s:g} s of virtual time, got none by "
-                f"then (rank {self.rank.number}, "
-                f"{self.describe()}). Raise the limit, or look at whoever should answer."
+                f"the operation was not done within {limit_s:g} s of virtual time "
+                f"(rank {self.rank.number}, "
+                f"{self.describe()}). Raise the limit, or look for the missing operation."
             )
-        # outside of `except`: the context of an error that was thrown in is what the program itself
-        # is handling
+        # outside of `except`: the context of an injected error is the error that the program is
+        # already handling
         raise broken
 
     def describe(self) -> str:
@@ -258,13 +258,13 @@ class SimulatedWork(Work):
         raise NotImplementedError
 
     def break_off(self) -> None:
-        """Does what follows from a limit that has passed.
+        """Closes the connection of a message whose time limit has passed.
 
-        Nothing, if the operation is no message.
+        Other operations do nothing.
         """
 
     def complete(self, time_s: float) -> None:
-        """Notes when the operation is done, and wakes its rank if it waits for that."""
+        """Sets when the operation is done, and wakes its rank at that time if it waits."""
         self.done_s = time_s
         if self.future is not None:
             self.rank.clock.at(time_s, self._bring_future)
@@ -273,16 +273,16 @@ class SimulatedWork(Work):
             self.rank.clock.at(time_s, self.rank)
 
     def is_completed(self) -> bool:
-        """Returns whether the operation is done, and then records that.
+        """Returns whether the operation is done; if so, records that it is.
 
-        If it is not, the other ranks get on a little.
+        If it is not, the other ranks run for a moment.
         """
         clock = self.rank.clock
         if self.done_s > clock.now:
             clock.poll()
         if self.done_s > clock.now:
             return False
-        if self.error is None:  # an error is for its wait to tell
+        if self.error is None:  # an error is left to its wait
             self._close_done()
         return True
 
@@ -291,11 +291,11 @@ class SimulatedWork(Work):
         return self.done_s <= self.rank.clock.now and self.error is None
 
     def exception(self) -> Exception | None:
-        """Returns the error of the operation, None if there is none."""
+        """Returns the error of the operation, or None."""
         return self.error
 
     def result(self) -> list[torch.Tensor]:
-        """Returns the tensors that hold the result, once it is there."""
+        """Returns the tensors that hold the result, after waiting for it."""
         raise NotImplementedError
 
     # -- its future
@@ -303,8 +303,8 @@ class SimulatedWork(Work):
     def get_future(self) -> Any:
         """Returns a future of the result, which the rank's own thread completes.
 
-        C++ waits for the futures of gradients at the end of a backward pass, where no rank can give
-        way. So the rank waits a moment earlier, in a callback of its own.
+        At the end of a backward pass, C++ waits for the futures of gradients, and no rank can give
+        way there. So the rank waits a moment earlier, in its own callback.
         """
         if self.future is None:
             self.future = torch.futures.Future()
@@ -318,7 +318,7 @@ class SimulatedWork(Work):
         return self.future
 
     def _wait_for_future(self) -> None:
-        """Waits; C++ would wait for ever for a future that an error leaves open."""
+        """Waits; if an error left the future open, C++ would wait for it forever."""
         try:
             self.wait()
         except BaseException as error:
@@ -327,7 +327,7 @@ class SimulatedWork(Work):
             raise
 
     def _bring_future(self) -> None:
-        """Lets the rank's own thread complete the future: callbacks run there."""
+        """Lets the rank's own thread complete the future, so that callbacks run there."""
         self.rank.errands.append(self._fulfil)
         self.rank.clock.at(self.rank.clock.now, self.rank)
 
@@ -349,21 +349,21 @@ class SimulatedWork(Work):
     # -- its record
 
     def _close_done(self) -> None:
-        """Records that the operation was done when its rank came to wait for it."""
+        """Records that the operation was already done when its rank waited for it."""
         slots, self.slots = self.slots, ()
         for slot in slots:
             self.rank.recorder.complete_at_once(slot)
 
     def close_record(self, status: int) -> None:
-        """Records that the operation is done, or has failed; once."""
+        """Records that the operation is done or has failed, once."""
         slots, self.slots = self.slots, ()
         for slot in slots:
             self.rank.recorder.complete(slot, status)
 
     def complete_record(self, recorder: Recorder, slot: int) -> bool:
-        """Lets the wait for this operation complete another record, too.
+        """Makes the wait for this operation complete another record as well.
 
-        Returns False if it was waited for already.
+        Returns False if it was already waited for.
         """
         if not self.slots or recorder is not self.rank.recorder:
             return False
@@ -371,7 +371,7 @@ class SimulatedWork(Work):
         return True
 
     def refuse(self, kind: str, message: str) -> None:
-        """Records that the operation is wrong, and was refused."""
+        """Records that the operation is invalid and was refused."""
         if self.slots:
             self.rank.recorder.complete(self.slots[0], ERROR)
             self.rank.recorder.notice(
@@ -379,5 +379,5 @@ class SimulatedWork(Work):
             )
 
     def place_of_call(self) -> str:
-        """Returns the line that posted it, as " at ring.py:7"; "" if that was not recorded."""
+        """Returns the line that posted it, as " at ring.py:7"; "" if it was not recorded."""
         return self.rank.recorder.place_of(self.slots[0]) if self.slots else ""

@@ -1,9 +1,9 @@
-"""torch.distributed's tables of process groups, once for each simulated rank.
+"""torch.distributed's tables of process groups, separate for each simulated rank.
 
-torch keeps the groups of a process in ``distributed_c10d._world``. The attributes of the object in
-that place are those of the rank that runs. Groups themselves are shared by their members: the n-th
-group that a rank creates is the n-th of every other rank, unless it is made by its members alone
-(``use_local_synchronization``): such a group is found by its name.
+torch keeps the groups of a process in ``distributed_c10d._world``. The object that replaces it has
+the attributes of the running rank. Groups are shared by their members: the n-th group that a rank
+creates is the n-th of every other rank. If only its members create a group
+(``use_local_synchronization``), it is found by its name.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ _BACKEND: Final = "gloo"
 
 
 class RankWorld:
-    """The state that ``distributed_c10d`` keeps for a process, here for the rank that runs.
+    """The state that ``distributed_c10d`` keeps for a process, here for the running rank.
 
     Args:
-        clock: of the ranks.
+        clock: the clock of the ranks.
 
     Attributes:
-        generation: how often the rank has destroyed its world.
-        made: how many groups it has created in this world.
+        generation: the number of times the rank has destroyed its world.
+        made: the number of groups it has created in this world.
         asked: whether its program has called ``init_process_group``.
         group: the default group.
     """
@@ -68,7 +68,7 @@ class RankWorld:
         self.begin(clock)
 
     def begin(self, clock: Clock) -> None:
-        """Sets the attributes of the calling rank, which is in no group yet."""
+        """Sets the attributes of the calling rank, which is not in any group yet."""
         self.clock = clock
         self.group: Any = None
         self.pg_map: dict[Any, Any] = {}
@@ -86,7 +86,7 @@ class RankWorld:
 
     @property
     def default_pg(self) -> Any:
-        """The default group; refused to a thread that a worker has started."""
+        """The default group; threads started by a worker cannot use it."""
         self.clock.check_thread()
         return self.group
 
@@ -106,9 +106,9 @@ class _Making:
     """A group that ranks are creating together.
 
     Attributes:
-        missing: how many members have not come.
-        first: the operation of the rank that came first.
-        waiting: the operations of members that have come.
+        missing: the number of members that have not called yet.
+        first: the operation of the first rank that called.
+        waiting: the operations of the members that have called.
     """
 
     group: SimulatedGroup
@@ -120,21 +120,21 @@ class _Making:
 
 @dataclass
 class _Generation:
-    """A world of all ranks: the default group, and those created in it."""
+    """A world of all ranks: the default group and the groups created in it."""
 
     default: SimulatedGroup
-    makers: Team  # all ranks, as the group in which groups are created
+    makers: Team  # all ranks, as the group that creates groups
     made: list[_Making] = field(default_factory=list)
-    local: dict[str, _Making] = field(default_factory=dict)  # groups made by their members alone
+    local: dict[str, _Making] = field(default_factory=dict)  # groups created by members only
 
 
 class Worlds:
-    """Lets torch.distributed work among simulated ranks, for the rest of the process's life.
+    """Makes torch.distributed work with simulated ranks, until the process ends.
 
     Args:
-        shared: the state of the ranks.
-        size: how many there are.
-        isolation: keeps them apart.
+        shared: the state that the ranks share.
+        size: the number of ranks.
+        isolation: keeps the ranks apart.
 
     Attributes:
         pairs: the groups of the ring, by the place of the predecessor; empty for one rank.
@@ -159,7 +159,7 @@ class Worlds:
 
     @property
     def teams(self) -> list[Team]:
-        """All groups, in the order in which they were created."""
+        """All groups, in the order of creation."""
         return self._teams
 
     @property
@@ -186,7 +186,7 @@ class Worlds:
         number = len(self._generations)
         team = self._make_team("world", self._ranks, number)
         default = SimulatedGroup(team, _DEFAULT, "default_pg", self.make_group)
-        makers = Team(self._clock, GROUPS, self._ranks, NONE)  # numbered when it is used
+        makers = Team(self._clock, GROUPS, self._ranks, NONE)  # gets its number on first use
         self._generations.append(_Generation(default, makers))
         return self._generations[-1]
 
@@ -210,18 +210,18 @@ class Worlds:
     ) -> SimulatedGroup | None:
         """Creates a group; torch calls it on all ranks, in the same order on each.
 
-        Members wait for each other; it takes no time.
+        Members wait for each other; this takes no time.
 
         Returns:
-            The group, None on a rank that is not in it.
+            The group; None on a rank that is not a member.
 
         Raises:
-            RendezvousFailed: another rank creates another group in its place.
+            RendezvousFailed: another rank creates a different group at this point.
         """
         members, desc, world = tuple(ranks), group_desc or "undefined", self._world
         generation = self._generations[world.generation]
         making: _Making | None
-        if not group_name.isdigit():  # made by its members alone
+        if not group_name.isdigit():  # created by its members only
             making, makers = self._find_local(generation, group_name, members, desc)
         else:
             if world.made == len(generation.made):
@@ -249,7 +249,7 @@ class Worlds:
         return making, Team(self._clock, title, members, number)
 
     def _begin_making(self, members: tuple[int, ...], name: str, desc: str) -> _Making:
-        """Begins a group that no rank has created before."""
+        """Starts a group that no other rank has created yet."""
         title = desc if desc.startswith("ring:") else name
         team = self._make_team(title, members, self._world.generation)
         group = SimulatedGroup(team, name, desc, self.make_group)
@@ -259,7 +259,7 @@ class Worlds:
         return self._shared.make_kind(Payload("ranks", tuple(sorted(members)), 0))
 
     def _meet(self, making: _Making, makers: Team, members: tuple[int, ...]) -> None:
-        """Waits for the other members, recorded as on real ranks: a collective of all ranks."""
+        """Waits for the other members; recorded as on real ranks, as a collective of all ranks."""
         rank: Any = self._clock.current
         shared, team, now_s = self._shared, making.group.team, self._clock.now
         if makers.number == NONE:
@@ -278,10 +278,10 @@ class Worlds:
         if not fits:
             theirs = making.first
             message = (
-                f"all ranks must make the same groups in the same order, got {list(members)} here "
-                f"and {list(team.ranks)} in rank {theirs.rank.number}'s "
+                f"all ranks must create the same groups in the same order, got {list(members)} "
+                f"here and {list(team.ranks)} in rank {theirs.rank.number}'s "
                 f"new_group{theirs.place_of_call()} ({rank.here()}). Call new_group for every "
-                "group on every rank, in one order, also for groups that the rank is not in."
+                "group on every rank, in the same order, including groups without the rank."
             )
             operation.refuse("group_order_mismatch", message)
             raise RendezvousFailed(message)
@@ -298,7 +298,7 @@ class Worlds:
     # -- a rank
 
     def join(self, rank: SimulatedRank) -> None:
-        """Puts the calling rank into the world and its ring."""
+        """Adds the calling rank to the world and its ring."""
         self._world.begin(self._clock)
         self._enter(self._generations[0].default)
         if self.pairs:
@@ -325,23 +325,23 @@ class Worlds:
         self._register(name, group)
 
     def _refuse_thread(self) -> None:
-        """Ends the run for a thread of a worker that communicates; that thread goes no further."""
+        """Ends the run because a thread of a worker communicates; blocks that thread forever."""
         if threading.current_thread() is threading.main_thread():
             return
         place = self._recorder.sites.find(sys._getframe(1))
         line = f" at {place_text((place.f_code.co_filename, place.f_lineno))}" if place else ""
         message = (
-            "a simulated rank communicates in the thread that runs "
+            "a simulated rank may communicate only in the thread that runs "
             f"the worker, got a call{line} in "
-            "another thread. Run the program on real ranks: ringsim.trace."
+            "another thread. Run the program on real ranks with ringsim.trace."
         )
         self._clock.give_up(message)
         park()
 
-    # -- in torch's places
+    # -- replacements in torch
 
     def _install(self) -> None:
-        """Replaces what torch has for one rank a process."""
+        """Replaces the parts of torch that assume one rank per process."""
         setattr(*WORLD, self._world)
         setattr(*REGISTER, self._register)
         setattr(*UNREGISTER, lambda _name: None)  # other ranks may still use the group
@@ -356,7 +356,7 @@ class Worlds:
             setattr(owner, name, function)
 
     def _register(self, name: str, group: Any) -> None:
-        """Lets C++ find a group by its name: one table serves all ranks."""
+        """Lets C++ find a group by its name, in one table for all ranks."""
         known = self._registered.get(name)
         if known is group:
             return
@@ -380,7 +380,7 @@ class Worlds:
         return set_default
 
     def _make_check_batch(self, call: Callable[..., None]) -> Callable[..., None]:
-        """Makes the replacement for what ``batch_isend_irecv`` calls before its messages."""
+        """Makes the replacement for the function that ``batch_isend_irecv`` calls first."""
 
         @functools.wraps(call)
         def check_batch(p2p_op_list: Any) -> None:
@@ -391,7 +391,7 @@ class Worlds:
         return check_batch
 
     def _make_init(self, call: Callable[..., None]) -> Callable[..., None]:
-        """Makes ``init_process_group``, which joins the ranks that are there."""
+        """Makes ``init_process_group``, which joins the existing ranks."""
         signature = inspect.signature(call)
 
         @functools.wraps(call)
@@ -399,7 +399,7 @@ class Worlds:
             wanted = signature.bind(*args, **kwargs).arguments
             world = self._world
             if dist.is_initialized() and world.asked:
-                call(*args, **kwargs)  # torch refuses
+                call(*args, **kwargs)  # torch refuses the second call
             if not dist.is_initialized():
                 self._join_again()
             check_world(wanted, "ringsim.simulate", "Leave it out.")
@@ -411,7 +411,7 @@ class Worlds:
         return init_process_group
 
     def _join_again(self) -> None:
-        """Puts the calling rank into a new world, after ``destroy_process_group``."""
+        """Adds the calling rank to a new world, after ``destroy_process_group``."""
         number = self._world.generation
         if number == len(self._generations):
             self._begin_generation()
@@ -419,7 +419,7 @@ class Worlds:
         self._enter(self._generations[number].default)
 
     def _make_wait(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Makes ``Future.wait``: a rank that waits for a future gives way."""
+        """Makes ``Future.wait``, in which a rank gives way while it waits."""
         clock = self._clock
 
         @functools.wraps(call)

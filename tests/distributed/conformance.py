@@ -1,4 +1,4 @@
-"""What every backend must do: rules, and how one job of ranks runs them all and says how each went.
+"""The rules for every backend, and a job of ranks that runs them all and reports each result.
 
 A rule is a function of (dist, rank, world_size), where ``dist`` is ``ringsim.comm`` on the backend
 under test. Every rank runs all rules that apply to its world size, in one order, and writes a line
@@ -42,9 +42,9 @@ class Rule:
     """One rule.
 
     Attributes:
-        name: of its function, with what it was made for in brackets.
+        name: the name of its function, followed by its value in brackets.
         check: the function.
-        least: the smallest world size that it makes sense in.
+        least: the smallest world size for which it makes sense.
     """
 
     name: str
@@ -63,9 +63,9 @@ def add_rule(name: str, check: Callable[[Any, int, int], None], least: int = 1) 
 def rule(
     *, least: int = 1, each: dict[str, Any] | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Makes a function a rule.
+    """Registers a function as a rule.
 
-    With ``each``, one rule for each value, which it takes as its last argument.
+    With ``each``, registers one rule for each value, which it takes as its last argument.
     """
 
     def register(check: Callable[..., None]) -> Callable[..., None]:
@@ -83,7 +83,7 @@ def rule(
 
 
 def load_rules() -> dict[str, Rule]:
-    """Returns all rules, by name, in the order in which they are run."""
+    """Returns all rules by name, in the order in which they run."""
     for family in FAMILIES:
         importlib.import_module(f"conformance_{family}")
     return RULES
@@ -92,12 +92,12 @@ def load_rules() -> dict[str, Rule]:
 def run_rules(dist: Any, directory: str, skips: dict[str, str]) -> None:
     """Runs the rules on this rank, each in a span of its name.
 
-    Writes how it went to ``directory``; stops at the first that fails.
+    Writes the results to ``directory``; stops at the first failure.
 
     Args:
         dist: ``ringsim.comm``, initialized.
-        directory: of the reports.
-        skips: rules left out, with the reason.
+        directory: the directory for the reports.
+        skips: the rules to leave out, with the reasons.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     with Path(directory, f"rank-{rank}.jsonl").open("w") as report:
@@ -119,13 +119,13 @@ def check_job(
 ) -> None:
     """Runs a job.
 
-    Fails with what its ranks say of each rule that they broke, or that some of them did not reach.
+    Fails with the reports of its ranks on each rule that was broken, or that some did not reach.
 
     Args:
-        directory: where the ranks write their reports.
-        world_size: how many ranks there are.
-        skips: rules left out, with the reason.
-        run: runs the job, and returns how it ended where that was early.
+        directory: the directory in which the ranks write their reports.
+        world_size: the number of ranks.
+        skips: the rules to leave out, with the reasons.
+        run: the function that runs the job, and returns the reason if it ended early.
     """
     assert set(skips) <= set(load_rules()), "an exception must name a rule"
     ended = run()
@@ -155,9 +155,9 @@ def check_job(
 def make(
     rank: int, shape: tuple[int, ...] = (6,), dtype: torch.dtype = torch.float32, salt: int = 0
 ) -> torch.Tensor:
-    """Returns what a rank puts in.
+    """Returns the input of a rank.
 
-    Small whole numbers, so that sums and products are exact in every dtype and order.
+    Small integers, so that sums and products are exact in every dtype and order.
     """
     generator = torch.Generator().manual_seed(1000 * salt + rank)
     numbers = torch.randint(0, 2 if dtype is torch.bool else 4, shape, generator=generator)

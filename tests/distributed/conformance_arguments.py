@@ -1,4 +1,4 @@
-"""Rules of wrong arguments: a Python error on every rank that calls, and the ranks can go on."""
+"""Rules for wrong arguments: every calling rank gets a Python error, and ranks can continue."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Calls = Callable[[Any, int, int], list[Callable[[], Any]]]
 
 
 def all_are_refused(calls: Calls, dist: Any, rank: int, size: int) -> None:
-    """Fails unless every call raises, and the ranks can still talk."""
+    """Fails unless every call raises an error, and the ranks can still communicate."""
     for call in calls(dist, rank, size):
         refused(call)
     tensor = torch.ones(1)
@@ -141,7 +141,7 @@ for _kind, _wrong in PEERS.items():
 
 @rule()
 def a_root_needs_its_list(dist: Any, rank: int, size: int) -> None:
-    # alone, so that nobody waits for a root that raises
+    # only this one, so that no rank waits for a root that raises
     mine = [dist.new_group([each]) for each in range(size)][rank]
     calls = [
         lambda: dist.gather(make(rank), None, rank, group=mine),

@@ -1,6 +1,6 @@
-"""Rules of the collectives, against the same in one process.
+"""Rules for the collectives, compared with the same operations in one process.
 
-Each in several ways, with every dtype, and with every reduction.
+Each is tested in several ways, with every dtype, and with every reduction.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Fold = Callable[[Any, Any], Any]
 
 @dataclass(frozen=True)
 class Scene:
-    """What a case runs in: who takes part, and in which way.
+    """The setting of a case: its members, and how they call.
 
     The root is a place among the members.
     """
@@ -58,7 +58,7 @@ class Scene:
         return values if self.rank == self.root else None
 
     def value(self, rank: int, *shape: int, salt: int = 0) -> torch.Tensor:
-        """What a rank puts in."""
+        """The input of a rank."""
         return make(rank, shape, self.dtype, salt)
 
     def values(self, *shape: int, salt: int = 0) -> Tensors:
@@ -71,14 +71,14 @@ class Scene:
         return functools.reduce(self.fold, self.values(*shape, salt=salt))
 
     def blanks(self, *shape: int) -> Tensors:
-        """A tensor to be filled for each member."""
+        """An empty tensor for each member."""
         return [self.blank(*shape) for _ in self.members]
 
     def blank(self, *shape: int) -> torch.Tensor:
         return self.lay_out(torch.zeros(shape, dtype=self.dtype))
 
     def end(self, handle: Any) -> None:
-        """Waits where there is something to wait for, twice: the second time it returns at once."""
+        """Waits if there is a handle, twice: the second wait returns immediately."""
         assert (handle is not None) is self.async_op
         if self.async_op:
             handle.wait()
@@ -187,7 +187,7 @@ def _all_to_all_single(s: Scene) -> tuple[Tensors, Tensors]:
 
 
 def _all_to_all_single_of_rows(s: Scene) -> tuple[Tensors, Tensors]:
-    # some get nothing
+    # some receive nothing
     rows = [[(sender + receiver) % 3 for receiver in range(s.size)] for sender in range(s.size)]
     inputs = [s.value(rank, sum(rows[place]), 2) for place, rank in enumerate(s.members)]
     received = [rows[place][s.place] for place in range(s.size)]
@@ -247,7 +247,7 @@ def check_case(
 ) -> None:
     """Runs a case with all ranks, or with all but the first.
 
-    Then their places in their group are not their ranks.
+    Without the first, their places in the group differ from their ranks.
     """
     members = list(range(1, size) if in_group else range(size))
     group = dist.new_group(members) if in_group else None
@@ -266,7 +266,7 @@ for _name, _case in CASES.items():
             2 if "in_group" in _changes else 1,
         )
 
-# -- dtypes: what travels arrives to the last bit
+# -- dtypes: data arrives exactly to the last bit
 
 MOVES = (
     "broadcast",
@@ -358,7 +358,7 @@ def all_reduce_takes_every_shape(dist: Any, rank: int, size: int, shape: tuple[i
     same(tensor, functools.reduce(operator.add, (make(each, shape) for each in range(size))))
 
 
-# -- the rest
+# -- other rules
 
 
 @rule(each={name: CASES[name] for name in ("broadcast", "reduce", "gather", "scatter")})

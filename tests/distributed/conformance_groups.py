@@ -1,4 +1,4 @@
-"""Rules of groups."""
+"""Rules for groups."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def outside_a_group_nothing_happens(dist: Any, rank: int, size: int) -> None:
         return
     tensor = make(rank)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a backend may say so, as torch does
+        warnings.simplefilter("ignore")  # a backend may warn, as torch does
         assert dist.all_reduce(tensor, group=group) is None
         assert dist.broadcast(tensor, 0, group=group, async_op=True) is None
         assert dist.barrier(group=group) is None

@@ -1,4 +1,4 @@
-"""Rules of handles. The last one leaves a recv behind that nobody answers, so it comes last."""
+"""Rules for handles. The last one leaves an unanswered recv behind, so it must come last."""
 
 from __future__ import annotations
 
@@ -65,5 +65,5 @@ def a_wait_ends_at_its_limit(dist: Any, rank: int, size: int, timeout: Any) -> N
     assert 0.19 < time.monotonic() - begin < 10
     dist.barrier()
     dist.isend(make(rank), (rank + 1) % size, tag=99).wait()
-    handle.wait()  # the operation went on
+    handle.wait()  # the operation continued
     same(received, make((rank - 1) % size))

@@ -1,4 +1,4 @@
-"""Rules of point-to-point messages, of tensors and of Python objects."""
+"""Rules for point-to-point messages, of tensors and of Python objects."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def pass_on(
     named: str = "",
     **what: Any,
 ) -> None:
-    """Sends a tensor to the next rank while one comes from the rank before."""
+    """Sends a tensor to the next rank while one comes from the previous rank."""
     pred, succ = neighbours(rank, size)
     received = into(torch.zeros_like(make(pred, **what)))
     sending = dist.isend(lay_out(make(rank, **what)), **{f"{named}dst": succ})
@@ -151,7 +151,7 @@ def strided_tensors_are_received(dist: Any, rank: int, size: int) -> None:
 
 
 def thing(rank: int) -> dict[str, Any]:
-    """An object whose size differs from rank to rank."""
+    """Returns an object whose size differs from rank to rank."""
     return {"rank": rank, "text": "x" * 100 * rank, "list": list(range(rank))}
 
 

@@ -1,4 +1,4 @@
-"""The conformance suite on Gloo, and on a backend that has messages alone: all else is built."""
+"""The conformance suite on Gloo, and on a backend with messages only, where the rest is built."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MOVES = (
     "scatter",
     "all_to_all_single",
 )
-GLOO = {  # what Gloo cannot do, in torch 2.13
+GLOO = {  # unsupported by Gloo, in torch 2.13
     **{f"{move}_carries[{dtype}]": "Invalid scalar type" for move in MOVES for dtype in DTYPES},
     **{f"gather_carries[{dtype}]": "Invalid scalar type" for dtype in ("complex64", "complex128")},
     "strided_tensors_are_sent": "input tensor has to be contiguous",
@@ -37,7 +37,7 @@ GLOO = {  # what Gloo cannot do, in torch 2.13
         for name in ("all_to_all_single", "all_to_all_single_of_rows")
     },
     "all_reduce_reduces[sum,int16]": "Invalid scalar type",
-    # These are silent without a recorder: Gloo takes the bytes as if the tensor were contiguous.
+    # No error without a recorder: Gloo takes the bytes as if the tensor were contiguous.
     **{
         f"{name}[strided]": "wrong values"
         for name in ("broadcast", "all_reduce", "reduce", "scatter", "reduce_scatter")
@@ -51,7 +51,7 @@ GLOO = {  # what Gloo cannot do, in torch 2.13
 }
 
 _OF_MESSAGES = ("strided_tensors_are", "a_receiver", "a_sender", "a_wait_ends")
-LEAST = {  # what Gloo's messages cannot do, and what is built from them does not say
+LEAST = {  # unsupported by Gloo's messages, without an error from operations built on them
     **{name: reason for name, reason in GLOO.items() if name.startswith(_OF_MESSAGES)},
     "inputs_and_outputs_may_be_parts_of_one_tensor": (
         "a message may arrive where another has not left yet"
@@ -62,8 +62,8 @@ LEAST = {  # what Gloo's messages cannot do, and what is built from them does no
 
 LINK = ringsim.Link(alpha_s=1e-5, beta_s_per_byte=1e-10)
 COLUMNS = ["op", "group", "peer", "tag", "size_bytes", "dtype", "shape", "status"]
-# What Gloo lacks is built; it takes complex numbers as pairs; it tells only in wait() that a
-# coalesced operation, or one that nobody waits for, is done; and it refuses below the recorder.
+# Operations that Gloo lacks are built. Gloo takes complex numbers as pairs, reports only in wait()
+# that an operation is done if it is coalesced, and refuses arguments below the recorder.
 RECORDED_OTHERWISE = re.compile(
     r"^gather_(single|into_tensor)|complex|_coalesced\[(async|in a group)|without_a_wait|future|"
     r"_needs_|_must_exist|_that_exist|_is_given_once|_is_not_negative"
@@ -72,7 +72,7 @@ RECORDED_OTHERWISE = re.compile(
 
 def keep_the_rules(directory: str, backend: str, skips: dict[str, str]) -> None:
     """Runs the rules on one rank."""
-    warnings.simplefilter("ignore")  # what is built is announced
+    warnings.simplefilter("ignore")  # built operations warn
     if backend == "modest":
         modest_backend.register()
         comm.set_backend("modest")
@@ -83,10 +83,10 @@ def keep_the_rules(directory: str, backend: str, skips: dict[str, str]) -> None:
 
 
 def check_rules(directory: Path, backend: str, skips: dict[str, str]) -> ringsim.Trace:
-    """With four ranks.
+    """Checks the rules with four ranks.
 
-    Groups of one to three of them are among the rules, and simulated ranks keep all rules at every
-    size.
+    Groups of one to three of them are among the rules, and simulated ranks follow all rules at
+    every size.
     """
     traces: list[ringsim.Trace] = []
 
@@ -111,7 +111,7 @@ def check_rules(directory: Path, backend: str, skips: dict[str, str]) -> ringsim
 
 
 def records_of(trace: ringsim.Trace) -> dict[str, list[tuple[str, ...]]]:
-    """What was recorded in the span of each rule, by rank; in order, except where messages race."""
+    """Returns the records in the span of each rule, by rank; in order, unless messages race."""
     found: dict[str, list[tuple[str, ...]]] = {}
     for row in trace.to_pandas().itertuples():
         if row.op == "span":

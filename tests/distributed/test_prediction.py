@@ -1,6 +1,6 @@
-"""From real ranks to a prediction and back, on whatever machine this is.
+"""From real ranks to a prediction and back, on any machine.
 
-What is compared, not how near it is.
+Tests which events are compared, not how accurate the prediction is.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ def test_prediction_of_more_ranks_is_compared_operation_by_operation() -> None:
         compute=calibration,
     )
     comparison = ringsim.compare(real, virtual)
-    steps = 3 * 3  # their own spans are not compared
+    steps = 3 * 3  # the spans of the steps themselves are not compared
     assert len(comparison.real_index) == len(real.to_pandas().query("kind != 'mark'")) - steps
     assert comparison.steps.count == 3
     assert comparison.nominal_s is not None
     assert comparison.no_communication_s is not None
-    # What a prediction leaves out can only make it shorter.
+    # Whatever a prediction leaves out can only make it shorter.
     assert comparison.nominal_s < comparison.no_communication_s < comparison.virtual_steps_s.min()
     assert comparison.nominal_s < comparison.real_steps_s.min()
     assert np.isfinite(comparison.lag_s).all()

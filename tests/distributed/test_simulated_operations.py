@@ -1,6 +1,6 @@
-"""The same worker on real ranks and on simulated ones.
+"""The same worker on real ranks and on simulated ranks.
 
-The same results, records, and places for a failure to stand in. What each operation records is
+They must give the same results, records, and places of failures. The records of each operation are
 compared in test_conformance_torch.
 """
 
@@ -64,9 +64,9 @@ REDUCTIONS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 
 
 def reduce_everything() -> dict[tuple[str, str, str], str]:
-    """Tells which reductions of which dtypes are refused, and what the others give.
+    """Returns which reductions of which dtypes are refused, and the results of the others.
 
-    All ranks go on together.
+    All ranks continue together.
     """
     found = {}
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -91,7 +91,7 @@ def reduce_everything() -> dict[tuple[str, str, str], str]:
                 try:
                     reduce()
                     if way == "reduce" and rank:
-                        tensor = make(2 * size, dtype)  # it is the root's alone
+                        tensor = make(2 * size, dtype)  # only the root has it
                     found[way, name, str(dtype)] = (
                         str(result.tolist()) if way != "reduce" or not rank else "sent"
                     )
@@ -167,7 +167,7 @@ def do_all() -> tuple[Any, ...]:
 
 
 def test_programs_give_the_same_bits_and_the_same_records() -> None:
-    """A ring, the generation of tokens, and a step of training with every schedule."""
+    """A ring, the generation of tokens, and a training step with every schedule."""
     real = ringsim.trace(do_all, world_size=3, seed=7)
     simulated = simulate(do_all, world_size=3, link=LINK, seed=7)
     for (*mine, loss, grads), (*theirs, other_loss, other_grads) in zip(

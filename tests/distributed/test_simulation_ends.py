@@ -101,8 +101,8 @@ def test_a_machine_without_room_for_the_threads_is_named(tmp_path: Path) -> None
         timeout=LIMIT_S,
     )
     assert done.stdout.splitlines()[:1] == [
-        "each simulated rank needs a thread, got can't start new thread after 3. Simulate fewer "
-        "ranks, or raise the limits (ulimit -u, pids.max)."
+        "cannot start a thread for each simulated rank: can't start new thread after 3 threads. "
+        "Simulate fewer ranks, or raise the limits (ulimit -u, pids.max)."
     ], done.stderr
 
 
@@ -361,7 +361,7 @@ def wait_in_a_thread() -> None:
 def test_a_thread_that_communicates_ends_the_run_with_one_sentence(
     worker: Worker, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(RingError, match="communicates in the thread that runs the") as caught:
+    with pytest.raises(RingError, match="may communicate only in the thread") as caught:
         simulate(worker)
     assert type(caught.value) is RingError
     assert "\n" not in str(caught.value)
