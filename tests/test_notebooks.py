@@ -459,7 +459,7 @@ def test_lesson_10_shows_what_it_claims() -> None:
 def test_lesson_11_shows_what_it_claims() -> None:
     texts = texts_of("11")
     shows(texts["hosts-run"], "the ring crosses hosts 6 times, 3 would do")
-    bound = r"known to \+- *([\d.]+) us, really wrong by *(-?[\d.]+) us$"
+    bound = r"known to \+- *([\d.]+) us, error *(-?[\d.]+) us$"
     trips = find(bound, texts["offset-run"])
     assert len(trips) == 3
     # a bound always holds, but for what printing cuts off

@@ -1,6 +1,6 @@
 """A pipeline on three hosts with one slow link between two of them, and the recording of its traces for lesson 11.
 
-    python notebooks/data/hosts.py [directory]      writes hosts_dealt, hosts_grouped and hosts_mended.ringtrace
+    python notebooks/data/hosts.py [directory]      writes hosts_dealt, hosts_grouped and hosts_reordered.ringtrace
 
 As root on Linux: the hosts are made of namespaces (a network, a name and a clock for each), joined by cables whose speed is limited. The
 directory is that of this file by default. Every run gives other times, so this is done by hand and the result is committed.
@@ -26,7 +26,7 @@ MICROBATCHES, SIZE_BYTES = 8, 256 * 1024
 RUNS = {
     "hosts_dealt": ([0, 1, 2, 0, 1, 2], None),
     "hosts_grouped": ([0, 0, 1, 1, 2, 2], None),
-    "hosts_mended": ([0, 0, 1, 1, 2, 2], [2, 3, 0, 1, 4, 5]),
+    "hosts_reordered": ([0, 0, 1, 1, 2, 2], [2, 3, 0, 1, 4, 5]),
 }
 
 
