@@ -107,9 +107,9 @@ def prediction(table: PredictionErrors) -> Axes:
         for row in rows
     }
     series = {
-        "spread": "real runs, from their median",
+        "spread": "real runs, against their median",
         "predicted": "predicted",
-        "as_before": "links, posting and cores alone",
+        "as_before": "predicted from links, posting and cores only",
     }
     means = {
         name: {
@@ -138,7 +138,7 @@ def prediction(table: PredictionErrors) -> Axes:
     axes.set_xlabel("mean absolute error, %")
     axes.set_xlim(0, 100)
     axes.set_title(
-        f"How far off predictions of {len(rows)} programs are, on 2, 4 and 8 ranks",
+        f"Errors of predictions for {len(rows)} programs, on 2, 4 and 8 ranks",
         loc="left",
         fontsize=11,
     )
@@ -211,13 +211,11 @@ def differing() -> list[str]:
 
 def main(arguments: list[str]) -> int:
     """Draws or checks; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        description="Draws the figures from what was recorded in figures/data."
-    )
+    parser = argparse.ArgumentParser(description="Draws the figures from the data in figures/data.")
     parser.add_argument(
         "--check",
         action="store_true",
-        help="compare with the figures that are here, and write nothing",
+        help="compare with the committed figures, and write nothing",
     )
     if not parser.parse_args(arguments).check:
         print("\n".join(f"figures/{name}" for name in draw_all(HERE)))
@@ -225,8 +223,8 @@ def main(arguments: list[str]) -> int:
     names = differing()
     for name in names:
         print(
-            f"figures/{name} must be what `python figures/make.py` draws, and is not. Draw it "
-            "again (`make figures`) and look at it."
+            f"figures/{name} differs from the figure that `python figures/make.py` draws. Draw it "
+            "again with `make figures`, and look at it."
         )
     return 1 if names else 0
 

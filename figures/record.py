@@ -200,7 +200,7 @@ RECORDERS = {
 
 def main(arguments: list[str]) -> None:
     """Records what is asked for."""
-    parser = argparse.ArgumentParser(description="Records what the figures are drawn from.")
+    parser = argparse.ArgumentParser(description="Records the data of the figures.")
     parser.add_argument("what", choices=RECORDERS)
     parser.add_argument("directory", nargs="?", type=Path, default=DATA)
     options = parser.parse_args(arguments)

@@ -197,7 +197,7 @@ def test_ranks_that_were_asked_for_different_things_say_so() -> None:
         rank = ringsim.current_ring().rank
         for settings in differing:
             arguments: Any = {"prompts": PROMPTS, "max_new_tokens": 4, **settings[rank]}
-            with pytest.raises(MessageMismatch, match=f"got others on rank {1 - rank} than on r"):
+            with pytest.raises(MessageMismatch, match=f"ranks {1 - rank} and {rank} differ"):
                 generate(small_model(), **arguments)
 
     simulate(worker, 2)
@@ -205,14 +205,14 @@ def test_ranks_that_were_asked_for_different_things_say_so() -> None:
 
 NO_GENERATOR = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5))
 ARGUMENTS = [
-    ({"prompts": []}, r"prompts must be one or more, each of one token or more, got \[\]"),
-    ({"prompts": [[1], []]}, r"of one token or more, got \[\[1\], \[\]\]"),
+    ({"prompts": []}, r"prompts must contain at least one prompt, .* one token, got \[\]"),
+    ({"prompts": [[1], []]}, r"at least one token, got \[\[1\], \[\]\]"),
     ({"batch_size": 0}, "batch_size must be an integer from 1, got 0"),
-    ({"temperature": -1.0}, "temperature must be 0 or more, got -1.0"),
-    ({"temperature": float("nan")}, "temperature must be 0 or more, got nan"),
+    ({"temperature": -1.0}, "temperature must be non-negative, got -1.0"),
+    ({"temperature": float("nan")}, "temperature must be non-negative, got nan"),
     ({"max_new_tokens": 0}, "max_new_tokens must be an integer from 1, got 0"),
     ({"num_inner_iterations": 0}, "num_inner_iterations must be an integer from 1, got 0"),
-    ({"model": NO_GENERATOR}, "must have a cache, got Sequential"),
+    ({"model": NO_GENERATOR}, "the adapter of Sequential has no cache"),
 ]
 
 

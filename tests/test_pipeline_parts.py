@@ -25,13 +25,13 @@ from ringsim.traces.steps import measure_stage_use
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=HEADER_SIZE, max_size=HEADER_SIZE))
 def test_what_is_no_header_is_refused(numbers: list[int]) -> None:
-    with pytest.raises(MessageMismatch, match="a message must begin with a header"):
+    with pytest.raises(MessageMismatch, match="expected a header, got the numbers"):
         Header.unpack(torch.tensor(numbers))
 
 
 @pytest.mark.parametrize("payload", [((1,) * 9, torch.float32), ((1,), torch.quint8)])
 def test_what_no_header_can_name_is_refused(payload: Any) -> None:
-    with pytest.raises(ArgumentError, match="at most 8 dimensions and one of float32"):
+    with pytest.raises(ArgumentError, match="at most 8 dimensions and a dtype among float32"):
         Header("activation", 0, Payload(*payload)).pack()
 
 

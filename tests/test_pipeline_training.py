@@ -757,7 +757,7 @@ def test_both_sides_learn_of_a_mismatch_and_can_go_on() -> None:
     of_sender, of_receiver = simulate(disagree, 2).results
     assert of_sender == of_receiver
     assert of_sender == (
-        "a message must be what its receiver waits for, the activation of microbatch 0, got the "
+        "the receiver expected the activation of microbatch 0, got the "
         "activation of microbatch 1 (rank 0 to rank 1). Send and receive in the same order."
     )
 
@@ -783,10 +783,10 @@ def test_ranks_that_run_different_steps_all_hear_of_it() -> None:
 
     for rank, found in enumerate(simulate(differ, 2).results):
         other, rule = 1 - rank, "a step must be the same on every rank, got "
-        count = f"one of {4 - rank} microbatches on rank {rank} and one of {4 - other} on rank"
+        count = f"{4 - rank} microbatches on rank {rank} but {4 - other} on rank"
         assert found[0].startswith(f"{rule}{count} {other}. Call")
-        for text, what in zip(found[1:], ("schedule", "partition of the model"), strict=True):
-            assert f"{rule}another {what} on rank {other} than on rank {rank}. Call" in text
+        for text, what in zip(found[1:], ("schedules", "partitions of the model"), strict=True):
+            assert f"{rule}different {what} on ranks {rank} and {other}. Call" in text
 
 
 def test_an_activation_that_is_not_as_announced_is_an_error() -> None:
@@ -800,15 +800,15 @@ def test_an_activation_that_is_not_as_announced_is_an_error() -> None:
         layers = (nn.Linear(3, 3), Growing(), nn.Linear(3, 3), nn.Linear(3, 3))
         sequential_step(nn.Sequential(*layers), count=2)
 
-    with pytest.raises(MessageMismatch, match="the activations of a boundary must be alike if all"):
+    with pytest.raises(MessageMismatch, match="must give activations of one shape at a boundary"):
         simulate(grow, 2)
 
 
 def test_a_ring_of_one_has_nobody_to_send_to_and_another_schedule() -> None:
     (found,) = simulate(lambda: catch(send_activation, torch.ones(1), 0), 1).results
-    assert found.startswith("a ring must have two ranks or more for a message, got one. Hand")
+    assert found.startswith("messages need a ring of at least two ranks, got one. Pass")
     other = read((0, 1), "0F0 0B0", "1F0 1B0")
-    with pytest.raises(RingError, match=r"1 ranks and 1 microb.*, got one \(mine\) for 2 and 2"):
+    with pytest.raises(RingError, match=r"1 ranks and 1 microb.*, got mine with 2 ranks and 2 m"):
         sequential_step(nn.Linear(3, 3), count=1, schedule=other, partition=[1])
 
 

@@ -97,7 +97,7 @@ def test_a_break_is_not_bridged_and_each_side_has_its_fit() -> None:
         left, right = drawn(panel, "median gloo")
         assert (left[0].max(), right[0].min(), len(drawn(panel, "fit "))) == (2**15, 2**16, 2)
     assert "up to 32 KiB: alpha = " in words(ax)
-    assert "Interrupted where the time jumps" in words(ax)
+    assert "Curves are interrupted at jumps" in words(ax)
 
 
 def test_each_curve_says_where_it_comes_from_and_no_two_labels_overlap() -> None:
@@ -133,7 +133,7 @@ def test_published_figures_stand_only_where_no_nccl_was_measured() -> None:
     assert {point for shown in points for point in zip(*shown, strict=True)} == times
     look = {one.get_linestyle() for one in ax.lines if str(one.get_gid()).startswith("published")}
     assert look == {"--"}
-    assert any("published by others (not measured here)" in entry for entry in legend(ax))
+    assert any("published elsewhere (not measured here)" in entry for entry in legend(ax))
     assert all(figure.source in words(ax) for figure in FIGURES)
     for ax in (
         table(rows(line), rows(line, backend="nccl")).plot(),
@@ -185,7 +185,7 @@ def test_of_several_edges_the_slowest_is_fitted() -> None:
     ("found", "said"),
     [
         (table(), "No backend was measured"),
-        (table(rows(line)[:1]), "Gloo: 8 B take 40 µs, 8 B go at 0.0002 GB/s"),
+        (table(rows(line)[:1]), "Gloo: 8 B take 40 µs, 8 B reach 0.0002 GB/s"),
         (table(rows(line, backend="nccl"), paths={"0>1": "p2p"}), "NCCL: 8 B take 40 µs"),
         (
             table(rows(line, backend="nccl"), paths={"0>1": "sockets, one GPU"}),

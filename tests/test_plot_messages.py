@@ -90,8 +90,8 @@ NCCL.metadata["backend"] = "nccl"
         (one_message(0, 1, 1, -1), "No message arrived", "1 message that never arrived."),
         (Story(2).trace(), "No message arrived", ""),
         (
-            NCCL, "NCCL's messages have no times of their own",
-            "Not drawn: 1 message: on NCCL the record has the end of queueing",
+            NCCL, "NCCL does not report the times of messages",
+            "Not drawn: 1 message: NCCL reports the end of queueing",
         ),
     ],
     ids=["empty", "in flight", "nothing", "nccl"],

@@ -84,7 +84,7 @@ def test_groups_built_and_messages_sent_are_told_apart() -> None:
     solid = [name for name, tube in tubes.items() if tube.get_linestyle() in ("solid", "-")]
     assert sorted(solid) == ["group-ring:0>1", "group-ring:1>2", "group-ring:2>3"]
     assert "ring:3>0\nnothing sent" in words(ax)
-    assert "4 pair groups built, 3 used" in words(ax)
+    assert "4 pair groups created, 3 used" in words(ax)
     some = Story(4, ring=False)  # a ring over some of the ranks
     some.ring_groups = [[f"ring:{a}>{b}", [a, b]] for a, b in ((0, 2), (2, 0), (1, 3), (3, 1))]
     assert len(patches(some.trace().plot_ring(), "group-")) == 4

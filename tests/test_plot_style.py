@@ -211,7 +211,7 @@ def test_a_figure_has_the_size_that_is_asked_for_and_the_users_letters() -> None
     "bad", [{"theme": "blue"}, {"ax": "any", "figsize": (3, 3)}, {"ax": "any", "dpi": 70}]
 )
 def test_a_style_that_cannot_be_is_refused(bad: dict[str, Any]) -> None:
-    with pytest.raises(ArgumentError, match=r"theme must be|figsize and dpi must be left out"):
+    with pytest.raises(ArgumentError, match=r"theme must be|figsize and dpi cannot be combined"):
         pipeline(3).plot_ring(**bad)
 
 

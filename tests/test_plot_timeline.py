@@ -158,7 +158,7 @@ def one_message(work_ms: float) -> Trace:
     [
         (Story(4).trace(), "Nothing was recorded on 4 ranks"),
         (pipeline(1), "1 rank, 12.4 ms: 4.8 % of it blocked in communication"),
-        (one_message(0), "2 ranks, 1 message, and no time went by"),
+        (one_message(0), "2 ranks, 1 message, and no time passed"),
         (one_message(WEEK_MS), "2 ranks, 604,800 s: 0 % of it blocked in communication"),
         (one_rank(("work", 1000, 1010, {})), "1 rank ran for 10 ms without a message"),
     ],
@@ -192,7 +192,7 @@ def test_many_ranks_share_rows_and_arrows_come_from_the_whole_time() -> None:
     """A row a rank would be finer than a pixel: stripes, and 10 s of textures for 1,000 ranks."""
     ax = many_events(12_000, world_size=600).plot_timeline()
     assert (rows(ax)[0], rows(ax)[-1]) == ("ranks 0–15", "ranks 576–591"), "every second is named"
-    assert "A row is 16 ranks: the height is the share of their time." in words(ax)
+    assert "Each row is 16 ranks: the height is the share of their time." in words(ax)
     assert not any(
         group.get_hatch() for group in ax.collections if isinstance(group, PolyCollection)
     )
@@ -212,7 +212,7 @@ def test_rows_of_a_pixel_are_plain_and_leave_no_gap() -> None:
 
 def test_each_name_of_a_span_has_a_look_and_is_written_where_there_is_room() -> None:
     ax = one_rank(*((f"name {at}", at, at + 1, {}) for at in range(10))).plot_timeline()
-    assert legend(ax) == [f"name {at}" for at in range(8)] + ["and 2 more names of spans"]
+    assert legend(ax) == [f"name {at}" for at in range(8)] + ["and 2 more span names"]
     assert [bars(ax)[f"name {at}"][0][0] for at in range(8)] == list(range(8))
     ax = one_rank(
         ("compute", 0, 90, {"stage": 2, "microbatch": 3}), ("compute", 90, 98, {"microbatch": 4}),
@@ -409,7 +409,7 @@ def test_a_picture_says_that_ranks_shared_their_cores(
     """The example machine has 2 cores."""
     trace = trace_of(known("1f1b", ranks, 4))
     said = words(Trace(trace.events, trace.metadata | about).plot_timeline())
-    assert ("4 ranks shared 2 cores: what had to wait for a core is drawn" in said) is is_said
+    assert ("4 ranks shared 2 cores: waiting for a core is drawn" in said) is is_said
 
 
 # -- simulated schedules
@@ -534,7 +534,7 @@ def test_colours_say_how_far_off_each_end_is(comparison: Any) -> None:
 def test_words_say_the_error_of_the_step_and_of_all(comparison: Any) -> None:
     ax = comparison.plot()
     assert title(ax) == "Predicted 32.4 ms, measured 36 ms: 10.0 % too short", "the median is drawn"
-    off = "step 2 of 3: all of them off by 7.4 % on average, 10.0 % at most"
+    off = "step 2 of 3: all steps are off by 7.4 % on average, 10.0 % at most"
     assert f"1F1B, 3 ranks; {off}" in words(ax)
     assert [line.get_xdata()[0] for line in ax.lines[-2:]] == pytest.approx([36, 32.4])
     with pytest.raises(ArgumentError, match="step must be from 0 to 2, got 3"):
@@ -552,5 +552,5 @@ def test_a_run_without_steps_is_drawn_by_its_spans_else_by_its_waits() -> None:
         if wait_ms > 0:
             assert predicted(alike.plot()) == [0, 0, 2, 0, 0]
         else:
-            with pytest.raises(ArgumentError, match="must have spans or waits to be drawn"):
+            with pytest.raises(ArgumentError, match="without spans or waits"):
                 alike.plot()
