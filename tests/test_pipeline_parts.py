@@ -1,4 +1,4 @@
-"""Parts of pipelines that no run on a CPU shows: headers, NCCL's handles, sums, one picture."""
+"""Tests of parts that runs on a CPU do not cover: headers, NCCL's handles, sums, a picture."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_batch_with_one_handle_is_waited_for_whoever_asks_first(
 
 
 def test_what_ranks_share_is_in_the_order_of_their_places() -> None:
-    """So that a sum is the same to the last bit everywhere.
+    """A sum is the same to the last bit on every rank.
 
     1e16 + 1 - 1e16 is 0, and 1e16 - 1e16 + 1 is 1.
     """
@@ -78,7 +78,7 @@ def test_a_real_rank_is_charged_nothing_and_counts_nothing() -> None:
 
 
 def generation(jobs: str) -> ringsim.Trace:
-    """The trace of one stage that does jobs of 10 s: batch and token, or a dot for a pause."""
+    """Makes the trace of a stage with jobs of 10 s: batch and token, or a dot for a pause."""
 
     def work() -> None:
         for job in jobs.split():

@@ -1,4 +1,4 @@
-"""The bandwidth chart of a table: what stands in it is what was measured, or cited."""
+"""Tests of the bandwidth chart of a table, which shows measured or cited values."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ USUAL = {"pattern": "pingpong", "src": 0, "dst": 1, "backend": "gloo", "kind": "
 
 
 def rows(time_s: Callable[[int], float], **series: Any) -> list[dict[str, Any]]:
-    """One row a size; p10 and p90 of the time are 0.9 and 1.2 times the median."""
+    """Makes one row per size, with p10 and p90 of 0.9 and 1.2 times the median."""
     found = []
     for size in SIZES:
         us = time_s(size) * 1e6
@@ -45,7 +45,7 @@ def table(*groups: list[dict[str, Any]], **about: Any) -> Bandwidths:
 
 
 def drawn(ax: Axes, prefix: str) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Points of the lines whose id begins like this, in one panel."""
+    """Returns the points of the lines in one panel whose id has this prefix."""
     return [line.get_data() for line in ax.lines if (line.get_gid() or "").startswith(prefix)]
 
 
@@ -74,7 +74,7 @@ def test_a_table_is_drawn_in_both_panels_as_it_is() -> None:
 
 
 def test_a_fit_says_how_sure_it_is() -> None:
-    """A number has as many decimals as its error, whose first digit counts."""
+    """A number has as many decimals as the first digit of its error."""
     noise = dict(zip(SIZES, np.random.default_rng(1).lognormal(0, 0.02, len(SIZES)), strict=True))
     said = words(table(rows(lambda size: line(size) * noise[size])).plot())
     alpha, rate = re.findall(r"= (\d+\.\d+) ± (0\.0*[1-9])(?= µs| GB/s)", said)
@@ -189,7 +189,7 @@ def test_of_several_edges_the_slowest_is_fitted() -> None:
         (table(rows(line, backend="nccl"), paths={"0>1": "p2p"}), "NCCL: 8 B take 40 µs"),
         (
             table(rows(line, backend="nccl"), paths={"0>1": "sockets, one GPU"}),
-            "NCCL over sockets, one GPU: 8 B take 40 µs",  # never taken for a link
+            "NCCL over sockets, one GPU: 8 B take 40 µs",  # never interpreted as a link
         ),
     ],
 )
