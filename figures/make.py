@@ -1,13 +1,11 @@
 """Draws the figures of README.md and docs/ from the traces and tables in ``figures/data``.
 
-The same bytes from the same data.
+    python figures/make.py          draws all figures
+    python figures/make.py --check  draws them elsewhere and compares; exit code 1 if one differs
 
-    python figures/make.py          draws them all
-    python figures/make.py --check  draws them elsewhere and compares; exit code 1 where one differs
-
-Each figure is one small function; ``FIGURES`` says which file it is drawn from and in which formats
-it is wanted. The bytes are the same with the versions in ``requirements/lock.txt``; another
-matplotlib may draw a line a pixel elsewhere.
+Each figure is one small function; ``FIGURES`` lists its data and its formats. The same data give
+the same bytes with the versions in ``requirements/lock.txt``; another version of matplotlib may
+shift a line by a pixel.
 """
 
 from __future__ import annotations
@@ -35,46 +33,37 @@ HERE = Path(__file__).resolve().parent
 
 
 def ring(trace: ringsim.Trace) -> Axes:
-    """Who sent to whom.
-
-    Activations clockwise, gradients back, and one pair group that was built for nothing.
-    """
+    """Draws the messages: activations clockwise, gradients back, and an unused pair group."""
     return trace.plot_ring()
 
 
 def timeline(trace: ringsim.Trace) -> Axes:
-    """Who did what when: forward passes, backward passes, and the waiting between them."""
+    """Draws the timeline: forward passes, backward passes, and the waits between them."""
     return trace.plot_timeline()
 
 
 def bandwidth(table: bandwidths.Bandwidths) -> Axes:
-    """What a message costs on loopback.
-
-    Latency at the left, bandwidth at the right, and what the machine could do.
-    """
+    """Draws the cost of a message on loopback, with the ceilings of the machine."""
     return table.plot()
 
 
 def bandwidth_on_one_gpu(table: bandwidths.Bandwidths) -> Axes:
-    """What Gloo and NCCL do between two ranks of a machine with one GPU, which they share."""
+    """Draws Gloo and NCCL between two ranks that share the only GPU of a machine."""
     return table.plot()
 
 
 def schedule(trace: ringsim.Trace) -> Axes:
-    """A training step with 1F1B: forwards and backwards take turns, and the gaps are the bubble."""
+    """Draws a training step with 1F1B: alternating forwards and backwards, and the bubble."""
     return trace.plot_timeline()
 
 
 def deadlock(trace: ringsim.Trace) -> Axes:
-    """Who waits for whom in a ring in which everybody receives first.
-
-    Also the last moments before it stood still.
-    """
+    """Draws the waits in a ring in which all ranks receive first, with the last moments."""
     return trace.explain().plot()
 
 
 def straggler(trace: ringsim.Trace) -> Axes:
-    """Who waited for whom in a pipeline with one slow stage."""
+    """Draws the waits in a pipeline with one slow stage."""
     return trace.explain().plot()
 
 
@@ -89,7 +78,7 @@ class PredictionErrors:
         )
 
     def describe(self) -> str:
-        """Returns one sentence that says what the picture shows."""
+        """Returns a description of the picture in one sentence."""
         return (
             f"Mean absolute errors of {len(self.rows)} predictions by kind of program, "
             f"{self.measured}."
@@ -97,9 +86,9 @@ class PredictionErrors:
 
 
 def prediction(table: PredictionErrors) -> Axes:
-    """How far off predicted programs are, by kind.
+    """Draws the errors of predictions by kind of program.
 
-    With what Gloo costs on shared cores, and without; and how alike two runs are.
+    They are with and without Gloo's costs on shared cores, next to the spread of real runs.
     """
     rows = table.rows
     names = {
@@ -107,9 +96,9 @@ def prediction(table: PredictionErrors) -> Axes:
         for row in rows
     }
     series = {
-        "spread": "real runs, from their median",
+        "spread": "real runs, against their median",
         "predicted": "predicted",
-        "as_before": "links, posting and cores alone",
+        "as_before": "predicted from links, posting and cores only",
     }
     means = {
         name: {
@@ -138,7 +127,7 @@ def prediction(table: PredictionErrors) -> Axes:
     axes.set_xlabel("mean absolute error, %")
     axes.set_xlim(0, 100)
     axes.set_title(
-        f"How far off predictions of {len(rows)} programs are, on 2, 4 and 8 ranks",
+        f"Errors of predictions for {len(rows)} programs, on 2, 4 and 8 ranks",
         loc="left",
         fontsize=11,
     )
@@ -152,7 +141,7 @@ def _mean(values: list[float]) -> float:
 
 
 class Wanted(NamedTuple):
-    """One figure: its files are called ``name`` with each ending."""
+    """A figure, whose files are called ``name`` with each extension."""
 
     name: str
     data: str
@@ -180,7 +169,7 @@ FIGURES = (
 
 
 def draw_all(directory: Path) -> list[str]:
-    """Draws every figure into a directory; returns the names of the files."""
+    """Draws every figure into a directory, and returns the names of the files."""
     names = []
     for figure in FIGURES:
         data = figure.load(HERE / "data" / figure.data)
@@ -198,7 +187,7 @@ def draw_all(directory: Path) -> list[str]:
 
 
 def differing() -> list[str]:
-    """Names of the figures that are missing here, or differ from what would be drawn now."""
+    """Returns the names of the figures that are missing, or differ from a new drawing."""
     with tempfile.TemporaryDirectory() as elsewhere:
         names = draw_all(Path(elsewhere))
         return [
@@ -210,14 +199,12 @@ def differing() -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Draws or checks; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        description="Draws the figures from what was recorded in figures/data."
-    )
+    """Draws or checks the figures, and returns the exit code."""
+    parser = argparse.ArgumentParser(description="Draws the figures from the data in figures/data.")
     parser.add_argument(
         "--check",
         action="store_true",
-        help="compare with the figures that are here, and write nothing",
+        help="compare with the committed figures, and write nothing",
     )
     if not parser.parse_args(arguments).check:
         print("\n".join(f"figures/{name}" for name in draw_all(HERE)))
@@ -225,8 +212,8 @@ def main(arguments: list[str]) -> int:
     names = differing()
     for name in names:
         print(
-            f"figures/{name} must be what `python figures/make.py` draws, and is not. Draw it "
-            "again (`make figures`) and look at it."
+            f"figures/{name} differs from the figure that `python figures/make.py` draws. Draw it "
+            "again with `make figures`, and look at it."
         )
     return 1 if names else 0
 

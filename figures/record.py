@@ -1,13 +1,13 @@
-"""Records what the figures are drawn from: real runs on this machine.
+"""Records the data of the figures: real runs on this machine.
 
     python figures/record.py pipeline [directory]  writes pipeline.ringtrace
     python figures/record.py schedule [directory]  writes schedule.ringtrace
     python figures/record.py sick [directory]      writes deadlock.ringtrace and straggler.ringtrace
-    python figures/record.py bandwidth [directory]  writes bandwidth-gloo.json; wants a quiet
-                                                    machine, and takes two minutes at most
+    python figures/record.py bandwidth [directory]  writes bandwidth-gloo.json; needs a quiet
+                                                    machine, and takes at most two minutes
 
-The directory is ``figures/data`` by default. Every run gives other times, so this is done by hand
-and the result is committed; ``figures/make.py`` then draws the same bytes from it each time.
+The directory is ``figures/data`` by default. Every run gives different times, so you run this by
+hand and commit the result; ``figures/make.py`` then draws the same bytes from it each time.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ TRAINED_MICROBATCHES, STEPS = 8, 3
 
 
 def pipeline(microbatches: int, rows: int, width: int) -> float:
-    """One training step of a pipeline, a stage a rank: all microbatches forward, then all backward.
+    """Runs one training step of a pipeline: all microbatches forward, then all backward.
 
-    Activations go to the successor and gradients come back to the predecessor, on the pair groups;
-    the last stage computes a loss.
+    Each rank has one stage. Activations go to the successor and gradients come back to the
+    predecessor, on the pair groups; the last stage computes a loss.
 
     Args:
-        microbatches: how many.
-        rows: samples in a microbatch.
-        width: features; an activation has shape (rows, width).
+        microbatches: the number of microbatches.
+        rows: the number of samples in a microbatch.
+        width: the number of features; an activation has shape (rows, width).
 
     Returns:
         The sum of the losses on the last stage, 0 elsewhere.
@@ -84,8 +84,8 @@ def pipeline(microbatches: int, rows: int, width: int) -> float:
                 gradient, src=ring.succ, group=ring.succ_group, tag=microbatches + microbatch
             ).wait()
         with ringsim.span("backward", **where):
-            # Not y.backward(gradient): its first call imports half of torch's compiler, and the
-            # figure would show nothing else.
+            # Not y.backward(gradient), whose first call imports half of torch's compiler, which
+            # would dominate the figure.
             (
                 losses[microbatch] if stage == last else (outputs[microbatch] * gradient).sum()
             ).backward()
@@ -111,11 +111,11 @@ def record_pipeline(directory: Path) -> None:
 
 
 def train(microbatches: int, steps: int) -> float:
-    """A few training steps of a small transformer, with 1F1B.
+    """Runs a few training steps of a small transformer, with 1F1B.
 
     Args:
-        microbatches: how many a step has.
-        steps: how many; the first are slow, for the kernels are cold.
+        microbatches: the number of microbatches in a step.
+        steps: the number of steps; the first ones are slow, because the kernels are cold.
 
     Returns:
         The loss of the last step, the same on every rank.
@@ -126,7 +126,7 @@ def train(microbatches: int, steps: int) -> float:
 
     torch.manual_seed(0)
     model = SmallTransformer(vocab_size=64, hidden_size=128, num_layers=8, num_heads=4)
-    tokens = torch.randint(0, 64, (microbatches, 4, 65))  # (microbatches, batch, letters + 1)
+    tokens = torch.randint(0, 64, (microbatches, 4, 65))  # (microbatches, batch, tokens + 1)
     inputs, targets = list(tokens[..., :-1]), list(tokens[..., 1:])
     for _ in range(steps):
         loss = train_step_pipeline(model, inputs, targets, schedule="1f1b")
@@ -148,7 +148,7 @@ def record_bandwidth(directory: Path) -> None:
 
 
 def deadlock() -> None:
-    """Sends a token round the ring twice, then forgets who begins: every rank receives first."""
+    """Sends a token round the ring twice, then lets every rank receive first."""
     import torch
     import torch.distributed as dist
 
@@ -181,7 +181,7 @@ def straggler(microbatches: int) -> None:
 
 
 def record_sick(directory: Path) -> None:
-    """Records a run that hangs, and one that is slow."""
+    """Records a run that hangs and a slow run."""
     try:
         ringsim.trace(deadlock, world_size=RANKS)
     except ringsim.errors.Deadlock as error:
@@ -199,8 +199,8 @@ RECORDERS = {
 
 
 def main(arguments: list[str]) -> None:
-    """Records what is asked for."""
-    parser = argparse.ArgumentParser(description="Records what the figures are drawn from.")
+    """Records the requested data."""
+    parser = argparse.ArgumentParser(description="Records the data of the figures.")
     parser.add_argument("what", choices=RECORDERS)
     parser.add_argument("directory", nargs="?", type=Path, default=DATA)
     options = parser.parse_args(arguments)
@@ -210,7 +210,7 @@ def main(arguments: list[str]) -> None:
 def anonymous(trace: ringsim.Trace) -> ringsim.Trace:
     """Returns the trace without the machine's name.
 
-    Source files are named from the project's directory on.
+    The paths of source files begin at the project's directory.
     """
     tables = trace.events.tables
     files = tuple(Path(name).resolve().relative_to(ROOT).as_posix() for name in tables.files)

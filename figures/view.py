@@ -1,12 +1,12 @@
-"""Draws screenshots of the interactive page.
+"""Takes screenshots of the interactive page.
 
-They are ``view``, ``view_pipeline``, ``view_runs``, ``view_ranks`` and ``explore``, and
-``playing``.
+They are ``view``, ``view_pipeline``, ``view_runs``, ``view_ranks`` and ``explore``, and the
+animation ``playing``.
 
     python figures/view.py
 
-Needs Playwright and Chromium. A browser draws letters its own way: the bytes differ from one to the
-next, and no test compares them.
+It needs Playwright and Chromium. Each browser draws fonts differently, so no test compares the
+bytes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LINK = ringsim.Link(alpha_s=10e-6, beta_s_per_byte=8e-11)
 
 
 def exchange_halos(columns: int, rounds: int = 6) -> None:
-    """Exchanges 64 KiB with the neighbours on a grid of so many columns, and computes.
+    """Exchanges 64 KiB with the neighbours on a grid with these columns, and computes.
 
     One rank takes longer.
     """
@@ -49,7 +49,7 @@ def exchange_halos(columns: int, rounds: int = 6) -> None:
 
 
 def write_film(page: Page, file: Path) -> None:
-    """Plays a page, frame by frame, and writes what it shows."""
+    """Plays a page frame by frame, and writes the animation."""
     page.set_viewport_size({"width": 960, "height": 540})
     page.mouse.move(0, 0)
     page.wait_for_timeout(SETTLE_MS)
@@ -71,9 +71,10 @@ def write_film(page: Page, file: Path) -> None:
 
 
 def main() -> None:
-    """Opens the page of the recorded pipeline and points at a wait.
+    """Takes all screenshots.
 
-    Those of simulated schedules: one, and two compared; an explorer.
+    They are the recorded pipeline with the pointer at a wait, one simulated schedule, two
+    compared schedules, and an explorer.
     """
     schedule = ringsim.simulate_schedule(
         "interleaved_1f1b", Costs(latency=0.1), num_ranks=4, num_microbatches=8, num_chunks=2

@@ -237,11 +237,13 @@ def test_names_of_hosts_do_not_matter(takes_ms: list[float], order: list[int]) -
     assert all(links[pair] > min(takes_ms) for pair in found)
 
 
-@pytest.mark.parametrize(("name", "slow"), [("dealt", True), ("grouped", True), ("mended", False)])
+@pytest.mark.parametrize(
+    ("name", "slow"), [("dealt", True), ("grouped", True), ("reordered", False)]
+)
 def test_recorded_on_three_hosts_with_one_slow_cable(name: str, slow: bool) -> None:
     """The cable between host1 and host2 carried 6.25 MB/s, the others 50.
 
-    The mended run sends nothing over it.
+    The reordered run sends nothing over it.
     """
     found = ringsim.load(DATA / f"hosts_{name}.ringtrace").explain().findings
     assert [one.kind for one in found].count("slow_link") == slow

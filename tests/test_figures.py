@@ -1,4 +1,4 @@
-"""The committed figures are what the committed traces give."""
+"""Tests that the committed figures match the committed traces."""
 
 from __future__ import annotations
 

@@ -223,7 +223,7 @@ RULES: dict[str, list[tuple[dict[str, Any], str]]] = {  # what is wrong, and wha
         ({"steps": 0}, "steps must be an integer from 1, got 0"),
         (
             {"schedule": make_schedule("gpipe", 3, 1)},
-            "schedule must be for the 2 ranks of the ring, got one for 3",
+            "schedule must have as many ranks as the ring, 2, got 3",
         ),
     ],
     "sensitivity": [

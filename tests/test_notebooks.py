@@ -1,4 +1,4 @@
-"""The lessons have the parts that a lesson has, and run from top to bottom in a real kernel."""
+"""Tests that lessons have all parts of a lesson, and run from top to bottom in a real kernel."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from nbclient import NotebookClient
 from processes import RANK_VARIABLES, descendants, gone, until
 
 LESSONS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
-CELL_S = 150  # for one cell; on two quiet cores none takes more than five
-MOST_CELLS = 40  # of a lesson, which is to take 45 minutes at most
+CELL_S = 150  # for one cell; on two quiet cores no cell takes more than five seconds
+MOST_CELLS = 40  # of a lesson, which should take at most 45 minutes
 PARTS = (
     r"^# Lesson \d\d: ",
     r"\*\*You will be able to\*\*",
@@ -31,11 +31,11 @@ PARTS = (
 )
 Cell = dict[str, Any]
 
-pytestmark = pytest.mark.timeout(900)  # the first test of a lesson runs all of it
+pytestmark = pytest.mark.timeout(900)  # the first test of a lesson runs all its cells
 
 
 def in_the_kernel_of(number: str) -> pytest.MarkDecorator:
-    """The tests of a lesson run in one process, which runs the lesson once."""
+    """Puts the tests of a lesson into one process, which runs the lesson once."""
     return pytest.mark.xdist_group(f"lesson {number}")
 
 
@@ -60,7 +60,7 @@ def tagged(lesson: Path, tag: str) -> list[str]:
     return [cell["id"] for cell in cells(lesson, "code") if tag in cell["metadata"].get("tags", [])]
 
 
-# -- as they stand in the repository
+# -- as committed
 
 
 def test_the_lessons_are_there() -> None:
@@ -83,7 +83,7 @@ def test_a_lesson_has_all_parts_and_no_leftovers(lesson: Path) -> None:
         "the kernel of these tests may have it from another lesson"
     )
     (picture,) = re.findall(r"^!\[.+\]\((data/.+)\)$", chapters[0], re.MULTILINE)
-    assert (lesson.parent / picture).is_file(), "at its head, for those who only look"
+    assert (lesson.parent / picture).is_file(), "a picture at the head of the lesson"
     assert "ipywidgets" not in "".join(code), "what moves is ringsim's own views and explorers"
     assert [part for part in PARTS if not re.search(part, text, re.MULTILINE)] == []
     assert len(notebook["cells"]) <= MOST_CELLS
@@ -115,18 +115,15 @@ def test_a_lesson_has_all_parts_and_no_leftovers(lesson: Path) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def client() -> Iterator[NotebookClient]:
-    """A kernel for the lessons of this process that come one after the other.
-
-    Nothing outlives it.
-    """
+    """Starts a kernel for all lessons of this process, and checks that no process remains."""
     client = NotebookClient(
         nbformat.v4.new_notebook(),
         timeout=CELL_S,
         resources={"metadata": {"path": str(LESSONS[0].parent)}},
     )
     # nbclient 0.11 answers Output widgets over the socket on which it waits for the cell's reply,
-    # and then sometimes sleeps through the reply until its time-out. Left unanswered, a widget's
-    # output is shown under the cell, where it is looked at like any other.
+    # and then sometimes misses the reply until its timeout. Without an answer, a widget's output
+    # appears under the cell, and is tested like any other.
     client.comm_open_handlers.clear()
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(RANK_VARIABLES)
@@ -139,14 +136,14 @@ def client() -> Iterator[NotebookClient]:
     assert until(lambda: all(gone(pid) for pid in started))
 
 
-CLIENTS: list[NotebookClient] = []  # the one that runs
+CLIENTS: list[NotebookClient] = []  # the running client
 
 
 @cache
 def executed(lesson: Path) -> dict[str, Cell]:
-    """Runs a lesson, with none of the names of the one before it.
+    """Runs a lesson, without the names of the previous one.
 
-    Returns its code cells with their outputs.
+    Returns the code cells with their outputs.
     """
     (client,) = CLIENTS
     client.nb = nbformat.read(lesson, as_version=4)
@@ -164,7 +161,7 @@ def outputs(lesson: Path) -> Iterator[tuple[str, Cell]]:
 
 
 def verdict(lesson: Path, cell: str) -> str:
-    """The text that a check showed under a cell."""
+    """Returns the text of a check under a cell."""
     shown = [
         output["data"]["text/plain"]
         for name, output in outputs(lesson)
@@ -197,7 +194,7 @@ FIRST_CELLS = 3
 @in_the_kernel_of("00")
 @pytest.mark.parametrize("lesson", LESSONS[1:], ids=lambda lesson: lesson.stem)
 def test_the_first_cells_of_a_lesson_run(lesson: Path) -> None:
-    """All of a lesson runs in the tests above and below, most of which take long."""
+    """Runs only the first cells, because the tests of whole lessons take long."""
     (client,) = CLIENTS
     client.nb = nbformat.read(lesson, as_version=4)
     client.reset_execution_trackers()
@@ -215,7 +212,7 @@ def test_every_picture_can_be_read_aloud(lesson: Path) -> None:
     assert pictures
     for name, output in pictures:
         assert output["metadata"]["image/png"]["alt"].endswith("."), name
-        # the last one: a table of bandwidths
+        # the last word starts a table of bandwidths
         words = ("Trace of ", "Schedule ", "Bubble ", "Prediction ", "pattern ")
         assert output["data"]["text/plain"].startswith(words), name
     drawn = [
@@ -248,7 +245,7 @@ def test_a_prediction_is_asked_for_and_compared(lesson: Path) -> None:
 
 
 def texts_of(number: str) -> dict[str, str]:
-    """The text below each cell of a lesson."""
+    """Returns the text below each cell of a lesson."""
     texts: dict[str, str] = {}
     for name, output in outputs(next(path for path in LESSONS if path.stem.startswith(number))):
         plain = output.get("data", {}).get("text/plain", "")
@@ -261,12 +258,12 @@ def shows(text: str, *words: str) -> None:
 
 
 def find(pattern: str, text: str) -> list[Any]:
-    """Lists what a regular expression finds, ``^`` and ``$`` in each line."""
+    """Returns the matches of a regular expression, with ``^`` and ``$`` in each line."""
     return re.findall(pattern, text, re.MULTILINE)
 
 
 def columns(text: str) -> list[list[float]]:
-    """The numbers of a printed table, row by row; lines with anything else are left out."""
+    """Returns the numbers of a printed table by row, without lines that contain other text."""
     rows = [line.replace(",", "").split() for line in text.splitlines()]
     numbers = [row for row in rows if row and all(re.fullmatch(r"[\d.]+", word) for word in row)]
     return [[*map(float, row)] for row in numbers]
@@ -284,7 +281,7 @@ def test_lesson_01_shows_what_it_claims() -> None:
     assert texts["traffic-run"].count(" world ") == 4
     assert {"ring:0>1", "ring:1>0"} <= set(texts["claims-two"].split())
     shown = find(r"^\[rank .*$", texts["claims-output-run"])
-    # ranks speak in any order
+    # ranks print in any order
     assert sorted(shown) == ["[rank 0] plain, from rank 0", "[rank 2] forced, from rank 2"]
     assert texts["rendezvous-run"].startswith(STUCK)
 
@@ -303,7 +300,7 @@ def test_lesson_02_shows_what_it_claims() -> None:
     assert texts["order-run"].splitlines() == ["SSS deadlock", *ends, "RRR deadlock"]
     chain, pairs = ([*map(int, row.split())] for row in find(": (.+)$", texts["chain-run"]))
     assert chain == [0, 5, 4, 3, 2, 1]
-    # each even rank after the odd one that it sends to
+    # each even rank comes after the odd rank that it sends to
     assert all(pairs.index(even) > pairs.index(even + 1) for even in (0, 2, 4))
     assert texts["tags-run"].startswith("tag mismatch: ")
     assert find(": (.+)$", texts["claims-sizes"]) == ["deadlock"] * 3
@@ -336,7 +333,7 @@ def test_lesson_03_shows_what_it_claims() -> None:
     most = {"pingpong": 3, "exchange": 3, "shift": 3, "all_reduce": 1}
     missing = find(r"^(\w+) +not measured", texts["patterns-run"])
     assert edges.keys() | set(missing) == most.keys()
-    # a busy machine measures fewer within the limit
+    # a busy machine measures fewer edges within the limit
     assert all(int(found) <= most[pattern] for pattern, found in edges.items())
     assert find(r"Gloo \(CPU\)  up to [\d.]+ GB/s \(pingpong 0 -> 1\)", texts["claims-here"])
     sent, through = map(float, find(r"([\d.]+) MB", texts["claims-shared"]))
@@ -403,7 +400,7 @@ def test_lesson_06_shows_what_it_claims() -> None:
     for cell, expected in (("order-run", "666321"), ("peer-run", "321")):
         peaks = find(r"^rank \d +(\d) +closed form +(\d)", texts[cell])
         assert peaks == [(live, live) for live in expected]
-    # between a forward and a backward, and the other way round
+    # between a forward and a backward, and between a backward and a forward
     assert texts["peer-run"].count("batch_isend batch_irecv") == 9
     rows = [line.split() for line in texts["more-run"].splitlines()[1:]]
     assert [row[1] for row in rows] == ["75%", "60%", "43%", "27%", "16%", "9%", "4%"]
@@ -459,10 +456,10 @@ def test_lesson_10_shows_what_it_claims() -> None:
 def test_lesson_11_shows_what_it_claims() -> None:
     texts = texts_of("11")
     shows(texts["hosts-run"], "the ring crosses hosts 6 times, 3 would do")
-    bound = r"known to \+- *([\d.]+) us, really wrong by *(-?[\d.]+) us$"
+    bound = r"known to \+- *([\d.]+) us, error *(-?[\d.]+) us$"
     trips = find(bound, texts["offset-run"])
     assert len(trips) == 3
-    # a bound always holds, but for what printing cuts off
+    # a bound always holds, except for rounding in print
     assert all(abs(float(wrong)) <= float(most) + 0.2 for most, wrong in trips)
     offsets = find(r"host\d, ranks .*: (\S+) s", texts["clocks-known"])
     assert offsets == ["+0.000000", "-5.000022", "-1.999997"]
@@ -519,7 +516,7 @@ def test_lesson_07_shows_what_it_claims() -> None:
         ("4", "a", "100"),
     ]
     assert [(turns, kind, most) for turns, kind, _, most in uses] == full
-    # jobs are not exactly alike
+    # jobs are not exactly equal
     assert all(0 < int(use) <= int(most) + 10 for _, _, use, most in uses)
     shows(texts["jam-run"], "got 5: a stage holds one job")
     assert texts["jam-clock"].count(" waits for stage ") == 4
@@ -569,5 +566,5 @@ def test_lesson_08_compares_costs_by_their_ratio() -> None:
     first, *lines = texts_of("08")["cost-run"].splitlines()
     assert first.startswith("torch's own call: ")
     assert [line.split()[0] for line in lines] == ["ringsim.comm", "timed_op"]
-    # the ratio to torch's own call; how near to 1 depends on the machine
+    # the ratio to torch's own call, whose distance from 1 depends on the machine
     assert all(0.5 < float(line.split()[-1]) < 2 for line in lines)

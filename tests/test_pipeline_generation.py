@@ -1,7 +1,7 @@
-"""Generation.
+"""Tests of generation.
 
-The plan of the ring against closed forms, and on simulated ranks the tokens of one process in the
-time of the plan.
+The plan of the ring is compared with closed forms. Simulated ranks must give the tokens of one
+process, in the time of the plan.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def test_models_of_transformers(kind: str) -> None:
 def test_more_models_of_transformers(kind: str) -> None:
     ids, masks = make_tokens(2, 9), [None, torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 1], [1] * 9])]
     model = build(kind, initializer_range=0.3)
-    # experts that padding alone goes to have gradients of 0, or none
+    # experts that get only padding have gradients of 0, or none
     for mask in masks[:1] if "moe" in kind else masks:
         target = ids if mask is None else ids.masked_fill(mask == 0, -100)
         padding = None if mask is None else [mask]
@@ -104,7 +104,7 @@ def test_drawn_tokens_do_not_depend_on_stages_or_batches() -> None:
 
 
 def test_drawn_tokens_are_as_likely_as_the_model_says() -> None:
-    """One prompt many times: each place draws for itself.
+    """Draws for one prompt many times, with independent draws.
 
     With a mean of c, 5 standard deviations are 5 sqrt(c).
     """
@@ -162,7 +162,7 @@ def test_settings_that_cannot_finish_are_refused_before_any_message() -> None:
 
 
 def generate_unchecked(turns: int, async_comm: bool) -> None:
-    """Does what ``generate`` would refuse; the ranks are in a process of their own."""
+    """Runs a setting that ``generate`` would refuse, on ranks in a separate process."""
     module: Any = sys.modules[generate.__module__]
     module.check_can_finish = lambda *_: None
     generate(small_model(), PROMPTS, 3, turns, async_comm)
@@ -172,10 +172,7 @@ def generate_unchecked(turns: int, async_comm: bool) -> None:
     ("size", "turns", "async_comm"), [(2, 4, True), (2, 1, False), (3, 4, False)]
 )
 def test_what_is_refused_would_really_jam(size: int, turns: int, async_comm: bool) -> None:
-    """Without the refusal the ranks wait for each other.
-
-    Each for the one that the plan, played on a clock, says.
-    """
+    """Without the refusal, ranks wait for each other as the plan predicts."""
     with pytest.raises(Deadlock) as failed:
         simulate(generate_unchecked, size, turns, async_comm)
     table = failed.value.trace.to_pandas().query("kind in ('send', 'recv') and status != 'ok'")
@@ -197,7 +194,7 @@ def test_ranks_that_were_asked_for_different_things_say_so() -> None:
         rank = ringsim.current_ring().rank
         for settings in differing:
             arguments: Any = {"prompts": PROMPTS, "max_new_tokens": 4, **settings[rank]}
-            with pytest.raises(MessageMismatch, match=f"got others on rank {1 - rank} than on r"):
+            with pytest.raises(MessageMismatch, match=f"ranks {1 - rank} and {rank} differ"):
                 generate(small_model(), **arguments)
 
     simulate(worker, 2)
@@ -205,14 +202,14 @@ def test_ranks_that_were_asked_for_different_things_say_so() -> None:
 
 NO_GENERATOR = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5))
 ARGUMENTS = [
-    ({"prompts": []}, r"prompts must be one or more, each of one token or more, got \[\]"),
-    ({"prompts": [[1], []]}, r"of one token or more, got \[\[1\], \[\]\]"),
+    ({"prompts": []}, r"prompts must contain at least one prompt, .* one token, got \[\]"),
+    ({"prompts": [[1], []]}, r"at least one token, got \[\[1\], \[\]\]"),
     ({"batch_size": 0}, "batch_size must be an integer from 1, got 0"),
-    ({"temperature": -1.0}, "temperature must be 0 or more, got -1.0"),
-    ({"temperature": float("nan")}, "temperature must be 0 or more, got nan"),
+    ({"temperature": -1.0}, "temperature must be non-negative, got -1.0"),
+    ({"temperature": float("nan")}, "temperature must be non-negative, got nan"),
     ({"max_new_tokens": 0}, "max_new_tokens must be an integer from 1, got 0"),
     ({"num_inner_iterations": 0}, "num_inner_iterations must be an integer from 1, got 0"),
-    ({"model": NO_GENERATOR}, "must have a cache, got Sequential"),
+    ({"model": NO_GENERATOR}, "the adapter of Sequential has no cache"),
 ]
 
 
@@ -248,7 +245,7 @@ def test_a_ring_that_never_ends_is_refused_with_the_nearest_that_does(
     plan.check_can_finish(stages, turns, num_tokens=1, async_comm=async_comm)
 
 
-# -- the plan, and what is recorded
+# -- the plan, and the record
 
 
 def makespan(run: Any) -> Any:
@@ -257,9 +254,9 @@ def makespan(run: Any) -> Any:
 
 
 class ByToken:
-    """A table of costs.
+    """A cost table.
 
-    The whole prompt takes ``prefill_s``, and each token after it ``decode_s``.
+    The prompt takes ``prefill_s``, and each later token ``decode_s``.
     """
 
     def __init__(self, prefill_s: float, decode_s: float) -> None:
@@ -295,15 +292,15 @@ def test_the_ring_takes_as_long_as_its_plan_and_sends_as_much(
     jobs = [(job.batch, job.name) for job in plan.plan_jobs(rounds * turns, turns, num_tokens)]
     for _, own in spans.sort_values("post_ns").groupby("rank"):
         assert [*zip(own["microbatch"], own["label"], strict=True)] == jobs
-        # idle while it fills and drains, and in each later round for as long as a prompt takes
-        # longer than a token
+        # idle while the ring fills and drains, and in each later round for the difference between a
+        # prompt and a token
         busy_ns = (own["done_ns"] - own["post_ns"]).sum()
         idle_ns = (size - 1) * (7e6 + (rounds - 1) * 4e6)
         assert not is_full or took_ns - busy_ns == pytest.approx(idle_ns)
     messages = trace.to_pandas("messages")
     announced = messages["tag"] == 1
     assert announced.sum() == 2 * (size - 1)
-    # and the results
+    # and one round for the results
     others = 2 * (size - 1) + (size - 1)
     assert len(messages) == plan.count_messages(size, rounds * turns, num_tokens) + others
     edges = [f"ring:{source}>{(source + 1) % size}" for source in messages["src"][~announced]]
@@ -328,8 +325,7 @@ def test_the_deadlock_map_is_what_the_plan_does() -> None:
 def test_steady_use_is_the_share_in_which_a_full_ring_works() -> None:
     for setting in filter(lambda setting: can_finish(*setting), SETTINGS):
         use, (stages, turns, async_comm) = steady_use(*setting), setting
-        # Between two numbers of tokens that are a whole number of repetitions apart, once filling
-        # is over.
+        # The two numbers of tokens are whole repetitions apart, after the ring has filled.
         period = use.numerator * stages
         first, second = (
             plan.time_generation(stages, turns, 1, count * period, 1, 1, async_comm=async_comm)

@@ -1,4 +1,4 @@
-"""Parts of pipelines that no run on a CPU shows: headers, NCCL's handles, sums, one picture."""
+"""Tests of parts that runs on a CPU do not cover: headers, NCCL's handles, sums, a picture."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from ringsim.traces.steps import measure_stage_use
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=HEADER_SIZE, max_size=HEADER_SIZE))
 def test_what_is_no_header_is_refused(numbers: list[int]) -> None:
-    with pytest.raises(MessageMismatch, match="a message must begin with a header"):
+    with pytest.raises(MessageMismatch, match="expected a header, got the numbers"):
         Header.unpack(torch.tensor(numbers))
 
 
 @pytest.mark.parametrize("payload", [((1,) * 9, torch.float32), ((1,), torch.quint8)])
 def test_what_no_header_can_name_is_refused(payload: Any) -> None:
-    with pytest.raises(ArgumentError, match="at most 8 dimensions and one of float32"):
+    with pytest.raises(ArgumentError, match="at most 8 dimensions and a dtype among float32"):
         Header("activation", 0, Payload(*payload)).pack()
 
 
@@ -59,7 +59,7 @@ def test_a_batch_with_one_handle_is_waited_for_whoever_asks_first(
 
 
 def test_what_ranks_share_is_in_the_order_of_their_places() -> None:
-    """So that a sum is the same to the last bit everywhere.
+    """A sum is the same to the last bit on every rank.
 
     1e16 + 1 - 1e16 is 0, and 1e16 - 1e16 + 1 is 1.
     """
@@ -78,7 +78,7 @@ def test_a_real_rank_is_charged_nothing_and_counts_nothing() -> None:
 
 
 def generation(jobs: str) -> ringsim.Trace:
-    """The trace of one stage that does jobs of 10 s: batch and token, or a dot for a pause."""
+    """Makes the trace of a stage with jobs of 10 s: batch and token, or a dot for a pause."""
 
     def work() -> None:
         for job in jobs.split():

@@ -1,7 +1,7 @@
-"""Models cut into stages.
+"""Tests of models cut into stages.
 
-The same logits and gradients, the passes of a stage and its arithmetic; what reports say about
-gradients.
+They compare logits and gradients with the whole model, count the arithmetic of stages, and check
+the reports about gradients.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def are_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
 @pytest.mark.parametrize("kind", KINDS)
 def test_stages_one_after_the_other_are_the_model(kind: str, mask: Tensor | None) -> None:
     model = build(kind)
-    # what a place of padding gives means nothing
+    # results at padding positions are meaningless
     real = torch.ones(2, 9, dtype=torch.bool) if mask is None else mask.bool()
     expected = logits(model, tokens(), attention_mask=mask)[real]
     expected_gradients = gradients(model, expected)
@@ -96,7 +96,7 @@ def test_stages_one_after_the_other_are_the_model(kind: str, mask: Tensor | None
         assert all(holders.values())
         shared = {name: held for name, held in holders.items() if len(held) > 1}
         assert tied_parameters(model, partition) == shared
-    if mask is None:  # boundaries keep the dtype of the model
+    if mask is None:  # boundaries have the dtype of the model
         half = build(kind, dtype=torch.bfloat16)
         first, last = build_stages(half, partition_model(half, 2))
         assert first(tokens()).dtype == torch.bfloat16
@@ -199,8 +199,8 @@ def test_by_count_covers_every_layer_in_order_and_differs_by_one_at_most(
     st.integers(0, 20),
     st.integers(0, 20),
 )
-# not 3 | 2 | 5 1: its squares add up to less (49 against 51), but its heaviest stage weighs 6
-# instead of 5
+# not 3 | 2 | 5 1, whose sum of squares is smaller (49 against 51), but whose heaviest stage weighs
+# 6 instead of 5
 @example([3, 2, 5, 1], 3, 0, 0)
 def test_by_weight_is_the_best_of_all_cuts(
     weights: list[int], num_stages: int, first: int, last: int
@@ -221,12 +221,12 @@ def test_by_weight_is_the_best_of_all_cuts(
 def test_partition_by_parameters_counts_embedding_and_head() -> None:
     model = SmallTransformer(1000, hidden_size=8, num_layers=4, num_heads=2, max_length=4)
     block = sum(parameter.numel() for parameter in model.blocks[0].parameters())
-    assert 4 * block < 1000 * 8  # the embedding, and the head, outweigh all blocks
+    assert 4 * block < 1000 * 8  # the embedding and the head are each heavier than all blocks
     assert [len(layers) for layers in partition_model(model, 4, by="parameters")] == [0, 2, 2, 0]
 
 
 class Slow(nn.Module):
-    """Costs what it says on a clock that it moves itself."""
+    """A layer that advances a fake clock by its cost."""
 
     now_s = 0.0
 
@@ -242,7 +242,7 @@ class Slow(nn.Module):
 
 
 def test_partition_by_time_balances_the_measured_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    # a first run loads and warms up
+    # the first run loads and warms up
     model = nn.Sequential(Slow(4.0), Slow(1.0), Slow(1.0), Slow(2.0, first_s=99.0))
     with monkeypatch.context() as patched:
         patched.setattr(time, "perf_counter", lambda: Slow.now_s)
@@ -259,7 +259,7 @@ def test_measuring_and_references_leave_gradients_and_random_numbers_alone() -> 
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-# -- arithmetic, and models that fit on no machine
+# -- arithmetic, and models that are too large for any machine
 
 LINK = ringsim.Link(alpha_s=10e-6, beta_s_per_byte=1 / 50e9)
 SPEED = FlopCosts(flops_per_s=4e14)
@@ -275,7 +275,7 @@ def count(stages: list[Stage], sequences: int, length: int) -> list[tuple[float,
 def count_by_torch(stage: Stage, x: Tensor) -> tuple[int, int, int]:
     """Counts the passes of a stage by running them.
 
-    In the way of attention that is made of matrix products, which the counter sees on any device.
+    Attention uses plain matrix products, which the counter sees on any device.
     """
 
     def counted(work: Callable[[], object]) -> int:
@@ -288,7 +288,7 @@ def count_by_torch(stage: Stage, x: Tensor) -> tuple[int, int, int]:
         grad = torch.ones_like(y)
         backward = partial(torch.autograd.backward, y, grad, retain_graph=True)
         forward, both = counted(lambda: stage(x)), counted(backward)
-        # token ids have no gradient: the half of the input ends at the embedding
+        # token ids have no gradient, so the input half ends at the embedding
         if not x.is_floating_point():
             return forward, both, 0
         half = counted(lambda: torch.autograd.grad(y, [x], grad, retain_graph=True))
@@ -301,8 +301,8 @@ def test_stages_are_counted_as_torch_counts_them(kind: str, device: str) -> None
     stages = build_stages(build(kind).to(device), [range(1), range(1, 1), range(1, 3)])
     ids = tokens(batch=2, length=9).to(device)
     hidden = stages[0](ids).detach().requires_grad_()
-    # Stages make their rotary tables by a product, place times frequency, which costs nothing here;
-    # on "meta" nobody makes any.
+    # Stages compute rotary tables as a product of position and frequency, which is not counted
+    # here; on "meta" there are none.
     tables = 2 * 9 * 2 if kind in ("llama", "qwen2", "qwen3") and device == "cpu" else 0
     first, middle, last = count(stages, 2, 9)
     forward, backward, _ = count_by_torch(stages[0], ids)
@@ -323,11 +323,12 @@ def test_frozen_weights_get_no_gradient() -> None:
 
 def test_a_large_model_costs_what_its_shapes_say() -> None:
     # H. Touvron et al., "Llama 2" (2023), table 1 and its published configuration: width 8192, 64
-    # heads and 8 of keys and values of 128, 28672 inside; 4096 tokens. No weight is ever made.
+    # heads, 8 key-value heads of size 128, inner width 28672; 4096 tokens. No weights are
+    # allocated.
     pytest.importorskip("transformers")
     wide, narrow, inside = 8192, 8 * 128, 28672
     parameters = 2 * wide * wide + 2 * wide * narrow + 3 * wide * inside
-    # of 70 billion; the rest is in the embedding and the head
+    # of 70 billion; the others are in the embedding and the head
     assert 80 * parameters == pytest.approx(68.5e9, rel=0.01)
     linear, attention = 2 * LENGTH * parameters, 4 * LENGTH * LENGTH * wide
     head = 2 * LENGTH * wide * 32000
@@ -347,7 +348,7 @@ def test_ranks_with_a_large_model_take_what_their_schedule_says(schedule: str) -
         return train_step_pipeline(large_layers(ranks), ids, ids, schedule=schedule)
 
     trace = ringsim.simulate(step, world_size=ranks, link=LINK, compute=SPEED)
-    assert all(loss != loss for loss in trace.results)  # NaN: nobody knows it
+    assert all(loss != loss for loss in trace.results)  # NaN, because it is unknown
     stages = build_stages(large_layers(ranks), [range(stage, stage + 1) for stage in range(ranks)])
     costs = flop_costs(stages, SPEED, sequences=1, tokens=LENGTH)
     sizes: Any = {"num_ranks": ranks, "num_microbatches": microbatches}
@@ -355,13 +356,13 @@ def test_ranks_with_a_large_model_take_what_their_schedule_says(schedule: str) -
     alone = ringsim.simulate_schedule(
         schedule, costs, link=LINK, size_bytes=2 * LENGTH * 8192, **sizes
     )
-    # What the schedule does not know: a greeting before the first message, and the loss, which goes
+    # Messages outside the schedule: a greeting before the first message, and the loss, which goes
     # back from the last rank to the first.
     assert trace.makespan_s - alone.makespan == pytest.approx(ranks * LINK.alpha_s, rel=1e-3)
 
 
 def test_layers_are_run_once_for_each_shape_and_replayed() -> None:
-    """A layer with a hook is run every time.
+    """A layer with a hook runs every time.
 
     The trace is the same, and every parameter has its gradient.
     """
@@ -393,17 +394,14 @@ def test_layers_are_run_once_for_each_shape_and_replayed() -> None:
 
 
 class ByStage:
-    """A table of one's own."""
+    """A custom cost table."""
 
     def time_s(self, work: Any) -> float:
         return {"F": 1.0, "B": 2.0}[work.kind] + 10 * work.stage + 100 * work.microbatch
 
 
 def charged_s(worker: Callable[[], object], compute: Any, *also: Any) -> list[float]:
-    """Returns how long each computation of a rank takes on the virtual clock.
-
-    It runs alone, half as fast.
-    """
+    """Returns the times of a rank's computations on the virtual clock, at half the speed."""
     inject = [ringsim.Slow(0, 2), *also]
     trace = ringsim.simulate(
         worker, world_size=1, link=ringsim.Link(0, 0), compute=compute, inject=inject
@@ -424,7 +422,7 @@ def test_a_step_is_charged_for_each_of_its_computations(name: str) -> None:
     slow = pytest.approx([2 * number / 1e3 for number in due])  # a slow rank takes twice as long
     assert charged_s(step, FlopCosts(flops_per_s=1e3)) == slow
     if name == "gpipe":
-        # the forward pass again, before the backward pass
+        # the forward pass is repeated before the backward pass
         again = [*due[:2], due[2] + due[0], due[3] + due[1]]
         found = charged_s(partial(step, checkpoint=True), FlopCosts(flops_per_s=1e3))
         assert found == pytest.approx([2 * number / 1e3 for number in again])
@@ -436,7 +434,7 @@ def test_a_step_is_charged_for_each_of_its_computations(name: str) -> None:
 def test_generation_is_charged_for_prompts_and_then_for_a_token_at_a_time() -> None:
     model = build("small", dtype=torch.float32)
     (whole,) = count(build_stages(model, [range(3)]), 1, 4)
-    # of three layers of width 16, for each token: linear ones, and attention to those so far
+    # three layers of width 16, for each token: linear layers, and attention to the tokens so far
     linear = (whole[0] - 3 * 4 * 4 * 4 * 16) / 4
     due = [whole[0], *(linear + 3 * 4 * so_far * 16 for so_far in (5, 6))]
     step = partial(generate, model, [[1, 2, 3, 4]], max_new_tokens=3)
@@ -444,7 +442,7 @@ def test_generation_is_charged_for_prompts_and_then_for_a_token_at_a_time() -> N
     assert found == pytest.approx([2 * number / 1e3 for number in due])
 
 
-# -- what reports say about gradients that are right, and about each known way to get them wrong
+# -- reports about right gradients, and about each known mistake
 
 INPUTS = [tokens(2, 5, seed=1), tokens(1, 7, seed=2), tokens(3, 4, seed=3)]
 TARGETS = [tokens(2, 5, seed=4), tokens(1, 7, seed=5), tokens(3, 4, seed=6)]
@@ -561,17 +559,17 @@ def test_a_wrong_cut_is_seen_in_one_process() -> None:
 def test_what_is_kept_must_be_what_went_forward(
     keep: Callable[[Tensor], Tensor], requires_grad: bool
 ) -> None:
-    """At the edge of a stage there is no graph to be severed: what was received has none."""
+    """At a stage boundary there is no graph to cut, because a received tensor has none."""
     stage, received = nn.Linear(3, 2), torch.ones(2, 3, requires_grad=requires_grad)
     kept = keep(received).requires_grad_()
-    if not kept.is_leaf:  # the clone of a tensor that requires a gradient already
+    if not kept.is_leaf:  # the clone of a tensor that already requires a gradient
         with pytest.raises(ArgumentError, match="a leaf of"):
             forward_stage(stage, kept)
         return
     y = forward_stage(stage, kept)
     close(backward_stage(kept, y, torch.ones(2, 2)), torch.ones(2, 2) @ stage.weight)
     other = keep(received).requires_grad_()
-    # another tensor than the one that was kept
+    # a different tensor from the kept one
     other_y = forward_stage(stage, keep(received).requires_grad_())
     assert backward_stage(other, other_y, torch.ones(2, 2)) is None
 
@@ -629,11 +627,11 @@ OFF = torch.ones(2, requires_grad=True) * 2
 
 
 class Mine(SmallTransformer):
-    """A model that is made from a known one is known."""
+    """A model that inherits from a known model has its adapter."""
 
 
 class Doubled(nn.Sequential):
-    """0.2.0 cut it as if it had the forward of its kind."""
+    """0.2.0 cut it as if it had the forward of its base class."""
 
     def forward(self, x: Tensor) -> Tensor:
         return 2 * super().forward(x)
@@ -650,13 +648,13 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: partition_model(TWO, 2, by=[2, 2]), r"must add up to 2 layers, got \[2, 2\] = 4"),
     (lambda: partition_model(TWO, 2, by=[3, -1]), "sizes must be non-negative"),
     (lambda: partition_model(TWO, 3, by="size"), '"count", "parameters", "time" or a list'),
-    (lambda: partition_model(TWO, 3, by=[1, 1]), r"a number for each of 3 stages, got \[1, 1\]"),
-    (lambda: partition_model(TWO, 3, by="time"), "sample must be given"),
-    (lambda: partition_model(nn.Linear(2, 2), 2), r"got Linear\. Write a small"),
-    (lambda: adapter_of(Doubled(nn.ReLU())), "have its forward, got Doubled .*Adapter"),
-    (lambda: adapter_of(PATCHED), "as a Sequential must have its forward, got Sequential with"),
-    (lambda: ONE(tokens(), cache=ONE.adapter.cache(SMALL)), "must be given with a cache"),
-    (lambda: adapter_of(TWO).cache(TWO), "got Sequential, whose adapter has none"),
+    (lambda: partition_model(TWO, 3, by=[1, 1]), r"one number for each of 3 stages, got \[1, 1\]"),
+    (lambda: partition_model(TWO, 3, by="time"), "sample is required"),
+    (lambda: partition_model(nn.Linear(2, 2), 2), r"type Linear \(known .*\)\. Write a"),
+    (lambda: adapter_of(Doubled(nn.ReLU())), "Doubled overrides the forward .*Adapter"),
+    (lambda: adapter_of(PATCHED), "Sequential overrides the forward method of Sequential"),
+    (lambda: ONE(tokens(), cache=ONE.adapter.cache(SMALL)), "is required with a cache"),
+    (lambda: adapter_of(TWO).cache(TWO), "the adapter of Sequential has no cache"),
     (lambda: single_process_step(SMALL, [], []), "one tensor"),
     (lambda: single_process_step(SMALL, INPUTS[:2], TARGETS), "one tensor"),
     (lambda: train_step_pipeline(SMALL, INPUTS[:2], TARGETS), "one tensor"),

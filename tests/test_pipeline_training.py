@@ -1,7 +1,7 @@
-"""Training on simulated ranks.
+"""Tests of training on simulated ranks.
 
-With every schedule and model the gradients are those of a single process, and the trace shows the
-step.
+With every schedule and model, the gradients must equal those of a single process, and the trace
+must show the step.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ def read(stage_ranks: Sequence[int], *rows: str) -> Schedule:
     return Schedule("mine", 2, tuple(stage_ranks), actions)
 
 
-# Stages in an order that no generator makes: backwards over the ring, microbatches exchanged,
-# between ranks that are no neighbours.
+# Stages in an order that no generator makes: backwards over the ring, with exchanged microbatches,
+# and between ranks that are not neighbours.
 OWN = {
     2: [make(2, 4, chunks) for make in (interleaved_1f1b, looped_bfs) for chunks in (1, 3)],
     3: [
@@ -108,7 +108,7 @@ CUTS = {2: [[0, 3], [3, 0], [1, 2]], 4: [[0, 3, 0, 0], [0, 0, 0, 3], [3, 0, 0, 0
 
 
 def cases(size: int) -> Iterator[Case]:
-    """Every schedule on four ranks, three of them on fewer, with each way to write a step down."""
+    """Tests every schedule on four ranks and three on fewer, with each way to write a step."""
     for seed, name in enumerate(NAMES if size == 4 else ("1f1b", "interleaved_1f1b", "zb_v")):
         schedule, options = make_schedule(name, size, 5), {"schedule": name}
         yield Case(seed=seed, tied=True, options=options)
@@ -130,9 +130,9 @@ def cases(size: int) -> Iterator[Case]:
 
 
 def cases_in_step(size: int) -> Iterator[Case]:
-    """Where a rank's messages on a group go one after the other, steps post them in one order.
+    """If a rank's messages on a group run one after the other, both sides use one order.
 
-    So it is on NCCL; the order is that of both sides.
+    NCCL is like this.
     """
     for name in SCHEDULE_NAMES:
         for count, more in ((1, {}), (4, {"same_shapes": False}), (2, {"tied": True})):
@@ -224,7 +224,7 @@ def compare_to(reference: nn.Module, model: nn.Module) -> float:
 
 
 def accumulate(case: Case) -> float:
-    """Three steps without zeroing the gradients, each with other data.
+    """Runs three steps without zeroing the gradients, each with different data.
 
     Tied parameters must not be added up twice.
     """
@@ -237,7 +237,7 @@ def accumulate(case: Case) -> float:
 
 
 def optimise(case: Case) -> float:
-    """Five steps of AdamW with clipping: losses and norms as in a single process."""
+    """Runs five steps of AdamW with clipping, with the losses and norms of a single process."""
     reference, model = make_model(case), make_model(case)
     optimizers = [torch.optim.AdamW(each.parameters(), lr=0.01) for each in (reference, model)]
     worst = 0.0
@@ -255,7 +255,7 @@ def optimise(case: Case) -> float:
 
 
 def freeze(case: Case) -> float:
-    """The first stage frozen, then the last, then all but one parameter in the middle."""
+    """Freezes the first stage, then the last, then all but one parameter in the middle."""
     data, worst = make_microbatches(case), 0.0
     names = [name for name, _ in make_model(case).named_parameters()]
     middle = [name for name in names if "blocks.1" not in name]
@@ -281,9 +281,10 @@ def evaluate_only(case: Case) -> float:
 
 
 def weigh(case: Case) -> float:
-    """A batch that does not divide, by samples and by tokens, one microbatch all ignored.
+    """Splits a batch unevenly, by samples and by tokens, with one ignored microbatch.
 
-    As the whole batch at once: each sample counts by the mean over its microbatch's tokens.
+    The result is that of the whole batch: each sample counts by the mean over its microbatch's
+    tokens.
     """
     (tokens,), (target,) = make_microbatches(Case(1))
     tokens, target = tokens.repeat(5, 1)[:7], target.repeat(5, 1)[:7]
@@ -314,15 +315,15 @@ def weigh(case: Case) -> float:
 
 
 def scale_up(case: Case) -> float:
-    """A GradScaler a rank, as one in a single process.
+    """Compares one GradScaler per rank with one in a single process.
 
-    Gradients overflow on one stage, all skip the step; an empty stage goes along.
+    Gradients overflow on one stage, and all stages skip the step, even an empty one.
     """
     reference, model = make_model(case).float(), make_model(case).float()
     scalers = [torch.amp.GradScaler("cpu", init_scale=2.0**20, growth_interval=2) for _ in range(2)]
     optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (reference, model)]
     cut = [0] * (len(ringsim.current_ring().ranks) - 1) + [case.num_layers]
-    spoilt = "blocks.0.attention.out.weight"  # on one rank alone
+    spoilt = "blocks.0.attention.out.weight"  # on only one rank
     for step, scale in enumerate((20, 19, 19, 20, 20)):
         data = make_microbatches(Case(seed=step))
         for optimizer in optimizers:
@@ -352,7 +353,7 @@ def scale_up(case: Case) -> float:
 
 
 class Counting(nn.Linear):
-    """Has an extra state that is no tensor."""
+    """A module with an extra state that is not a tensor."""
 
     seen = 0
 
@@ -364,9 +365,9 @@ class Counting(nn.Linear):
 
 
 def gather(case: Case) -> float:
-    """Every rank changes its part.
+    """Changes one part per rank; afterwards every rank has the whole model.
 
-    Afterwards all have the whole of it: buffers, repeated layers and extra states included.
+    The model has buffers, repeated layers and extra states.
     """
     worst, state = 0.0, "2._extra_state"
     for name in ("1f1b", "zb_v"):
@@ -397,7 +398,7 @@ def test_what_a_training_loop_does_equals_a_single_process(do: Callable[[Case], 
 
 
 class Lone(nn.Module):
-    """A model with parameters of its own, in no module: positions, and the logits' scale."""
+    """A model with parameters outside of submodules: positions, and the scale of logits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -432,7 +433,7 @@ class LoneAdapter(Adapter):
 
 
 def train_lone(schedule: str) -> tuple[float, float, list[str]]:
-    """Returns how far gradients and norm are from one process, and what the trained model has."""
+    """Returns the errors of gradients and norm, and the parameters of the trained model."""
     torch.manual_seed(0)
     reference, model = Lone().double(), Lone().double()
     model.load_state_dict(reference.state_dict())
@@ -475,7 +476,7 @@ def test_a_trained_parameter_that_no_stage_has_is_refused() -> None:
 def test_a_stage_may_begin_with_a_layer_that_works_in_place(options: dict[str, Any]) -> None:
     """0.2.0 fed a leaf forward, on which torch allows no such layer.
 
-    ELU twice is not ELU, so a second forward must begin anew.
+    ELU twice is not ELU, so a second forward must use the original input.
     """
 
     def train() -> tuple[float, float]:
@@ -496,7 +497,7 @@ def test_a_stage_may_begin_with_a_layer_that_works_in_place(options: dict[str, A
 def test_gradients_that_are_not_finite_are_clipped_as_torch_does(
     spoilt: float, max_norm: float
 ) -> None:
-    """0.2.0 left the other gradients as they were if one was NaN."""
+    """0.2.0 did not change the other gradients if one was NaN."""
 
     def clip(rank: int) -> tuple[float, list[list[float]]]:
         model = nn.Sequential(*(nn.Linear(2, 1, bias=False) for _ in range(2))).double()
@@ -562,7 +563,7 @@ def test_seeded_dropout_is_the_same_on_any_ring_and_in_any_schedule() -> None:
     ways = [("gpipe", False, 3), ("interleaved_1f1b", True, 3), ("zb_v", False, 3)]
     (alone,) = simulate(drop, 1, [*ways, ("gpipe", False, 4), ("gpipe", False, None)]).results
     expected_loss, expected = alone[0]
-    assert len({round(loss, 9) for loss, _ in alone}) == 3  # another seed, and none, drop otherwise
+    assert len({round(loss, 9) for loss, _ in alone}) == 3  # other values without this seed
     for found in simulate(drop, 3, ways).results:
         for loss, held in found:
             assert loss == pytest.approx(expected_loss, rel=1e-12)
@@ -570,9 +571,9 @@ def test_seeded_dropout_is_the_same_on_any_ring_and_in_any_schedule() -> None:
 
 
 def spoil() -> dict[str, list[tuple[str, str, tuple[int, ...]]]]:
-    """Trains, breaks one gradient on one rank or on all, and returns what the report says is wrong.
+    """Trains, breaks one gradient on one rank or on all, and returns the wrong rows of the report.
 
-    Name, verdict, ranks.
+    A row has the name, the verdict and the ranks.
     """
     rank, model, found = ringsim.current_ring().rank, build("small"), {}
     train_step_pipeline(model, INPUTS, TARGETS)
@@ -597,11 +598,11 @@ def test_the_report_puts_together_what_the_ranks_hold() -> None:
     assert simulate(spoil, 2).results == [due] * 2
 
 
-# -- what a rank keeps
+# -- the activations that a rank keeps
 
 
 class OneActivation(nn.Module):
-    """A layer for which autograd saves one activation, its input; counts those that live."""
+    """A layer whose only saved activation is its input, with a count of live activations."""
 
     live = peak = 0
 
@@ -615,9 +616,9 @@ class OneActivation(nn.Module):
 
     @classmethod
     def keep(cls, tensor: Tensor) -> Any:
-        """Autograd saves what this returns, and drops it when it frees the graph."""
+        """Returns the object that autograd saves, and drops when it frees the graph."""
         if not tensor.ndim:
-            return tensor  # the weight, a scalar, is no activation
+            return tensor  # the weight, a scalar, is not an activation
         kept = tensor.detach()
         cls.live += 1
         cls.peak = max(cls.peak, cls.live)
@@ -648,14 +649,14 @@ def test_no_more_is_kept_than_the_closed_form_says(name: str) -> None:
         assert simulate(count_kept, size, count).results == due
 
 
-# -- what the trace shows
+# -- the trace
 
 NUM_MICROBATCHES = 8
 KINDS_OF_SPANS = {"forward": "F", "backward": "B", "input_grad": "I", "weight_grad": "W"}
 
 
 def steps() -> None:
-    """One training step with each schedule, then one without gradients."""
+    """Runs one training step with each schedule, then one without gradients."""
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(8)))
     inputs = [torch.ones(2, 4)] * NUM_MICROBATCHES
@@ -679,7 +680,7 @@ def test_steps_are_what_their_schedules_and_closed_forms_say(trace: ringsim.Trac
         due = [
             a for name in NAMES for a in make_schedule(name, size, NUM_MICROBATCHES).actions[rank]
         ]
-        # the last step goes forward only
+        # the last step has only forwards
         assert done == due + [Action(rank, "F", index) for index in range(NUM_MICROBATCHES)]
     for number, name in enumerate(NAMES):
         peaks, bubble = trace.peak_activations(number), trace.bubble(number)
@@ -694,7 +695,7 @@ def test_steps_are_what_their_schedules_and_closed_forms_say(trace: ringsim.Trac
 
 def test_every_message_knows_its_stage_and_microbatch(trace: ringsim.Trace) -> None:
     messages, events = trace.messages, trace.events
-    # the others are what ranks agree on before a step, and the loss after it
+    # the others are the greeting before a step, and the loss after it
     in_a_stage = events.stage[messages.send] >= 0
     sent, received = messages.send[in_a_stage], messages.recv[in_a_stage]
     assert (len(sent) > 0) == (trace.world_size > 1)
@@ -705,9 +706,9 @@ def test_every_message_knows_its_stage_and_microbatch(trace: ringsim.Trace) -> N
         lower(make_schedule(name, trace.world_size, NUM_MICROBATCHES)) for name in [*NAMES, "1f1b"]
     ]
     forward = [str(schedule.actions).count("SEND_F") for schedule in crossed]
-    # microbatches are alike: one header a boundary, with the tag 1
+    # microbatches have one shape, so there is one header per boundary, with tag 1
     assert tags.count(1) == sum(forward) / NUM_MICROBATCHES
-    # the last step goes forward only
+    # the last step has only forwards
     assert tags.count(0) == 2 * sum(forward[:-1]) + forward[-1]
 
 
@@ -726,7 +727,7 @@ PAYLOADS = [
 @pytest.mark.parametrize("size", [2, 3])
 def test_any_tensor_arrives_as_it_was(size: int) -> None:
     def pass_on() -> list[Tensor]:
-        """Every payload goes from rank to rank as an activation, and comes back as a gradient."""
+        """Sends every payload from rank to rank as an activation, and back as a gradient."""
         ring, back = ringsim.current_ring(), []
         for index, payload in enumerate(PAYLOADS):
             tensor = payload if ring.rank == 0 else recv_activation(index)
@@ -757,7 +758,7 @@ def test_both_sides_learn_of_a_mismatch_and_can_go_on() -> None:
     of_sender, of_receiver = simulate(disagree, 2).results
     assert of_sender == of_receiver
     assert of_sender == (
-        "a message must be what its receiver waits for, the activation of microbatch 0, got the "
+        "the receiver expected the activation of microbatch 0, got the "
         "activation of microbatch 1 (rank 0 to rank 1). Send and receive in the same order."
     )
 
@@ -769,7 +770,7 @@ def sequential_step(model: nn.Module, count: int = 4, **options: Any) -> float:
 
 def test_ranks_that_run_different_steps_all_hear_of_it() -> None:
     def differ() -> list[str]:
-        """Runs steps whose arguments differ between ranks, and a sound one after them."""
+        """Runs steps whose arguments differ between ranks, and a valid one after them."""
         torch.manual_seed(0)
         step = partial(sequential_step, nn.Sequential(*(nn.Linear(3, 3) for _ in range(4))))
         first = ringsim.current_ring().rank == 0
@@ -783,10 +784,10 @@ def test_ranks_that_run_different_steps_all_hear_of_it() -> None:
 
     for rank, found in enumerate(simulate(differ, 2).results):
         other, rule = 1 - rank, "a step must be the same on every rank, got "
-        count = f"one of {4 - rank} microbatches on rank {rank} and one of {4 - other} on rank"
+        count = f"{4 - rank} microbatches on rank {rank} but {4 - other} on rank"
         assert found[0].startswith(f"{rule}{count} {other}. Call")
-        for text, what in zip(found[1:], ("schedule", "partition of the model"), strict=True):
-            assert f"{rule}another {what} on rank {other} than on rank {rank}. Call" in text
+        for text, what in zip(found[1:], ("schedules", "partitions of the model"), strict=True):
+            assert f"{rule}different {what} on ranks {rank} and {other}. Call" in text
 
 
 def test_an_activation_that_is_not_as_announced_is_an_error() -> None:
@@ -800,15 +801,15 @@ def test_an_activation_that_is_not_as_announced_is_an_error() -> None:
         layers = (nn.Linear(3, 3), Growing(), nn.Linear(3, 3), nn.Linear(3, 3))
         sequential_step(nn.Sequential(*layers), count=2)
 
-    with pytest.raises(MessageMismatch, match="the activations of a boundary must be alike if all"):
+    with pytest.raises(MessageMismatch, match="must give activations of one shape at a boundary"):
         simulate(grow, 2)
 
 
 def test_a_ring_of_one_has_nobody_to_send_to_and_another_schedule() -> None:
     (found,) = simulate(lambda: catch(send_activation, torch.ones(1), 0), 1).results
-    assert found.startswith("a ring must have two ranks or more for a message, got one. Hand")
+    assert found.startswith("messages need a ring of at least two ranks, got one. Pass")
     other = read((0, 1), "0F0 0B0", "1F0 1B0")
-    with pytest.raises(RingError, match=r"1 ranks and 1 microb.*, got one \(mine\) for 2 and 2"):
+    with pytest.raises(RingError, match=r"1 ranks and 1 microb.*, got mine with 2 ranks and 2 m"):
         sequential_step(nn.Linear(3, 3), count=1, schedule=other, partition=[1])
 
 
@@ -816,7 +817,7 @@ def test_a_ring_of_one_has_nobody_to_send_to_and_another_schedule() -> None:
 
 
 def blocks(text: str, word: str = "") -> list[str]:
-    """Returns the programs of a page, or those that have a word."""
+    """Returns the programs of a page, or only those with a word."""
     found = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     return [block for block in found if word in block]
 
@@ -826,9 +827,9 @@ def section(heading: str) -> str:
 
 
 def by_hand(middle_stage_source: str) -> float:
-    """AFAB with the four functions.
+    """Runs AFAB with the four functions, and returns the worst difference of a gradient.
 
-    The first stage, the one of the document, and the last; returns the worst gradient's difference.
+    The stages are the first one, the document's stage, and the last one.
     """
     rank, reference, model = ringsim.current_ring().rank, make_model(Case()), make_model(Case())
     inputs, targets = make_microbatches(Case())

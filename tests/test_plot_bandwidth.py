@@ -1,4 +1,4 @@
-"""The bandwidth chart of a table: what stands in it is what was measured, or cited."""
+"""Tests of the bandwidth chart of a table, which shows measured or cited values."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ USUAL = {"pattern": "pingpong", "src": 0, "dst": 1, "backend": "gloo", "kind": "
 
 
 def rows(time_s: Callable[[int], float], **series: Any) -> list[dict[str, Any]]:
-    """One row a size; p10 and p90 of the time are 0.9 and 1.2 times the median."""
+    """Makes one row per size, with p10 and p90 of 0.9 and 1.2 times the median."""
     found = []
     for size in SIZES:
         us = time_s(size) * 1e6
@@ -45,7 +45,7 @@ def table(*groups: list[dict[str, Any]], **about: Any) -> Bandwidths:
 
 
 def drawn(ax: Axes, prefix: str) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Points of the lines whose id begins like this, in one panel."""
+    """Returns the points of the lines in one panel whose id has this prefix."""
     return [line.get_data() for line in ax.lines if (line.get_gid() or "").startswith(prefix)]
 
 
@@ -74,7 +74,7 @@ def test_a_table_is_drawn_in_both_panels_as_it_is() -> None:
 
 
 def test_a_fit_says_how_sure_it_is() -> None:
-    """A number has as many decimals as its error, whose first digit counts."""
+    """A number has as many decimals as the first digit of its error."""
     noise = dict(zip(SIZES, np.random.default_rng(1).lognormal(0, 0.02, len(SIZES)), strict=True))
     said = words(table(rows(lambda size: line(size) * noise[size])).plot())
     alpha, rate = re.findall(r"= (\d+\.\d+) ± (0\.0*[1-9])(?= µs| GB/s)", said)
@@ -97,7 +97,7 @@ def test_a_break_is_not_bridged_and_each_side_has_its_fit() -> None:
         left, right = drawn(panel, "median gloo")
         assert (left[0].max(), right[0].min(), len(drawn(panel, "fit "))) == (2**15, 2**16, 2)
     assert "up to 32 KiB: alpha = " in words(ax)
-    assert "Interrupted where the time jumps" in words(ax)
+    assert "Curves are interrupted at jumps" in words(ax)
 
 
 def test_each_curve_says_where_it_comes_from_and_no_two_labels_overlap() -> None:
@@ -133,7 +133,7 @@ def test_published_figures_stand_only_where_no_nccl_was_measured() -> None:
     assert {point for shown in points for point in zip(*shown, strict=True)} == times
     look = {one.get_linestyle() for one in ax.lines if str(one.get_gid()).startswith("published")}
     assert look == {"--"}
-    assert any("published by others (not measured here)" in entry for entry in legend(ax))
+    assert any("published elsewhere (not measured here)" in entry for entry in legend(ax))
     assert all(figure.source in words(ax) for figure in FIGURES)
     for ax in (
         table(rows(line), rows(line, backend="nccl")).plot(),
@@ -185,11 +185,11 @@ def test_of_several_edges_the_slowest_is_fitted() -> None:
     ("found", "said"),
     [
         (table(), "No backend was measured"),
-        (table(rows(line)[:1]), "Gloo: 8 B take 40 µs, 8 B go at 0.0002 GB/s"),
+        (table(rows(line)[:1]), "Gloo: 8 B take 40 µs, 8 B reach 0.0002 GB/s"),
         (table(rows(line, backend="nccl"), paths={"0>1": "p2p"}), "NCCL: 8 B take 40 µs"),
         (
             table(rows(line, backend="nccl"), paths={"0>1": "sockets, one GPU"}),
-            "NCCL over sockets, one GPU: 8 B take 40 µs",  # never taken for a link
+            "NCCL over sockets, one GPU: 8 B take 40 µs",  # never interpreted as a link
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Bars: they cover the time of every event once, and merging short ones keeps all of it."""
+"""Tests that bars cover the time of every event once, and that merging keeps this time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROWS = st.tuples(st.integers(0, 3), OPS, st.integers(0, 500), TIMES, TIMES)
 
 
 def trace_of(rows: list[tuple[int, str, int, int, int]]) -> Trace:
-    """Events that a recorder could leave: no wait before the post, no end before the wait."""
+    """Draws possible events: no wait before the post, no end before the wait."""
     story = Story(4)
     for rank, op, post, wait, done in rows:
         waits = -1 if wait < 0 or op in ("span", "mark") else post + wait
@@ -61,7 +61,7 @@ def test_bars_cover_every_event_once_and_merging_keeps_all_of_their_time(
 
 
 def test_many_spans_at_one_moment_share_a_lane() -> None:
-    """On a virtual clock they may."""
+    """Many spans may have the same time on a virtual clock."""
     story = Story(1)
     for _ in range(1000):
         story.span(0, "span", 5, 5)

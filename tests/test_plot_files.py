@@ -1,4 +1,4 @@
-"""Files of pictures, and the words of sizes and times in them."""
+"""Tests of picture files, and of the texts for sizes and times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bandwidth chart of a trace: a point for each message."""
+"""Tests of the bandwidth chart of a trace, with a point for each message."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def points(ax: Axes, prefix: str = "messages") -> list[tuple[np.ndarray, np.ndar
 @pytest.mark.parametrize(
     ("times_us", "is_bound"),
     [
-        ((1, 0, 0, 11), False),  # a late sender: counted from its post
+        ((1, 0, 0, 11), False),  # a late sender, whose time counts from its post
         ((0, 10, 10, 20), False),  # a late receiver
         ((0, 100, 104, 110), True),  # it may have arrived before 104 us
         ((0, 100, 100.4, 110), False),  # looked 4 % late
@@ -46,7 +46,7 @@ def test_a_message_counts_from_the_later_post(times_us: tuple[float, ...], is_bo
     ("sizes", "dots", "most_columns"),
     [
         ([20] * 12 + [28] * 13, 12, 1),
-        # 40 quarters of a factor of two, and what is left at the ends
+        # 40 quarters of a factor of two, and the remaining sizes at the ends
         ((4 * 2 ** np.linspace(8, 18, 900).astype(int)).tolist(), 0, 42),
     ],
     ids=["few sizes", "many sizes"],
@@ -76,7 +76,7 @@ def test_messages_lie_over_a_measured_curve() -> None:
 
 
 NCCL = one_message(0, 1, 1, 11)
-# a wait of NCCL ends when the work is queued: a bandwidth from it would be any number
+# a wait in NCCL ends when the work is queued, so a bandwidth from it would be meaningless
 NCCL.metadata["backend"] = "nccl"
 
 
@@ -90,8 +90,8 @@ NCCL.metadata["backend"] = "nccl"
         (one_message(0, 1, 1, -1), "No message arrived", "1 message that never arrived."),
         (Story(2).trace(), "No message arrived", ""),
         (
-            NCCL, "NCCL's messages have no times of their own",
-            "Not drawn: 1 message: on NCCL the record has the end of queueing",
+            NCCL, "NCCL does not report the times of messages",
+            "Not drawn: 1 message: NCCL reports the end of queueing",
         ),
     ],
     ids=["empty", "in flight", "nothing", "nccl"],

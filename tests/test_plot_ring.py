@@ -1,4 +1,4 @@
-"""Pictures of who sent to whom: the ring with its groups, and the matrix of many ranks."""
+"""Tests of pictures of messages: the ring with its groups, and the matrix of many ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOW = (0.0, 0.0, 1.0)
 def ring_trace(world_size: int, *, both_ways: bool = False, closing: bool = True) -> Trace:
     """Each rank sends (rank + 1) KiB to its successor.
 
-    With ``both_ways`` it gets half of it back.
+    With ``both_ways`` it gets half of the bytes back.
     """
     story = Story(world_size)
     for rank in range(world_size - (not closing) if world_size > 1 else 0):
@@ -35,8 +35,8 @@ def patches(ax: Axes, prefix: str) -> dict[str, Any]:
 
 
 def ends(one: Any) -> tuple[np.ndarray, np.ndarray, float]:
-    """Where the arrow begins, its tip, and its width at the beginning."""
-    corners = one.get_xy()[:-1]  # the last closes the polygon
+    """Returns the start, the tip and the width of an arrow."""
+    corners = one.get_xy()[:-1]  # the last point closes the polygon
     sides = corners[0], corners[-1]
     return (
         np.mean(sides, axis=0),
@@ -84,8 +84,8 @@ def test_groups_built_and_messages_sent_are_told_apart() -> None:
     solid = [name for name, tube in tubes.items() if tube.get_linestyle() in ("solid", "-")]
     assert sorted(solid) == ["group-ring:0>1", "group-ring:1>2", "group-ring:2>3"]
     assert "ring:3>0\nnothing sent" in words(ax)
-    assert "4 pair groups built, 3 used" in words(ax)
-    some = Story(4, ring=False)  # a ring over some of the ranks
+    assert "4 pair groups created, 3 used" in words(ax)
+    some = Story(4, ring=False)  # a ring of only some ranks
     some.ring_groups = [[f"ring:{a}>{b}", [a, b]] for a, b in ((0, 2), (2, 0), (1, 3), (3, 1))]
     assert len(patches(some.trace().plot_ring(), "group-")) == 4
 
@@ -128,10 +128,10 @@ def test_messages_outside_the_ring_cross_it_and_what_is_not_drawn_is_said() -> N
 
 
 def test_a_message_that_arrived_was_sent_also_where_the_sender_never_waited() -> None:
-    """Lesson 00's failing run said "nothing sent" of an edge whose message arrived."""
+    """The failing run of lesson 00 showed "nothing sent" at an edge whose message arrived."""
     story = Story(3)
     story.message(0, 1, (0, -1, -1), (0, 1, 2), 8, group="ring:0>1")
-    story.message(1, 2, (0, -1, -1), (0, 1, -1), 8, group="ring:1>2")  # neither side got done
+    story.message(1, 2, (0, -1, -1), (0, 1, -1), 8, group="ring:1>2")  # neither side finished
     ax = story.trace().plot_ring()
     assert list(patches(ax, "forward-")) == ["forward-ring:0>1"]
     assert "Not drawn: 1 send that never finished." in words(ax)

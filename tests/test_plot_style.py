@@ -1,6 +1,6 @@
-"""What all pictures have in common.
+"""Tests of the common properties of all pictures.
 
-Colours that everybody can tell apart, words that are not cut off, the same bytes each time.
+These are distinct colours, text that is not cut off, and reproducible bytes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def table() -> Any:
 
 
 def diagnosis() -> Any:
-    """Each of two ranks waits for the other."""
+    """Makes two ranks that wait for each other."""
     with pytest.raises(Deadlock) as caught:
         ringsim.simulate(
             lambda: dist.recv(torch.zeros(1), 1 - dist.get_rank()), world_size=2, link=LINK
@@ -83,7 +83,7 @@ every_picture = pytest.mark.parametrize("draw", DRAWN.values(), ids=list(DRAWN))
 
 
 def fates() -> Axes:
-    """A timeline with every look of an operation but one, and with eight names of spans."""
+    """Makes a timeline with all looks of operations but one, and with eight span names."""
     story = Story(2)
     to_1, from_0 = ({"peer": peer, "group": "ring:0>1", "size_bytes": 8} for peer in (1, 0))
     for name in range(8):
@@ -211,7 +211,7 @@ def test_a_figure_has_the_size_that_is_asked_for_and_the_users_letters() -> None
     "bad", [{"theme": "blue"}, {"ax": "any", "figsize": (3, 3)}, {"ax": "any", "dpi": 70}]
 )
 def test_a_style_that_cannot_be_is_refused(bad: dict[str, Any]) -> None:
-    with pytest.raises(ArgumentError, match=r"theme must be|figsize and dpi must be left out"):
+    with pytest.raises(ArgumentError, match=r"theme must be|figsize and dpi cannot be combined"):
         pipeline(3).plot_ring(**bad)
 
 
@@ -222,7 +222,7 @@ def test_a_long_title_shrinks_and_a_legend_takes_the_columns_that_fit() -> None:
 
 
 def test_the_legend_shows_a_number_where_formulas_are_off() -> None:
-    """With mathtext off the marker was the two dollar signs and the digit, one over the other."""
+    """Without mathtext, the marker was two dollar signs and the digit on top of each other."""
     handles = pipeline(4).plot_timeline().get_legend().legend_handles
     (number,) = (one for one in handles if one.get_label() == "number: microbatch")
     with mpl.rc_context({"text.parse_math": True}):

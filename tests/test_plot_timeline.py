@@ -1,6 +1,6 @@
-"""Pictures of time: timelines, and steps of pipelines, recorded, simulated and predicted.
+"""Tests of timelines, and of recorded, simulated and predicted pipeline steps.
 
-The tests read bars, arrows, brackets and words off the figures that the public calls return.
+The tests read bars, arrows, brackets and text from the figures of the public functions.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def test_bars_are_to_scale_and_lie_in_their_lanes() -> None:
         (box for box in boxes(ax) if box[0] >= 4 and box[1] == 7), key=lambda box: box[2]
     )
     assert -0.5 < inner[0] < inner[1] < send[2] < send[3] < 0.5 < recv[2] < recv[3] < 1.5
-    (arrow,) = arrows(ax)  # from where the send was posted to where the recv was done
+    (arrow,) = arrows(ax)  # from the post of the send to the end of the recv
     begin = arrow.X.item(), arrow.Y.item()
     assert begin == pytest.approx((4, (send[2] + send[3]) / 2))
     assert (begin[0] + arrow.U.item(), begin[1] + arrow.V.item()) == pytest.approx(
@@ -132,7 +132,7 @@ def test_every_fate_of_an_operation_has_a_look_and_a_word_of_its_own() -> None:
 
 
 def test_a_finding_is_marked_by_its_kind_alone() -> None:
-    """The sentence would run across the picture."""
+    """A mark shows only the kind of a finding, because the sentence is too long."""
 
     def worker() -> None:
         number = torch.zeros(2 + dist.get_rank())
@@ -158,7 +158,7 @@ def one_message(work_ms: float) -> Trace:
     [
         (Story(4).trace(), "Nothing was recorded on 4 ranks"),
         (pipeline(1), "1 rank, 12.4 ms: 4.8 % of it blocked in communication"),
-        (one_message(0), "2 ranks, 1 message, and no time went by"),
+        (one_message(0), "2 ranks, 1 message, and no time passed"),
         (one_message(WEEK_MS), "2 ranks, 604,800 s: 0 % of it blocked in communication"),
         (one_rank(("work", 1000, 1010, {})), "1 rank ran for 10 ms without a message"),
     ],
@@ -169,7 +169,7 @@ def test_every_kind_of_trace_can_be_drawn(trace: Trace, said: str) -> None:
     assert title(ax) == said
     assert "(" in ax.get_xlabel(), "the unit"
     assert "measured on Example CPU, 2 cores" in words(ax)
-    if "ran for" in said:  # a late start moves the axis and says so
+    if "ran for" in said:  # a late start moves the axis, and the label reports this
         since = "time since the first event (ms), which came 1 s after the start of the run"
         assert ax.get_xlabel() == since
         assert bars(ax)["work"] == [(0, 10)]
@@ -189,10 +189,10 @@ def test_many_events_are_merged_and_counted_and_their_arrows_come_from_all_pairs
 
 
 def test_many_ranks_share_rows_and_arrows_come_from_the_whole_time() -> None:
-    """A row a rank would be finer than a pixel: stripes, and 10 s of textures for 1,000 ranks."""
+    """One row per rank would be lower than a pixel, and take 10 s for 1,000 ranks."""
     ax = many_events(12_000, world_size=600).plot_timeline()
     assert (rows(ax)[0], rows(ax)[-1]) == ("ranks 0–15", "ranks 576–591"), "every second is named"
-    assert "A row is 16 ranks: the height is the share of their time." in words(ax)
+    assert "Each row is 16 ranks: the height is the share of their time." in words(ax)
     assert not any(
         group.get_hatch() for group in ax.collections if isinstance(group, PolyCollection)
     )
@@ -202,7 +202,7 @@ def test_many_ranks_share_rows_and_arrows_come_from_the_whole_time() -> None:
 
 
 def test_rows_of_a_pixel_are_plain_and_leave_no_gap() -> None:
-    """Textures, outlines and gaps would beat with the pixels."""
+    """Textures, outlines and gaps would interfere with the pixels."""
     ax = plot_schedule(make_schedule("gpipe", 300, 1))
     assert not any(
         group.get_hatch() for group in ax.collections if isinstance(group, PolyCollection)
@@ -212,7 +212,7 @@ def test_rows_of_a_pixel_are_plain_and_leave_no_gap() -> None:
 
 def test_each_name_of_a_span_has_a_look_and_is_written_where_there_is_room() -> None:
     ax = one_rank(*((f"name {at}", at, at + 1, {}) for at in range(10))).plot_timeline()
-    assert legend(ax) == [f"name {at}" for at in range(8)] + ["and 2 more names of spans"]
+    assert legend(ax) == [f"name {at}" for at in range(8)] + ["and 2 more span names"]
     assert [bars(ax)[f"name {at}"][0][0] for at in range(8)] == list(range(8))
     ax = one_rank(
         ("compute", 0, 90, {"stage": 2, "microbatch": 3}), ("compute", 90, 98, {"microbatch": 4}),
@@ -222,7 +222,7 @@ def test_each_name_of_a_span_has_a_look_and_is_written_where_there_is_room() -> 
 
 
 def test_hosts_are_named_and_links_between_them_marked() -> None:
-    """The second host's clock is 5 s ahead, and only what the clocks showed says so."""
+    """The second host's clock is 5 s ahead, which only the unaligned times show."""
     story = Story(4)
     for src, dst in ((0, 1), (1, 2), (2, 3), (3, 0)):
         story.message(src, dst, (1, 2, 3), (1, 2, 3))
@@ -249,7 +249,7 @@ def test_hosts_are_named_and_links_between_them_marked() -> None:
 
 
 def phases(ax: Axes, name: str) -> list[tuple[float, float]]:
-    """(from, to) of the brackets of a name, from the top row to the bottom."""
+    """Returns (from, to) of the brackets with a name, from the top row to the bottom."""
     segments = [
         line
         for group in ax.collections
@@ -260,14 +260,14 @@ def phases(ax: Axes, name: str) -> list[tuple[float, float]]:
 
 
 def curves(ax: Axes, prefix: str) -> list[list[float]]:
-    """The heights of the curves below a step."""
+    """Returns the heights of the curves below a step."""
     return [
         line.get_ydata() for line in ax.child_axes[0].lines if line.get_gid().startswith(prefix)
     ]
 
 
 def test_boxes_are_to_scale_and_bubbles_fill_the_rest() -> None:
-    """As drawn by hand.
+    """Compares a picture with a manual drawing.
 
     rank 0   F0 F1 .  .  B0 B0 .  B1 B1
     rank 1   .  F0 B0 B0 F1 B1 B1 .  .
@@ -292,7 +292,7 @@ def test_a_recorded_step_and_its_schedule_look_alike(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def usual() -> tuple[Axes, Axes]:
-    """1F1B on 4 ranks with 8 microbatches: a recorded step, and the schedule."""
+    """Draws 1F1B on 4 ranks with 8 microbatches: a recorded step, and the schedule."""
     evaluation = known("1f1b", 4, 8)
     return trace_of(evaluation).plot_timeline(), plot_schedule(evaluation)
 
@@ -409,7 +409,7 @@ def test_a_picture_says_that_ranks_shared_their_cores(
     """The example machine has 2 cores."""
     trace = trace_of(known("1f1b", ranks, 4))
     said = words(Trace(trace.events, trace.metadata | about).plot_timeline())
-    assert ("4 ranks shared 2 cores: what had to wait for a core is drawn" in said) is is_said
+    assert ("4 ranks shared 2 cores: waiting for a core is drawn" in said) is is_said
 
 
 # -- simulated schedules
@@ -482,7 +482,7 @@ def test_messages_that_take_no_time_have_no_lane_and_no_time_is_no_bubble() -> N
 
 @pytest.mark.parametrize("ranks", [65, 600])
 def test_large_schedules_are_maps_whose_colours_add_up(ranks: int) -> None:
-    """A point's colour is that of what was computed there, mixed with white for the rest."""
+    """A point has the colour of its computation, mixed with white for idle time."""
     run = simulate_schedule("zb_v", Costs(3, 2, 1), num_ranks=ranks, num_microbatches=12)
     ax = run.plot()
     image = np.asarray(ax.images[0].get_array())
@@ -505,7 +505,7 @@ def test_large_schedules_are_maps_whose_colours_add_up(ranks: int) -> None:
 
 
 def recorded(*scales: float) -> Trace:
-    """Recorded 1F1B steps, one for each scale of time, their computations alone."""
+    """Makes recorded 1F1B steps, one per scale of time, with only their computations."""
     costs = [Costs(forward=scale, backward=2 * scale) for scale in scales]
     return trace_of(*(evaluate(make_schedule("1f1b", 3, 4), each) for each in costs))
 
@@ -518,7 +518,7 @@ def comparison() -> Any:
 
 
 def predicted(ax: Axes) -> list[int]:
-    """How many boxes there are of each look."""
+    """Returns the number of boxes of each look."""
     return [len(boxes(ax, f"predicted-{number}")) for number in range(5)]
 
 
@@ -534,7 +534,7 @@ def test_colours_say_how_far_off_each_end_is(comparison: Any) -> None:
 def test_words_say_the_error_of_the_step_and_of_all(comparison: Any) -> None:
     ax = comparison.plot()
     assert title(ax) == "Predicted 32.4 ms, measured 36 ms: 10.0 % too short", "the median is drawn"
-    off = "step 2 of 3: all of them off by 7.4 % on average, 10.0 % at most"
+    off = "step 2 of 3: all steps are off by 7.4 % on average, 10.0 % at most"
     assert f"1F1B, 3 ranks; {off}" in words(ax)
     assert [line.get_xdata()[0] for line in ax.lines[-2:]] == pytest.approx([36, 32.4])
     with pytest.raises(ArgumentError, match="step must be from 0 to 2, got 3"):
@@ -552,5 +552,5 @@ def test_a_run_without_steps_is_drawn_by_its_spans_else_by_its_waits() -> None:
         if wait_ms > 0:
             assert predicted(alike.plot()) == [0, 0, 2, 0, 0]
         else:
-            with pytest.raises(ArgumentError, match="must have spans or waits to be drawn"):
+            with pytest.raises(ArgumentError, match="without spans or waits"):
                 alike.plot()

@@ -1,4 +1,4 @@
-"""Pictures of who waits for whom: arrows, nodes, and labels that cover nothing."""
+"""Tests of pictures of waiting ranks: arrows, nodes, and labels that cover nothing."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def diagnosis(
 
 
 def labels_of(ax: Axes) -> dict[str, Bbox]:
-    """Every label that is written, by its words."""
+    """Returns all written labels, by their text."""
     return {text.get_text(): text.get_window_extent() for text in ax.texts if "→" in str(text)}
 
 
 def assert_readable(ax: Axes) -> None:
-    """No label covers a label, a node or other words; what is not labelled is said to be."""
+    """Labels cover no other label, node or text; a note counts the omitted ones."""
     labels = labels_of(ax)
     taken = [patch.get_window_extent() for patch in patches(ax, "rank-").values()]
     taken += [text.get_window_extent() for text in ax.texts if "→" not in str(text)]
@@ -62,7 +62,7 @@ def assert_readable(ax: Axes) -> None:
      [(0, 2), (2, 0), (1, 3), (3, 1)]],
 )  # fmt: skip
 def test_few_ranks_have_all_their_labels(waits: list[tuple[int, int]], name: str) -> None:
-    """Two opposite arrows had their labels one over the other, and so had a ring of three."""
+    """The labels of two opposite arrows, and of a ring of three, were on top of each other."""
     ax = diagnosis(max(rank for rank, _ in waits) + 1, waits, name).plot()
     assert_readable(ax)
     assert {tuple(map(int, label.split(":")[0].split(" → "))) for label in labels_of(ax)} == {

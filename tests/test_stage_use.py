@@ -1,4 +1,4 @@
-"""Phases of a step, and how busy the stages of a generation ring were."""
+"""Tests of the phases of a step, and of the use of stages in a generation ring."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ringsim.traces.steps import find_step, measure_stage_use
 
 
 def test_phases_by_hand() -> None:
-    """1F1B, 2 ranks, 4 microbatches, backward 2.
+    """Tests the phases of 1F1B with 2 ranks, 4 microbatches and backward 2.
 
     rank 0  F0 F1 .  .  B0 B0 F2 B1 B1 F3 B2 B2 .  B3 B3  warm-up until 4, cool-down from 10
     rank 1  .  F0 B0 B0 F1 B1 B1 F2 B2 B2 F3 B3 B3 .  .   warm-up until 2, cool-down from 11
@@ -23,15 +23,15 @@ def test_phases_by_hand() -> None:
     assert limits == [[0, 4, 10, 15], [1, 2, 11, 13]]
     assert actions.phases(0).has_steady
     assert not find_step(trace_of(known("gpipe", 2, 4))).phases(0).has_steady
-    # F F F F B B B B, without a gap
+    # F F F F B B B B without gaps
     assert not find_step(trace_of(known("gpipe", 1, 4))).phases(0).has_steady
 
 
 def test_the_use_of_a_stage_by_hand() -> None:
-    """Prefill at 100 ms, decodes at 200, 300 and 400, each 30 long; then a second round.
+    """Prefill is at 100 ms, decodes at 200, 300 and 400, each 30 long; then comes a second round.
 
-    Until the last token 60 of 200 ms are used. 0.2.0 counted spans in a job, too: two of 10 ms in a
-    job of 30 ms made it 16.7 ms on average.
+    Until the last token 60 of 200 ms are used. 0.2.0 also counted spans in a job: two of 10 ms in
+    a job of 30 ms gave a mean of 16.7 ms.
     """
     story = Story(1)
     for batch, moments in enumerate([(100, 200, 300, 400), (500, 600, 1000, 1400)]):

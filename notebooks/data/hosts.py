@@ -1,9 +1,9 @@
 """A pipeline on three hosts with one slow link between two of them, and the recording of its traces for lesson 11.
 
-    python notebooks/data/hosts.py [directory]      writes hosts_dealt, hosts_grouped and hosts_mended.ringtrace
+    python notebooks/data/hosts.py [directory]      writes hosts_dealt, hosts_grouped and hosts_reordered.ringtrace
 
-As root on Linux: the hosts are made of namespaces (a network, a name and a clock for each), joined by cables whose speed is limited. The
-directory is that of this file by default. Every run gives other times, so this is done by hand and the result is committed.
+Run it as root on Linux. The hosts are namespaces (a network, a name and a clock for each), joined by cables of limited speed. The default
+directory is that of this file. Every run gives different times, so you run this by hand and commit the result.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import ringsim
 from ringsim.pipeline import Costs, make_schedule, rehearse
 
 HERE = Path(__file__).resolve().parent
-AHEAD_S = (0, 5, 2)  # of each host's clock
+AHEAD_S = (0, 5, 2)  # offset of each host's clock
 SLOW = (1, 2)  # the hosts at the ends of the slow cable
 RATES = {False: "400mbit", True: "50mbit"}
 MICROBATCHES, SIZE_BYTES = 8, 256 * 1024
-# Where each rank runs, and the order of the ring.
+# The host of each rank, and the order of the ring.
 RUNS = {
     "hosts_dealt": ([0, 1, 2, 0, 1, 2], None),
     "hosts_grouped": ([0, 0, 1, 1, 2, 2], None),
-    "hosts_mended": ([0, 0, 1, 1, 2, 2], [2, 3, 0, 1, 4, 5]),
+    "hosts_reordered": ([0, 0, 1, 1, 2, 2], [2, 3, 0, 1, 4, 5]),
 }
 
 
@@ -39,11 +39,11 @@ def name_of(host: int) -> str:
 
 
 def address_of(host: int) -> str:
-    return f"198.51.100.{host + 1}"  # from a block that is for examples
+    return f"198.51.100.{host + 1}"  # from a block reserved for examples
 
 
 def make_hosts() -> None:
-    """Makes the networks of the hosts, with a cable between each two."""
+    """Creates the networks of the hosts, with a cable between each pair."""
     for host in range(len(AHEAD_S)):
         command("ip", "netns", "add", name_of(host))
         command("ip", "-n", name_of(host), "link", "set", "lo", "up")
@@ -62,7 +62,7 @@ def make_hosts() -> None:
 
 
 def run(name: str, directory: Path) -> None:
-    """Runs the pipeline, each rank on its host, and saves what rank 0 has gathered."""
+    """Runs the pipeline, each rank on its host, and saves the trace of rank 0."""
     places, _ = RUNS[name]
     hosts = []
     for host, ahead_s in enumerate(AHEAD_S):
@@ -76,7 +76,7 @@ def run(name: str, directory: Path) -> None:
 
 
 def start_ranks(directory: Path, name: str) -> int:
-    """On a host: starts its ranks, and waits for them."""
+    """Starts the ranks of a host, and waits for them."""
     ranks = os.environ.pop("RINGSIM_HOST_RANKS").split()
     variables = {"WORLD_SIZE": str(len(RUNS[name][0])), "MASTER_ADDR": address_of(0), "MASTER_PORT": "29500"}
     processes = [
@@ -89,7 +89,7 @@ def start_ranks(directory: Path, name: str) -> int:
 
 
 def rank(directory: Path, name: str) -> None:
-    """One rank."""
+    """Runs one rank."""
     ringsim.initialize_distributed(ring_ranks=RUNS[name][1])
     schedule = make_schedule("1f1b", len(AHEAD_S) * 2, MICROBATCHES)
     with ringsim.trace(directory / f"{name}.ringtrace") as recording:
@@ -110,7 +110,7 @@ def record(directory: Path) -> None:
     finally:
         for host in range(len(AHEAD_S)):
             with suppress(subprocess.CalledProcessError):
-                command("ip", "netns", "delete", name_of(host))  # takes the cables along
+                command("ip", "netns", "delete", name_of(host))  # also deletes the cables
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     python notebooks/data/patients.py [directory]      writes patient_1.ringtrace to patient_5.ringtrace
 
-The directory is that of this file by default. Every run gives other times, so this is done by hand and the result is committed.
-The faults can be seen here, too; the lesson asks to find them in the traces.
+The default directory is that of this file. Every run gives different times, so you run this by hand
+and commit the result. This file shows the faults; in the lesson, students find them in the traces.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ ROWS, WIDTH = 8, 128
 
 
 def compute(name: str, microbatch: int, seconds: float) -> None:
-    """Stands for the layers of a stage."""
+    """Sleeps in place of the layers of a stage."""
     with ringsim.span(name, stage=ringsim.current_ring().rank, microbatch=microbatch):
         time.sleep(seconds)
 
 
 def patient_1() -> None:
-    """Forward only."""
+    """Runs only forwards."""
     ring = ringsim.current_ring()
     activation = torch.zeros(ROWS, WIDTH)
     for microbatch in range(MICROBATCHES):
@@ -45,7 +45,7 @@ def patient_1() -> None:
 
 
 def patient_2() -> None:
-    """All forward, then all backward."""
+    """Runs all forwards, then all backwards."""
     ring = ringsim.current_ring()
     tensor = torch.zeros(ROWS, WIDTH)
     for microbatch in range(MICROBATCHES):
@@ -64,7 +64,7 @@ def patient_2() -> None:
 
 
 def patient_3() -> None:
-    """Forward only; the last microbatch has half as many rows."""
+    """Runs only forwards; the last microbatch has half as many rows."""
     ring = ringsim.current_ring()
     for microbatch in range(MICROBATCHES):
         rows = ROWS // 2 if microbatch == MICROBATCHES - 1 and ring.rank < 2 else ROWS
@@ -77,7 +77,7 @@ def patient_3() -> None:
 
 
 def patient_4() -> None:
-    """One forward, one backward, with sends that are waited for."""
+    """Alternates forwards and backwards, and waits for each send."""
     ring = ringsim.current_ring()
     tensor = torch.zeros(ROWS, WIDTH)
     warm_up = min(RANKS - 1 - ring.rank, MICROBATCHES)
@@ -106,7 +106,7 @@ def patient_4() -> None:
 
 
 def patient_5() -> None:
-    """Forward only; the batches are read by stage 0."""
+    """Runs only forwards, with batches that stage 0 reads."""
     ring = ringsim.current_ring()
     activation = torch.zeros(ROWS, WIDTH)
     for microbatch in range(MICROBATCHES - (ring.rank == 0)):
@@ -121,7 +121,7 @@ PATIENTS = (patient_1, patient_2, patient_3, patient_4, patient_5)
 
 
 def record(directory: Path) -> None:
-    """Records all five, however their runs end."""
+    """Records all five runs, whether they fail or not."""
     for patient in PATIENTS:
         try:
             trace = ringsim.trace(patient, world_size=RANKS)
@@ -132,7 +132,7 @@ def record(directory: Path) -> None:
 
 
 def anonymous(trace: ringsim.Trace) -> ringsim.Trace:
-    """Returns the trace without the machine's name, and with this file by its name alone."""
+    """Returns the trace without the machine's name, and with only the name of this file."""
     directory = f"{HERE}{os.sep}"
     tables = trace.events.tables
     tables = tables._replace(

@@ -1,6 +1,6 @@
-"""Draws the picture at the head of each lesson, which stands there before anything has run: `python notebooks/data/pictures.py`.
+"""Draws the picture at the beginning of each lesson: `python notebooks/data/pictures.py`.
 
-From recorded traces (those of `figures/data`, and those beside this file) and from simulated runs: the same bytes each time.
+The pictures come from recorded traces (in `figures/data` and next to this file) and from simulated runs, with the same bytes each time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ mpl.use("Agg")  # files, no window
 import matplotlib.pyplot as plt
 import torch
 from matplotlib.axes import Axes
-from PIL import Image  # matplotlib brings it
+from PIL import Image  # a dependency of matplotlib
 
 import ringsim
 from ringsim import comm as dist
@@ -40,7 +40,7 @@ def step_of(name: str) -> ringsim.Trace:
 
 
 def average() -> ringsim.Trace:
-    """A step of data parallelism: everybody computes, and then all average."""
+    """Simulates a step of data parallelism: all ranks compute, and then average."""
 
     def step() -> None:
         for _ in range(3):
@@ -69,14 +69,14 @@ PICTURES: dict[str, Callable[[], Axes]] = {
 
 
 def main() -> int:
-    """Draws all."""
+    """Draws all pictures."""
     for name, draw in PICTURES.items():
         ax = draw()
         figure = ax.get_figure(root=True)
         assert figure is not None
         save_figure(figure, path := HERE / f"{name}.png", dpi=DPI)
         plt.close(figure)
-        Image.open(path).convert("RGB").quantize(COLOURS).save(path, optimize=True)  # they travel with every installation
+        Image.open(path).convert("RGB").quantize(COLOURS).save(path, optimize=True)  # every installation has them, so they should be small
         print(name, path.stat().st_size, ax.get_title(loc="left"), sep="\t")
     return 0
 

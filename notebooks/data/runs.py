@@ -2,8 +2,8 @@
 
     python notebooks/data/runs.py [directory]      writes runs.zip
 
-The directory is that of this file by default. Each lesson runs from top to bottom in a kernel of its own, then what it invites to try.
-Every run gives other times, so this is done by hand, whenever a cell that starts ranks has changed, and the result is committed.
+The default directory is that of this file. Each lesson runs from top to bottom in a new kernel, and then the suggested experiments run.
+Every run gives different times, so you run this by hand when a cell that starts ranks has changed, and commit the result.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def record(directory: Path) -> None:
 
 
 def keep_runs(archive: str) -> None:
-    """Makes this kernel keep what its cells run."""
+    """Makes this kernel record the runs of its cells."""
     trace, run_cell = ringsim.trace, magics._run_cell
 
     def keep_trace(worker: Any, *, world_size: int, args: Any = (), kwargs: Any = None) -> ringsim.Trace:
@@ -69,7 +69,7 @@ def keep_runs(archive: str) -> None:
 
 
 def keep(archive: str, name: str, run: Callable[[], ringsim.Trace]) -> ringsim.Trace:
-    """Runs something once, and keeps the record unless there is one."""
+    """Runs a function, and keeps the record unless there already is one."""
     shown, failure = io.StringIO(), None
     try:
         with contextlib.redirect_stdout(shown):

@@ -1,7 +1,7 @@
 """Models cut into stages, trained and run on the ring.
 
-The flow of a training step: a model is cut into stages, a schedule says which stage does what when,
-and an executor does it, sending activations forward and gradients back::
+In a training step, a model is cut into stages, a schedule lists the actions of each rank, and an
+executor runs them. It sends activations forward and gradients back::
 
     partition -> stages ------.
                               +---> executor, on real ranks ---> gradients in the user's own parameters
@@ -11,86 +11,86 @@ and an executor does it, sending activations forward and gradients back::
 Models and stages::
 
     partition_model           cut a model's layers into contiguous ranges, one for each stage
-    by_count                  the same cut for a number of layers: equal counts
-    by_weight                 the same cut for weights: the heaviest stage as light as can be
+    by_count                  cut a number of layers into equal counts
+    by_weight                 cut weighted layers so that the heaviest stage is as light as possible
     get_stage_layers          the layers of one range
     Stage                     the part of a model that one stage runs
     build_stages              all stages of a model
     tied_parameters           parameters that more than one stage uses
     adapter_of                the adapter of a model
-    Adapter                   how to see a model as embed -> layers -> head
-    Announced                 what every rank knows of a microbatch without being sent it
-    SmallTransformer          a small readable transformer
+    Adapter                   the parts of a model: embedding, layers, head
+    Announced                 the facts about a microbatch that every rank knows
+    SmallTransformer          a small, readable transformer
 
 Schedules::
 
     make_schedule             a schedule by its name
     gpipe                     all forwards, then all backwards (AFAB)
-    one_f_one_b               1F1B: forwards and backwards take turns
-    interleaved_1f1b          1F1B with several stages a rank
+    one_f_one_b               1F1B: forwards and backwards alternate
+    interleaved_1f1b          1F1B with several stages per rank
     looped_bfs                looped, breadth first
     zb_h1                     zero bubble, with the memory of 1F1B
     zb_h2                     zero bubble, with twice the memory
     zb_v                      zero bubble, stages placed in a V
     dualpipe_v                DualPipe, stages placed in a V
-    Schedule                  for each rank, the list of what it does
-    Action                    one item of that list
-    parse_action              reads one, such as 2F0
+    Schedule                  a list of actions for each rank
+    Action                    an item of such a list
+    parse_action              an action from text, such as 2F0
     to_text                   a schedule as text
-    from_text                 and back
+    from_text                 a schedule from text
     to_csv                    a schedule as torch's CSV
-    from_csv                  and back
-    validate                  whether a schedule is a whole step that can finish
-    lower                     puts the sends and receives into a schedule
-    evaluate                  when each action of a schedule happens, without ranks
-    Evaluation                what `evaluate` returns: times, bubbles, live activations
-    Costs                     what the actions of a schedule cost
-    flop_costs                what those of a model cost, from the shapes of its layers
-    rehearse                  runs a schedule on ranks that sleep instead of computing
+    from_csv                  a schedule from torch's CSV
+    validate                  check that a schedule is a whole step that can finish
+    lower                     insert sends and receives into a schedule
+    evaluate                  compute the time of each action, without ranks
+    Evaluation                the result of `evaluate`: times, bubbles, live activations
+    Costs                     the costs of a schedule's actions
+    flop_costs                the costs of a model's actions, from the shapes of its layers
+    rehearse                  run a schedule on ranks that sleep instead of computing
     plot_schedule             a picture of a schedule, or of an evaluation
 
-What a known schedule costs, by formula, is in ``ringsim.schedules.closed_forms``.
+The closed forms of known schedules are in ``ringsim.schedules.closed_forms``.
 
 Training::
 
     train_step_pipeline       one training step on the ring, with any schedule
-    train_step_pipeline_afab  the same, for a causal language model and AFAB
-    eval_step_pipeline        the loss alone, without gradients
+    train_step_pipeline_afab  a training step of a causal language model with AFAB
+    eval_step_pipeline        only the loss, without gradients
     clip_grad_norm_pipeline   gradient clipping over all stages
-    pipeline_state_dict       the trained model, whole again, or one rank's part of it
-    new_replica_group         the ranks of one stage, where several pipelines share out a batch
-    average_gradients         the mean of their gradients
-    cross_entropy             the loss of a step when no other is given
-    weighted_loss             one for microbatches of different sizes
-    share_overflow            tells all stages' GradScalers of an overflow
+    pipeline_state_dict       the whole trained model, or one rank's part of it
+    new_replica_group         the group of ranks with the same stage in several pipelines
+    average_gradients         the mean of the gradients in such a group
+    cross_entropy             the default loss
+    weighted_loss             a loss for microbatches of different sizes
+    share_overflow            report an overflow to the GradScalers of all stages
     forward_stage             the forward pass of one stage
-    backward_stage            its backward pass
-    backward_input            the first half of that: the gradient that is sent back
-    backward_weight           the second half: the gradients of the parameters
-    send_activation           sends to the stage after
-    recv_activation           receives from the stage before
-    send_gradient             sends to the stage before
-    recv_gradient             receives from the stage after
+    backward_stage            the backward pass of one stage
+    backward_input            its first half: the gradient of the input
+    backward_weight           its second half: the gradients of the parameters
+    send_activation           send to the next stage
+    recv_activation           receive from the previous stage
+    send_gradient             send to the previous stage
+    recv_gradient             receive from the next stage
 
-Are the gradients right?::
+Checks::
 
-    gradient_report           every parameter's gradient against that of one process
-    compare_gradients         the same for any two sets of gradients
-    GradientReport            what both return
+    gradient_report           compare every gradient with that of one process
+    compare_gradients         compare any two sets of gradients
+    GradientReport            the result of both
     single_process_step       loss and gradients of one process
-    check_single_rank         are the stages, one after the other in one process, the model?
-    check_gradient_flow       which parameters a backward pass did not reach
-    boundary_shapes           what crosses each boundary
-    compare_losses            is each step's loss that of one process?
+    check_single_rank         compare the stages, in one process, with the model
+    check_gradient_flow       find parameters that a backward pass did not reach
+    boundary_shapes           the tensors that cross each boundary
+    compare_losses            compare the loss of each step with that of one process
 
 Generation::
 
-    generate                  continues prompts, on the token ring
-    can_finish                whether a token ring comes to an end
-    steady_use                how busy it keeps a stage
+    generate                  continue prompts, on the token ring
+    can_finish                whether a token ring can finish
+    steady_use                the share of time in which a stage works
 
-Names are found on first use, so ``import ringsim.pipeline`` loads no torch, and schedules are there
-without it.
+Names are imported on first use, so ``import ringsim.pipeline`` does not import torch, and schedules
+work without it.
 
 Example:
     >>> from ringsim.pipeline import by_count
@@ -206,10 +206,10 @@ if TYPE_CHECKING:  # the same table, for type checkers and editors
     from ringsim.schedules.schedule import parse_action as parse_action
     from ringsim.schedules.schedule import to_csv as to_csv
     from ringsim.schedules.schedule import to_text as to_text
-else:  # hidden from them, so that they report a misspelt name
+else:  # hidden from type checkers, so that they report misspelt names
 
     def __getattr__(name: str) -> Any:
-        """Finds a public name in the module that defines it, on first use."""
+        """Imports a public name from its module on first use."""
         module = _CONTENTS.get(name)
         if module is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

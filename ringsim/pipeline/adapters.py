@@ -1,20 +1,20 @@
-"""How a pipeline sees a model: embed -> layers -> head.
+"""Adapters: a model as a chain of embedding, layers and head.
 
 ::
 
     first stage            every stage                      last stage
     token ids --embed--> hidden --layer, layer, ...--> hidden --head--> logits
                                       ^
-                                   context: rotary tables, masks: computed on each rank from
-                                   what it knows, never sent
+                                   context (rotary tables, masks): computed on each rank, never
+                                   sent
 
-An adapter says where these parts are in one kind of model and how to call them. It has no state:
-the model is passed in each time. Subclass `Adapter` for a model of your own.
+An adapter finds these parts in one kind of model and calls them. It has no state: the model is
+passed to each call. Subclass `Adapter` for your own model.
 
-Layers are called one by one, as the model calls them. Whatever else they need (rotary tables,
-masks) follows from shapes and from what is announced, so each rank computes it for itself.
+Layers are called one by one, as the model calls them. Each rank computes their other arguments
+(rotary tables, masks) from shapes and from `Announced`.
 
-``transformers`` is imported only where one of its models is used.
+``transformers`` is imported only if one of its models is used.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Announced:
-    """What every rank knows of a microbatch without a message.
+    """The facts about a microbatch that every rank knows without a message.
 
     Attributes:
-        attention_mask: 1 for a token, 0 for padding, shape (batch, tokens so far); None: no
-            padding, and nothing came before.
-        position_ids: place of each new token in its sequence, shape (batch or 1, new tokens); None:
-            as the model counts.
-        cache: keys and values of the tokens before, from `Adapter.cache`; None: there are none.
+        attention_mask: 1 for a token, 0 for padding, shape (batch, tokens so far); None means no
+            padding and no earlier tokens.
+        position_ids: the position of each new token in its sequence, shape (batch or 1, new
+            tokens); None means the model's own positions.
+        cache: the keys and values of earlier tokens, from `Adapter.cache`; None if there are none.
 
     Example:
         >>> Announced(attention_mask=torch.ones(2, 7), cache={}).num_seen(new_tokens=1)
@@ -67,32 +67,32 @@ class Announced:
     cache: Any = None
 
     def num_seen(self, new_tokens: int) -> int:
-        """Returns how many tokens of each sequence came before the new ones.
+        """Returns the number of earlier tokens in each sequence.
 
-        The mask tells, not the cache: a stage without layers has an empty cache.
+        It is taken from the mask, because a stage without layers has an empty cache.
 
         Args:
-            new_tokens: how many are new.
+            new_tokens: the number of new tokens.
 
         Raises:
-            ArgumentError: there is a cache but no mask.
+            ArgumentError: a cache is given without a mask.
         """
         if self.attention_mask is not None:
             return self.attention_mask.shape[1] - new_tokens
         if self.cache is not None:
             raise ArgumentError(
-                "attention_mask must be given with a cache, got None. Pass ones of shape (batch, "
-                "tokens so far, the new ones included)."
+                "attention_mask is required with a cache, got None. Pass ones of shape "
+                "(batch, tokens so far), where the tokens include the new ones."
             )
         return 0
 
     def places(self, new_tokens: int, device: torch.device) -> Tensor:
-        """Returns the places that the new tokens take in the cache, shape (new tokens,)."""
+        """Returns the places of the new tokens in the cache, shape (new tokens,)."""
         seen = self.num_seen(new_tokens)
         return torch.arange(seen, seen + new_tokens, device=device)
 
     def positions(self, new_tokens: int, device: torch.device) -> Tensor:
-        """Returns ``position_ids``, or else the places; shape (batch or 1, new tokens)."""
+        """Returns ``position_ids`` if given, else the places; shape (batch or 1, new tokens)."""
         return (
             self.places(new_tokens, device)[None]
             if self.position_ids is None
@@ -101,7 +101,7 @@ class Announced:
 
 
 class Adapter(ABC):
-    """How to see one kind of model as embed -> layers -> head; subclass it for a model of your own.
+    """The parts of one kind of model: embedding, layers, head. Subclass it for your own model.
 
     Example:
         >>> class MyModelAdapter(Adapter):
@@ -120,45 +120,45 @@ class Adapter(ABC):
 
     @abstractmethod
     def layers(self, model: nn.Module) -> Sequence[nn.Module]:
-        """Returns the layers that stages are made of, in order.
+        """Returns the layers that the stages divide, in order.
 
-        They are called as modules, so that users' hooks run.
+        Stages call them as modules, so hooks run.
         """
 
     def first_modules(self, model: nn.Module) -> Sequence[nn.Module | nn.Parameter]:
-        """Returns the modules that only the first stage runs, those of `embed`.
+        """Returns the modules of `embed`, which only the first stage runs.
 
-        Also parameters that are in no module of theirs.
+        The list also contains parameters outside of these modules.
         """
         return []
 
     def last_modules(self, model: nn.Module) -> Sequence[nn.Module | nn.Parameter]:
-        """Returns the modules that only the last stage runs, those of `head`.
+        """Returns the modules of `head`, which only the last stage runs.
 
-        Also parameters that are in no module of theirs.
+        The list also contains parameters outside of these modules.
         """
         return []
 
     @abstractmethod
     def embed(self, model: nn.Module, token_ids: Tensor, announced: Announced) -> Tensor:
-        """Returns what enters the first layer; the first stage calls it.
+        """Returns the input of the first layer. The first stage calls it.
 
         Args:
             model: the whole model.
             token_ids: shape (batch, tokens), int64.
-            announced: what is known of the microbatch; learned positions need it.
+            announced: the known facts about the microbatch, for learned positions.
         """
 
     def context(self, model: nn.Module, hidden: Tensor, announced: Announced) -> Mapping[str, Any]:
-        """Returns the keyword arguments of every layer (masks, rotary tables, the cache).
+        """Returns the keyword arguments for every layer (masks, rotary tables, cache).
 
-        Each stage with layers calls it.
+        Every stage with layers calls it.
 
         Args:
             model: the whole model.
-            hidden: what enters this stage's first layer, shape (batch, tokens, hidden): its shape,
-                dtype and device count.
-            announced: what is known of the microbatch.
+            hidden: the input of this stage's first layer, shape (batch, tokens, hidden). Only its
+                shape, dtype and device matter.
+            announced: the known facts about the microbatch.
         """
         return {}
 
@@ -176,9 +176,9 @@ class Adapter(ABC):
         return layer(hidden, **context)
 
     def attention_width(self, model: nn.Module, layer: nn.Module) -> int:
-        """Returns how wide the attention of a layer is, heads of queries times the size of a head.
+        """Returns the width of a layer's attention: query heads times the head size.
 
-        0 for a layer without attention.
+        The width is 0 for a layer without attention.
 
         Args:
             model: the whole model.
@@ -187,16 +187,16 @@ class Adapter(ABC):
         return 0
 
     def head(self, model: nn.Module, hidden: Tensor) -> Tensor:
-        """Returns the logits; the last stage calls it.
+        """Returns the logits. The last stage calls it.
 
-        As it is here, it runs `last_modules` one after the other.
+        The default runs `last_modules` one after the other.
 
         Args:
             model: the whole model.
-            hidden: what left the last layer, shape (batch, tokens, hidden).
+            hidden: the output of the last layer, shape (batch, tokens, hidden).
         """
         for module in self.last_modules(model):
-            # a model with a parameter here needs its own head
+            # a model with a bare parameter in last_modules needs its own head
             hidden = module(hidden)  # type: ignore[operator]
         return hidden
 
@@ -204,12 +204,11 @@ class Adapter(ABC):
         """Returns an empty cache of keys and values for one rank's layers, for generation.
 
         Raises:
-            ArgumentError: models of this kind do not generate.
+            ArgumentError: the adapter has no cache.
         """
         raise ArgumentError(
-            f"a model that generates must have a cache, got {type(model).__name__}, whose "
-            "adapter has none. "
-            "Write the method `cache` of its adapter."
+            f"the adapter of {type(model).__name__} has no cache, which generation needs. "
+            "Define the method `cache` in the adapter."
         )
 
 
@@ -224,16 +223,16 @@ class SequentialAdapter(Adapter):
     """
 
     def layers(self, model: Any) -> Sequence[nn.Module]:
-        """Returns the children; ``children()`` would leave out repeated ones."""
+        """Returns the children, with repeated ones, which ``children()`` would omit."""
         return list(model)
 
     def embed(self, model: Any, token_ids: Tensor, announced: Announced) -> Tensor:
-        """Returns the input as it is."""
+        """Returns the input unchanged."""
         return token_ids
 
 
 class _PathAdapter(Adapter):
-    """A model whose parts are found by their names in it."""
+    """A model whose parts are found by name."""
 
     _layers: str
     _first: tuple[str, ...]
@@ -245,7 +244,7 @@ class _PathAdapter(Adapter):
         return list(attrgetter(self._layers)(model))
 
     def first_modules(self, model: Any) -> Sequence[nn.Module]:
-        """Returns the embeddings, and what belongs to them."""
+        """Returns the embeddings and their projections or dropout."""
         return _find(model, self._first)
 
     def embed(self, model: Any, token_ids: Tensor, announced: Announced) -> Tensor:
@@ -260,19 +259,19 @@ class _PathAdapter(Adapter):
         return _find(model, self._last)
 
     def attention_width(self, model: Any, layer: Any) -> int:
-        """Returns how wide the attention is."""
+        """Returns the width of the attention."""
         return int(attrgetter(self._width)(layer))
 
     def run_layer(
         self, model: Any, layer: Any, hidden: Tensor, context: Mapping[str, Any]
     ) -> Tensor:
-        """Returns the hidden states after one layer, whatever else the layer returns."""
+        """Returns the hidden states after one layer, without its other results."""
         found = layer(hidden, **context)
         return found[0] if isinstance(found, tuple) else found
 
 
 def _find(model: Any, names: Sequence[str]) -> list[nn.Module]:
-    """Returns the parts of these names, without those that a model leaves out."""
+    """Returns the parts with these names that the model has."""
     return [part for part in (attrgetter(name)(model) for name in names) if part is not None]
 
 
@@ -296,7 +295,7 @@ class SmallTransformerAdapter(_PathAdapter):
         return model.embed(token_ids, announced.positions(token_ids.shape[1], token_ids.device))
 
     def context(self, model: Any, hidden: Tensor, announced: Announced) -> Mapping[str, Any]:
-        """Returns the mask, if there is padding or a past, and the cache."""
+        """Returns the cache, and the mask if there are padding or earlier tokens."""
         mask = announced.attention_mask
         announced.num_seen(hidden.shape[1])  # refuses a cache without a mask
         return {
@@ -310,7 +309,7 @@ class SmallTransformerAdapter(_PathAdapter):
 
 
 class _TransformersAdapter(_PathAdapter):
-    """What causal language models of ``transformers`` have in common."""
+    """The common parts of causal language models in ``transformers``."""
 
     def context(self, model: Any, hidden: Tensor, announced: Announced) -> Mapping[str, Any]:
         """Returns the mask and the cache."""
@@ -325,16 +324,16 @@ class _TransformersAdapter(_PathAdapter):
         """Returns an empty ``DynamicCache``."""
         from transformers import DynamicCache
 
-        # without the configuration: layers with a window keep all keys too, so that all masks have
-        # the same length
+        # without the configuration, so that layers with a window also keep all keys and all masks
+        # have the same length
         return DynamicCache()
 
 
 class LlamaAdapter(_TransformersAdapter):
-    """``LlamaForCausalLM`` and models built like it.
+    """``LlamaForCausalLM`` and similar models.
 
-    Mistral, Phi-3, Qwen 2 and 3, with experts or without. Rotary positions: every layer gets the
-    tables of cosines and sines.
+    These are Mistral, Phi-3, Qwen 2 and 3, with or without experts. Positions are rotary: every
+    layer gets the tables of cosines and sines.
     """
 
     _layers = "model.layers"
@@ -343,7 +342,7 @@ class LlamaAdapter(_TransformersAdapter):
     _width = "self_attn.o_proj.in_features"
 
     def context(self, model: Any, hidden: Tensor, announced: Announced) -> Mapping[str, Any]:
-        """Returns rotary tables, masks by kind of layer, and the cache."""
+        """Returns rotary tables, the mask of each kind of layer, and the cache."""
         positions = announced.positions(hidden.shape[1], hidden.device)
         return {
             **super().context(model, hidden, announced),
@@ -363,19 +362,19 @@ class LlamaAdapter(_TransformersAdapter):
 class GemmaAdapter(LlamaAdapter):
     """``Gemma2ForCausalLM`` and ``Gemma3ForCausalLM``.
 
-    Capped logits; in Gemma 3, rotary tables of their own for layers with a window.
+    The logits are capped. In Gemma 3, layers with a window have their own rotary tables.
     """
 
     def embed(self, model: Any, token_ids: Tensor, announced: Announced) -> Tensor:
-        """Returns the embedding of the tokens, made larger."""
+        """Returns the scaled embedding of the tokens."""
         hidden = super().embed(model, token_ids, announced)
-        if hasattr(model.model, "rotary_emb_local"):  # Gemma 3, whose embedding does it itself
+        if hasattr(model.model, "rotary_emb_local"):  # Gemma 3, whose embedding scales itself
             return hidden
         # rounded, as the model does
         return hidden * torch.tensor(model.config.hidden_size**0.5, dtype=hidden.dtype)
 
     def context(self, model: Any, hidden: Tensor, announced: Announced) -> Mapping[str, Any]:
-        """Returns what Llama's layers get, with Gemma 3's two rotary tables."""
+        """Returns the arguments of Llama's layers, with Gemma 3's two rotary tables."""
         context = dict(super().context(model, hidden, announced))
         if hasattr(model.model, "rotary_emb_local"):
             context["position_embeddings_global"] = context.pop("position_embeddings")
@@ -385,13 +384,13 @@ class GemmaAdapter(LlamaAdapter):
         return context
 
     def head(self, model: Any, hidden: Tensor) -> Tensor:
-        """Returns the logits, capped if the configuration says so."""
+        """Returns the logits, capped if the configuration sets a cap."""
         logits, cap = super().head(model, hidden), model.config.final_logit_softcapping
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
 
 class BertAdapter(_PathAdapter):
-    """``BertForMaskedLM``: an encoder, in which tokens attend to those ahead too.
+    """``BertForMaskedLM``: an encoder, in which tokens also attend to later tokens.
 
     It does not generate.
     """
@@ -402,14 +401,14 @@ class BertAdapter(_PathAdapter):
     _width = "attention.self.all_head_size"
 
     def embed(self, model: Any, token_ids: Tensor, announced: Announced) -> Tensor:
-        """Returns embedding plus those of position and of the first kind of token."""
+        """Returns the token embedding plus the position and first token-type embeddings."""
         return model.bert.embeddings(token_ids, position_ids=announced.position_ids)
 
     def context(self, model: Any, hidden: Tensor, announced: Announced) -> Mapping[str, Any]:
-        """Returns the mask of padding."""
+        """Returns the padding mask."""
         mask = announced.attention_mask
         if mask is None and model.config.is_decoder:
-            mask = hidden.new_ones(hidden.shape[:2])  # what makes it causal
+            mask = hidden.new_ones(hidden.shape[:2])  # makes the mask causal
         if mask is not None:
             mask = model.bert.get_extended_attention_mask(
                 mask, hidden.shape[:2], dtype=hidden.dtype
@@ -418,7 +417,7 @@ class BertAdapter(_PathAdapter):
 
 
 class GPTNeoXAdapter(_TransformersAdapter):
-    """``GPTNeoXForCausalLM``. Rotary positions for a part of each head."""
+    """``GPTNeoXForCausalLM``, with rotary positions for a part of each head."""
 
     _layers = "gpt_neox.layers"
     _first = ("gpt_neox.embed_in", "gpt_neox.emb_dropout")
@@ -426,7 +425,7 @@ class GPTNeoXAdapter(_TransformersAdapter):
     _width = "attention.dense.in_features"
 
     def context(self, model: Any, hidden: Tensor, announced: Announced) -> Mapping[str, Any]:
-        """Returns rotary tables, the mask, and the cache under its name here."""
+        """Returns rotary tables, the mask, and the cache under this model's name for it."""
         context = dict(super().context(model, hidden, announced))
         context["layer_past"] = context.pop("past_key_values")
         positions = announced.positions(hidden.shape[1], hidden.device)
@@ -436,7 +435,7 @@ class GPTNeoXAdapter(_TransformersAdapter):
 
 
 class GPT2Adapter(_TransformersAdapter):
-    """``GPT2LMHeadModel``. Learned positions: the first stage adds them."""
+    """``GPT2LMHeadModel``, with learned positions, which the first stage adds."""
 
     _layers = "transformer.h"
     _first = ("transformer.wte", "transformer.wpe", "transformer.drop")
@@ -453,7 +452,7 @@ class GPT2Adapter(_TransformersAdapter):
 class OPTAdapter(_TransformersAdapter):
     """``OPTForCausalLM``.
 
-    Learned positions that skip padding; an embedding that may be narrower than the layers.
+    Its learned positions skip padding, and its embedding may be narrower than the layers.
     """
 
     _layers = "model.decoder.layers"
@@ -482,19 +481,19 @@ class OPTAdapter(_TransformersAdapter):
     ) -> Tensor:
         """Returns the hidden states after one layer.
 
-        Or as they came if training skips the layer (``layerdrop``).
+        If training skips the layer (``layerdrop``), they are unchanged.
         """
         body = model.model.decoder
-        # drawn for each layer, as the model does: the same seed, the same dropout
+        # drawn for each layer, as in the model, so that the same seed gives the same dropout
         if body.training and torch.rand([]) < body.layerdrop:
             return hidden
         return super().run_layer(model, layer, hidden, context)
 
 
 class _Seen:
-    """Tells ``transformers`` how long the past is, in place of a cache.
+    """A replacement for a cache that reports only the number of earlier tokens.
 
-    A later stage has none for layer 0.
+    ``transformers`` reads it from layer 0, which later stages do not have.
     """
 
     def __init__(self, num_seen: int) -> None:
@@ -505,11 +504,11 @@ class _Seen:
 
 
 def _rotary_tables(rotary: Any, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the cosines and sines of the tokens' places.
+    """Returns the cosines and sines of the token positions.
 
-    Each of shape (batch or 1, tokens, rotated part of a head).
+    Each has shape (batch or 1, tokens, rotated part of a head).
     """
-    # transformers asks for autocast there, which torch lacks for tensors without data
+    # transformers uses autocast here, which torch lacks for tensors without data
     if hidden.is_meta:
         table = hidden.new_empty(*positions.shape, 2 * len(rotary.inv_freq))
         return table, table
@@ -518,9 +517,9 @@ def _rotary_tables(rotary: Any, hidden: Tensor, positions: Tensor) -> tuple[Tens
 
 
 def _causal_masks(model: Any, hidden: Tensor, announced: Announced) -> dict[str, Any]:
-    """Returns the mask of each kind of layer, in the form that the model's attention takes.
+    """Returns the mask of each kind of layer, as the model's attention expects it.
 
-    None if it is just causal.
+    A mask is None if it is only causal.
     """
     from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
@@ -540,7 +539,7 @@ def _causal_masks(model: Any, hidden: Tensor, announced: Announced) -> dict[str,
     return masks
 
 
-# Models of transformers by the name of their class: the class itself would need transformers.
+# The models of transformers are listed by class name, because the classes would need an import.
 _ADAPTERS: Final[dict[type[nn.Module] | str, Adapter]] = {
     nn.Sequential: SequentialAdapter(),
     SmallTransformer: SmallTransformerAdapter(),
@@ -561,18 +560,17 @@ _ADAPTERS: Final[dict[type[nn.Module] | str, Adapter]] = {
 
 
 def adapter_of(model: nn.Module) -> Adapter:
-    """Returns the adapter of a model, by its class or a class it is made from.
+    """Returns the adapter of a model, found by its class or a base class.
 
     Args:
         model: an ``nn.Sequential``, a `SmallTransformer`, or a causal language model of
             ``transformers``.
 
     Returns:
-        Its adapter.
+        The adapter.
 
     Raises:
-        ArgumentError: there is none for this kind of model, or the model has a ``forward`` of its
-            own.
+        ArgumentError: this kind of model has no adapter, or the model overrides ``forward``.
 
     Example:
         >>> type(adapter_of(nn.Sequential(nn.Linear(2, 2)))).__name__
@@ -584,14 +582,13 @@ def adapter_of(model: nn.Module) -> Adapter:
         if adapter is not None:
             if getattr(model.forward, "__func__", None) is not getattr(kind, "forward", None):
                 raise ArgumentError(
-                    f"a model that is cut as a {kind.__name__} must have its forward, got {name} "
-                    "with another, which no stage would call. "
-                    "Write a ringsim.pipeline.Adapter whose embed, run_layer and head do what it "
-                    "does, and pass it as adapter=."
+                    f"{name} overrides the forward method of {kind.__name__}, but stages would "
+                    "not call it. Write a ringsim.pipeline.Adapter whose embed, run_layer and "
+                    "head do the same as this forward, and pass it as adapter=."
                 )
             return adapter
     known = ", ".join(kind if isinstance(kind, str) else kind.__name__ for kind in _ADAPTERS)
     raise ArgumentError(
-        f"model must be of a kind that has an adapter ({known}), got {name}. "
-        "Write a small ringsim.pipeline.Adapter for it and pass it as adapter=."
+        f"no adapter for models of type {name} (known types: {known}). "
+        "Write a ringsim.pipeline.Adapter for it and pass it as adapter=."
     )

@@ -1,27 +1,27 @@
-"""Runs a schedule on ranks: each does its own list of actions, in order.
+"""Runs a schedule on ranks: each runs its own list of actions, in order.
 
-What an action does with the tensors of stage s and microbatch i, on one rank::
+The actions of stage s and microbatch i on one rank::
 
     RECV_F  post the receive of x         RECV_B  post the receive of the gradient of y
     F       x -> stage -> y; keep (x, y)  B       (x, y), gradient of y -> gradients; forget (x, y)
     SEND_F  begin to send y               SEND_B  begin to send the gradient of x
 
-Neither sends nor receives block: a computation waits for its receive, and the end of the step for
-the sends. So a message travels while the ranks compute. Two stages on one rank hand tensors over
+Neither sends nor receives block: a computation waits for its receive, and the end of the step waits
+for the sends. So messages travel while the ranks compute. Two stages on one rank pass tensors
 directly.
 
-In a trace, the step and each computation are spans, from which ``ringsim.traces.steps`` reads the
-step: "step 1f1b" around "forward", "backward", "input_grad" and "weight_grad", each with its stage
-and microbatch.
+In a trace, the step and each computation are spans, which ``ringsim.traces.steps`` reads: "step
+1f1b" around "forward", "backward", "input_grad" and "weight_grad", each with its stage and
+microbatch.
 
-``rehearse`` does a step without a model: computing takes the time that it is given, and messages
-have the size that they are given. The order of computations and messages is that of a real step::
+``rehearse`` runs a step without a model, with given times of computations and sizes of messages.
+The order of computations and messages is the same as in a real step::
 
     rank 0   compute  isend ->            compute  isend ->
     rank 1   irecv, wait      compute     irecv, wait ...
 
-On real ranks this shows what messages cost on top of the schedule, because sleeping ranks do not
-compete for cores. The same function runs on the virtual clock, and the two can be compared.
+On real ranks this shows the cost of messages, because sleeping ranks do not compete for cores. The
+same function runs on the virtual clock, so you can compare both.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ _SPANS: Final = {kind: name for name, kind in KINDS.items()}
 
 @dataclass(frozen=True)
 class StageRun:
-    """What the executor needs to know of a stage.
+    """The parts of a stage that the executor needs.
 
     Attributes:
-        run: ``run(x, microbatch) -> y``, the output of a microbatch; on the last stage the loss, as
-            it is to be differentiated.
-        parameters: what the ``W`` actions add gradients to.
-        flops: ``flops(x)``, how much arithmetic a microbatch with this input takes; asked on a
-            virtual clock that charges for it.
+        run: ``run(x, microbatch) -> y``, the output of a microbatch; on the last stage its share of
+            the loss.
+        parameters: the parameters to which ``W`` actions add gradients.
+        flops: ``flops(x)``, the arithmetic of a microbatch with this input; used on a virtual clock
+            that charges for it.
     """
 
     run: Callable[[Tensor, int], Tensor]
@@ -73,11 +73,11 @@ class Executor:
     """Runs one rank's part of a step.
 
     Args:
-        schedule: with its sends and receives, as `lower` makes it.
+        schedule: the schedule, with its sends and receives, from `lower`.
         stages: this rank's stages, by number.
         inputs: the microbatches, for the first stage.
         mailbox: carries the messages.
-        device: where the stages compute.
+        device: the device of the stages.
 
     Example:
         Two stages on one rank:
@@ -116,7 +116,7 @@ class Executor:
         mailbox: Mailbox,
         device: torch.device,
     ) -> None:
-        self.losses: dict[int, Tensor] = {}  # of the last stage, by microbatch
+        self.losses: dict[int, Tensor] = {}  # losses of the last stage, by microbatch
         self._schedule = schedule
         self._stages = stages
         self._inputs = inputs
@@ -124,9 +124,9 @@ class Executor:
         self._device = device
         # (stage, microbatch) -> (x, y), from F to B or W
         self._kept: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
-        # results to be sent, or to be taken by another stage of this rank
+        # results for a send, or for another stage of this rank
         self._ready: dict[Action, Tensor | None] = {}
-        self._gradients: dict[tuple[int, int], Tensor | None] = {}  # of y, from I to W
+        self._gradients: dict[tuple[int, int], Tensor | None] = {}  # gradients of y, from I to W
         self._perform: Mapping[str, Callable[[Action], None]] = {
             "F": self._forward,
             "B": self._backward,
@@ -139,9 +139,9 @@ class Executor:
         }
 
     def run(self, rank: int) -> None:
-        """Performs the actions of a rank.
+        """Runs the actions of a rank.
 
-        Every rank of the ring calls it, and it blocks until this rank's part is done.
+        Every rank of the ring must call it. It blocks until this rank's part is done.
         """
         with span(f"step {self._schedule.name}"):
             for action in self._schedule.actions[rank]:
@@ -153,7 +153,7 @@ class Executor:
         x = self._inputs[microbatch] if stage == 0 else self._get_input(stage, microbatch)
         run = self._stages[stage].run
         with self._computing(action, x):
-            if stage == 0:  # the user's own tensor, which needs no gradient
+            if stage == 0:  # the caller's tensor, which needs no gradient
                 y = run(x, microbatch)
             else:
                 y = forward_stage(lambda x: run(x, microbatch), x)
@@ -188,7 +188,7 @@ class Executor:
 
     @contextmanager
     def _computing(self, action: Action, x: Tensor) -> Iterator[None]:
-        """Records a computation on an input as a span, and charges for it."""
+        """Records a computation as a span, and charges for it on a virtual clock."""
         stage, kind, microbatch = action
         with span(_SPANS[kind], stage=stage, microbatch=microbatch), stretched():
             yield
@@ -200,7 +200,7 @@ class Executor:
             self._mailbox.send(action, tensor)
 
     def _get_input(self, stage: int, microbatch: int) -> Tensor:
-        """Returns the output of the previous stage, from this rank or by message."""
+        """Returns the output of the previous stage, from this rank or from a message."""
         made_here = self._ready.pop(Action(stage - 1, "SEND_F", microbatch), None)
         x = made_here if made_here is not None else self._take(Action(stage, "RECV_F", microbatch))
         assert x is not None  # only gradients can be missing
@@ -209,7 +209,7 @@ class Executor:
     def _get_gradient(self, stage: int, microbatch: int) -> Tensor | None:
         """Returns the gradient of a stage's output, from the next stage.
 
-        None on the last stage, and if there is none.
+        The result is None on the last stage, or if there is no gradient.
         """
         if stage == self._schedule.num_stages - 1:
             return None
@@ -222,7 +222,7 @@ class Executor:
         """Makes the gradient of ``x`` ready for the previous stage."""
         if stage == 0:
             return
-        # nothing depends on x, but the previous stage waits for a gradient
+        # no result depends on x, but the previous stage waits for a gradient
         if grad is None and x.is_floating_point():
             grad = torch.zeros_like(x)
         self._ready[Action(stage, "SEND_B", microbatch)] = grad
@@ -235,24 +235,25 @@ class Executor:
 def rehearse(
     schedule: Schedule, costs: Costs, *, size_bytes: int = 0, steps: int = 1, ahead: int = 1
 ) -> None:
-    """Does the steps of a pipeline without a model: sleeps instead of computing, and sends zeros.
+    """Runs pipeline steps without a model: ranks sleep instead of computing, and send zeros.
 
-    Every rank of the ring calls it with the same arguments, and it blocks until this rank's part is
-    done. The ring must have as many ranks as the schedule. The trace is like that of a training
-    step.
+    Every rank of the ring must call it with the same arguments. It blocks until this rank's part is
+    done. The ring must have as many ranks as the schedule. The trace looks like the trace of a
+    training step.
 
     Args:
-        schedule: what to rehearse; one that is lowered already is taken as it is.
-        costs: of the computations, in seconds; ``latency`` stays 0, because the messages are real.
-        size_bytes: of each activation and each gradient; with 0 nothing is sent.
-        steps: how many steps, one after the other.
-        ahead: how many computations before its use a receive is posted, as in ``lower``. It has no
-            effect on NCCL and with the semantics "grouped", where both sides need one order
-            (``lower_in_step``).
+        schedule: the schedule to rehearse; a schedule with sends and receives is used unchanged.
+        costs: the times of the computations, in seconds; ``latency`` must be 0, because the
+            messages are real.
+        size_bytes: the size of each activation and each gradient; 0 sends no messages.
+        steps: the number of steps, one after the other.
+        ahead: the number of computations between posting a receive and using it, as in ``lower``.
+            It has no effect on NCCL and with the semantics "grouped", which need one order on both
+            sides (``lower_in_step``).
 
     Raises:
-        ArgumentError: a value breaks its rule, or the schedule is for another number of ranks.
-        ScheduleError: the schedule sends something that nobody receives, or the other way round.
+        ArgumentError: an argument is invalid, or the schedule has another number of ranks.
+        ScheduleError: a send of the schedule has no receive, or a receive has no send.
 
     Example:
         >>> import ringsim
@@ -265,18 +266,18 @@ def rehearse(
         (8, True)
     """
     _check(schedule, costs)
-    check_integer("size_bytes", size_bytes, 0, "Say how large an activation is.")
-    check_integer("steps", steps, 1, "Say how many.")
+    check_integer("size_bytes", size_bytes, 0, "Pass the size of an activation in bytes.")
+    check_integer("steps", steps, 1, "Pass the number of steps.")
     ring = find_ring()
     if schedule.num_ranks != len(ring.ranks):
         raise ArgumentError(
-            f"schedule must be for the {len(ring.ranks)} ranks of the ring, got one for "
-            f"{schedule.num_ranks}. Make another one."
+            f"schedule must have as many ranks as the ring, {len(ring.ranks)}, got "
+            f"{schedule.num_ranks}. Make a schedule for {len(ring.ranks)} ranks."
         )
     lowered = lower_in_step(schedule) if ring.in_order else lower(schedule, ahead=ahead)
     place, routes = place_in(ring), find_routes(ring, lowered.stage_ranks)
     is_real = get_state().clock is None
-    # on a virtual clock they need not be copied
+    # on a virtual clock, zeros need not be copied
     payload = Payload((size_bytes,), torch.uint8, has_data=is_real)
     zeros = torch.zeros(size_bytes, dtype=torch.uint8, device="cpu" if is_real else "meta")
     for _ in range(steps):
@@ -306,8 +307,9 @@ def rehearse(
 def _check(schedule: object, costs: object) -> None:
     if not isinstance(schedule, Schedule) or not isinstance(costs, Costs):
         raise ArgumentError(
-            f"schedule and costs must be a schedule and Costs, got {say(schedule)} and "
-            f"{say(costs)}. Make them: make_schedule('1f1b', 4, 8), Costs(forward=0.001)."
+            f"schedule must be a Schedule and costs must be Costs, got {say(schedule)} and "
+            f"{say(costs)}. For example, pass make_schedule('1f1b', 4, 8) and "
+            "Costs(forward=0.001)."
         )
     costs.check(schedule.num_stages)
     for field in fields(costs):
@@ -316,5 +318,6 @@ def _check(schedule: object, costs: object) -> None:
             check_duration(field.name, time)
     if costs.latency != 0:
         raise ArgumentError(
-            f"latency must be 0, got {costs.latency}: the messages are real. Leave it out."
+            f"latency must be 0, got {costs.latency}, because the messages are real. "
+            "Omit latency from the costs."
         )

@@ -1,20 +1,20 @@
-"""How much arithmetic a layer does.
+"""The arithmetic of a layer.
 
-Floating-point operations by shape, of the forward pass and of both halves of the backward pass.
-Only matrix products count, as two operations for each product that is added up; in a transformer
-they are nearly all of the work. For each sequence, with T new tokens out of S so far (S = T without
-a cache)::
+The functions count floating-point operations from shapes, for the forward pass and for both halves
+of the backward pass. They count only matrix products, with two operations per multiply-add; in a
+transformer these are nearly all of the work. For each sequence, with T new tokens out of S so far
+(S = T without a cache)::
 
     part                            forward          gradient of input    gradient of weight
     linear, a -> b                  2 T a b          2 T a b              2 T a b
     attention, all heads together   4 T S width      8 T S width          0
 
-A linear layer thus costs as much again for each gradient. Grouped queries (GQA) make the layers for
-keys and values narrower, not the attention itself. What a causal mask hides is counted too, as
-torch's own counter does.
+So each gradient of a linear layer costs as much as its forward pass. Grouped queries (GQA) make the
+layers for keys and values narrower, but not the attention itself. Like torch's own counter, these
+functions also count the products that a causal mask hides.
 
 Source:
-    The counts are those of ``torch.utils.flop_counter``; the tests compare the two.
+    The counts equal those of ``torch.utils.flop_counter``; the tests compare the two.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ __all__ = ["Flops", "attention_flops", "linear_flops"]
 def linear_flops(
     tokens: int, in_features: int, out_features: int, *, trained: bool = True
 ) -> Flops:
-    """Counts a linear layer.
+    """Counts the operations of a linear layer.
 
     Args:
-        tokens: how many vectors go through it: the tokens of all sequences.
-        in_features: the length of a vector.
-        out_features: its length afterwards.
+        tokens: the number of vectors that go through the layer: the tokens of all sequences.
+        in_features: the length of an input vector.
+        out_features: the length of an output vector.
         trained: whether the weight gets a gradient.
 
     Example:
@@ -44,15 +44,15 @@ def linear_flops(
 
 
 def attention_flops(sequences: int, new_tokens: int, tokens_so_far: int, width: int) -> Flops:
-    """Counts what attention does between its linear layers.
+    """Counts the operations of attention between its linear layers.
 
-    Queries times keys, and weights times values.
+    These are queries times keys, and weights times values.
 
     Args:
-        sequences: how many there are.
-        new_tokens: how many tokens of each attend.
-        tokens_so_far: how many they attend to, themselves included.
-        width: heads of queries times the size of a head.
+        sequences: the number of sequences.
+        new_tokens: the number of tokens in each sequence that attend.
+        tokens_so_far: the number of tokens that they attend to, including themselves.
+        width: query heads times the head size.
 
     Example:
         >>> attention_flops(sequences=1, new_tokens=10, tokens_so_far=10, width=4)

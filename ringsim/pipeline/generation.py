@@ -1,31 +1,31 @@
-"""Generating text with a model that is cut into stages: the token ring.
+"""Text generation with a model that is cut into stages: the token ring.
 
-Each stage keeps its layers and the keys and values of what they have seen. Hidden states go forward
-from stage to stage; the last stage chooses the next token, which returns to the first over the edge
-that closes the ring::
+Each stage keeps its layers and the keys and values of earlier tokens. Hidden states go forward from
+stage to stage; the last stage chooses the next token and returns it to the first stage, over the
+edge that closes the ring::
 
     prompts -> stage 0 --hidden--> stage 1 --hidden--> stage 2 -> token
                   ^                                               |
                   +--------------------- token -------------------+
 
 The first job of a batch reads its prompts (*prefill*), the others one token each (*decode*). While
-a token goes round, the stages work on other batches: ``num_inner_iterations`` of them are under way
-at a time. ``ringsim.schedules.generation`` has the order of jobs and messages, and says which
-settings finish and how busy the stages are.
+a token goes round, the stages work on other batches: ``num_inner_iterations`` of them are in flight
+at a time. ``ringsim.schedules.generation`` computes the order of jobs and messages, which settings
+can finish, and the share of time in which stages work.
 
-Prompts of different length are padded on the left, because all rows then end, and go on, at the
-same place. Three prompts, and two tokens that were generated since (``seen`` = 2)::
+Prompts of different length are padded on the left, so that all rows end and continue at the same
+place. Here are three prompts and two generated tokens (``seen`` = 2)::
 
     token ids           attention mask      position ids
     . . 7 9   4 1       0 0 1 1  1 1        0 0 0 1  2 3
     3 5 2 8   6 6       1 1 1 1  1 1        0 1 2 3  4 5
     . 5 5 1   2 0       0 1 1 1  1 1        0 0 1 2  3 4
 
-Every stage knows the lengths of the prompts and computes masks and positions for itself: they are
+Every stage knows the lengths of the prompts and computes masks and positions itself, so they are
 never sent.
 
-The next token is the likeliest, or drawn at random. Each prompt has random numbers of its own, from
-the seed and its place in the list of prompts, so its tokens do not depend on batches or on the
+The next token is the likeliest one, or is drawn at random. Each prompt has its own random numbers,
+from the seed and its place in the list of prompts, so its tokens do not depend on batches or on the
 number of stages.
 
 Between one job and the next, a stage exchanges messages with its two neighbours::
@@ -35,7 +35,7 @@ Between one job and the next, a stage exchanges messages with its two neighbours
 
 All ranks have the same prompts, so each knows the shape of every message, except the width and
 dtype of hidden states. A header announces these once on each edge. It also carries a fingerprint of
-the arguments, and is answered with the receiver's: if they differ, both sides raise.
+the arguments, and the receiver answers with its own fingerprint: if they differ, both sides raise.
 
 Source:
     FlexLLMGen (FMInference/FlexLLMGen, commit 004ffef), ``flexllmgen/dist_flex_opt.py``: the loop.
@@ -74,15 +74,15 @@ from ringsim.traces.spans import span
 
 __all__ = ["GenerationLink", "PromptBatch", "TokenChoice", "generate"]
 
-_PADDING = 0  # any token would do: the mask hides it
+_PADDING = 0  # any token, because the mask hides it
 
 
 class PromptBatch:
     """A batch of prompts.
 
     Args:
-        prompts: token ids of each prompt, one or more, each of one token or more.
-        device: where its tensors are made.
+        prompts: the token ids of each prompt; at least one prompt, and at least one token in each.
+        device: the device of the tensors.
 
     Attributes:
         token_ids: the prompts, shape (batch, length), int64.
@@ -106,10 +106,10 @@ class PromptBatch:
         self._padded = torch.tensor([length - len(prompt) for prompt in prompts], device=device)
 
     def attention_mask(self, seen: int) -> torch.Tensor:
-        """Returns which tokens may be attended to, 1 or 0, shape (batch, length + seen), int64.
+        """Returns 1 for tokens and 0 for padding, shape (batch, length + seen), int64.
 
         Args:
-            seen: tokens that were generated and read since the prompts.
+            seen: the number of generated tokens that have been read since the prompts.
         """
         places = torch.arange(self.token_ids.shape[1] + seen, device=self.token_ids.device)
         return (places >= self._padded[:, None]).long()
@@ -117,11 +117,11 @@ class PromptBatch:
     def position_ids(self, seen: int) -> torch.Tensor:
         """Returns the position of each token of the next input, int64.
 
-        Shape (batch, length) for the prompts, then (batch, 1).
+        The shape is (batch, length) for the prompts, then (batch, 1).
 
         Args:
-            seen: tokens that were generated since the prompts, the one that is read next included;
-                0 for the prompts.
+            seen: the number of generated tokens since the prompts, including the token that is read
+                next; 0 for the prompts.
         """
         first = 0 if seen == 0 else self.token_ids.shape[1] + seen - 1
         places = torch.arange(first, self.token_ids.shape[1] + seen, device=self.token_ids.device)
@@ -132,10 +132,10 @@ class TokenChoice:
     """Chooses the next token of each prompt of a batch.
 
     Args:
-        prompt_numbers: the place of each prompt of the batch in the list of all prompts.
-        temperature: 0 for the likeliest token; else the logits are divided by it and a token is
-            drawn. 1 draws by the model's own probabilities; less sharpens them.
-        seed: what random numbers are drawn from.
+        prompt_numbers: the index of each prompt of the batch in the list of all prompts.
+        temperature: 0 for the likeliest token; otherwise the logits are divided by the temperature
+            and a token is drawn. 1 uses the model's own probabilities; lower values sharpen them.
+        seed: the seed of the random numbers.
 
     Example:
         >>> logits = torch.tensor([[0.0, 3.0, 1.0], [2.0, 0.0, 0.0]])
@@ -154,7 +154,7 @@ class TokenChoice:
     ) -> None:
         self._temperature = temperature
         self._generators = [
-            # one seed of two numbers, so that neighbours have nothing in common
+            # one seed from two numbers, so that neighbours are independent
             torch.Generator().manual_seed(random.Random(f"{seed}/{number}").getrandbits(63))
             for number in prompt_numbers
         ]
@@ -176,15 +176,16 @@ class TokenChoice:
 
 
 class GenerationLink:
-    """One stage's two ends of the ring, for one call of ``generate``.
+    """The two edges of one stage in the ring, for one call of ``generate``.
 
-    In a ring of one there is nothing to exchange.
+    A ring of one rank exchanges nothing.
 
     Args:
         ring: this rank's ring.
-        fingerprint: a number made of all arguments that must be the same on all ranks.
-        async_comm: whether to post a step's send and receive together; else one after the other.
-        device: where received tensors go.
+        fingerprint: a number computed from all arguments that must be the same on all ranks.
+        async_comm: whether to post a step's send and receive together instead of one after the
+            other.
+        device: the device of received tensors.
     """
 
     def __init__(
@@ -203,18 +204,18 @@ class GenerationLink:
         self._arriving = Payload((), torch.int64) if self._is_first else None
 
     def exchange(self, output: Tensor | None, input_shape: tuple[int, int] | None) -> Tensor | None:
-        """Sends the output of the last job to the successor.
+        """Sends the last job's output to the successor, and receives the next job's input.
 
-        Receives the input of the next one from the predecessor. Every stage calls it once a step,
-        in the order of the plan; it blocks until both messages have arrived. Returns token ids of
-        ``input_shape``, (batch, tokens), on the first stage, else hidden states; None for nothing.
-        Raises MessageMismatch if a neighbour has other arguments.
+        Every stage must call it once per step, in the order of the plan. It blocks until both
+        messages have arrived. It returns token ids of ``input_shape``, (batch, tokens), on the
+        first stage, hidden states on the others, and None if nothing is received. It raises
+        MessageMismatch if a neighbour has other arguments.
         """
         if output is not None and not self._has_announced:
             self._announce(output)
         expected = None if input_shape is None else self._expect(input_shape)
-        # A send that is waited for ends when the other side receives. So stage 0 receives first: if
-        # all sent first, no stage would ever receive.
+        # Waiting for a send ends when the other side receives. So stage 0 receives first: if all
+        # sent first, no stage would ever receive.
         sends_first = self._async_comm or not self._is_first
         sent = received = None
         for sends in (sends_first, not sends_first):
@@ -227,9 +228,9 @@ class GenerationLink:
         return None if received is None else received.wait().to(self._device)
 
     def share_results(self, tokens: Tensor) -> Tensor:
-        """Returns the last stage's tokens, shape (prompts, tokens), which go once round the ring.
+        """Returns the last stage's tokens, shape (prompts, tokens), on every stage.
 
-        Every stage calls it; it blocks.
+        The tokens go once round the ring. Every stage must call it, and it blocks.
         """
         if not self._is_last:
             tokens = self._from_pred.irecv(Payload.of(tokens)).wait()
@@ -238,13 +239,13 @@ class GenerationLink:
         return tokens
 
     def _begin(self, posted: Transfer) -> Transfer:
-        """Waits for a message, unless the two of a step are posted together."""
+        """Waits for a message, unless both messages of a step are posted together."""
         if not self._async_comm:
             posted.wait()
         return posted
 
     def _announce(self, hidden: Tensor) -> None:
-        """Sends the successor the shape of hidden states, and reads its answer."""
+        """Sends the shape of hidden states to the successor, and checks its answer."""
         card = Header("activation", 0, Payload.of(hidden), alike=True, digest=self._fingerprint)
         self._to_succ.isend(card.pack(), HEADER_TAG).wait()
         self._compare(Header.unpack(self._to_succ.irecv_header().wait()), self._to_succ.peer)
@@ -267,9 +268,9 @@ class GenerationLink:
     def _compare(self, card: Header, peer: int) -> None:
         if card.digest != self._fingerprint:
             raise MessageMismatch(
-                "the arguments of generate must be the same on all ranks, got others on rank "
-                f"{peer} than on rank {self._rank}. "
-                "Pass the same prompts and settings everywhere."
+                "the arguments of generate must be the same on all ranks, but those on ranks "
+                f"{peer} and {self._rank} differ. "
+                "Pass the same prompts and settings on every rank."
             )
 
 
@@ -287,42 +288,43 @@ def generate(
     partition: str | Sequence[int] | Sequence[range] = "count",
     adapter: Adapter | None = None,
 ) -> list[list[int]]:
-    """Continues prompts, with the model cut into as many stages as the ring has ranks.
+    """Continues prompts, with the model cut into one stage per rank.
 
-    Every rank of the ring calls it with the same arguments, and blocks until all tokens are there.
-    Without a ring and a default process group, the process does it alone. The tokens are those that
-    the model gives in one process.
+    Every rank of the ring must call it with the same arguments. It blocks until all tokens are
+    generated. Without a ring and a default process group, it runs in this process only. The tokens
+    are the same as in one process.
 
-    A batch goes on to the last token even if all its prompts have stopped: so every rank knows
-    which messages come.
+    A batch continues to the last token even if all its prompts have stopped, so that every rank
+    knows which messages to expect.
 
     Args:
-        model: the whole model, the same on every rank; it is used as in ``eval`` mode.
-        prompts: token ids of each prompt, of any lengths.
-        max_new_tokens: tokens to generate for each prompt, 1 or more.
-        num_inner_iterations: batches under way at a time; None for as many as there are stages,
-            which keeps all of them busy.
-        async_comm: whether a step's send and receive are posted together; else one after the other,
-            stage 0 receiving first.
-        batch_size: prompts in a batch, at most; None for all prompts in one round.
-        temperature: 0 for the likeliest token at each place; else tokens are drawn, with the logits
-            divided by it.
-        seed: what the drawn tokens come from. Each prompt has random numbers of its own, so batches
-            and stages do not matter.
-        stop_tokens: a prompt ends with the first of these.
+        model: the whole model, the same on every rank; it runs in ``eval`` mode.
+        prompts: the token ids of each prompt, of any lengths.
+        max_new_tokens: the number of tokens to generate for each prompt, at least 1.
+        num_inner_iterations: the number of batches in flight; None for the number of stages, which
+            keeps all of them busy.
+        async_comm: whether to post a step's send and receive together. Otherwise they come one
+            after the other, and stage 0 receives first.
+        batch_size: the largest number of prompts in a batch; None processes all prompts in one
+            round.
+        temperature: 0 for the likeliest tokens; otherwise tokens are drawn, with the logits divided
+            by the temperature.
+        seed: the seed of drawn tokens. Each prompt has its own random numbers, so batches and
+            stages do not matter.
+        stop_tokens: the tokens that end a prompt.
         partition: "count", "parameters", the number of layers of each stage, or ranges from
             ``partition_model``.
-        adapter: how to see the model, for one that ringsim does not know.
+        adapter: the adapter of a model that ringsim does not know.
 
     Returns:
-        The new tokens of each prompt, on every rank: ``max_new_tokens`` of them, or up to and with
-        the first stop token.
+        The new tokens of each prompt, on every rank: ``max_new_tokens`` of them, or those up to and
+        including the first stop token.
 
     Raises:
-        ScheduleError: the ring would never end with these settings; raised before anything is sent,
-            with the nearest ones that work.
-        ArgumentError: an argument breaks its rule.
-        MessageMismatch: the ranks were not given the same arguments.
+        ScheduleError: the ring can never finish with these settings. The error is raised before
+            anything is sent, and lists the nearest settings that finish.
+        ArgumentError: an argument is invalid.
+        MessageMismatch: the arguments differ between ranks.
 
     Example:
         >>> import ringsim
@@ -343,15 +345,20 @@ def generate(
     prompts = [[int(token) for token in prompt] for prompt in prompts]
     if not prompts or not all(prompts):
         raise ArgumentError(
-            "prompts must be one or more, each of one token or more, got "
-            f"{say(prompts)}. Begin an empty one with the model's first token."
+            "prompts must contain at least one prompt, and each prompt at least one token, got "
+            f"{say(prompts)}. Begin an empty prompt with the model's start token."
         )
-    check_integer("max_new_tokens", max_new_tokens, 1, "Say how many tokens each prompt gets.")
+    check_integer(
+        "max_new_tokens",
+        max_new_tokens,
+        1,
+        "Pass the number of tokens to generate for each prompt.",
+    )
     if batch_size is not None:
-        check_integer("batch_size", batch_size, 1, "Leave it out to have all prompts in one round.")
+        check_integer("batch_size", batch_size, 1, "Omit it to process all prompts in one round.")
     if not temperature >= 0:
         raise ArgumentError(
-            f"temperature must be 0 or more, got {temperature}. Use 0 for the likeliest token."
+            f"temperature must be non-negative, got {temperature}. Use 0 for the likeliest token."
         )
     check_can_finish(len(ring.ranks), in_turn, max_new_tokens, async_comm)
     batches = plan_batches(len(prompts), in_turn, batch_size)
@@ -385,10 +392,10 @@ def generate(
 
 
 class _StageWork:
-    """What one stage computes.
+    """The computation of one stage.
 
-    Its part of the model, and for each batch the prompts, the cache and, on the last stage, the
-    tokens.
+    It holds the stage's part of the model, and for each batch the prompts, the cache and, on the
+    last stage, the tokens.
     """
 
     def __init__(
@@ -402,25 +409,25 @@ class _StageWork:
         self._stage = build_stages(model, cut, adapter=adapter)[place]
         self._batches = [PromptBatch(batch, self.device) for batch in batches]
         self._choices = choices
-        self._caches: list[Any] = [None] * in_turn  # of the batches under way
+        self._caches: list[Any] = [None] * in_turn  # of the batches in flight
         self._tokens: list[list[Tensor]] = [[] for _ in batches]  # each shape (batch, 1)
 
     def input_shape(self, job: Job) -> tuple[int, int]:
-        """Returns (batch, tokens) of a job's input."""
+        """Returns the shape of a job's input, (batch, tokens)."""
         rows, length = self._batches[job.batch].token_ids.shape
         return rows, length if job.token == 0 else 1
 
     def compute(self, job: Job, received: Tensor | None) -> Tensor:
-        """Does a job.
+        """Runs a job.
 
-        Returns hidden states, or on the last stage the chosen tokens, shape (batch, 1).
+        Returns hidden states, or the chosen tokens, shape (batch, 1), on the last stage.
         """
         batch, turn = self._batches[job.batch], job.batch % len(self._caches)
         if job.token == 0:
             self._caches[turn] = self._stage.adapter.cache(self._model)
         if received is not None:
             x = received
-        else:  # the first stage reads prompts; and a stage that is alone keeps its tokens
+        else:  # the first stage reads prompts; a single stage also keeps its own tokens
             x = batch.token_ids if job.token == 0 else self._tokens[job.batch][-1]
         with span(job.name, stage=self.place, microbatch=job.batch):
             y: Tensor = self._stage(
@@ -437,9 +444,9 @@ class _StageWork:
         return y
 
     def chosen_tokens(self, num_prompts: int, num_tokens: int, batches: list[list[int]]) -> Tensor:
-        """Returns the tokens of all prompts in their order, shape (prompts, tokens), int64.
+        """Returns the tokens of all prompts, in their order, shape (prompts, tokens), int64.
 
-        Zeros where this is not the last stage.
+        They are zeros on all stages but the last.
         """
         rows = torch.zeros(num_prompts, num_tokens, dtype=torch.int64)
         for prompt_numbers, tokens in zip(batches, self._tokens, strict=True):
@@ -450,7 +457,7 @@ class _StageWork:
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Puts all modules into ``eval`` mode, and each back into the mode that it was in."""
+    """Puts all modules into ``eval`` mode, and restores the mode of each."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -461,7 +468,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def _until_stop(tokens: list[int], stop_tokens: Sequence[int]) -> list[int]:
-    """Cuts the tokens after the first one that stops.
+    """Cuts the tokens after the first stop token.
 
     Example:
         >>> _until_stop([5, 7, 9, 7], [7, 8])

@@ -1,19 +1,19 @@
-"""The messages that one rank has under way during a step.
+"""The messages that one rank has in flight during a step.
 
 ::
 
     post(1RECV_F2) --->  waiting: 1RECV_F1 1RECV_F2  -- the shape is known -->  posted: 1RECV_F0  --->  take(1RECV_F0)
     send(1SEND_B0) --->  sent: 1SEND_B0              ---------------------------------------------->  finish() waits for all
 
-A receive needs a buffer of the right size, so it is posted as soon as the shape is known. Where all
+A receive needs a buffer of the right size, so it is posted as soon as the shape is known. If all
 microbatches of a step have one shape, only the first activation over a boundary carries a header,
-which says so; otherwise each activation carries one. A gradient never does: it has the shape of its
-activation.
+with a flag for this; otherwise each activation carries a header. A gradient never needs one,
+because it has the shape of its activation.
 
 Transports without tags match messages by order, so a rank posts its receives in the order in which
-the other side sends, which is how `lower` writes them. Transports that run all messages between two
-ranks one after the other need one order for both directions (`lower_in_step`) and every payload
-right behind its header; there, posting a receive waits for its header.
+the other side sends. `lower` writes them in this order. Transports that run all messages between
+two ranks one after the other need one order for both directions (`lower_in_step`), and every
+payload right after its header; there, posting a receive waits for its header.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ __all__ = ["Mailbox", "about", "find_boundary"]
 class Mailbox:
     """Sends and receives the messages of one step on one rank.
 
-    Every rank of the ring makes one for the same step and ends with `finish`. The first `send` or
-    `post` blocks until both neighbours have made theirs, to compare ``agreed``.
+    Every rank of the ring must create one for the same step and end with `finish`. The first `send`
+    or `post` blocks until both neighbours have created theirs, to compare ``agreed``.
 
     Args:
         ring: this rank's ring.
-        schedule: what is run; its rank *i* is the rank at place *i* of the ring.
-        agreed: a greeting that says what all ranks must agree on.
+        schedule: the schedule that runs; its rank *i* is the rank at place *i* of the ring.
+        agreed: a greeting with the values that must be the same on all ranks.
         alike: whether all microbatches have one shape.
     """
 
@@ -72,12 +72,12 @@ class Mailbox:
         self._greetings = {route.peer: route.iswap(agreed.pack(), SHARED_TAG) for route in routes}
 
     def send(self, action: Action, tensor: Tensor) -> None:
-        """Begins to send the payload of a send, which must not be changed before `finish`.
+        """Posts a send, whose tensor must not change before `finish`.
 
-        Does not block.
+        It does not block.
 
         Raises:
-            MessageMismatch: a neighbour runs another step, or the tensor is not as announced.
+            MessageMismatch: a neighbour runs another step, or the tensor differs from its header.
         """
         self._greet()
         route = self._routes[find_boundary(action)]
@@ -87,10 +87,10 @@ class Mailbox:
             self._sent[action] = route.isend(tensor)
 
     def post(self, action: Action) -> None:
-        """Takes note of the next receive from its rank, which is posted when its shape is known.
+        """Adds the next receive from a rank, to be posted when its shape is known.
 
-        Does not block, unless the transport runs messages one after the other: then the header is
-        read before anything else is posted.
+        It does not block, unless the transport runs messages one after the other: then it reads the
+        header before anything else is posted.
 
         Raises:
             MessageMismatch: a neighbour runs another step.
@@ -102,30 +102,30 @@ class Mailbox:
             incoming.read_headers()
 
     def take(self, action: Action) -> Tensor | None:
-        """Returns what a posted receive has received, None for a gradient that there is not.
+        """Returns the tensor of a posted receive; None if the gradient does not exist.
 
-        Blocks until it is there.
+        It blocks until the tensor has arrived.
 
         Raises:
-            MessageMismatch: another rank sends something else.
+            MessageMismatch: another rank sends a different message.
         """
         received = self._incoming[self._routes[find_boundary(action)]].take(action)
-        # the answer to an activation, so the send of that is over
+        # a gradient answers an activation, so the send of the activation has ended
         if action.kind == "RECV_B" and received is not None:
             self._sent.pop(action._replace(kind="SEND_F")).wait()
         return received
 
     def finish(self) -> None:
-        """Blocks until everything sent has arrived."""
+        """Blocks until all sent messages have arrived."""
         self._greet()
         for posted in self._sent.values():
             posted.wait()
         self._sent.clear()
 
     def _greet(self) -> None:
-        """Compares with the neighbours what both sides must agree on, once.
+        """Compares the greetings of both neighbours with this rank's, once.
 
-        Both raise if they differ.
+        Both sides raise if they differ.
         """
         theirs = {}
         for peer, (sent, received) in self._greetings.items():
@@ -136,48 +136,48 @@ class Mailbox:
             if header != self._agreed:
                 raise MessageMismatch(
                     "a step must be the same on every rank, got "
-                    f"{self._tell_difference(peer, header)}. "
+                    f"{self._describe_difference(peer, header)}. "
                     "Call train_step_pipeline with the same schedule, partition and number of "
-                    "microbatches everywhere."
+                    "microbatches on every rank."
                 )
 
-    def _tell_difference(self, peer: int, theirs: Header) -> str:
-        """Says how the greeting of a neighbour differs from this rank's."""
+    def _describe_difference(self, peer: int, theirs: Header) -> str:
+        """Describes the difference between a neighbour's greeting and this rank's."""
         mine, rank = self._agreed, self._rank
         words = []
-        if theirs.microbatch != mine.microbatch:  # then the digests differ too
+        if theirs.microbatch != mine.microbatch:  # then the digests also differ
             words.append(
-                f"one of {mine.microbatch} microbatches on rank {rank} and one of "
+                f"{mine.microbatch} microbatches on rank {rank} but "
                 f"{theirs.microbatch} on rank {peer}"
             )
         elif theirs.digest != mine.digest:
-            words.append(f"another schedule on rank {peer} than on rank {rank}")
+            words.append(f"different schedules on ranks {rank} and {peer}")
         if theirs.payload != mine.payload:
-            words.append(f"another partition of the model on rank {peer} than on rank {rank}")
+            words.append(f"different partitions of the model on ranks {rank} and {peer}")
         return " and ".join(words)
 
     def _announce(self, action: Action, payload: Payload, route: Route) -> None:
-        """Sends the header of an activation, unless an earlier one spoke for it."""
+        """Sends the header of an activation, unless an earlier header applies to it."""
         announced = self._shapes.find(action)
         if announced is None:
             header = Header("activation", action.microbatch, payload, self._alike)
-            # Waited for with the payload, which follows it.
+            # The wait is together with the payload's, which follows the header.
             self._sent[action._replace(kind="header")] = route.isend(header.pack(), HEADER_TAG)
         elif announced != payload:
             raise MessageMismatch(
-                "the activations of a boundary must be alike if all microbatches are, "
+                "microbatches of one shape must give activations of one shape at a boundary, "
                 f"{announced}, got {payload} "
-                f"({action} on rank {self._rank}). Make the shape of a stage's output depend on "
-                "that of its input alone."
+                f"({action} on rank {self._rank}). Make the shape of a stage's output depend "
+                "only on the shape of its input."
             )
         for message in (action, action._replace(kind="RECV_B")):  # which answers it
             self._shapes.learn(message, payload, every=self._alike)
 
 
 class _Shapes:
-    """What is known of the shapes of messages.
+    """The known shapes of messages.
 
-    Of one, or of all of a kind that a stage sends or receives.
+    A shape belongs to one message, or to all of one kind that a stage sends or receives.
     """
 
     def __init__(self) -> None:
@@ -191,7 +191,7 @@ class _Shapes:
 
 
 class _Incoming:
-    """What another rank sends to this one, in its order."""
+    """The messages from another rank to this one, in order."""
 
     def __init__(self, route: Route, shapes: _Shapes) -> None:
         self._route = route
@@ -205,7 +205,7 @@ class _Incoming:
         self._advance()
 
     def read_headers(self) -> None:
-        """Posts everything that waits, and blocks until its shape is known."""
+        """Posts all waiting receives, and blocks until their shapes are known."""
         while self._waiting:
             self._read_header()
 
@@ -217,9 +217,9 @@ class _Incoming:
         return None if posted is None else posted.wait()
 
     def _advance(self) -> None:
-        """Posts what can be posted.
+        """Posts the receives that can be posted.
 
-        Payloads of known shape, and the header of the first one of unknown shape.
+        These are payloads of known shape, and the header of the first payload of unknown shape.
         """
         while self._waiting:
             first = self._waiting[0]
@@ -235,9 +235,9 @@ class _Incoming:
                 self._header = self._route.irecv_header()
 
     def _read_header(self) -> None:
-        """Learns the shape of the first message from its header, and posts what then can be.
+        """Reads the shape of the first message from its header, and posts more receives.
 
-        Blocks until the header is there.
+        It blocks until the header has arrived.
         """
         action, posted = self._waiting[0], self._header
         assert posted is not None, f"{action} before the forward pass that it answers"
@@ -245,7 +245,7 @@ class _Incoming:
         header = Header.unpack(posted.wait())
         if (header.kind, header.microbatch) != ("activation", action.microbatch):
             raise MessageMismatch(
-                f"{action} must get the activation of microbatch {action.microbatch}, got the "
+                f"{action} expected the activation of microbatch {action.microbatch}, got the "
                 f"{header.kind} of microbatch "
                 f"{header.microbatch} (from rank {self._route.peer}). Send in the order in which "
                 "the other side receives."
@@ -255,15 +255,15 @@ class _Incoming:
 
 
 def find_boundary(action: Action) -> int:
-    """Returns which boundary a message crosses: the number of the stage before it."""
+    """Returns the boundary that a message crosses: the number of the stage before it."""
     return action.stage if action.kind in ("SEND_F", "RECV_B") else action.stage - 1
 
 
 @contextmanager
 def about(action: Action) -> Iterator[None]:
-    """Gives the operations inside their stage and microbatch in the trace.
+    """Gives the operations in a block their stage and microbatch in the trace.
 
-    As a span does, without recording a span.
+    It acts like a span, but records none.
     """
     outer = stage_and_microbatch.set(action.microbatch << 32 | action.stage)
     try:

@@ -1,12 +1,12 @@
-"""Messages between stages, one at a time.
+"""Messages between stages.
 
-Headers, the group that carries a message, activations and gradients. A header goes ahead of a
-message, one int64 tensor of fixed size::
+This module has headers, routes, activations and gradients. A header precedes a message. It is one
+int64 tensor of fixed size::
 
     | magic | kind | microbatch | dtype | has data | alike | digest | ndim | dim 0 ... dim 7 |
 
-The transports carry bytes and compare nothing: a receive buffer that is too small ends the process
-on Gloo, and one of another dtype is filled with nonsense. With a header, the receiver makes a
+The transports carry bytes and compare nothing. On Gloo, a receive buffer that is too small ends the
+process, and a buffer of another dtype gets wrong values. With a header, the receiver creates a
 buffer that fits.
 
 Messages go over the ring's pair groups. A boundary between two stages on ranks 1 and 2 (the ring's
@@ -15,10 +15,10 @@ edge 1 -> 2)::
     rank 1  -- activations, forward ------>  rank 2
             <------- gradients, backward --             both on the group "ring:1>2"
 
-A V-shaped placement also has activations from rank 2 to rank 1. They go over the same edge, in the
+A V-shaped placement also has activations from rank 2 to rank 1. They use the same edge, in the
 other direction. Two ranks that are not neighbours use the default group.
 
-Sending and receiving one message, for a loop that one writes oneself::
+To send and receive single messages in your own loop::
 
     stage r                                          stage r + 1
     send_activation(y, 3)  -- header, payload --->   x = recv_activation(3)
@@ -26,9 +26,9 @@ Sending and receiving one message, for a loop that one writes oneself::
     recv_gradient(3)       <--- header, payload --   send_gradient(x.grad, 3)
                            -- answer: taken ----->
 
-All four block until the message has arrived. The receiver compares the header with what it waits
-for and answers: if the two disagree, both sides raise the same error. The executor has many
-messages under way at a time, and uses a `Mailbox`.
+All four functions block until the message has arrived. The receiver compares the header with the
+message that it expects, and answers: if they differ, both sides raise the same error. The executor
+has many messages in flight at a time, and uses a `Mailbox`.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ MAX_DIMS: Final = 8
 HEADER_SIZE: Final = 8 + MAX_DIMS  # numbers of 8 bytes
 _MAGIC: Final = 0x52494E47  # "RING"
 KINDS: Final = ("greeting", "activation", "gradient")
-# The place in this list goes over the wire: append only.
+# Headers contain the index in this list: append only.
 _DTYPES: Final = (
     torch.float32,
     torch.float64,
@@ -90,13 +90,13 @@ _DTYPES: Final = (
 
 
 class Payload(NamedTuple):
-    """What a buffer must be to hold a message.
+    """The properties of a buffer that can hold a message.
 
     Attributes:
-        shape: its dimensions.
-        dtype: of its elements.
-        has_data: whether it has data; a tensor of device "meta" has none, and only simulated ranks
-            can send one.
+        shape: the shape.
+        dtype: the dtype of the elements.
+        has_data: whether the tensor has data; a tensor on device "meta" has none, and only
+            simulated ranks can send it.
     """
 
     shape: tuple[int, ...]
@@ -105,7 +105,7 @@ class Payload(NamedTuple):
 
     @classmethod
     def of(cls, tensor: Tensor) -> Payload:
-        """Returns what a buffer must be to hold this tensor."""
+        """Returns the properties of a buffer that can hold this tensor."""
         return cls(tuple(tensor.shape), tensor.dtype, not tensor.is_meta)
 
     def __str__(self) -> str:
@@ -116,17 +116,17 @@ class Payload(NamedTuple):
 
 
 class Header(NamedTuple):
-    """The content of a header.
+    """The contents of a header.
 
     Attributes:
-        kind: "activation", "gradient", or "greeting", after which nothing comes.
-        microbatch: index of the microbatch; in a greeting their number.
-        payload: shape and dtype of what comes; in the greeting of a step its shape is a digest of
-            the partition.
-        alike: whether all further messages of the step on this boundary are like this one, so that
-            they come without a header.
-        digest: a number that both sides compute from what they must agree on (in the greeting of a
-            step, the schedule); 0 if there is nothing to agree on.
+        kind: "activation", "gradient", or "greeting", which has no payload.
+        microbatch: the index of the microbatch; in a greeting, the number of microbatches.
+        payload: the shape and dtype of the next message; in the greeting of a step, the shape is a
+            digest of the partition.
+        alike: whether all further messages of the step on this boundary have this shape and dtype,
+            and so come without a header.
+        digest: a number that both sides compute from values that must be equal (in the greeting of
+            a step, the schedule); 0 if there are none.
 
     Example:
         >>> header = Header("activation", 3, Payload((2, 16), torch.float32))
@@ -144,15 +144,14 @@ class Header(NamedTuple):
         """Returns the header as a tensor, shape (16,), int64.
 
         Raises:
-            ArgumentError: the payload has too many dimensions, or a dtype that a header cannot
-                name.
+            ArgumentError: the payload has too many dimensions, or a dtype without a code.
         """
         shape, dtype, has_data = self.payload
         if len(shape) > MAX_DIMS or dtype not in _DTYPES:
             names = ", ".join(str(each).removeprefix("torch.") for each in _DTYPES)
             raise ArgumentError(
-                f"a message must have at most {MAX_DIMS} dimensions and one of {names}, got "
-                f"{self.payload}. Convert it."
+                f"a message must have at most {MAX_DIMS} dimensions and a dtype among {names}, "
+                f"got {self.payload}. Convert the tensor."
             )
         numbers = [
             _MAGIC,
@@ -168,10 +167,10 @@ class Header(NamedTuple):
 
     @classmethod
     def unpack(cls, tensor: Tensor) -> Header:
-        """Returns the header that a tensor holds.
+        """Returns the header in a tensor.
 
         Raises:
-            MessageMismatch: it is not a header: the other side sent something else.
+            MessageMismatch: the tensor is not a header, because the other side sent something else.
         """
         numbers: list[int] = tensor.tolist()
         magic, kind, microbatch, dtype, has_data, alike, digest, ndim, *dims = numbers
@@ -182,9 +181,9 @@ class Header(NamedTuple):
             or not 0 <= ndim <= MAX_DIMS
         ):
             raise MessageMismatch(
-                f"a message must begin with a header, got the numbers {numbers[:4]}... "
-                "Send it with send_activation or send_gradient, and finish a step on every rank "
-                "before the next."
+                f"expected a header, got the numbers {numbers[:4]}... "
+                "Send messages with send_activation or send_gradient, and finish each step on "
+                "every rank before the next one."
             )
         return cls(
             KINDS[kind],
@@ -195,8 +194,8 @@ class Header(NamedTuple):
         )
 
 
-# Tags tell messages between two ranks apart; those with one tag arrive in the order in which they
-# were sent.
+# Tags distinguish messages between two ranks; messages with the same tag arrive in the order of
+# sending.
 PAYLOAD_TAG: Final = 0
 HEADER_TAG: Final = 1
 ANSWER_TAG: Final = 2
@@ -205,10 +204,10 @@ SHARED_TAG: Final = 3
 
 @dataclass
 class Transfer:
-    """A send or a receive that has begun: the buffer must not be changed until `wait` returns.
+    """A posted send or receive, whose buffer must not change until `wait` returns.
 
     Attributes:
-        work: the handle, None if there was nothing to send.
+        work: the handle; None if there was nothing to send.
         tensor: the buffer.
     """
 
@@ -216,9 +215,9 @@ class Transfer:
     tensor: Tensor
 
     def wait(self) -> Tensor:
-        """Blocks until the message has arrived, or has been sent; returns the buffer.
+        """Blocks until the message has arrived or has been sent, and returns the buffer.
 
-        A Gloo handle can be waited for only once.
+        You can wait for a Gloo handle only once.
         """
         work, self.work = self.work, None
         if work is not None:
@@ -228,12 +227,12 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Route:
-    """The way to one other rank.
+    """The route to one other rank.
 
     Attributes:
-        peer: its global rank.
-        group: the group of the ring's edge, None for the default group.
-        device: where buffers must be: the CPU for Gloo, this rank's GPU for NCCL.
+        peer: the other rank's global rank.
+        group: the group of the ring's edge; None for the default group.
+        device: the device of buffers: the CPU for Gloo, this rank's GPU for NCCL.
     """
 
     peer: int
@@ -242,19 +241,19 @@ class Route:
 
     @classmethod
     def to_succ(cls, ring: Ring) -> Route:
-        """Returns the way to the successor."""
+        """Returns the route to the successor."""
         return cls(ring.succ, ring.succ_group, ring.device)
 
     @classmethod
     def to_pred(cls, ring: Ring) -> Route:
-        """Returns the way to the predecessor."""
+        """Returns the route to the predecessor."""
         return cls(ring.pred, ring.pred_group, ring.device)
 
     @classmethod
     def over_edge(cls, ring: Ring, source: int, target: int) -> Route:
-        """Returns the way to the other of two ranks, by places in the ring.
+        """Returns the route to the other of two ranks, given by their places in the ring.
 
-        Over the edge that activations from one to the other take.
+        It uses the edge that carries activations from one to the other.
 
         Example:
             >>> ring = Ring(rank=1, world_size=4, pred=0, succ=2, ranks=(0, 1, 2, 3))
@@ -273,13 +272,13 @@ class Route:
         return cls(ring.ranks[target if is_source else source], None, ring.device)
 
     def isend(self, tensor: Tensor, tag: int = PAYLOAD_TAG) -> Transfer:
-        """Begins to send a tensor; does not block. A tensor without elements is not sent."""
+        """Posts a send without blocking. A tensor without elements is not sent."""
         buffer = self._make_buffer(tensor)
         work = dist.isend(buffer, self.peer, group=self.group, tag=tag) if buffer.numel() else None
         return Transfer(work, buffer)
 
     def irecv(self, payload: Payload, tag: int = PAYLOAD_TAG) -> Transfer:
-        """Begins to receive into a new buffer; does not block."""
+        """Posts a receive into a new buffer without blocking."""
         buffer = torch.empty(
             payload.shape, dtype=payload.dtype, device=self.device if payload.has_data else "meta"
         )
@@ -287,13 +286,13 @@ class Route:
         return Transfer(work, buffer)
 
     def irecv_header(self) -> Transfer:
-        """Begins to receive a header; does not block."""
+        """Posts the receive of a header without blocking."""
         return self.irecv(Payload((HEADER_SIZE,), torch.int64), HEADER_TAG)
 
     def iswap(self, tensor: Tensor, tag: int) -> tuple[Transfer, Transfer]:
-        """Begins to send a tensor and to receive one like it, in one batch.
+        """Posts a send and a receive of equal tensors in one batch.
 
-        The other side does the same. Does not block.
+        The other side does the same. It does not block.
         """
         sent = self._make_buffer(tensor)
         received = torch.empty_like(sent)
@@ -302,27 +301,27 @@ class Route:
             for op, each in ((dist.isend, sent), (dist.irecv, received))
         ]
         works = dist.batch_isend_irecv(both)
-        # Gloo gives one handle for each operation, NCCL one for the batch, which may be waited for
-        # twice: whoever takes the received tensor first must have waited.
+        # Gloo returns one handle per operation. NCCL returns one for the batch, which may be waited
+        # for twice, and must be waited for before the received tensor is used.
         return Transfer(works[0], sent), Transfer(works[-1], received)
 
     def _make_buffer(self, tensor: Tensor) -> Tensor:
-        """Returns the tensor as transports take it.
+        """Returns the tensor as transports expect it.
 
-        Contiguous, and on their device if it has data.
+        It is contiguous, and on their device if it has data.
         """
         plain = tensor.detach()
         return (plain if plain.is_meta else plain.to(self.device)).contiguous()
 
 
 def find_routes(ring: Ring, stage_ranks: Sequence[int]) -> Mapping[int, Route]:
-    """Returns the way over each boundary that this rank takes part in.
+    """Returns the route over each boundary of this rank's stages.
 
-    A boundary is numbered by the stage before it.
+    A boundary has the number of the stage before it.
 
     Args:
         ring: this rank's ring.
-        stage_ranks: for each stage, the place in the ring of the rank that has it.
+        stage_ranks: the place in the ring of each stage's rank.
 
     Example:
         >>> ring = Ring(rank=1, world_size=3, pred=0, succ=2, ranks=(0, 1, 2))
@@ -343,11 +342,11 @@ def place_in(ring: Ring) -> int:
 
 
 def find_ring() -> Ring:
-    """Returns the ring of this rank.
+    """Returns this rank's ring.
 
-    If there is no ring, or the group that it was built on is gone, a ring is built over the default
-    process group, without hiding anybody's prints; then every rank must call this, and it blocks
-    until all have. Without a default group, this process is alone.
+    If there is no ring, or its default group no longer exists, a ring is created over the default
+    process group, without hiding prints. Then every rank must call this function, and it blocks
+    until all have. Without a default group, this process is the only rank.
 
     Example:
         >>> find_ring().ranks
@@ -362,20 +361,17 @@ def find_ring() -> Ring:
         prints_are_shown = get_state().undo_print is None
         initialize_distributed()
         if prints_are_shown:
-            restore_output()  # the caller asked for tokens or gradients, not for silence
+            restore_output()  # the caller did not ask to hide prints
     return current_ring()
 
 
 def _is_gone(ring: Ring) -> bool:
-    """Tells whether the script has destroyed the default group that the ring was built on.
-
-    And the ring's groups with it.
-    """
+    """Returns whether the script has destroyed the ring's default group, and so its groups."""
     if not torch_dist.is_initialized() or torch_dist.get_world_size() != ring.world_size:
         return True
     try:
         torch_dist.get_rank(ring.succ_group)
-    except ValueError:  # a group that torch has forgotten
+    except ValueError:  # torch no longer knows the group
         return True
     return False
 
@@ -383,14 +379,14 @@ def _is_gone(ring: Ring) -> bool:
 def send_activation(tensor: Tensor, microbatch: int) -> None:
     """Sends a stage's output to the successor, which calls `recv_activation`.
 
-    Blocks until it has arrived.
+    It blocks until the tensor has arrived.
 
     Args:
-        tensor: any shape of at most 8 dimensions; autograd's graph stays here.
-        microbatch: index of the microbatch, from 0.
+        tensor: a tensor of at most 8 dimensions; autograd's graph stays on this rank.
+        microbatch: the index of the microbatch, from 0.
 
     Raises:
-        MessageMismatch: the successor waits for something else; it raises too.
+        MessageMismatch: the successor expects a different message; it also raises.
         RingError: the ring has one rank.
 
     Example:
@@ -409,16 +405,16 @@ def send_activation(tensor: Tensor, microbatch: int) -> None:
 def recv_activation(microbatch: int) -> Tensor:
     """Receives a stage's input from the predecessor, which calls `send_activation`.
 
-    Blocks until it is there.
+    It blocks until the tensor has arrived.
 
     Args:
-        microbatch: index of the microbatch, from 0.
+        microbatch: the index of the microbatch, from 0.
 
     Returns:
-        The tensor, with the sender's shape and dtype; a leaf without a graph.
+        The tensor, with the sender's shape and dtype, as a leaf without a graph.
 
     Raises:
-        MessageMismatch: the predecessor sends something else; it raises too.
+        MessageMismatch: the predecessor sends a different message; it also raises.
         RingError: the ring has one rank.
 
     Example:
@@ -430,15 +426,15 @@ def recv_activation(microbatch: int) -> Tensor:
 def send_gradient(tensor: Tensor, microbatch: int) -> None:
     """Sends the gradient of a stage's input to the predecessor, which calls `recv_gradient`.
 
-    Blocks until it has arrived.
+    It blocks until the tensor has arrived.
 
     Args:
         tensor: the gradient.
-        microbatch: index of the microbatch, from 0.
+        microbatch: the index of the microbatch, from 0.
 
     Raises:
-        ArgumentError: there is no gradient: None in place of a tensor.
-        MessageMismatch: the predecessor waits for something else; it raises too.
+        ArgumentError: ``tensor`` is None, so there is no gradient.
+        MessageMismatch: the predecessor expects a different message; it also raises.
         RingError: the ring has one rank.
 
     Example:
@@ -457,16 +453,16 @@ def send_gradient(tensor: Tensor, microbatch: int) -> None:
 def recv_gradient(microbatch: int) -> Tensor:
     """Receives the gradient of a stage's output from the successor, which calls `send_gradient`.
 
-    Blocks until it is there.
+    It blocks until the tensor has arrived.
 
     Args:
-        microbatch: index of the microbatch, from 0.
+        microbatch: the index of the microbatch, from 0.
 
     Returns:
         The gradient.
 
     Raises:
-        MessageMismatch: the successor sends something else; it raises too.
+        MessageMismatch: the successor sends a different message; it also raises.
         RingError: the ring has one rank.
 
     Example:
@@ -480,13 +476,14 @@ def _send(kind: str, tensor: Tensor, microbatch: int, route: Route) -> None:
         raise ArgumentError(
             f"the {kind} of microbatch {microbatch} must be a tensor, got {tensor!r} (rank "
             f"{current_ring().rank} to rank {route.peer}). "
-            "A gradient is None if x was not a leaf that requires one: feed forward, and keep, "
-            "x.requires_grad_(), as forward_stage does."
+            "A gradient is None if x was not a leaf that requires a gradient: call "
+            "x.requires_grad_() on the received tensor, feed it forward and keep it, as "
+            "forward_stage does."
         )
     header = Header(kind, microbatch, Payload.of(tensor))
     parts = [route.isend(header.pack(), HEADER_TAG), route.isend(tensor)]
     answer = route.irecv(Payload((2,), torch.int64), ANSWER_TAG).wait()
-    for part in parts:  # the receiver takes them even if it refuses the message
+    for part in parts:  # the receiver receives them even if it refuses the message
         part.wait()
     wanted = KINDS[int(answer[0])], int(answer[1])
     _compare((kind, microbatch), wanted, sender=current_ring().rank, receiver=route.peer)
@@ -508,11 +505,10 @@ def _recv(kind: str, microbatch: int, route: Route) -> Tensor:
 
 
 def _compare(sent: tuple[str, int], wanted: tuple[str, int], *, sender: int, receiver: int) -> None:
-    """Raises, on both sides alike, where a message is not what its receiver waits for."""
+    """Raises the same error on both sides if the receiver expects another message."""
     if sent != wanted:
         raise MessageMismatch(
-            f"a message must be what its receiver waits for, the {wanted[0]} of microbatch "
-            f"{wanted[1]}, "
+            f"the receiver expected the {wanted[0]} of microbatch {wanted[1]}, "
             f"got the {sent[0]} of microbatch {sent[1]} (rank {sender} to rank {receiver}). Send "
             "and receive in the same order."
         )
@@ -522,7 +518,7 @@ def _route(*, to_succ: bool) -> Route:
     ring = find_ring()
     if len(ring.ranks) < 2:
         raise RingError(
-            "a ring must have two ranks or more for a message, got one. Hand the tensor from "
-            "stage to stage directly."
+            "messages need a ring of at least two ranks, got one. Pass the tensor directly from "
+            "stage to stage."
         )
     return Route.to_succ(ring) if to_succ else Route.to_pred(ring)

@@ -1,16 +1,15 @@
-"""Cutting a model: which layers each stage gets.
+"""Cutting a model: the layers of each stage.
 
 ::
 
-    partition_model(model, 2)                            as many layers for each stage, give or take
-                                                         one
+    partition_model(model, 2)                            equal numbers of layers, up to one
     partition_model(model, 2, by="parameters")           the largest stage has as few parameters as
                                                          possible
     partition_model(model, 2, by="time", sample=ids)     the slowest stage is as fast as possible
     partition_model(model, 2, by=[3, 1])                 by hand
 
-"parameters" and "time" count the embedding to the first stage and the head to the last. For "time",
-each part of the model runs forward and backward on a sample::
+"parameters" and "time" include the embedding in the first stage and the head in the last. For
+"time", each part of the model runs forward and backward on a sample::
 
     embed | layer 0 | layer 1 | ... | head
 """
@@ -31,15 +30,15 @@ from ringsim.schedules.partition import by_count, by_sizes, by_weight
 
 __all__ = ["get_stage_layers", "measure_times", "partition_model"]
 
-_REPEATS: Final = 5  # the first one also loads kernels and fills caches; the fastest counts
+_REPEATS: Final = 5  # the first run also loads kernels and fills caches; the fastest counts
 
 
 def measure_times(parts: Sequence[Stage], sample: Tensor) -> list[float]:
-    """Returns how many seconds the parts of a model take in turn, forward and backward.
+    """Returns the seconds that each part of a model takes, forward and backward.
 
-    Each gets the output of the previous one; the first gets a sample as large as a microbatch in
-    training. Gradients and random numbers are left as they were. The fastest of a few runs counts,
-    because noise only adds.
+    Each part gets the output of the previous one; the first gets a sample as large as a microbatch
+    in training. Gradients and random numbers do not change. The fastest of a few runs counts,
+    because noise only makes runs slower.
 
     Example:
         >>> from ringsim.pipeline import build_stages
@@ -63,10 +62,10 @@ def _run(part: Stage, x: Tensor) -> tuple[float, Tensor]:
     with torch.enable_grad():
         y = part(x)
     if y.requires_grad:
-        # unlike backward(), leaves .grad alone
+        # unlike backward(), does not change .grad
         torch.autograd.grad(y, wanted, torch.ones_like(y), allow_unused=True)
     if y.is_cuda:
-        # kernels run on after the call; nothing is recorded here, so waiting changes nothing
+        # kernels run on after the call; waiting is safe here, because no recording runs
         torch.cuda.synchronize()
     return time.perf_counter() - start_s, y.detach()
 
@@ -81,24 +80,23 @@ def partition_model(
 ) -> list[range]:
     """Cuts a model's layers into contiguous ranges, one for each stage.
 
-    All ranks must cut the same way. With "time", two processes measure different times: measure in
-    one, and pass the ranges on.
+    All ranks must use the same cut. With "time", processes measure different times, so measure in
+    one of them and pass the ranges to the others.
 
     Args:
         model: the whole model.
-        num_stages: how many stages, 1 or more. With more stages than layers some are empty: they
-            pass on their input.
-        by: "count", "parameters", "time", the number of layers of each stage, or the ranges
-            themselves.
-        sample: a microbatch's input, for "time": token ids of shape (batch, tokens), or whatever
-            the model takes.
-        adapter: how to see the model, for one that ringsim does not know.
+        num_stages: the number of stages, at least 1. With more stages than layers some are empty
+            and pass on their input.
+        by: "count", "parameters", "time", the number of layers of each stage, or the ranges.
+        sample: the input of a microbatch, for "time": token ids of shape (batch, tokens), or
+            another input of the model.
+        adapter: the adapter of a model that ringsim does not know.
 
     Returns:
         A range of layer numbers for each stage, in order; together they hold every layer once.
 
     Raises:
-        ArgumentError: ``by`` is none of these, its numbers do not fit, or ``sample`` is missing.
+        ArgumentError: ``by`` is invalid, its numbers do not fit, or ``sample`` is missing.
 
     Example:
         >>> model = nn.Sequential(
@@ -120,8 +118,8 @@ def partition_model(
     if not isinstance(by, str):
         if len(by) != num_stages:
             raise ArgumentError(
-                f"by must have a number for each of {num_stages} stages, got {list(by)}. Say how "
-                "many layers each holds."
+                f"by must have one number for each of {num_stages} stages, got {list(by)}. "
+                "Pass the number of layers of each stage."
             )
         sizes = [len(each) if isinstance(each, range) else each for each in by]
         return by_sizes(sizes, num_layers)
@@ -137,13 +135,13 @@ def partition_model(
     elif by == "time":
         if sample is None:
             raise ArgumentError(
-                'sample must be given with by="time", got None. Pass the input of one microbatch.'
+                'sample is required with by="time", got None. Pass the input of one microbatch.'
             )
         first, *weights, last = measure_times(parts, sample)
     else:
         raise ArgumentError(
             'by must be "count", "parameters", "time" or a list of layer '
-            f"counts, got {by!r}. Choose one."
+            f"counts, got {by!r}. Choose one of them."
         )
     return by_weight(weights, num_stages, first=first, last=last)
 
@@ -151,12 +149,12 @@ def partition_model(
 def get_stage_layers(
     model: nn.Module, layers: range, *, adapter: Adapter | None = None
 ) -> list[nn.Module]:
-    """Returns the layers of one stage: the model's own modules, not copies.
+    """Returns the layers of one stage, which are the model's own modules, not copies.
 
     Args:
         model: the whole model.
-        layers: which layers, one of the ranges of `partition_model`.
-        adapter: how to see the model, for one that ringsim does not know.
+        layers: the layers, one of the ranges from `partition_model`.
+        adapter: the adapter of a model that ringsim does not know.
 
     Returns:
         The modules, in order.

@@ -1,12 +1,12 @@
-"""Layers without data: run once for each shape, and then replayed.
+"""Layers without data, which run once for each shape and are then replayed.
 
-On the virtual clock a model of device "meta" takes the time that its shapes say; its tensors have
-no values. So only the shape of a layer's output matters, and layers of one kind have it in common:
-one is run, and the others return an empty tensor, with gradients for the same parameters. The 80
-layers of a large language model are simulated eight times faster, with the same trace.
+On the virtual clock, the shapes of a model on device "meta" determine its time; its tensors have no
+values. So only the shape of a layer's output matters, which is the same for layers of one kind. One
+of them runs, and the others return an empty tensor, with gradients for the same parameters. This
+simulates the 80 layers of a large language model eight times faster, with the same trace.
 
-Only layers that do nothing else are replayed: modules of torch, transformers and ringsim without
-hooks, that draw no random numbers.
+Only layers without side effects are replayed: modules of torch, transformers and ringsim that have
+no hooks and draw no random numbers.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ __all__ = ["LayerReplay"]
 
 
 class LayerReplay:
-    """Runs the layers of one stage; on a virtual clock those without data once for each shape."""
+    """Runs the layers of one stage, and replays those without data on a virtual clock."""
 
     def __init__(self) -> None:
-        # what layers have in common that can stand for each other; None: it must be run
+        # the same key for layers that can replace each other; None if the layer must run
         self._kinds: dict[nn.Module, Hashable] = {}
         self._outputs: dict[Hashable, tuple[torch.Size, torch.dtype] | None] = {}
 
@@ -39,7 +39,7 @@ class LayerReplay:
         hidden: Tensor,
         context: Mapping[str, Any],
     ) -> Tensor:
-        """Returns the hidden states after one layer, as ``adapter.run_layer`` does."""
+        """Returns the hidden states after one layer, like ``adapter.run_layer``."""
         key = self._find_key(adapter, layer, hidden, context)
         if key is not None and key not in self._outputs:
             self._outputs[key] = _learn_output(adapter, model, layer, hidden, context)
@@ -53,7 +53,7 @@ class LayerReplay:
     def _find_key(
         self, adapter: Adapter, layer: nn.Module, hidden: Tensor, context: Mapping[str, Any]
     ) -> Hashable:
-        """Returns what the shape of the output depends on; None where the layer must be run."""
+        """Returns a key that determines the shape of the output; None if the layer must run."""
         if not hidden.is_meta or get_state().clock is None or torch.is_autocast_enabled("cpu"):
             return None
         if layer not in self._kinds:
@@ -86,9 +86,9 @@ class _Replayed(torch.autograd.Function):
 def _learn_output(
     adapter: Adapter, model: nn.Module, layer: nn.Module, hidden: Tensor, context: Mapping[str, Any]
 ) -> tuple[torch.Size, torch.dtype] | None:
-    """Runs a layer to see what comes out.
+    """Runs a layer and returns the shape and dtype of its output.
 
-    None if it draws random numbers, which are then as they were.
+    The result is None if the layer draws random numbers; their state is then restored.
     """
     before = torch.get_rng_state()
     with torch.no_grad():
@@ -100,9 +100,9 @@ def _learn_output(
 
 
 def _describe(value: Any) -> Hashable:
-    """Returns what a shape may depend on in an argument of a layer.
+    """Returns a key with everything in an argument that a shape may depend on.
 
-    None where that is not known.
+    The key is None if this is unknown.
     """
     if isinstance(value, Tensor):
         return (value.shape, value.dtype) if value.is_meta else None
@@ -115,7 +115,7 @@ def _describe(value: Any) -> Hashable:
 
 
 def _does_nothing_else(layer: nn.Module) -> bool:
-    """Tells whether a layer is made of known modules that nobody has hooked or patched."""
+    """Returns whether a layer has only known modules, without hooks or patches."""
     for module in layer.modules():
         own = vars(module)
         if (

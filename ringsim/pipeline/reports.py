@@ -1,30 +1,29 @@
-"""Is a pipeline the model?
+"""Comparisons of a pipeline with the model in one process.
 
-Its gradients beside those of one process, and four checks that need no messages.
-``single_process_step`` computes the reference without a pipeline; ``gradient_report`` compares
-every parameter with it::
+``single_process_step`` computes reference gradients without a pipeline; ``gradient_report``
+compares the gradient of every parameter with them::
 
-    verdict      what was found                              a usual reason
+    verdict      meaning                                     usual reason
     equal        the difference is rounding
     scaled       the right direction, the wrong length       the loss was not divided by the number
                                                              of microbatches
     different    another direction                           microbatches mixed up, a tied weight's
                                                              two parts not added
-    missing      no rank has a gradient                      the head left out, a boundary cut the
-                                                             graph
-    unexpected   a gradient where there should be none       a frozen parameter, a stage that ran a
-                                                             layer of another
+    missing      no rank has a gradient                      the head omitted, a boundary that cuts
+                                                             the graph
+    unexpected   a gradient that should not exist            a frozen parameter, a stage that ran a
+                                                             layer of another stage
 
-Four questions to ask before blaming the messages::
+Four more checks need no messages::
 
-    check_gradient_flow  has every parameter a gradient?                   after a backward pass
-    boundary_shapes      what crosses each boundary, and how large is it?  before the first step
-    check_single_rank    are the stages, one after the other in one        before the first run with
-                         process, the model?                               ranks
-    compare_losses       is each step's loss that of one process?          after training
+    check_gradient_flow  does every parameter have a gradient?             after a backward pass
+    boundary_shapes      which tensors cross each boundary?                before the first step
+    check_single_rank    do the stages, in one process, equal the model?   before the first run with
+                                                                           ranks
+    compare_losses       are the losses those of one process?              after training
 
-If `check_single_rank` holds and a run on ranks does not, look at the messages. If it does not hold,
-look at the cut or the adapter.
+If `check_single_rank` passes but a run on ranks is wrong, look at the messages. If it fails, look
+at the cut or the adapter.
 """
 
 from __future__ import annotations
@@ -68,12 +67,12 @@ __all__ = [
 
 
 class Reference(NamedTuple):
-    """Loss and gradients of one step in one process.
+    """The loss and the gradients of one step in one process.
 
     Attributes:
-        loss: mean of the microbatches' losses.
-        gradients: by the parameter's name; None for a parameter that is frozen, or that the loss
-            does not reach.
+        loss: the mean of the microbatches' losses.
+        gradients: the gradients by parameter name; None if the parameter is frozen, or the loss
+            does not depend on it.
     """
 
     loss: float
@@ -88,24 +87,25 @@ def single_process_step(
     loss_fn: Loss = cross_entropy,
     attention_masks: Sequence[Tensor] | None = None,
 ) -> Reference:
-    """Computes loss and gradients of a step by calling the model itself.
+    """Computes the loss and the gradients of a step by calling the whole model.
 
-    One microbatch after the other; makes no message. The gradients that the parameters hold are
-    neither read nor changed, and random numbers are left as they were. A model with dropout drops
-    other values here than in a pipeline: compare in ``model.eval()``, or without dropout.
+    It runs one microbatch after the other, and sends no messages. It neither reads nor changes the
+    gradients that the parameters already have, and restores the state of random numbers. A model
+    with dropout drops other values here than in a pipeline, so compare in ``model.eval()``, or
+    without dropout.
 
     Args:
-        model: the whole model, a tensor in, logits out (or an object with ``logits``, as in
-            ``transformers``).
-        inputs: one tensor for each microbatch: token ids, shape (batch, tokens), or whatever the
-            model takes.
-        targets: one tensor for each microbatch, already aligned.
-        loss_fn: loss of a microbatch, from logits and targets.
-        attention_masks: 1 for a token, 0 for padding, one tensor for each microbatch; None: no
+        model: the whole model, which takes a tensor and returns logits (or an object with
+            ``logits``, as in ``transformers``).
+        inputs: one tensor per microbatch: token ids, shape (batch, tokens), or another input of
+            the model.
+        targets: one tensor per microbatch, already aligned.
+        loss_fn: the loss of a microbatch, from logits and targets.
+        attention_masks: one tensor per microbatch, 1 for a token, 0 for padding; None means no
             padding.
 
     Returns:
-        The loss of the step, and the gradients by the names of the parameters.
+        The loss of the step, and the gradients by parameter name.
 
     Raises:
         ArgumentError: the lists have different lengths, or are empty.
@@ -134,7 +134,7 @@ def single_process_step(
             total += loss.item()
             found: Sequence[Tensor | None] = torch.autograd.grad(
                 loss, list(trained.values()), allow_unused=True
-            )  # unlike backward(), leaves .grad alone
+            )  # unlike backward(), does not change .grad
             for name, gradient in zip(trained, found, strict=True):
                 before = sums[name]
                 if gradient is not None:
@@ -149,16 +149,16 @@ def _logits(model: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:
 
 
 class GradientRow(NamedTuple):
-    """What was found for one parameter.
+    """The result for one parameter.
 
     Attributes:
-        parameter: its name.
+        parameter: the name.
         verdict: "equal", "scaled", "different", "missing" or "unexpected".
-        difference: largest absolute difference, relative to the largest value of the expected
-            gradient; infinite if one is missing.
-        scale: the factor between the expected gradient and the one found; None unless the verdict
+        difference: the largest absolute difference, relative to the largest value of the expected
+            gradient; infinite if a gradient is missing.
+        scale: the factor from the expected gradient to the found gradient; None unless the verdict
             is "scaled".
-        ranks: the ranks that have a gradient of it.
+        ranks: the ranks that have a gradient of this parameter.
     """
 
     parameter: str
@@ -170,11 +170,11 @@ class GradientRow(NamedTuple):
 
 @dataclass(frozen=True)
 class GradientReport:
-    """One row for each parameter, those that differ first; true if all are equal.
+    """The results for all parameters, different ones first; true if all are equal.
 
     Attributes:
-        rows: what was found.
-        tolerance: the relative difference that counts as rounding.
+        rows: one row per parameter.
+        tolerance: the largest relative difference that counts as rounding.
 
     Example:
         >>> found = {"weight": torch.tensor([2.0, 4.0]), "bias": None}
@@ -193,7 +193,7 @@ class GradientReport:
     tolerance: float
 
     def __bool__(self) -> bool:
-        """Tells whether all gradients are equal."""
+        """Returns whether all gradients are equal."""
         return not self.wrong
 
     @property
@@ -203,11 +203,11 @@ class GradientReport:
 
     @property
     def worst(self) -> float:
-        """The largest difference; 0 where there are no parameters."""
+        """The largest difference; 0 if there are no parameters."""
         return max((row.difference for row in self.rows), default=0.0)
 
     def __repr__(self) -> str:
-        """Returns the table, or where all are equal, one line."""
+        """Returns the table, or one line if all gradients are equal."""
         if not self.wrong:
             return (
                 f"{len(self.rows)} gradients equal those of one process (largest difference "
@@ -240,13 +240,13 @@ def compare_gradients(
     tolerance: float,
     rank: int = 0,
 ) -> GradientReport:
-    """Compares gradients, parameter by parameter; makes no message.
+    """Compares gradients, parameter by parameter, without messages.
 
     Args:
-        found: gradients by the parameter's name; None for a missing one.
-        expected: the right ones, for the same names.
-        tolerance: the relative difference that counts as rounding.
-        rank: whose gradients were found.
+        found: the gradients by parameter name; None for a missing gradient.
+        expected: the expected gradients, for the same names.
+        tolerance: the largest relative difference that counts as rounding.
+        rank: the rank with the found gradients.
 
     Returns:
         The report.
@@ -269,28 +269,28 @@ def gradient_report(
     attention_masks: Sequence[Tensor] | None = None,
     tolerance: float | None = None,
 ) -> GradientReport:
-    """Compares the ranks' gradients after a step with those of one process.
+    """Compares the gradients of all ranks after a step with those of one process.
 
-    Each rank computes these for itself. Call it after the step and before the optimizer's: it needs
-    the weights that the step was run with. Compare in ``model.eval()``, or without dropout. If
-    gradients of several steps were added up, pass the microbatches of all of them and expect their
-    scale.
+    Each rank computes the reference itself. Call it after the step and before the optimizer,
+    because it needs the weights of the step. Compare in ``model.eval()``, or without dropout. If
+    you add up the gradients of several steps, pass the microbatches of all steps, and expect the
+    verdict "scaled".
 
-    Collective over the default group, if there is one: every rank calls it with the same arguments,
-    and it blocks until all have.
+    It is a collective over the default group, if there is one: every rank must call it with the
+    same arguments, and it blocks until all have.
 
     Args:
-        model: the whole model; each rank holds the gradients of its stages in its own.
-        inputs: one tensor for each microbatch, as given to the step.
-        targets: one tensor for each microbatch, as given to the step.
-        loss_fn: loss of a microbatch, from logits and targets.
-        attention_masks: one tensor for each microbatch; None: no padding.
-        tolerance: the relative difference that counts as rounding; None: 1e-10 for float64, 1e-5
-            for float32, 0.05 for less.
+        model: the whole model; each rank's copy holds the gradients of its stages.
+        inputs: one tensor per microbatch, as passed to the step.
+        targets: one tensor per microbatch, as passed to the step.
+        loss_fn: the loss of a microbatch, from logits and targets.
+        attention_masks: one tensor per microbatch; None means no padding.
+        tolerance: the largest relative difference that counts as rounding; None uses 1e-10 for
+            float64, 1e-5 for float32, 0.05 for less exact types.
 
     Returns:
-        The report, the same on every rank: a parameter that several ranks hold is as wrong as the
-        worst of them.
+        The report, the same on every rank. If several ranks hold a parameter, its row is the worst
+        of them.
 
     Raises:
         ArgumentError: the lists have different lengths, or are empty.
@@ -327,9 +327,9 @@ def gradient_report(
 
 
 def tolerance_of(model: nn.Module) -> float:
-    """Returns the relative difference that counts as rounding, by the least exact dtype of a model.
+    """Returns the tolerance for the least exact dtype of a model.
 
-    1e-10 (float64), 1e-5 (float32), 0.05.
+    It is 1e-10 for float64, 1e-5 for float32, and 0.05 for other types.
 
     Example:
         >>> tolerance_of(nn.Linear(1, 1))
@@ -353,9 +353,9 @@ def _report(rows: Iterable[GradientRow], tolerance: float) -> GradientReport:
 
 
 def _merged(rows: Sequence[GradientRow]) -> GradientRow:
-    """Returns one row for what several ranks found for a parameter.
+    """Merges the rows of several ranks for one parameter.
 
-    Ranks without a gradient do not count, unless all have none.
+    Ranks without a gradient do not count, unless no rank has a gradient.
     """
     holders = [row for row in rows if row.ranks] or rows
     return min(holders, key=_badness)._replace(
@@ -384,9 +384,9 @@ def _row(
 
 
 def _relative(found: Tensor, expected: Tensor) -> float:
-    """Returns the largest difference relative to the largest expected value.
+    """Returns the largest difference, relative to the largest expected value.
 
-    Infinite if that is zero or not finite.
+    It is infinite if that value is zero or not finite.
     """
     return _ratio(float((found - expected).abs().max()), float(expected.abs().max()))
 
@@ -399,16 +399,16 @@ def _ratio(difference: float, expected: float) -> float:
 
 
 def check_gradient_flow(model: nn.Module) -> dict[str, str]:
-    """Finds parameters that a backward pass did not reach as it should. Frozen ones are left out.
+    """Finds trained parameters whose gradient is missing, zero or not finite.
 
-    On a rank of a pipeline, pass this rank's stage: the other layers of the model should have no
-    gradient here.
+    On a rank of a pipeline, pass this rank's stage, because the other layers of the model have no
+    gradient there.
 
     Args:
         model: a model, or a `Stage`, after a backward pass.
 
     Returns:
-        Name of the parameter -> "no gradient", "only zeros" or "not finite"; empty if all is well.
+        Parameter name -> "no gradient", "only zeros" or "not finite"; empty if there is no problem.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
@@ -430,15 +430,15 @@ def check_gradient_flow(model: nn.Module) -> dict[str, str]:
 
 
 class Boundary(NamedTuple):
-    """What one microbatch sends from a stage to the next.
+    """The tensor that one microbatch sends from a stage to the next.
 
-    Its gradient comes back in the same shape.
+    The gradient that comes back has the same shape.
 
     Attributes:
-        stage: the stage that sends it.
-        shape: its shape, (batch, tokens, hidden) for a language model.
-        dtype: its dtype.
-        size_bytes: how large it is.
+        stage: the sending stage.
+        shape: the shape, (batch, tokens, hidden) for a language model.
+        dtype: the dtype.
+        size_bytes: the size in bytes.
     """
 
     stage: int
@@ -455,18 +455,18 @@ def boundary_shapes(
     attention_mask: Tensor | None = None,
     adapter: Adapter | None = None,
 ) -> list[Boundary]:
-    """Runs the stages one after the other, and returns what passes between them.
+    """Runs the stages one after the other, and returns the tensors between them.
 
     Args:
         model: the whole model.
         partition: the layers of each stage, from `partition_model`.
-        sample: the input of one microbatch: token ids, shape (batch, tokens), or whatever the model
-            takes.
-        attention_mask: 1 for a token, 0 for padding, shape (batch, tokens); None: no padding.
-        adapter: how to see the model, for one that ringsim does not know.
+        sample: the input of one microbatch: token ids, shape (batch, tokens), or another input of
+            the model.
+        attention_mask: 1 for a token, 0 for padding, shape (batch, tokens); None means no padding.
+        adapter: the adapter of a model that ringsim does not know.
 
     Returns:
-        One boundary for each stage but the last.
+        One boundary per stage except the last.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
@@ -491,24 +491,24 @@ def check_single_rank(
     attention_masks: Sequence[Tensor] | None = None,
     adapter: Adapter | None = None,
 ) -> GradientReport:
-    """Trains the stages for one step, one after the other in this process.
+    """Runs one training step of the stages in this process, and compares the gradients.
 
-    Compares their gradients with the model's. The boundaries are those of a pipeline: each stage
-    has a graph of its own, and gradients are handed back by hand. The gradients that the parameters
-    had before are restored afterwards. Check in ``model.eval()``, or without dropout.
+    The reference is the whole model. The boundaries are like those of a pipeline: each stage has
+    its own graph, and gradients are passed back explicitly. Afterwards the parameters have their
+    earlier gradients again. Check in ``model.eval()``, or without dropout.
 
     Args:
         model: the whole model.
         partition: the layers of each stage, from `partition_model`.
-        inputs: one tensor for each microbatch: token ids, shape (batch, tokens), or whatever the
-            model takes.
-        targets: one tensor for each microbatch, already aligned.
-        loss_fn: loss of a microbatch, from logits and targets.
-        attention_masks: one tensor for each microbatch; None: no padding.
-        adapter: how to see the model, for one that ringsim does not know.
+        inputs: one tensor per microbatch: token ids, shape (batch, tokens), or another input of
+            the model.
+        targets: one tensor per microbatch, already aligned.
+        loss_fn: the loss of a microbatch, from logits and targets.
+        attention_masks: one tensor per microbatch; None means no padding.
+        adapter: the adapter of a model that ringsim does not know.
 
     Returns:
-        The report, a row for each parameter.
+        The report, with one row per parameter.
 
     Raises:
         ArgumentError: the lists have different lengths, or are empty.
@@ -545,7 +545,7 @@ def check_single_rank(
 def _run_stages(
     stages: Sequence[Stage], x: Tensor, mask: Tensor | None
 ) -> list[tuple[Tensor, Tensor]]:
-    """Returns what entered each stage, and what left it."""
+    """Returns the input and the output of each stage."""
     ends = []
     for stage in stages:
         entered = x.detach()
@@ -555,19 +555,19 @@ def _run_stages(
 
 
 class LossComparison(NamedTuple):
-    """How the losses of two trainings compare; true if they agree.
+    """A comparison of the losses of two trainings; true if they agree.
 
     Attributes:
-        first_step: the first step whose losses differ by more than the tolerance; None if none
+        first_step: the first step whose losses differ by more than the tolerance; None if no step
             does.
-        difference: the largest relative difference of all steps.
+        difference: the largest relative difference over all steps.
     """
 
     first_step: int | None
     difference: float
 
     def __bool__(self) -> bool:
-        """Tells whether no step differs."""
+        """Returns whether all steps agree."""
         return self.first_step is None
 
 
@@ -576,20 +576,20 @@ def compare_losses(
 ) -> LossComparison:
     """Compares the losses of a pipeline with those of one process, step by step.
 
-    The first step that differs tells where to look: step 0 means the forward pass, step 1 the
-    gradients or the optimizer, and a later step growing rounding errors, or state that is not
+    The first step that differs shows where to look. Step 0 means the forward pass, step 1 the
+    gradients or the optimizer. A later step means growing rounding errors, or state that is not
     reset.
 
     Args:
-        found: loss of each step.
-        expected: loss of each step in one process.
-        tolerance: the relative difference that counts as rounding.
+        found: the loss of each step.
+        expected: the loss of each step in one process.
+        tolerance: the largest relative difference that counts as rounding.
 
     Returns:
         The first step that differs, and the largest difference.
 
     Raises:
-        ValueError: the two have different lengths.
+        ValueError: the lengths differ.
 
     Example:
         >>> compare_losses([2.0, 1.5, 1.3], [2.0, 1.5, 1.0])

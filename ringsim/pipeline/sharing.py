@@ -1,19 +1,20 @@
-"""What ranks share at the end of a step.
+"""The exchange between ranks at the end of a step.
 
-The loss, gradients of tied parameters, the norm of all gradients; and replicas. Within a ring
-everything goes over the pair groups, so a ring needs no group of all its ranks.
+Ranks share the loss, the gradients of tied parameters and the norm of all gradients, and replicas
+average their gradients. Within a ring, all messages use the pair groups, so a ring needs no group
+of all its ranks.
 
 A tied parameter, such as a weight shared by embedding and head, is used by stages on several ranks.
-Each of them computes the gradient of its own use, and the parameter's gradient is the sum::
+Each stage computes the gradient of its own use, and the parameter's gradient is the sum::
 
     rank 0, embedding:  g0 --.
                               +--> g0 + g1 on both; their optimizers then do the same
     rank 1, head:       g1 --'
 
-Gradients are clipped by the norm of the whole model's gradients, although no rank has them all.
+Gradients are clipped by the norm of the whole model's gradients, although no rank has all of them.
 
-Data parallel around pipelines: several rings in one world, each with the whole model and its own
-share of the batch::
+With data parallelism, several rings in one world each have the whole model and their own share of
+the batch::
 
     ring 0:  rank 0 -> rank 1  each ring runs a step on its microbatches, then
              |         |       the ranks of one column, which have the same stages, average their
@@ -52,11 +53,11 @@ __all__ = [
 
 
 def pass_back(ring: Ring, value: Tensor, owner: int) -> Tensor:
-    """Passes the value of the rank at a place in the ring to all others.
+    """Passes a value from the rank at a place in the ring to all others.
 
-    Their values have the same shape and dtype. Every rank of the ring calls it, and it blocks until
-    the neighbours have. The value goes against the ring, like the gradients: the last stage, which
-    knows the loss, is the first to finish::
+    The values of all ranks have the same shape and dtype. Every rank of the ring must call it, and
+    it blocks until the neighbours have. The value goes against the ring, like the gradients,
+    because the last stage, which has the loss, finishes first::
 
         rank 0 <--- rank 1 <--- rank 2 <--- rank 3, the owner
 
@@ -74,9 +75,9 @@ def pass_back(ring: Ring, value: Tensor, owner: int) -> Tensor:
 
 
 def pass_object_back(ring: Ring, value: Any, owner: int) -> Any:
-    """Passes an object of the rank at a place in the ring to all others.
+    """Passes an object from the rank at a place in the ring to all others.
 
-    As `pass_back` does a tensor; it is pickled.
+    It is like `pass_back`, but pickles the object.
 
     Example:
         >>> pass_object_back(
@@ -93,10 +94,10 @@ def pass_object_back(ring: Ring, value: Any, owner: int) -> Any:
 
 
 def gather_over_ring(ring: Ring, value: Tensor) -> list[Tensor]:
-    """Returns the values of all ranks by place in the ring; they have one shape and dtype.
+    """Returns the values of all ranks, by place in the ring.
 
-    Every rank of the ring calls it, and it blocks until all have. In N - 1 rounds, each rank passes
-    on to its successor what it got in the round before.
+    The values have one shape and dtype. Every rank of the ring must call it, and it blocks until
+    all have. In N - 1 rounds, each rank sends its successor the value from the round before.
 
     Example:
         >>> gather_over_ring(
@@ -117,8 +118,8 @@ def gather_over_ring(ring: Ring, value: Tensor) -> list[Tensor]:
 def sum_over(ring: Ring, places: Sequence[int], value: Tensor) -> Tensor:
     """Adds up the values of the ranks at these places of the ring.
 
-    Each of them calls it, and it blocks until they have. The sum is the same to the last bit on
-    each of them: all add in the order of the places.
+    Each of these ranks must call it, and it blocks until all have. The sum is the same to the last
+    bit on each rank, because all add in the order of the places.
 
     Example:
         >>> sum_over(Ring(rank=0, world_size=1, pred=0, succ=0, ranks=(0,)), [0], torch.tensor(2.5))
@@ -144,11 +145,11 @@ def sum_over(ring: Ring, places: Sequence[int], value: Tensor) -> Tensor:
 def tied_gradients(
     ring: Ring, stages: Sequence[Stage], stage_ranks: Sequence[int]
 ) -> Iterator[None]:
-    """Adds up the gradients of tied parameters; a block around the passes of a step.
+    """Adds up the gradients of tied parameters, around the passes of a step.
 
-    Every rank that holds such a parameter enters the block, and leaving it blocks until all of them
-    do. Gradients from before the block are put aside: they have been added up already.
-    ``stage_ranks`` has the place in the ring of each stage's rank.
+    Every rank that holds such a parameter must enter the block, and leaving it blocks until all of
+    them do. Gradients from before the block are not added again. ``stage_ranks`` has the place in
+    the ring of each stage's rank.
 
     Example:
         >>> layer = nn.Linear(1, 1, bias=False)
@@ -159,7 +160,7 @@ def tied_gradients(
         tensor([[1.]])
     """
     own = place_in(ring)
-    # in one order everywhere
+    # in the same order on every rank
     shared = [
         (parameter, sorted(places), parameter.grad)
         for parameter, places in find_holders(stages, stage_ranks).items()
@@ -181,20 +182,19 @@ def tied_gradients(
 def clip_grad_norm_pipeline(model: nn.Module, max_norm: float) -> float:
     """Scales the gradients of all ranks so that their joint norm is at most ``max_norm``.
 
-    Every rank of the ring calls it after a step and before its optimizer; it blocks until all have.
-    If gradients are averaged over several rings, average them first.
+    Every rank of the ring must call it after a step and before its optimizer, and it blocks until
+    all have. If you average gradients over several rings, do so before.
 
     Args:
         model: the whole model; parameters of other ranks have no gradient here.
-        max_norm: the largest norm that is not scaled down, more than 0.
+        max_norm: the largest allowed norm, which must be positive.
 
     Returns:
-        The norm before clipping, the same number on every rank, and that of a single process. A
-        tied parameter counts once. If it is NaN, all gradients are NaN afterwards, as torch makes
-        them.
+        The norm before clipping. It is the same number on every rank and in a single process. A
+        tied parameter counts once. If the norm is NaN, all gradients become NaN, as in torch.
 
     Raises:
-        ArgumentError: ``max_norm`` is not more than 0.
+        ArgumentError: ``max_norm`` is not positive.
 
     Example:
         >>> model = nn.Linear(2, 1, bias=False)
@@ -210,18 +210,18 @@ def clip_grad_norm_pipeline(model: nn.Module, max_norm: float) -> float:
     """
     if not max_norm > 0:
         raise ArgumentError(
-            f"max_norm must be more than 0, got {max_norm}. Leave the call out to clip nothing."
+            f"max_norm must be positive, got {max_norm}. To clip nothing, omit the call."
         )
     squares = torch.zeros(len(list(model.parameters())), dtype=torch.float64)
     for index, parameter in enumerate(model.parameters()):
         if parameter.grad is not None:
             squares[index] = torch.linalg.vector_norm(parameter.grad, dtype=torch.float64) ** 2
-    # All holders of a tied parameter have the same gradient of it, so the largest of their squares
-    # is the one to count.
+    # All holders of a tied parameter have the same gradient of it, so only the largest of their
+    # squares counts.
     squares = torch.stack(gather_over_ring(find_ring(), squares)).amax(dim=0)
     norm = float(squares.sum().sqrt())
     factor = max_norm / (norm + 1e-6)
-    if not factor >= 1:  # NaN included: it spoils all gradients, as torch has it
+    if not factor >= 1:  # also for NaN, which spreads to all gradients, as in torch
         for parameter in model.parameters():
             if parameter.grad is not None:
                 parameter.grad.mul_(factor)
@@ -229,15 +229,16 @@ def clip_grad_norm_pipeline(model: nn.Module, max_norm: float) -> float:
 
 
 def share_overflow(model: nn.Module, scaler: torch.amp.GradScaler) -> None:
-    """Makes the ``GradScaler`` of every rank skip a step if gradients overflowed on any of them.
+    """Makes every rank's ``GradScaler`` skip a step if gradients overflow on any rank.
 
-    It lowers its scale, too. Every rank of the ring calls it after each step, before
-    ``scaler.unscale_`` or ``scaler.step``; it blocks until all have. Scalers that began alike then
-    stay alike. If gradients are averaged over several rings, call it before.
+    Every scaler then also lowers its scale. Every rank of the ring must call it after each step,
+    before ``scaler.unscale_`` or ``scaler.step``, and it blocks until all have. Scalers that begin
+    with the same scale keep the same scale. If you average gradients over several rings, call it
+    before.
 
     Args:
         model: the whole model; parameters of other ranks have no gradient here.
-        scaler: this rank's, one for each rank, made with the same arguments.
+        scaler: this rank's scaler, created with the same arguments on every rank.
 
     Example:
         >>> model, scaler = nn.Linear(1, 1, bias=False), torch.amp.GradScaler("cpu", init_scale=4.0)
@@ -248,33 +249,33 @@ def share_overflow(model: nn.Module, scaler: torch.amp.GradScaler) -> None:
         (None, None, 2.0)
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    # a scaler gets its scale on first use, which is the last stage's alone
+    # a scaler gets its scale on first use, and only the last stage uses it before
     scaler.scale(parameters[0].new_ones(()))
-    # an empty stage: a scaler wants to see a gradient
+    # an empty stage, because a scaler needs a gradient
     if all(parameter.grad is None for parameter in parameters):
         parameters[0].grad = torch.zeros_like(parameters[0])
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     overflowed = torch.tensor(not all(bool(gradient.isfinite().all()) for gradient in gradients))
     if any(gather_over_ring(find_ring(), overflowed)):
-        # the way in that a scaler leaves open; the gradients of this step are not used
+        # a scaler finds the infinity; the gradients of this step are not used
         gradients[0].fill_(math.inf)
 
 
 def new_replica_group(rings: Sequence[Sequence[int]]) -> Any:
-    """Makes the group of this rank and the ranks at its place in the other rings.
+    """Creates the group of this rank and the ranks at its place in the other rings.
 
-    Every rank of the world calls it, with the same rings, once; it blocks as ``new_group`` does.
+    Every rank of the world must call it once, with the same rings. It blocks like ``new_group``.
 
     Args:
         rings: the global ranks of each ring in order, as in ``ring_ranks`` of
-            ``initialize_distributed``; all of one length.
+            ``initialize_distributed``, all of the same length.
 
     Returns:
-        The group, for `average_gradients`; None on a rank that is in no ring.
+        The group, for `average_gradients`; None on a rank outside all rings.
 
     Raises:
-        ValueError: the rings differ in length.
-        RingError: this rank has no ring yet.
+        ValueError: the lengths of the rings differ.
+        RingError: this rank has no ring.
 
     Example:
         See `average_gradients`.
@@ -290,13 +291,13 @@ def new_replica_group(rings: Sequence[Sequence[int]]) -> Any:
 def average_gradients(model: nn.Module, group: Any) -> None:
     """Averages this rank's gradients with those of the ranks that have the same stages.
 
-    Every rank of every ring calls it after a step, before gradients are clipped; it blocks until
-    the ranks of its group have. The losses of the rings are not averaged.
+    Every rank of every ring must call it after a step, before clipping gradients. It blocks until
+    the ranks of its group have. It does not average the losses of the rings.
 
     Args:
-        model: the whole model. A gradient that only some replicas have counts as 0 on the others;
-            one that none of them has stays None.
-        group: from `new_replica_group`.
+        model: the whole model. A gradient that only some replicas have counts as 0 on the others; a
+            gradient that no replica has stays None.
+        group: the group from `new_replica_group`.
 
     Example:
         >>> import ringsim

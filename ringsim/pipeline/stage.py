@@ -1,14 +1,14 @@
-"""The part of a model that one stage runs, forward and backward for one microbatch.
+"""The part of a model that one stage runs, forward and backward, for one microbatch.
 
-Also how much arithmetic it takes.
+This module also counts its arithmetic.
 
 ::
 
     stage 0                       stage 1                     stage 2
     ids -> embed -> layer 0, 1 -> hidden -> layer 2, 3 -----> hidden -> layer 4 -> head -> logits
 
-Every rank has the whole model, and a stage refers to its modules: gradients land in the user's own
-parameters, and the rest of the model is left alone.
+Every rank has the whole model, and a stage refers to its modules. So gradients are added to the
+caller's own parameters, and the rest of the model does not change.
 
 At a boundary between two stages::
 
@@ -18,13 +18,13 @@ At a boundary between two stages::
                        grad <- sent -- x.grad                 its gradient is that of y, where the
                                                               graph of stage 0 ends
 
-The tensor that is kept for the backward pass must be *the very tensor that was fed forward, and a
-leaf*: a copy of it gets no gradient. A tensor that has just been received has no graph behind it,
-so making it a leaf cuts nothing.
+The tensor that you keep for the backward pass must be *the same tensor that you feed forward, and a
+leaf*: a copy of it gets no gradient. A received tensor has no graph, so making it a leaf cuts
+nothing.
 
-Random numbers are drawn in the order of the computation, which depends on the schedule. To drop the
-same values on any number of ranks, in any schedule, and when an activation is computed again, each
-layer gets a seed of its own for each microbatch::
+Random numbers are drawn in the order of the computation, which depends on the schedule. With
+``dropout_seed``, each layer gets its own seed for each microbatch. So it drops the same values on
+any number of ranks, in any schedule, and when an activation is computed again::
 
     seed, microbatch 2, layer 5  -->  the masks of layer 5 for microbatch 2, wherever and whenever
                                       they are drawn
@@ -65,14 +65,14 @@ __all__ = [
 
 
 class Stage(nn.Module):
-    """The part of a model that one stage runs; `parameters` are those of this part.
+    """The part of a model that one stage runs; its `parameters` are only those of this part.
 
     Args:
         model: the whole model.
-        layers: which of its layers; an empty range is allowed.
+        layers: the stage's layers; an empty range is allowed.
         is_first: whether this stage runs the embedding.
         is_last: whether this stage runs the head.
-        adapter: how to see the model, for one that ringsim does not know.
+        adapter: the adapter of a model that ringsim does not know.
 
     Example:
         >>> import torch
@@ -97,8 +97,8 @@ class Stage(nn.Module):
         self.is_last = is_last
         self._replay = LayerReplay()
         self._seed: tuple[int, int] | None = None
-        self._before = layers.start  # how many layers earlier stages have
-        # in a tuple, so that the whole model does not become a part of the stage
+        self._before = layers.start  # the number of layers in earlier stages
+        # in a tuple, so that the whole model does not become a submodule of the stage
         self._model = (model,)
         self.layers = nn.ModuleList(self.adapter.layers(model)[layers.start : layers.stop])
         first = self.adapter.first_modules(model) if is_first else []
@@ -116,17 +116,17 @@ class Stage(nn.Module):
         position_ids: Tensor | None = None,
         cache: Any = None,
     ) -> Tensor:
-        """Runs this part of the model; makes no message.
+        """Runs this part of the model, without messages.
 
         Args:
             x: token ids, shape (batch, tokens), on the first stage; hidden states, shape (batch,
                 tokens, hidden), on the others.
-            attention_mask: 1 for a token, 0 for padding, shape (batch, tokens so far); None: no
-                padding, and nothing came before.
-            position_ids: place of each token in its sequence, shape (batch or 1, tokens); None: as
-                the model counts by itself.
-            cache: this stage's cache of keys and values, from ``stage.adapter.cache(model)``; needs
-                ``attention_mask``.
+            attention_mask: 1 for a token, 0 for padding, shape (batch, tokens so far); None means
+                no padding and no earlier tokens.
+            position_ids: the position of each token in its sequence, shape (batch or 1, tokens);
+                None means the model's own positions.
+            cache: this stage's cache of keys and values, from ``stage.adapter.cache(model)``;
+                requires ``attention_mask``.
 
         Returns:
             Hidden states; on the last stage logits, shape (batch, tokens, vocabulary).
@@ -149,7 +149,7 @@ class Stage(nn.Module):
 
     @contextmanager
     def _seeded(self, place: int, where: Tensor) -> Iterator[None]:
-        """Gives a part of the model random numbers of its own, and the rank its own back."""
+        """Seeds the random numbers of a part of the model, and restores those of the rank."""
         if self._seed is None:
             yield
             return
@@ -158,7 +158,7 @@ class Stage(nn.Module):
             yield
 
     def attention_widths(self) -> list[int]:
-        """Returns how wide the attention of each layer is, 0 for a layer without attention.
+        """Returns the width of each layer's attention, 0 for a layer without attention.
 
         See `Adapter.attention_width`.
         """
@@ -167,14 +167,14 @@ class Stage(nn.Module):
 
 
 def keep_random_numbers(where: Tensor) -> AbstractContextManager[None]:
-    """Leaves the random numbers of the CPU, and of a tensor's GPU, as they were before a block."""
+    """Restores the random state of the CPU, and of a tensor's GPU, after a block."""
     return torch.random.fork_rng([where.device] if where.is_cuda else [])
 
 
 def seed_stage(stage: Stage, seed: int, microbatch: int) -> None:
-    """Makes the random numbers of a stage those of a microbatch, whatever was drawn before.
+    """Seeds the random numbers of a stage for a microbatch.
 
-    Use another seed for each step.
+    Use a different seed for each step.
     """
     stage._seed = seed, microbatch
 
@@ -187,10 +187,10 @@ def build_stages(
     Args:
         model: the whole model.
         partition: the layers of each stage, from `partition_model`.
-        adapter: how to see the model, for one that ringsim does not know.
+        adapter: the adapter of a model that ringsim does not know.
 
     Returns:
-        The stages: calling them one after the other is calling the model.
+        The stages. Calling them one after the other gives the model's output.
 
     Example:
         >>> import torch
@@ -208,9 +208,9 @@ def build_stages(
 
 
 def check_owned(model: nn.Module, stages: Sequence[Stage]) -> None:
-    """Refuses a model with a trained parameter that no stage has.
+    """Raises an error if no stage has one of the model's trained parameters.
 
-    Its gradient would be lost, or differ between ranks.
+    The gradient of such a parameter would be lost, or differ between ranks.
     """
     owned = {parameter for stage in stages for parameter in stage.parameters()}
     lost = [
@@ -221,28 +221,27 @@ def check_owned(model: nn.Module, stages: Sequence[Stage]) -> None:
     if lost:
         more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
         raise ArgumentError(
-            f"each trained parameter must belong to a stage, got {lost[0]!r}{more} of "
-            f"{type(model).__name__}, which no stage has. "
-            "Return it, or its module, from first_modules or last_modules of the adapter; if it "
-            "is not used, set requires_grad to False."
+            f"no stage has the trained parameter {lost[0]!r}{more} of {type(model).__name__}. "
+            "Return the parameter, or its module, from first_modules or last_modules of the "
+            "adapter. If the model does not use it, set requires_grad to False."
         )
 
 
 def tied_parameters(
     model: nn.Module, partition: Sequence[range], *, adapter: Adapter | None = None
 ) -> dict[str, list[int]]:
-    """Finds parameters that more than one stage uses, as a weight shared by embedding and head.
+    """Finds parameters that several stages use, such as a weight of both embedding and head.
 
-    The gradient of such a parameter is the sum of what these stages find: ranks that hold one of
-    them must add theirs up.
+    The gradient of such a parameter is the sum over these stages, so their ranks must add up their
+    gradients.
 
     Args:
         model: the whole model.
         partition: the layers of each stage, from `partition_model`.
-        adapter: how to see the model, for one that ringsim does not know.
+        adapter: the adapter of a model that ringsim does not know.
 
     Returns:
-        Name of the parameter (as ``model.named_parameters()`` says it) -> the stages that use it.
+        Parameter name (as in ``model.named_parameters()``) -> the stages that use the parameter.
 
     Example:
         >>> shared = nn.Linear(2, 2, bias=False)
@@ -263,9 +262,9 @@ def find_holders(
     numbers: Iterable[int],
     list_parts: Callable[[Stage], Iterable[Any]] = Stage.parameters,
 ) -> dict[Any, set[int]]:
-    """Returns the parts of stages, each with the numbers of the stages that hold it.
+    """Returns the parts of stages, with the numbers of the stages that hold each of them.
 
-    ``numbers`` has one for each stage: its own, or its rank's.
+    ``numbers`` has one number per stage: its own, or its rank's.
     """
     holders: dict[Any, set[int]] = {}
     for stage, number in zip(stages, numbers, strict=True):
@@ -275,21 +274,21 @@ def find_holders(
 
 
 def forward_stage(stage: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Runs a stage on what the previous one sent, and makes ``x`` ready to receive a gradient.
+    """Runs a stage on a received tensor ``x``, and prepares ``x`` to receive a gradient.
 
-    Keep ``x`` and the result for `backward_stage`. It sends nothing.
+    Keep ``x`` and the result for `backward_stage`. It sends no messages.
 
     Args:
         stage: the stage: a module, or any function of one tensor.
-        x: its input: hidden states, shape (batch, seq, hidden), or token ids, shape (batch, seq),
-            which have no gradient. It must be a leaf; ``requires_grad`` is set on it if it holds
-            floating-point numbers.
+        x: the input: hidden states, shape (batch, seq, hidden), or token ids, shape (batch, seq),
+            which have no gradient. It must be a leaf. If it has floating-point numbers, its
+            ``requires_grad`` is set.
 
     Returns:
         The output ``y``, hidden states or logits.
 
     Raises:
-        ArgumentError: ``x`` is the result of a computation that autograd recorded.
+        ArgumentError: ``x`` is not a leaf of autograd's graph.
 
     Example:
         >>> x = torch.ones(1, 2)
@@ -300,7 +299,7 @@ def forward_stage(stage: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     if not x.is_leaf:
         raise ArgumentError(
             f"x must be a leaf of autograd's graph, got the result of {type(x.grad_fn).__name__}. "
-            "Pass what was received, or x.detach() of what another stage of this rank computed."
+            "Pass the received tensor, or x.detach() if another stage of this rank computed x."
         )
     if x.is_floating_point() and torch.is_grad_enabled():
         # torch types no apply
@@ -310,9 +309,9 @@ def forward_stage(stage: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 class _Entrance(torch.autograd.Function):
-    """Leads from a leaf to a tensor with the same data that a layer may change in place.
+    """A step from a leaf to a tensor with the same data, which a layer may change in place.
 
-    Torch forbids that for a leaf.
+    Torch forbids changing a leaf in place.
     """
 
     @staticmethod
@@ -327,18 +326,18 @@ class _Entrance(torch.autograd.Function):
 def backward_stage(x: Tensor, y: Tensor, grad: Tensor | None) -> Tensor | None:
     """Runs the backward pass of a stage.
 
-    Gradients are added to its parameters, that of ``x`` is returned. It sends nothing. Calling it
-    frees the graph behind ``y``.
+    It adds gradients to the stage's parameters, and returns the gradient of ``x``. It sends no
+    messages, and frees the graph of ``y``.
 
     Args:
-        x: what was given to `forward_stage`.
-        y: what that returned.
-        grad: gradient of ``y``, same shape, from the next stage; None on the last stage, where
+        x: the input of `forward_stage`.
+        y: the output of `forward_stage`.
+        grad: the gradient of ``y``, same shape, from the next stage; None on the last stage, where
             ``y`` is the loss.
 
     Returns:
-        Gradient of ``x``, for the previous stage; None if ``x`` has none (token ids), or nothing in
-        the stage needs one.
+        The gradient of ``x``, for the previous stage; None if ``x`` has none (token ids), or the
+        stage needs no gradients.
 
     Example:
         >>> weight = torch.tensor(2.0, requires_grad=True)
@@ -355,21 +354,21 @@ def backward_stage(x: Tensor, y: Tensor, grad: Tensor | None) -> Tensor | None:
 def backward_input(x: Tensor, y: Tensor, grad: Tensor | None) -> Tensor | None:
     """Runs the first half of a backward pass.
 
-    The gradient of ``x``, which the previous stage waits for. Parameters get nothing.
-    `backward_weight` must follow at some time: until then the graph is kept, and so are the
-    activations in it. On the first stage, where ``x`` needs no gradient, this half does nothing.
+    It computes the gradient of ``x``, which the previous stage waits for, but no gradients of
+    parameters. Call `backward_weight` later: until then the graph is kept, with the activations in
+    it. On the first stage, where ``x`` needs no gradient, this half does nothing.
 
     The two halves together cost more than `backward_stage`: autograd keeps no gradients between the
-    layers, so the second half walks back through them once more. Schedules with split backward
-    passes save waiting, not work.
+    layers, so the second half computes them again. Schedules with split backward passes save
+    waiting, not work.
 
     Args:
-        x: what was given to `forward_stage`.
-        y: what that returned.
-        grad: gradient of ``y`` from the next stage; None on the last stage.
+        x: the input of `forward_stage`.
+        y: the output of `forward_stage`.
+        grad: the gradient of ``y`` from the next stage; None on the last stage.
 
     Returns:
-        Gradient of ``x``; None if it has none.
+        The gradient of ``x``; None if it has none.
 
     Example:
         >>> weight = torch.tensor(2.0, requires_grad=True)
@@ -391,12 +390,12 @@ def backward_weight(
 ) -> None:
     """Runs the second half of a backward pass.
 
-    Adds to the gradients of the stage's parameters, and frees the graph.
+    It adds to the gradients of the stage's parameters, and frees the graph.
 
     Args:
-        y: what `forward_stage` returned.
-        grad: the same gradient of ``y`` that `backward_input` got.
-        parameters: those of the stage; frozen ones get nothing.
+        y: the output of `forward_stage`.
+        grad: the gradient of ``y``, as passed to `backward_input`.
+        parameters: the parameters of the stage; frozen ones get no gradient.
 
     Example:
         See `backward_input`.
@@ -411,14 +410,15 @@ def count_stage_flops(
 ) -> Flops:
     """Counts the arithmetic of a stage for one microbatch.
 
-    Its linear layers, and the attention that its adapter describes.
+    It counts the linear layers, and the attention that the adapter describes.
 
     Args:
         stage: the stage; its input needs a gradient, as in the training of a language model.
-        x: its input: token ids, shape (batch, tokens), or hidden states, shape (batch, tokens,
+        x: the input: token ids, shape (batch, tokens), or hidden states, shape (batch, tokens,
             hidden) or (batch, features).
-        tokens_so_far: tokens of each sequence that attention looks at; None for those of ``x``.
-        recomputed: whether the backward pass does the forward pass again first.
+        tokens_so_far: the number of tokens in each sequence that attention uses; None for those of
+            ``x``.
+        recomputed: whether the backward pass first repeats the forward pass.
 
     Example:
         >>> import torch
@@ -437,18 +437,20 @@ def count_stage_flops(
 
 
 def flop_costs(stages: Sequence[Stage], table: CostTable, *, sequences: int, tokens: int) -> Costs:
-    """Returns what the computations of a training step cost, by stage.
+    """Returns the costs of a training step's computations, by stage.
 
-    So its schedule can be simulated alone. The stages may be of device "meta": nothing is computed.
+    With these costs you can simulate its schedule without ranks. The stages may be on device
+    "meta", because nothing is computed.
 
     Args:
         stages: all stages, from `build_stages`.
-        table: turns arithmetic into seconds, such as ``ringsim.FlopCosts(flops_per_s=4e14)``.
-        sequences: of a microbatch.
-        tokens: of a sequence.
+        table: a conversion from arithmetic to seconds, such as
+            ``ringsim.FlopCosts(flops_per_s=4e14)``.
+        sequences: the number of sequences in a microbatch.
+        tokens: the number of tokens in a sequence.
 
     Returns:
-        Seconds of each kind of computation, for `ringsim.simulate_schedule` and `evaluate`;
+        The seconds of each kind of computation, for `ringsim.simulate_schedule` and `evaluate`;
         messages cost nothing.
 
     Example:
@@ -484,9 +486,9 @@ def _count(stage: Stage, sequences: int, new_tokens: int, tokens_so_far: int) ->
 
 
 def _linear_layers(part: nn.Module) -> Sequence[tuple[int, int, bool]]:
-    """Lists (in, out, whether it is trained) of the linear layers of a module.
+    """Returns (in, out, whether it is trained) for the linear layers of a module.
 
-    GPT-2's ``Conv1D`` included: in x out, whatever its name.
+    GPT-2's ``Conv1D`` also counts as a linear layer.
     """
     found = []
     for module in part.modules():

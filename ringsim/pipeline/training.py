@@ -1,24 +1,23 @@
 """One training step on a ring.
 
-Forward and backward passes of all microbatches, in the order of a schedule.
+A step has the forward and backward passes of all microbatches, in the order of a schedule.
 
 ::
 
     every rank has the whole model and all microbatches; it uses
         its stages' layers        partition_model, build_stages
         its list of actions       make_schedule, lower
-    and does                      Executor.run: compute, send, receive
+    and runs                      Executor.run: compute, send, receive
     then the ranks share          the gradients of tied parameters, the loss
     and its own parameters have their gradients, as in a single process
 
-And the trained pipeline as one model again: whole on every rank, or each rank's part, for a
-checkpoint in shards.
+`pipeline_state_dict` returns the trained pipeline as one model again: the whole model on every
+rank, or each rank's part, for a checkpoint in shards.
 
 ::
 
-    rank 0: layers 0, 1 new, the rest as it began --.
-                                                     +--> tensor by tensor, from the rank that
-    rank 1: layers 2, 3 new, the rest as it began --'     trains it, into every rank's own model
+    rank 0: layers 0, 1 new, the rest unchanged ----. +--> tensor by tensor, from the rank that rank
+    1: layers 2, 3 new, the rest unchanged ----'     trains it, into every rank's own model
 """
 
 from __future__ import annotations
@@ -71,12 +70,13 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Returns the mean cross-entropy over the positions of a microbatch whose target is not -100.
+    """Returns the mean cross-entropy of a microbatch, without positions whose target is -100.
 
     Args:
-        logits: shape (batch, seq, vocabulary). Half-precision ones are compared in float32.
-        targets: token ids, shape (batch, seq), already aligned: the target of a position is what
-            its logits should predict.
+        logits: the logits, shape (batch, seq, vocabulary). Half-precision logits are converted to
+            float32.
+        targets: the token ids, shape (batch, seq), already aligned: the target of a position is the
+            token that its logits should predict.
 
     Returns:
         A scalar.
@@ -103,24 +103,23 @@ def weighted_loss(
 ) -> Loss:
     """Returns a loss for microbatches that differ in size.
 
-    With it a step is that of the whole batch at once. A step gives every microbatch the same say.
-    With this loss, a sample (or token) has the same say in whichever microbatch it stands. It makes
-    no message; pass it as ``loss_fn`` to a step and to the reports.
+    A step gives every microbatch the same weight. With this loss, every sample (or token) has the
+    same weight, so the step is equal to a step of the whole batch. It sends no messages. Pass it as
+    ``loss_fn`` to a step and to the reports.
 
     Args:
-        targets: those of all microbatches of the step, as passed to it.
+        targets: the targets of all microbatches of the step, as passed to the step.
         weights: "samples"; "tokens", which counts the targets other than -100; or a function from a
-            microbatch's target to its weight, 0 or more: what ``loss_fn`` divides by when it takes
-            its mean.
-        loss_fn: the mean loss of a microbatch, from logits and target; it is not called for a
-            weight of 0.
+            microbatch's target to its non-negative weight, the number by which ``loss_fn`` divides
+            in its mean.
+        loss_fn: the mean loss of a microbatch, from logits and target; not called for a weight of
+            0.
 
     Returns:
         ``loss_fn`` times the microbatch's weight, divided by the mean weight.
 
     Raises:
-        ArgumentError: ``weights`` is another word, a weight is negative or not finite, or all
-            are 0.
+        ArgumentError: ``weights`` is invalid, a weight is negative or not finite, or all are 0.
 
     Example:
         >>> model, x, y = nn.Linear(2, 3), torch.randn(5, 2), torch.tensor([0, 1, 2, 0, 1])
@@ -134,20 +133,20 @@ def weighted_loss(
     weigh = _WEIGHTS.get(weights) if isinstance(weights, str) else weights
     if weigh is None:
         raise ArgumentError(
-            f'weights must be "samples", "tokens" or a function, got {weights!r}. Choose what '
-            "counts the same everywhere."
+            f'weights must be "samples", "tokens" or a function, got {weights!r}. Choose one of '
+            "them."
         )
     found = [float(weigh(target)) for target in targets]
     if not all(0 <= each < math.inf for each in found) or not sum(found) > 0:
         raise ArgumentError(
-            f"weights must be 0 or more, and not all 0, got {found}. Leave out a step in which "
-            "nothing counts."
+            f"weights must be non-negative and not all 0, got {found}. Skip a step whose weights "
+            "are all 0."
         )
     mean = sum(found) / len(found)
 
     def loss(logits: Tensor, target: Tensor) -> Tensor:
         weight = float(weigh(target))
-        # the mean over nothing is NaN
+        # the mean of no elements is NaN
         return loss_fn(logits, target) * (weight / mean) if weight else (logits * 0).sum()
 
     return loss
@@ -168,50 +167,53 @@ def train_step_pipeline(
 ) -> float:
     """Runs the forward and backward passes of one step over the ranks of the ring.
 
-    Every rank of the ring calls it with the same arguments, and it blocks until the step is done
-    everywhere. Each rank computes its own stages; afterwards their parameters, the user's own, have
-    their gradients, added to what was there: the gradients of
+    Every rank of the ring must call it with the same arguments. It blocks until all ranks have
+    finished the step. Each rank computes its own stages. Afterwards, the following gradients have
+    been added to the parameters of these stages, which are the model's own parameters: the
+    gradients of
 
         the sum over microbatches of  loss_fn(model(input), target) / number of microbatches
 
-    The optimizer is left to the caller; it may be given all parameters of the model, because those
-    of other ranks have no gradient.
+    You call the optimizer yourself. You can pass it all parameters of the model, because those of
+    other ranks have no gradient.
 
-    If there is no ring but ``torch.distributed`` is initialised, a ring is built. Otherwise this
+    If there is no ring but ``torch.distributed`` is initialised, a ring is created. Otherwise this
     process is the only rank.
 
     Args:
         model: the whole model, the same on every rank, in training or evaluation mode.
-        inputs: one tensor a microbatch: token ids, shape (batch, seq), or whatever the first layer
-            takes. Shapes may differ.
-        targets: one tensor a microbatch, for the loss: token ids, shape (batch, seq), already
+        inputs: one tensor per microbatch: token ids, shape (batch, seq), or another input of the
+            first layer. Shapes may differ.
+        targets: one tensor per microbatch, for the loss: token ids, shape (batch, seq), already
             aligned; positions of -100 do not count.
-        schedule: a name that `make_schedule` knows, or a schedule. Its rank *i* is the rank at
-            place *i* of the ring.
+        schedule: a schedule, or a name for `make_schedule`. Its rank *i* is the rank at place *i*
+            of the ring.
         partition: "count", "parameters", the number of layers of each stage, or ranges from
             `partition_model`.
-        attention_masks: one tensor a microbatch: 1 for a token, 0 for padding, shape (batch, seq).
-        loss_fn: ``loss_fn(logits, target)`` -> a scalar, the mean of a microbatch.
-        checkpoint: whether stages drop their inner activations and compute them again for the
+        attention_masks: one tensor per microbatch: 1 for a token, 0 for padding, shape (batch,
+            seq).
+        loss_fn: ``loss_fn(logits, target)`` -> a scalar, the mean loss of a microbatch.
+        checkpoint: whether stages discard their inner activations and compute them again for the
             backward pass.
-        dropout_seed: makes dropout the same for any schedule and number of ranks; use another one
-            for each step. None: not repeatable.
-        adapter: how to see the model, for one that ringsim does not know.
+        dropout_seed: a seed that makes dropout the same for any schedule and number of ranks. Use a
+            different seed for each step. With None, dropout is not repeatable.
+        adapter: the adapter of a model that ringsim does not know.
 
     Returns:
-        The loss: the mean of the microbatches' losses, the same number on every rank; NaN for a
-        model of device "meta", which has none.
+        The mean of the microbatches' losses, the same number on every rank; NaN for a model on
+        device "meta", which has no loss.
 
     Raises:
-        ArgumentError: the lists differ in length, or are empty; or the partition does not fit; or
-            no stage has one of the model's trained parameters.
-        ScheduleError: the schedule is not a whole step, or not for as many ranks and microbatches.
-        MessageMismatch: another rank has other arguments.
+        ArgumentError: the lists differ in length or are empty, the partition does not fit, or no
+            stage has one of the model's trained parameters.
+        ScheduleError: the schedule is not a whole step, or has other numbers of ranks or
+            microbatches.
+        MessageMismatch: the arguments differ between ranks.
 
     Example:
         >>> import ringsim
         >>> def worker(schedule):
-        ...     torch.manual_seed(0)  # the same model everywhere
+        ...     torch.manual_seed(0)  # the same model on every rank
         ...     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
         ...     inputs, targets = [torch.ones(2, 3)] * 4, [torch.zeros(2, dtype=torch.int64)] * 4
         ...     loss = train_step_pipeline(model, inputs, targets, schedule=schedule)
@@ -239,23 +241,23 @@ def eval_step_pipeline(
     loss_fn: Loss = cross_entropy,
     adapter: Adapter | None = None,
 ) -> float:
-    """Runs the forward passes alone, without gradients, and returns the loss.
+    """Runs only the forward passes, without gradients, and returns the loss.
 
-    Every rank of the ring calls it with the same arguments, and it blocks until all are done. Call
-    ``model.eval()`` first, so that nothing is dropped.
+    Every rank of the ring must call it with the same arguments. It blocks until all are done. Call
+    ``model.eval()`` first, to turn off dropout.
 
     Args:
         model: the whole model.
-        inputs: as for `train_step_pipeline`, and so are the others.
-        targets: one tensor a microbatch.
-        schedule: says which rank has which stage.
-        partition: which layers each stage has.
-        attention_masks: one tensor a microbatch.
+        inputs: one tensor per microbatch, as for `train_step_pipeline`.
+        targets: one tensor per microbatch.
+        schedule: the schedule, which places the stages on ranks.
+        partition: the layers of each stage.
+        attention_masks: one tensor per microbatch.
         loss_fn: the loss of a microbatch.
-        adapter: how to see the model.
+        adapter: the adapter of a model that ringsim does not know.
 
     Returns:
-        The loss: the mean of the microbatches' losses, the same number on every rank.
+        The mean of the microbatches' losses, the same number on every rank.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4))
@@ -283,22 +285,23 @@ def train_step_pipeline_afab(
 ) -> float:
     """Runs one step of a causal language model with all forwards before all backwards.
 
-    This is AFAB, also called GPipe. It is `train_step_pipeline` with the schedule "afab"; every
-    rank calls it, and it blocks until the step is done everywhere.
+    This order is AFAB, also called GPipe. The function is `train_step_pipeline` with the schedule
+    "afab". Every rank must call it, and it blocks until all ranks have finished the step.
 
     Args:
-        model: a ``LlamaForCausalLM``, or another model that has an adapter, the whole of it on
+        model: a ``LlamaForCausalLM``, or another model that has an adapter; the whole model on
             every rank.
-        inputs: token ids, one tensor of shape (batch, seq) a microbatch.
-        targets: token ids of the same shapes, already aligned; positions of -100 do not count.
-        device: where this rank computes; the model is there, and the microbatches are taken there.
-        dtype: of the hidden states that travel, which is that of the model's parameters.
+        inputs: the token ids, one tensor of shape (batch, seq) per microbatch.
+        targets: the token ids to predict, of the same shapes, already aligned; positions of -100 do
+            not count.
+        device: the device of this rank and its model, to which the microbatches are moved.
+        dtype: the dtype of the model's parameters and of hidden states.
 
     Returns:
         The loss, the same number on every rank.
 
     Raises:
-        ArgumentError: the model is on another device or of another dtype.
+        ArgumentError: the model has another device or dtype.
 
     Example:
         >>> from ringsim.pipeline import SmallTransformer
@@ -318,7 +321,7 @@ def train_step_pipeline_afab(
     if devices != {wanted} or dtype not in dtypes:
         got = f"{', '.join(map(str, dtypes))} on {', '.join(map(str, devices))}"
         raise ArgumentError(
-            f"the model must be in {dtype} on {wanted}, got {got}. Call "
+            f"the model must have dtype {dtype} on {wanted}, got {got}. Call "
             "model.to(device, dtype) first."
         )
     return train_step_pipeline(
@@ -330,19 +333,19 @@ def train_step_pipeline_afab(
 
 
 def check_microbatches(**tensors: Sequence[Tensor] | None) -> None:
-    """Raises ArgumentError unless all lists have one tensor a microbatch, 1 or more."""
+    """Raises ArgumentError unless all lists have one tensor per microbatch, at least 1."""
     counts = {name: len(each) for name, each in tensors.items() if each is not None}
     if len(set(counts.values())) > 1 or 0 in counts.values():
         got = ", ".join(f"{count} {name}" for name, count in counts.items())
         raise ArgumentError(
-            f"a step must have one tensor a microbatch in each list, 1 or more, got {got}. "
-            "Split the batch."
+            f"a step needs one tensor per microbatch in each list, at least 1, got {got}. "
+            "Split the batch into microbatches."
         )
 
 
 @dataclass(frozen=True)
 class _Microbatches:
-    """The data of a step, and what is done with it."""
+    """The data and settings of a step."""
 
     inputs: Sequence[Tensor]
     targets: Sequence[Tensor]
@@ -360,15 +363,15 @@ class _Microbatches:
         return len({(each.shape, each.dtype) for each in self.inputs}) == 1
 
     def run_of(self, stage: Stage) -> StageRun:
-        """Returns how to run a stage on a microbatch.
+        """Returns the functions that run a stage on a microbatch.
 
-        Up to its output, or on the last stage up to the microbatch's share in the loss.
+        They compute its output, or on the last stage the microbatch's share of the loss.
         """
 
         def compute(x: Tensor, microbatch: int) -> Tensor:
             if self.dropout_seed is not None:
                 seed_stage(stage, self.dropout_seed, microbatch)
-            # a layer that changes its input in place must find it unchanged when it runs again
+            # a layer may change its input in place, and needs the original when it runs again
             if self.checkpoint:
                 x = x.clone()
             return stage(x, None if self.masks is None else self.masks[microbatch])
@@ -379,7 +382,7 @@ class _Microbatches:
                 if self.checkpoint
                 else compute(x, microbatch)
             )
-            # Divided before the backward pass, so that the gradients are those of the mean.
+            # The division comes before the backward pass, to get the gradients of the mean.
             return (
                 self.loss_fn(y, self.targets[microbatch]) / len(self.inputs) if stage.is_last else y
             )
@@ -425,9 +428,9 @@ def _run_step(
 
 
 def _sum_up(losses: Collection[Tensor]) -> Tensor:
-    """Returns the sum of losses, on the CPU.
+    """Returns the sum of the losses, on the CPU.
 
-    0 if there are none, NaN if they are of device "meta" and have no value.
+    It is 0 if there are none, and NaN if they are on device "meta" and have no value.
     """
     if not losses:
         return torch.zeros((), dtype=torch.float64)
@@ -436,7 +439,7 @@ def _sum_up(losses: Collection[Tensor]) -> Tensor:
 
 
 def _greeting(schedule: Schedule, ranges: Sequence[range]) -> Header:
-    """Returns what all ranks must agree on."""
+    """Returns a header with the values that must be the same on all ranks."""
     rows = [" ".join(map(str, row)) for row in schedule.actions]
     order, cut = (
         zlib.crc32(repr(part).encode()) for part in ((schedule.stage_ranks, rows), ranges)
@@ -446,7 +449,7 @@ def _greeting(schedule: Schedule, ranges: Sequence[range]) -> Header:
     )
 
 
-@lru_cache(maxsize=16)  # a training loop asks for the same one in every step
+@lru_cache(maxsize=16)  # a training loop needs the same schedule in every step
 def _prepare(
     schedule: str | Schedule,
     num_ranks: int,
@@ -455,15 +458,14 @@ def _prepare(
     forward_only: bool,
     in_step: bool,
 ) -> Schedule:
-    """Returns the schedule, checked, with its sends and receives, or its forward passes alone."""
+    """Returns the checked schedule with sends and receives, or only its forward passes."""
     if isinstance(schedule, str):
         schedule = make_schedule(schedule, num_ranks, num_microbatches)
     elif (schedule.num_ranks, schedule.num_microbatches) != (num_ranks, num_microbatches):
         raise ScheduleError(
-            f"the schedule must be for {num_ranks} ranks and {num_microbatches} microbatches, "
-            f"got one ({schedule.name}) for "
-            f"{schedule.num_ranks} and {schedule.num_microbatches}. Make it for this ring and "
-            "this batch."
+            f"the schedule must have {num_ranks} ranks and {num_microbatches} microbatches, "
+            f"got {schedule.name} with {schedule.num_ranks} ranks and "
+            f"{schedule.num_microbatches} microbatches. Make a schedule for this ring and batch."
         )
     else:
         validate(schedule)
@@ -483,24 +485,25 @@ def pipeline_state_dict(
     partition: str | Sequence[int] | Sequence[range] = "count",
     adapter: Adapter | None = None,
 ) -> dict[str, Any]:
-    """Returns the trained model's ``state_dict``, with the keys of the model itself.
+    """Returns the ``state_dict`` of the trained model, with the model's own keys.
 
-    Although each rank has trained only its stages. Every rank of the ring calls it with the same
-    arguments, those of its steps, and it blocks until all have. What other ranks have trained is
-    copied into this rank's model, one tensor at a time, so nothing is held twice: afterwards the
-    model is whole everywhere, with the extra states of its modules.
+    Each rank has trained only its stages. Every rank of the ring must call it with the arguments of
+    its steps, and it blocks until all have. It copies the tensors of other ranks into this rank's
+    model, one at a time, so it needs no memory for a second copy. Afterwards every rank has the
+    whole trained model, with the extra states of its modules.
 
     Args:
-        model: the whole model; each rank has trained the stages that are its own.
-        gather: False makes no message and leaves the model as it is; the result has what this rank
-            trains alone, for ``torch.distributed.checkpoint``. Loading into it changes the model.
-        schedule: that of the steps; says which rank has which stage.
-        partition: that of the steps.
-        adapter: that of the steps.
+        model: the whole model, of which each rank has trained its own stages.
+        gather: whether to collect the tensors of other ranks. False sends no messages and does not
+            change the model; the result then has only this rank's tensors, for
+            ``torch.distributed.checkpoint``. Loading into the result changes the model.
+        schedule: the schedule of the steps, which places the stages on ranks.
+        partition: the partition of the steps.
+        adapter: the adapter of the steps.
 
     Returns:
-        What ``model.state_dict()`` returns, or with ``gather=False`` this rank's part of it, with
-        every tied parameter that it uses.
+        The result of ``model.state_dict()``, or with ``gather=False`` this rank's part of it,
+        including its tied parameters.
 
     Raises:
         ArgumentError: the partition does not fit the model, or no stage has one of its trained
@@ -511,7 +514,7 @@ def pipeline_state_dict(
         >>> def worker():
         ...     rank = ringsim.current_ring().rank
         ...     model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
-        ...     nn.init.constant_(model[rank].weight, 10 + rank)  # as if it had been trained
+        ...     nn.init.constant_(model[rank].weight, 10 + rank)  # a stand-in for training
         ...     return list(pipeline_state_dict(model, gather=False)), [
         ...         each.item() for each in pipeline_state_dict(model).values()
         ...     ]
@@ -543,9 +546,9 @@ def pipeline_state_dict(
 
 
 def _find_parts(model: nn.Module) -> dict[str, Tensor | nn.Module]:
-    """Returns the tensor behind each key of the model's ``state_dict``.
+    """Returns the tensor of each key in the model's ``state_dict``.
 
-    Or the module whose extra state it is.
+    For an extra state, it returns the module.
     """
     parts: dict[str, Tensor | nn.Module] = {
         key: value
@@ -559,9 +562,9 @@ def _find_parts(model: nn.Module) -> dict[str, Tensor | nn.Module]:
 
 
 def _copy_trained(ring: Ring, part: Tensor | nn.Module, owner: int, *, is_mine: bool) -> None:
-    """Takes a tensor, or a module's extra state, from the rank at a place in the ring.
+    """Copies a tensor, or a module's extra state, from the rank at a place in the ring.
 
-    Every rank of the ring calls it.
+    Every rank of the ring must call it.
     """
     if isinstance(part, nn.Module):
         state = pass_object_back(ring, part.get_extra_state(), owner)

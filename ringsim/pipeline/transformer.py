@@ -1,4 +1,4 @@
-"""A transformer small enough to read in one sitting, and to cut into stages.
+"""A transformer that is small enough to read, and to cut into stages.
 
 ::
 
@@ -40,9 +40,9 @@ class KeyValueCache:
         self._seen: dict[int, tuple[Tensor, Tensor]] = {}
 
     def update(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Adds new keys and values to a layer's, each of shape (batch, heads, tokens, head size).
+        """Adds a layer's new keys and values, each of shape (batch, heads, tokens, head size).
 
-        Returns those of all tokens so far.
+        Returns the keys and values of all tokens so far.
         """
         if layer in self._seen:
             old_keys, old_values = self._seen[layer]
@@ -53,13 +53,13 @@ class KeyValueCache:
 
 
 class CausalAttention(nn.Module):
-    """Attention of each token to itself and to those before it.
+    """The attention of each token to itself and to earlier tokens.
 
     Args:
-        hidden_size: width of the hidden states.
-        num_heads: number of heads; divides ``hidden_size``.
-        dropout: probability of dropping an attention weight.
-        layer: number of the layer, the key of the cache.
+        hidden_size: the width of the hidden states.
+        num_heads: the number of heads, a divisor of ``hidden_size``.
+        dropout: the probability of dropping an attention weight.
+        layer: the number of the layer, which is its key in the cache.
     """
 
     def __init__(self, hidden_size: int, num_heads: int, dropout: float, layer: int) -> None:
@@ -73,15 +73,15 @@ class CausalAttention(nn.Module):
     def forward(
         self, hidden: Tensor, mask: Tensor | None = None, cache: KeyValueCache | None = None
     ) -> Tensor:
-        """Returns what each token takes from those that it may attend to.
+        """Returns the output of attention for each token.
 
-        Shape (batch, tokens, hidden).
+        Its shape is (batch, tokens, hidden).
 
         Args:
             hidden: shape (batch, tokens, hidden).
-            mask: True where a token may attend, shape (batch, 1, tokens, tokens so far); None: to
-                everything before it.
-            cache: keys and values of earlier calls; the new ones are added to it.
+            mask: True if a token may attend to another, shape (batch, 1, tokens, tokens so far);
+                None allows all earlier tokens.
+            cache: the keys and values of earlier calls, to which the new ones are added.
         """
         # Shape (B, T, 3, H, D).
         split = self.query_key_value(hidden).unflatten(-1, (3, self.num_heads, -1))
@@ -96,13 +96,13 @@ class CausalAttention(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: attention, then a feed-forward network, each added to what came in.
+    """A layer: attention, then a feed-forward network, each added to its input.
 
     Args:
-        hidden_size: width of the hidden states.
-        num_heads: number of heads; divides ``hidden_size``.
-        dropout: probability of dropping a value.
-        layer: number of the layer, the key of the cache.
+        hidden_size: the width of the hidden states.
+        num_heads: the number of heads, a divisor of ``hidden_size``.
+        dropout: the probability of dropping a value.
+        layer: the number of the layer, which is its key in the cache.
     """
 
     def __init__(self, hidden_size: int, num_heads: int, dropout: float, layer: int) -> None:
@@ -122,22 +122,22 @@ class Block(nn.Module):
     ) -> Tensor:
         """Returns the hidden states for the next layer, shape (batch, tokens, hidden).
 
-        The arguments are those of `CausalAttention`.
+        The arguments are the same as for `CausalAttention`.
         """
         hidden = hidden + self.dropout(self.attention(self.attention_norm(hidden), mask, cache))
         return hidden + self.dropout(self.feed_forward(self.feed_forward_norm(hidden)))
 
 
 class SmallTransformer(nn.Module):
-    """A decoder-only language model with learned positions: what the lessons cut into stages.
+    """A decoder-only language model with learned positions, which the lessons cut into stages.
 
     Args:
-        vocab_size: number of different tokens.
-        hidden_size: width of the hidden states.
-        num_layers: number of blocks; 0 is allowed.
-        num_heads: number of attention heads; divides ``hidden_size``.
-        max_length: longest sequence, in tokens.
-        dropout: probability of dropping a value in training.
+        vocab_size: the number of different tokens.
+        hidden_size: the width of the hidden states.
+        num_layers: the number of blocks; 0 is allowed.
+        num_heads: the number of attention heads, a divisor of ``hidden_size``.
+        max_length: the length of the longest sequence, in tokens.
+        dropout: the probability of dropping a value in training.
         tied: whether the head uses the embedding's weight.
 
     Raises:
@@ -164,7 +164,7 @@ class SmallTransformer(nn.Module):
         if hidden_size % num_heads:
             raise ArgumentError(
                 f"num_heads must divide hidden_size, got {num_heads} heads for {hidden_size}. "
-                "Change one of the two."
+                "Change one of them."
             )
         self.embedding = nn.Embedding(vocab_size, hidden_size)
         self.positions = nn.Embedding(max_length, hidden_size)
@@ -178,27 +178,28 @@ class SmallTransformer(nn.Module):
             self.head.weight = self.embedding.weight
 
     def embed(self, token_ids: Tensor, position_ids: Tensor) -> Tensor:
-        """Returns the hidden states that enter the first block, shape (batch, tokens, hidden).
+        """Returns the input of the first block, shape (batch, tokens, hidden).
 
         Args:
             token_ids: shape (batch, tokens), int64.
-            position_ids: place of each token in its sequence, shape (batch or 1, tokens).
+            position_ids: the position of each token in its sequence, shape (batch or 1, tokens).
         """
         return self.dropout(self.embedding(token_ids) + self.positions(position_ids))
 
     def finish(self, hidden: Tensor) -> Tensor:
-        """Returns the logits for what leaves the last block.
+        """Returns the logits for the output of the last block.
 
-        Shape (batch, tokens, vocabulary), for (batch, tokens, hidden).
+        The shapes are (batch, tokens, hidden) and (batch, tokens, vocabulary).
         """
         return self.head(self.norm(hidden))
 
     def forward(self, token_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Returns the logits of the token after each token, shape (batch, tokens, vocabulary).
+        """Returns the logits of each next token, shape (batch, tokens, vocabulary).
 
         Args:
             token_ids: shape (batch, tokens), int64.
-            attention_mask: 1 for a token, 0 for padding, shape (batch, tokens); None: no padding.
+            attention_mask: 1 for a token, 0 for padding, shape (batch, tokens); None means no
+                padding.
         """
         tokens = token_ids.shape[1]
         hidden = self.embed(token_ids, torch.arange(tokens, device=token_ids.device)[None])
@@ -209,17 +210,17 @@ class SmallTransformer(nn.Module):
 
 
 def causal_mask(attention_mask: Tensor, tokens: int) -> Tensor:
-    """Returns which tokens the last ones of each sequence may attend to.
+    """Returns a mask of the tokens that each new token may attend to.
 
-    None ahead, and no padding.
+    These are earlier tokens, without padding, and the token itself.
 
     Args:
         attention_mask: 1 for a token, 0 for padding, shape (batch, tokens so far).
-        tokens: how many of them are new.
+        tokens: the number of new tokens.
 
     Returns:
-        True where a new token may attend, shape (batch, 1, tokens, tokens so far). Padding attends
-        to itself, so that its softmax is not over nothing.
+        True if a new token may attend to another, shape (batch, 1, tokens, tokens so far). Padding
+        attends to itself, so that its softmax has at least one term.
 
     Example:
         >>> causal_mask(torch.tensor([[0, 1, 1]]), tokens=3).int().tolist()

@@ -1,8 +1,8 @@
 """Pictures of a trace, drawn with matplotlib.
 
-Without torch, and never by the code that recorded the trace. Each file holds one kind of picture.
-A picture is drawn in three steps. What it shows is computed apart from the drawing (``bars`` and
-``traffic`` without matplotlib), so that tests can count it. ``sheet`` gives a figure its size, and
-``rows`` its axes their lanes. Then the file of the picture draws, and ``style`` puts the words
-around it.
+Drawing needs no torch, and runs apart from the code that records traces. Each file holds one kind
+of picture. A picture is drawn in three steps. First, its contents are computed (in ``bars`` and
+``traffic``, without matplotlib), so that tests can count them. Then ``sheet`` sets the size of the
+figure, and ``rows`` divides the axes into lanes. Finally, the picture's own file draws, and
+``style`` adds the text around it.
 """

@@ -1,18 +1,17 @@
-"""Bars: what a timeline draws, computed before anything is drawn.
+"""The bars of a timeline, computed before drawing.
 
-A bar is a stretch of time that an event spent in one way. It lies in a lane of its rank's row:
-spans first, one lane for each depth of nesting, then sends and recvs::
+A bar is a period of an event's time in one state. It is in a lane of its rank's row: spans first,
+one lane per nesting depth, then sends and recvs::
 
     rank 0   | forward                |        span, depth 0
              | attention | | mlp |             span, depth 1
                               ..======         send: posted, then blocked
                  ............//////===         recv: posted, late sender, transfer
 
-A collective takes both lanes of sends and recvs: while it lasts, its rank does neither.
+A collective takes both lanes of sends and recvs, because its rank does neither in the meantime.
 
-Bars that are too short for a pixel are added up, never left out. Time is cut into slots one pixel
-wide, and a slot is drawn as small stacked bars, whose height is the share of its time that they
-take::
+Bars that are too short for a pixel are added up, never omitted. Time is cut into slots one pixel
+wide, and a slot is drawn as small stacked bars, whose height is their share of its time::
 
     100 % |                        lane
           |     _                  in slot 2, transfers take 60 % of the time and late senders 30 %
@@ -33,7 +32,7 @@ from ringsim.traces.events import COLLECTIVE, ERROR, MARK, NONE, RECV, SEND, SPA
 if TYPE_CHECKING:
     from ringsim.traces.value import Trace
 
-# what a bar shows, besides a span
+# the state of an operation's bar; spans have FIRST_SPAN and more
 (
     POSTED,
     TRANSFER,
@@ -50,12 +49,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Bars:
-    """Bars as columns: numpy arrays of one length.
+    """The bars as columns: numpy arrays of one length.
 
-    The first ``depths`` lanes are for spans, and sends, recvs and collectives have one each after
-    them. ``look`` is what the bar shows; a span has ``FIRST_SPAN`` plus the place of its label in
-    ``labels``, which are ascending, -1 for none. What never ended ``is_open`` and lasts to the end
-    of the trace.
+    The first ``depths`` lanes are for spans; after them, sends, recvs and collectives have one
+    each. ``look`` is the state of the bar; a span has ``FIRST_SPAN`` plus the index of its label in
+    ``labels``, which are ascending, with -1 for no label. An unfinished bar ``is_open`` and lasts
+    to the end of the trace.
     """
 
     rank: Ints
@@ -74,7 +73,7 @@ class Bars:
 
 
 def time_range(events: Events) -> tuple[int, int]:
-    """First and last moment of a trace in ns; (0, 0) if it has no events."""
+    """Returns the first and last time of a trace in ns; (0, 0) if it has no events."""
     if len(events) == 0:
         return 0, 0
     last = max(events.post_ns.max(), events.wait_ns.max(), events.done_ns.max())
@@ -84,7 +83,7 @@ def time_range(events: Events) -> tuple[int, int]:
 def make_bars(trace: Trace) -> Bars:
     """Cuts the events of a trace into bars.
 
-    Every event but a mark has at least one, be it of no length.
+    Every event except a mark has at least one bar, which may have length 0.
     """
     events = trace.events
     first, last = time_range(events)
@@ -106,8 +105,8 @@ def make_bars(trace: Trace) -> Bars:
     lane = np.select(
         [kind == SPAN, kind == SEND, kind == RECV], [depth[event], depths, depths + 1], depths + 2
     )
-    # In a file that no run has left, something may end before it began: it takes no time, and
-    # nothing lies before the first moment.
+    # In an edited file, an event may end before it began: it gets length 0, and no bar begins
+    # before the first time.
     start = np.maximum(start, first)
     end = np.maximum(end, start)
     is_open = (look == UNFINISHED) | (look == UNWAITED) | (is_span & ~is_done)[event]
@@ -116,9 +115,9 @@ def make_bars(trace: Trace) -> Bars:
 
 
 def _cut_operations(trace: Trace, end: Ints) -> list[tuple[Ints, Ints, Ints, int | Ints]]:
-    """Stretches of the sends, recvs and collectives: (mask of events, starts, ends, look).
+    """Returns the bars of sends, recvs and collectives: (mask of events, starts, ends, look).
 
-    ``end`` is when each event is over, at the latest when the trace is.
+    ``end`` is the end of each event, or the end of the trace if it did not finish.
     """
     events, waits = trace.events, trace.waits
     post, wait, done = events.post_ns, events.wait_ns, events.done_ns
@@ -127,8 +126,8 @@ def _cut_operations(trace: Trace, end: Ints) -> list[tuple[Ints, Ints, Ints, int
     going = communicates & ~failed
     waited, finished = wait != NONE, done != NONE
     begin = np.where(waited, wait, post)
-    # an operation that is finished and was not waited for is posted all along; if it was done as it
-    # was posted its bar has no length, so that it is counted
+    # a finished operation without a wait is posted all the time; if it was done immediately, its
+    # bar has length 0, so that it is counted
     posted = communicates & np.where(waited, wait > post, finished & ~failed)
     blocked = going & waited & finished
     matched = np.zeros(len(events), dtype=bool)
@@ -150,8 +149,8 @@ def _cut_operations(trace: Trace, end: Ints) -> list[tuple[Ints, Ints, Ints, int
 def _find_depths(events: Events, done: Ints) -> tuple[Ints, int]:
     """Returns the lane of each span, and the number of lanes.
 
-    The lane is the number of spans of the same thread that are open when it starts; threads lie
-    below each other.
+    The lane is the number of open spans of the same thread at its start. Threads are below each
+    other.
     """
     depth, spans = np.zeros(len(events), dtype=np.int64), np.flatnonzero(events.kind == SPAN)
     if len(spans) == 0:
@@ -159,15 +158,15 @@ def _find_depths(events: Events, done: Ints) -> tuple[Ints, int]:
     last = time_range(events)[1]
     both = events.thread[spans].astype(np.int64) + (events.rank[spans].astype(np.int64) << 32)
     threads, thread = np.unique(both, return_inverse=True)
-    # of a trace that lasts for centuries, lest it overflows
+    # to avoid an overflow if a trace lasts for centuries
     coarser = max((len(threads) * (last + 1)).bit_length() - 62, 0)
-    # Each thread after the one before: all counts in one go.
+    # Each thread comes after the previous one, so that all are counted in one pass.
     start, end = (np.stack([events.post_ns[spans], done[spans]]) >> coarser) + thread * (
         (last >> coarser) + 1
     )
     order = np.lexsort((-end, start))
     start, end, thread = start[order], end[order], thread[order]
-    # spans of no length open nothing: on a virtual clock many may share a moment
+    # spans of length 0 open no lane: on a virtual clock, many may have the same time
     lasting = end > start
     opened = np.cumsum(lasting) - lasting
     closed = np.searchsorted(np.sort(end[lasting]), start, side="right")
@@ -183,16 +182,16 @@ def _find_depths(events: Events, done: Ints) -> tuple[Ints, int]:
 
 # -- level of detail
 
-# share of a lane that a slot with anything in it takes, so that it can be seen
+# the least height of a bar in a slot, as a share of its lane, so that it is visible
 LEAST_HEIGHT: Final = 0.2
 
 
 class Merged(NamedTuple):
-    """What bars add up to.
+    """The sums of short bars.
 
-    Columns, one row for each (rank, lane, slot, look) that occurs; of ranks in one row, the first
-    stands for all. Together they take ``share`` of the slot's time; drawn from ``low`` to ``high``,
-    as shares of the lane's height.
+    The columns have one row for each (rank, lane, slot, look) that occurs; if several ranks share a
+    row, ``rank`` is the first of them. The bars take ``share`` of the slot's time, and are drawn
+    from ``low`` to ``high``, as shares of the lane's height.
     """
 
     rank: Ints
@@ -207,9 +206,9 @@ class Merged(NamedTuple):
 def merge(
     bars: Bars, which: Ints, first_ns: int, slot_ns: float, ranks: int, world_size: int
 ) -> Merged:
-    """Adds up the bars of a mask in slots of ``slot_ns``, the first from ``first_ns`` on.
+    """Adds up the bars of a mask in slots of ``slot_ns``, from ``first_ns`` on.
 
-    If a row has several ``ranks``, ``share`` is that of the time of all of them.
+    If a row has several ``ranks``, ``share`` refers to the time of all of them.
     """
     start, end = (bars.start_ns - first_ns) / slot_ns, (bars.end_ns - first_ns) / slot_ns
     first = np.floor(start).astype(np.int64)
@@ -230,9 +229,9 @@ def merge(
 
 
 def _stack(columns: Ints, share: Ints, least: float) -> tuple[Ints, Ints]:
-    """Stacks what shares a slot, each at least ``least`` high, as (low, high).
+    """Stacks the bars of each slot, each at least ``least`` high, as (low, high).
 
-    Stacks higher than the lane are shrunk.
+    If a stack is higher than the lane, it shrinks to fit.
     """
     begins = np.append(True, np.diff(columns[:3], axis=1).any(axis=0))[: len(share)]
     stack = np.cumsum(begins) - 1
@@ -247,10 +246,11 @@ MOST_ARROWS: Final = 160
 
 
 def choose_messages(trace: Trace, ranks: int = 1) -> Ints:
-    """Picks the messages that get an arrow.
+    """Chooses the messages that get an arrow.
 
-    All whose recv is done, or at most ``MOST_ARROWS``, evenly in time, of each way as many. A way
-    leads from one row to another, and a row has ``ranks`` ranks; what stays in one gets no arrow.
+    These are all messages whose recv is done, or at most ``MOST_ARROWS`` of them, evenly in time
+    and equally many for each way. A way leads from one row to another, and a row has ``ranks``
+    ranks; a message within a row gets no arrow.
     """
     messages, events = trace.messages, trace.events
     src, dst = messages.src.astype(np.int64) // ranks, messages.dst // ranks
@@ -261,10 +261,10 @@ def choose_messages(trace: Trace, ranks: int = 1) -> Ints:
     _, ways, sizes = np.unique(ends, return_inverse=True, return_counts=True)
     in_time = done[np.lexsort((events.post_ns[messages.send[done]], ways))]
     each = max(MOST_ARROWS // len(sizes), 1)
-    # Ways take turns: arrows at one moment would stand in a line.
+    # The ways are shifted against each other, because arrows at the same time would form a line.
     turns = np.arange(each) + (np.arange(len(sizes)) * 0.618 % 1)[:, None]
     chosen = np.unique(
         (turns * sizes[:, None] / each).astype(np.int64) + (np.cumsum(sizes) - sizes)[:, None]
     )
-    # of more ways than arrows every n-th
+    # if there are more ways than arrows, take every n-th
     return np.sort(in_time[chosen[:: -(-len(chosen) // MOST_ARROWS)]])

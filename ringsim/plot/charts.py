@@ -1,13 +1,11 @@
-"""Charts.
+"""Charts of bandwidths by message size, and of the use of stages in a generation ring.
 
-Bandwidth and time of messages by their size, and how busy the stages of a generation ring are. A
-chart of bandwidths has a curve for each pattern, backend and edge, interrupted where one alpha-beta
-line does not hold. Of a trace, every message is a point. On machines without a GPU, what others
-measured with NCCL and published is drawn next to it: every figure has its source, a public
-discussion that anybody can open. Most sources give the bandwidth that large messages reach, few the
-times of single sizes, and nothing in between is filled in. ``sendrecv_perf`` of nccl-tests sends
-and receives at once on every rank, so its figures compare with the pattern "exchange" rather than
-with "pingpong".
+A chart of bandwidths has a curve for each pattern, backend and edge, interrupted at sizes where one
+alpha-beta line does not fit. For a trace, every message is a point. On machines without a GPU,
+published NCCL figures are drawn next to the measurement: every figure has its source, a public
+discussion. Most sources give the bandwidth of large messages, few the times of single sizes, and
+the chart fills in no values in between. ``sendrecv_perf`` of nccl-tests sends and receives at the
+same time on every rank, so compare its figures with the pattern "exchange" and not with "pingpong".
 """
 
 from __future__ import annotations
@@ -54,7 +52,7 @@ __all__ = [
 ]
 
 SIZE_INCHES: Final = (6.6, 3.6)  # of the upper panel
-MOST_NAMED: Final = 3  # measurements that the title names
+MOST_NAMED: Final = 3  # the most measurements in the title
 
 
 def plot_bandwidth(
@@ -68,23 +66,25 @@ def plot_bandwidth(
     """Draws bandwidth and, below, time against message size.
 
     A table of bandwidths is drawn as medians with their p10-p90 band, the alpha-beta line through
-    them, and the ceilings of the machine. A curve is interrupted where one line does not hold
-    (``ringsim.traces.bandwidths`` has the rule). If the table has messages and no NCCL, the
-    published figures of NCCL are drawn next to them, dashed, with their source.
+    them, and the ceilings of the machine. A curve is interrupted at sizes where one line does not
+    fit (``ringsim.traces.bandwidths`` has the rule). If the table has messages without NCCL,
+    published NCCL figures are drawn next to them, dashed, with their source.
 
-    Of a trace, every message is a point: its size, and the time from when both sides had posted it
-    until it had arrived. Open points are lower bounds: the receiver began to wait only later. Of
-    more than 12 messages of a size, the median is drawn, and a line from p10 to p90.
+    For a trace, every message is a point: its size, and the time from the later post to the
+    arrival. Open points are lower bounds, because the receiver began to wait later. For more than
+    12 messages of one size, the median is drawn, with a line from p10 to p90.
 
     Args:
         trace: a trace, or a table of bandwidths.
-        curve: a measured table to draw behind the messages of a trace.
-        published: False leaves out the figures of others, as ``compact`` does.
-        ax: where to draw the upper panel; the lower one goes below it. A new figure by default.
-        **look: size, theme and so on of the new figure, see `ringsim.traces.display.Style`.
+        curve: a measured table, drawn behind the messages of a trace.
+        published: whether to draw published figures; ``compact`` also omits them.
+        ax: the axes for the upper panel, with the lower panel below them; None creates a new
+            figure.
+        **look: the size, theme and other options of the new figure, see
+            `ringsim.traces.display.Style`.
 
     Returns:
-        The axes of the upper panel; the lower one is its child.
+        The axes of the upper panel; the lower panel is its child.
 
     Example:
         >>> import matplotlib
@@ -101,7 +101,7 @@ def plot_bandwidth(
         >>> times_us = {2**k: 40 + 2**k / 4e3 for k in range(3, 28)}
         >>> rows = [{**row, "size_bytes": size, "latency_us": t} for size, t in times_us.items()]
         >>> plot_bandwidth(make_bandwidths(rows, {})).get_title(loc="left")
-        'Gloo: 8 B take 40 µs, 128 MiB go at 4 GB/s'
+        'Gloo: 8 B take 40 µs, 128 MiB reach 4 GB/s'
     """
     if isinstance(trace, Bandwidths):
         picture = _table_picture(trace, published=published and not look.get("compact"))
@@ -113,7 +113,7 @@ def plot_bandwidth(
 def bandwidth_png(table: Bandwidths) -> bytes:
     """Draws a table's chart for a notebook.
 
-    A PNG, 100 pixels an inch, with the table's description in the file.
+    The PNG has 100 pixels per inch, and contains the table's description.
     """
     return sheet.picture_png([_table_picture(table, published=True)], table.describe())
 
@@ -131,13 +131,13 @@ def _draw_table(table: Bandwidths, ax: Axes, *, published: bool) -> None:
     of_messages = all(one.bus_factor == 1 for one in curves)
     if published and curves and of_messages and all(one.backend != "nccl" for one in curves):
         labels += _draw_published(panels)
-        # the dashes have theirs beside them
+        # dashed lines have their sources next to them
         points = {figure.link: figure.source for figure in FIGURES if figure.latency_us is not None}
         cited = "; ".join(f"{link} ({source})" for link, source in points.items())
         notes.append(f"Published times: {cited}.")
         handles.append(
             style.entry(
-                "NCCL, published by others (not measured here)", linewidth=1.2, **PUBLISHED_LOOK
+                "NCCL, published elsewhere (not measured here)", linewidth=1.2, **PUBLISHED_LOOK
             )
         )
     _write_labels(ax, labels)
@@ -165,7 +165,7 @@ def _draw_trace(trace: Trace, table: Bandwidths | None, ax: Axes) -> None:
 def _draw_messages(
     found: Achieved, is_bound: bool, words: str, colour: str, panels: _Panels
 ) -> list[Line2D]:
-    """Draws the messages of one kind, as dots or as quantiles; returns the legend's entries."""
+    """Draws the messages of one kind as dots or quantiles, and returns the legend's entries."""
     look: dict[str, Any] = {
         "color": colour, "markerfacecolor": "none" if is_bound else colour, "marker": "o",
         "markersize": 5,
@@ -178,7 +178,7 @@ def _draw_messages(
         dots = found.size_bytes[few], found.gb_per_s[few], found.time_us[few]
         handles.append(panels.plot(*dots, label=f"a message, {words}", gid=gid, **look))
     for some in many:
-        # beside those of the other kind
+        # next to the messages of the other kind
         size = np.median(found.size_bytes[some]) * (1.05 if is_bound else 0.95)
         low, middle, high = (
             np.quantile((found.gb_per_s[some], found.time_us[some]), share, axis=1)
@@ -192,7 +192,7 @@ def _draw_messages(
 
 
 def _message(curves: Sequence[Curve]) -> tuple[str, str]:
-    """The chart's message in one line, and what follows from it in another."""
+    """Returns the title and the subtitle of the chart."""
     slowest = [_slowest(edges) for edges in _group(curves).values()]
     if not slowest:
         return "No backend was measured", ""
@@ -204,10 +204,10 @@ def _message(curves: Sequence[Curve]) -> tuple[str, str]:
         times = ", ".join(f"{one.label} {time_text(one.latency_us[0] * 1e3)}" for one in named)
         return f"{last}: {rates} GB/s", f"{first}: {times}"
     title = (
-        f"{curve.label}: {first} take {time_text(curve.latency_us[0] * 1e3)}, {last} go at "
+        f"{curve.label}: {first} take {time_text(curve.latency_us[0] * 1e3)}, {last} reach "
         f"{curve.gb_per_s[-1]:.3g} GB/s"
     )
-    subtitle = "each point is a median; the line is what two numbers, alpha and beta, make of them"
+    subtitle = "each point is a median; the line is fitted with two numbers, alpha and beta"
     link = curve.regimes[-1].link
     if len(curve.regimes) == 1 and link is not None and _is_sure(link):
         half = link.n_half_bytes
@@ -225,13 +225,13 @@ def _counts(curves: Sequence[Curve]) -> list[str]:
         return []
     low, high = min(counts), max(counts)
     if all(curve.kind == "simulated" for curve in curves):
-        return ["Each size once: on a virtual clock no repetition differs."]
+        return ["One message of each size, because repetitions do not differ on a virtual clock."]
     many = f"{low:,}" if low == high else f"{low:,} to {high:,}"
-    return [f"Medians of n = {many} repetitions of each size, warm-up left out."]
+    return [f"Medians of n = {many} repetitions of each size, without warm-up."]
 
 
 def _circumstances(metadata: dict[str, Any]) -> list[str]:
-    """Names what carried the messages and what else the machine did, as far as is known."""
+    """Returns a sentence on the interface, the paths and the load, if known."""
     parts = []
     if metadata.get("interface"):
         parts.append(f"sockets over {metadata['interface']}")
@@ -246,7 +246,7 @@ def _circumstances(metadata: dict[str, Any]) -> list[str]:
 
 def _trace_message(found: Achieved, trace: Trace) -> tuple[str, str]:
     if not len(found):
-        queued = "NCCL's messages have no times of their own"
+        queued = "NCCL does not report the times of messages"
         return queued if found.queued else "No message arrived", ""
     best = int(np.argmax(found.gb_per_s))
     bounds = np.count_nonzero(found.is_bound)
@@ -260,7 +260,7 @@ def _trace_message(found: Achieved, trace: Trace) -> tuple[str, str]:
 
 def _left_out(found: Achieved) -> list[str]:
     why = {
-        ": on NCCL the record has the end of queueing, not of the transfer": found.queued,
+        ": NCCL reports the end of queueing, not of the transfer": found.queued,
         " of 0 bytes": found.empty,
         " that never arrived": found.unfinished,
     }
@@ -274,9 +274,9 @@ def _left_out(found: Achieved) -> list[str]:
 
 @dataclass(frozen=True)
 class Pen:
-    """How a backend is drawn in every chart.
+    """The look of a backend in every chart.
 
-    Its name, the colours of lines and of words, the lines' style.
+    It has the name, the colours of lines and of text, and the line style.
     """
 
     name: str
@@ -295,17 +295,18 @@ PENS: Final = {
 
 
 def pen(backend: str) -> Pen:
-    """Returns how a backend is drawn, user-written ones included."""
+    """Returns the look of a backend, also of a user's own backend."""
     return PENS.get(backend, Pen(backend or "unknown backend", PURPLE, "#96527D"))
 
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """What one link gave, over ascending sizes of messages.
+    """The measurements of one link, by ascending message size.
 
-    Numpy arrays of one length, the bands of shape (2, n) with p10 and p90. ``src`` and ``dst`` are
-    global ranks, -1 where all ranks take part; ``gb_per_s`` is the bus bandwidth; ``n`` messages
-    make a median. On one GPU, ranks take turns, so the curve says so: it is no link's.
+    The columns are numpy arrays of one length; bands have shape (2, n) with p10 and p90. ``src``
+    and ``dst`` are global ranks, or -1 if all ranks take part; ``gb_per_s`` is the bus bandwidth; a
+    median is over ``n`` messages. ``on_one_gpu`` marks ranks that share a GPU and take turns, so
+    the curve describes no link.
     """
 
     pattern: str
@@ -323,18 +324,18 @@ class Curve:
 
     @property
     def backend_name(self) -> str:
-        """The backend, and what it runs over if that is no link between GPUs."""
+        """The backend's name, with a note if ranks share one GPU."""
         name = pen(self.backend).name
         return f"{name} over {ONE_GPU}" if self.on_one_gpu and self.backend == "nccl" else name
 
     @property
     def is_ceiling(self) -> bool:
-        """Whether it is a reference line rather than a backend."""
+        """Whether the curve is a reference line and not a backend."""
         return self.backend in CEILINGS
 
     @property
     def name(self) -> str:
-        """Backend, pattern and edge, for notes."""
+        """The backend, pattern and edge, for notes."""
         edge = f" {self.src} -> {self.dst}" if self.src >= 0 and self.dst >= 0 else ""
         return (
             f"{self.backend_name} {self.pattern}{edge}"
@@ -343,30 +344,30 @@ class Curve:
 
     @property
     def label(self) -> str:
-        """The backend, and the pattern unless it is the usual one, for titles."""
+        """The backend, and the pattern unless it is pingpong, for titles."""
         if self.pattern == "pingpong":
             return self.backend_name
         return f"{self.backend_name} {self.pattern}"
 
     @property
     def bus_factor(self) -> float:
-        """Bus bandwidth by algorithm bandwidth; 1 for a message."""
+        """The bus bandwidth divided by the algorithm bandwidth; 1 for a message."""
         return float(
             np.round(np.median(self.gb_per_s * self.latency_us / self.size_bytes * 1e3), 4)
         )
 
     def points(self, part: slice) -> tuple[Any, Any, Any]:
-        """Sizes, bandwidths and times of some places."""
+        """Returns the sizes, bandwidths and times of a slice."""
         return self.size_bytes[part], self.gb_per_s[part], self.latency_us[part]
 
     @property
     def parts(self) -> list[slice]:
-        """The places of the regimes' sizes."""
+        """The slices of the regimes."""
         return [slice(regime.first, regime.last + 1) for regime in self.regimes]
 
     @cached_property
     def regimes(self) -> list[Regime]:
-        """Ranges of sizes with one line each; the lines give seconds."""
+        """The ranges of sizes with one line each, whose times are in seconds."""
         low, high = (
             np.where(np.isnan(self.latency_band_us), self.latency_us, self.latency_band_us) * 1e-6
         )
@@ -374,9 +375,9 @@ class Curve:
 
 
 def make_curves(table: Bandwidths) -> list[Curve]:
-    """Makes the curves of a table, in its order.
+    """Makes the curves of a table, in the table's order.
 
-    Zeros are left out, because a logarithmic axis cannot show them.
+    Zeros are omitted, because a logarithmic axis cannot show them.
     """
     curves = []
     on_one_gpu = ONE_GPU in table.metadata.get("paths", {}).values()
@@ -392,7 +393,7 @@ def make_curves(table: Bandwidths) -> list[Curve]:
             _, first = np.unique(mine["size_bytes"][rows], return_index=True)
             column = {name: values[rows[first]] for name, values in mine.items()}
             pattern, backend, src, dst = key
-            if src >= 0:  # a message, for which both bandwidths are the same: either may be missing
+            if src >= 0:  # for a message, both bandwidths are the same, and one may be missing
                 column["busbw_gb_per_s"] = column["algbw_gb_per_s"]
             factor = column["busbw_gb_per_s"] / column["algbw_gb_per_s"]
             curves.append(
@@ -417,9 +418,9 @@ Groups = dict[tuple[str, str, str], list[Curve]]
 
 
 def _group(curves: Sequence[Curve]) -> Groups:
-    """Returns the curves other than ceilings by (backend, pattern, kind).
+    """Groups the curves without ceilings by (backend, pattern, kind).
 
-    The edges of one measurement.
+    Each group has the edges of one measurement.
     """
     groups: Groups = {}
     for curve in curves:
@@ -429,16 +430,16 @@ def _group(curves: Sequence[Curve]) -> Groups:
 
 
 def _slowest(edges: Sequence[Curve]) -> Curve:
-    """Returns the edge whose largest messages take longest."""
+    """Returns the edge with the longest time of its largest message."""
     return max(edges, key=lambda curve: curve.latency_us[-1])
 
 
 def _draw_curves(
     curves: Sequence[Curve], panels: _Panels, *, name_half: bool = True
 ) -> list[Label]:
-    """Draws ceilings and other curves, n½ with its name if there is a single measurement.
+    """Draws all curves, and names n½ if there is a single measurement.
 
-    Returns labels for the right edge.
+    Returns the labels at the right edge.
     """
     labels: list[Label] = []
     for curve in curves:
@@ -469,7 +470,7 @@ def _draw_curves(
 
 
 def _curve_legend(curves: Sequence[Curve]) -> list[Any]:
-    """Returns the legend's entries for the marks; the backends' names are next to their lines."""
+    """Returns the legend's entries, without the backends, whose names are next to their lines."""
     groups = _group(curves)
     if not groups:
         return []
@@ -491,9 +492,9 @@ def _curve_legend(curves: Sequence[Curve]) -> list[Any]:
 
 
 def _fit_notes(curves: Sequence[Curve]) -> list[str]:
-    """Returns the numbers of the fits in sentences, of the slowest edge if there are several.
+    """Returns notes on the fits, for the slowest edge if there are several.
 
-    Also what a break means.
+    If a curve is interrupted, a note explains this.
     """
     notes = []
     for edges in list(_group(curves).values())[:MOST_NOTES]:
@@ -513,19 +514,17 @@ def _fit_notes(curves: Sequence[Curve]) -> list[str]:
             ]
             notes.append(f"    beyond: {link_text(fitted[-1][1])}.")
     if any(len(curve.regimes) > 1 for curve in curves):
-        notes.append(
-            "Interrupted where the time jumps by more than the fits of both sides explain."
-        )
+        notes.append("Curves are interrupted at jumps that the fits on both sides do not explain.")
     return notes
 
 
 def _is_sure(link: Link) -> bool:
-    """Returns whether a fit knows its alpha well enough to derive n½ from it."""
+    """Returns whether the alpha of a fit is exact enough to derive n½ from it."""
     return not link.alpha_error_s > MOST_ERROR * link.alpha_s
 
 
 def link_text(link: Link) -> str:
-    """Writes a fit: alpha, 1 / beta and n½, with one standard error each where it is known."""
+    """Returns a fit as text: alpha, 1 / beta and n½, with standard errors if known."""
     alpha = f"alpha = {_with_error(link.alpha_s * 1e6, link.alpha_error_s * 1e6)} µs"
     if not link.beta_s_per_byte:
         return f"{alpha}, no cost that grows with the size"
@@ -537,7 +536,7 @@ def link_text(link: Link) -> str:
 
 
 def _with_error(value: float, error: float) -> str:
-    """Writes a number and its error, both to the error's first digit."""
+    """Returns a number and its error as text, both to the error's first digit."""
     if not error > 0 or not math.isfinite(error):
         return f"{value:.3g}"
     digits = max(0, min(6, -math.floor(math.log10(error))))
@@ -545,9 +544,9 @@ def _with_error(value: float, error: float) -> str:
 
 
 def _draw_edge(curve: Curve, panels: _Panels, *, alone: bool) -> None:
-    """Draws the medians of one edge, each regime by itself.
+    """Draws the medians of one edge, separately for each regime.
 
-    Also the band, if it is the only edge.
+    If it is the only edge, it also draws the band.
     """
     look, name = pen(curve.backend), f"{curve.backend} {curve.pattern} {curve.src}>{curve.dst}"
     for part in curve.parts:
@@ -566,9 +565,9 @@ def _draw_edge(curve: Curve, panels: _Panels, *, alone: bool) -> None:
 
 
 def _draw_fit(curve: Curve, panels: _Panels, *, name: bool) -> None:
-    """Draws the line of each regime, and marks n½ where it lies among the regime's sizes.
+    """Draws the line of each regime, and marks n½ if it is among the regime's sizes.
 
-    With its name if asked to.
+    ``name`` adds the label of n½.
     """
     for regime in curve.regimes:
         link = regime.link
@@ -611,31 +610,31 @@ def _draw_fit(curve: Curve, panels: _Panels, *, name: bool) -> None:
 
 # -- panels and labels
 
-Label = tuple[float, str, str]  # beside the right edge: height in the data, words, colour
+Label = tuple[float, str, str]  # at the right edge: height in data coordinates, text, colour
 
-BELOW: Final = 0.74  # of the upper panel's height: the gap and the lower panel
+BELOW: Final = 0.74  # height of the gap and the lower panel, relative to the upper panel
 GAP: Final = 0.08
 MOST_TICKS: Final = 9
-TICK_POINTS: Final = 36  # one needs this room
+TICK_POINTS: Final = 36  # the room for one tick label
 
 
 class _Panels(NamedTuple):
-    """Two panels over one axis of sizes: bandwidths, and under them times."""
+    """Two panels over one axis of sizes: bandwidths above, times below."""
 
     rates: Axes
     times: Axes
 
     def plot(self, sizes: Any, gb_per_s: Any, time_us: Any, **look: Any) -> Line2D:
-        """Draws a line or points into both; returns the one of the lower panel, for a legend."""
+        """Draws into both panels, and returns the line of the lower one, for a legend."""
         self.rates.plot(sizes, gb_per_s, **look)
         (line,) = self.times.plot(sizes, time_us, **look)
         return line
 
 
 def _add_panels(ax: Axes, sizes: Any) -> _Panels:
-    """Adds the panel of times under axes, outside of their frame.
+    """Adds the panel of times below the axes.
 
-    A mark at every power of two, or at every second, third and so on.
+    Ticks are at every power of two, or at every second, third and so on.
     """
     below = ax.inset_axes((0, -BELOW, 1, BELOW - GAP), sharex=ax)
     low, high = math.floor(math.log2(sizes.min())), math.ceil(math.log2(sizes.max()))
@@ -664,10 +663,10 @@ OFFSET_POINTS: Final = 12.0
 
 
 def spread(heights: Sequence[float], least: float) -> list[float]:
-    """Moves heights apart until neighbours are at least ``least`` apart, in the same order."""
+    """Returns heights in the same order, moved to be at least ``least`` apart."""
     order = np.argsort(heights, kind="stable")
     steps = least * np.arange(len(order))
-    # these must not fall: they are pushed up and down, and meet in the middle
+    # these must not decrease: they are pushed up and down, and the results are averaged
     apart = np.asarray(heights, dtype=np.float64)[order] - steps
     pushed = np.maximum.accumulate(apart) + np.minimum.accumulate(apart[::-1])[::-1]
     places = np.empty(len(order))
@@ -676,7 +675,7 @@ def spread(heights: Sequence[float], least: float) -> list[float]:
 
 
 def _write_labels(ax: Axes, labels: Sequence[Label]) -> None:
-    """Writes labels to the right of axes that have their size and range already."""
+    """Writes labels to the right of axes of their final size and range."""
     to_points = 72 / ax.figure.dpi
     heights = [
         ax.transData.transform((ax.get_xlim()[1], height))[1] * to_points for height, _, _ in labels
@@ -695,23 +694,22 @@ def _write_labels(ax: Axes, labels: Sequence[Label]) -> None:
 
 # -- what the messages of a trace achieved
 
-# of a message's time: with so much of it unwatched, the bandwidth may be that much higher
+# as a share of a message's time: if more of it was unwatched, the bandwidth is a lower bound
 LATE: Final = 0.05
-# messages of a size that are drawn one by one; of more, quantiles: dots would run into a column
+# messages of one size that are drawn one by one; for more, quantiles replace the dots
 MOST_DOTS: Final = 12
 MOST_SIZES: Final = 64
 
 
 @dataclass(frozen=True, eq=False)
 class Achieved:
-    """What messages achieved: numpy arrays of one length, a row for each message that arrived.
+    """The times and bandwidths of the messages that arrived, as numpy arrays of one length.
 
-    A message's time is from the moment at which both sides have posted it to the moment at which
-    the receiver knows that it is there. If the receiver began to wait only later, the message
-    may have arrived in between: its bandwidth ``is_bound``, a lower bound. Left out are messages of
-    0 bytes, which have no bandwidth (``empty``), those that never arrived (``unfinished``), and
-    those of NCCL (``queued``): a wait on them ends when the GPU has been told, and says nothing of
-    the bytes.
+    A message's time is from the later post to the end of the receiver's wait. If the receiver began
+    to wait later, the message may have arrived in between, so its bandwidth ``is_bound``, a lower
+    bound. Omitted are messages of 0 bytes, which have no bandwidth (``empty``), those that never
+    arrived (``unfinished``), and those of NCCL (``queued``), where a wait ends when the operation
+    is queued on the GPU.
     """
 
     size_bytes: Any
@@ -727,10 +725,10 @@ class Achieved:
         return len(self.size_bytes)
 
     def split(self, is_bound: bool) -> tuple[Ints, list[Ints]]:
-        """Splits the rows of one kind.
+        """Splits the rows of one kind by size.
 
-        Into those of sizes with few messages and, of each size with many, its rows. Of many sizes,
-        those within a quarter of a factor of two count as one.
+        Returns the rows of sizes with few messages, and a list with the rows of each size with
+        many. If there are many sizes, those within a factor of 2**(1/4) count as one.
         """
         here = np.flatnonzero(self.is_bound == is_bound)
         sizes = self.size_bytes[here]
@@ -745,7 +743,7 @@ class Achieved:
 
 
 def achieved(trace: Trace) -> Achieved:
-    """Computes what the messages of a trace achieved."""
+    """Computes the times and bandwidths of the messages of a trace."""
     events, messages = trace.events, trace.messages
     send, recv = messages.send, messages.recv
     start, end, watched = (
@@ -769,7 +767,7 @@ def achieved(trace: Trace) -> Achieved:
 
 # -- what others published
 
-# of the chart's width, at the right: where figures for "large" messages stand
+# share of the chart's width, at the right, for figures of "large" messages
 PUBLISHED_SHARE: Final = 0.12
 PUBLISHED_LOOK: Final[dict[str, Any]] = {
     "color": PENS["nccl"].colour, "linestyle": (0, (3, 2)), "marker": "s", "markersize": 4.5,
@@ -780,8 +778,8 @@ PUBLISHED_LOOK: Final[dict[str, Any]] = {
 def _draw_published(panels: _Panels) -> list[Label]:
     """Draws the published figures.
 
-    Times as points, bandwidths of large messages as dashes at the right edge; returns labels for
-    those.
+    Times are points, and bandwidths of large messages are dashes at the right edge. Returns the
+    labels of the dashes.
     """
     ax, below = panels
     ink, labels = pen("nccl").ink, []
@@ -805,7 +803,7 @@ def _draw_published(panels: _Panels) -> list[Label]:
             zorder=3,
             **PUBLISHED_LOOK,
         )
-        beside = len(shown) == 1  # a row has its name below it
+        beside = len(shown) == 1  # several points have their label below
         style.write_beside(
             below, link, shown[0], (7, 0) if beside else (-3, -6), where="data",
             va="center" if beside else "top", color=ink,
@@ -828,8 +826,8 @@ _LINES: Final[tuple[tuple[bool, str, str, str, Any], ...]] = (
 class MeasuredUse(NamedTuple):
     """A measured point.
 
-    How many inner iterations, whether messages were asynchronous, and the share of time in which
-    stages worked.
+    It has the number of inner iterations, whether messages were asynchronous, and the share of
+    time in which stages worked.
     """
 
     num_inner_iterations: int
@@ -845,26 +843,27 @@ def plot_inner_iterations(
     ax: Axes | None = None,
     **look: Unpack[Style],
 ) -> Axes:
-    """Draws the share of time that a stage works while decoding, by number of inner iterations.
+    """Draws the share of time in which a stage works while decoding, by inner iterations.
 
-    Lines are the closed forms (``steady_use``), filled points what was measured. Where a line is at
-    0, marked by a cross, the ring never finishes.
+    Lines are the closed forms (``steady_use``), filled points are measurements. A cross at 0 marks
+    a setting with which the ring never finishes.
 
     Args:
-        num_stages: N, 2 or more.
-        measured: what was measured, if anything.
-        metadata: that of a measured trace, for the last line.
-        ax: where to draw; a new figure by default.
-        **look: size, theme and so on of the new figure, see `ringsim.traces.display.Style`.
+        num_stages: the number of stages, at least 2.
+        measured: the measured points, if any.
+        metadata: the metadata of a measured trace, for the last line.
+        ax: the axes to draw on; None creates a new figure.
+        **look: the size, theme and other options of the new figure, see
+            `ringsim.traces.display.Style`.
 
     Returns:
-        The axes. ``ax.figure.savefig(...)`` writes them.
+        The axes. Call ``ax.figure.savefig(...)`` to write them.
 
     Example:
         >>> import matplotlib
         >>> matplotlib.use("Agg")
         >>> plot_inner_iterations(4).get_title(loc="left")
-        'With 4 stages, 4 batches on their way keep all of them busy'
+        'With 4 stages, 4 batches in flight keep all of them busy'
     """
     return sheet.show(
         [Picture(lambda ax: _draw_use(num_stages, measured, metadata, ax), *USE_INCHES)], ax, **look
@@ -901,8 +900,8 @@ def _draw_use(
         handles.append(style.entry("filled: measured", linestyle="none", marker="o", markersize=5))
     handles.append(style.entry("never ends", linestyle="none", marker="x", markersize=7))
     ax.set(
-        xlabel="inner iterations: batches on their way at a time",
-        ylabel="a stage works",
+        xlabel="inner iterations: batches in flight",
+        ylabel="share of time in which a stage works",
         xlim=(0.6, 2 * num_stages + 0.4),
         ylim=(-0.04, 1.06),
     )
@@ -912,10 +911,10 @@ def _draw_use(
     ax.set_axisbelow(True)
     style.dress(
         ax,
-        f"With {num_stages} stages, {num_stages} batches on their way keep all of them busy",
+        f"With {num_stages} stages, {num_stages} batches in flight keep all of them busy",
         subtitle=(
-            f"fewer starve the stages; more jam the ring: synchronous from {num_stages + 1}, "
-            f"asynchronous from {2 * num_stages} on"
+            f"fewer leave stages idle; more jam the ring: synchronous from {num_stages + 1}, "
+            f"asynchronous from {2 * num_stages}"
         ),
         metadata=metadata or {"source": "closed forms; nothing was run"},
         handles=handles,

@@ -1,4 +1,4 @@
-"""The matrix: the bytes from each of many ranks to each."""
+"""The matrix of bytes between many ranks."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from ringsim.traces.units import bytes_text
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MOST_CELLS: Final = 256  # a side; more would be less than a pixel each
-MOST_OUTLINES: Final = 64  # ranks up to which an unused group's cell can be seen
+MOST_CELLS: Final = 256  # per side; more cells would be smaller than a pixel
+MOST_OUTLINES: Final = 64  # the most ranks for which the cell of an unused group is visible
 
 
 def draw_matrix(traffic: Traffic, ax: Axes) -> list[str]:
     """Draws the bytes sent between each pair of ranks, on a logarithmic colour scale.
 
-    Returns notes for below.
+    Returns the notes below the picture.
     """
     ranks = traffic.trace.world_size
-    shared = -(-ranks // MOST_CELLS)  # ranks on a cell's side
+    shared = -(-ranks // MOST_CELLS)  # ranks per side of a cell
     _draw_cells(ax, _sum_bytes(traffic, shared), shared)
     notes = []
     if shared > 1:
-        notes.append(f"One cell stands for {shared} x {shared} ranks: the mean of their pairs.")
+        notes.append(f"Each cell is {shared} x {shared} ranks: the mean of their pairs.")
     crosses = traffic.trace.crosses
     borders = [rank - 0.5 for rank in range(1, ranks) if crosses(rank - 1, rank)]
     if borders and len(borders) < MOST_OUTLINES:
@@ -46,18 +46,18 @@ def draw_matrix(traffic: Traffic, ax: Axes) -> list[str]:
         dashed: Any = {"edgecolor": style.MUTED, "linestyle": (0, (2, 2)), "linewidth": 0.8}
         for pred, succ in unused:
             ax.add_patch(Rectangle((succ - 0.5, pred - 0.5), 1, 1, fill=False, **dashed))
-        notes.append("Dashed cells: pair groups that were built; nothing was sent along them.")
+        notes.append("Dashed cells: pair groups that were created but not used.")
     elif unused:
         notes.append(
-            f"{len(unused):,} of {len(traffic.ring):,} pair groups were built and not used."
+            f"{len(unused):,} of {len(traffic.ring):,} pair groups were created but not used."
         )
     return notes
 
 
 def _sum_bytes(traffic: Traffic, shared: int) -> Ints:
-    """Sums the bytes from each rank to each, the mean of all pairs if ranks share a cell.
+    """Sums the bytes between ranks, or takes the mean of all pairs if ranks share a cell.
 
-    Returns the matrix, shape (sender, receiver), masked where nothing was sent.
+    Returns the matrix, shape (sender, receiver), with pairs masked that sent nothing.
     """
     ranks = traffic.trace.world_size
     side = -(-ranks // shared)
@@ -66,7 +66,7 @@ def _sum_bytes(traffic: Traffic, shared: int) -> Ints:
         cell = edge.src // shared, edge.dst // shared
         cells[cell] += edge.size_bytes
         sent[cell] = True
-    # the last cell stands for fewer
+    # the last cell has fewer ranks
     members = np.minimum(shared, ranks - shared * np.arange(side))
     mean = cells / np.outer(members, members)
     # messages of 0 bytes: the scale's low end
@@ -74,7 +74,7 @@ def _sum_bytes(traffic: Traffic, shared: int) -> Ints:
 
 
 def _draw_cells(ax: Axes, sent: Any, shared: int) -> None:
-    """Draws cells, and the scale of their colours beside them if there are any."""
+    """Draws the cells, with their colour scale next to them if there are any."""
     ax.set(xlabel="receiving rank", ylabel="sending rank")
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_locator(MaxNLocator(9, integer=True))

@@ -1,6 +1,6 @@
-"""One run over another, such as a prediction over what was measured.
+"""One run over another, such as a prediction and the measured run.
 
-Each rank's row has the prediction under what was measured::
+Each rank's row has the measurement above and the prediction below::
 
     rank 0  [F0 ][F1 ]xxxx[B0  ][B1  ]  measured, by kind
             [   ][   ]    [    ][    ]  predicted, coloured by how much too early or too late each
@@ -37,11 +37,11 @@ WIDTH_INCHES: Final = 9.6
 ROW_INCHES: Final = 0.66
 LANES: Final = Lanes(np.array([-0.33, 0.06]), np.array([0.02, 0.42]), (-0.44, -0.37))
 MEASURED_LANE, PREDICTED_LANE = 0, 1
-DASHES: Final[tuple[Any, ...]] = ((0, ()), (0, (4, 2)))  # of the ends
+DASHES: Final[tuple[Any, ...]] = ((0, ()), (0, (4, 2)))  # of the lines at the ends
 MEASURED_LOOK: Final = Look("measured", "#C9C9C9", edge=0.6)
-# Bounds between the looks, as parts of the step: an end that is off by 1 % is on time.
+# The bounds between the looks, as shares of the step: an end that is off by 1 % is on time.
 BOUNDS: Final = (-0.05, -0.01, 0.01, 0.05)
-INDIGO: Final = "#4B4A9E"  # the blues are those of forward
+INDIGO: Final = "#4B4A9E"  # not a blue, which means a forward
 LOOKS: Final = (
     Look("> 5 % of the step earlier", INDIGO, "\\\\\\\\", edge=0.6),
     Look("1 to 5 % earlier", "#C3C1E8", "\\\\\\\\", edge=0.6),
@@ -60,19 +60,20 @@ def plot_overlay(
 ) -> Axes:
     """Draws a step of the second run (the prediction) under that of the first.
 
-    Also how much earlier or later each computation ends.
+    Colours show how much earlier or later each computation ends.
 
     Args:
-        comparison: of ``ringsim.compare``.
-        step: which step, from 0; None for the one of median length.
-        ax: where to draw; a new figure by default.
-        **look: size, theme and so on of the new figure, see `ringsim.traces.display.Style`.
+        comparison: the comparison, from ``ringsim.compare``.
+        step: the number of the step, from 0; None for the step of median length.
+        ax: the axes to draw on; None creates a new figure.
+        **look: the size, theme and other options of the new figure, see
+            `ringsim.traces.display.Style`.
 
     Returns:
-        The axes. ``ax.figure.savefig(...)`` writes them.
+        The axes. Call ``ax.figure.savefig(...)`` to write them.
 
     Raises:
-        ArgumentError: there is no such step, or nothing was compared but messages.
+        ArgumentError: there is no such step, or only messages were compared.
 
     Example:
         >>> import matplotlib
@@ -101,7 +102,7 @@ def plot_overlay(
 def overlay_png(comparison: Comparison) -> bytes:
     """Draws the step of median length, for a notebook.
 
-    A PNG, the same bytes for the same comparison.
+    The PNG has the same bytes for the same comparison.
     """
     return sheet.picture_png([_overlay(comparison, None)], comparison.describe())
 
@@ -112,7 +113,7 @@ def _overlay(comparison: Comparison, step: int | None) -> Picture:
         step = int(np.argsort(lengths, kind="stable")[(len(lengths) - 1) // 2])
     if not 0 <= step < len(lengths):
         raise ArgumentError(
-            f"step must be from 0 to {len(lengths) - 1}, got {step}. Leave it out for the one of "
+            f"step must be from 0 to {len(lengths) - 1}, got {step}. Omit it to draw the step of "
             "median length."
         )
     height = float(np.clip(ROW_INCHES * comparison.real.world_size + 0.15, 1.2, 8.5))
@@ -158,21 +159,21 @@ def _draw_overlay(comparison: Comparison, step: int, ax: Axes) -> None:
 def _notes(comparison: Comparison) -> list[str]:
     above, below, source = "the first run", "the second", "The second"
     if comparison.predicts:
-        above, below, source = "what was measured", "what was predicted", "Prediction"
+        above, below, source = "the measurement", "the prediction", "Prediction"
     if comparison.called is not None:
         above, below = comparison.called
         source = source if comparison.predicts else below
     return [
-        f"In each row: above {above}, below {below}. Colours: how much earlier or later it "
-        "ends, as a part of the step.",
+        f"In each row: above {above}, below {below}. Colours: how much earlier or later each "
+        "box ends, as a share of the step.",
         f"{source}: {footer(comparison.virtual.metadata)}.",
     ]
 
 
 def _choose(comparison: Comparison, step: int) -> Ints:
-    """Returns the computations of a step, by their place in the comparison.
+    """Returns the computations of a step, as indices in the comparison.
 
-    Of a run without steps all spans, else what it waited in.
+    For a run without steps, these are all spans, or all waits if there are no spans.
     """
     events, index = comparison.real.events, comparison.real_index
     drawn = is_action(events) if count_steps(events) else events.kind == SPAN
@@ -183,14 +184,14 @@ def _choose(comparison: Comparison, step: int) -> Ints:
     chosen: Ints = np.flatnonzero((comparison.step == step) & which)
     if len(chosen) == 0:
         raise ArgumentError(
-            "a comparison must have spans or waits to be drawn, got none. Put the work of the "
-            "ranks into ringsim.span."
+            "cannot draw a comparison without spans or waits. Put the work of the ranks into "
+            "ringsim.span."
         )
     return chosen
 
 
 def _times(events: Events, index: Ints, begin_ns: int, unit_ns: float) -> tuple[Ints, Ints]:
-    """Returns when spans and waits begin and end, on the time axis."""
+    """Returns the beginnings and ends of spans and waits, on the time axis."""
     begins = np.where(events.kind[index] == SPAN, events.post_ns[index], events.wait_ns[index])
     return (begins - begin_ns) / unit_ns, (events.done_ns[index] - begin_ns) / unit_ns
 
@@ -212,7 +213,7 @@ def _words(comparison: Comparison, step: int, steps: int) -> tuple[str, str]:
     if steps > 1:
         errors = comparison.steps
         said.append(
-            f"step {step + 1} of {steps}: all of them off by {errors.mean:.1%} on average, "
+            f"step {step + 1} of {steps}: all steps are off by {errors.mean:.1%} on average, "
             f"{errors.worst:.1%} at most"
         )
     if comparison.predicts and comparison.no_communication_s is not None:

@@ -12,29 +12,29 @@ STEPS: Final = 49
 
 
 def node_angle(rank: int, world_size: int) -> float:
-    """Angle of a rank in radians, counted clockwise from the top."""
+    """Returns the angle of a rank in radians, clockwise from the top."""
     return 2 * float(np.pi) * rank / world_size
 
 
 def place(angle: Any, radius: float = 1.0) -> Points:
-    """Point, or points, at an angle clockwise from the top; shape (2,) or (points, 2)."""
+    """Returns the points at angles clockwise from the top; shape (2,) or (points, 2)."""
     return np.stack([radius * np.sin(angle), radius * np.cos(angle)], axis=-1)
 
 
 def node(rank: int, world_size: int) -> Points:
-    """Returns where a rank stands: on the circle, or, alone, in its middle."""
+    """Returns the position of a rank on the circle, or at its centre if there is only one."""
     return place(node_angle(rank, world_size), 1.0 if world_size > 1 else 0.0)
 
 
 def arc(start: float, end: float, radius: float = 1.0) -> Points:
-    """Path along the circle from one angle to another, either way round."""
+    """Returns a path along the circle from one angle to another, in either direction."""
     return place(np.linspace(start, end, STEPS), radius)
 
 
 def bow(start: Points, end: Points, control: Points, steps: int = STEPS) -> Points:
-    """Path from one point to another that bows towards a third.
+    """Returns a path from one point to another that bends towards a third.
 
-    A quadratic Bezier curve; shape (steps, 2).
+    It is a quadratic Bezier curve of shape (steps, 2).
     """
     t = np.linspace(0, 1, steps)[:, None]
     path: Points = (1 - t) ** 2 * start + 2 * t * (1 - t) * control + t**2 * end
@@ -42,10 +42,11 @@ def bow(start: Points, end: Points, control: Points, steps: int = STEPS) -> Poin
 
 
 def chord(start: Points, end: Points, *, pull: float, gap: float) -> Points:
-    """Path between two nodes that bows towards the centre.
+    """Returns a path between two nodes that bends towards the centre.
 
-    Also a little to the left of its way, so that the way back lies apart. ``pull`` says how far: 0
-    not at all, 1 all the way to the centre; it stays ``gap`` away from both nodes.
+    It also bends a little to the left, so that the path back is separate. ``pull`` is the amount of
+    bending: 0 for none, 1 for all the way to the centre. The path stays ``gap`` away from both
+    nodes.
     """
     way = end - start
     path = bow(
@@ -56,10 +57,10 @@ def chord(start: Points, end: Points, *, pull: float, gap: float) -> Points:
 
 
 def arrow(path: Points, width: float, *, head: float) -> Points:
-    """Outline of an arrow along a path.
+    """Returns the outline of an arrow along a path.
 
-    A closed polygon whose point ``len // 2`` is the tip, the path's last point. The head is
-    ``head`` long and about as wide; at most half the path is head.
+    It is a closed polygon. Its point ``len // 2`` is the tip, the last point of the path. The head
+    is ``head`` long and about as wide, but at most half of the path.
     """
     along = np.concatenate([[0.0], np.cumsum(np.hypot(*np.diff(path, axis=0).T))])
     neck = along[-1] - min(head, along[-1] / 2)
@@ -74,13 +75,13 @@ def arrow(path: Points, width: float, *, head: float) -> Points:
 
 
 def beside(path: Points, distance: float) -> Points:
-    """Path at a distance to the left of another; a negative one lies to the right."""
+    """Returns a path at a distance to the left of another, or to the right if negative."""
     moved: Points = path + distance * _normals(path)
     return moved
 
 
 def _normals(path: Points) -> Points:
-    """Unit vectors to the left of the way at each point."""
+    """Returns the unit vectors to the left of a path at each point."""
     way = np.gradient(path, axis=0)
     normal = np.stack([-way[:, 1], way[:, 0]], axis=1)
     length = np.hypot(*normal.T)[:, None]

@@ -1,14 +1,14 @@
-"""A step of a pipeline as papers draw it, recorded, timed by the evaluator or simulated.
+"""A pipeline step as papers draw it, from a trace, an evaluation or a simulation.
 
 Boxes have the number of their microbatch, gaps are shaded, and the phases of a rank are above its
-row. From top to bottom::
+row::
 
     |-- warm-up --|------- steady -------|-- cool-down --|
-    [F0 ][F1 ]xxxx[B0     ][F2 ][B1     ]xxxx[B2     ]      xxx: nothing was computed, the bubble
+    [F0 ][F1 ]xxxx[B0     ][F2 ][B1     ]xxxx[B2     ]      xxx: the bubble, without computation
      ..====   ..====                                         sends, then recvs
 
-Under the rows, a curve for each of a few ranks: the activations that it holds, with the bound of
-the closed form dashed.
+Below the rows are the live activations of a few ranks as curves, with the bound of the closed form
+dashed.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ ACTION_LOOKS: Final = {
     "W": Look("backward: weights' gradients", "#DFA6C6", "...."),
 }
 BUBBLE_LOOK: Final = Look("bubble", "#F8F8F8", "xxx", "#D2D2D2", zorder=2)
-MESSAGE_LOOK: Final = Look("message on its way", style.BLUE)
+MESSAGE_LOOK: Final = Look("message in flight", style.BLUE)
 SCHEDULE_NAMES: Final = {
     "gpipe": "GPipe",
     "1f1b": "1F1B",
@@ -75,38 +75,38 @@ SCHEDULE_NAMES: Final = {
     "zb_v": "ZB-V",
     "dualpipe_v": "DualPipeV",
 }
-PALEST: Final = 0.62  # how far the last stage of a rank is on the way to white
+PALEST: Final = 0.62  # how pale the last stage of a rank is, from 0 to 1 (white)
 COMPUTE_LANE, SEND_LANE, RECV_LANE = 0, 1, 2
-# of computations, sends, recvs and collectives
+# for computations, sends, recvs and collectives
 LANES: Final = Lanes(
     np.array([-0.33, 0.23, 0.34, 0.23]), np.array([0.19, 0.32, 0.43, 0.43]), (-0.44, -0.37)
 )
 LANES_WITHOUT_MESSAGES: Final = LANES._replace(bottom=np.array([0.42, 0.32, 0.43, 0.43]))
-# no room for messages, and none to be left between the rows
+# without room for messages or gaps between rows
 LANES_OF_PIXELS: Final = Lanes(np.full(4, -0.5), np.full(4, 0.5), (-0.5, -0.5))
-MOST_STAGE_NAMES: Final = 16  # ranks up to which a row's name has the stages, too
+MOST_STAGE_NAMES: Final = 16  # the most ranks for which a row's name also has the stages
 MOST_NUMBERS: Final = 1000  # microbatch numbers in boxes
 NUMBER_SIZE: Final = 8.5  # points
 LEAST_SIZE: Final = 5.5  # points
 LETTER: Final = 0.62  # width of a digit, as a share of the font's size
-LEAST_GAP: Final = 1 / 1600  # of the step: a shorter one cannot be seen
+LEAST_GAP: Final = 1 / 1600  # as a share of the step: shorter gaps are invisible
 PHASE_NAME_POINTS: Final = 10.0  # above the first row
-PHASES_FROM: Final = 18.0  # points: in a lower row there is no room for brackets
-MOST_IDLE_SHARES: Final = 32  # ranks up to which each row has its share of idle time beside it
+PHASES_FROM: Final = 18.0  # points: lower rows have no room for brackets
+MOST_IDLE_SHARES: Final = 32  # the most ranks for which each row has its share of idle time
 WIDTH_INCHES: Final = 9.6
 GAP_INCHES: Final = 0.16  # between the rows and the curve under them
 CURVE_INCHES: Final = 1.25
-MOST_CURVES: Final = 4  # more could not be told apart
-CURVE_NAME_POINTS: Final = 10.5  # height of a name beside the curves
+MOST_CURVES: Final = 4  # more would be indistinguishable
+CURVE_NAME_POINTS: Final = 10.5  # height of a name next to the curves
 PALEST_CURVE: Final = 0.6
 
 
 @dataclass(frozen=True)
 class StepPicture:
-    """What a picture of a step shows.
+    """The contents of a picture of a step.
 
-    The computations, in the unit of the time axis, the step from 0, and words. ``time`` stands
-    under the time axis, ``about`` in the line under the title, ``notes`` below. ``draw_messages``
+    It has the computations, in the unit of the time axis and from 0, and text. ``time`` is the
+    label of the time axis, ``about`` is in the subtitle, ``notes`` are below. ``draw_messages``
     draws sends and recvs into their lanes, and ``draw_over`` draws over the rows; both return their
     entries for the legend.
     """
@@ -121,7 +121,7 @@ class StepPicture:
 
 
 def step_picture(picture: StepPicture, *, with_curve: bool = False) -> Picture:
-    """Returns a step as a picture, with the live activations under the rows if wanted."""
+    """Returns a step as a picture, optionally with the live activations below the rows."""
     height = float(np.clip(0.62 * len(picture.actions.ranks) + 0.15, 1.0, 8.5))
     return Picture(
         lambda ax: _draw_step(picture, ax, height if with_curve else None), WIDTH_INCHES, height
@@ -129,9 +129,9 @@ def step_picture(picture: StepPicture, *, with_curve: bool = False) -> Picture:
 
 
 def _draw_step(picture: StepPicture, ax: Axes, inches: float | None) -> None:
-    """Draws the rows, and under them the live activations.
+    """Draws the rows, and optionally the live activations below them.
 
-    These where their height in inches is given.
+    ``inches`` is the height of the rows; None omits the live activations.
     """
     actions = picture.actions
     names, length = _name_rows(actions), actions.end.max()
@@ -187,7 +187,7 @@ def _words(picture: StepPicture, bubble: Bubble) -> tuple[str, str, list[str]]:
     by_span, to_work = percent(bubble.of_span), percent(bubble.of_ideal)
     notes = ["Bubble: the part of the step in which ranks do not compute."]
     if known is None:
-        notes.append("No closed form: the step is not one that a formula is known for.")
+        notes.append("No closed form is known for this step.")
     else:
         title += f", closed form {percent(known.of_total)}"
         by_span += f" (closed form {percent(known.of_span)})"
@@ -217,7 +217,7 @@ def draw_actions(actions: StageActions, rows: Rows) -> list[Artist]:
     Returns the legend's entries.
     """
     place = np.searchsorted(actions.ranks, actions.rank)
-    # which of its rank's stages, in the model's order
+    # the index among the stages of its rank, in the model's order
     chunk = np.zeros(len(actions), dtype=np.int64)
     for rank in actions.ranks:
         own = actions.rank == rank
@@ -251,14 +251,14 @@ def draw_actions(actions: StageActions, rows: Rows) -> list[Artist]:
 
 def microbatch_entry() -> Artist:
     """Returns the legend's entry for the numbers in boxes."""
-    with mpl.rc_context({"text.parse_math": True}):  # how a marker says that it is a letter
+    with mpl.rc_context({"text.parse_math": True}):  # for a marker that is a letter
         return style.entry("number: microbatch", linestyle="none", marker="$0$", markersize=6)
 
 
 def _draw_gaps(actions: StageActions, rows: Rows) -> bool:
-    """Shades the time in which a rank computes nothing, from the start of the step to its end.
+    """Shades the time without computation, from the start of the step to its end.
 
-    Returns whether there is any.
+    Returns whether there is any such time.
     """
     first, last = actions.start.min(), actions.end.max()
     gaps = []
@@ -273,7 +273,7 @@ def _draw_gaps(actions: StageActions, rows: Rows) -> bool:
 
 
 def _draw_phases(actions: StageActions, rows: Rows) -> None:
-    """Draws a bracket over each phase, with its name in the top row."""
+    """Draws a bracket over each phase, named in the top row."""
     ax, (top, bottom), per_point = rows.ax, rows.lanes.marks, rows.per_point
     for place, rank in enumerate(actions.ranks):
         phases = actions.phases(rank)
@@ -306,9 +306,9 @@ def _draw_phases(actions: StageActions, rows: Rows) -> None:
 
 
 def _draw_numbers(actions: StageActions, rows: Rows, place: Ints, colours: Sequence[str]) -> bool:
-    """Writes the number of the microbatch into the boxes that have room for the highest one.
+    """Writes microbatch numbers into the boxes with room for the highest number.
 
-    Widest first; returns whether any has room.
+    The widest boxes come first. Returns whether any box has room.
     """
     lane = (rows.lanes.bottom[COMPUTE_LANE] - rows.lanes.top[COMPUTE_LANE]) * rows.points
     room = (actions.end - actions.start) / rows.per_point - 1.5
@@ -330,9 +330,9 @@ def _draw_numbers(actions: StageActions, rows: Rows, place: Ints, colours: Seque
 
 
 def draw_flights(rows: Rows, sources: Ints, targets: Ints, start: Ints, end: Ints) -> list[Artist]:
-    """Draws messages on their way, each twice.
+    """Draws messages in flight, each twice.
 
-    In the row of its sender and in that of its receiver; returns the legend's entry.
+    A message is in the rows of its sender and its receiver. Returns the legend's entry.
     """
     for lane, places in ((SEND_LANE, sources), (RECV_LANE, targets)):
         rows.draw(MESSAGE_LOOK, f"messages-{lane}", places, lane, start, end)
@@ -343,7 +343,7 @@ def draw_flights(rows: Rows, sources: Ints, targets: Ints, start: Ints, end: Int
 
 
 def _draw_live_curve(ax: Axes, actions: StageActions) -> None:
-    """Draws the curves of up to four ranks, evenly chosen, named at the right with their peaks.
+    """Draws the curves of up to four ranks, evenly chosen, with their peaks at the right.
 
     The caller sets the time axis.
     """
@@ -392,7 +392,7 @@ def _draw_live_curve(ax: Axes, actions: StageActions) -> None:
 
 
 def picture_step(trace: Trace, step: int | None = None) -> StepPicture:
-    """Makes the picture of a recorded step, counted from 0; None for the last one."""
+    """Returns the picture of a recorded step, counted from 0; None for the last step."""
     measured = find_step(trace, step)
     steps = count_steps(trace.events)
     number = steps - 1 if step is None else step
@@ -413,7 +413,7 @@ def picture_step(trace: Trace, step: int | None = None) -> StepPicture:
 
 
 def _list_notes(trace: Trace) -> tuple[str, ...]:
-    """Lists what made ranks wait besides the schedule."""
+    """Returns a note if ranks also waited for cores."""
     about = trace.metadata
     cores = (about.get("machine") or {}).get("cores")
     one_host = len({rank.get("host") for rank in about.get("ranks", ())}) <= 1
@@ -421,8 +421,8 @@ def _list_notes(trace: Trace) -> tuple[str, ...]:
         return ()
     return (
         (
-            f"{trace.world_size} ranks shared {count(cores, 'core')}: what had to wait for a core "
-            "is drawn as computing, or makes others wait."
+            f"{trace.world_size} ranks shared {count(cores, 'core')}: waiting for a core is drawn "
+            "as computing, or makes other ranks wait."
         ),
     )
 
@@ -430,7 +430,7 @@ def _list_notes(trace: Trace) -> tuple[str, ...]:
 def _draw_recorded(
     rows: Rows, trace: Trace, step: int, ranks: list[int], axis: TimeAxis
 ) -> list[Artist]:
-    """Draws the sends and recvs of a step by what their time was spent on.
+    """Draws the sends and recvs of a step by their states.
 
     Returns the legend's entries.
     """
@@ -449,18 +449,19 @@ def plot_schedule(
     """Draws a schedule as ``plot_timeline`` draws a recorded step, in units of time.
 
     Args:
-        schedule: what to draw. A ``Schedule`` is timed first: forward 1, backward 2 or 1 for each
-            of its halves, messages take no time. For other costs pass what ``evaluate(schedule,
-            costs)`` returns.
-        ax: where to draw; a new figure by default, which also has the live activations.
-        **look: size, theme and so on of the new figure, see `ringsim.traces.display.Style`.
+        schedule: the schedule. A ``Schedule`` is timed first: forward 1, backward 2 or 1 for each
+            half, messages take no time. For other costs pass the result of ``evaluate(schedule,
+            costs)``.
+        ax: the axes to draw on; None creates a new figure, which also has the live activations.
+        **look: the size, theme and other options of the new figure, see
+            `ringsim.traces.display.Style`.
 
     Returns:
-        The axes of the rows. ``ax.figure.savefig(...)`` writes them.
+        The axes of the rows. Call ``ax.figure.savefig(...)`` to write them.
 
     Raises:
         ScheduleError: the schedule cannot be timed.
-        Deadlock: its ranks would wait for each other.
+        Deadlock: the ranks would wait for each other forever.
 
     Example:
         >>> import matplotlib
@@ -470,7 +471,7 @@ def plot_schedule(
         '1F1B, 4 ranks, 8 microbatches: bubble 27 %, closed form 27 %'
     """
     if isinstance(schedule, Evaluation):
-        evaluation, source = schedule, "simulated, with costs of one's own"
+        evaluation, source = schedule, "simulated, with custom costs"
     else:
         evaluation = evaluate(schedule)
         source = "simulated: forward 1, backward 2 or 1 for each half, messages take no time"

@@ -1,6 +1,6 @@
-"""What others measured with NCCL and published.
+"""Published NCCL measurements from other machines.
 
-Every figure has its source, a public discussion that anybody can open.
+Every figure has its source, a public discussion.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Final
 
 @dataclass(frozen=True)
 class PublishedFigure:
-    """One number that somebody published.
+    """A published number.
 
-    The time of a size, or the bandwidth (one way, 10**9 bytes/s) that large messages reach.
-    ``link`` says what connected which GPUs, ``date`` is "YYYY-MM-DD"; ``size_bytes`` is None where
-    the source says "large", or nothing.
+    It is the time of one size, or the bandwidth (one way, 10**9 bytes/s) of large messages.
+    ``link`` names the connection and the GPUs, ``date`` is "YYYY-MM-DD"; ``size_bytes`` is None if
+    the source gives no size.
     """
 
     link: str
@@ -30,9 +30,9 @@ class PublishedFigure:
 
 @dataclass(frozen=True)
 class LineRate:
-    """What the wires of a link can carry by specification, in one direction and in both together.
+    """The specified capacity of a link, in one direction and in both together.
 
-    A limit that no program reaches.
+    No program reaches this limit.
     """
 
     link: str
@@ -47,7 +47,7 @@ _A40_TIMES_US: Final = {256: 34.24, 512: 34.24, 1024: 34.24, 2048: 31.58, 4096: 
 
 
 def _cite(project: str, number: int) -> tuple[str, str]:
-    """Returns the short name of a discussion, and its address."""
+    """Returns the short name of a discussion, and its URL."""
     return f"{project} #{number}", f"https://github.com/NVIDIA/{project}/issues/{number}"
 
 
@@ -57,8 +57,8 @@ LINE_RATES: Final = (
     LineRate(_A100_4, 100.0, 200.0, *_cite("nccl-tests", 331)),
 )
 
-# Link, where and when it was published, the bandwidth of large messages or the times of single
-# sizes, remark.
+# Link, place and date of publication, the bandwidth of large messages or the times of single sizes,
+# remark.
 _PUBLISHED: Final[tuple[tuple[str, str, int, str, float | dict[int, float], str], ...]] = (
     (
         _H100,
@@ -66,17 +66,17 @@ _PUBLISHED: Final[tuple[tuple[str, str, int, str, float | dict[int, float], str]
         212,
         "2024-05-06",
         370.0,
-        "what NCCL's maintainer says is to be expected of 450 GB/s",
+        "expected by NCCL's maintainer, out of 450 GB/s",
     ),
-    (_H100, "nccl-tests", 268, "2024-11-19", 180.0, "two GPUs, to 4 GiB"),
-    (_H100, "nccl", 1487, "2024-10-18", {1000: 3.0}, "about, by nccl-tests"),
+    (_H100, "nccl-tests", 268, "2024-11-19", 180.0, "two GPUs, up to 4 GiB"),
+    (_H100, "nccl", 1487, "2024-10-18", {1000: 3.0}, "approximate, from nccl-tests"),
     (
         _A100,
         "nccl-tests",
         149,
         "2023-07-05",
         230.0,
-        "what NCCL's maintainer says is to be expected beyond 1 GiB",
+        "expected by NCCL's maintainer beyond 1 GiB",
     ),
     (_A100_4, "nccl-tests", 331, "2025-07-14", {8: 9.85, 16: 9.76}, "sendrecv_perf, NCCL 2.22.3"),
     (_A100_4, "nccl-tests", 331, "2025-07-14", 72.0, "sendrecv_perf, NCCL 2.22.3; 71 to 73"),
@@ -86,7 +86,7 @@ _PUBLISHED: Final[tuple[tuple[str, str, int, str, float | dict[int, float], str]
         119,
         "2022-11-17",
         24.0,
-        "what NCCL's maintainer takes for the peak of one adapter",
+        "peak of one adapter, according to NCCL's maintainer",
     ),
     (
         "network, A40",

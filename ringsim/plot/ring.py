@@ -1,10 +1,10 @@
-r"""The ring: which process groups were built, and what was really sent on them.
+r"""The ring: its process groups, and the messages on them.
 
-As a circle of ranks, or, of many, as a matrix. In the circle, whose first rank is at the top, a
-process group is a tube between two ranks, and its messages are the arrows inside::
+The picture is a circle of ranks, or a matrix if there are many. In the circle, whose first rank is
+at the top, a process group is a tube between two ranks, and its messages are the arrows inside::
 
     (0)                  tube, solid outline: a group with messages
-  //   \\                tube, dashed outline: built, nothing sent
+  //   \\                tube, dashed outline: a group without messages
 (3)     (1)              arrow: messages, as wide as their bytes
   \\   //
     (2)                  arrow across: messages outside the ring's groups
@@ -35,20 +35,20 @@ __all__ = ["plot_ring"]
 
 MOST_NODES: Final = 16
 SIZE_INCHES: Final = (7.2, 6.2)
-# nodes up to which the label of a group has room for its name and for each way
+# the most nodes for which a label has room for the group's name and both directions
 MOST_DETAILED: Final = 8
 MOST_CHORD_LABELS: Final = 12
 LIMITS: Final = (1.8, 1.55)  # of the axes, to each side
 LETTER: Final = 0.58  # width of a letter, as a share of the font's size
 PID_SIZE: Final = 8.0  # points
-TUBE: Final = 0.17  # thickness of a group's tube, where the circle has radius 1
+TUBE: Final = 0.17  # thickness of a group's tube, relative to the circle's radius
 TUBE_COLOUR: Final = "#F6F6F6"
-UNUSED: Final = (0, (4, 3))  # outline of a tube on which nothing was sent
+UNUSED: Final = (0, (4, 3))  # outline of a tube without messages
 WIDEST: Final = 0.054  # the arrow of the edge with most bytes
-THINNEST: Final = 0.008  # an arrow that is narrower to scale is drawn so, to be seen at all
+THINNEST: Final = 0.008  # the least width of an arrow, so that it is visible
 
-# One look for each pair group, repeated: neighbours always differ. The texture is a line along the
-# arrow's middle.
+# The looks of pair groups repeat, but neighbours always differ. The texture is a line along the
+# middle of the arrow.
 PAIR_COLOURS: Final = (style.BLUE, style.VERMILLION, style.GREEN)
 PAIR_TEXTURES: Final[tuple[Any, ...]] = (None, "solid", (0, (3, 2)))
 CLOSING_COLOUR: Final = style.PURPLE  # the edge from the last rank back to the first
@@ -57,18 +57,19 @@ OUTSIDE_TEXTURE: Final = (0, (2, 2))
 
 
 def plot_ring(trace: Trace, *, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
-    """Draws who sent to whom.
+    """Draws the messages between ranks.
 
-    The ring's groups as tubes, the messages as arrows as wide as their bytes. Ranks go clockwise
-    from the top. Up to 16 ranks are nodes; more are drawn as a matrix of bytes.
+    The ring's groups are tubes, and messages are arrows whose width shows their bytes. Ranks go
+    clockwise from the top. Up to 16 ranks are nodes; more are drawn as a matrix of bytes.
 
     Args:
-        trace: any trace; one without messages shows the groups alone.
-        ax: where to draw; a new figure by default.
-        **look: size, theme and so on of the new figure, see `ringsim.traces.display.Style`.
+        trace: a trace; without messages, the picture shows only the groups.
+        ax: the axes to draw on; None creates a new figure.
+        **look: the size, theme and other options of the new figure, see
+            `ringsim.traces.display.Style`.
 
     Returns:
-        The axes. ``ax.figure.savefig(...)`` writes them.
+        The axes. Call ``ax.figure.savefig(...)`` to write them.
 
     Example:
         >>> import matplotlib
@@ -101,12 +102,12 @@ def _draw(trace: Trace, ax: Axes) -> None:
 
 
 def _message(traffic: Traffic) -> tuple[str, str]:
-    """The picture's message in one line, and what follows from it in another."""
+    """Returns the title and the subtitle of the picture."""
     sent, ring, lanes = traffic.messages, traffic.ring, traffic.lanes
     outside = sum(edge.messages for edge in traffic.edges if edge.lane == "outside")
     if traffic.trace.world_size == 1 and not sent:
-        return "A ring of one rank has no edges", "nobody to send to: everything stays on rank 0"
-    built = count(len(ring), "pair group") + " built" if ring else "no ring was built"
+        return "A ring of one rank has no edges", "rank 0 has no other rank to send to"
+    built = count(len(ring), "pair group") + " created" if ring else "no ring was created"
     ranks = count(traffic.trace.world_size, "rank")
     if not sent:
         return f"{ranks} sent nothing", built
@@ -123,9 +124,9 @@ def _message(traffic: Traffic) -> tuple[str, str]:
 
 
 def _draw_circle(traffic: Traffic, ax: Axes) -> list[str]:
-    """Draws ranks, groups and messages on axes that have their size already.
+    """Draws ranks, groups and messages on axes of their final size.
 
-    Returns notes on what is not drawn, or not labelled.
+    Returns notes on messages that are not drawn or not labelled.
     """
     ranks = traffic.trace.world_size
     radius = min(0.24, 0.22 * 2 * np.pi / max(ranks, 4))
@@ -154,7 +155,7 @@ def _draw_circle(traffic: Traffic, ax: Axes) -> list[str]:
 
 
 def _draw_groups(traffic: Traffic, ax: Axes, radius: float) -> None:
-    """Draws the tubes, and writes beside each what was sent on it."""
+    """Draws the tubes, each with the amount of its messages."""
     ranks = traffic.trace.world_size
     detailed, both_ways = ranks <= MOST_DETAILED, "backward" in traffic.lanes
     for name, (pred, succ) in traffic.ring.items():
@@ -181,7 +182,7 @@ def _draw_groups(traffic: Traffic, ax: Axes, radius: float) -> None:
 
 
 def _draw_messages(traffic: Traffic, ax: Axes, radius: float) -> list[str]:
-    """Draws the arrows; returns notes for below."""
+    """Draws the arrows, and returns the notes below the picture."""
     ranks = traffic.trace.world_size
     most = max((edge.size_bytes for edge in traffic.edges), default=0) or 1
     lane = TUBE / 4 if "backward" in traffic.lanes else 0.0
@@ -205,7 +206,7 @@ def _draw_messages(traffic: Traffic, ax: Axes, radius: float) -> list[str]:
             _draw_arrow(ax, path if forward else path[::-1], width, colour, texture, 4, gid)
     notes = []
     if lane and ranks > MOST_DETAILED:
-        notes.append("The label of a pair group adds up both ways.")
+        notes.append("The label of a pair group adds up both directions.")
     if len(sizes) > MOST_CHORD_LABELS:
         notes.append(
             f"Arrows across: all {len(sizes)} are drawn, the {MOST_CHORD_LABELS} widest are "
@@ -213,26 +214,26 @@ def _draw_messages(traffic: Traffic, ax: Axes, radius: float) -> list[str]:
         )
     to_itself = sum(edge.messages for edge in traffic.edges if edge.src == edge.dst)
     if to_itself:
-        notes.append(f"Not drawn: {count(to_itself, 'message')} of a rank to itself.")
+        notes.append(f"Not drawn: {count(to_itself, 'message')} from a rank to itself.")
     return notes
 
 
 def _draw_chord(
     ax: Axes, edge: Edge, traffic: Traffic, width: float, gap: float, *, is_named: bool
 ) -> None:
-    """Draws the arrow of messages outside of the ring's groups, with its label beside it."""
+    """Draws the arrow of messages outside of the ring's groups, with its label."""
     ranks = traffic.trace.world_size
-    clockwise = (edge.dst - edge.src) % ranks <= ranks // 2  # the way back bows further in
+    clockwise = (edge.dst - edge.src) % ranks <= ranks // 2  # the way back bends further in
     ends = node(edge.src, ranks), node(edge.dst, ranks)
     path = chord(*ends, pull=0.4 if clockwise else 1.0, gap=gap)
     colour = style.VERMILLION if traffic.trace.crosses(edge.src, edge.dst) else style.MUTED
     gid = f"outside-{edge.src}-{edge.dst}-{edge.group}"
     _draw_arrow(ax, path, width, colour, OUTSIDE_TEXTURE, 3, gid)
     if is_named:
-        # the middle of a small ring has little room
+        # a small ring has little room in its middle
         text = f"{edge.group}\n{_amount([edge]).replace('message', 'msg')}"
         at, (way_x, way_y) = _middle(path), path[-1] - path[0]
-        # Towards the centre, or, near it, on the side to which the arrow bows.
+        # Towards the centre, or near the centre, on the side to which the arrow bends.
         away = -at if np.hypot(*at) > 0.3 else np.array([-way_y, way_x])
         _write(ax, at, away, width / 2, text, 8, style.INK)
 
@@ -276,7 +277,11 @@ def _circle_legend(traffic: Traffic) -> list[Artist]:
     entries: tuple[tuple[Any, str, dict[str, Any]], ...] = (
         (used, "pair group with messages", tube),
         (ring.keys() - used, "pair group, nothing sent", tube | {"linestyle": UNUSED}),
-        (lanes - {"outside"}, "messages on it, width = bytes", {"facecolor": PAIR_COLOURS[0]}),
+        (
+            lanes - {"outside"},
+            "messages on the group, width = bytes",
+            {"facecolor": PAIR_COLOURS[0]},
+        ),
         ("outside" in lanes, "messages on other groups", {"facecolor": style.MUTED}),
         (
             any(succ < pred for pred, succ in ring.values()),

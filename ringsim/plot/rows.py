@@ -1,7 +1,7 @@
-"""Rows of ranks on axes: all bars of all pictures of time are drawn here.
+"""Rows of ranks on axes, for the bars of all pictures with a time axis.
 
-A row has lanes, from top to bottom: marks, spans, sends, recvs. ``bars`` computes what lies in
-them, and ``timeline``, ``steps`` and ``schedule_run`` say which rows and lanes a picture has.
+A row has lanes, from top to bottom: marks, spans, sends, recvs. ``bars`` computes their contents,
+and ``timeline``, ``pipeline_step`` and ``schedule_run`` choose the rows and lanes of a picture.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from ringsim.traces.units import time_unit
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-WHITE: Final = "#FFFFFF"  # such a bar is its outline
-OPERATION_LOOKS: Final = (  # by what a bar shows, see ``bars``
+WHITE: Final = "#FFFFFF"  # a bar of this colour is only an outline
+OPERATION_LOOKS: Final = (  # by the state of a bar, see ``bars``
     Look("posted, not waited for yet", "#E4E4E4", "", MUTED, edge=0.5, zorder=2),
     Look("transfer", BLUE, edge=0.5),
     Look("blocked: late sender", VERMILLION, "////", "white"),
@@ -36,7 +36,7 @@ OPERATION_LOOKS: Final = (  # by what a bar shows, see ``bars``
     Look("never finished", WHITE, "xxxx", VERMILLION, edge=0.8),
     Look("failed", INK, "xxxx", "white"),
 )
-# Paler than what tells of waiting and sending, so that names can be read inside.
+# Paler than the looks of waiting and sending, so that names inside are readable.
 SPAN_LOOKS: Final = (
     Look("span", "#9AD2F4", edge=0.5),
     Look("span", "#F6EE96", "////", "#DDCF3A"),
@@ -48,21 +48,21 @@ SPAN_LOOKS: Final = (
     Look("span", "#CFCFCF", "/|", "white"),
 )
 
-LEAST_ROW_POINTS: Final = 4.0  # a row a rank is at least so high
-SLOTS: Final = 1600  # pixels, about: what is shorter is merged with its neighbours
-# of the axis: in a narrower box neither texture nor outline can be seen
+LEAST_ROW_POINTS: Final = 4.0  # the least height of a row per rank
+SLOTS: Final = 1600  # about one per pixel; shorter bars are merged with their neighbours
+# of the axis: in narrower boxes, texture and outline are invisible
 LEAST_TEXTURED: Final = 8 / SLOTS
-LEAST_TEXTURED_POINTS: Final = 3.0  # high, at least
-ROW_NAME_POINTS: Final = 18.0  # from one row's name to the next, at least
-# share of the time before the first event from which on the axis begins there
+LEAST_TEXTURED_POINTS: Final = 3.0  # the least height
+ROW_NAME_POINTS: Final = 18.0  # the least distance between the names of rows
+# if more than this share of the time precedes the first event, the axis begins at that event
 LATE_START: Final = 0.15
 
 
 @dataclass(frozen=True)
 class TimeAxis:
-    """Turns times of a trace into places on the axis.
+    """A time axis, which converts times of a trace into positions.
 
-    It calls ``first_ns`` 0 and ends at ``last_ns``; its unit has ``unit_ns``.
+    ``first_ns`` is at 0, and the axis ends at ``last_ns``; its unit has ``unit_ns``.
     """
 
     first_ns: int
@@ -72,23 +72,23 @@ class TimeAxis:
 
     @classmethod
     def of(cls, events: Events) -> TimeAxis:
-        """Counts from the start of the run.
+        """Returns an axis from the start of the run.
 
-        Or, if ranks took long to get going, from the first event.
+        If ranks took long to start, it begins at the first event instead.
         """
         first, last = time_range(events)
         first = 0 if first < LATE_START * last else first
         return cls(first, last, *time_unit(max(last - first, 1)))
 
     def at(self, time_ns: Ints | float) -> Ints:
-        """Place of a time, or of many, on the axis."""
+        """Returns the positions of times on the axis."""
         return np.asarray((time_ns - self.first_ns) / self.unit_ns)
 
 
 class Lanes(NamedTuple):
-    """The edges of a row's lanes, as distances from its middle; y grows downwards.
+    """The edges of a row's lanes, as distances from its middle, with y growing downwards.
 
-    ``marks`` has the upper and lower edge of the strip for marks.
+    ``marks`` has the upper and lower edges of the strip for marks.
     """
 
     top: Ints
@@ -98,9 +98,9 @@ class Lanes(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Rows of ranks on axes; rank 0 has its middle at 0.
+    """The rows of ranks on axes; the middle of rank 0's row is at 0.
 
-    A point is ``per_point`` long on the time axis, and a row, which ``ranks`` share, ``points``
+    A point is ``per_point`` long on the time axis. A row, which ``ranks`` share, is ``points``
     high.
     """
 
@@ -111,7 +111,7 @@ class Rows:
     ranks: int
 
     def middle(self, rank: Ints | int, lane: Ints | int) -> Ints:
-        """Heights of the middle of a lane, in the rows of the ranks."""
+        """Returns the heights of the middle of a lane, in the rows of the ranks."""
         height: Ints = rank // self.ranks + (self.lanes.top[lane] + self.lanes.bottom[lane]) / 2
         return height
 
@@ -129,10 +129,10 @@ class Rows:
         zorder: float | None = None,
         outlined: bool = False,
     ) -> None:
-        """Draws bars of one look; texture and outlines only if they can be seen.
+        """Draws bars of one look, with texture and outlines only if they are visible.
 
-        They begin and end at places of the axis. ``low`` and ``high`` are shares of the lane's
-        height, counted from its lower edge.
+        ``start`` and ``end`` are positions on the axis. ``low`` and ``high`` are shares of the
+        lane's height, from its lower edge.
         """
         below = self.lanes.bottom[lane]
         base, height = rank // self.ranks + below, below - self.lanes.top[lane]
@@ -146,8 +146,8 @@ class Rows:
         more: Any = {"zorder": look.zorder if zorder is None else zorder, "gid": gid}
         boxes = []
         if not wide.all():
-            plain = look.ink if look.colour == WHITE else look.colour  # its outline is what is seen
-            # Smoothed edges of boxes as low as a pixel would beat with the rows.
+            plain = look.ink if look.colour == WHITE else look.colour  # only its outline is visible
+            # In boxes only a pixel high, smoothed edges would interfere with the rows.
             smooth = points[~wide] >= 1
             more_plain: Any = {"facecolors": plain, "linewidths": 0, "antialiaseds": smooth, **more}
             boxes.append(PolyCollection(corners[~wide], **more_plain))
@@ -155,7 +155,7 @@ class Rows:
             textured: Any = {"edgecolors": look.ink, "hatch": look.hatch or None, **more}
             textured |= {"facecolors": look.colour, "linewidths": look.edge}
             boxes.append(PolyCollection(corners[wide], **textured))
-            if outlined:  # apart: a pattern takes the colour of the edge, and this is to be white
+            if outlined:  # separately, because a hatch takes the edge's colour, here white
                 white: Any = {
                     "edgecolors": "white",
                     "linewidths": 0.6,
@@ -168,7 +168,7 @@ class Rows:
     def draw_each(
         self, looks: Mapping[Any, Look], gid: str, look: Ints, *columns: Ints | int, **more: Any
     ) -> None:
-        """Draws bars as ``draw`` does, each in the one of ``looks`` that ``look`` has for it."""
+        """Draws bars like ``draw``, each with its own one of ``looks``."""
         every = np.broadcast_arrays(*columns)
         for name, one in looks.items():
             some = look == name
@@ -182,7 +182,7 @@ class Rows:
         self.draw_each(looks_of(bars), "boxes", look, bars.rank, bars.lane, *times)
 
     def write(self, rank: int, lane: int, x: float, text: str, *, size: float, colour: str) -> None:
-        """Writes words into a bar, on a patch of its plain colour without texture and arrows."""
+        """Writes text into a bar, on a patch of plain colour over texture and arrows."""
         self.ax.text(
             x,
             float(self.middle(rank, lane)),
@@ -198,9 +198,9 @@ class Rows:
 
 
 def looks_of(bars: Bars) -> dict[int, Look]:
-    """Returns the looks that occur, by the number that the bars have for them.
+    """Returns the looks that occur, by their numbers in the bars.
 
-    Names of spans repeat theirs.
+    The looks of span names repeat.
     """
     numbers = np.unique(bars.look).tolist()
     return {
@@ -221,9 +221,9 @@ def lay_rows(
     ranks: int = 1,
     above: float = 0.0,
 ) -> Rows:
-    """Gives axes of their final size a row for each name, and a time axis to ``length``.
+    """Divides axes of their final size into a row per name, with a time axis to ``length``.
 
-    There are ``above`` points over the first row.
+    It leaves ``above`` points over the first row.
     """
     width, height = style.points(ax)
     row = height / len(names)
@@ -240,7 +240,7 @@ def lay_rows(
 
 
 def label_time(ax: Axes, text: str) -> None:
-    """Labels the horizontal axis, and puts round numbers on it."""
+    """Labels the horizontal axis, with ticks at round numbers."""
     ax.set_xlabel(text, loc="left")
     ax.xaxis.set_major_locator(MaxNLocator(10, steps=[1, 2, 2.5, 5, 10]))
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:,.6g}")

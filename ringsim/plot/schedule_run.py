@@ -1,8 +1,8 @@
 """Simulated schedules as pictures, with their critical path.
 
-A small schedule is drawn as a recorded step is. One with more computations than pixels is drawn as
-a map: for each rank and stretch of time, how much of it was spent on what. The critical path runs
-along a rank while it computes, and from rank to rank while a message travels.
+A small schedule is drawn like a recorded step. A schedule with more computations than pixels is
+drawn as a map, with the share of each kind of computation for each rank and period of time. The
+critical path runs along a rank while it computes, and from rank to rank while a message travels.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ __all__ = [
     "schedule_run_png",
 ]
 
-MOST_BOXES: Final = 20_000  # computations; more are drawn as a map
-MOST_ROWS: Final = 64  # ranks; more are drawn as a map, too
+MOST_BOXES: Final = 20_000  # computations; larger schedules are drawn as a map
+MOST_ROWS: Final = 64  # ranks; larger schedules are drawn as a map
 MAP_INCHES: Final = (9.6, 4.6)
 MAP_COLUMNS: Final = 960
 MAP_ROWS: Final = 512
@@ -74,25 +74,26 @@ PATH_DASHES: Final[dict[str, Any]] = {
 }
 PATH_WIDTH: Final = 2.2  # points
 THIN: Final = 1.2  # points: the path over a map
-# white on either side of the path, in widths of the line, so that it stands out from any box
+# white on both sides of the path, in widths of the line, for contrast with any box
 HALO: Final = 0.7
 
 
 def plot_schedule_run(run: ScheduleRun, *, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
     """Draws a simulated schedule with its critical path.
 
-    A small one is drawn as ``plot_timeline`` draws a recorded step. A large one, which has more
+    A small schedule is drawn like a recorded step in ``plot_timeline``. A large one, with more
     computations than pixels, is drawn as a map: ranks from top to bottom, time to the right, each
-    point in the colour of what was computed there, and the paler the less.
+    point in the colour of the computation there, and paler if ranks compute less.
 
     Args:
-        run: from ``ringsim.simulate_schedule``.
-        ax: where to draw; a new figure by default, which also has the live activations of a small
-            one.
-        **look: size, theme and so on of the new figure, see `ringsim.traces.display.Style`.
+        run: the simulated schedule, from ``ringsim.simulate_schedule``.
+        ax: the axes to draw on; None creates a new figure, which also has the live activations of a
+            small schedule.
+        **look: the size, theme and other options of the new figure, see
+            `ringsim.traces.display.Style`.
 
     Returns:
-        The axes of the rows. ``ax.figure.savefig(...)`` writes them.
+        The axes of the rows. Call ``ax.figure.savefig(...)`` to write them.
 
     Example:
         >>> import matplotlib
@@ -109,7 +110,7 @@ def plot_schedule_run(run: ScheduleRun, *, ax: Axes | None = None, **look: Unpac
 def schedule_run_png(run: ScheduleRun) -> bytes:
     """Draws a simulated schedule for a notebook.
 
-    A PNG, the same bytes for the same schedule and costs.
+    The PNG has the same bytes for the same schedule and costs.
     """
     return sheet.picture_png([_picture(run)], repr(run))
 
@@ -143,7 +144,7 @@ def _about(run: ScheduleRun) -> str:
 
 
 def _constants(run: ScheduleRun) -> str:
-    """Lists what the schedule was simulated with: times by kind, sizes, links."""
+    """Returns a note with the simulated times by kind, the sizes and the links."""
     operations, setting = run.operations, run.setting
 
     def span(values: Any, text: Callable[[float], str] = lambda time: _length(run, time)) -> str:
@@ -208,11 +209,11 @@ def _describe_step(run: ScheduleRun) -> StepPicture:
 def draw_path(
     ax: Axes, path: CriticalPath, *, unit: float, at: float = 0.0, width: float = PATH_WIDTH
 ) -> list[Artist]:
-    """Draws the critical path; the colour of each stretch says why it did not begin earlier.
+    """Draws the critical path, coloured by the reason why each part did not begin earlier.
 
-    A ``unit`` of the path's time is one on the axis. The line, ``width`` points wide, runs ``at``
-    below the middle of its rank's row while the rank computes. Returns the legend's entries: one
-    for each reason that occurs, with how often.
+    ``unit`` of the path's time is 1 on the axis. The line, ``width`` points wide, runs ``at`` below
+    the middle of its rank's row while the rank computes. Returns the legend's entries: one for each
+    reason that occurs, with its count.
     """
     hops = path.hops
     if not hops:
@@ -222,8 +223,7 @@ def draw_path(
     rank, sender = np.array([hop.rank for hop in hops]), np.array([hop.source for hop in hops])
     sends = sender >= 0
     source = np.where(sends, sender, rank)
-    # A message that another one waits for leaves the link where it is: the line goes on from the
-    # sender's row.
+    # If another message waits for this one on the link, the line continues in the sender's row.
     stays = sends & np.append(sends[1:], False)
     lines = np.stack([start, source + at, end, np.where(stays, source, rank) + at], axis=-1)
     lines = lines.reshape(-1, 2, 2)
@@ -273,8 +273,8 @@ def _draw_map(run: ScheduleRun, ax: Axes) -> None:
     known = "" if run.closed_form is None else f"; closed form {float(run.closed_form):,.6g}"
     notes = [
         (
-            "Each point: the share of the time in which its ranks compute, coloured by what; the "
-            "paler, the less."
+            "Each point: the share of time in which its ranks compute, coloured by the kind of "
+            "computation; paler means less."
         ),
         _constants(run),
     ]
@@ -283,13 +283,14 @@ def _draw_map(run: ScheduleRun, ax: Axes) -> None:
 
 
 def measure_shares(run: ScheduleRun, rows: int, columns: int) -> Ints:
-    """Measures which part of each stretch of time ranks spend on each kind of computation.
+    """Measures the share of each kind of computation in each period of time.
 
-    Neighbours are put into ``rows`` groups, at most as many as ranks, and the step is cut into
-    ``columns`` equal stretches.
+    Neighbouring ranks are put into ``rows`` groups, at most as many as ranks, and the step is cut
+    into ``columns`` equal periods.
 
     Returns:
-        Shares from 0 to 1, shape (rows, columns, 4): by the kind's place in ``COMPUTE_KINDS``.
+        The shares from 0 to 1, shape (rows, columns, 4), with kinds in the order of
+        ``COMPUTE_KINDS``.
     """
     operations, ends = run.operations, run.ends.astype(np.float64)
     lasts = run.setting.prices.duration[operations.kind, operations.stage].astype(np.float64)
@@ -302,7 +303,7 @@ def measure_shares(run: ScheduleRun, rows: int, columns: int) -> Ints:
             some = operations.kind[own] == code
             until, long = ends[own][some], lasts[own][some]
             done = np.cumsum(long)
-            # how much is done when a computation begins, and when it ends; between them, a line
+            # the work done at the beginning and the end of each computation, linear in between
             times = np.stack([until - long, until], axis=1).ravel()
             spent = np.stack([done - long, done], axis=1).ravel()
             shares[row_of[rank], :, code] += np.diff(np.interp(edges, times, spent))
@@ -311,7 +312,7 @@ def measure_shares(run: ScheduleRun, rows: int, columns: int) -> Ints:
 
 
 def _draw_shares(ax: Axes, shares: Ints, length: float, ranks: int) -> list[Artist]:
-    """Draws shares as an image over the rows, the paler the less; returns the legend's entries."""
+    """Draws shares as an image over the rows, and returns the legend's entries."""
     colours = np.array([to_rgb(ACTION_LOOKS[letter].colour) for letter in COMPUTE_KINDS])
     busy = shares.sum(axis=-1, keepdims=True)
     image = np.clip(shares @ colours + (1 - busy) * np.array(to_rgb(IDLE)), 0.0, 1.0)

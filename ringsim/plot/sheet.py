@@ -1,7 +1,7 @@
-"""Pictures on figures: how large each is, where it lies, and in which order they are drawn.
+"""The size, position and drawing order of pictures on figures.
 
-A picture is a function that draws on axes of their final size, which depends on the words around
-the axes. So each is drawn once, and then moved to where its words have room.
+A picture is a function that draws on axes of their final size. The position of the axes depends on
+the text around them. So each picture is drawn first, and then moved to make room for its text.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from ringsim.plot import style
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-LEAST_INCHES: Final = 0.4  # of a picture without its words
-PAD_INCHES: Final = 0.1  # around a picture and its words
+LEAST_INCHES: Final = 0.4  # of a picture without its text
+PAD_INCHES: Final = 0.1  # around a picture and its text
 
 
 class Picture(NamedTuple):
-    """A picture that any axes can hold.
+    """A picture for any axes.
 
-    The function that draws it on axes of their final size, and the size in inches that suits it.
+    It has a function that draws on axes of their final size, and a suitable size in inches.
     """
 
     draw: Callable[[Axes], None]
@@ -43,19 +43,19 @@ def show(
     theme: str | None = None,
     compact: bool = False,
 ) -> Axes:
-    """Draws pictures on a new figure, by default as large as they need, or the first on given axes.
+    """Draws pictures on a new figure, or the first picture on given axes.
 
-    The options are those of `ringsim.traces.display.Style`. Returns the axes of the first.
+    The options are those of `ringsim.traces.display.Style`. By default the figure is as large as
+    the pictures need. It returns the axes of the first picture.
     """
     if theme not in (None, *style.THEMES):
         raise ArgumentError(
             f"theme must be {' or '.join(map(repr, style.THEMES))}, got {say(theme)}. "
-            "Leave it out to follow matplotlib's."
+            "Omit theme to use matplotlib's colours."
         )
     if ax is not None and (figsize or dpi):
         raise ArgumentError(
-            "figsize and dpi must be left out where ax is given, got both. Set them on the "
-            "figure that the axes are of."
+            "figsize and dpi cannot be combined with ax. Set them on the figure of these axes."
         )
     part: Figure | Axes
     with style.drawing(compact=compact, users=True):
@@ -72,7 +72,7 @@ def show(
 def picture_png(pictures: Sequence[Picture], description: str) -> bytes:
     """Draws pictures side by side for a notebook.
 
-    A PNG, 100 pixels an inch; the same bytes for the same pictures.
+    The PNG has 100 pixels per inch, and the same bytes for the same pictures.
     """
     figure = Figure()
     with style.drawing():
@@ -83,21 +83,21 @@ def picture_png(pictures: Sequence[Picture], description: str) -> bytes:
 def _lay_out(
     figure: Figure, pictures: Sequence[Picture], size: tuple[float, float | None] | None = None
 ) -> list[Axes]:
-    """Draws pictures from left to right, their tops in line.
+    """Draws pictures from left to right, aligned at the top.
 
-    Gives the figure the size that they and the words around them need. If the size is given, in
-    inches, the pictures are scaled until it is met: words take what they take.
+    The figure gets the size of the pictures with their text. If a size in inches is given, the
+    pictures are scaled to fit, but the text is not.
     """
     if size is None:
         return _draw_all(figure, pictures)
     wide = sum(picture.width for picture in pictures)
     high = max(picture.height for picture in pictures)
-    # where any height will do: rows shrink less than the time axis, to stay legible
+    # if any height is allowed, rows shrink less than the time axis, to stay legible
     power = 1 if wide < 1.2 * high else 0.5
     across, down = 1.0, 1.0
     for _ in range(5):
-        # one by one: where two share a logarithmic axis, matplotlib before 3.11 warns as it clears
-        # the figure
+        # one by one, because matplotlib before 3.11 warns when it clears a figure with a shared
+        # logarithmic axis
         for ax in figure.axes:
             ax.remove()
         figure.clear()
@@ -107,7 +107,7 @@ def _lay_out(
         ]
         axes = _draw_all(figure, fitted)
         across = max(across + (size[0] - figure.get_figwidth()) / wide, LEAST_INCHES / wide)
-        # What hangs under a picture grows with it: half of what is missing is enough.
+        # Parts below a picture grow with it, so half of the missing height is enough.
         down = (
             across**power
             if size[1] is None
@@ -118,9 +118,9 @@ def _lay_out(
 
 
 def _draw_all(figure: Figure, pictures: Sequence[Picture]) -> list[Axes]:
-    """Draws pictures, and gives the figure its size; returns the axes."""
+    """Draws pictures, sets the size of the figure, and returns the axes."""
     axes = [figure.add_axes((0, 0, 1, 1), label=str(number)) for number in range(len(pictures))]
-    # sizes first: what is written into a picture depends on the room there is
+    # sizes first, because the text in a picture depends on the available room
     _place(figure, axes, pictures, np.zeros((len(axes), 4)))
     around = []
     for ax, picture in zip(axes, pictures, strict=True):
@@ -131,9 +131,9 @@ def _draw_all(figure: Figure, pictures: Sequence[Picture]) -> list[Axes]:
 
 
 def _place(figure: Figure, axes: Sequence[Axes], pictures: Sequence[Picture], around: Any) -> None:
-    """Gives a figure the size of its pictures with the room around each, and places their axes.
+    """Sets the size of a figure from its pictures and the room around each, and places the axes.
 
-    Left, below, right, above, in inches.
+    ``around`` has the room on the left, below, on the right and above, in inches.
     """
     left, below, right, above = around.T
     widths, heights = np.array([(picture.width, picture.height) for picture in pictures]).T

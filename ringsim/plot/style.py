@@ -1,8 +1,9 @@
-"""How ringsim's pictures look.
+"""The look of ringsim's pictures.
 
-Colours, textures, fonts, the words around the axes, and files that are the same byte for byte. The
-colours are those of Okabe and Ito, which can be told apart with every common colour blindness. Each
-goes with a texture, so that a picture also works in grey. A hue means the same in all pictures.
+This module has colours, textures, fonts, the text around the axes, and files that are the same byte
+for byte. The colours are those of Okabe and Ito, which are distinct with every common colour
+blindness. Each has a texture, so that a picture also works in grey. A hue means the same in all
+pictures.
 
 Source:
     M. Okabe and K. Ito, "Color Universal Design", 2008: the eight colours.
@@ -58,12 +59,12 @@ SUBTITLE_SIZE: Final = 10.0
 LEGEND_SIZE: Final = 9.5
 LINE_POINTS: Final = 13.0  # height of a line below the legend
 GAP_POINTS: Final = 6.0  # between the axis, the legend and the lines
-LETTER: Final = 0.55  # width of a letter, in sizes of the letters: an average
-LEAST_SHRUNK: Final = 0.5  # of its size, to which a long title shrinks before it reaches out
+LETTER: Final = 0.55  # average width of a letter, as a share of the font's size
+LEAST_SHRUNK: Final = 0.5  # the least share of its size to which a long title shrinks
 
 SETTINGS: Final[dict[Any, Any]] = {  # matplotlib types its own names as literals
     "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib: the same everywhere
+    "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib, so it is the same on every machine
     "font.size": 10,
     "axes.titlesize": TITLE_SIZE,
     "axes.titleweight": "bold",
@@ -74,7 +75,7 @@ SETTINGS: Final[dict[Any, Any]] = {  # matplotlib types its own names as literal
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.unicode_minus": False,
-    "figure.facecolor": "white",  # not transparent: a dark page must not swallow the ink
+    "figure.facecolor": "white",  # not transparent, so that the ink is visible on a dark page
     "figure.dpi": 100,
     "savefig.facecolor": "auto",
     "text.color": INK,
@@ -85,19 +86,19 @@ SETTINGS: Final[dict[Any, Any]] = {  # matplotlib types its own names as literal
     "hatch.linewidth": 0.8,
     "legend.fontsize": LEGEND_SIZE,
     "legend.frameon": False,
-    "svg.hashsalt": "ringsim",  # ids in the file come from this, not from a random number
-    # names are anybody's: a dollar sign is one, and no formula, which may be wrong
+    "svg.hashsalt": "ringsim",  # for ids in the file, instead of random numbers
+    # users' names may contain dollar signs, which are no formulas
     "text.parse_math": False,
-    "svg.fonttype": "path",  # glyphs as shapes: no reader's font can move a label
+    "svg.fonttype": "path",  # glyphs as shapes, so that labels do not depend on the reader's fonts
 }
 
 
 @dataclass(frozen=True)
 class Look:
-    """How one kind of thing is drawn.
+    """The look of one kind of bar.
 
-    Its name, its fill, and for those who cannot tell colours apart a texture, in the colour
-    ``ink``; the width of its outline in points, and which looks lie over it.
+    It has a name, a fill, and for readers who cannot distinguish colours a texture, in the colour
+    ``ink``. ``edge`` is the width of the outline in points, and ``zorder`` the drawing order.
     """
 
     name: str
@@ -119,10 +120,10 @@ _compact: ContextVar[bool] = ContextVar("compact", default=False)
 
 @contextlib.contextmanager
 def drawing(*, compact: bool = False, users: bool = False) -> Iterator[None]:
-    """Sets ringsim's fonts and colours within a block.
+    """Sets ringsim's fonts and colours in a block.
 
-    Whatever the user's style, which is restored. With ``users``, what the user has changed in
-    matplotlib's settings of fonts, lines and sizes holds.
+    Afterwards the user's style is restored. With ``users``, the user's own settings of fonts, lines
+    and sizes in matplotlib still apply.
     """
     kept = ("svg.", "text.")
     settings = {
@@ -142,26 +143,26 @@ def drawing(*, compact: bool = False, users: bool = False) -> Iterator[None]:
 
 
 def letters(points: float) -> float:
-    """Returns the size of letters that are to be so large.
+    """Returns the font size to use for a wanted size in points.
 
-    In a compact picture there are two sizes.
+    A compact picture has only two sizes.
     """
     return points if not _compact.get() else 8.0 if points >= TITLE_SIZE else SMALL
 
 
 def least(points: float, wanted: float) -> float:
-    """Returns the size to which letters may shrink where room is short.
+    """Returns the least font size when room is short.
 
-    In a compact picture they do not.
+    In a compact picture, text does not shrink.
     """
     return letters(wanted) if _compact.get() else points
 
 
 def tint(part: Figure | Axes, theme: str | None) -> None:
-    """Turns the greys of a picture that was drawn for white paper.
+    """Converts the greys of a picture that was drawn for white paper.
 
-    White becomes the theme's ground, black its ink; hues and words on them stay. Without a theme
-    ground and ink are those that the user has set for matplotlib; else the light ones.
+    White becomes the theme's ground, and black its ink; hues and the text on them do not change.
+    Without a theme, ground and ink are the user's settings in matplotlib, or the light theme's.
     """
     ground, ink = THEMES[theme or "light"]
     if theme is None:
@@ -214,7 +215,7 @@ def _is_grey(colours: Any) -> Any:
 def _turn(colours: Any, ground: Sequence[float], ink: Sequence[float]) -> Any:
     """Returns colours, shape (n, 4), with greys placed between ink and ground.
 
-    Each grey is as far on the way as it was from the light theme's.
+    Each grey keeps its relative position between them.
     """
     dark = to_rgb(INK)[0]
     share = np.clip((colours[:, :3].mean(axis=1, keepdims=True) - dark) / (1 - dark), 0, 1)
@@ -223,20 +224,20 @@ def _turn(colours: Any, ground: Sequence[float], ink: Sequence[float]) -> Any:
 
 
 def reach(ax: Axes) -> Any:
-    """Returns how far axes and all that is written around them reach, in pixels.
+    """Returns the extents of axes and the text around them, in pixels.
 
-    Left, below, right, above.
+    They are left, below, right, above.
     """
     return np.array((ax.get_tightbbox() or ax.bbox).extents)
 
 
 def points(ax: Axes) -> tuple[float, float]:
-    """Returns width and height of axes in points."""
+    """Returns the width and height of axes in points."""
     return float(ax.bbox.width * 72 / ax.figure.dpi), float(ax.bbox.height * 72 / ax.figure.dpi)
 
 
 def per_point(ax: Axes) -> float:
-    """Returns how much of the horizontal axis is one point wide."""
+    """Returns the length of one point on the horizontal axis."""
     left, right = ax.get_xlim()
     return float((right - left) / points(ax)[0])
 
@@ -253,18 +254,18 @@ def swatch(look: Look, label: str | None = None) -> Patch:
 
 
 def entry(label: str, **look: Any) -> Line2D:
-    """Returns the legend's entry for a line or a mark, dark by default."""
+    """Returns the legend's entry for a line or a marker, dark by default."""
     return Line2D([], [], label=label, **{"color": INK, **look})
 
 
 def fade(colour: str, share: float) -> str:
-    """Returns a colour on its way to white: 0 as it is, 1 white."""
+    """Returns a paler colour: share 0 is unchanged, 1 is white."""
     red, green, blue = (channel + (1 - channel) * share for channel in to_rgb(colour))
     return to_hex((red, green, blue))
 
 
 def percent(share: float) -> str:
-    """Writes a share in percent: whole numbers, except for small shares.
+    """Returns a share in percent: whole numbers, except for small shares.
 
     Example:
         >>> percent(3 / 11), percent(0.042), percent(0), percent(0.0002)
@@ -284,9 +285,9 @@ def write_beside(
     where: Any = "axes fraction",
     **look: Any,
 ) -> Text:
-    """Writes words a fixed distance in points from a place, also outside of the axes.
+    """Writes text at a fixed distance in points from a position, also outside of the axes.
 
-    ``where`` says what the place is measured in.
+    ``where`` is the coordinate system of the position.
     """
     return ax.annotate(
         text,
@@ -309,18 +310,19 @@ def dress(
     metadata: dict[str, Any],
     columns: int = 4,
 ) -> None:
-    """Puts the words around a picture.
+    """Adds the text around a picture.
 
-    Above it what it says; below it the legend, notes, and where the numbers come from.
+    The title and subtitle are above it; the legend, the notes and the origin of the numbers are
+    below.
 
     Args:
-        ax: the axes, which are drawn already.
-        title: the message, one line.
-        subtitle: what follows from the message, smaller.
-        notes: sentences on what the picture leaves out or merges, one line each.
-        handles: entries of the legend.
-        metadata: the trace's, for the last line: machine, versions and date.
-        columns: entries of the legend in a line, at most.
+        ax: the axes, with the finished drawing.
+        title: the main result, in one line.
+        subtitle: more results, smaller.
+        notes: sentences about omitted or merged parts, one line each.
+        handles: the entries of the legend.
+        metadata: the metadata of the trace, for the last line: machine, versions and date.
+        columns: the most legend entries per line.
     """
     to_points, compact = 72 / ax.figure.dpi, _compact.get()
     if compact:
@@ -359,7 +361,7 @@ def dress(
 def _add_legend(
     ax: Axes, handles: Sequence[Artist], columns: int, room: float, offset: tuple[float, float]
 ) -> float:
-    """Adds a legend of as many columns as fit, its corner ``offset`` points from that of the axes.
+    """Adds a legend with as many columns as fit, ``offset`` points from the axes' corner.
 
     Returns its height in points.
     """
@@ -381,7 +383,7 @@ def _add_legend(
 def figure_png(figure: Figure, *, dpi: float = 100, description: str = "") -> bytes:
     """Draws a figure to PNG, the same bytes for the same figure.
 
-    The description is for those who cannot see the picture.
+    The description is for readers who cannot see the picture.
     """
     file = io.BytesIO()
     with drawing():
@@ -397,19 +399,19 @@ def figure_png(figure: Figure, *, dpi: float = 100, description: str = "") -> by
 def save_figure(
     figure: Figure, path: str | Path, *, dpi: float = 150, title: str = "", description: str = ""
 ) -> None:
-    """Writes a figure as PNG, SVG or PDF, by the ending of the path.
+    """Writes a figure as PNG, SVG or PDF, depending on the extension of the path.
 
-    The same bytes for the same figure.
+    The same figure gives the same bytes.
 
     Args:
         figure: the figure.
-        path: where to; ends in ``.png``, ``.svg`` or ``.pdf``.
-        dpi: pixels an inch of a PNG.
-        title: the picture's name, which an SVG shows to screen readers.
-        description: the picture in a sentence, also for screen readers.
+        path: the file to write, with the extension ``.png``, ``.svg`` or ``.pdf``.
+        dpi: the pixels per inch of a PNG.
+        title: the title of an SVG, for screen readers.
+        description: a description of the picture, also for screen readers.
 
     Raises:
-        ArgumentError: the path ends in something else.
+        ArgumentError: the path has another extension.
     """
     path = Path(path)
     if path.suffix == ".png":
@@ -423,14 +425,15 @@ def save_figure(
             figure.savefig(path, metadata=about)
     else:
         raise ArgumentError(
-            f"a picture's file must end in .png, .svg or .pdf, got {say(str(path))}. Choose one."
+            f"the name of a picture must end in .png, .svg or .pdf, got {say(str(path))}. "
+            "Choose one of these extensions."
         )
 
 
 def figure_svg(figure: Figure, *, title: str = "", description: str = "") -> str:
     """Draws a figure to SVG, the same text for the same figure.
 
-    Title and description are for those who cannot see it.
+    The title and the description are for readers who cannot see it.
     """
     file = io.StringIO()
     with drawing():

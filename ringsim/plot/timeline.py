@@ -1,6 +1,6 @@
-"""The timeline: what each rank did when, and who waited for whom.
+"""The timeline of ranks, with their work, messages and waits.
 
-Also what a notebook shows of a trace, ring and timeline in one.
+This module also draws the picture of a trace in a notebook, with ring and timeline.
 """
 
 from __future__ import annotations
@@ -40,24 +40,23 @@ if TYPE_CHECKING:
 __all__ = ["plot_timeline", "timeline_picture", "trace_png"]
 
 WIDTH_INCHES: Final = 9.6
-MOST_STRIPES: Final = 64  # ranks up to which every other row has a background
-MOST_SPAN_NAMES: Final = 8  # in the legend: as many as have a look of their own
+MOST_STRIPES: Final = 64  # the most ranks for which every other row has a background
+MOST_SPAN_NAMES: Final = 8  # in the legend, as many as there are different looks
 MOST_MARK_NAMES: Final = 100
 MARK_NAME_SIZE: Final = 7.5  # points
-MOST_NAMES: Final = 500  # words in boxes
+MOST_NAMES: Final = 500  # names in boxes
 NAME_SIZE: Final = 8.0  # points
-LEAST_SIZE: Final = 5.0  # points: smaller words cannot be read
+LEAST_SIZE: Final = 5.0  # points: smaller text is illegible
 LETTER: Final = 0.62  # width of a letter, as a share of the font's size
-HEAD_POINTS: Final = 1.0  # width of an arrow's shaft, by which matplotlib measures the head
-MERGED_SLOTS: Final = 400  # pixels, about, if rows are merged
-MERGED_ROW_POINTS: Final = 12.0  # a row of several ranks is at least so high
-# from the middle of a row, which is 1 high, to the first and the last thing in it
+HEAD_POINTS: Final = 1.0  # width of an arrow's shaft, the unit of its head in matplotlib
+MERGED_SLOTS: Final = 400  # about one per pixel, if rows are merged
+MERGED_ROW_POINTS: Final = 12.0  # the least height of a row of several ranks
+# from the middle of a row, which is 1 high, to its first and last lane
 EDGE: Final = 0.42
 MARKS: Final = 0.17  # height of the strip for marks
 OPERATIONS: Final = 0.32  # height of the two lanes for sends and recvs, if there are spans above
 GAP: Final = 0.03
-# of the pictures' own sizes, in a notebook: the words stay as large, and can be read when the
-# picture is shrunk
+# scale of the pictures in a notebook: the text keeps its size, and is legible in a smaller picture
 SMALLER: Final = 0.68
 
 
@@ -69,29 +68,30 @@ def plot_timeline(
     ax: Axes | None = None,
     **look: Unpack[Style],
 ) -> Axes:
-    """Draws what each rank did when.
+    """Draws the timeline of each rank.
 
-    Spans, and under them sends and recvs, with arrows from send to recv. Ranks are rows, rank 0 on
-    top; time runs to the right, to scale, from the start of the run. The time for which an
-    operation was blocked is split into waiting for a late partner and transfer. What is shorter
-    than a pixel is merged, and the picture says so.
+    It shows spans, with sends and recvs below them, and arrows from send to recv. Ranks are rows,
+    with rank 0 on top; time runs to the right, to scale, from the start of the run. The time in
+    which an operation was blocked is split into waiting for a late partner and transfer. Bars
+    shorter than a pixel are merged, and a note reports this.
 
-    A trace of ``train_step_pipeline`` is drawn as papers draw it, one step at a time: forwards and
+    A trace of ``train_step_pipeline`` is drawn as in papers, one step at a time: forwards and
     backwards with the number of their microbatch, the bubbles shaded, and warm-up, steady phase and
-    cool-down marked; on a new figure, the live activations are below. A trace in which something
-    is stuck or has failed is drawn like any other. Of several hosts, the first row of each has its
-    name, and arrows from one to another have a colour of their own.
+    cool-down marked; on a new figure, the live activations are below. If an operation is stuck or
+    has failed, the trace is drawn like any other. With several hosts, the first row of each has the
+    host's name, and arrows between hosts have a separate colour.
 
     Args:
-        trace: any trace, with any number of events.
-        step: of a pipeline's trace, which step, from 0; None for the last one.
-        align: whether times of several hosts are aligned; False draws what each host's own clock
-            showed.
-        ax: where to draw; a new figure by default.
-        **look: size, theme and so on of the new figure, see `ringsim.traces.display.Style`.
+        trace: a trace, with any number of events.
+        step: the step of a pipeline's trace, from 0; None for the last one.
+        align: whether to align the times of several hosts. False draws the times of each host's own
+            clock.
+        ax: the axes to draw on; None creates a new figure.
+        **look: the size, theme and other options of the new figure, see
+            `ringsim.traces.display.Style`.
 
     Returns:
-        The axes. ``ax.figure.savefig(...)`` writes them.
+        The axes. Call ``ax.figure.savefig(...)`` to write them.
 
     Raises:
         ArgumentError: the trace has no such step.
@@ -116,9 +116,9 @@ def plot_timeline(
 
 
 def trace_png(trace: Trace) -> bytes:
-    """Draws ring and timeline side by side, for a notebook; the ring alone where nothing happened.
+    """Draws ring and timeline for a notebook, or only the ring if there are no events.
 
-    The same bytes for the same trace.
+    The same trace gives the same bytes.
     """
     ring = ring_picture(trace)
     pictures = [ring._replace(width=ring.width * SMALLER, height=ring.height * SMALLER)]
@@ -131,8 +131,8 @@ def trace_png(trace: Trace) -> bytes:
 def timeline_picture(trace: Trace, step: int | None = None, *, with_curve: bool = False) -> Picture:
     """Returns the timeline as a picture.
 
-    Of a pipeline a step, by default its last one, unless something in the trace is stuck or has
-    failed. Under a step's rows are the live activations if wanted.
+    For a pipeline it is a step, by default the last one, unless an operation is stuck or has
+    failed. ``with_curve`` adds the live activations below the rows of a step.
     """
     events = trace.events
     is_operation = (events.kind != SPAN) & (events.kind != MARK)
@@ -169,7 +169,7 @@ def _draw(trace: Trace, ax: Axes) -> None:
 
     notes = []
     if rows.ranks > 1:
-        notes.append(f"A row is {rows.ranks} ranks: the height is the share of their time.")
+        notes.append(f"Each row is {rows.ranks} ranks: the height is the share of their time.")
     elif short.any():
         pixel = f"a pixel ({time_text(slot_ns)})" if slot_ns >= 1 else "a pixel"
         number = f"{short.sum():,} of {count(len(bars), 'bar')}"
@@ -186,9 +186,9 @@ def _draw(trace: Trace, ax: Axes) -> None:
 
 
 def _lay_out(trace: Trace, bars: Bars, axis: TimeAxis, ax: Axes) -> Rows:
-    """Gives the axes their rows and their time, with a line between hosts.
+    """Divides the axes into rows with a time axis, and draws a line between hosts.
 
-    Rows too low to be read are merged, 2, 4, 8 ... ranks in one.
+    Rows that would be too low are merged, 2, 4, 8 ... ranks in one.
     """
     height = style.points(ax)[1] / trace.world_size
     ranks = 1
@@ -221,7 +221,7 @@ def _lay_out(trace: Trace, bars: Bars, axis: TimeAxis, ax: Axes) -> Rows:
 
 
 def _divide(trace: Trace, bars: Bars) -> Lanes:
-    """Divides a row among what occurs in the trace: marks, spans, sends and recvs."""
+    """Divides a row into lanes for the kinds of events in the trace."""
     has_operations = bool((bars.lane >= bars.depths).any())
     top = -EDGE + ((MARKS + GAP) if (trace.events.kind == MARK).any() else 0)
     split = top if has_operations else EDGE  # between spans, and sends and recvs
@@ -237,9 +237,9 @@ def _divide(trace: Trace, bars: Bars) -> Lanes:
 
 
 def _draw_open_ends(rows: Rows, bars: Bars, axis: TimeAxis) -> None:
-    """Puts an arrowhead at the end of each bar that never ended.
+    """Draws an arrowhead at the end of each unfinished bar.
 
-    There the trace ends, not the operation.
+    The trace ends there, but the operation does not.
     """
     some = bars.is_open
     if some.any():
@@ -257,7 +257,7 @@ def _draw_open_ends(rows: Rows, bars: Bars, axis: TimeAxis) -> None:
 
 
 def _draw_span_names(rows: Rows, trace: Trace, bars: Bars, axis: TimeAxis) -> None:
-    """Writes name, stage and microbatch into the spans that have room, widest first."""
+    """Writes name, stage and microbatch into the spans with room, widest first."""
     spans = np.flatnonzero(bars.look >= FIRST_SPAN)
     if len(spans) == 0:
         return
@@ -281,7 +281,7 @@ def _draw_span_names(rows: Rows, trace: Trace, bars: Bars, axis: TimeAxis) -> No
 
 
 def _span_texts(trace: Trace, event: int) -> tuple[str, ...]:
-    """What may be written into a span, from the longest text to the shortest."""
+    """Returns the possible texts of a span, from the longest to the shortest."""
     events = trace.events
     label, stage, microbatch = events.label[event], events.stage[event], events.microbatch[event]
     name = span_text(events.tables.labels[label]) if label != NONE else ""
@@ -291,14 +291,14 @@ def _span_texts(trace: Trace, event: int) -> tuple[str, ...]:
 
 
 def _message(trace: Trace, bars: Bars) -> tuple[str, str]:
-    """The picture's message in one line, and what follows from it in another."""
+    """Returns the title and the subtitle of the picture."""
     events = trace.events
     ranks = count(trace.world_size, "rank")
     if len(events) == 0:
         return f"Nothing was recorded on {ranks}", ""
     stuck = bars.event[bars.look == UNFINISHED]
     if len(stuck):
-        index = stuck[np.argmin(events.wait_ns[stuck])]  # who was blocked first
+        index = stuck[np.argmin(events.wait_ns[stuck])]  # the rank that was blocked first
         kind, peer = events.kind[index], events.peer[index]
         partner = f" {'to' if kind == SEND else 'from'} rank {peer}" if peer >= 0 else ""
         return (
@@ -310,7 +310,7 @@ def _message(trace: Trace, bars: Bars) -> tuple[str, str]:
     if not operations.any():
         return f"{ranks} ran for {length} without a message", ""
     if trace.makespan_s == 0:
-        return f"{ranks}, {count(len(trace.messages), 'message')}, and no time went by", ""
+        return f"{ranks}, {count(len(trace.messages), 'message')}, and no time passed", ""
     time = trace.makespan_s * 1e9 * trace.world_size
     blocked = np.maximum(trace.waits.blocked_ns, 0)
     late_sender, late_receiver = trace.waits.late_sender_ns, trace.waits.late_receiver_ns
@@ -335,7 +335,7 @@ def _message(trace: Trace, bars: Bars) -> tuple[str, str]:
 
 
 def _draw_marks(rows: Rows, trace: Trace, axis: TimeAxis) -> None:
-    """Draws a tick for each mark, with its name if there is room before the next."""
+    """Draws a tick for each mark, with its name if there is room before the next mark."""
     ax, events = rows.ax, trace.events
     marks = np.flatnonzero(events.kind == MARK)
     if len(marks) == 0:
@@ -354,13 +354,13 @@ def _draw_marks(rows: Rows, trace: Trace, axis: TimeAxis) -> None:
     for index, at, y, end in zip(marks, x, row + (top + bottom) / 2, until, strict=True):
         name = events.tables.labels[events.label[index]] if events.label[index] != NONE else ""
         notice = read_notice(name)
-        # the kind; the sentence would run across the picture
+        # only the kind, because the sentence is too long
         name = notice[0] if notice is not None else name
         if not name or named == MOST_MARK_NAMES:
             continue
         if at + (len(name) * 0.6 * size + 5) * per_point <= end:
             side, offset = "left", 4
-        elif end == right:  # the last of its row, at the right edge: to the left of its tick
+        elif end == right:  # the last of its row: the name is to the left of its tick
             side, offset = "right", -4
         else:
             continue
@@ -370,16 +370,16 @@ def _draw_marks(rows: Rows, trace: Trace, axis: TimeAxis) -> None:
 
 
 def _draw_arrows(rows: Rows, trace: Trace, send_lane: int, axis: TimeAxis) -> int:
-    """Draws arrows from where sends were posted to where their recvs were done.
+    """Draws arrows from the post of each send to the end of its recv.
 
-    Returns how many.
+    Returns the number of arrows.
     """
     messages, events = trace.messages, trace.events
     chosen = choose_messages(trace, rows.ranks)
     src, dst = messages.src[chosen], messages.dst[chosen]
     x, y = axis.at(events.post_ns[messages.send[chosen]]), rows.middle(src, send_lane)
     to_x, to_y = axis.at(events.done_ns[messages.recv[chosen]]), rows.middle(dst, send_lane + 1)
-    # an arrow across many rows steps back
+    # arrows across many rows are paler
     far, across = abs(dst // rows.ranks - src // rows.ranks) > 1, trace.crosses(src, dst)
     looks = (
         (far & ~across, "#8C8C8C", 4.0, "arrows-far"),
@@ -404,7 +404,7 @@ def _legend(trace: Trace, bars: Bars, arrows: int) -> list[Artist]:
         name = span_text(events.tables.labels[label]) if label != NONE else "span"
         handles.append(style.swatch(looks[number], name))
     if len(bars.labels) > MOST_SPAN_NAMES:
-        more = f"and {len(bars.labels) - MOST_SPAN_NAMES} more names of spans"
+        more = f"and {len(bars.labels) - MOST_SPAN_NAMES} more span names"
         handles.append(style.entry(more, linestyle="none"))
     if (events.microbatch[events.kind == SPAN] != NONE).any():
         handles.append(microbatch_entry())

@@ -1,7 +1,6 @@
-"""Who sent how much to whom, on which process group.
+"""The messages and bytes between ranks, by process group.
 
-A group that was built counts, whether or not anything was sent on it; so do messages that went
-elsewhere::
+Groups without messages also count, and so do messages on other groups::
 
     rank 0 --ring:0>1--> rank 1        lane "forward": along the group, activations
     rank 0 <--ring:0>1-- rank 1        lane "backward": against it, gradients
@@ -21,12 +20,12 @@ from ringsim.traces.events import COLLECTIVE, NONE, OK, SEND
 if TYPE_CHECKING:
     from ringsim.traces.value import Trace
 
-# a name is anybody's: int() refuses thousands of digits
+# users choose names, and int() refuses thousands of digits
 RING_NAME: Final = re.compile(r"ring:(\d{1,9})>(\d{1,9})")
 
 
 class Edge(NamedTuple):
-    """What one rank sent to another on one process group; ``lane`` is the way that it went."""
+    """The messages from one rank to another on one process group; ``lane`` is their direction."""
 
     src: int
     dst: int
@@ -42,10 +41,10 @@ class Traffic:
 
     Attributes:
         trace: the trace.
-        ring: the ring's groups that were built, by name: (pred, succ).
-        edges: what was sent, by source, destination and group.
-        unfinished: sends of which neither side got done.
-        collectives: collective operations posted.
+        ring: the ring's groups, by name: (pred, succ).
+        edges: the messages by source, destination and group.
+        unfinished: the number of sends that finished on neither side.
+        collectives: the number of collective operations.
     """
 
     trace: Trace
@@ -61,7 +60,7 @@ class Traffic:
 
     @property
     def lanes(self) -> set[str]:
-        """The ways that messages went."""
+        """The directions of messages."""
         return {edge.lane for edge in self.edges}
 
     @property
@@ -71,10 +70,10 @@ class Traffic:
 
 
 def count_traffic(trace: Trace) -> Traffic:
-    """Counts the messages between each pair of ranks, apart for each process group.
+    """Counts the messages between each pair of ranks, for each process group.
 
-    A message counts where it was sent, once the send or its recv is done: a sender that never waits
-    does not learn that it arrived. What the collectives carried is not counted.
+    A message counts for its sender if the send or its recv is done, because a sender that never
+    waits does not know that it arrived. The bytes of collectives do not count.
 
     Example:
         >>> from ringsim.traces.events import Group, OP_CODES, Payload, Tables, make_events
@@ -113,9 +112,9 @@ def count_traffic(trace: Trace) -> Traffic:
 
 
 def _find_ring(trace: Trace) -> dict[str, tuple[int, int]]:
-    """Groups of the ring that were built, by name: (pred, succ).
+    """Returns the groups of the ring, by name: (pred, succ).
 
-    Torch sorts a group's ranks, so the direction is in the name alone.
+    Torch sorts a group's ranks, so only the name has the direction.
     """
     listed: list[Any] = trace.metadata.get("ring_groups", [])
     names = [name for name, _ in listed] or [group.name for group in trace.events.tables.groups]

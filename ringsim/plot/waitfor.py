@@ -1,6 +1,6 @@
-"""Who waits for whom, with the cycle that no rank can leave.
+"""The graph of waiting ranks, with the cycle that no rank can leave.
 
-Beside the last moments of the timeline.
+It is next to the last moments of the timeline.
 """
 
 from __future__ import annotations
@@ -34,39 +34,40 @@ if TYPE_CHECKING:
 
 __all__ = ["plot_waitfor", "waitfor_png"]
 
-MOST_RANKS: Final = 12  # nodes; of more, those of the root causes are drawn
+MOST_RANKS: Final = 12  # nodes; of more ranks, only those of the root causes are drawn
 MOST_LABELS: Final = 8
 MOST_TIMELINE_RANKS: Final = 64
-HALF: Final = (2.0, 1.44)  # of the graph's width and height, in units of its circle's radius
+# half of the graph's width and height, relative to the radius of its circle
+HALF: Final = (2.0, 1.44)
 GRAPH_INCHES: Final = (5.0, 3.6)
-TIMELINE_SHARE: Final = 0.6  # of the timeline's own width
-BOW: Final = 0.18  # how far an arrow bows to the right of its way, as a share of its length
-# of the time for which ranks have been stuck, that much before it is shown, too
+TIMELINE_SHARE: Final = 0.6  # as a share of the timeline's normal width
+BOW: Final = 0.18  # how far an arrow bends to the right, as a share of its length
+# the time shown before ranks got stuck, as a share of the time since then
 BEFORE: Final = 0.5
 BEFORE_NS: Final = 20_000_000  # at least this
 RADIUS: Final = 0.2
-CROWDED: Final = 0.32  # of the distance between two neighbours: a node's radius at most
+CROWDED: Final = 0.32  # the largest radius of a node, as a share of the distance between neighbours
 FILE_LETTERS: Final = 20
 NOTE_LETTERS: Final = 76
 MOST_NOTES: Final = 4
 
-# labels beside arrows: they cover no node, no other label, and an arrow only if there is no other
-# room
+# Labels of arrows cover no node and no other label, and cover an arrow only if there is no other
+# room.
 LABEL_SIZE: Final = 8.5
-# where beside the arrow a label may stand, as shares of its length
+# possible positions of a label along the arrow, as shares of its length
 ALONG: Final = (0.5, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8)
-AWAY: Final = (0.05, 0.15, 0.3, 0.5)  # and how far from it
-# and then how far up or down, as shares of its height
+AWAY: Final = (0.05, 0.15, 0.3, 0.5)  # and distances from it
+# and shifts up or down, as shares of the label's height
 RAISED: Final = (0.0, 1.0, -1.0, 2.0, -2.0, 3.0, -3.0)
-CLEAR: Final = 0.03  # between two boxes, or a box and an arrow, at least
-# The cost of a place, by how far it is from the arrow's middle: away from it, up or down, towards
-# the centre, each point covered.
+CLEAR: Final = 0.03  # the least distance between two boxes, or a box and an arrow
+# The costs of a position: for the distance from the arrow, for shifts up or down, for the side
+# towards the centre, and for each covered point.
 FAR_AWAY: Final = 3.0
 OFF: Final = 0.3
 INSIDE: Final = 0.2
 COVERED: Final = 0.15
 
-# state: words beside the rank, fill, outline, dashes
+# state: text next to the rank, fill, outline, dashes
 _LOOKS: Final[dict[str, tuple[str, str, str, Any]]] = {
     "blocked": ("", "white", style.VERMILLION, "solid"),
     "exited": ("has left", "#EDEDED", style.MUTED, (0, (2, 2))),
@@ -79,19 +80,20 @@ _LOOKS: Final[dict[str, tuple[str, str, str, Any]]] = {
 
 
 def plot_waitfor(diagnosis: Diagnosis, *, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
-    """Draws who waits for whom.
+    """Draws which ranks wait for which.
 
-    Ranks in a circle, an arrow from each that waits to the one it waits for. The arrows of a cycle
-    that no rank can leave are wide and red. If the diagnosis has a trace, the last moments of
-    the timeline are next to the graph.
+    Ranks are in a circle, with an arrow from each waiting rank to the rank that it waits for. The
+    arrows of a cycle that no rank can leave are wide and red. If the diagnosis has a trace, the
+    last moments of the timeline are next to the graph.
 
     Args:
-        diagnosis: any diagnosis; one without findings shows the ranks alone.
-        ax: where to draw the graph alone; a new figure with both pictures by default.
-        **look: size, theme and so on of the new figure, see `ringsim.traces.display.Style`.
+        diagnosis: a diagnosis; without findings, the picture shows only the ranks.
+        ax: the axes to draw only the graph on; None creates a new figure with both pictures.
+        **look: the size, theme and other options of the new figure, see
+            `ringsim.traces.display.Style`.
 
     Returns:
-        The axes of the graph. ``ax.figure.savefig(...)`` writes them.
+        The axes of the graph. Call ``ax.figure.savefig(...)`` to write them.
 
     Example:
         >>> import matplotlib
@@ -105,7 +107,7 @@ def plot_waitfor(diagnosis: Diagnosis, *, ax: Axes | None = None, **look: Unpack
 
 
 def waitfor_png(diagnosis: Diagnosis) -> bytes:
-    """Draws graph and timeline for a notebook: a PNG, the same bytes for the same diagnosis."""
+    """Draws graph and timeline as a PNG for a notebook, with reproducible bytes."""
     return sheet.picture_png(_pictures(diagnosis), str(diagnosis))
 
 
@@ -124,9 +126,9 @@ def _pictures(diagnosis: Diagnosis) -> list[Picture]:
 
 
 def _last_moments(diagnosis: Diagnosis) -> Trace | None:
-    """Returns the part of the trace that the findings are about.
+    """Returns the part of the trace that belongs to the findings.
 
-    Its end where ranks are stuck, all of it where it finished.
+    It is the end of the trace if ranks are stuck, and all of it if the run finished.
     """
     trace: Trace | None = diagnosis.trace
     if trace is None or len(trace.events) == 0 or trace.world_size > MOST_TIMELINE_RANKS:
@@ -157,11 +159,11 @@ def _last_moments(diagnosis: Diagnosis) -> Trace | None:
 def _draw_graph(diagnosis: Diagnosis, ax: Axes) -> None:
     edges = diagnosis.edges or _edges_of(diagnosis.findings)
     ranks = _shown_ranks(diagnosis, edges)
-    # of a run that finished: nothing to say
+    # no states for a finished run
     states = diagnosis.states if set(diagnosis.states) != {"exited"} else ()
     ax.set(xlim=(-HALF[0], HALF[0]), ylim=(-HALF[1], HALF[1]), aspect="equal")
     ax.set_axis_off()
-    ax.apply_aspect()  # labels are placed by the size that the axes will have
+    ax.apply_aspect()  # labels need the final size of the axes
     at = {rank: node(index, len(ranks)) for index, rank in enumerate(ranks)}
     radius = (
         min(RADIUS, CROWDED * 2 * float(np.sin(np.pi / len(ranks)))) if len(ranks) > 1 else RADIUS
@@ -177,7 +179,7 @@ def _draw_graph(diagnosis: Diagnosis, ax: Axes) -> None:
         waits = f" and {count(len(edges) - len(shown), 'wait')}" if len(edges) > len(shown) else ""
         notes.append(f"Not drawn: {count(hidden, 'rank')}{waits}.")
     if unlabelled > 0:
-        notes.append(f"No room was left for what {count(unlabelled, 'arrow')} would say.")
+        notes.append(f"Not labelled, for lack of room: {count(unlabelled, 'arrow')}.")
     handles = _legend(diagnosis, shown, ranks)
     metadata = diagnosis.trace.metadata if diagnosis.trace is not None else {}
     style.dress(ax, _title(diagnosis), notes=notes, handles=handles, metadata=metadata, columns=3)
@@ -209,7 +211,7 @@ def _notes(diagnosis: Diagnosis) -> list[str]:
 
 
 def _edges_of(findings: tuple[Finding, ...]) -> tuple[Edge, ...]:
-    """Returns who waited for whom in findings about runs in which no rank is stuck."""
+    """Returns the waits in findings about runs without stuck ranks."""
     every = [one for finding in findings for one in (finding, *finding.consequences)]
     pairs = [one.operations[:2] for one in every if len(one.operations) > 1]
     return tuple(
@@ -218,9 +220,10 @@ def _edges_of(findings: tuple[Finding, ...]) -> tuple[Edge, ...]:
 
 
 def _shown_ranks(diagnosis: Diagnosis, edges: tuple[Edge, ...]) -> list[int]:
-    """Picks the ranks to draw.
+    """Chooses the ranks to draw.
 
-    All if they are few, else those of the findings and those that they wait for.
+    These are all ranks if they are few, otherwise those of the findings and those that they wait
+    for.
     """
     if diagnosis.world_size <= MOST_RANKS:
         return list(range(diagnosis.world_size))
@@ -233,10 +236,10 @@ def _shown_ranks(diagnosis: Diagnosis, edges: tuple[Edge, ...]) -> list[int]:
 def _draw_edges(
     ax: Axes, edges: list[Edge], at: dict[int, Any], radius: float, taken: list[Any]
 ) -> int:
-    """Draws an arrow from each rank to each that it waits for, and writes the operation beside it.
+    """Draws an arrow from each rank to each one that it waits for, labelled with the operation.
 
-    Returns how many have no words. The arrow bows to the right of its way, so that the way back
-    lies apart.
+    Returns the number of arrows without a label. An arrow bends to the right, so that the arrow
+    back is separate.
     """
     pairs: dict[tuple[int, int], list[Edge]] = {}
     for edge in sorted(edges, key=lambda one: not one.in_cycle):
@@ -270,7 +273,7 @@ def _draw_edges(
             )
         )  # fmt: skip
         way = end - start
-        # as matplotlib draws "arc3"
+        # like matplotlib's "arc3"
         paths.append(bow(start, end, (start + end) / 2 + BOW * np.array([way[1], -way[0]])))
         said = [edge.operation for edge in waits if edge.operation is not None]
         if said:
@@ -279,7 +282,7 @@ def _draw_edges(
 
 
 def _label(operations: list[Operation]) -> str:
-    """Returns the operations in which a rank waits for another, in two lines."""
+    """Returns a label of two lines for the operations in which a rank waits for another."""
     one, more = operations[0], len(operations) - 1
     text = one.op if one.kind == COLLECTIVE or one.tag < 0 else f"{one.op}, tag {one.tag}"
     name, _, line = one.place.rpartition(":")
@@ -291,9 +294,9 @@ def _label(operations: list[Operation]) -> str:
 
 
 def _draw_rank(ax: Axes, rank: int, x: float, y: float, radius: float, state: str) -> list[Any]:
-    """Draws a node, with its state beside it unless it is just blocked.
+    """Draws a node, with its state next to it unless it is blocked.
 
-    Returns the room that both take.
+    Returns the boxes of both.
     """
     words, fill, outline, dashes = _LOOKS.get(state, ("", "white", style.INK, "solid"))
     ax.add_patch(
@@ -324,7 +327,7 @@ def _draw_rank(ax: Axes, rank: int, x: float, y: float, radius: float, state: st
 def _legend(diagnosis: Diagnosis, edges: list[Edge], ranks: list[int]) -> list[Artist]:
     handles: list[Artist] = []
     if any(edge.in_cycle for edge in edges):
-        handles.append(style.entry("waits for, in a circle", color=style.VERMILLION, linewidth=2.6))
+        handles.append(style.entry("waits for, in a cycle", color=style.VERMILLION, linewidth=2.6))
     if not all(edge.in_cycle for edge in edges):
         look: dict[str, Any] = {"linewidth": 1.2, "linestyle": (0, (4, 2))}
         handles.append(style.entry("waits for", color=style.MUTED, **look))
@@ -338,7 +341,7 @@ def _legend(diagnosis: Diagnosis, edges: list[Edge], ranks: list[int]) -> list[A
 
 
 def _write_words(ax: Axes, text: str, at: Any, **look: Any) -> tuple[Text, Any]:
-    """Writes words at a place, centred; returns them, and half of their size in the axes' data."""
+    """Writes centred text; returns it, and half of its size in data coordinates."""
     size = style.letters(LABEL_SIZE)
     written = ax.text(at[0], at[1], text, ha="center", va="center", fontsize=size, **look)
     box = written.get_window_extent().transformed(ax.transData.inverted())
@@ -348,12 +351,12 @@ def _write_words(ax: Axes, text: str, at: Any, **look: Any) -> tuple[Text, Any]:
 def _label_edges(
     ax: Axes, labels: Sequence[tuple[str, Points]], paths: Sequence[Points], taken: list[Any]
 ) -> int:
-    """Writes a label beside each of some arrows, the most important first.
+    """Writes a label next to each of some arrows, the most important first.
 
-    Returns how many found no room, and are not written. A label, given by its words and the path of
-    its arrow, never covers the boxes that are ``taken`` by nodes and other words, and covers one of
-    the ``paths`` of all arrows only if there is no other room. The axes have their size and range
-    already.
+    Returns the number of labels without room, which are not written. A label is given by its text
+    and the path of its arrow. It never covers the boxes ``taken`` by nodes and other text, and
+    covers one of the ``paths`` of all arrows only if there is no other room. The axes must have
+    their final size and range.
     """
     low, high = np.sort([ax.get_xlim(), ax.get_ylim()]).T
     points, missing = np.concatenate([np.empty((0, 2)), *paths]), 0
@@ -377,7 +380,7 @@ def _label_edges(
 
 
 def _places(path: Points, width: float, height: float) -> Iterator[tuple[float, float, float]]:
-    """Yields places for the middle of a box beside a path, or on it: their cost, x and y."""
+    """Yields positions for the middle of a box next to a path or on it: cost, x and y."""
     for share in ALONG:
         index = round(share * (len(path) - 1))
         point, way = path[index], path[min(index + 1, len(path) - 1)] - path[max(index - 1, 0)]

@@ -1,7 +1,7 @@
-"""Pipelines on real ranks.
+"""Tests of pipelines on real ranks.
 
-What the tests on the virtual clock show, once over Gloo; several rings in a world; default groups
-alone.
+They repeat the tests on the virtual clock over Gloo, and test several rings in a world, and default
+groups without a ring.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from ringsim.pipeline import (
 from ringsim.schedules import lower_in_step, make_schedule
 
 SIZE = 3
-# whole and split backward passes, one stage a rank and several
+# whole and split backward passes, with one stage per rank and several
 NAMES = ("gpipe", "1f1b", "interleaved_1f1b", "zb_v")
 CASES = [
     *(Case(seed=seed, options={"schedule": name}) for seed, name in enumerate(NAMES)),
@@ -82,9 +82,9 @@ SPANS = {"forward": "F", "backward": "B", "input_grad": "I", "weight_grad": "W"}
 def do_everything() -> tuple[
     list[tuple[float, dict[str, Tensor]]], list[list[list[int]]], list[str]
 ]:
-    """Steps, one of them rehearsed, then generation.
+    """Runs steps, one of them rehearsed, then generation.
 
-    Then messages and steps on which the ranks do not agree.
+    Afterwards come messages and steps that differ between ranks.
     """
     steps = train_all(CASES)
     rehearse(REHEARSED, Costs(forward=0.001, input=0.002, weight=0.001), size_bytes=64)
@@ -117,15 +117,14 @@ def test_ranks_that_do_not_agree_all_hear_of_it(trace: ringsim.Trace) -> None:
         "the activation of microbatch 0, got the activation of microbatch 1 (rank 0 to rank 1)"
         in of_sender[0]
     )
-    assert all(
-        "another schedule on rank" in errors[-1] for errors in (of_sender, of_receiver, of_other)
-    )
+    every = (of_sender, of_receiver, of_other)
+    assert all("different schedules on ranks" in errors[-1] for errors in every)
 
 
 def test_ranks_do_what_the_evaluator_times(trace: ringsim.Trace) -> None:
-    """Computations and payloads in the order of the evaluation, rank by rank.
+    """Compares computations and payloads with the evaluation, rank by rank.
 
-    Each with its stage and microbatch.
+    They have the order of the evaluation, and their stage and microbatch.
     """
     events = trace.to_pandas()
     steps = [evaluate(make_schedule(name, SIZE, 4)) for name in NAMES]
@@ -147,7 +146,7 @@ def test_ranks_do_what_the_evaluator_times(trace: ringsim.Trace) -> None:
         ]
         assert sent[: len(due_sends)] == due_sends
     assert not trace.unmatched
-    # the spans of steps that were refused say so
+    # the spans of refused steps have the status error
     assert (events["status"][events["kind"] != "span"] == "ok").all()
 
 
@@ -173,13 +172,13 @@ def test_a_rehearsed_step_takes_the_times_that_were_asked_for_or_longer(
 
 
 def train_on(directory: Path, first: int, source: str) -> dict[str, Tensor]:
-    """Two steps of AdamW on a tied model, from a checkpoint after the first two.
+    """Runs two steps of AdamW on a tied model, from a checkpoint after the first two.
 
-    With the functions of the document.
+    It uses the document's functions.
     """
     scope: dict[str, Any] = {}
     exec(source, scope)
-    model = make_model(Case(tied=True, seed=first))  # after the first launch one with other weights
+    model = make_model(Case(tied=True, seed=first))  # other weights from the second launch on
     optimizer = torch.optim.AdamW(scope["own_parameters"](model), lr=0.01)
     if first:
         scope["load"](directory / "0", model, optimizer)
@@ -197,7 +196,7 @@ def test_training_goes_on_from_a_checkpoint_with_another_number_of_stages(tmp_pa
     programs = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     (source,) = [program for program in programs if "def own_parameters" in program]
     ringsim.trace(train_on, world_size=2, args=(tmp_path, 0, source))
-    whole = train_on(tmp_path, 2, source)  # in this process alone: one stage
+    whole = train_on(tmp_path, 2, source)  # only in this process, with one stage
     reference = make_model(Case(tied=True))
     optimizer = torch.optim.AdamW(reference.parameters(), lr=0.01)
     for step in range(4):
@@ -208,11 +207,11 @@ def test_training_goes_on_from_a_checkpoint_with_another_number_of_stages(tmp_pa
     assert difference(whole, reference.state_dict()) < 1e-9
 
 
-# -- worlds that are made by hand
+# -- manually created worlds
 
 
 def in_two_rings() -> tuple[float, float, list[list[int]], tuple[float, list[str]]]:
-    """Two rings of two ranks, each with half of the microbatches, and with other prompts."""
+    """Runs two rings of two ranks, each with half of the microbatches and different prompts."""
     rank, rings = int(os.environ["RANK"]), [[0, 1], [2, 3]]
     ringsim.initialize_distributed(ring_ranks=rings[rank // 2])
     group = new_replica_group(rings)
@@ -234,7 +233,7 @@ def in_two_rings() -> tuple[float, float, list[list[int]], tuple[float, list[str
 
 
 class Routed(nn.Module):
-    """Runs the last of its parts on a microbatch that begins with 1, else the one before.
+    """A layer that chooses one of its parts by the first number of a microbatch.
 
     The first column passes unchanged.
     """
@@ -249,9 +248,9 @@ class Routed(nn.Module):
 
 
 def make_routed() -> tuple[nn.Module, list[Tensor], list[Tensor]]:
-    """Experts and layers that only one ring's microbatches use, as many on each ring.
+    """Makes a model with experts and layers that only one ring uses, as many for each ring.
 
-    Also one that no microbatch uses.
+    It also has a layer that no microbatch uses.
     """
     torch.manual_seed(0)
     one, two, three, four, unused = (nn.Linear(4, 4) for _ in range(5))
@@ -268,7 +267,7 @@ def make_routed() -> tuple[nn.Module, list[Tensor], list[Tensor]]:
 
 
 def average_routed(half: slice, group: Any) -> tuple[float, list[str]]:
-    """Returns the worst difference from one process, and the names of the gradients.
+    """Returns the worst difference from one process, and the names of parameters with gradients.
 
     0.2.0 averaged different experts.
     """
@@ -281,7 +280,7 @@ def average_routed(half: slice, group: Any) -> tuple[float, list[str]]:
 
 
 def train_watched() -> tuple[float, dict[str, Tensor], list[int]]:
-    """One step of a model whose layers are watched by hooks."""
+    """Runs one step of a model with hooks on its layers."""
     model, seen = make_model(Case()), list[int]()
     for index, layer in enumerate(model.blocks):
         layer.register_forward_hook(lambda *_, index=index: seen.append(index))
@@ -293,13 +292,13 @@ def train_watched() -> tuple[float, dict[str, Tensor], list[int]]:
 
 
 def make_worlds(directory: str) -> tuple[Any, list[tuple[float, dict[str, Tensor], list[int]]]]:
-    """Two rings; then a script that makes a default group and no more, twice.
+    """Runs two rings, then twice a script that only creates a default group.
 
-    The second time without a launcher's variables.
+    The second time, there are no launcher's variables.
     """
     rank, world_size, found = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), []
     in_rings = in_two_rings()
-    # the second time the ring of the first is still there, but its groups are gone
+    # the second time, the first ring still exists, but its groups do not
     for start in range(2):
         dist.init_process_group(
             "gloo", init_method=f"file://{directory}/{start}", rank=rank, world_size=world_size
@@ -307,7 +306,7 @@ def make_worlds(directory: str) -> tuple[Any, list[tuple[float, dict[str, Tensor
         if start:
             for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
                 del os.environ[name]
-            if rank == 0:  # what builds the ring there, on whatever is called first
+            if rank == 0:  # the first call creates the ring
                 send_activation(torch.ones(1), 0)
             elif rank == 1:
                 recv_activation(0)
