@@ -38,7 +38,7 @@ test: $(INSTALLED) ## run the tests: those on real ranks one after the other, an
 test-quick: $(INSTALLED) ## run the tests that start no ranks
 	$(BIN)/python -m pytest -m "not distributed and not notebooks" $(TWO_AT_A_TIME)
 
-test-long: $(INSTALLED) ## run what `make test` leaves out because it takes long, such as each row of docs/faults.md in fresh ranks
+test-long: $(INSTALLED) ## run what `make test` leaves out because it takes long, such as each row of tests/distributed/faults.md in fresh ranks
 	$(BIN)/python -m pytest -m long $(TWO_AT_A_TIME)
 
 test-lowest: ## run the quick tests with the lowest supported versions (another environment, .venv-lowest)

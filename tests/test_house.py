@@ -270,7 +270,7 @@ def test_links_and_pictures_of_the_documents_exist() -> None:
 def test_tests_that_the_specification_names_exist() -> None:
     rows = [
         line
-        for line in (ROOT / "docs" / "specification.md").read_text().splitlines()
+        for line in (ROOT / "tests" / "specification.md").read_text().splitlines()
         if line.startswith("| ") and "shown by" not in line
     ]
     assert len(rows) > 50
