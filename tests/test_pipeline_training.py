@@ -879,15 +879,11 @@ def test_the_first_example_runs_and_another_model_is_added_as_the_document_says(
     assert [boundary.shape for boundary in boundaries] == [(2, 9, 16)] * 2
 
 
-@pytest.mark.parametrize(
-    ("heading", "count"), [("Schedules", 15), ("A step as a picture", 4), ("Generation", 4)]
-)
-def test_examples_of_the_page_run(
-    monkeypatch: pytest.MonkeyPatch, heading: str, count: int
-) -> None:
+@pytest.mark.parametrize("heading", ["Schedules", "A step as a picture", "Generation"])
+def test_examples_of_the_page_run(monkeypatch: pytest.MonkeyPatch, heading: str) -> None:
     monkeypatch.chdir(ROOT)
     code = "\n".join(blocks(section(heading)))
     test = doctest.DocTestParser().get_doctest(code, {}, "seen", "docs/explanation/pipelines.md", 0)
     assert doctest.DocTestRunner().run(test) == (0, len(test.examples))
-    assert len(test.examples) == count
+    assert len(test.examples) > 3
     plt.close("all")

@@ -85,7 +85,7 @@ ELSEWHERE: dict[str, str] = {  # rows that are not run, and why
     **dict.fromkeys(("70", *(f"88{letter}" for letter in "abcdefgh")), THREADS),
     "81": "is_completed() is true when the message has come",
 }
-OTHERWISE: dict[str, Row] = {  # rows that end a little differently, see docs/reference/faults.md
+OTHERWISE: dict[str, Row] = {  # rows that end a little differently, see faults.md
     "59": Row("fine", (), ("none",))
 }
 
