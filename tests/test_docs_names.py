@@ -21,10 +21,9 @@ from ringsim.cli import main
 from ringsim.traces.findings import KINDS
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCS = ROOT / "docs"
 PAGES = [
     ROOT / "README.md",
-    *(page for page in sorted(DOCS.rglob("*.md")) if page.parent.name != "decisions"),
+    *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.parent.name != "decisions"),
 ]
 NOT_NAMES = {"ringsim.trace.x", "ringsim.backends"}  # what does not exist; an entry point group
 RESOLVE = """
@@ -35,6 +34,9 @@ for name in sys.argv[1:]:
     except AttributeError:
         print(name)
 """
+
+
+DOCS = ROOT / "docs"
 
 
 def find(pattern: str) -> set[str]:
