@@ -130,7 +130,12 @@ def test_the_slow_link_of_the_page_is_found() -> None:
 
 def write_outputs() -> None:
     """Writes the outputs of all programs into the page."""
-    outputs = {kind: first_of(run(source, about)[0]) for kind, source, about in PROGRAMS}
+    outputs = {}
+    for kind, source, about in PROGRAMS:
+        trace, _ = run(source, about)
+        if trace.explain().kind != kind:
+            raise RuntimeError(f"{kind} was not found: {trace.explain()}\n{trace.summary()}")
+        outputs[kind] = first_of(trace)
     command = "$ ringsim explain notebooks/data/hosts_grouped.ringtrace"
     outputs["slow_link"] = f"{command}\n{explain_slow_link()}"
     page = PAGE

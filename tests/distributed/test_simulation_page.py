@@ -41,7 +41,7 @@ def test_programs_run_one_after_the_other(capsys: pytest.CaptureFixture[str]) ->
     assert promised is not None
     assert promised[1] in said
     assert "median step: measured " in said
-    assert "1f1b, 256 ranks, 8 microbatches: " in said
+    assert "gpipe, 256 ranks, 8 microbatches: " in said
 
 
 def test_the_description_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
