@@ -19,7 +19,7 @@ from trace_file import put_together, take_apart
 import ringsim
 from ringsim import Trace
 
-PAGE = (Path(__file__).parent.parent / "docs" / "diagnosis.md").read_text()
+PAGE = (Path(__file__).parent.parent / "docs" / "reference" / "findings.md").read_text()
 KINDS = re.findall(r"^### (\w+)$", PAGE, re.MULTILINE)
 IN_FLIGHT, OK, REFUSED = 1, 2, 3  # states of an operation in a file
 

@@ -67,7 +67,7 @@ def caught(call: Callable[[], object]) -> BaseException:
 
 
 def test_every_kind_of_finding_has_a_heading_in_the_page() -> None:
-    page = (Path(__file__).parent.parent / "docs" / "diagnosis.md").read_text()
+    page = (Path(__file__).parent.parent / "docs" / "reference" / "findings.md").read_text()
     assert sorted(re.findall(r"^### (\w+)$", page, re.MULTILINE)) == sorted(KINDS)
 
 

@@ -1,6 +1,6 @@
-"""The names that the docs mention exist.
+"""The names that the docs mention exist: dotted names, options of commands, variables, modules.
 
-Dotted names, and options of commands. For keys of a description, see test_simulation_page.
+For keys of a description, see test_simulation_page.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import functools
 import importlib.util
 import io
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -17,9 +18,13 @@ from pathlib import Path
 import pytest
 
 from ringsim.cli import main
+from ringsim.traces.findings import KINDS
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.parent.name != "decisions"),
+]
 NOT_NAMES = {"ringsim.trace.x", "ringsim.backends"}  # what does not exist; an entry point group
 RESOLVE = """
 import functools, sys, ringsim
@@ -29,6 +34,9 @@ for name in sys.argv[1:]:
     except AttributeError:
         print(name)
 """
+
+
+DOCS = ROOT / "docs"
 
 
 def find(pattern: str) -> set[str]:
@@ -73,3 +81,37 @@ def options_of(verb: str) -> set[str]:
     with contextlib.redirect_stdout(printed), pytest.raises(SystemExit):
         main([verb, "--help"])
     return set(re.findall(r"--[a-z][\w-]*", printed.getvalue()))
+
+
+def test_the_page_of_commands_is_that_of_the_parser() -> None:
+    """To write the page again, run ``python site/command_line.py``."""
+    script = runpy.run_path(str(ROOT / "site" / "command_line.py"))
+    assert script["PAGE"].read_text("utf-8") == script["write_page"]()
+
+
+def test_variables_that_are_read_are_listed() -> None:
+    pages = [DOCS / "reference" / f"{name}.md" for name in ("environment", "launchers")]
+    text = "".join(page.read_text("utf-8") for page in pages)
+    source = "".join(path.read_text("utf-8") for path in (ROOT / "ringsim").rglob("*.py"))
+    read = set(re.findall(r"environ(?:\.get\(|\.pop\(|\[)\s*\"([A-Z_0-9]+)\"", source))
+    assert len(read) > 10
+    names = [name.replace("OMPI_COMM_WORLD_LOCAL_", "OMPI_COMM_WORLD_") for name in read]
+    assert [
+        name for name in names if name not in text and name.rpartition("_")[0] not in text
+    ] == []
+
+
+def test_modules_that_the_architecture_names_exist() -> None:
+    text = (DOCS / "explanation" / "architecture.md").read_text("utf-8")
+    named = set(re.findall(r"(?<![\w/])([a-z]+/[a-z_]+)(?![\w/.])", text)) - {"comm/pipeline"}
+    assert len(named) > 30
+    package = ROOT / "ringsim"
+    assert [name for name in sorted(named) if not (package / f"{name}.py").exists()] == []
+
+
+def test_findings_that_the_faults_link_to_exist() -> None:
+    text = (DOCS / "reference" / "faults.md").read_text("utf-8")
+    linked = re.findall(r"\[(\w+)\]\(findings\.md#(\w+)\)", text)
+    assert len(linked) > 30
+    assert {kind for kind, _ in linked} <= set(KINDS)
+    assert [kind for kind, anchor in linked if kind != anchor] == []

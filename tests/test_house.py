@@ -267,10 +267,32 @@ def test_links_and_pictures_of_the_documents_exist() -> None:
     assert missing == []
 
 
+def name_headings(document: Path) -> set[str]:
+    """Returns the names of a document's headings in links."""
+    headings = re.findall(r"^#+ (.+)$", document.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in headings}
+
+
+def test_headings_that_links_name_exist() -> None:
+    links = [
+        ((document.parent / target).resolve() if target else document, heading, document)
+        for document in TRACKED
+        if document.suffix == ".md"
+        for target, heading in re.findall(r"\]\(([^)#\s]*)#([^)]+)\)", document.read_text())
+        if "://" not in target
+    ]
+    missing = [
+        f"{short(document)}: {heading}"
+        for target, heading, document in links
+        if target.suffix == ".md" and target.exists() and heading not in name_headings(target)
+    ]
+    assert missing == []
+
+
 def test_tests_that_the_specification_names_exist() -> None:
     rows = [
         line
-        for line in (ROOT / "docs" / "specification.md").read_text().splitlines()
+        for line in (ROOT / "tests" / "specification.md").read_text().splitlines()
         if line.startswith("| ") and "shown by" not in line
     ]
     assert len(rows) > 50

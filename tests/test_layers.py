@@ -153,7 +153,7 @@ def complaints(module: str, source: str) -> list[str]:
 
 def test_every_room_has_a_floor() -> None:
     assert set(FLOOR) == {room_of(module) for module in MODULES if module != "ringsim"}, (
-        "say in FLOORS and docs/architecture.md where it stands"
+        "say in FLOORS and docs/explanation/architecture.md where it stands"
     )
 
 

@@ -235,7 +235,7 @@ def test_torch_accepts_every_schedule_and_lowers_it_alike(
 
 
 def test_numbers_of_the_table() -> None:
-    page = (Path(__file__).parent.parent / "docs" / "pipeline.md").read_text()
+    page = (Path(__file__).parent.parent / "docs" / "explanation" / "pipelines.md").read_text()
     section = page.partition("\n## Schedules\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| .*?`(\w+)`.*?\| (.*) \|$", section, re.MULTILINE)
     assert {name for name, _ in rows} == set(SCHEDULE_NAMES) - {"afab"}

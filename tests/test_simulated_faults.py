@@ -1,4 +1,4 @@
-"""The programs of docs/faults.md on simulated ranks.
+"""The programs of tests/distributed/faults.md on simulated ranks.
 
 They end as the document says of real ones, with the same findings.
 """

@@ -1,4 +1,4 @@
-"""The programs of docs/faults.md.
+"""The programs of tests/distributed/faults.md.
 
 Each is one row of its table, and does one thing wrong, or only looks as if it did. The lines that a
 row's finding must name are marked with ``# here``.

@@ -1,4 +1,4 @@
-"""Collectives, groups and the rendezvous: rows 24 to 44 and 52 to 55 of docs/faults.md."""
+"""Collectives, groups and the rendezvous: rows 24 to 44 and 52 to 55 of faults.md."""
 
 from __future__ import annotations
 

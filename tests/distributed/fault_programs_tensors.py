@@ -1,6 +1,6 @@
 """Tensors, ranks, tags and handles that are not right.
 
-Rows 8 to 14, 45, 46, 50, 51 and 56 to 71 of docs/faults.md.
+Rows 8 to 14, 45, 46, 50, 51 and 56 to 71 of tests/distributed/faults.md.
 """
 
 from __future__ import annotations

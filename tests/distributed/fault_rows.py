@@ -1,4 +1,4 @@
-"""The rows of the table in docs/faults.md.
+"""The rows of the table in tests/distributed/faults.md.
 
 Which of them end otherwise on simulated ranks, and how an outcome is compared with one.
 """
@@ -35,7 +35,7 @@ PROGRAMS = (
 )
 # as people write them
 AS_WRITTEN = {row for row, fault in FAULTS.items() if fault.worker.__module__.startswith("wrong_")}
-DOCUMENT = Path(__file__).parents[2] / "docs" / "faults.md"
+DOCUMENT = Path(__file__).parent / "faults.md"
 RIGHT = ("fine", "cannot be seen")  # such a program ends well
 LIMIT_S = 60  # of a run; nothing here comes near it
 
@@ -85,7 +85,7 @@ ELSEWHERE: dict[str, str] = {  # rows that are not run, and why
     **dict.fromkeys(("70", *(f"88{letter}" for letter in "abcdefgh")), THREADS),
     "81": "is_completed() is true when the message has come",
 }
-OTHERWISE: dict[str, Row] = {  # rows that end a little differently, see docs/simulation.md
+OTHERWISE: dict[str, Row] = {  # rows that end a little differently, see faults.md
     "59": Row("fine", (), ("none",))
 }
 

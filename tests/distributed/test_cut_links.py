@@ -288,7 +288,7 @@ def ended(
 
 
 def expected(row: str) -> tuple[str, tuple[int, ...]]:
-    """Returns the kind of finding and the ranks that docs/faults.md has in one of its rows."""
+    """Returns the kind of finding and the ranks that faults.md has in one of its rows."""
     (line,) = re.findall(rf"^\| {row} \|.*$", DOCUMENT.read_text(), re.MULTILINE)
     _, _, _, kind, ranks, _ = (cell.strip() for cell in line.strip("|").split("|"))
     return kind, tuple(int(rank) for rank in ranks.split(",") if rank)

@@ -1,10 +1,12 @@
-"""The programs of docs/diagnosis.md, run on real ranks.
+"""The programs of docs/reference/findings.md, run on real ranks.
 
-Each is found to be what its heading says.
+The finding of each has the kind of its heading and the text below the program. To write these texts
+into the page, run this file: ``python tests/distributed/test_diagnosis_page.py``.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 import threading
 import time
@@ -20,7 +22,9 @@ import ringsim
 from ringsim import Trace
 from ringsim.errors import RingError
 
-PAGE = (Path(__file__).parent.parent.parent / "docs" / "diagnosis.md").read_text()
+ROOT = Path(__file__).parent.parent.parent
+FILE = ROOT / "docs" / "reference" / "findings.md"
+PAGE = FILE.read_text()
 HEADINGS = re.findall(r"^### (\w+)$", PAGE, re.MULTILINE)
 PROGRAMS = re.findall(
     r"^### (\w+)\n(?:(?!^#).*\n)*?```python\n(def worker\(\):  # (.*)\n(?:.*\n)*?)```",
@@ -31,6 +35,7 @@ SLOW_KINDS = re.findall(r"^### (\w+)$", PAGE.partition("\n## A run that finished
 AT_ONCE = 5
 # they take ranks that were started by hand, or several hosts
 WITHOUT = {"rendezvous_failed", "lost", "link", "slow_link"}
+VARYING = {"group_order_mismatch", "race"}  # their texts depend on the rank that comes first
 
 
 class Options(NamedTuple):
@@ -52,10 +57,7 @@ def test_every_kind_has_its_program() -> None:
 
 
 def run(source: str, about: str) -> tuple[Trace, str]:
-    """Returns what was recorded of a program, and the kind that was found while it ran.
-
-    "" where nobody did.
-    """
+    """Returns the trace of a program, and the kind that was found while it ran, or ""."""
     options = read_options(about)
     names: dict[str, Any] = {
         "ringsim": ringsim,
@@ -77,16 +79,24 @@ def run(source: str, about: str) -> tuple[Trace, str]:
 
 @pytest.fixture(scope="module")
 def runs() -> dict[str, Future[tuple[Trace, str]]]:
-    """Runs all programs side by side.
-
-    But not those about who is late, which would be so for others, too.
-    """
+    """Runs all programs at the same time, except those about late ranks, which delay others."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return {
             kind: pool.submit(run, source, about)
             for kind, source, about in PROGRAMS
             if kind not in SLOW_KINDS
         }
+
+
+def shown_below(kind: str) -> str:
+    """Returns the output that the page shows in the section of a kind."""
+    section = PAGE.partition(f"\n### {kind}\n")[2].partition("\n### ")[0]
+    return section.partition("```text\n")[2].partition("```")[0]
+
+
+def without_times(text: str) -> str:
+    """Returns a text without its times and shares, which differ from run to run."""
+    return re.sub(r"\d[\d.]* (?:s|ms|µs|%)", "N", text)
 
 
 @pytest.mark.parametrize(
@@ -98,3 +108,44 @@ def test_program_is_what_its_heading_says(
     trace, said = runs[kind].result() if kind in runs else run(source, about)
     assert trace.explain().kind == kind, str(trace.explain())
     assert said in (kind, "")
+    if kind not in VARYING:
+        first, *_ = str(trace.explain()).splitlines()
+        assert without_times(first) == without_times(shown_below(kind).splitlines()[0])
+
+
+def first_of(trace: Trace) -> str:
+    """Returns the text of the first finding: a line, and the indented lines that follow it."""
+    first, *others = str(trace.explain()).splitlines()
+    return "\n".join([first, *itertools.takewhile(lambda line: line.startswith(" "), others)])
+
+
+def explain_slow_link() -> str:
+    """Returns the first finding of the recorded run with a slow link."""
+    return first_of(ringsim.load(ROOT / "notebooks" / "data" / "hosts_grouped.ringtrace"))
+
+
+def test_the_slow_link_of_the_page_is_found() -> None:
+    assert explain_slow_link() in shown_below("slow_link")
+
+
+def write_outputs() -> None:
+    """Writes the outputs of all programs into the page."""
+    outputs = {}
+    for kind, source, about in PROGRAMS:
+        trace, _ = run(source, about)
+        if trace.explain().kind != kind:
+            raise RuntimeError(f"{kind} was not found: {trace.explain()}\n{trace.summary()}")
+        outputs[kind] = first_of(trace)
+    command = "$ ringsim explain notebooks/data/hosts_grouped.ringtrace"
+    outputs["slow_link"] = f"{command}\n{explain_slow_link()}"
+    page = PAGE
+    for kind, text in outputs.items():
+        before, heading, section = page.partition(f"\n### {kind}\n")
+        start, fence, rest = section.partition("```text\n")
+        _, end, after = rest.partition("```")
+        page = f"{before}{heading}{start}{fence}{text}\n{end}{after}"
+    FILE.write_text(page)
+
+
+if __name__ == "__main__":
+    write_outputs()

@@ -1,4 +1,4 @@
-"""The rows of docs/faults.md in ranks that have loaded and done nothing before.
+"""The rows of tests/distributed/faults.md in ranks that have loaded and done nothing before.
 
 As users start theirs: one run for each. The other tests of the table share what a first use costs:
 torch's modules are loaded early, or the ranks are simulated.

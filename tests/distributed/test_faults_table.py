@@ -1,4 +1,4 @@
-"""The rows of docs/faults.md that only real ranks can show.
+"""The rows of tests/distributed/faults.md that only real ranks can show.
 
 Dead and stopped processes, limits, rendezvous, failures of torch and Gloo. All others run on
 simulated ranks, see test_simulated_faults; of those that end alike, a few run here, too: one of

@@ -192,7 +192,7 @@ def train_on(directory: Path, first: int, source: str) -> dict[str, Tensor]:
 
 @pytest.mark.filterwarnings("ignore:.*assuming the intent is to .* in a single process")
 def test_training_goes_on_from_a_checkpoint_with_another_number_of_stages(tmp_path: Path) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "pipeline.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "explanation" / "pipelines.md").read_text()
     programs = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     (source,) = [program for program in programs if "def own_parameters" in program]
     ringsim.trace(train_on, world_size=2, args=(tmp_path, 0, source))

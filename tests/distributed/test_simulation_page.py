@@ -1,6 +1,6 @@
-"""docs/simulation.md.
+"""The programs in the explanations of the virtual clock run.
 
-What it shows runs, and the tables of its description are those that are read.
+The keys of a description, in docs/reference/descriptions.md, are those that are read.
 """
 
 from __future__ import annotations
@@ -14,18 +14,21 @@ import pytest
 
 from ringsim.cli import main
 
-PAGE = Path(__file__).parent.parent.parent / "docs" / "simulation.md"
+DOCS = Path(__file__).parent.parent.parent / "docs"
+PAGES = [DOCS / "explanation" / f"{name}.md" for name in ("messages", "accuracy")]
+DESCRIPTIONS = DOCS / "reference" / "descriptions.md"
 UNIT = re.compile(r"_(s|ms|us|ns|bytes|kib|mib|gib|gb_per_s|mb_per_s)$")
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(), re.DOTALL)
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
 
 
-def test_its_programs_run_one_after_the_other(capsys: pytest.CaptureFixture[str]) -> None:
+def test_programs_run_one_after_the_other(capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, Any] = {"__name__": "page"}
-    for number, block in enumerate(blocks("python")):
-        exec(compile(block, str(PAGE), "exec"), names)
+    programs = [block for page in PAGES for block in blocks(page, "python")]
+    for number, block in enumerate(programs):
+        exec(compile(block, "page", "exec"), names)
         if number == 0:  # a token goes round
             assert (names["real"].results[0], names["virtual"].results[0]) == (4.0, 1000.0)
             assert names["virtual"].makespan_s == pytest.approx(
@@ -34,16 +37,16 @@ def test_its_programs_run_one_after_the_other(capsys: pytest.CaptureFixture[str]
     assert names["virtual"].metadata["source"] == "simulated"
     assert names["real"].metadata["source"] == "measured"
     said = capsys.readouterr().out
-    promised = re.search(r"print\(run\) +# (.+)", PAGE.read_text())
+    promised = re.search(r"print\(run\) +# (.+)", "".join(programs))
     assert promised is not None
     assert promised[1] in said
     assert "median step: measured " in said
-    assert "1f1b, 256 ranks, 8 microbatches: " in said
+    assert "gpipe, 256 ranks, 8 microbatches: " in said
 
 
-def test_its_description_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_description_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "page.toml"
-    file.write_text(blocks("toml")[0])
+    file.write_text(blocks(DESCRIPTIONS, "toml")[0])
     assert main(["simulate", "--json", str(file)]) == 0
     told = json.loads(capsys.readouterr().out)
     names = ("schedule", "num_ranks", "num_microbatches", "size_bytes")
@@ -63,16 +66,16 @@ def keys_of(text: str, file: Path, capsys: pytest.CaptureFixture[str]) -> dict[s
     return found
 
 
-def test_its_keys_are_those_that_are_read(
+def test_the_keys_are_those_that_are_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    examples = PAGE.parent / "examples"
+    examples = DOCS / "examples"
     ending = "\n[[degrade]]\nfrom = 0\nto = 1\nfactor = 2\n"
     texts = [
         (examples / f"{name}.toml").read_text() + ending
         for name in ("pipeline", "llama_70b", "hosts")
     ]
-    page = blocks("toml")[0]
+    page = blocks(DESCRIPTIONS, "toml")[0]
     halves = page.replace("backward_ms = 20 ", "input_ms = 10\nweight_ms = 10 ")
     written_out = re.sub(
         r"(?m)^name = .*\nmicrobatches = .*$",
@@ -85,7 +88,9 @@ def test_its_keys_are_those_that_are_read(
     for text in texts:
         for header, keys in keys_of(text, tmp_path / "example.toml", capsys).items():
             asked.setdefault(header, set()).update(keys)
-    rows = re.findall(r"^\| `(\[+\w+\]+)`(?:, by \w+)? \| (.+) \|$", PAGE.read_text(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| `(\[+\w+\]+)`(?:, by \w+)? \| (.+) \|$", DESCRIPTIONS.read_text(), re.MULTILINE
+    )
     told: dict[str, set[str]] = {}
     for name, keys in rows:
         told.setdefault(name, set()).update(

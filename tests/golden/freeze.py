@@ -280,9 +280,9 @@ def freeze_commands() -> str:
 
 
 def fault_rows() -> dict[str, list[str]]:
-    """Returns the table of docs/faults.md: kind, ranks and error of each row."""
+    """Returns the table of tests/distributed/faults.md: kind, ranks and error of each row."""
     rows = {}
-    for line in (TESTS.parent / "docs" / "faults.md").read_text().splitlines():
+    for line in (TESTS / "distributed" / "faults.md").read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if re.fullmatch(r"\d+[a-z]?", cells[0]):
             rows[cells[0]] = cells[3:6]

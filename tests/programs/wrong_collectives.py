@@ -1,6 +1,6 @@
 """Wrong programs as people write them, of ``torch.distributed`` alone.
 
-Rows 72 to 84 of docs/faults.md.
+Rows 72 to 84 of tests/distributed/faults.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Wrong programs with DDP, FSDP2, DTensor and torch's pipelines: rows 85 to 87 of docs/faults.md.
+"""Wrong programs with DDP, FSDP2, DTensor and torch's pipelines: rows 85 to 87 of faults.md.
 
 What takes long to load is imported where it is used: every rank of every program loads this file.
 """

@@ -1,4 +1,4 @@
-"""Wrong programs with threads and processes of their own: rows 88 to 90 of docs/faults.md."""
+"""Wrong programs with threads and processes of their own: rows 88 to 90 of faults.md."""
 
 from __future__ import annotations
 
