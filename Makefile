@@ -1,7 +1,7 @@
 # What one does here, a target a job. `make` alone lists them.
 #
 #   PYTHON        the interpreter that .venv is made with (default: the first of those below that is 3.11 or newer)
-#   TORCH_INDEX   one more package index, where pip finds a CPU-only or a CUDA build of torch (docs/installing.md, "Which torch")
+#   TORCH_INDEX   one more package index, where pip finds a CPU-only or a CUDA build of torch (docs/how-to/install.md, "Choose a build of torch")
 
 SUPPORTED := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(firstword $(foreach python,python3 python3.14 python3.13 python3.12 python3.11,$(shell $(python) -c '$(SUPPORTED)' 2>/dev/null && echo $(python))))
