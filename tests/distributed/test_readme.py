@@ -97,7 +97,8 @@ def test_the_log_is_kept_as_the_guides_say(page: str, spelling: str) -> None:
         dist.configure(enabled=False)
         return len(names.get("table", names.get("summary")))
 
-    assert ringsim.simulate(worker, world_size=2).results == [1, 1]
+    link = ringsim.Link(alpha_s=1e-5, beta_s_per_byte=1e-10)
+    assert ringsim.simulate(worker, world_size=2, link=link).results == [1, 1]
 
 
 def test_a_program_finds_its_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
