@@ -343,10 +343,10 @@ def test_without_torch_a_verb_that_needs_it_says_so_in_a_sentence(trace_file: Pa
 
 
 def test_light_install_reads_draws_and_plans(tmp_path: Path) -> None:
-    """With what docs/installing.md names for reading and drawing, and without the rest."""
+    """With what docs/how-to/install.md names for reading and drawing, and without the rest."""
     light = re.search(
         r"pip install --no-deps ringsim && pip install ([a-z ]+)\n",
-        (ROOT / "docs" / "installing.md").read_text(),
+        (ROOT / "docs" / "how-to" / "install.md").read_text(),
     )[1].split()
     wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     left_out = {re.match(r"\w+", line)[0] for line in wanted} - set(light)

@@ -14,13 +14,13 @@ import nbformat
 from ringsim.check import grading
 
 ROOT = Path(__file__).parent.parent
-PAGE = (ROOT / "docs" / "course.md").read_text()
+PAGE = (ROOT / "docs" / "how-to" / "course.md").read_text()
 LESSONS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
 def test_the_table_has_each_lesson_with_its_time_what_it_needs_and_its_exercises() -> None:
     rows = re.findall(
-        r"^\| \[\d\d\]\(\.\./notebooks/(\S+)\) \| ([\w, ]+) \| (\d+) \| (.+?) \| ",
+        r"^\| \[\d\d\]\(\.\./\.\./notebooks/(\S+)\) \| ([\w, ]+) \| (\d+) \| (.+?) \| ",
         PAGE,
         re.MULTILINE,
     )

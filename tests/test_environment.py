@@ -413,7 +413,7 @@ def test_other_text_is_no_node_list(text: str) -> None:
 
 def test_the_manifest_for_kubernetes_starts_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     yaml = pytest.importorskip("yaml")
-    text = (Path(__file__).parent.parent / "docs" / "launchers.md").read_text()
+    text = (Path(__file__).parent.parent / "docs" / "how-to" / "launchers.md").read_text()
     service, job = yaml.safe_load_all(text.split("```yaml\n")[1].split("```")[0])
     pods = job["spec"]["template"]["spec"]
     assert service["spec"] == {

@@ -221,7 +221,7 @@ def test_makefile_targets_are_in_the_docs_and_in_its_help() -> None:
     assert {"demo", "test", "check", "lab", "figures", "clean", "help"} <= set(targets)
     assert len((readme := (ROOT / "README.md").read_text()).split()) < 400
     assert all(f"make {target}" in readme for target in ("demo", "test", "check"))
-    page = (ROOT / "docs" / "installing.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "install.md").read_text()
     shown = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for target in targets:
         assert f"make {target}" in page

@@ -27,7 +27,7 @@ from ringsim import comm as dist
 from ringsim.comm import functions
 from ringsim.errors import ArgumentError, RingError
 
-PAGE = Path(__file__).parent.parent.parent / "docs" / "coming-from-torch.md"
+PAGE = Path(__file__).parent.parent.parent / "docs" / "how-to" / "write-a-backend.md"
 
 
 def talk() -> list[Any]:

@@ -1,21 +1,40 @@
-"""The first programs that a reader of README.md, then docs/using.md, sees do as these say."""
+"""The programs of README.md and of the how-to guides do as the pages say.
+
+Guides with cells are run by `test_site`; here are the programs of the others.
+"""
 
 from __future__ import annotations
 
+import importlib
+import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+
+import ringsim
 
 ROOT = Path(__file__).parent.parent.parent
-FIRST, SECOND, *OTHERS = (
-    program
-    for page in (ROOT / "README.md", ROOT / "docs" / "using.md")
-    for program in re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
-)
-PIPELINE = next(block for block in OTHERS if "train_step_pipeline" in block)
-SIMULATED = next(block for block in OTHERS if "ringsim.simulate(" in block)
+GUIDES = ROOT / "docs" / "how-to"
+
+
+def read_programs(page: Path, language: str = "python") -> list[str]:
+    """Returns the programs of a page, in their order."""
+    fence = rf"^```{re.escape(language)}\n(.*?)^```$"
+    return re.findall(fence, page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def find_program(name: str, *words: str) -> str:
+    """Returns the only program of a guide that has some words."""
+    programs = read_programs(GUIDES / f"{name}.md")
+    (found,) = (each for each in programs if all(word in each for word in words))
+    return found
+
+
+FIRST, SECOND = read_programs(ROOT / "README.md")
 
 
 def run(*programs: str) -> dict[str, Any]:
@@ -40,7 +59,10 @@ def test_the_programs_on_real_ranks(capsys: pytest.CaptureFixture[str]) -> None:
     # four ranks sent three messages.
     assert second.results == [float((rank - 3) % 4 + 3) for rank in range(4)]
     assert (len(second.messages.src), second.unmatched) == (12, [])
-    trained = run("import ringsim, torch", PIPELINE)["trace"]
+
+
+def test_a_model_of_ones_own_is_trained_as_a_pipeline() -> None:
+    trained = run(*read_programs(GUIDES / "add-a-model.md"))["trace"]
     assert len(set(trained.results)) == 1
     # it knows nothing yet: 50 tokens, all as likely, whose logarithm is 3.9
     assert 3 < trained.results[0] < 5
@@ -48,6 +70,57 @@ def test_the_programs_on_real_ranks(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_thousand_simulated_ranks_pass_on_what_they_have() -> None:
-    virtual = run("import ringsim, torch", SIMULATED)["virtual"]
+    (program, *_) = read_programs(GUIDES / "simulate.md", "{code-cell}")
+    virtual = run(program)["virtual"]
     assert virtual.results == [999.0, *map(float, range(999))]
     assert len(virtual.messages) == 1000
+
+
+def test_a_backend_gives_what_gloo_gives() -> None:
+    first, _, second = read_programs(GUIDES / "write-a-backend.md")
+    names = run(first, second)
+    assert names["mine"].results == [[0.0, 3.0, 6.0, 9.0]] * 3
+
+
+@pytest.mark.parametrize(
+    ("page", "spelling"),
+    [("from-torch", "ringsim.comm"), ("from-deepspeed", "ringsim.comm.deepspeed")],
+)
+def test_the_log_is_kept_as_the_guides_say(page: str, spelling: str) -> None:
+    program = find_program(page, "log_summary(")
+
+    def worker() -> int:
+        dist = importlib.import_module(spelling)
+        tensor = torch.ones(4)
+        names = {"dist": dist, "tensor": tensor, "train": lambda: dist.all_reduce(tensor)}
+        exec(program, names)
+        dist.configure(enabled=False)
+        return len(names.get("table", names.get("summary")))
+
+    link = ringsim.Link(alpha_s=1e-5, beta_s_per_byte=1e-10)
+    assert ringsim.simulate(worker, world_size=2, link=link).results == [1, 1]
+
+
+def test_a_program_finds_its_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
+    for name, value in {**given, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
+    run(find_program("launchers", "discover().export()"))
+    assert os.environ["RANK"] == "1"
+
+
+def test_clocks_and_single_steps_are_read_from_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(ROOT / "notebooks" / "data" / "hosts_grouped.ringtrace", "run.ringtrace")
+    run("import ringsim", find_program("launchers", "trace.clocks"))
+    assert len(capsys.readouterr().out.splitlines()) >= 2
+    shutil.copy(ROOT / "figures" / "data" / "schedule.ringtrace", "run.ringtrace")
+    run("import ringsim", find_program("bubble", "plot_timeline(step=0)"))
+    assert "Bubble of a step (1f1b)" in capsys.readouterr().out
+
+
+def test_an_exam_has_a_patient_of_its_own() -> None:
+    patient = run("from ringsim import check", find_program("grade", "check.patient"))["patient"]
+    assert patient.explain().findings
