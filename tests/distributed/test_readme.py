@@ -34,7 +34,7 @@ def find_program(name: str, *words: str) -> str:
     return found
 
 
-FIRST, SECOND = read_programs(ROOT / "README.md")
+(PROGRAM,) = read_programs(ROOT / "README.md")
 
 
 def run(*programs: str) -> dict[str, Any]:
@@ -44,27 +44,20 @@ def run(*programs: str) -> dict[str, Any]:
     return variables
 
 
-def test_the_programs_on_real_ranks(capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(FIRST.splitlines()) == 3
-    call = "ringsim.trace(worker, world_size=4)"
-    assert call in FIRST
-    # two steps of training are enough
-    first = run(FIRST.replace(call, "trace = ringsim.trace(worker, world_size=4, args=(2,))"))[
-        "trace"
-    ]
-    assert first.world_size == 4
-    assert re.findall(r"^\[rank 0\] step +\d of 2 ", capsys.readouterr().out, re.MULTILINE)
-    second = run(SECOND)["trace"]
-    # After three rounds a rank holds what started three ranks before it, plus one a round; each of
-    # four ranks sent three messages.
-    assert second.results == [float((rank - 3) % 4 + 3) for rank in range(4)]
-    assert (len(second.messages.src), second.unmatched) == (12, [])
+def test_the_program_of_the_front_page() -> None:
+    found = run(PROGRAM)
+    trace, virtual = found["trace"], found["virtual"]
+    # After three rounds, a rank has the token that started three ranks before it, plus one per
+    # round. Each rank has sent three messages.
+    assert trace.results == [float((rank - 3) % 4 + 3) for rank in range(4)]
+    assert virtual.results == [float((rank - 3) % 64 + 3) for rank in range(64)]
+    assert (len(trace.messages.src), trace.unmatched) == (12, [])
 
 
 def test_a_model_of_ones_own_is_trained_as_a_pipeline() -> None:
     trained = run(*read_programs(GUIDES / "add-a-model.md"))["trace"]
     assert len(set(trained.results)) == 1
-    # it knows nothing yet: 50 tokens, all as likely, whose logarithm is 3.9
+    # an untrained model: 50 tokens are equally likely, and log(50) is 3.9
     assert 3 < trained.results[0] < 5
     assert trained.peak_activations().peaks == (4, 3, 2, 1)
 
