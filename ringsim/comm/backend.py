@@ -8,7 +8,7 @@ from ringsim.errors import RingError
 
 _INSTEAD = {
     "Backend": "Derive a class from ringsim.comm.MessageGroup and register it with "
-    "torch.distributed.Backend.register_backend (see docs/coming-from-torch.md)",
+    "torch.distributed.Backend.register_backend (see docs/how-to/write-a-backend.md)",
     "TorchBackend": "Use ringsim.comm.cdb or torch.distributed",
     "Membership": "Derive a class from ringsim.comm.MessageGroup",
     "FALLBACK_TAG": "Use ringsim.comm.FALLBACK_TAG",

@@ -23,7 +23,7 @@ TORCH: Final = "torch"  # torch's own choice
 _MIGRATION: Final = (
     "Derive a class from ringsim.comm.MessageGroup, register it with "
     "torch.distributed.Backend.register_backend, and pass its name (see "
-    "docs/coming-from-torch.md)."
+    "docs/how-to/write-a-backend.md)."
 )
 
 
