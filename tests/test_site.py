@@ -22,7 +22,7 @@ SITE = Path(__file__).parent.parent / "site"
 SHOWN = {  # by page: what its cells print, at least
     "gallery": ["deadlock: ranks ", "straggler: rank 1 "],
     "how-to": [
-        r"deadlock: ranks [\d, and]+ wait for each other: .* at train\.py:7",
+        r"deadlock: ranks [\d, and]+ wait for each other\.\n  .* at train\.py:7",
         r"Bubble of a step \(mine\)",
         r"wrote figures/timeline\.pdf",
         r"1f1b, 64 ranks, 8 microbatches: \d",
@@ -31,10 +31,10 @@ SHOWN = {  # by page: what its cells print, at least
     "tutorial": [
         r"\[1, 2, 3, 0\]\nTrace of 4 ranks \(measured, ",
         r"rank \d -> \d: isend to \d \(ring:.*4,096 bytes\)",
-        "straggler: rank 2 made others wait for ",
+        "straggler: rank 2 made others wait ",
         r"run: first \d.*, second \d",
         "deadlock: ranks ",
-        r"Hint: All of them receive before they send\.",
+        r"Hint: Let one rank send first",
         r"closed form +27\.3%",
         r"Trace of 1,000 ranks \(simulated, ",
         r"1f1b, 64 ranks, 8 microbatches: \d",
