@@ -71,7 +71,11 @@ class Run:
         self.live.look()
         self.live.look()
         found = self.live.find_mismatch()
-        return [one.message.rpartition(": ")[2] for one in found.findings] if found else []
+        return (
+            [one.message.partition("\n")[0].rpartition(": ")[2] for one in found.findings]
+            if found
+            else []
+        )
 
     def send(self, sent: int = 0, received: int = 1) -> None:
         """Rank 0 sends one payload, and rank 1 receives another."""

@@ -269,7 +269,7 @@ def columns(text: str) -> list[list[float]]:
     return [[*map(float, row)] for row in numbers]
 
 
-STUCK = "deadlock: ranks 0, 1 and 2 wait for each other: "
+STUCK = "deadlock: ranks 0, 1 and 2 wait for each other."
 
 
 @in_the_kernel_of("01")
@@ -311,7 +311,7 @@ def test_lesson_09_shows_what_it_claims() -> None:
     texts = texts_of("09")
     failed = "rank failed: rank 1 raised KeyError: 'sclae'"
     assert texts["cause-run"].startswith(failed)
-    assert texts["cause-run"].count("\n  Because of it: rank ") == 2
+    assert texts["cause-run"].count("\n  As a result, rank ") == 2
     kinds = [texts[f"patient-{number}-solution"].partition(":")[0] for number in range(1, 6)]
     assert kinds == ["straggler", "tag mismatch", "message mismatch", "deadlock", "peer exited"]
     stuck, repaired = texts["repair-run"].splitlines()[:2]

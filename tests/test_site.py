@@ -25,10 +25,10 @@ SHOWN = {  # by page: what its cells print, at least
     "docs/tutorial": [
         r"\[1, 2, 3, 0\]\nTrace of 4 ranks \(measured, ",
         r"rank \d -> \d: isend to \d \(ring:.*4,096 bytes\)",
-        "straggler: rank 2 ",
+        "straggler: rank 2 made others wait ",
         r"run: first \d.*, second \d",
         "deadlock: ranks ",
-        r"receive before they send",
+        r"Hint: Let one rank send first",
         r"closed form +27\.3%",
         r"Trace of 1,000 ranks \(simulated, ",
         r"1f1b, 64 ranks, 8 microbatches: \d",
@@ -46,7 +46,7 @@ SHOWN = {  # by page: what its cells print, at least
     ],
     "docs/how-to/figures": [r"wrote figures/ring\.pdf", r"wrote figures/timeline\.pdf"],
     "docs/how-to/hangs": [
-        r"deadlock: ranks [\d, and]+ wait for each other: .* at train\.py:7",
+        r"deadlock: ranks [\d, and]+ wait for each other\.\n  .* at train\.py:7",
         r"wrote waits\.png",
         "Deadlock tag_mismatch",
     ],

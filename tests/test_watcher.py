@@ -81,11 +81,11 @@ def test_who_is_stuck_is_told_and_not_before_its_time(
     if verdict is not None:
         assert (verdict.ranks, after) == ((0, 1), pytest.approx(after_s, abs=2 * TICK_S))
         assert verdict.proved is (after_s != STALL_S)
-        assert ("Not proved" in verdict.diagnosis.findings[0].hint) is (
+        assert ("not proved" in verdict.diagnosis.findings[0].hint) is (
             kind == "deadlock" and after_s == STALL_S
         )
         assert (
-            "nothing has moved for 3 s: rank 0 waits in send to 1"
+            "nothing has moved for 3 s.\n  rank 0 waits in send to 1"
             in verdict.diagnosis.findings[0].message
         ) is (kind == "stalled")
         assert set(bench.asked) == (set() if after_s == STALL_S else {0, 1})
@@ -245,8 +245,8 @@ def test_threads_that_wait_for_each_other_are_named_and_those_that_wake_now_and_
     assert verdict is not None
     assert after_s == pytest.approx(THREADS_S - 0.5, abs=0.3)
     assert (
-        "Meanwhile rank 0 waits at test_watcher.py:3 (from __future__ import annotations) for "
-        "another of its threads."
+        "\n  meanwhile, rank 0 waits at test_watcher.py:3 (from __future__ import annotations) for "
+        "another of its threads"
     ) in verdict.diagnosis.findings[0].message
     assert [end["about"][:8] for end in verdict.ends] == ["waits at", ""]
 
@@ -273,7 +273,7 @@ class TestSilentRank:
             (0, 1),
             (1,),
         )
-        assert "but rank 0 waits at test_watcher.py:3 " in verdict.diagnosis.findings[0].message
+        assert "\n  rank 0 waits at test_watcher.py:3 " in verdict.diagnosis.findings[0].message
         assert after_s == pytest.approx(STALL_S + 0.5, abs=0.3)
         assert bench.asked.count(0) >= 2
         assert [end["state"] for end in verdict.ends] == ["blocked", "blocked"]

@@ -39,11 +39,12 @@ def on_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 def verdict(examine: Callable[..., CheckResult], answer: Any, seed: int | None = 1) -> CheckResult:
     result = examine(answer, seed=seed)
     assert bool(result) is result.passed
-    assert result.reason.endswith(".")
-    assert "\n" not in result.reason
+    headline, *evidence = result.reason.splitlines()
+    assert headline.endswith(".")
+    assert all(line.startswith("  ") for line in evidence)
     assert bool(result.hint) is not result.passed
     assert json.loads(json.dumps(result.as_dict()))["passed"] is result.passed
-    assert result.reason in " ".join(repr(result).split())
+    assert " ".join(result.reason.split()) in " ".join(repr(result).split())
     assert " ".join(result.hints) == result.hint
     assert str(result.seed) in repr(result)
     return result

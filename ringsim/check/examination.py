@@ -163,7 +163,7 @@ class CheckResult:
         if len(self.hints) > 1:
             texts.append(f"({count(len(self.hints) - 1, 'more hint')}: .hints)")
         lines = [f"check.{self.check}: {self.verdict}{runs}"]
-        for each in texts:
+        for each in "\n".join(texts).splitlines():
             lines += textwrap.wrap(each, 110, break_long_words=False, break_on_hyphens=False)
         return "\n  ".join(lines)
 
@@ -200,7 +200,7 @@ class CheckResult:
             'normal; overflow-wrap: normal">'
             f'<b><span style="color: {colour}">{sign}</span> check.{html.escape(self.check)}: '
             f"{self.verdict}</b>{seed}"
-            f"<div>{html.escape(self.reason)}</div>{hints}</div>"
+            f'<div style="white-space: pre-line">{html.escape(self.reason)}</div>{hints}</div>'
         )
 
 

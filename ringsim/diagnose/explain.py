@@ -47,6 +47,7 @@ from ringsim.traces.findings import (
     End,
     Finding,
     Operation,
+    lines_text,
 )
 from ringsim.traces.units import count, time_text
 
@@ -57,7 +58,8 @@ if TYPE_CHECKING:
 _OUR_ERRORS: Final = ("ArgumentError", "MessageMismatch", "RendezvousFailed", "RingError")
 _MOST_WAITS: Final = 4
 _HELD_HINT: Final = (
-    "Not proved: other threads of these ranks went on, and might have posted what is missing."
+    "This is not proved: other threads of these ranks continued, and might have posted the missing "
+    "operation."
 )
 _ABLE: Final = ("running", "unknown")
 _AT_WORK: Final = (*_ABLE, "stopped")
@@ -92,8 +94,10 @@ def explain(trace: Trace) -> Diagnosis:
         ...     }
         ... )
         >>> print(explain(Trace(events, {"world_size": 2})))
-        deadlock: ranks 0 and 1 wait for each other: rank 0 waits in recv from 1 (tag 0); rank 1 waits in recv from 0 (tag 0).
-          Hint: All of them receive before they send. Let one of them send first, or post with batch_isend_irecv.
+        deadlock: ranks 0 and 1 wait for each other.
+          rank 0 waits in recv from 1 (tag 0)
+          rank 1 waits in recv from 0 (tag 0)
+          Hint: Let one rank send first, or post with batch_isend_irecv: all of them receive before they send.
     """  # noqa: E501
     if "part" in trace.metadata:  # who never went on, and why, may stand in what was left out
         return Diagnosis(
@@ -211,17 +215,14 @@ def _find_caught(trace: Trace) -> tuple[list[Finding], list[Finding]]:
             continue
         times = [_count_retries(trace.events, rank, at_ns) for rank in ranks]
         if trace.metadata.get("complete") is True or not all(times):
-            found.append(
-                Finding(
-                    kind, ranks, (), f"{message} The program caught the error and went on.", hint
-                )
-            )
+            message += "\n  the program caught the error and continued"
+            found.append(Finding(kind, ranks, (), message, hint))
         elif (kind, set(ranks)) not in _names(retried):
             again = (
-                "The program caught the error and tried the same again, "
-                f"{count(max(times), 'time')}, until it was ended."
+                f"\n  the program caught the error and tried again {count(max(times), 'time')} "
+                "before the run was ended"
             )
-            retried.append(Finding(kind, ranks, (), f"{message} {again}", hint))
+            retried.append(Finding(kind, ranks, (), f"{message}{again}", hint))
     return found, retried
 
 
@@ -322,7 +323,7 @@ def _find_leavers(snapshot: Snapshot) -> list[Finding]:
             "rank_failed",
             (rank,),
             (),
-            f"rank {rank} {view.end.about}: that ends the run.",
+            f"rank {rank} {view.end.about}, which ended the run.",
             "Let the worker return instead.",
         )
         for rank, view in enumerate(snapshot.ranks)
@@ -368,13 +369,10 @@ def _ranks_of(operations: Sequence[Operation]) -> list[int]:
 
 def _name_lost(gone: Mapping[int, str], operations: tuple[Operation, ...]) -> Finding:
     """Makes the finding of ranks whose hosts are silent, given what is said of each."""
-    blocked = _ranks_of(operations)
     told = [f"{name_ranks(ranks)} {about}" for about, ranks in ranks_by_text(gone).items()]
-    if blocked:
-        told.append(f"{name_ranks(blocked)} waited: {waits_text(operations)}")
-    ranks = tuple(dict.fromkeys([*gone, *blocked]))
-    hint = "Look at the machine, and at the network to it."
-    return Finding("lost", ranks, operations, f"{'; '.join(told)}.", hint)
+    ranks = tuple(dict.fromkeys([*gone, *_ranks_of(operations)]))
+    hint = "Check the machine, and the network to it."
+    return Finding("lost", ranks, operations, f"{'; '.join(told)}.{waits_text(operations)}", hint)
 
 
 def _name_busy(
@@ -398,21 +396,19 @@ def _name_busy(
     blocked = _ranks_of(operations)
     others = sorted({*wanted, *seen} - set(blocked), key=lambda rank: (rank not in wanted, rank))
     able = [rank for rank in others if snapshot.ranks[rank].state in _AT_WORK]
-    busy = "; ".join(_tell_busy(trace, snapshot, rank) for rank in able[:_MOST_WAITS])
-    busy += f"; and {len(able) - _MOST_WAITS} more ranks" if len(able) > _MOST_WAITS else ""
+    busy = lines_text([_tell_busy(trace, snapshot, rank) for rank in able])
     if not blocked:
-        message = f"no rank waited for another when the run was ended: {busy}."
-        hint = "Look at what they do, or give the run more time."
+        message = f"no rank waited for another when the run was ended.{busy}"
+        hint = "Look at what the ranks do, or give the run more time."
         return Finding("stalled", tuple(seen), (), message, hint)
+    then = [f"then rank {rank} {lost[rank].about}" for rank in blocked if rank in lost]
     message = (
-        f"{name_ranks(blocked)} still waited when the run was ended: {waits_text(operations)}."
+        f"{name_ranks(blocked)} still waited when the run was ended."
+        f"{waits_text(operations)}{busy}{lines_text(then)}"
     )
-    if busy:
-        message += f" Meanwhile {busy}."
-    message += "".join(f" Then rank {rank} {lost[rank].about}." for rank in blocked if rank in lost)
     hint = (
-        "They were not stuck for good: the ranks that they waited for might have helped. Look at "
-        "what those do, or give the run more time."
+        "Look at the ranks that the others waited for, or give the run more time: those ranks "
+        "might still have answered."
     )
     culprits = [rank for rank in able if rank in wanted]
     return Finding("stalled", (*culprits, *blocked), operations, message, hint)
@@ -439,10 +435,10 @@ def _find_held(events: Events, snapshot: Snapshot) -> Finding | None:
     if first is None:
         return None
     able = [rank for rank in able if rank in first.ranks]
-    message = f"{first.message} Meanwhile other threads of {name_ranks(able)} went on."
+    message = f"{first.message}\n  meanwhile, other threads of {name_ranks(able)} continued"
     for rank in able[:_MOST_WAITS]:
         last = np.flatnonzero((events.rank == rank) & (events.kind <= COLLECTIVE))[-1]
-        message += f" The last that rank {rank} posted was {operation_of(events, int(last))}."
+        message += f"\n  rank {rank}'s last operation was {operation_of(events, int(last))}"
     return replace(
         first, kind="stalled", message=message, hint=f"{first.hint}\n{_HELD_HINT}".strip()
     )

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from ringsim.diagnose.snapshot import operation_of
+from ringsim.diagnose.verdict import acts_text
 from ringsim.traces.events import NONE, Ints
 from ringsim.traces.findings import Finding
 from ringsim.traces.units import bytes_text, count, time_text
@@ -39,11 +40,11 @@ STILL_NS: Final = 2_000_000_000  # for which nothing moves on a link that stands
 STALL_BYTES_PER_S: Final = 50e6
 MOST_FINDINGS: Final = 5
 _SLOW_HINT: Final = (
-    "Look at the cable, at the interfaces at its ends, and at who else uses them; or let the ring "
-    "send little over it (ring_ranks)."
+    "Check the cable, the interfaces at its ends, and their other traffic; or let the ring send "
+    "little over this link (ring_ranks)."
 )
 _STILL_HINT: Final = (
-    "Look at what the hosts and switches wrote down then. A host whose processes were stopped "
+    "Check the logs of the hosts and switches for that time. A host whose processes were stopped "
     "looks the same."
 )
 
@@ -117,10 +118,12 @@ def find_links(trace: Trace) -> tuple[Finding, ...]:
         ...     "world_size": 3,
         ...     "ranks": [{"rank": rank, "host": f"node{rank}"} for rank in range(3)],
         ... }
-        >>> print(find_links(Trace(events, about))[0].message)  # doctest: +NORMALIZE_WHITESPACE
-        the link between hosts node1 and node2 is slow: each of 8 messages of 1 KiB from node1 to node2 took 16 ms or more; between other
-        hosts 2 ms is enough. Over all messages of this link that adds up to at least 112 ms.
-    """  # noqa: E501
+        >>> print(find_links(Trace(events, about))[0].message)
+        the link between hosts node1 and node2 is slow.
+          each of 8 messages of 1 KiB from node1 to node2 took at least 16 ms
+          between other hosts, 2 ms is enough
+          over all messages of this link, that adds up to at least 112 ms
+    """
     if trace.metadata.get("backend") == "nccl":
         return ()
     crossings = _list_crossings(trace)
@@ -252,18 +255,16 @@ def _describe_still(
     began = time_text(int(crossings.done_ns[one]) - lasted_ns)
     text = (
         f"nothing moved on the link between hosts {pair[0]} and {pair[1]} for "
-        f"{time_text(lasted_ns)}, from {began} into the run on, though "
-        f"both sides had posted: rank {send.rank}'s {send} and rank {recv.rank}'s {recv}. Then "
-        "it recovered"
+        f"{time_text(lasted_ns)}, and then it recovered."
+        f"\n  it stopped {began} after the start of the run, when both sides had posted"
+        f"{acts_text((send, recv))}"
     )
     if len(times) > 1:
         text += (
-            f". It stood still {count(len(times), 'time')}, "
-            f"{time_text(sum(lasted for lasted, _ in times))} in all"
+            f"\n  it stopped {count(len(times), 'time')}, for "
+            f"{time_text(sum(lasted for lasted, _ in times))} in total"
         )
-    return Finding(
-        "link", tuple(sorted((send.rank, recv.rank))), (recv, send), f"{text}.", _STILL_HINT
-    )
+    return Finding("link", tuple(sorted((send.rank, recv.rank))), (recv, send), text, _STILL_HINT)
 
 
 # -- slow links
@@ -331,15 +332,15 @@ def _describe_slow(
     )
     ranks = sorted({*messages.src[over].tolist(), *messages.dst[over].tolist()})
     message = (
-        f"the link between hosts {first} and {second} is slow: each of "
-        f"{count(way.number, 'message')} of {bytes_text(way.size_bytes)} from "
-        f"{way.src} to {way.dst} took {time_text(way.least_ns)} or more; between other hosts "
-        f"{time_text(others_ns)} is enough. "
-        f"Over all messages of this link that adds up to at least {time_text(lost_ns)}."
+        f"the link between hosts {first} and {second} is slow."
+        f"\n  each of {count(way.number, 'message')} of {bytes_text(way.size_bytes)} from "
+        f"{way.src} to {way.dst} took at least {time_text(way.least_ns)}"
+        f"\n  between other hosts, {time_text(others_ns)} is enough"
+        f"\n  over all messages of this link, that adds up to at least {time_text(lost_ns)}"
     )
     hint = (
         "".join(
-            f"All slow links lead to host {name}: look at its interface first.\n"
+            f"Check the interface of host {name} first: all slow links lead to it.\n"
             for name in sorted(shared)
         )
         + _SLOW_HINT

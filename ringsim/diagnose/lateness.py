@@ -20,7 +20,7 @@ import numpy as np
 
 from ringsim.diagnose.snapshot import operation_of
 from ringsim.traces.events import COLLECTIVE, ERROR, NONE, RECV, SEND, SPAN, Events, Ints
-from ringsim.traces.findings import Finding
+from ringsim.traces.findings import Finding, lines_text
 from ringsim.traces.matching import CollectiveCalls, number_rows, wait_for_last
 from ringsim.traces.units import count, span_text, time_text
 
@@ -76,8 +76,10 @@ def find_lateness(trace: Trace) -> tuple[Finding, ...]:
         ... )
         >>> for finding in find_lateness(Trace(events, {"world_size": 2})):
         ...     print(finding)
-        rank 1 waited 50 ms in recv from 0 (tag 0) because rank 0 was busy with something that no span names.
-          Hint: Let rank 0 send earlier, give it less to do, or let rank 1 do something else meanwhile (irecv).
+        rank 1 waited 50 ms for rank 0.
+          rank 1 waited in recv from 0 (tag 0)
+          rank 0 was busy outside any span
+          Hint: Let rank 0 send earlier, give it less to do, or let rank 1 do other work meanwhile (irecv).
     """  # noqa: E501
     waits = _collect(trace)
     if len(waits.late) == 0:
@@ -222,12 +224,13 @@ def _find_straggler(
     longest = int(np.flatnonzero(waits.late == worst)[np.argmax(own_ns[waits.late == worst])])
     doing = activity.doing(worst, int(waits.start_ns[longest]), int(waits.end_ns[longest]))
     message = (
-        f"rank {worst} made others wait for {time_text(blame[worst])} in all, "
-        f"{100 * found.share:.0f} % of all waiting for late ranks, "
-        f"{count(int(times[worst]), 'time')}. "
-        f"It was waited for most in {found.leads}. "
-        f"It was busy for {100 * busy[worst]:.0f} % of the run, the others for "
-        f"{100 * others:.0f} % (median). In the longest of these waits it was {doing}."
+        f"rank {worst} made others wait {count(int(times[worst]), 'time')}, for "
+        f"{time_text(blame[worst])} in total."
+        f"\n  that is {100 * found.share:.0f} % of all waiting for late ranks"
+        f"\n  rank {worst} caused the most waiting in {found.leads}"
+        f"\n  rank {worst} was busy for {100 * busy[worst]:.0f} % of the run, the others for "
+        f"{100 * others:.0f} % (median)"
+        f"\n  during the longest wait, rank {worst} was {doing}"
     )
     operations = (operation_of(trace.events, int(waits.event[longest])),)
     return Finding(
@@ -235,7 +238,7 @@ def _find_straggler(
         (worst,),
         operations,
         message,
-        f"Give rank {worst} less to do, or see what slows it down.",
+        f"Give rank {worst} less to do, or find out why it is slow.",
     )
 
 
@@ -309,26 +312,30 @@ def _late_finding(
     first, last = chain[0], chain[-1]
     operation = operation_of(events, int(waits.event[first]))
     culprit = int(waits.late[last])
-    because = f"rank {waits.late[first]} was " + "".join(
-        f"waiting for rank {waits.late[wait]} itself, which was " for wait in chain[1:]
-    )
-    because += activity.doing(culprit, int(waits.start_ns[last]), int(waits.end_ns[last]))
-    message = (
-        f"rank {operation.rank} waited {time_text(waits.end_ns[first] - waits.start_ns[first])} in "
-        f"{operation} because {because}"
-    )
+    doing = activity.doing(culprit, int(waits.start_ns[last]), int(waits.end_ns[last]))
+    because = [
+        f"rank {operation.rank} waited in {operation}",
+        *(f"rank {waits.waiter[wait]} waited for rank {waits.late[wait]}" for wait in chain[1:]),
+        f"rank {culprit} was {doing}",
+    ]
     if times > 1:
-        message += f"; it waited there {times:,} times, {time_text(total_ns)} in all"
+        because.append(
+            f"rank {operation.rank} waited there {times:,} times, {time_text(total_ns)} in total"
+        )
+    message = (
+        f"rank {operation.rank} waited {time_text(waits.end_ns[first] - waits.start_ns[first])} "
+        f"for rank {waits.late[first]}.{lines_text(because)}"
+    )
     sends = waits.kind[last] == _SENDER
     act, other = ("send", "irecv") if sends else ("receive", "isend")
     hint = (
         f"Let rank {culprit} {act} earlier, give it less to do, or let rank {waits.waiter[last]} "
-        f"do something else meanwhile ({other})."
+        f"do other work meanwhile ({other})."
     )
     late = [int(waits.late[wait]) for wait in chain]
     ranks = tuple(dict.fromkeys([*reversed(late), operation.rank]))
     partner = operation_of(events, int(waits.partner[first]))
-    return Finding(_KINDS[waits.kind[first]], ranks, (operation, partner), f"{message}.", hint)
+    return Finding(_KINDS[waits.kind[first]], ranks, (operation, partner), message, hint)
 
 
 class Activity:
@@ -393,10 +400,8 @@ class Activity:
         last = np.flatnonzero((events.rank == rank) & self._speaks & (events.post_ns <= start_ns))
         if len(last) and events.file[last[-1]] != NONE:
             latest = operation_of(events, int(last[-1]))
-            return (
-                f"busy with something that no span names, after its {latest.op} at {latest.place}"
-            )
-        return "busy with something that no span names"
+            return f"busy outside any span, after its {latest.op} at {latest.place}"
+        return "busy outside any span"
 
     def in_span(self, rank: int, start_ns: int, end_ns: int) -> str:
         """Describes the span that a rank was in for most of a stretch of time, "" if none."""

@@ -25,7 +25,7 @@ from ringsim.diagnose.snapshot import (
     number_channels,
     operation_of,
 )
-from ringsim.diagnose.verdict import SAME_GROUPS
+from ringsim.diagnose.verdict import SAME_GROUPS, acts_text
 from ringsim.errors import name_ranks
 from ringsim.traces.collectives import COLLECTIVES, same_collective
 from ringsim.traces.events import (
@@ -41,7 +41,7 @@ from ringsim.traces.events import (
     Payload,
     read_notice,
 )
-from ringsim.traces.findings import Finding, Operation, payload_text
+from ringsim.traces.findings import Finding, Operation, lines_text, payload_text
 from ringsim.traces.matching import CollectiveCalls, match, number_places, number_rows, refused
 from ringsim.traces.units import count
 
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from ringsim.traces.value import Trace
 
 MOST_FINDINGS: Final = 5
-_MOST_CALLS: Final = 4
 _MARK: Final = OP_CODES["mark"]
 _BLOCKING: Final = [OP_CODES[name] for name in BLOCKING]
 _NEW_GROUP: Final = OP_CODES["new_group"]
@@ -57,17 +56,14 @@ _UNEVEN: Final = [
     code for name, code in OP_CODES.items() if name in COLLECTIVES and COLLECTIVES[name].uneven
 ]
 _SAME_CALLS: Final = (
-    "Let all ranks of a group call the same collectives, with the same arguments, in one order."
+    "Let all ranks of a group call the same collectives in the same order, with the same arguments."
 )
 _OWN_MISTAKES: Final = ("invalid_argument", "buffer_hazard")  # of one rank alone
 _SEVERITY: Final = ("size", "dtype", "reduction", "shape")
 _EFFECTS: Final = {
-    "size": (
-        "Gloo aborts the receiver where the buffer is smaller, and fills "
-        "a part of it where it is larger."
-    ),
-    "dtype": "The bytes are taken for the other dtype, without a word.",
-    "shape": "The values are taken for the other shape, without a word.",
+    "size": " Gloo aborts a receiver with a smaller buffer, and fills only part of a larger one.",
+    "dtype": " Otherwise, the bytes are silently read as the other dtype.",
+    "shape": " Otherwise, the values are silently read in the other shape.",
 }
 
 
@@ -191,8 +187,10 @@ def find_message_mismatches(trace: Trace) -> tuple[Finding, ...]:
         ...     },
         ...     names,
         ... )
-        >>> find_message_mismatches(Trace(events, {"world_size": 2}))[0].message.rpartition(": ")[2]
-        'the shape differs.'
+        >>> print(find_message_mismatches(Trace(events, {"world_size": 2}))[0].message)
+        rank 0 sends float32[2,3], but rank 1 receives float32[3,2]: the shape differs.
+          rank 0 posted send to 1 (tag 0, float32[2,3], 24 bytes)
+          rank 1 posted recv from 0 (tag 0, float32[3,2], 24 bytes)
     """
     events = trace.events
     send, recv = trace.messages.send, trace.messages.recv
@@ -252,17 +250,20 @@ def _worst(found: Iterable[tuple[Any, Any, Finding]]) -> tuple[Finding, ...]:
 
 def _message_finding(send: Operation, recv: Operation, what: str, times: int) -> Finding:
     message = (
-        f"rank {send.rank} sends {payload_text(send)} in {send}, rank {recv.rank} receives "
-        f"{payload_text(recv)} in {recv}: "
-        f"the {what} differs" + (f" ({count(times, 'time')})" if times > 1 else "")
+        f"rank {send.rank} sends {payload_text(send)}, but rank {recv.rank} receives "
+        f"{payload_text(recv)}: the {what} differs{_times_text(times)}.{acts_text((send, recv))}"
     )
     hint = (
-        f"{_EFFECTS.get(what, '')} Let rank {recv.rank} receive into {payload_text(send)}, or send "
-        "what it expects."
-    ).strip()
-    return Finding(
-        "message_mismatch", tuple(sorted((send.rank, recv.rank))), (send, recv), f"{message}.", hint
+        f"Let rank {recv.rank} receive into {payload_text(send)}, or send {payload_text(recv)}."
+        f"{_EFFECTS.get(what, '')}"
     )
+    return Finding(
+        "message_mismatch", tuple(sorted((send.rank, recv.rank))), (send, recv), message, hint
+    )
+
+
+def _times_text(times: int) -> str:
+    return f" ({count(times, 'time')})" if times > 1 else ""
 
 
 def find_collective_mismatches(events: Events) -> tuple[Finding, ...]:
@@ -282,8 +283,10 @@ def find_collective_mismatches(events: Events) -> tuple[Finding, ...]:
         ...     Tables(groups=(Group("world", (0, 1)),)),
         ... )
         >>> print(find_collective_mismatches(events)[0])
-        rank 0 calls barrier (world), rank 1 calls all_reduce (world) as collective 1 of group world: the kind differs.
-          Hint: Let all ranks of a group call the same collectives, with the same arguments, in one order.
+        the ranks disagree on collective 1 of group world: the kind differs.
+          rank 0 calls barrier (world)
+          rank 1 calls all_reduce (world)
+          Hint: Let all ranks of a group call the same collectives in the same order, with the same arguments.
     """  # noqa: E501
     calls = CollectiveCalls.of(events)
     return _call_findings(events, calls, np.ones(len(calls.event), dtype=bool))
@@ -373,8 +376,8 @@ def _find_unfit_splits(
         ):
             if gives[0][target] != takes[1][place]:
                 what = (
-                    f"rank {one} gives rank {other} {count(gives[0][target], 'byte')}, which takes "
-                    f"{takes[1][place]:,}"
+                    f"rank {one} gives rank {other} {count(gives[0][target], 'byte')}, but rank "
+                    f"{other} takes {takes[1][place]:,}"
                 )
                 yield int(its[0]), [mine, theirs], what
                 break
@@ -415,16 +418,14 @@ def _call_finding(
     operations: tuple[Operation, ...], place: int, differs: str, *, roots: bool = False
 ) -> Finding:
     """Makes the finding of a call, given in words what differs, and whether it is the root."""
-    said = ", ".join(
+    calls = [
         f"rank {one.rank} calls {one}{f' with root {one.peer}' if roots else ''}"
-        for one in operations[:_MOST_CALLS]
+        for one in operations
+    ]
+    message = (
+        f"the ranks disagree on collective {place + 1} of group {operations[0].group}: {differs}."
+        f"{lines_text(calls)}"
     )
-    more = (
-        f" and {count(len(operations) - _MOST_CALLS, 'more rank')} otherwise still"
-        if len(operations) > _MOST_CALLS
-        else ""
-    )
-    message = f"{said}{more} as collective {place + 1} of group {operations[0].group}: {differs}."
     kind, hint = "collective_mismatch", _SAME_CALLS
     if operations[0].op == "new_group":
         kind, hint = "group_order_mismatch", SAME_GROUPS
@@ -532,8 +533,10 @@ def find_leaks(trace: Trace) -> tuple[Finding, ...]:
         ...         "line": [7],
         ...     }
         ... )
-        >>> find_leaks(Trace(events, {"world_size": 2}))[0].message
-        'rank 0 never waited for its isend to 1 (tag 0), whose other side never came.'
+        >>> print(find_leaks(Trace(events, {"world_size": 2}))[0].message)
+        rank 0 never waited for its isend.
+          rank 0 posted isend to 1 (tag 0)
+          its other side was never posted
     """
     events = trace.events
     kind = events.kind
@@ -549,22 +552,19 @@ def find_leaks(trace: Trace) -> tuple[Finding, ...]:
         event = int(open_ops[index])
         operation = operation_of(events, event)
         hint = (
-            f"Keep what {OP_NAMES[events.op[event]]} returns and call its wait(): until then the "
-            "tensor may not be used."
+            f"Keep the handle that {operation.op} returns, and call its wait() before you use the "
+            "tensor."
         )
-        message = f"rank {operation.rank} never waited for its {operation}"
+        message = f"rank {operation.rank} never waited for its {operation.op}"
         if events.wait_ns[event] != NONE:
             hint = "Let its thread end, and join it, before the worker returns."
             message = (
-                f"rank {operation.rank} returned while a thread of it still waited in {operation}"
+                f"rank {operation.rank} returned while one of its threads waited in {operation.op}"
             )
+        message += f"{_times_text(number)}.{acts_text([operation])}"
         if kind[event] != COLLECTIVE:
-            message += (
-                ", whose other side was posted" if met[event] else ", whose other side never came"
-            )
-        if number > 1:
-            message += f" ({count(number, 'time')})"
-        leak = Finding("leaked_request", (operation.rank,), (operation,), f"{message}.", hint)
+            message += f"\n  its other side was {'' if met[event] else 'never '}posted"
+        leak = Finding("leaked_request", (operation.rank,), (operation,), message, hint)
         found.append((bool(met[event]), -number, leak))
     return _worst(found)
 
@@ -580,8 +580,9 @@ def find_missing(events: Events) -> tuple[Finding, ...]:
         ...     {"rank": [0], "op": [OP_CODES["barrier"]], "group": [0], "status": [IN_FLIGHT]},
         ...     Tables(groups=(Group("world", (0, 1)),)),
         ... )
-        >>> find_missing(events)[0].message
-        'rank 1 never took part in barrier (world), which rank 0 posted.'
+        >>> print(find_missing(events)[0].message)
+        rank 1 never took part in barrier.
+          rank 0 posted barrier (world)
     """
     calls = CollectiveCalls.of(events)
     waits = (events.status[calls.event] == IN_FLIGHT) & (events.wait_ns[calls.event] == NONE)
@@ -597,11 +598,9 @@ def find_missing(events: Events) -> tuple[Finding, ...]:
         ]
         if not missing:
             continue
-        message = (
-            f"{name_ranks(missing)} never took part in {first}, which {name_ranks(there)} posted."
-        )
         operations = tuple(operation_of(events, event) for event in inside.tolist())
-        hint = f"{first.op} needs every member of group {first.group}."
+        message = f"{name_ranks(missing)} never took part in {first.op}.{acts_text(operations)}"
+        hint = f"Let every member of group {first.group} call {first.op}."
         findings.append(
             Finding("missing_participant", (*sorted(missing), *there), operations, message, hint)
         )
@@ -623,12 +622,12 @@ def find_order_mismatches(snapshot: Snapshot) -> tuple[Finding, ...]:
     for (name, _), members in by_name.items():
         if len(members) > 1:
             operations = tuple(some[0] for some in members.values())
-            made = ", ".join(
+            made = [
                 f"{list(ranks)} on {name_ranks(sorted({one.rank for one in some}))}"
                 for ranks, some in members.items()
-            )
+            ]
             ranks = tuple(sorted({one.rank for some in members.values() for one in some}))
-            message = f"group {name} has other members on other ranks: {made}."
+            message = f"group {name} has different members on different ranks.{lines_text(made)}"
             findings.append(
                 Finding("group_order_mismatch", ranks, operations, message, SAME_GROUPS)
             )
@@ -685,9 +684,8 @@ def find_races(trace: Trace) -> tuple[Finding, ...]:
             operation_of(events, int(later[index])),
         )
         message = (
-            f"two threads of rank {mine.rank} use one tag for one peer "
-            f"at one time: {mine} and {theirs}. "
-            "Which message comes first is left to chance."
+            f"two threads of rank {mine.rank} use the same tag and peer at the same time."
+            f"{acts_text((mine, theirs))}"
         )
         findings.append(
             Finding(
@@ -695,7 +693,7 @@ def find_races(trace: Trace) -> tuple[Finding, ...]:
                 (mine.rank,),
                 (mine, theirs),
                 message,
-                "Give each thread a tag, or a group, of its own.",
+                "Give each thread its own tag or group: the order of messages is left to chance.",
             )
         )
     return tuple(findings)

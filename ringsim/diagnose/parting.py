@@ -63,10 +63,8 @@ def _find_parting(finding: Finding, events: Events) -> str:
         there = [operation_of(events, int(one[place])) for one in calls if len(one) > place]
         # else the finding says so
         if any(named.get(one.rank, one.place) != one.place for one in there):
-            differs = (
-                f"the first line that differs is that of collective {place + 1} of group {name}"
-            )
-            return f"The ranks took different paths before: {differs} ({_places(there)})."
+            differs = f"their lines first differ in collective {place + 1} of group {name}"
+            return f"Compare the paths of the ranks: {differs} ({_places(there)})."
     return ""
 
 

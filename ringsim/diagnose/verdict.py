@@ -9,7 +9,7 @@ hint comes from an operation that nearly fits what a rank waits for in vain.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -17,17 +17,26 @@ from ringsim.diagnose.snapshot import BLOCKING, GONE, OpenOperation, Snapshot
 from ringsim.diagnose.waitfor import Hindrance, Stuck, analyse, find_cycle, meets
 from ringsim.errors import name_ranks
 from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, RECV, SEND
-from ringsim.traces.findings import IN_THREAD, Diagnosis, Edge, End, Finding, Operation, waited_text
+from ringsim.traces.findings import (
+    IN_THREAD,
+    Diagnosis,
+    Edge,
+    End,
+    Finding,
+    Operation,
+    lines_text,
+    waited_text,
+)
 from ringsim.traces.units import count
 
 SAME_GROUPS: Final = (
-    "Every rank must call new_group for every group, in one order, "
-    "also for groups that it is not in."
+    "Call new_group on every rank for every group, in the same order, "
+    "even for groups that the rank is not in."
 )
 _MOST_WAITS: Final = 4  # of a circle that are spelled out
 _STATE_WORDS: Final = {
     "blocked": "waits for another of its threads",
-    "exited": "has left: it will post nothing more",
+    "exited": "has left",
     "failed": "has failed",
     "killed": "is dead",
     "running": "is not waiting for anything",
@@ -51,8 +60,10 @@ def judge(snapshot: Snapshot, stuck: Stuck | None = None) -> Diagnosis:
         ...         "blocked", (OpenOperation(operation, Group("world", (0, 1)), awaited=True),)
         ...     )
         >>> print(judge(Snapshot((receives(0, 1), receives(1, 0)))))
-        deadlock: ranks 0 and 1 wait for each other: rank 0 waits in recv from 1 (tag 0); rank 1 waits in recv from 0 (tag 0).
-          Hint: All of them receive before they send. Let one of them send first, or post with batch_isend_irecv.
+        deadlock: ranks 0 and 1 wait for each other.
+          rank 0 waits in recv from 1 (tag 0)
+          rank 1 waits in recv from 0 (tag 0)
+          Hint: Let one rank send first, or post with batch_isend_irecv: all of them receive before they send.
     """  # noqa: E501
     stuck = stuck or analyse(snapshot)
     states = tuple(view.state for view in snapshot.ranks)
@@ -98,7 +109,10 @@ def blame_threads(findings: Sequence[Finding], failed: Mapping[int, str]) -> tup
 
     Example:
         >>> waits = Finding(
-        ...     "peer_exited", (0, 1), (), "rank 1 waits in recv from 0, but rank 0 has left."
+        ...     "peer_exited",
+        ...     (0, 1),
+        ...     (),
+        ...     "rank 1 waits for rank 0, which can no longer answer.",
         ... )
         >>> print(
         ...     blame_threads(
@@ -106,7 +120,7 @@ def blame_threads(findings: Sequence[Finding], failed: Mapping[int, str]) -> tup
         ...     )[0]
         ... )
         a thread of rank 0 raised ValueError: no more batches (train.py, line 7, in sends).
-          Because of it: rank 1 waits in recv from 0, but rank 0 has left.
+          As a result, rank 1 waits for rank 0, which can no longer answer.
     """
     blamed, left = [], list(findings)
     for rank, about in failed.items():
@@ -141,11 +155,13 @@ def wait_text(operation: Operation) -> str:
 
 
 def waits_text(operations: Sequence[Operation]) -> str:
-    """Returns the waits of several ranks, of many the first."""
-    shown = "; ".join(map(wait_text, operations[:_MOST_WAITS]))
-    return shown + (
-        f"; and {len(operations) - _MOST_WAITS} more alike" if len(operations) > _MOST_WAITS else ""
-    )
+    """Returns an indented line for each wait, as evidence of a finding."""
+    return lines_text([wait_text(one) for one in operations])
+
+
+def acts_text(operations: Sequence[Operation], verb: str = "posted") -> str:
+    """Returns an indented line for each operation, as evidence of a finding."""
+    return lines_text([f"rank {one.rank} {verb} {one}" for one in operations])
 
 
 def waiting_text(ranks: Sequence[int]) -> str:
@@ -210,19 +226,18 @@ def _circle_finding(snapshot: Snapshot, stuck: Stuck, circle: tuple[int, ...]) -
     if collective is not None:
         return _collective_finding(snapshot, stuck, collective, links)
     if len(circle) == 1:
-        message = f"rank {circle[0]} waits for a message of its own: {operations[0]}."
         return Finding(
             "deadlock",
             circle,
             operations,
-            message,
-            "A rank cannot exchange messages with itself. Copy the tensor instead.",
+            f"rank {circle[0]} waits for a message from or to itself.{waits_text(operations)}",
+            "Copy the tensor instead: a rank cannot exchange messages with itself.",
         )
     return Finding(
         "deadlock",
         circle,
         operations,
-        f"{name_ranks(circle)} wait for each other: {waits_text(operations)}.",
+        f"{name_ranks(circle)} wait for each other.{waits_text(operations)}",
         advise(snapshot, links),
     )
 
@@ -241,7 +256,7 @@ def _mismatch_finding(missed: Sequence[tuple[Operation, Counterpart]]) -> Findin
             pairs.setdefault(tuple(sorted((near.rank, far.rank))), (near, far))
     message = mismatch_text(mine, found.posted.operation, found.kind)
     if len(pairs) > 1:
-        message += f" The same holds for {count(len(pairs) - 1, 'more pair')} of ranks."
+        message += f"\n  and {count(len(pairs) - 1, 'more pair')} of ranks"
     ranks = tuple(sorted({rank for pair in pairs for rank in pair}))
     return Finding(
         found.kind,
@@ -280,8 +295,8 @@ def _collective_finding(
     waits = waits_text(operations if kind == "deadlock" else (mine, *kept[:_MOST_WAITS]))
     missing, cure = advise_in_collective(snapshot, links)
     needs = (
-        f"{mine.op} needs every member of {_group_text(mine)}; let {name_ranks(link.peers)} call "
-        "it, too, before anything that waits."
+        f"Let {name_ranks(link.peers)} call {mine.op} before anything that waits: it needs every "
+        f"member of {_group_text(mine)}."
     )
     hint = cure or needs
     if (
@@ -290,13 +305,11 @@ def _collective_finding(
         and elsewhere.shape == mine.shape
     ):
         hint = (
-            "Torch names a group that its members alone make by how many groups each of them is "
-            "in: let them make the same groups before "
-            "it, or leave out use_local_synchronization."
+            "Let its members create the same groups before it, or leave out "
+            "use_local_synchronization: torch names such a group by the number of groups that "
+            "each member is in."
         )
-    message = (
-        f"{name_ranks(circle)} wait for each other: {waits}.{f' {missing}' if missing else ''}"
-    )
+    message = f"{name_ranks(circle)} wait for each other.{waits}{missing}"
     return Finding(kind, circle if kind == "deadlock" else ranks, operations, message, hint)
 
 
@@ -310,32 +323,28 @@ def _mismatched_call(link: Hindrance) -> Finding | None:
     if not wrong:
         return None
     ranks = tuple(sorted({mine.rank, *(one.rank for one in wrong)}))
+    number, calls = link.posted.index + 1, acts_text((mine, *wrong), "calls")
     if mine.op == "new_group":
-        made = ", ".join(
-            f"rank {one.rank} makes {list(one.shape)}{f' at {one.place}' if one.place else ''}"
-            for one in (mine, *wrong[:_MOST_WAITS])
-        )
-        message = (
-            f"the ranks make their groups in different order: as number {link.posted.index + 1} "
-            f"{made}."
-        )
+        message = f"the ranks create different groups as group number {number}.{calls}"
         return Finding("group_order_mismatch", ranks, (mine, *wrong), message, SAME_GROUPS)
-    number = f"collective {link.posted.index + 1} of {_group_text(mine)}"
-    message = f"the ranks call different collectives: as {number} {_calls((mine, *wrong))}."
-    hint = "Let all ranks of a group call the same collectives in one order."
+    message = (
+        f"the ranks call different collectives as number {number} of {_group_text(mine)}.{calls}"
+    )
+    hint = "Let all ranks of a group call the same collectives in the same order."
     return Finding("collective_mismatch", ranks, (mine, *wrong), message, hint)
 
 
 def _gone_finding(snapshot: Snapshot, gone: tuple[int, ...], waits: Sequence[Hindrance]) -> Finding:
     """Names the ranks that wait directly for ranks that are gone."""
     operations = tuple(one.posted.operation for one in waits)
-    mine = operations[0]
-    ranks = tuple(dict.fromkeys([*gone, *sorted(one.rank for one in waits)]))
+    mine, blocked = operations[0], sorted({one.rank for one in waits})
+    ranks, waiting = tuple(dict.fromkeys([*gone, *blocked])), waiting_text(blocked)
     views = [snapshot.ranks[rank] for rank in gone]
-    ends = "; ".join(
-        f"rank {rank} {view.end.about or _STATE_WORDS[view.state]}"
+    ends = "".join(
+        f"\n  rank {rank} {view.end.about or _STATE_WORDS[view.state]}"
         for rank, view in zip(gone, views, strict=True)
     )
+    waited = f"{waits_text(operations)}{ends}"
     last = _last_text(snapshot, gone)
     for one in waits:
         wrong = _mismatched_call(one)
@@ -345,39 +354,38 @@ def _gone_finding(snapshot: Snapshot, gone: tuple[int, ...], waits: Sequence[Hin
         if found is not None:
             near, far = one.posted.operation, found.posted.operation
             pair = tuple(sorted((near.rank, far.rank)))
-            message = f"{mismatch_text(near, far, found.kind)} {ends[0].upper()}{ends[1:]}."
+            message = f"{mismatch_text(near, far, found.kind)}{ends}"
             return Finding(found.kind, pair, (near, far), message, found.hint)
     if all(view.state == "blocked" for view in views):
-        message = f"{waits_text(operations)}, but {ends}, and none of them can go on."
         return Finding(
             "deadlock",
             ranks,
             operations,
-            message,
-            "Find out which thread was to wake it, and why it has ended or waits itself.",
+            f"{waiting} for {name_ranks(gone)}, and none of them can continue.{waited}",
+            "Find the thread that should wake it, and why that thread ended or waits itself.",
         )
     if all(one.kind == COLLECTIVE for one in operations) and all(
         view.state == "exited" for view in views
     ):
-        waiting = sorted({one.rank for one in operations})
         number = (
-            f", collective {waits[0].posted.index + 1} of {_group_text(mine)},"
+            f" (collective {waits[0].posted.index + 1} of {_group_text(mine)})"
             if mine.op != "new_group"
             else ""
         )
         message = (
-            f"{waiting_text(waiting)} in {mine}{number} for {name_ranks(gone)}, but {ends}.{last}"
+            f"{waiting} in {mine.op}{number}, but {name_ranks(gone)} left without calling it."
+            f"{waited}{last}"
         )
         hint = (
-            f"{mine.op} needs every member of {_group_text(mine)}: let {name_ranks(gone)} call it, "
-            "or make a group without."
+            f"Let {name_ranks(gone)} call {mine.op}, or use a smaller group: {mine.op} needs every "
+            f"member of {_group_text(mine)}."
         )
         return Finding("missing_participant", ranks, operations, message, hint)
     return Finding(
         "peer_exited",
         ranks,
         operations,
-        f"{waits_text(operations)}, but {ends}.{last}",
+        f"{waiting} for {name_ranks(gone)}, which can no longer answer.{waited}{last}",
         advise(snapshot, waits),
     )
 
@@ -387,20 +395,20 @@ def _last_text(snapshot: Snapshot, gone: Sequence[int]) -> str:
     said = ""
     for rank in gone[:_MOST_WAITS]:
         if (last := snapshot.ranks[rank].last) is not None:
-            said += f" The last that rank {rank} posted was {last}."
+            said += f"\n  rank {rank}'s last operation was {last}"
         elif snapshot.ranks[rank].state == "exited":
-            said += f" Rank {rank} had posted nothing."
+            said += f"\n  rank {rank} posted no operation"
     return said
 
 
 def _with_threads(snapshot: Snapshot, root: Finding) -> Finding:
     """Adds the places at which threads of its ranks wait outside of operations."""
-    said = [
-        f"rank {rank} {view.end.about}"
+    said = "".join(
+        f"\n  meanwhile, rank {rank} {view.end.about}"
         for rank in root.ranks
         if (view := snapshot.ranks[rank]).awaited and view.end.about
-    ]
-    return replace(root, message=f"{root.message} Meanwhile {'; '.join(said)}.") if said else root
+    )
+    return replace(root, message=f"{root.message}{said}")
 
 
 def _failure(snapshot: Snapshot, rank: int) -> Finding:
@@ -446,13 +454,6 @@ def _echo(one: Hindrance, root: Finding) -> Finding:
     return Finding(kind, (one.rank,), (operation,), f"{wait_text(operation)}.")
 
 
-def _calls(operations: Iterable[Operation]) -> str:
-    return ", ".join(
-        f"rank {one.rank} calls {one.op}{f' at {one.place}' if one.place else ''}"
-        for one in operations
-    )
-
-
 def _group_text(operation: Operation) -> str:
     if operation.op == "new_group":
         return f"the group that is made, {list(operation.shape)}"
@@ -460,21 +461,20 @@ def _group_text(operation: Operation) -> str:
 
 
 _SENDS_FIRST: Final = (
-    "All of them send before they receive. A send returns only once the other side has posted its "
-    "recv: on Gloo at any size, on MPI if it is large. Let one of them receive first, or post with "
-    "isend or batch_isend_irecv."
+    "Let one rank receive first, or post with isend or batch_isend_irecv: all of them send before "
+    "they receive, and a send returns only after its recv is posted (on Gloo at any size, on MPI "
+    "if it is large)."
 )
 _RECVS_FIRST: Final = (
-    "All of them receive before they send. Let one of them send first, or post with "
-    "batch_isend_irecv."
+    "Let one rank send first, or post with batch_isend_irecv: all of them receive before they send."
 )
 _MIXED: Final = (
-    "Post with isend and irecv, or batch_isend_irecv, before waiting for any of them; or change "
+    "Post all of them with isend and irecv, or batch_isend_irecv, before the first wait; or change "
     "the order on one rank."
 )
 _TAKEN: Final = (
-    "A recv from any rank is open under the same tag, and what is waited for here went to it, or "
-    "it got another message. Give it a tag of its own, or post as many recvs as there are sends."
+    "Give the recv from any rank its own tag, or post as many recvs as sends: under the same tag, "
+    "it took this message or received another one."
 )
 
 
@@ -511,15 +511,18 @@ def find_counterpart(snapshot: Snapshot, hindrance: Hindrance) -> Counterpart | 
                 continue
             same_tag, same_group = other.tag == operation.tag, theirs.group == mine.group
             if same_group and not same_tag:
-                hint = f"Give both the same tag: {operation.tag} or {other.tag}."
+                hint = f"Give both sides the same tag: {operation.tag} or {other.tag}."
                 if _has_both_tags(snapshot, operation, other):
                     hint = (
-                        "Receive in the order in which the other side sends: a send of Gloo is not "
-                        "buffered, so tags cannot overtake."
+                        "Receive in the order in which the other side sends: Gloo does not buffer "
+                        "a send, so messages cannot overtake each other by tag."
                     )
                 found.append(Counterpart(theirs, "tag_mismatch", hint + _doubt(mine, theirs)))
             elif same_tag and not same_group:
-                hint = f"Use one group on both sides: {_group_name(mine)} or {_group_name(theirs)}."
+                hint = (
+                    f"Use the same group on both sides: {_group_name(mine)} or "
+                    f"{_group_name(theirs)}."
+                )
                 found.append(Counterpart(theirs, "group_mismatch", hint + _doubt(mine, theirs)))
     return min(
         found, key=lambda one: (not one.posted.awaited, one.kind == "group_mismatch"), default=None
@@ -546,20 +549,22 @@ def _doubt(mine: OpenOperation, theirs: OpenOperation) -> str:
         return ""
     send = mine.operation if mine.operation.kind == SEND else theirs.operation
     return (
-        f"\nIf they are not meant for each other: rank {send.peer} lacks a recv for the send, and "
-        f"rank {send.rank} a send for the recv."
+        f"\nIf they do not belong together, add a recv for the send on rank {send.peer}, and a "
+        f"send for the recv on rank {send.rank}."
     )
 
 
 def mismatch_text(mine: Operation, theirs: Operation, kind: str) -> str:
     """Describes how the two sides of a message miss each other."""
     send, recv = (mine, theirs) if mine.kind == SEND else (theirs, mine)
-    differ = (
-        f"tag {send.tag} is not tag {recv.tag}"
-        if kind == "tag_mismatch"
-        else f"group {send.group} is not group {recv.group}"
+    sent, received = (
+        (f"with tag {one.tag}" if kind == "tag_mismatch" else f"on group {one.group}")
+        for one in (send, recv)
     )
-    return f"rank {send.rank}'s {send} and rank {recv.rank}'s {recv} never meet: {differ}."
+    return (
+        f"rank {send.rank} sends {sent}, but rank {recv.rank} receives {received}."
+        f"{acts_text((send, recv))}"
+    )
 
 
 def advise(snapshot: Snapshot, links: Sequence[Hindrance]) -> str:
@@ -575,17 +580,16 @@ def advise(snapshot: Snapshot, links: Sequence[Hindrance]) -> str:
     ]
     if any(snapshot.ranks[peer].state == "killed" for link in gone for peer in link.peers):
         lines.append(
-            "Find out what ended it: somebody's kill, too little memory, or a crash in C++; what "
-            "it printed last may tell."
+            "Find out what ended the process: a kill command, a lack of memory, or a crash in C++. "
+            "Look at its last output."
         )
     elif early := sorted(
         {peer for link in gone for peer in link.peers if snapshot.ranks[peer].left_early}
     ):
-        what = (
-            "ended in the middle of its worker: let it do what the "
-            "others wait for, and then return."
-        )
-        lines += [f"Rank {rank} {what}" for rank in early[:2]]
+        lines += [
+            f"Let rank {rank} do its part and then return: it ended in the middle of its worker."
+            for rank in early[:2]
+        ]
     elif gone:
         lines += [
             _counted(link)
@@ -593,7 +597,7 @@ def advise(snapshot: Snapshot, links: Sequence[Hindrance]) -> str:
             if link.posted.operation.kind != COLLECTIVE and link.posted.operation.peer >= 0
         ]
         if any(one.peer == ANY_SOURCE for one in operations):
-            lines.append("Receive as many messages as are sent: nobody is left to send another.")
+            lines.append("Receive only as many messages as are sent: no rank is left to send more.")
     elif not lines:
         lines = (
             _change_order(links)
@@ -612,8 +616,8 @@ def _change_order(links: Sequence[Hindrance]) -> list[str]:
     if lacking and not all(one.op in BLOCKING for one in operations):
         return [
             (
-                f"{_counted_words(link)}: let it post the {_other_side(link)} before it waits, or "
-                "leave this one out."
+                f"Let rank {link.posted.operation.peer} post the {_other_side(link)} before it "
+                f"waits, or leave out this {link.posted.operation.op}: {_counted_words(link)}."
             )
             for link in lacking[:2]
         ]
@@ -623,9 +627,9 @@ def _change_order(links: Sequence[Hindrance]) -> list[str]:
 
 
 def advise_in_collective(snapshot: Snapshot, links: Sequence[Hindrance]) -> tuple[str, str]:
-    """Looks for a message in a circle that passes through a collective.
+    """Looks for a message in a cycle that passes through a collective.
 
-    Returns what the first one lacks, a sentence, and what to do.
+    Returns an indented line about the missing side of the first one, and a hint.
     """
     for link, following in zip(links, [*links[1:], links[0]], strict=True):
         mine, other = link.posted.operation, following.posted.operation
@@ -637,15 +641,15 @@ def advise_in_collective(snapshot: Snapshot, links: Sequence[Hindrance]) -> tupl
             return "", tried
         if mine.peer == ANY_SOURCE:
             missing, who = (
-                f"Nobody has posted a send for the {mine.op} of rank {mine.rank}.",
-                "the rank that it is for",
+                f"\n  no rank posted a send for the {mine.op} of rank {mine.rank}",
+                "the sending rank",
             )
         else:
-            missing, who = f"{_counted_words(link)}.", f"rank {mine.peer}"
+            missing, who = f"\n  {_counted_words(link)}", f"rank {mine.peer}"
         before = f"{other.op}{f' at {other.place}' if other.place else ''}"
         cure = (
-            f"Let {who} post the {_other_side(link)} before its {before}, or leave this {mine.op} "
-            f"of rank {mine.rank} out."
+            f"Let {who} post the {_other_side(link)} before its {before}, or leave out this "
+            f"{mine.op} of rank {mine.rank}."
         )
         late = next(
             (
@@ -657,18 +661,15 @@ def advise_in_collective(snapshot: Snapshot, links: Sequence[Hindrance]) -> tupl
         )
         if late:
             cure += (
-                f"\nIf the {mine.op} belongs behind the {late}, let rank {mine.rank} call that "
-                "first, too."
+                f"\nIf the {mine.op} belongs after the {late}, let rank {mine.rank} call the "
+                f"{late} first."
             )
         return missing, cure
     return "", ""
 
 
 def _tried(snapshot: Snapshot, link: Hindrance) -> str:
-    """Says that the other side of a message was refused and its rank went on all the same.
-
-    Empty if it was not.
-    """
+    """Returns a hint if the other side of a message was refused and its rank continued."""
     mine = link.posted.operation
     if mine.kind == COLLECTIVE or mine.peer < 0:
         return ""
@@ -679,8 +680,8 @@ def _tried(snapshot: Snapshot, link: Hindrance) -> str:
         )
         if same and other.kind != mine.kind and (other.peer, other.tag) == (mine.rank, mine.tag):
             return (
-                f"Rank {other.rank} tried: its {other} raised an error, so it was not posted. Mend "
-                "what that says instead of going on."
+                f"Fix the error that rank {other.rank} caught: its {other} raised it and was "
+                "therefore not posted."
             )
     return ""
 
@@ -688,17 +689,20 @@ def _tried(snapshot: Snapshot, link: Hindrance) -> str:
 def _counted(link: Hindrance) -> str:
     """Counts the operations that the peer has posted, and names the missing ones."""
     if link.posted.matched:
-        return f"The message was on its way when rank {link.posted.operation.peer} ended."
-    return f"{_counted_words(link)}: add the missing {_other_side(link)}, or leave this one out."
+        return f"The message was in flight when rank {link.posted.operation.peer} ended."
+    return (
+        f"Add the missing {_other_side(link)}, or leave out this {link.posted.operation.op}: "
+        f"{_counted_words(link)}."
+    )
 
 
 def _counted_words(link: Hindrance) -> str:
     operation, posted, noun = link.posted.operation, link.posted, _other_side(link)
     times = f"no {noun}" if posted.counterparts == 0 else f"only {count(posted.counterparts, noun)}"
+    own = "recv" if noun == "send" else "send"
     return (
-        f"Rank {operation.peer} posted {times} for it ({_group_name(posted)}, tag "
-        f"{operation.tag}), and this is {operation.op} number "
-        f"{posted.index + 1} of rank {operation.rank}"
+        f"rank {operation.peer} posted {times} ({_group_name(posted)}, tag {operation.tag}), but "
+        f"rank {operation.rank} posted {count(posted.index + 1, own)}"
     )
 
 
@@ -728,10 +732,10 @@ def _peer_hint(snapshot: Snapshot, link: Hindrance, *, awaited: bool) -> str:
                 and other.tag == mine.tag
                 and not theirs.matched
             ):
-                words = "waits in" if awaited else "has posted"
+                words = "waits in" if awaited else "posted"
                 return (
-                    f"Rank {rank} {words} {other}: should the {mine.op} of rank {mine.rank} go "
-                    f"there? Its peer is {mine.peer}."
+                    f"Check the peer {mine.peer} of rank {mine.rank}'s {mine.op}: rank {rank} "
+                    f"{words} {other}."
                 )
     return ""
 

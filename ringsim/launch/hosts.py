@@ -50,6 +50,7 @@ import numpy as np
 
 from ringsim.comm.bootstrap import leave_thread
 from ringsim.comm.torch_private import default_timeout_s
+from ringsim.diagnose.failure import indent
 from ringsim.diagnose.host_links import STALL_BYTES_PER_S
 from ringsim.diagnose.snapshot import Snapshot, read_ends, snapshot_of_events
 from ringsim.diagnose.verdict import waits_text
@@ -292,7 +293,7 @@ class Judge(HostWatch):
             self._explained = self._explain(stands)
         elif doubt and not doubt.told and still_s >= LOST_S + doubt.may_take_s:
             doubt.told = True
-            self._say(f"{doubt.lasts}. {self._until}")
+            self._say(f"{doubt.lasts}\n  {self._until}")
 
     def _find_hosts(self, now_s: float) -> None:
         """Finds out which ranks have entered the block since the last look, and where."""
@@ -386,14 +387,13 @@ class Judge(HostWatch):
             may_take_s = int(bytes_under_way.clip(0).sum()) / STALL_BYTES_PER_S
             self._doubt = self._find_doubt(snapshot, may_take_s)
             return
-        why = " ".join(line.strip() for line in str(trace.explain()).splitlines())
         ranks: dict[str, list[int]] = {}
         for rank, place in sorted(self._places.items()):
             ranks.setdefault(str(place["host"]), []).append(rank)
         where = "; ".join(f"{_ranks_text(some)} on {host}" for host, some in ranks.items())
         self._say(
-            f"nothing moves on any host ({where}; not proved: threads of theirs may help). "
-            f"{why} {self._until}"
+            f"nothing moves on any host ({where}). This is not proved: other threads may help.\n"
+            f"{indent(str(trace.explain()))}\n  {self._until}"
         )
 
     def _find_doubt(self, snapshot: Snapshot, may_take_s: float) -> _Doubt | None:
@@ -409,14 +409,14 @@ class Judge(HostWatch):
             who = f"{name_ranks(absent)} {'has' if len(absent) == 1 else 'have'}"
             return _Doubt(
                 f"{who} not entered the recorded block (late, or lost while starting), and "
-                f"others wait: {waits_text(wait)}"
+                f"others wait.{waits_text(wait)}"
             )
         waits = [one.operation for one in awaited if one.matched]
         links = {pair for one in waits if (pair := self._link(one.rank, one.peer))}
         if not links:
             return None
         link = "on the link between hosts " + ", and ".join(sorted(links))
-        lasts = f"nothing moves {link}, though both sides have posted: {waits_text(waits)}"
+        lasts = f"nothing moves {link}, although both sides have posted.{waits_text(waits)}"
         return _Doubt(lasts, f"nothing moved {link}", may_take_s)
 
     def _link(self, one: int, other: int) -> str:

@@ -206,7 +206,7 @@ class _Run(Supervisor):
         for rank in (report.rank for report in self.reports if not report.error):
             posted = np.flatnonzero((events.rank == rank) & (events.kind <= COLLECTIVE))
             for event in posted[-1:].tolist():
-                said += f"\n  the last that rank {rank} posted was {operation_of(events, event)}"
+                said += f"\n  rank {rank}'s last operation was {operation_of(events, event)}"
         return said
 
     # -- the trace

@@ -76,7 +76,7 @@ _AGAIN_S: Final = 0.25  # ranks whose other threads may help are asked again aft
 _IDLE_S, _IDLE_SHARE = 0.02, 0.015
 _SHOWN: Final = 3  # lines of a rank's threads
 _NOT_PROVED: Final = (
-    "Not proved: what was posted leaves it open, but nothing has moved for {:.0f} s."
+    "This is not proved by the posted operations, but nothing has moved for {:.0f} s."
 )
 
 
@@ -439,12 +439,12 @@ class Watcher:
             one.operation for rank in blocked for one in snapshot.ranks[rank].awaited
         )
         message = (
-            f"{waiting_text(blocked)}, and nothing has moved for {patience_s:.0f} s: "
-            f"{waits_text(operations)}."
+            f"{waiting_text(blocked)}, and nothing has moved for {patience_s:.0f} s."
+            f"{waits_text(operations)}"
         )
         hint = (
-            "Both sides of these operations are there, as far as is recorded. Look for "
-            "communication that ringsim does not see."
+            "Look for communication that ringsim does not see: according to the records, both "
+            "sides of these operations are posted."
         )
         finding = Finding("stalled", blocked, operations, message, hint)
         diagnosis = Diagnosis(

@@ -204,7 +204,11 @@ def _notes(diagnosis: Diagnosis) -> list[str]:
     if not diagnosis.findings:
         return []
     message = diagnosis.findings[0].message
-    lines = textwrap.wrap(message[:1].upper() + message[1:], NOTE_LETTERS)
+    lines = [
+        part
+        for line in (message[:1].upper() + message[1:]).splitlines()
+        for part in textwrap.wrap(line.strip(), NOTE_LETTERS)
+    ]
     if len(lines) > MOST_NOTES:
         lines[MOST_NOTES - 1 :] = [f"{lines[MOST_NOTES - 1]} …"]
     return lines

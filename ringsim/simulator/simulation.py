@@ -61,7 +61,7 @@ from ringsim.simulator.watchdog import watch
 from ringsim.simulator.world import Worlds
 from ringsim.state import RankState, enter_rank, get_state, simulated_states
 from ringsim.traces.cells import rename_file, rename_places
-from ringsim.traces.findings import Diagnosis, Edge, Finding
+from ringsim.traces.findings import Diagnosis, Edge, Finding, lines_text
 from ringsim.traces.recorder import Recorder
 from ringsim.traces.value import Trace
 
@@ -541,17 +541,16 @@ def _judge_order(world: Snapshot, places: Mapping[int, str]) -> Finding:
     waits, ranks = waits_text(operations), tuple(sorted({each.rank for each in operations}))
     others = tuple(sorted(places.keys() - set(ranks)))  # ranks that do not wait for an operation
     if others:
-        where = "; ".join(f"rank {rank} at {places[rank]}" for rank in others[:_SHOWN])
+        where = lines_text([f"rank {rank} waits at {places[rank]}" for rank in others])
         message = (
             f"{waiting_text(others)} for a future, or for a key of a store, that no rank will "
-            f"provide: {where}."
+            f"provide.{where}{waits}"
         )
-        message += f" Because of this, {waits}." if waits else ""
-        hint = "Look for the rank that should complete the future or set the key."
+        hint = "Look for the rank that should complete the future, or set the key."
     else:
         message = (
-            f"{waiting_text(ranks)} for an operation that is queued behind another one of the same "
-            f"rank on a group: {waits}."
+            f"{waiting_text(ranks)} for operations that are queued behind others of the same group."
+            f"{waits}"
         )
         hint = (
             "Post the sends and recvs that belong together with batch_isend_irecv, or let one side "

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import html
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Unpack
 
@@ -198,7 +199,7 @@ class Finding:
             late, before those that wait for it. In a cycle, each waits for the next. If no rank is
             to blame, ascending.
         operations: the evidence.
-        message: a sentence.
+        message: a headline, then an indented line for each piece of evidence.
         hint: what to do, or what else was seen; may be empty.
         consequences: findings that follow from it.
         end: how the first of the ranks ended, if that is what is wrong.
@@ -218,15 +219,26 @@ class Finding:
     end: End | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
-        """Returns the sentences, with one line for each consequence."""
-        lines = [self.message, *(f"  Hint: {line}" for line in self.hint.splitlines())]
-        lines += [f"  Because of it: {one.message}" for one in self.consequences[:_SHOWN]]
-        if len(self.consequences) > _SHOWN:
-            lines.append(f"  ... and {len(self.consequences) - _SHOWN} more that follow from it")
-        return "\n".join(lines)
+        """Returns the message, a line for each hint, and the messages of the consequences."""
+        hints = "".join(f"\n  Hint: {line}" for line in self.hint.splitlines())
+        echoes = ["As a result, " + one.message.replace("\n", "\n  ") for one in self.consequences]
+        return f"{self.message}{hints}{lines_text(echoes)}"
 
 
-_SHOWN: Final = 8
+_SHOWN: Final = 8  # lines of evidence or consequences
+
+
+def lines_text(lines: Sequence[str]) -> str:
+    """Returns lines as they follow a headline: indented, and of many the first ones.
+
+    Example:
+        >>> print("deadlock:" + lines_text(["rank 0 waits", "rank 1 waits"]))
+        deadlock:
+          rank 0 waits
+          rank 1 waits
+    """
+    more = [f"... and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
+    return "".join(f"\n  {line}" for line in [*lines[:_SHOWN], *more])
 
 
 @dataclass(frozen=True)

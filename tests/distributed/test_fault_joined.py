@@ -88,7 +88,7 @@ def test_ranks_raise_where_they_are_stuck(played: Callable[[str], Played]) -> No
     ranks, folder = played("both_receive")
     line = both_receive.__code__.co_firstlineno + 6
     for text, raised_at, after_s, has_trace in results(ranks):
-        assert text.startswith("deadlock: ranks 0 and 1 wait for each other: rank 0 waits for ")
+        assert text.startswith("deadlock: ranks 0 and 1 wait for each other.\n  rank 0 waits for ")
         assert raised_at == line
         assert after_s < PATIENCE.total_seconds() - 1, "it is not torch's time-out that ends it"
         assert has_trace
@@ -280,7 +280,7 @@ def test_a_block_around_everything_finds_what_disagrees(played: Callable[[str], 
     assert found.kind == "message_mismatch"
     for words in (str(found), *(each.value for each in ranks[:1] if each.how == "returned")):
         assert "rank 0 sends float32[4]" in words
-        assert "rank 1 receives float32[8]" in words
+        assert "but rank 1 receives float32[8]" in words
     assert {each.how for each in ranks} <= {"returned", "killed"}
 
 

@@ -117,7 +117,7 @@ def two_of_four() -> None:
     time.sleep(20)  # the others compute, and would for long
 
 
-@on_ranks(2, (PeerExited, "peer_exited", {0, 1}, "Not proved"))
+@on_ranks(2, (PeerExited, "peer_exited", {0, 1}, "not proved"))
 def anybody_got_it() -> None:
     """The recv from anybody was there first, and has the only message.
 
@@ -141,7 +141,14 @@ def its_members_alone() -> None:
 
 
 @on_ranks(
-    2, (Deadlock, "deadlock", {0, 1}, "after 4 others", "let them make the same groups before it")
+    2,
+    (
+        Deadlock,
+        "deadlock",
+        {0, 1},
+        "after 4 others",
+        "Let its members create the same groups before it",
+    ),
 )
 def in_different_numbers_of_groups() -> None:
     """Torch names a group that its members alone make by how many groups each of them is in.
@@ -164,10 +171,7 @@ def over_memory_in_another_order() -> None:
     dist.all_reduce(torch.zeros(3, 4) if dist.get_rank() else torch.zeros(4, 3).t())
 
 
-APART = (
-    "the first line that differs is that of collective 6 of group world (ranks 0 and 2 at "
-    "test_faults.py:"
-)
+APART = "their lines first differ in collective 6 of group world (ranks 0 and 2 at test_faults.py:"
 
 
 @on_ranks(3, (MessageMismatch, "collective_mismatch", {0, 1}, APART))
@@ -257,7 +261,7 @@ def test_the_time_out_of_a_group_is_the_programs_own(
     assert accused(trace) == []
 
 
-CAUGHT = "The program caught the error and went on."
+CAUGHT = "\n  the program caught the error and continued"
 
 
 @on_ranks(
@@ -351,7 +355,7 @@ def wraps_in_a_chain() -> None:
         raise RuntimeError(f"rank {dist.get_rank()} failed in step") from error
 
 
-DEAD = "the last that rank 1 posted was barrier (world) at test_faults.py:"
+DEAD = "rank 1's last operation was barrier (world) at test_faults.py:"
 
 
 @on_ranks(3, (RankFailed, "peer_exited", {0, 1, 2}, "its process was ended by signal 9", DEAD))
@@ -507,7 +511,7 @@ def test_a_script_is_watched_and_the_command_explains_it(
     monkeypatch.chdir(tmp_path)
     assert main(["explain", "-n", "2", "-o", "waits.png", "script.py"]) == 1
     said = capsys.readouterr().out
-    assert said.startswith("deadlock: ranks 0 and 1 wait for each other: rank 0 waits")
+    assert said.startswith("deadlock: ranks 0 and 1 wait for each other.\n  rank 0 waits")
     assert "script.py:4" in said
     assert (tmp_path / "waits.png").read_bytes()[:4] == b"\x89PNG"
     assert sorted(file.name for file in tmp_path.iterdir()) == ["script.py", "waits.png"]
@@ -541,7 +545,7 @@ def test_a_thread_that_waits_when_its_rank_returns_is_named(ended: Callable[...,
         ("leaked_request", (1,)),
     ]
     assert findings[0].message.startswith(
-        "rank 0 returned while a thread of it still waited in recv from 1 ("
+        "rank 0 returned while one of its threads waited in recv.\n  rank 0 posted recv from 1 ("
     )
     assert {one.operations[0].line for one in findings} == marked_lines(leaves_a_thread_behind)
 
@@ -602,7 +606,7 @@ def test_stopped_and_busy_ranks_are_named(ended: Callable[..., Ended], tmp_path:
     assert found.diagnosis.states == ("blocked", "stopped", "running", "running")
     span, line = line_of(worker, "in a span"), line_of(worker, "in none")
     for words in (
-        r"Meanwhile rank 1 is stopped by a signal \(SIGSTOP, or one like it, for [\d.]+ m?s\); ",
+        r"\n  rank 1 is stopped by a signal \(SIGSTOP, or one like it, for [\d.]+ m?s\)\n",
         r"rank 2 was still computing stage 2, microbatch 5 "
         rf"\(for [\d.]+ m?s, asleep at test_faults.py:{span}\)",
         rf"rank 3 was computing at test_faults.py:({line - 1}|{line}) \(for [\d.]+ m?s\)",
@@ -616,7 +620,7 @@ def test_ranks_that_all_compute_are_named_too(ended: Callable[..., Ended], tmp_p
     assert finding.ranks == (0, 1, 2, 3)
     at = f"asleep at test_faults.py:{line_of(nobody_waits, 'all of them')}"
     assert finding.message.startswith(
-        f"no rank waited for another when the run was ended: rank 0 was {at} (for "
+        f"no rank waited for another when the run was ended.\n  rank 0 was {at} (for "
     )
 
 

@@ -82,7 +82,7 @@ def test_collectives_are_those_that_were_recorded(dumps: tuple[Path, Trace], for
 def test_the_missing_rank_is_named(dumps: tuple[Path, Trace], form: str) -> None:
     (finding,) = read_flight_recorder(dumps[0] / form).explain().findings
     assert (finding.kind, finding.ranks) == ("stalled", (2, 0, 1))
-    assert "Meanwhile rank 2 was busy" in finding.message
+    assert "\n  rank 2 was busy" in finding.message
     assert {operation.op for operation in finding.operations} == {"all_reduce"}
 
 

@@ -128,7 +128,7 @@ def test_a_link_on_which_nothing_moves_is_named_by_its_hosts(
     watch._look("stands")
     watch._look("")
     link = "on the link between hosts " + " and ".join(sorted([here["host"], "node1"]))
-    assert [line.partition(", though")[0] for line in watch.said] == [
+    assert [line.partition(", although")[0] for line in watch.said] == [
         f"nothing moves {link}",
         f"nothing moved {link} for about 0 s; then it recovered",
     ]

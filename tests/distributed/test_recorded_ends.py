@@ -24,13 +24,13 @@ import ringsim
 from ringsim.errors import PeerExited
 
 RAISED = r"raised ValueError: no such layer \(.*test_recorded_ends.py, line "
-DIED = r"but rank 1 died within the recorded block, by a signal or os._exit\(\)"
-CASES = [  # the rank that leaves, how, when, and the kind and the words of the finding
+DIED = r"\n  rank 1 died within the recorded block, by a signal or os._exit\(\)"
+CASES = [  # which rank leaves, how, when, and the kind and the words of the finding
     (1, "raises", "while they wait", "rank_failed", f"rank 1 {RAISED}"),
     (1, "raises", "before they wait", "rank_failed", f"rank 1 {RAISED}"),
-    (1, "exits", "while they wait", "peer_exited", r"but rank 1 left with sys.exit\(0\)"),
+    (1, "exits", "while they wait", "peer_exited", r"\n  rank 1 left with sys.exit\(0\)"),
     (1, "dies", "while they wait", "peer_exited", DIED),
-    (1, "is done", "before they wait", "peer_exited", "but rank 1 has left the recorded block"),
+    (1, "is done", "before they wait", "peer_exited", "\n  rank 1 has left the recorded block"),
     (0, "raises", "while they wait", "rank_failed", f"rank 0 {RAISED}"),
 ]
 
@@ -110,7 +110,7 @@ def test_the_file_says_who_ended_and_why(
     assert re.search(words, finding.message)
     assert len(finding.consequences) == 2 or kind != "rank_failed"
     notes = [note for each in ranks if each.how == "returned" for note in each.value]
-    verdict = rf"peer exited: .*, but rank {who} (is dead|has left)"
+    verdict = rf"peer exited: .*\n(.*\n)*  rank {who} (is dead|has left)"
     names_it = re.compile(rf"ringsim: rank {who} |{verdict}")
     assert [names_it.match(note) is not None for note in notes] == [True, True]
 

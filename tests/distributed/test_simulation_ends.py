@@ -297,8 +297,8 @@ def test_what_no_rank_provides_is_a_deadlock_with_its_line(tmp_path: Path) -> No
         (wait_for_a_key, (tmp_path / "store",)),
     ]
     for worker, args in workers:
-        where = f"rank 1 at {line_of(worker)}"
-        with pytest.raises(Deadlock, match=f"rank 1 waits for a future.*{where}") as caught:
+        where = f"rank 1 waits at {line_of(worker)}"
+        with pytest.raises(Deadlock, match=f"rank 1 waits for a future.*\n  {where}") as caught:
             simulate(worker, 2, *args)
         assert caught.value.diagnosis.findings[0].ranks == (1, 0)
 
