@@ -248,7 +248,7 @@ class Alone(comm.MessageGroup):
         super().__init__(rank, size, backend_name="alone", timeout=timeout)
 
     def isend(self, tensor: torch.Tensor, dst: int, tag: int) -> Any:
-        raise ValueError("nobody is there")
+        raise ValueError("there is no other rank")
 
     irecv = isend  # type: ignore[assignment]
 

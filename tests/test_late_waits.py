@@ -21,7 +21,7 @@ from ringsim.traces.recorder import Recorder
 
 
 class Handle:
-    """A stand-in for a handle, which is done when the test says so."""
+    """A stand-in for a handle, which the test completes."""
 
     def __init__(self) -> None:
         self.done, self.fails = threading.Event(), False

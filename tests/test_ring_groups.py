@@ -157,7 +157,7 @@ def test_a_gpu_that_is_not_there_opens_nothing(
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: pytest.fail("there is no such GPU"))
-    monkeypatch.setattr("socket.socket", lambda *_: pytest.fail("nobody is met without a GPU"))
+    monkeypatch.setattr("socket.socket", lambda *_: pytest.fail("no rendezvous without a GPU"))
     with pytest.raises(ArgumentError, match=words):
         initialize_distributed("127.0.0.1", 29500, 3, local_rank, local_rank, "gpu")
 

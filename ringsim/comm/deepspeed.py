@@ -615,9 +615,9 @@ def _find(rule: str, variable: str, *kept: str) -> Discovery:
     """
     if variable not in os.environ or "OMPI_COMM_WORLD_RANK" not in os.environ:
         raise RingError(
-            f"{variable} and OMPI_COMM_WORLD_RANK must be set, but "
-            f"{'one' if variable in os.environ else 'none'} of them is (environment, {rule}). Call "
-            "this function in a job of that service, or call init_distributed, which detects the "
+            f"{variable} and OMPI_COMM_WORLD_RANK must both be set in the environment, got "
+            f"{'only the first' if variable in os.environ else 'none of them'} ({rule}). Call this "
+            "function in a job of that service, or call init_distributed, which detects the "
             "service."
         )
     return discover(environ=_without_torchs(*kept))

@@ -91,7 +91,7 @@ class MpiWork(Handle):
                 self._request.Wait()
                 what = f"{self._what} was not done when the process group was destroyed"
                 self._error = RingError(
-                    f"{what}: no message arrived. Wait for the operation first."
+                    f"{what}: no message arrived. Wait for it before you destroy the group."
                 )
                 self._end()
 

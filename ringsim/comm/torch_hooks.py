@@ -55,8 +55,8 @@ FROM_CPP: Final = (
     "recorded with this version of torch."
 )
 UNSEEN_ON_GPUS: Final = (
-    "For collectives issued by C++ on GPUs, done is when the host had issued them: the actual end "
-    "is unknown."
+    "For collectives issued by C++ on GPUs, done is the time at which the host had issued them. "
+    "Their actual end is unknown."
 )
 UNAWAITED: Final = (
     "The end of an operation is recorded in wait(). An operation awaited in another way (a CUDA "

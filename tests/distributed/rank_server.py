@@ -1,6 +1,6 @@
 """Real ranks for tests, cheaply.
 
-A server that has imported torch and never computed forks one process for each rank. Used as ``with
+A server that has imported torch, but never computed, forks one process per rank. Use it as ``with
 RankServer() as server: server.run(function, arguments)``. Run as a script, this file is the server.
 """
 
@@ -23,13 +23,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Ended:
-    """How a rank ended.
+    """The end of a rank.
 
     Attributes:
         how: "returned", "raised" or "killed" (at the time limit, or by a signal).
-        value: what it returned, or the error's message.
-        error: the name of the error's class, "" where none was raised.
-        took_s: how long it ran.
+        value: the result, or the error's message.
+        error: the name of the error's class, "" if none was raised.
+        took_s: the duration of the run.
     """
 
     how: str
@@ -51,8 +51,8 @@ class RankServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._channel.close()  # the server ends when nobody can ask any more
-        self._process.wait(120)  # against hangs: a busy machine takes its time
+        self._channel.close()  # the server ends when no more requests can come
+        self._process.wait(120)  # against hangs, with time for a busy machine
 
     def run(
         self,
@@ -62,9 +62,9 @@ class RankServer:
         limit_s: float = 120,
         environment: dict[str, str] | None = None,
     ) -> list[Ended]:
-        """Runs ``function(*arguments[i])`` in process i, all at once, and returns how each ended.
+        """Runs ``function(*arguments[i])`` in process i, all together, and returns their ends.
 
-        Kills what runs at the limit.
+        Processes that still run at the limit are killed.
         """
         self._channel.send(
             (
@@ -81,7 +81,7 @@ class RankServer:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Returns a port that is free now."""
+    """Returns a free port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, 0), family=family) as listener:
         port: int = listener.getsockname()[1]
@@ -89,7 +89,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def results(ended: list[Ended]) -> list[Any]:
-    """Returns what the ranks returned; fails where one did not."""
+    """Returns the results of the ranks; fails if a rank has none."""
     assert [(each.how, each.value) for each in ended if each.how != "returned"] == []
     return [each.value for each in ended]
 
@@ -117,7 +117,7 @@ def _run(function: Any, arguments: list[tuple[Any, ...]], limit_s: float) -> Ite
     while len(answers) < len(ranks) and (remaining := deadline - time.monotonic()) > 0:
         for reader in wait([reader for _, reader in ranks if reader not in answers], remaining):
             try:
-                # wait() gives back what it was given
+                # wait() returns the objects that it was given
                 answers[reader] = reader.recv()  # type: ignore[union-attr]
             except EOFError:
                 answers[reader] = None
@@ -148,7 +148,7 @@ def _fork(function: Any, arguments: tuple[Any, ...]) -> tuple[int, Connection[An
 
 
 if __name__ == "__main__":
-    # so that what is pickled here is found there
+    # so that names pickled here are found there
     sys.modules["rank_server"] = sys.modules["__main__"]
     Ended.__module__ = "rank_server"
     _serve(Connection(int(sys.argv[1])))

@@ -1,11 +1,11 @@
-"""A program for one of two machines that a cable joins.
+"""A program for one of two connected machines.
 
-Which ports of a run can the other one reach?
+It finds the ports of a run that the other machine can reach.
 
     python reachable_ports.py ADDRESS-OF-THIS-ONE NAMESPACE-OF-THE-OTHER
 
-It prints, as JSON, the ports that ranks listen on, those that opened to the other machine, and
-whether one opened that should.
+It prints, as JSON, the ports that ranks listen on, the ports that were open to the other machine,
+and whether a port that should be open was open.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def reachable(ports: list[int], here: str, there: str) -> list[int]:
 
 
 def listening() -> list[int]:
-    """The ports on which this process listens, as /proc has them."""
+    """Returns the ports on which this process listens, from /proc."""
     inodes = {os.readlink(fd)[8:-1] for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()}
     lines = [
         line.split()
@@ -64,7 +64,7 @@ def rank(here: str, there: str) -> tuple[list[list[int]], list[int]]:
         if dist.get_rank() == 0
         else []
     )
-    dist.barrier()  # until then all of them listen
+    dist.barrier()  # until then, all of them listen
     return ports, found
 
 

@@ -302,11 +302,11 @@ def test_sagemaker_sets_all_that_it_says(
     [
         (
             dist.patch_aml_env_for_torch_nccl_backend,
-            "OMPI_COMM_WORLD_RANK must be set, but none of them is",
+            "OMPI_COMM_WORLD_RANK must both be set in the environment, got none of them",
         ),
         (
             dist.patch_aws_sm_env_for_torch_nccl_backend,
-            "OMPI_COMM_WORLD_RANK must be set, but none of them is",
+            "OMPI_COMM_WORLD_RANK must both be set in the environment, got none of them",
         ),
         # DeepSpeed 0.19.8 ends in `No module named 'mpi4py'`.
         (dist.mpi_discovery, "must come from a launcher or from arguments(.|\n)*torchrun"),

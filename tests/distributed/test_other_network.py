@@ -1,8 +1,8 @@
-"""What a run on this machine opens cannot be reached from another machine.
+"""Ports opened by a run on this machine cannot be reached from another machine.
 
-The machines are network namespaces, each with a cable to a switch; the network of the machine that
-runs the test is not touched. Making them takes the right to; without it the test is skipped, and
-``test_launch`` looks at the addresses in /proc.
+The machines are network namespaces, each with a cable to a switch; the network of the testing
+machine is not touched. Creating namespaces needs privileges. Without them the test is skipped, and
+``test_launch`` checks the addresses in /proc.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-# of the machines, which nobody else sees
+# the machines' network, invisible to others
 ADDRESSES = HERE, THERE, _ = "198.51.100.1", "198.51.100.2", "198.51.100.3"
 PROGRAM = Path(__file__).with_name("reachable_ports.py")
 
@@ -31,9 +31,10 @@ def command(*words: str) -> str:
 def make_machines(
     label: str, count: int = 2, cables: Sequence[str] = ("cable",)
 ) -> Iterator[tuple[str, ...]]:
-    """Yields the names of network namespaces, with a cable from each to a switch.
+    """Yields the names of network namespaces, each with a cable to a switch.
 
-    Or to several, each a network of its own. Skips where it cannot make them.
+    There may be several switches, each with its own network. The test is skipped if the namespaces
+    cannot be created.
     """
     names = [f"ringsim-{label}-{number}-{os.getpid()}" for number in range(count)]
     switch = f"ringsim-{label}-switch-{os.getpid()}"
@@ -75,12 +76,12 @@ def make_machines(
         yield tuple(names)
     finally:
         for name in made:
-            command("ip", "netns", "delete", name)  # takes its cables along
+            command("ip", "netns", "delete", name)  # also removes its cables
 
 
 @pytest.fixture
 def machines(request: pytest.FixtureRequest) -> Iterator[tuple[str, ...]]:
-    """The names of two network namespaces that reach each other, or of as many as are asked for."""
+    """Yields the names of two, or of more, network namespaces that reach each other."""
     with make_machines("one", getattr(request, "param", 2)) as names:
         yield names
 
@@ -88,7 +89,8 @@ def machines(request: pytest.FixtureRequest) -> Iterator[tuple[str, ...]]:
 def test_no_socket_of_a_run_is_reachable_from_another_network(machines: tuple[str, ...]) -> None:
     here, there = machines
     printed = command("ip", "netns", "exec", here, sys.executable, str(PROGRAM), HERE, there)
-    said = json.loads(printed.splitlines()[-1])  # before it, ranks that joined by themselves say so
+    # before this line, ranks that connected by themselves report so
+    said = json.loads(printed.splitlines()[-1])
     assert said["cable works"], "what listens everywhere is found"
     assert all(ports for run in said["ports"] for ports in run), (
         "every rank listens: Gloo's pairs connect to it"

@@ -412,7 +412,7 @@ def test_ends(server: RankServer) -> None:
     for words, took_s in results(stuck):  # the timeout applies to the pair groups
         assert words != "received"
         assert took_s >= 1.4 or "closed" in words, (
-            "the other may end first, and then nobody is waited for"
+            "the other rank may end first, and then there is no wait"
         )
     assert results(undone) == [False, False]
     assert [each.how for each in alone] == ["returned", "killed"]
