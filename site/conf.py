@@ -22,6 +22,7 @@ root_doc = "site/index"
 include_patterns = [
     *("site/*.md", "docs/**.md", "notebooks/*.ipynb", "benchmarks/README.md", "figures/README.md"),
     *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"),
+    *("tests/specification.md", "tests/distributed/faults.md"),
 ]
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
