@@ -82,16 +82,23 @@ def test_a_backend_gives_what_gloo_gives() -> None:
 def test_the_log_is_kept_as_the_guides_say(page: str, spelling: str) -> None:
     program = find_program(page, "log_summary(")
 
-    def worker() -> int:
+    def worker() -> list[str]:
         dist = importlib.import_module(spelling)
         tensor = torch.ones(4)
-        names = {"dist": dist, "tensor": tensor, "train": lambda: dist.all_reduce(tensor)}
+        names: dict[str, Any] = {
+            "dist": dist,
+            "tensor": tensor,
+            "train": lambda: dist.all_reduce(tensor),
+        }
         exec(program, names)
         dist.configure(enabled=False)
-        return len(names.get("table", names.get("summary")))
+        if page == "from-torch":
+            return names["table"].to_pandas()["name"].tolist()
+        return list(names["summary"]["summary"])
 
     link = ringsim.Link(alpha_s=1e-5, beta_s_per_byte=1e-10)
-    assert ringsim.simulate(worker, world_size=2, link=link).results == [1, 1]
+    expected = ["all_reduce"] if page == "from-torch" else ["gradients"]
+    assert ringsim.simulate(worker, world_size=2, link=link).results == [expected] * 2
 
 
 def test_a_program_finds_its_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
