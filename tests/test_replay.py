@@ -48,7 +48,7 @@ def test_a_lesson_goes_to_its_end_without_torch(lesson: str, client: NotebookCli
         if "check.prediction" in cell.source:
             assert "Write your prediction first." in texts[cell.id]
         elif "check." in cell.source and lesson != "09_diagnose":
-            assert ": undecided" in texts[cell.id], "nobody's answer has failed"
+            assert ": undecided" in texts[cell.id], "no answer has failed"
     traces = [
         text
         for text in texts.values()

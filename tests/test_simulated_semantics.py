@@ -1,4 +1,4 @@
-"""When messages leave and sends are done under each semantics, checked by hand."""
+"""The times at which messages leave and sends are done, computed by hand for each semantics."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_nobody_receives_from_anybody_in_order() -> None:
 
 
 def expected(plan: Plan, limit: float) -> list[float]:
-    """Returns when each message arrives, computed without a simulator.
+    """Returns the arrival of each message, computed without a simulator.
 
     Links take messages in the order in which they became ready.
     """

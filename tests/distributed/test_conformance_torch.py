@@ -44,7 +44,7 @@ GLOO = {  # unsupported by Gloo, in torch 2.13
     },
     "a_receiver_must_exist[too high]": "Gloo reads beyond the end of its list of peers: SIGSEGV",
     "a_receiver_must_exist[negative]": "the same",
-    "a_sender_must_exist[too high]": "Gloo looks for the peer until the time-out",
+    "a_sender_must_exist[too high]": "Gloo looks for the peer until the timeout",
     "a_sender_must_exist[negative]": "the same",
     "a_wait_ends_at_its_limit[seconds]": "Gloo closes the connection of a message that was late",
     "a_wait_ends_at_its_limit[timedelta]": "the same",
@@ -56,7 +56,7 @@ LEAST = {  # unsupported by Gloo's messages, without an error from operations bu
     "inputs_and_outputs_may_be_parts_of_one_tensor": (
         "a message may arrive where another has not left yet"
     ),
-    "is_completed_turns_true_without_a_wait": "Gloo tells of messages only in wait()",
+    "is_completed_turns_true_without_a_wait": "Gloo reports messages only in wait()",
 }
 
 

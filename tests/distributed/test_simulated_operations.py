@@ -64,7 +64,7 @@ REDUCTIONS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 
 
 def reduce_everything() -> dict[tuple[str, str, str], str]:
-    """Returns which reductions of which dtypes are refused, and the results of the others.
+    """Returns the refused reductions of each dtype, and the results of the others.
 
     All ranks continue together.
     """
