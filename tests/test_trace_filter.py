@@ -24,7 +24,7 @@ from trace_file import COLUMNS, OPS
 import ringsim
 from ringsim import Trace
 from ringsim.errors import ArgumentError, TraceFileError
-from ringsim.pipeline import evaluate
+from ringsim.pipeline import Costs, evaluate
 from ringsim.schedules import make_schedule
 
 SLOW = {"link", "slow_link", "late_sender", "late_receiver", "straggler"}
@@ -116,6 +116,15 @@ def test_a_part_is_saved_loaded_drawn_and_explained(tmp_path: Path) -> None:
     lying = Trace(whole.events, whole.metadata | {"part": {"of": [], "apart": [len(whole)]}})
     with pytest.raises(TraceFileError, match="apart does not exist"):
         lying.save(tmp_path / "lying.ringtrace")
+
+
+def test_a_step_of_some_ranks_is_drawn() -> None:
+    """Version 0.2.0 raised IndexError: it numbered operations as in the whole part."""
+    link = ringsim.Link(alpha_s=1e-4, beta_s_per_byte=0)
+    costs = Costs(forward=1e-3, backward=2e-3)
+    step = ringsim.simulate_schedule(make_schedule("1f1b", 4, 4), costs, link=link)
+    part = step.trace().filter(ranks=[0, 1])
+    assert part.plot_timeline().get_title(loc="left").startswith("1F1B, 2 ranks, 4 microbatches")
 
 
 def test_steps_groups_and_what_is_still_in_flight() -> None:

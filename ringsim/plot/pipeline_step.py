@@ -38,6 +38,7 @@ from ringsim.schedules.engine import Evaluation, evaluate
 from ringsim.schedules.schedule import Schedule
 from ringsim.traces.display import Style
 from ringsim.traces.events import COLLECTIVE, MARK, SPAN, Ints
+from ringsim.traces.filtering import take
 from ringsim.traces.steps import (
     Bubble,
     StageActions,
@@ -436,8 +437,7 @@ def _draw_recorded(
     """
     events = trace.events
     operations = (events.kind != SPAN) & (events.kind != MARK) & (events.kind != COLLECTIVE)
-    own = Trace(events.select(operations & in_step(events, step)), trace.metadata)
-    bars = make_bars(own)
+    bars = make_bars(take(trace, operations & in_step(events, step)))
     bars = replace(bars, rank=np.searchsorted(ranks, bars.rank), lane=bars.lane + SEND_LANE)
     rows.draw_bars(bars, bars.end_ns > bars.start_ns, axis)
     return list(map(style.swatch, looks_of(bars).values()))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     Names = str | Iterable[str]
     Stretch = tuple[float, float]
 
-__all__ = ["choose", "filter_trace", "part_of_file"]
+__all__ = ["choose", "filter_trace", "part_of_file", "take"]
 
 _SAID: Final = 8  # numbers or names listed before "and n more"
 
@@ -63,7 +63,7 @@ def filter_trace(
         chosen = _read_numbers("steps", steps, count_steps(events))
         kept &= np.isin(number_steps(events), chosen)
         said.append(_say("steps", chosen))
-    return trace if kept.all() else _take(trace, kept, said)
+    return trace if kept.all() else take(trace, kept, said)
 
 
 def choose(
@@ -115,7 +115,7 @@ def part_of_file(
     return _make_part(read, np.ones(len(late), dtype=bool), late, []).filter(between_s=between_s)
 
 
-def _take(trace: Trace, kept: Ints, said: list[str]) -> Trace:
+def take(trace: Trace, kept: Ints, said: Sequence[str] = ()) -> Trace:
     """Returns the events of a mask as a trace that lists those that are apart."""
     events, messages = trace.events, trace.messages
     apart = np.zeros(len(events), dtype=bool)
@@ -129,7 +129,7 @@ def _take(trace: Trace, kept: Ints, said: list[str]) -> Trace:
     return _make_part(trace, kept, apart, said)
 
 
-def _make_part(trace: Trace, kept: Ints, apart: Ints, said: list[str]) -> Trace:
+def _make_part(trace: Trace, kept: Ints, apart: Ints, said: Sequence[str]) -> Trace:
     before = trace.metadata["part"]["of"] if "part" in trace.metadata else []
     part = {"of": [*before, *said], "apart": np.flatnonzero(apart[kept]).tolist()}
     return Trace(
