@@ -110,7 +110,7 @@ def test_a_handle_is_done_when_the_stream_is(
     assert [row.done_ns - row.wait_ns for row in rows] == pytest.approx([3 * MS] * 3, abs=3000)
     assert rows[0].post_ns - mark.post_ns < truth[0] - 39 * MS, "the post is the host's"
     (times,) = trace.metadata["not_recorded"]
-    assert times.startswith("On rank 0, cuda:0: 3 operations got the times of CUDA events")
+    assert times.startswith("On rank 0, cuda:0: 3 operations with the times of CUDA events")
 
 
 def test_a_handle_that_is_completed_has_the_times_of_its_wait(
@@ -128,7 +128,7 @@ def test_a_handle_that_is_completed_has_the_times_of_its_wait(
     trace = read()
     frame = trace.to_pandas()
     assert blocked_ns(frame) == pytest.approx([3 * MS], abs=3000)
-    assert "1 operation got the times of CUDA events" in times_of(trace)
+    assert "1 operation with the times of CUDA events" in times_of(trace)
 
 
 def test_a_collective_on_the_programs_own_stream_has_no_handle(
@@ -183,7 +183,7 @@ def test_the_operations_of_a_batch_are_done_together(
     frame = trace.to_pandas()
     assert blocked_ns(frame) == pytest.approx([3 * MS] * 2, abs=3000)
     assert frame["done_ns"].nunique() == 1
-    assert "2 operations got the times of CUDA events" in times_of(trace)
+    assert "2 operations with the times of CUDA events" in times_of(trace)
 
 
 def test_tensors_of_the_host_have_the_times_of_the_host(

@@ -41,7 +41,7 @@ def test_what_cannot_be_copied_is_named_with_its_line_and_what_is_large_too() ->
         ),
     ):
         run(lambda: lock.acquire())
-    with pytest.warns(UserWarning, match="most of it in the variable 'table'") as caught:
+    with pytest.warns(UserWarning, match="the largest part is the variable 'table'") as caught:
         simulate(lambda: len(table), world_size=1, link=LINK)
     assert caught[0].filename == __file__  # the line that called simulate
 
@@ -67,7 +67,7 @@ def test_a_message_is_contiguous_as_on_gloo(
     sent: torch.Tensor, into: torch.Tensor, says: str
 ) -> None:
     """Version 0.2.0 carried a transposed tensor, and failed inside ringsim for an expanded one."""
-    with pytest.raises(ArgumentError, match=f"must be contiguous, got one of .*{says}") as caught:
+    with pytest.raises(ArgumentError, match=f"must be contiguous, got one with .*{says}") as caught:
         run(pass_on, 2, sent, into)
     assert "point_to_point.py" not in str(caught.value)
 

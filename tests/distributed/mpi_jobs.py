@@ -150,7 +150,7 @@ def mismatch(_: str) -> None:
         for _ in range(2):  # each wait raises the error
             with pytest.raises(MessageMismatch, match="20 bytes for a message of 16 bytes from"):
                 handle.wait()
-        with pytest.raises(MessageMismatch, match="12 bytes for a longer one"):
+        with pytest.raises(MessageMismatch, match="12 bytes for a longer message"):
             dist.recv(torch.empty(3), 0)
     dist.barrier()
     dist.destroy_process_group()

@@ -178,7 +178,7 @@ def test_a_built_operation_warns_once_at_the_users_line() -> None:
         assert category is RuntimeWarning
         assert words in message
         assert file == __file__
-        assert "# with a warning" in Path(file).read_text().splitlines()[line - 1]
+        assert "# warns" in Path(file).read_text().splitlines()[line - 1]
 
 
 def drop_a_handle() -> None:
