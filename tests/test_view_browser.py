@@ -157,7 +157,7 @@ def test_hovering_and_clicking_tell_what_an_event_was(open_page: Open) -> None:
     view.press("ArrowLeft")
     assert "compute 3" in view.text("panel")
     assert "recv from 0" in view.text("panel")
-    view.page.get_by_text("unpin").click()
+    view.page.get_by_text("unpin", exact=True).click()
     assert "recv from 0" not in view.text("panel")
 
 

@@ -74,7 +74,7 @@ def read_bytes(path: str | PathLike[str]) -> bytes:
 def list_files(
     paths: str | PathLike[str] | Sequence[str | PathLike[str]], fits: Callable[[Path], Any]
 ) -> list[str | PathLike[str]]:
-    """Returns the files of a run, one per rank, given one by one or by their directory.
+    """Returns the files of a run, one per rank, given individually or by their directory.
 
     From a directory, only the files accepted by ``fits`` are used.
     """

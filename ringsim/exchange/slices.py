@@ -72,7 +72,7 @@ def place_apart(starts: Sequence[float], ends: Sequence[float]) -> list[int]:
 
 
 def place_nested(starts: Sequence[float], ends: Sequence[float]) -> list[int]:
-    """Returns lane 0 for each slice that nests in those on it, and another lane for the others.
+    """Returns lane 0 for each slice that nests with the slices on it, and other lanes otherwise.
 
     The starts ascend, and of equal starts the longest slice comes first.
 

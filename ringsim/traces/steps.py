@@ -174,8 +174,7 @@ class StageActions:
             Step(name='1f1b', num_ranks=1, num_microbatches=1, num_chunks=1)
         """
         if self.num_stages * self.num_microbatches > len(self.rank):
-            # a forward for each is missing; and numbers from a damaged file may ask for more memory
-            # than there is
+            # a forward pass is missing; numbers from a damaged file may need too much memory
             return None
         # as a set: replicas of the pipeline have the same stages
         placed = {self.stages_of(rank) for rank in self.ranks}
