@@ -42,7 +42,7 @@ async def _coroutine() -> None: ...
         (
             print,
             {"world_size": 2, "inject": [ringsim.Degrade(0, 1, 2)], "comm_device": "gpu"},
-            "inject must hold no Degrade where comm_device is",
+            "inject must not contain Degrade with comm_device=",
         ),
     ],
 )

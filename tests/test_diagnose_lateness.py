@@ -187,7 +187,7 @@ def test_the_rank_that_causes_most_of_the_waiting_is_named(
         named = diagnosis.findings[0].ranks[0]
     else:
         (note,) = diagnosis.notes
-        named = int(re.findall(r"was for rank (\d+)", note)[0])
+        named = int(re.findall(r"Rank (\d+) caused", note)[0])
     assert named == caused.argmax()
 
 
@@ -198,8 +198,8 @@ def test_a_run_with_little_waiting_is_told_how_much_and_for_whom() -> None:
     assert diagnosis.findings == ()
     assert re.search(
         r"^Nothing wrong was found in this run of 2 ranks\.\n"
-        r"Ranks waited \d+ µs in all for late ones, \d % of the time of all ranks\. "
-        r"Of that, \d+ µs \(5\d %\) was for rank [01], in 5 of 1\d waits; "
-        r"it was waited for most in [234] of 4 quarters of the run\.$",
+        r"Ranks waited \d+ µs in total for late ranks, \d % of the time of all ranks\. "
+        r"Rank [01] caused \d+ µs \(5\d %\) of it, in 5 of 1\d waits, "
+        r"and caused the most waiting in [234] of 4 quarters of the run\.$",
         str(diagnosis),
     )

@@ -100,7 +100,7 @@ def test_what_a_finally_hides_is_the_cause(worker: Callable[[], None]) -> None:
     error, diagnosis = fail(worker)
     assert type(error) is RankFailed
     assert str(error).startswith("rank 1 of 3 raised ValueError: root cause")
-    assert "and waited in vain on its way out: " in str(error)
+    assert "and was then stuck in a wait on its way out: " in str(error)
     (finding,) = diagnosis.findings
     assert (finding.kind, finding.ranks) == ("rank_failed", (1,))
     assert "root cause" in finding.message

@@ -132,9 +132,8 @@ def trace(
     injections = check_injections(inject, kind.world_size)
     if comm_device == "gpu" and any(isinstance(each, Degrade) for each in injections):
         raise ArgumentError(
-            f'inject must hold no Degrade where comm_device is "gpu", got {list(injections)}: a '
-            "message between GPUs does not wait for a "
-            "program that sleeps. Degrade links of Gloo, or simulate."
+            f'inject must not contain Degrade with comm_device="gpu", got {list(injections)}: '
+            "messages between GPUs cannot be delayed. Degrade Gloo links, or simulate."
         )
     if backend is not None:
         _check_for_mpi(injections, check)
@@ -143,33 +142,32 @@ def trace(
 
 
 def _check_for_mpi(injections: Sequence[Injection], check: str) -> None:
-    """Refuses what works only with groups that torch itself makes."""
+    """Refuses options that MPI does not support."""
     if any(isinstance(each, Degrade) for each in injections):
         raise ArgumentError(
-            f'inject must hold no Degrade with backend="mpi", got {list(injections)}: messages of '
-            "MPI are not held back. Degrade links of Gloo, or simulate."
+            f'inject must not contain Degrade with backend="mpi", got {list(injections)}: MPI '
+            "messages cannot be delayed. Degrade Gloo links, or simulate."
         )
     if check == "full":
         raise ArgumentError(
-            'check must be "basic" or "off" with backend="mpi", got "full": buffers and handles of '
-            "MPI are not followed. Check the worker on Gloo."
+            'check must be "basic" or "off" with backend="mpi", got "full": MPI buffers and '
+            "handles are not checked. Check the worker on Gloo."
         )
 
 
 def _record(
     path: Path, world_size: int | None, inject: Sequence[Injection], check: str
 ) -> Recording:
-    """Returns the recording of ranks that run already."""
+    """Returns the recording of ranks that already run."""
     if world_size is not None:
         raise ArgumentError(
-            f"world_size must be left out when a path is given, got {world_size}: "
-            "the ranks run already. "
-            "To start ranks, give the function to run."
+            f"world_size must be omitted with a path, got {world_size}: the ranks already run. To "
+            "start ranks, pass the function to run."
         )
     if inject:
         raise ArgumentError(
-            f"inject must be left out when a path is given, got {inject!r}: faults are injected "
-            "only into ranks that ringsim starts."
+            f"inject must be omitted with a path, got {inject!r}: faults can be injected only into "
+            "ranks that ringsim starts."
         )
     # needs torch, which a launcher of ranks does not load
     from ringsim.launch.recording import Recording
@@ -185,15 +183,15 @@ def make_kind(
     ring: bool,
     backend: str | None = None,
 ) -> Kind:
-    """Checks what the ranks are to be like, and that they have a torch to load."""
+    """Checks the properties of the ranks, and that torch is installed."""
     if is_replaying():
-        refuse("ranks must be allowed to start")
+        refuse("cannot start ranks")
     if importlib.util.find_spec("torch") is None:
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
     if world_size is None or not is_integer(world_size) or not 1 <= world_size <= WORLD_SIZE_MAX:
         raise ArgumentError(
-            f"world_size must be an integer from 1 to {WORLD_SIZE_MAX}, got {world_size!r}. Say "
-            "how many ranks to start: world_size=4."
+            f"world_size must be an integer from 1 to {WORLD_SIZE_MAX}, got {world_size!r}. Pass "
+            "the number of ranks to start: world_size=4."
         )
     if comm_device not in ("cpu", "gpu"):
         raise ArgumentError(
@@ -201,12 +199,12 @@ def make_kind(
         )
     if backend not in (None, "mpi"):
         raise ArgumentError(
-            f'backend must be "mpi" or None, got {backend!r}. Leave it out for Gloo, and for NCCL '
-            'with comm_device="gpu".'
+            f'backend must be "mpi" or None, got {backend!r}. Omit it for Gloo, or for NCCL with '
+            'comm_device="gpu".'
         )
     if backend is not None and comm_device != "cpu":
         raise ArgumentError(
-            'comm_device must be "cpu" with backend="mpi", got "gpu". Leave one of them out.'
+            'comm_device must be "cpu" with backend="mpi", got "gpu". Omit one of them.'
         )
     if not is_number(timeout_s) or not timeout_s > 0:
         raise ArgumentError(f"timeout_s must be a positive number of seconds, got {timeout_s!r}.")

@@ -147,8 +147,8 @@ def enter_block(rank: int, world_size: int) -> Store:
     store = default_store()
     if store is None:
         raise RingError(
-            "this version of torch must tell its default store, got none. Use a version that "
-            "ringsim was tested with."
+            "cannot find the default store in this version of torch. Use a version that ringsim "
+            "was tested with."
         )
     entered = store.add(f"ringsim/recording/entered/{rank}", 1)
     own = PrefixStore(f"ringsim/recording/{entered}", store)

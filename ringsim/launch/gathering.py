@@ -133,9 +133,9 @@ class Offer:
         if self.rank > min(_ranks_in(self.directory), default=self.rank):
             return  # one rank of each host says it
         sys.stderr.write(
-            f"[rank {self.rank}] ringsim: rank 0 did not take the parts of a recording from "
-            f"{socket.gethostname()}. They are in {self.directory}: join "
-            f"them with those of the other hosts by ringsim merge {self.path} DIRECTORY ...\n"
+            f"[rank {self.rank}] ringsim: rank 0 did not fetch the parts of a recording from "
+            f"{socket.gethostname()}. They are in {self.directory}. Join them with the parts of "
+            f"the other hosts: ringsim merge {self.path} DIRECTORY ...\n"
         )
 
 
@@ -257,10 +257,9 @@ class Gathering:
             if wanted:
                 place = self._places[ranks[0]]
                 self.missing.append(
-                    f"the parts of ranks {sorted(wanted)} did not come from host "
-                    f"{place['host']}: they are there in "
-                    f"{place['directory']}, and ringsim merge joins them with those of the other "
-                    "hosts"
+                    f"the parts of ranks {sorted(wanted)} did not arrive from host "
+                    f"{place['host']}. They are there in {place['directory']}; join them with the "
+                    "parts of the other hosts with ringsim merge"
                 )
 
     def _sees(self, rank: int, place: Mapping[str, Any]) -> bool:

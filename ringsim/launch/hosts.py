@@ -239,7 +239,7 @@ class Judge(HostWatch):
         limit_s = default_timeout_s()
         limit = "" if limit_s is None else f" of {limit_s:g} s"
         self._until = (
-            f"ringsim ends no rank for this: the process group's time-out{limit} does (timeout= of "
+            f"ringsim ends no rank for this: the process group's timeout{limit} does (timeout= of "
             "init_process_group)"
         )
 

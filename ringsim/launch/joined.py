@@ -187,7 +187,7 @@ class JoinedWatch:
             verdict = read_verdict(self._directory)
             why = verdict.diagnosis if verdict is not None else ""
             sys.stderr.write(
-                f"[rank {self._rank}] ended, since nothing else ends its wait. {why}\n"
+                f"[rank {self._rank}] ended, because its wait cannot end otherwise. {why}\n"
             )
             sys.stderr.flush()
             os.kill(os.getpid(), signal.SIGKILL)

@@ -280,7 +280,7 @@ def _read_port(config: RankConfig) -> int:
         with contextlib.suppress(FileNotFoundError):
             return int(config.port_file.read_text())
         time.sleep(_PORT_POLL_S)
-    raise TimeoutError(f"rank 0 must open the rendezvous within {config.timeout_s:g} s")
+    raise TimeoutError(f"rank 0 did not open the rendezvous within {config.timeout_s:g} s")
 
 
 def _enter(job: Job, variables: dict[str, str]) -> None:
@@ -391,9 +391,9 @@ def _write_result(result: Any, config: RankConfig) -> list[tuple[int, int]]:
         return write_result(result, config.file("result"))
     except OSError as error:
         raise RingError(
-            f"the directory of a run must have room for what workers return, got {error} (rank "
-            f"{config.rank} of {config.world_size}). "
-            "Free some space, or set TMPDIR to a directory that has some."
+            f"cannot write the result of the worker to the run's directory: {error} (rank "
+            f"{config.rank} of {config.world_size}). Free some space, or set TMPDIR to another "
+            "directory."
         ) from None
     except Exception as error:
         where = f"rank {config.rank} of {config.world_size}"

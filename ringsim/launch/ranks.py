@@ -437,7 +437,7 @@ class SpawnedRanks(RankSet):
                 process.poll() is not None for process in self._processes
             ):
                 errors = (self.directory / "start.log").read_text().strip()
-                raise RingError(f"ranks must be startable, got: {errors or 'no answer'}.")
+                raise RingError(f"cannot start ranks: {errors or 'no answer'}.")
         return [by_rank[rank] for rank in range(self.kind.world_size)]
 
     def kill(self) -> None:
@@ -474,8 +474,8 @@ class MpiRanks(SpawnedRanks):
         missing = [name for name, value in found.items() if value is None]
         if missing:
             raise RingError(
-                'mpirun and mpi4py must be installed for backend="mpi", got no '
-                f"{' and no '.join(missing)}. Install both: pip install 'ringsim[mpi]'."
+                f'backend="mpi" requires {" and ".join(missing)}, not found here. Run pip install '
+                "'ringsim[mpi]'."
             )
         self._mpirun = str(found["mpirun"])
         super().__init__(kind, keep_at)
@@ -561,8 +561,7 @@ class Launcher:
             return SpawnedRanks(kind, keep_at)
         except OSError as error:
             raise RingError(
-                f"ranks must be startable, got {error}. Check the limits (ulimit -a) and the "
-                "space on disk."
+                f"cannot start ranks: {error}. Check the limits (ulimit -a) and the disk space."
             ) from None
 
     def get_fresh(self, kind: Kind) -> RankSet:

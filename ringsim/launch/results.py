@@ -50,7 +50,7 @@ def read_result(file: Path, spans: list[tuple[int, int]]) -> Any:
 def describe_unpicklable(result: Any, error: Exception, where: str) -> str:
     """Returns the message for a worker's result that cannot travel; ``where`` is the rank."""
     return (
-        f"the result of the worker must be picklable, got a {type(result).__qualname__} "
+        f"cannot pickle the result of the worker, a {type(result).__qualname__} "
         f"({type(error).__name__}: {error}; {where}). Return plain data instead."
     )
 

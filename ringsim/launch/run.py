@@ -102,8 +102,8 @@ class _Run(Supervisor):
         if not self.rank_set.directory.is_dir():
             return self._explained(
                 RingError(
-                    "the directory of a run must be there to its end, got "
-                    f"{self.rank_set.directory}, which is gone. Leave it there."
+                    f"the directory of the run disappeared: {self.rank_set.directory}. Keep it "
+                    "until the run has ended."
                 )
             )
         if verdict is not None and not any(report.waited for report in reports):
@@ -135,14 +135,14 @@ class _Run(Supervisor):
         came = sum(one.pid is not None for one in self.ranks)
         if came < self.size and (self.options.limit_s is None or self.options.limit_s > START_S):
             return RingError(
-                f"ranks must come up within {START_S:g} s, got {came} of {self.size} "
-                "by then. Call again; look at what else runs here."
+                f"only {came} of {self.size} ranks started within {START_S:g} s. Try again, and "
+                "check the load of this machine."
             )
-        starting = "" if self.has_begun else ": they were still being started"
+        starting = "" if self.has_begun else ": they were still starting"
         return RunTimeout(
-            f"the run must end within limit_s={self.options.limit_s:g} s, got no result from ranks "
-            f"{missing} of {self.size} by then{starting}. "
-            "Raise limit_s, or look at error.trace for where they were."
+            f"the run did not end within limit_s={self.options.limit_s:g} s: no result from ranks "
+            f"{missing} of {self.size}{starting}. Raise limit_s, or look at error.trace for where "
+            "they were."
         )
 
     def _startup_error(self) -> RingError | None:
@@ -151,7 +151,7 @@ class _Run(Supervisor):
         if any(one.num_threads for one in ranks) or any(report.error for report in reports):
             return None
         text = self.rank_set.startup_errors.strip()
-        return RingError(f"ranks must be startable, got:\n{text}") if text else None
+        return RingError(f"cannot start ranks:\n{text}") if text else None
 
     def _find_mismatch(self) -> Diagnosis | None:
         """Returns what disagrees in all that was recorded, if nobody has ended the run for it."""

@@ -88,7 +88,7 @@ def _join_on_init(refuse: Callable[[], None]) -> None:
         check_world(
             wanted,
             "ringsim.trace",
-            "Leave it out, or pass ring=False to ringsim.trace, so that the worker makes its own.",
+            "Omit it, or pass ring=False to ringsim.trace, so that the worker creates its own.",
         )
         dist.init_process_group = distributed_c10d.init_process_group = call
         if wanted.get("timeout") is not None:
@@ -97,8 +97,7 @@ def _join_on_init(refuse: Callable[[], None]) -> None:
         if dist.get_rank() == 0:
             world = f"{dist.get_backend()}, {dist.get_world_size()} ranks"
             sys.stderr.write(
-                "ringsim: init_process_group joined the process group that was there already "
-                f"({world}).\n"
+                f"ringsim: init_process_group joined the existing process group ({world}).\n"
             )
         return None
 
@@ -125,9 +124,8 @@ def check_world(wanted: dict[str, Any], maker: str, remedy: str) -> None:
         if given in (None, -1) or re.fullmatch(f"((cpu|cuda):)?{value}", str(given).lower()):
             continue
         raise ArgumentError(
-            f"{name} must be {value!r} as in the process group that {maker} has made, got "
-            f"{given!r} (rank {dist.get_rank()} of "
-            f"{dist.get_world_size()}). {remedy}"
+            f"{name} must be {value!r}, as in the process group created by {maker}, got {given!r} "
+            f"(rank {dist.get_rank()} of {dist.get_world_size()}). {remedy}"
         )
 
 
@@ -167,10 +165,9 @@ def _make_refusal(directory: Path, rank_pid: int, joined: bool = False) -> Calla
 
 def _two_launchers() -> StartsRanks:
     return StartsRanks(
-        "ranks must be started by ringsim or by the program, got both: a process that a rank has "
-        "started calls init_process_group. "
-        "Leave -n out (ringsim trace SCRIPT); in Python, pass ringsim.trace the function that "
-        "each rank runs, not the one that starts them."
+        "ranks must be started by ringsim or by the program, not by both: a process started by a "
+        "rank calls init_process_group. Omit -n (ringsim trace SCRIPT); in Python, pass "
+        "ringsim.trace the function that each rank runs, not the one that starts them."
     )
 
 

@@ -368,7 +368,7 @@ def test_a_host_that_dies_is_named_and_its_fellow_victims_are_not(
     (sentence,) = said(case, 0)
     assert sentence.startswith(
         "[rank 0] ringsim: nothing has come from host node1 (ranks 2, 3) for 5 s: it is lost, or "
-        "cut off. ringsim ends no rank for this: the process group's time-out of "
+        "cut off. ringsim ends no rank for this: the process group's timeout of "
     )
     (finding,) = ringsim.load(case[0] / "run.ringtrace").explain().findings
     assert (finding.kind, finding.ranks) == expected("h4")
@@ -422,7 +422,7 @@ def test_a_host_that_dies_while_its_parts_come_is_named_with_where_they_lie(
     assert not trace.metadata["complete"]
     (note,) = [note for note in trace.metadata["notes"] if "did not come" in note]
     assert note.startswith(
-        "the parts of ranks [2] did not come from host node2: they are there in "
+        "the parts of ranks [2] did not arrive from host node2. They are there in "
     )
     assert (case[0] / "node2" / "run.ringtrace.parts" / "rank-2.events").exists()
     parts = [str(case[0] / f"node{host}" / "run.ringtrace.parts") for host in (0, 2)]

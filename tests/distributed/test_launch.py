@@ -292,14 +292,14 @@ CALL = r"dist\.recv\(torch\.zeros\(4\), rank\)"
 @pytest.mark.parametrize(
     ("error", "words", "worker", "size", "options"),
     [
-        (RankFailed, "result of the worker must be picklable, got a lock", threading.Lock, 1, {}),
+        (RankFailed, "cannot pickle the result of the worker, a lock", threading.Lock, 1, {}),
         (Deadlock, None, lambda: dist.recv(torch.zeros(4), 1 - dist.get_rank()), 2, {}),
         (RankFailed, "rank 1 of 3 raised SystemExit: 3", wait_for, 3,
          {"args": (1, lambda: sys.exit(3))}),
         # Some other rank might still send: only the limit of an operation, and that of the run,
         # know better.
         (RankFailed, CALL, wait_for, 2, {"args": SLEEPS, "timeout_s": 1}),
-        (RunTimeout, r"limit_s=0.5 s, got no result from ranks \[0, 1\] of 2", time.sleep, 2,
+        (RunTimeout, r"limit_s=0.5 s: no result from ranks \[0, 1\] of 2", time.sleep, 2,
          {"args": (100,), "limit_s": 0.5}),
     ],
 )  # fmt: skip
@@ -595,7 +595,7 @@ def test_ranks_that_never_come_up_are_told(monkeypatch: pytest.MonkeyPatch) -> N
     for module in ("ranks", "run", "supervisor"):
         monkeypatch.setattr(f"ringsim.launch.{module}.START_S", 0.2)  # loading torch takes longer
     monkeypatch.setenv("OMP_NUM_THREADS", "2")  # needs another fork server
-    words = r"ranks must come up within 0\.2 s, got 0 of 2 by then\. Call again"
+    words = r"only 0 of 2 ranks started within 0\.2 s\. Try again"
     fails(RingError, words, pass_round, world_size=2)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     fails(RingError, words, pass_round, world_size=2, limit_s=60)

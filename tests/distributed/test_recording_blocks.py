@@ -52,7 +52,7 @@ def blocks(directory: str, rank: int) -> list[Any]:
             found.append(ops(recording.trace))
         else:
             with pytest.raises(
-                RingError, match=r"must be asked for on rank 0 after the block.*rank 1 of 2"
+                RingError, match=r"is available only on rank 0 after the block.*rank 1 of 2"
             ):
                 _ = recording.trace
     try:

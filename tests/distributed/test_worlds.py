@@ -184,7 +184,7 @@ def test_a_script_that_starts_its_ranks_is_told_to_leave_n_out(
         == 2
     )
     said = capsys.readouterr()
-    assert "ranks must be started by ringsim or by the program, got both" in said.err
+    assert "ranks must be started by ringsim or by the program, not by both" in said.err
     assert "all joined" not in said.out
 
 
