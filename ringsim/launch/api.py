@@ -1,4 +1,4 @@
-"""``ringsim.trace``: runs a worker on real ranks, or records ranks that run already."""
+"""``ringsim.trace``: runs a worker on real ranks, or records ranks that already run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ringsim.traces.value import Trace
 if TYPE_CHECKING:
     from ringsim.launch.recording import Recording
 
-WORLD_SIZE_MAX: Final = 1024  # real processes; the simulator is there for more
+WORLD_SIZE_MAX: Final = 1024  # real processes; use the simulator for more
 
 
 @overload
@@ -62,54 +62,56 @@ def trace(
 ) -> Trace | Recording:
     """Runs a function on real ranks and records every message.
 
-    Or, given a path, records the ranks that already run. With a function: starts ``world_size``
-    processes, joins them in a process group and a ring, calls ``worker(*args, **kwargs)`` in each
-    and returns when all have finished. The function may be defined in a notebook cell, needs no
-    ``if __name__`` guard, and learns its place from ``ringsim.current_ring()``. On Linux, processes
-    that it starts end with their rank, unless they lead a session of their own.
+    With a path instead of a function, it records ranks that already run.
 
-    With a path: returns a context manager for scripts whose ranks something else started
-    (torchrun). Every rank enters it, and rank 0 writes one file at the end of the block.
+    With a function, it starts ``world_size`` processes, joins them in a process group and a ring,
+    calls ``worker(*args, **kwargs)`` in each, and returns when all have finished. You can define
+    the function in a notebook cell, and need no ``if __name__`` guard. ``ringsim.current_ring()``
+    returns its place in the ring. On Linux, processes that it starts end with their rank, unless
+    they lead their own session.
+
+    With a path, it returns a context manager for scripts whose ranks another launcher started, such
+    as torchrun. Every rank enters it, and rank 0 writes one file at the end of the block.
 
     Args:
         worker_or_path: the function, or the path of the trace file to write.
-        world_size: number of ranks, 1 or more.
-        args: positional arguments of the worker, the same on every rank.
-        kwargs: keyword arguments, likewise.
-        comm_device: "cpu" for Gloo, "gpu" for NCCL with one rank a GPU.
-        timeout_s: limit of one blocked operation, in seconds.
-        limit_s: limit of the whole run, in seconds. None for no limit; on GPUs, where stuck ranks
-            are not looked for, for an hour.
+        world_size: the number of ranks, at least 1.
+        args: the positional arguments of the worker, the same on every rank.
+        kwargs: the keyword arguments of the worker, the same on every rank.
+        comm_device: "cpu" for Gloo, "gpu" for NCCL with one rank per GPU.
+        timeout_s: the limit of one blocked operation, in seconds.
+        limit_s: the limit of the whole run, in seconds. None for no limit, or for one hour on GPUs,
+            where stuck ranks are not detected.
         seed: rank r seeds torch, numpy and random with ``seed + r``.
-        inject: what is to go wrong: ``ringsim.Slow``, ``Degrade``, ``Fail`` and ``Jitter``, as in
+        inject: the faults to inject: ``ringsim.Slow``, ``Degrade``, ``Fail`` and ``Jitter``, as in
             ``ringsim.simulate``.
-        ring: whether the process group and the ring are built before the worker runs; if not, the
-            worker does that itself.
-        check: which mistakes raise an error before torch sees them. "basic": ranks, tags, groups
-            and tensors that cannot be right, and messages and collectives whose sides disagree on
-            size, dtype, shape, reduction or root. "full" adds buffers that are used while a message
-            is on its way and handles that are not waited for, at some cost. "off": none.
+        ring: whether the process group and the ring are created before the worker runs; if not, the
+            worker creates them.
+        check: the mistakes that raise an error before torch sees them. "basic": invalid ranks,
+            tags, groups and tensors, and messages and collectives whose sides disagree on size,
+            dtype, shape, reduction or root. "full" adds buffers used while their message is in
+            flight and handles that are not waited for, at some cost. "off": none.
         backend: "mpi" to start the ranks on this machine with ``mpirun``, with the default group
-            and the ring on MPI; None for Gloo or NCCL, by ``comm_device``. Over MPI, ``limit_s``
-            counts from when ``mpirun`` has started all ranks. Ranks that can never continue are
-            found as on Gloo if that follows from what they posted, after one second. If a rank
-            sleeps or computes for ever, or no proof is possible, only ``limit_s`` and ``timeout_s``
-            end the run; the error says what each rank waited for.
+            and the ring on MPI; None for Gloo or NCCL, depending on ``comm_device``. With MPI,
+            ``limit_s`` counts from the time when ``mpirun`` has started all ranks. Stuck ranks are
+            detected after one second, if the posted operations prove it. If a rank sleeps or
+            computes forever, or no proof is possible, only ``limit_s`` and ``timeout_s`` end the
+            run; the error lists the operations that the ranks waited for.
 
     Returns:
-        The trace: ``results`` and ``output`` by rank, events, pictures. Given a path: the context
-        manager.
+        The trace, with ``results`` and ``output`` by rank, events and pictures. With a path, the
+        context manager.
 
     Raises:
-        ArgumentError: an argument breaks its rule, or what the worker uses cannot travel to the
-            ranks.
+        ArgumentError: an argument breaks its rule, or the worker uses an object that cannot be
+            sent to the ranks.
         RingError: ``mpirun`` or mpi4py is missing.
-        RankFailed: a rank raised or died. The message shows the first failure; ``error.trace`` is
-            what was recorded until then.
-        Deadlock, PeerExited, MessageMismatch: ranks could never have continued; the error is raised
-            on them where they wait, and ``error.diagnosis`` says why.
+        RankFailed: a rank raised or died. The message shows the first failure; ``error.trace`` has
+            the events recorded up to then.
+        Deadlock, PeerExited, MessageMismatch: ranks could never have continued. They raise the
+            error where they wait; ``error.diagnosis`` explains it.
         RunTimeout, Interrupted: the run took longer than ``limit_s``, or was stopped by Ctrl-C;
-            they carry the trace, too.
+            both errors have the trace.
 
     Example:
         >>> import ringsim

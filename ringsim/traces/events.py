@@ -385,7 +385,8 @@ def readable(value: Any, *, lines: bool = False) -> Any:
 
     Args:
         value: what JSON can say.
-        lines: whether a text may have several lines; the errors under the key "ends" always may.
+        lines: whether a text may have several lines; texts under "ends", "caught" and "notes" always
+            may.
 
     Example:
         >>> readable({"label": ["one", "red \x1b[31m\n"], "ends": [{"error": "two\nlines"}]})
@@ -397,7 +398,8 @@ def readable(value: Any, *, lines: bool = False) -> Any:
         return [readable(one, lines=lines) for one in value]
     if isinstance(value, dict):
         return {
-            readable(key): readable(one, lines=lines or key == "ends") for key, one in value.items()
+            readable(key): readable(one, lines=lines or key in ("ends", "caught", "notes"))
+            for key, one in value.items()
         }
     return value
 

@@ -70,7 +70,10 @@ def test_a_deadlock_between_hosts_is_told_with_rank_and_line(
     (sentence,) = said  # the rest of the run is right
     # not for how long they wait, which nobody's clock says
     waits = rf"rank 0 waits in recv from 1 .* at {Path(__file__).name}:\d+"
-    stuck = rf"nothing moves on any host \(ranks 0, 1 on .*\)\. (?s:.*)deadlock: .*\.\n +{waits}\n(?s:.*) {UNTIL}"
+    stuck = (
+        r"nothing moves on any host \(ranks 0, 1 on .*\)\. (?s:.*)deadlock: .*\.\n"
+        rf" +{waits}\n(?s:.*) {UNTIL}"
+    )
     assert re.fullmatch(stuck, sentence)
     assert silent == []
     assert sentence in ringsim.load(tmp_path / "run.ringtrace").metadata["notes"]
