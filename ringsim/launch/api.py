@@ -215,12 +215,12 @@ def make_kind(
 
 
 def traced(*nothing: Any, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Trace]]:
-    """Makes a function run on real ranks whenever it is called: ``trace`` as a decorator.
+    """Returns a decorator that runs a function on real ranks with ``trace``.
 
     Args:
-        nothing: nothing; the function is what follows.
-        options: those of ``trace``, such as ``world_size``; ``args`` and ``kwargs`` are what the
-            function is called with.
+        nothing: must be empty; the function follows the decorator.
+        options: the options of ``trace``, such as ``world_size``; ``args`` and ``kwargs`` are the
+            arguments of the decorated function.
 
     Returns:
         The decorator. The decorated function returns the trace.
@@ -238,7 +238,7 @@ def traced(*nothing: Any, **options: Any) -> Callable[[Callable[..., Any]], Call
     """
     if nothing:
         raise TypeError(
-            f"@ringsim.traced must be told how many ranks to start, got {nothing[0]!r}. Write "
+            f"@ringsim.traced must be called with the number of ranks, got {nothing[0]!r}. Write "
             "@ringsim.traced(world_size=4)."
         )
 

@@ -1,7 +1,7 @@
-"""How ranks leave a recorded block, as a trace keeps it for ``explain``.
+"""Collects the ends of ranks in a recorded block, as a trace stores them for ``explain``.
 
-Each rank says how it leaves, if it can; of the others, what they wrote, or that their process is
-gone.
+Each rank announces its end, if it can. The ends of the others follow from their records, or from
+the end of their process.
 """
 
 from __future__ import annotations

@@ -384,9 +384,9 @@ def readable(value: Any, *, lines: bool = False) -> Any:
     r"""Returns JSON whose texts are made readable by ``ringsim.errors.escape``.
 
     Args:
-        value: what JSON can say.
-        lines: whether a text may have several lines; texts under "ends", "caught" and "notes" always
-            may.
+        value: any JSON value.
+        lines: whether a text may have several lines; those under "ends", "caught" and "notes"
+            always may.
 
     Example:
         >>> readable({"label": ["one", "red \x1b[31m\n"], "ends": [{"error": "two\nlines"}]})
