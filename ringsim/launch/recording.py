@@ -353,7 +353,7 @@ def _close(stack: ExitStack, error: BaseException | None) -> None:
 
 @contextmanager
 def _log_moved(moves: bool) -> Iterator[None]:
-    """Moves the log to another recorder, which the block brings or takes away."""
+    """Moves the log to another recorder, at the start or end of a block."""
     moved = interrupt_log() if moves else None
     yield
     resume_log(moved)

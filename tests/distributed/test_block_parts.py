@@ -1,6 +1,6 @@
-"""Parts of the recording of a block that no program shows by itself.
+"""Cases of a recorded block that programs do not show by themselves.
 
-Ends that come late or in another order, and clocks of other machines, here of one process.
+They are late or reordered ends, and clocks of other machines, here of one process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ringsim.traces.clocks import find_clocks
 
 
 def raise_together(directory: str, rank: int) -> None:
-    """Both ranks raise; rank 1 announces its end some time after it has written it."""
+    """Both ranks raise; rank 1 announces its end some time after recording it."""
     path, put = join(directory, rank, 2), block.Store.put
 
     def put_late(self: block.Store, key: str, data: bytes) -> None:
@@ -29,7 +29,7 @@ def raise_together(directory: str, rank: int) -> None:
             time.sleep(0.7)
         put(self, key, data)
 
-    merging.WAIT_AFTER_ERROR_S = 60.0  # of this process alone
+    merging.WAIT_AFTER_ERROR_S = 60.0  # only of this process
     block.Store.put = put_late
     with ringsim.trace(path):
         dist.barrier()
@@ -37,7 +37,7 @@ def raise_together(directory: str, rank: int) -> None:
 
 
 def test_rank_0_waits_for_a_rank_that_is_about_to_leave(server: RankServer, tmp_path: Path) -> None:
-    """0.2.0 waited no longer than 0.1 s for a rank that had written how it ends."""
+    """0.2.0 waited only 0.1 s for a rank that had recorded its end."""
     ended = server.run(raise_together, [(str(tmp_path), rank) for rank in range(2)])
     assert [(each.how, each.value) for each in ended] == [("raised", "boom")] * 2
     trace = ringsim.load(tmp_path / "run.ringtrace")
@@ -46,7 +46,7 @@ def test_rank_0_waits_for_a_rank_that_is_about_to_leave(server: RankServer, tmp_
 
 
 def test_who_was_at_work_when_another_failed_is_not_called_dead() -> None:
-    """A launcher ends it because of the other, before the file is written."""
+    """A launcher ends it because of the other rank, before the file is written."""
     dead = [{"rank": rank, "state": "killed", "about": "is dead", "error": ""} for rank in (1, 2)]
     asleep = {"rank": 2, "state": "running", "about": "asleep", "error": ""}
     ends = gather_ends({0: {"raised": True, "lost": True, "end": None}}, [*dead, asleep], 0)
@@ -54,7 +54,7 @@ def test_who_was_at_work_when_another_failed_is_not_called_dead() -> None:
 
 
 class Part:
-    """What a recorder writes down."""
+    """The records of a recorder."""
 
     world_size = 5
 
@@ -70,7 +70,7 @@ class Part:
 def test_clocks_ask_rank_0_or_each_other_and_nobody_is_left_waiting(
     order: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One may ask rank 0, and each one other clock; rank 3 has rank 0's clock.
+    """Only one clock may ask rank 0, and each may ask one other; rank 3 has rank 0's clock.
 
     The clocks leave in two orders; the true offset is 0.
     """

@@ -1,6 +1,6 @@
 """The programs of docs/diagnosis.md, run on real ranks.
 
-Each is found to be what its heading says.
+Each gets the finding of its heading.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ def test_every_kind_has_its_program() -> None:
 
 
 def run(source: str, about: str) -> tuple[Trace, str]:
-    """Returns what was recorded of a program, and the kind that was found while it ran.
+    """Returns the trace of a program, and the kind of finding while it ran.
 
-    "" where nobody did.
+    "" if there was none.
     """
     options = read_options(about)
     names: dict[str, Any] = {
@@ -77,9 +77,9 @@ def run(source: str, about: str) -> tuple[Trace, str]:
 
 @pytest.fixture(scope="module")
 def runs() -> dict[str, Future[tuple[Trace, str]]]:
-    """Runs all programs side by side.
+    """Runs all programs at the same time.
 
-    But not those about who is late, which would be so for others, too.
+    Programs about late ranks run separately, because they would make others late.
     """
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return {

@@ -22,7 +22,7 @@ import ringsim
 from ringsim import Trace
 
 pytestmark = pytest.mark.timeout(900)  # dozens of programs in one test
-PATIENCE = timedelta(seconds=40)  # nothing that should work comes near it, also on two loaded cores
+PATIENCE = timedelta(seconds=40)  # no working program comes close, even on two loaded cores
 
 
 def join(directory: str, rank: int, size: int) -> str:
@@ -42,7 +42,7 @@ def run(
 ) -> tuple[Trace, list[Any]]:
     """Runs ``function(directory, rank)`` on all ranks.
 
-    Returns the trace that it saved, and what each rank returned.
+    Returns the saved trace, and the result of each rank.
     """
     returned = results(server.run(function, [(str(directory), rank) for rank in range(size)]))
     return ringsim.load(directory / "run.ringtrace"), returned
@@ -56,10 +56,10 @@ def handles(directory: str, rank: int) -> list[float]:
         if rank == 0:
             work = dist.isend(tensor, 1)
             assert work.wait() is True
-            # would wait until the group's time-out, and break the connection
+            # would wait until the group's timeout, and break the connection
             assert work.wait() is True
             assert work.wait(timeout=PATIENCE) is True
-            # nobody keeps the handle: the message would be lost
+            # the handle is dropped: the message would be lost
             dist.isend(torch.full((4,), 5.0), 1, tag=1)
         else:
             work = dist.irecv(came, 0)
@@ -97,7 +97,7 @@ def failures(directory: str, rank: int) -> list[str]:
             late = dist.irecv(torch.zeros(4), 1)
             for go_wrong in (
                 lambda: late.wait(timedelta(milliseconds=50)),
-                # it did not come, and waiting again does not say that it did
+                # it did not arrive, and a second wait does not change that
                 lambda: late.wait(timedelta(milliseconds=50)),
                 lambda: dist.isend(torch.zeros(4, 4).t()[1:], 1),
             ):
@@ -119,14 +119,14 @@ def test_what_fails_is_recorded_and_raised_as_it_was(server: RankServer, tmp_pat
     assert len(returned[0]) == 3
     assert "contiguous" in returned[0][2]
     failed = trace.to_pandas().query("rank == 0")
-    # the mark says what was wrong with it
+    # the mark has the reason
     assert [*failed["op"]] == ["barrier", "irecv", "isend", "mark"]
     assert [*failed["status"]] == ["ok", "error", "error", "ok"]
     assert (failed["done_ns"] > 0).all()
 
 
 def given_up(how: str) -> None:
-    """Rank 0 comes late to a collective, for which rank 1 has waited with a limit, twice."""
+    """Rank 0 is late for a collective, for which rank 1 has waited with a limit, twice."""
     store = dist.distributed_c10d._get_default_store()
     if dist.get_rank() == 0:
         store.wait(["given up"], PATIENCE)
@@ -149,7 +149,7 @@ def given_up(how: str) -> None:
 
 @pytest.mark.parametrize("how", ["wait(limit)", "wait()", "is_completed()", "nothing"])
 def test_a_limit_does_not_end_a_collective(how: str) -> None:
-    """0.2.0 wrote down that it had failed at the first limit."""
+    """0.2.0 recorded that it had failed at the first limit."""
     mine = ringsim.trace(given_up, world_size=2, args=(how,)).to_pandas().query("rank == 1")
     (collective,) = mine[mine["op"] == "all_reduce"].itertuples()
     if how == "nothing":
@@ -172,7 +172,7 @@ DTYPES = ("float32", "int64", "bfloat16", "bool", "complex64", "uint8")
 class Step(NamedTuple):
     """One message.
 
-    Both sides meet it at the same place of the program, so a program of steps cannot deadlock.
+    Both sides have it at the same place of the program, so a program of steps cannot deadlock.
     """
 
     src: int
@@ -192,7 +192,7 @@ def programs(draw: st.DrawFn) -> list[Step]:
         dst = (src + draw(st.integers(1, SIZE - 1))) % SIZE
         how_sent = draw(st.sampled_from(("send", "isend", "batch")))
         how_received = draw(st.sampled_from(("recv", "irecv", "batch", "anybody")))
-        # Gloo refuses a message of 0 bytes from anybody
+        # Gloo refuses a message of 0 bytes from any source
         least = 1 if how_received == "anybody" else 0
         shape = tuple(draw(st.lists(st.integers(least, 3), max_size=2)))
         steps.append(
@@ -202,9 +202,9 @@ def programs(draw: st.DrawFn) -> list[Step]:
 
 
 def play(steps: list[Step], rank: int) -> list[Any]:
-    """Runs a program: what is sent depends on all that was received before.
+    """Runs a program in which each message depends on all earlier received ones.
 
-    Returns everything that was received.
+    Returns all received messages.
     """
     handles: list[Any] = []
     received: list[torch.Tensor] = []
@@ -254,7 +254,7 @@ def with_and_without(
     join(directory, rank, SIZE)
     found = []
     for number, steps in enumerate(several):
-        # a recv from anybody must not get what the next program sends with the same tag
+        # a recv from any source must not get the next program's message with the same tag
         dist.barrier()
         bare = play(steps, rank)
         with ringsim.trace(f"{directory}/{number}.ringtrace"):
@@ -268,7 +268,7 @@ def with_and_without(
 def test_recording_changes_nothing_and_misses_nothing(
     server: RankServer, several: list[list[Step]]
 ) -> None:
-    """Eight programs a launch."""
+    """Eight programs per launch."""
     with tempfile.TemporaryDirectory() as directory:
         for found in results(
             server.run(with_and_without, [(directory, rank, several) for rank in range(SIZE)])

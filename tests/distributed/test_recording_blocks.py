@@ -1,6 +1,6 @@
 """``with ringsim.trace(path)`` on real ranks.
 
-Nested, repeated, ended by an exception, with paths that differ, alone, and inside a run.
+Nested, repeated, ended by an exception, with different paths, on one rank, and inside a run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def ops(trace: ringsim.Trace) -> list[str]:
 def blocks(directory: str, rank: int) -> list[Any]:
     """All blocks of one job.
 
-    Returns the operations in each, as rank 0 sees them, and the errors.
+    Returns the operations in each, from rank 0, and the errors.
     """
     path = join(directory, rank, 2)
     tensor = torch.zeros(2)
@@ -86,7 +86,7 @@ def test_blocks_nest_repeat_raise_and_must_agree(tmp_path: Path) -> None:
     assert (nothing, silent) == ([], ["'mine'"])
     assert raised[0] == "'mine'"
     assert "path of a recording must be the same on every rank" in raised[1]
-    # where paths differ, the parts stay
+    # if paths differ, the parts remain
     left = sorted(path.name for path in tmp_path.iterdir() if not path.name.startswith("run-"))
     assert left == ["alone", "inner.ringtrace", "raising.ringtrace", "run.ringtrace", "store"]
     assert (counts, single.world_size, single.metadata["source"]) == ([2], 1, "measured")
