@@ -125,7 +125,7 @@ def test_a_slow_stage_is_a_straggler(slow: int) -> None:
 
 
 def test_waits_of_several_threads_count_once() -> None:
-    """Rank 1 is waited for 80 ms, of which it is blocked from 10 to 50 by two threads at once."""
+    """The others wait 80 ms for rank 1, two threads of which are blocked from 10 to 50."""
     story = Story(4)
     for turn in range(3):
         at = 200 * turn

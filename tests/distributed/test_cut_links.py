@@ -179,7 +179,7 @@ def sender_dies(case: Happening) -> None:
 
 
 def barriers(rank: int, directory: Path) -> None:
-    """Leaves a part of more chunks than fit into the store at once."""
+    """Leaves a part with more chunks than fit into the store."""
     for _ in range(300):
         dist.barrier()
 
@@ -340,7 +340,7 @@ def test_a_link_that_is_down_for_good_is_named_while_both_sides_have_posted(
     trace = ringsim.load(case[0] / "run.ringtrace")
     finding = trace.explain().findings[0]
     assert (trace.metadata["complete"], finding.kind, finding.ranks) == (True, *expected("h2"))
-    assert lasted_s(finding) > 5, "until rank 0 had said so"
+    assert lasted_s(finding) > 5, "until rank 0 had reported it"
 
 
 def test_a_rank_that_dies_on_another_host_is_named_and_its_fellow_victims_are_not(

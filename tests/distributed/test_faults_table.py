@@ -40,9 +40,9 @@ ALIKE = "1 4b 6a 6c 6d 8 9 13a 13b 18 24 26d 27 28c 29 43 47b 49a 53a 65 66a 68 
 FINE = "15 44c 51c 56 58 62 66b 67a 71a 71b 55a 55b".split()
 # Rows that end differently on simulated ranks, and a few others.
 HERE = [number for number in ROWS if number in {*ELSEWHERE, *OTHERWISE, *ALIKE} - set(FINE)]
-# Which of them run side by side, and how many at once: those that only a limit ends, or that meet
-# by themselves, and those that are written as people write them, most of which wait for something.
-# Row 69 interrupts this process.
+# The rows that run at the same time, by the number of runs: those that only a limit ends, or that
+# have their own rendezvous, and those written as users write them, most of which wait. Row 69
+# interrupts this process.
 SIDE_BY_SIDE = {
     12: [number for number in HERE if FAULTS[number].within_s is None and number != "69"],
     4: [number for number in HERE if number in AS_WRITTEN],

@@ -129,7 +129,7 @@ def knock(port: int) -> str:
 
 
 def knock_as_another_user(ports: list[int]) -> set[str]:
-    """Connects to ports of loopback, as user nobody if this is root, and returns each outcome."""
+    """Connects to ports of loopback, as an unprivileged user, and returns each outcome."""
     read, write = os.pipe()
     if (pid := os.fork()) == 0:
         try:
