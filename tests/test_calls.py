@@ -36,13 +36,13 @@ async def _coroutine() -> None: ...
         (print, {"world_size": 2, "limit_s": -1}, "limit_s must be"),
         (print, {"world_size": 2, "seed": 1.5}, "seed must be"),
         (print, {"world_size": 2, "backend": "nccl"}, 'backend must be "mpi" or None'),
-        ("file.ringtrace", {"world_size": 2}, "world_size must be left out"),
-        ("file.ringtrace", {"inject": [ringsim.Slow(0, 2)]}, "inject must be left out"),
+        ("file.ringtrace", {"world_size": 2}, "world_size must be omitted"),
+        ("file.ringtrace", {"inject": [ringsim.Slow(0, 2)]}, "inject must be omitted"),
         (print, {"world_size": 2, "inject": [ringsim.Slow(2, 2)]}, "must be from 0 to 1, got Slow"),
         (
             print,
             {"world_size": 2, "inject": [ringsim.Degrade(0, 1, 2)], "comm_device": "gpu"},
-            "inject must hold no Degrade where comm_device is",
+            "inject must not contain Degrade with comm_device=",
         ),
     ],
 )

@@ -1,6 +1,6 @@
-"""The wait-for analysis against its own rules, and how much work it takes for many ranks.
+"""The wait-for analysis against its own rules, and its cost for many ranks.
 
-Also findings that need a moment which no run can be stopped at.
+Also findings at moments at which no run can be stopped.
 """
 
 from __future__ import annotations
@@ -73,14 +73,14 @@ def makes(
         ((receives(0, 1), RankSnapshot("stopped")), (), ()),
         ((receives(0, 1), LEFT, waits(post(2, "send", 0))), (0, 2), ()),
         ((receives(0, 1), FAILED, waits(post(2, "send", 0))), (0, 2), ()),
-        # what has been posted still arrives, unless the peer is dead
+        # posted messages still arrive, unless the peer is dead
         ((receives(0, 1, counterparts=1), LEFT), (), ()),
         ((receives(0, 1, counterparts=1), KILLED), (0,), ()),
         ((receives(0, 1, counterparts=1), FAILED), (0,), ()),
         ((calls(0, "barrier", (1, "barrier")), FAILED, RUNS, RUNS), (0,), ()),
         # there is no sender to wait for
         ((receives(0, ANY_SOURCE, Group("alone", (0,))), LEFT), (), ()),
-        # the thread whose message is on its way may send the other afterwards
+        # the thread whose message is in flight may send the other one afterwards
         ((both(0), receives(1, 0)), (), ()),
         ((both(0), KILLED), (0,), ()),
         # a batch needs all its operations
@@ -92,7 +92,7 @@ def makes(
         # one sender is enough
         ((receives(0, ANY_SOURCE), receives(1, 0), RUNS, LEFT), (), ()),
         ((receives(0, ANY_SOURCE), receives(1, 0), LEFT, LEFT), (0, 1), (0, 1)),
-        # anybody of its own group, and of whom nothing is known may send
+        # any member of its group, and any unknown rank, may send
         ((receives(0, ANY_SOURCE, PAIR), LEFT, RUNS, receives(3, ANY_SOURCE)), (0,), ()),
         ((receives(0, ANY_SOURCE, Group("some", (0, 1, 5))), receives(1, 0)), (), ()),
         (
@@ -114,11 +114,11 @@ def makes(
             (0, 1),
             (0, 1),
         ),
-        ((makes(0, (0, 1)), RUNS, LEFT, LEFT), (), ()),  # the members alone
+        ((makes(0, (0, 1)), RUNS, LEFT, LEFT), (), ()),  # only the members
         ((makes(0, (0, 1)), LEFT, makes(2, (2, 3)), RUNS), (0,), ()),
-        # rank 2 may yet make [1, 2] with rank 1
+        # rank 2 may still create [1, 2] with rank 1
         ((makes(0, (0, 1), (1, (1, 2))), makes(1, (1, 2), (0, (0, 1))), RUNS), (0,), ()),
-        # peers out of the world are nobody's fault
+        # peers outside the world block no rank
         ((waits(post(0, "send", 7)), receives(1, -1)), (), ()),
         (
             tuple(receives(rank, peer) for rank, peer in enumerate([1, 2, 3, 0, 5, 4, 0])),
@@ -150,7 +150,7 @@ DOUBTFUL, SURE, LACKING = {"counterparts": 1, "contested": 1}, {"counterparts": 
         ([DOUBTFUL], [True]),
         ([SURE, DOUBTFUL], [False, True]),
         ([SURE], [False]),
-        ([DOUBTFUL, DOUBTFUL], [False, False]),  # either may be what is missing
+        ([DOUBTFUL, DOUBTFUL], [False, False]),  # either may be the missing one
         ([DOUBTFUL, LACKING], [False, False]),
     ],
 )
@@ -163,9 +163,9 @@ def test_at_rest_the_only_one_in_doubt_is_taken(
 
 
 def shortest_cycle(edges: set[tuple[int, int]], size: int) -> int:
-    """Length of a shortest cycle, 0 for none.
+    """Returns the length of a shortest cycle, 0 for none.
 
-    The first power of the graph that leads from a rank back to itself.
+    It is the first power of the graph that leads from a rank back to itself.
     """
     reached = {(rank, rank) for rank in range(size)}
     for length in range(1, size + 1):
@@ -199,7 +199,7 @@ def test_the_cycle_is_a_shortest_one(graph: tuple[int, set[tuple[int, int]]], or
     assert cycle == () or cycle[0] == min(cycle)
 
 
-# -- what is said of a moment
+# -- the finding of a moment
 
 
 ROW = st.tuples(
@@ -218,7 +218,7 @@ ROW = st.tuples(
 def test_whoever_is_stuck_has_a_finding(
     rows: list[tuple[int, str, int, bool]], states: tuple[str, ...]
 ) -> None:
-    """Also behind a rank that has posted another collective, and computes."""
+    """Also behind a rank that has posted another collective and computes."""
     story = Story(3)
     for rank, op, peer, awaited in rows:
         story.op(rank, op, (0, 5 if awaited else -1, -1), peer=peer, group="world")
@@ -251,7 +251,7 @@ def test_what_others_have_got_is_no_counterpart(taken: bool, kind: str) -> None:
 
 
 def test_the_plainest_mismatch_of_a_circle_is_named() -> None:
-    """Rank 0 might have meant the isend, but the send and the recv are both awaited."""
+    """The isend of rank 0 also fits, but the send and the recv are both awaited."""
     first = waits(post(0, "recv", 1, tag=7), post(0, "send", 1, tag=1))
     second = waits(post(1, "isend", 0, tag=8, awaited=False), post(1, "recv", 0, tag=2))
     words = said(first, second)
@@ -265,7 +265,7 @@ def test_another_group_than_that_of_a_rank_that_has_left() -> None:
     assert "as number 1 rank 1 makes [0, 1, 2], rank 0 makes [0, 1]." in words
 
 
-# -- how much work it is
+# -- the cost of the analysis
 
 
 def in_a_call(size: int, missing: tuple[int, ...], state: str, *, kinds: int = 1) -> Snapshot:
@@ -299,7 +299,7 @@ WORLDS: dict[str, Callable[[int], Snapshot]] = {
 
 
 def count_work(call: Callable[[], Any]) -> int:
-    """Returns how many lines of the analysis a call executes."""
+    """Returns the number of lines of the analysis that a call executes."""
     lines = 0
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
@@ -325,11 +325,11 @@ def test_work_grows_with_the_ranks_and_not_with_their_square(name: str) -> None:
 
 
 def test_all_members_of_a_call_share_what_is_known_of_it(tmp_path: Path) -> None:
-    """Else each would be looked at by each, at each look and in each pass over a trace."""
+    """Otherwise, each look and each pass over a trace would compare all pairs."""
     size = 5
     writers = [Writer(tmp_path, rank, size) for rank in range(size)]
     for rank, writer in enumerate(writers):
-        # rank 0 has not come to the second
+        # rank 0 has not reached the second
         for op in ("all_reduce", "barrier")[: 2 if rank else 1]:
             writer.post(op, 0, NONE, NONE)
             writer.act("wait", -1)

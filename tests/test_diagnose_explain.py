@@ -44,7 +44,7 @@ ends = st.one_of(
 def test_explains_anything(
     trace: Trace, ends: Any, end_ns: Any, given_up_ns: Any, complete: bool
 ) -> None:
-    """Whatever a trace holds, there is an answer: known kinds, ranks of the run, and sentences."""
+    """Every trace has an answer: known kinds, ranks of the run, and text."""
     said = {"ends": ends, "end_ns": end_ns, "given_up_ns": given_up_ns, "complete": complete}
     diagnosis = Trace(trace.events, {**trace.metadata, **said}).explain()
     for finding in diagnosis.findings:
@@ -55,7 +55,7 @@ def test_explains_anything(
     assert str(diagnosis)
 
 
-@pytest.mark.filterwarnings("ignore:Glyph")  # no font has them all
+@pytest.mark.filterwarnings("ignore:Glyph")  # no font has all of them
 @settings(phases=(Phase.generate,))  # shrinking pictures takes minutes
 @given(trace=traces, ends=ends)
 def test_draws_anything(trace: Trace, ends: Any) -> None:
@@ -110,7 +110,7 @@ def test_the_collective_at_which_the_ranks_parted_is_named(
     assert said == (f"{first} ({places})." if places else "")
 
 
-# -- sides that disagree and yet went through
+# -- mismatched operations that completed
 
 FLOAT8, INT8, FLOAT4, SHAPED, TURNED = (
     ("float32", (8,), 32),
@@ -124,7 +124,7 @@ ROWS = (*FLOAT8, "", ((8, 1),))
 COLUMNS = (*FLOAT8, "", ((1, 8),))
 UNEVEN = (*FLOAT8, "", (), ((8, 24), (16, 8)))
 FITTING = (*FLOAT8, "", (), ((8, 16), (24, 16)))
-ODD = (*INT8, "", (), ((8,),))  # its splits fit no group
+ODD = (*INT8, "", (), ((8,),))  # its splits match no group
 
 
 def messages(*pairs: tuple[Any, Any], **metadata: Any) -> Any:
@@ -210,10 +210,10 @@ def test_if_tags_are_ignored_messages_are_compared_in_the_order_of_posting(
         (("broadcast", SUM, 0), ("broadcast", SUM, 1), "root"),
         (("all_reduce", SUM), ("all_reduce", FLOAT4), "size"),
         (("all_reduce", SUM), ("all_reduce", MAX), "reduction"),
-        # one of them was issued by C++: its reduction is not known
+        # C++ issued one of them: its reduction is unknown
         (("all_reduce", SUM), ("all_reduce", FLOAT8), ""),
         (("broadcast", TURNED, 0), ("broadcast", TURNED, 0), ""),
-        # Gloo takes memory as it is: a tensor and its transpose would be mixed up
+        # Gloo reads memory as it is: a tensor and its transpose would be mixed up
         (("all_reduce", ROWS), ("all_reduce", COLUMNS), "order of elements in memory"),
         (("all_to_all", UNEVEN), ("all_to_all", FITTING), ""),
         (
@@ -263,7 +263,7 @@ def test_groups_made_in_another_order() -> None:
             story.op(
                 rank, "new_group", (turn, turn, 2), group="world", carries=("ranks", members, 0)
             )
-    (finding,) = story.trace().explain().findings  # and yet they came about
+    (finding,) = story.trace().explain().findings  # the groups were created nevertheless
     assert (finding.kind, finding.ranks) == ("group_order_mismatch", (0, 1))
     assert "ranks[0,1]" in finding.message
     assert "ranks[1,2]" in finding.message
@@ -281,13 +281,13 @@ def test_groups_of_one_name_with_other_members(tmp_path: Path) -> None:
     assert named(ringsim.load(file).explain())[0] == ("group_order_mismatch", (0, 1))
 
 
-# -- runs that finished, or were ended, by what their ranks left
+# -- runs that finished or were ended, from the records of their ranks
 
 RETURNED = [{"rank": rank, "state": "exited", "about": "has returned"} for rank in (0, 1)]
 
 
 def run_of(*rows: dict[str, Any], **metadata: Any) -> Any:
-    """Explains a run of two ranks; each row is the isend of a rank, or says what else."""
+    """Explains a run of two ranks; each row is the isend of a rank, or another operation."""
     story = Story(2)
     for row in rows:
         about = {"op": "isend", "tag": 0, "thread": 0, "line": 7, "status": OK, **row}
@@ -329,12 +329,12 @@ CUT_OFF: dict[str, Any] = {"ends": [], "complete": False}
             [("missing_participant", (1, 0)), ("leaked_request", (0,))],
         ),
         ([LEFT_OPEN], {}, [("leaked_request", (0,))]),
-        ([LEFT_OPEN], {"ends": []}, []),  # of a rank that has not returned it is not known
+        ([LEFT_OPEN], {"ends": []}, []),  # unknown for a rank that has not returned
         ([SENT, ALSO_SENT], {}, [("race", (0,))]),
         ([SENT, {**ALSO_SENT, "times": (8, 4, 8)}], {}, []),  # in turn
         ([SENT, {**ALSO_SENT, "tag": 1}], {}, []),
         ([{**SENT, "op": "isend", "times": (4, 6, 8)}, ALSO_SENT], {}, []),  # posted in turn
-        (  # by an answer
+        (  # ordered by an answer
             [SENT, {**SENT, "rank": 1, "peer": 0, "op": "recv", "times": (4, 4, 6)}, ALSO_SENT],
             {},
             [],
@@ -351,10 +351,10 @@ def test_what_is_found_in_rows(
 @pytest.mark.parametrize(
     ("kind", "rows", "metadata", "found"),
     [
-        # the line has a message that went its way: the notice is not about the peer
+        # the line has a message that was sent: the notice is not about the peer
         ("buffer_hazard", [LEFT_OPEN], CUT_OFF, (0,)),
         ("buffer_hazard", [TURNED_DOWN], CUT_OFF, (0,)),
-        ("invalid_argument", [TURNED_DOWN], {}, ()),  # caught, and the program came to its end
+        ("invalid_argument", [TURNED_DOWN], {}, ()),  # caught, and the program ended normally
         ("invalid_argument", [TURNED_DOWN], FAILED_TO_MEET, (0, 1)),
         ("invalid_argument", [LEFT_OPEN], CUT_OFF, (0,)),
         ("invalid_argument", [TURNED_DOWN], CUT_OFF, (0, 1)),
@@ -413,7 +413,7 @@ def test_what_ended_a_thread_is_why_others_wait_and_by_itself_no_finding() -> No
         "a thread of rank 0 raised ValueError: no more batches.",
     )
     assert [one.kind for one in finding.consequences] == ["peer_exited"]
-    story = Story(3)  # that a thread of rank 2 ended may be why the others stand still
+    story = Story(3)  # the end of a thread of rank 2 may be the cause of the standstill
     story.op(0, "recv", (4, 4, -1), peer=1, tag=0, group="world")
     story.op(2, "mark", (1, -1, -1), label=mark["label"])
     running = [{"rank": rank, "state": "running"} for rank in (1, 2)]
@@ -442,7 +442,7 @@ def test_ranks_that_raised_the_same_are_one_finding() -> None:
 
 @pytest.mark.parametrize(("status", "kind"), [(OK, "rank_failed"), (REFUSED, "stalled")])
 def test_a_run_that_raised_is_never_said_to_be_right(status: int, kind: str) -> None:
-    """A wait reached its limit: what the rank raised is all that there is to say."""
+    """A wait reached its limit: the rank's error is all that is known."""
     ends = [{"rank": 1, "state": "unknown", "about": "raised RuntimeError: Timed out"}]
     row = {**SENT, "rank": 1, "peer": 0, "op": "recv", "status": status}
     finding = run_of(row, ends=ends, complete=False).findings[0]
@@ -494,7 +494,7 @@ def test_failures_come_in_order_of_time_and_first_those_whose_time_is_known(
 @pytest.mark.parametrize(
     ("end", "kind", "words"),
     [
-        # an error says where
+        # an error has its place
         (
             {"state": "failed", "about": "raised ValueError: no layer", "error": "ValueError"},
             "rank_failed",
@@ -544,7 +544,7 @@ def test_what_was_caught_is_told_and_nonsense_is_not() -> None:
         (["recv"], True),
         (["recv", "recv"], True),
         (["barrier", "recv", "barrier"], True),  # in each round
-        (["recv", "barrier"], False),  # it has gone on
+        (["recv", "barrier"], False),  # it has continued
         (["barrier"], False),
     ],
 )
@@ -581,7 +581,7 @@ def test_what_is_caught_and_tried_again_to_the_end_is_why_the_run_did_not_end(
 def test_threads_that_go_on_do_not_hide_a_circle_of_the_others(
     circle: bool, beats: tuple[int, int, int]
 ) -> None:
-    """They might have helped, so nothing is proved."""
+    """The other threads might have helped, so nothing is proved."""
     story = Story(2)
     for rank in (0, 1)[: 1 + circle]:
         story.op(rank, "recv", (0, 0, -1), peer=1 - rank, tag=0, group="world")
@@ -628,11 +628,11 @@ def test_a_span_says_more_of_a_busy_rank_than_its_line(span: str, said: str) -> 
 def test_nobody_waits_any_more_once_it_is_decided_to_end_the_run(
     said: dict[str, int], waited_s: float
 ) -> None:
-    """The time to end the ranks and to read what they left does not count."""
+    """The time to end the ranks and to read their records does not count."""
     story = Story(3)
     for rank in (0, 1):
         story.op(rank, "recv", (100, 100, -1), peer=1 - rank, tag=0, group="world")
-    if "given_up_ns" in said:  # what came later says nothing of why they waited
+    if "given_up_ns" in said:  # later events do not explain the wait
         story.op(2, "irecv", (100, 700, -1), peer=0, tag=0, group="world")
         story.op(2, "barrier", (700, 700, -1), group="world")
     (finding,) = story.trace(complete=False, **said).explain().findings

@@ -1,4 +1,4 @@
-"""Which exception made a rank fail: chains of exceptions, raised here; and verdicts as files."""
+"""The exception that made a rank fail: chains of exceptions, raised here; and verdict files."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ TIMED_OUT = (
 
 
 def compiled(name: str) -> Callable[..., Any]:
-    """Returns a function that raises what it is given, in a file of that name."""
+    """Returns a function that raises its argument, in a file of the given name."""
     space: dict[str, Any] = {}
     exec(compile("def fail(error):\n    raise error\n", name, "exec"), space)
     function: Callable[..., Any] = space["fail"]
@@ -155,8 +155,8 @@ def test_what_a_wait_holds_up_is_the_cause(
     assert report.waited.endswith(f", in {wait.__name__}")
     about = describe_end(report)["about"]
     assert "root cause" in about
-    assert f"and waited in vain on its way out ({report.waited})" in about
-    # without the source it may have been dealt with
+    assert f"and was then stuck in a wait on its way out ({report.waited})" in about
+    # without the source, it may have been handled
     monkeypatch.setattr(linecache, "getlines", lambda *_: [])
     assert find_cause(error).echo == PEER
 
@@ -197,7 +197,7 @@ def test_a_cause_is_found_in_a_circle() -> None:
         (caught.__code__.co_filename, False),
         (linecache.__file__, False),
         ("<frozen runpy>", True),
-        ("/venv/site-packages/typing_extensions.py", True),  # torch's functions that are deprecated
+        ("/venv/site-packages/typing_extensions.py", True),  # deprecated functions of torch
         ("<stdin>", False),
         ("/home/me/torch/train.py", False),
     ],
@@ -235,8 +235,8 @@ def test_the_error_carries_the_diagnosis_that_the_watcher_made(tmp_path: Path) -
         raise_verdict(tmp_path, 1)
     assert raised.value.diagnosis == diagnosis
     assert str(raised.value) == str(diagnosis)
-    assert isinstance(raised.value, RuntimeError)  # as what torch would raise
-    raise_verdict(tmp_path, 2)  # it is not about that rank
+    assert isinstance(raised.value, RuntimeError)  # like torch's error
+    raise_verdict(tmp_path, 2)  # it does not concern that rank
 
 
 def test_what_ends_a_thread_is_written_down(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Who kept whom waiting in runs that finished: whom the findings blame, and from how much on."""
+"""Late ranks in runs that finished: the blamed ranks, and the thresholds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def findings(story: Story) -> Any:
 
 
 def late_sender(wait_ms: float, length_ms: float = 1000.0) -> Story:
-    """Rank 1 computes until ``wait_ms`` and then sends what rank 2 has waited for since 0.
+    """Rank 1 computes until ``wait_ms``, then sends to rank 2, which has waited since 0.
 
     The run takes ``length_ms``.
     """
@@ -119,13 +119,13 @@ def test_a_slow_stage_is_a_straggler(slow: int) -> None:
     assert {one.ranks[-1] for one in first.consequences} == set(range(slow + 1, 4))
     assert all(slow not in finding.ranks[:-1] for finding in rest)
     if slow == 1:
-        # Rank 2 waits 70 ms at first, of which rank 1 waited 10 itself, and then 50 ms five times.
-        # What rank 3 waits for is not rank 1's.
+        # Rank 2 waits 70 ms at first, of which rank 1 itself waited 10, and then 50 ms five times.
+        # The waits of rank 3 are not caused by rank 1.
         assert f"times, for {70 - 10 + 5 * 50} ms in total." in first.message
 
 
 def test_waits_of_several_threads_count_once() -> None:
-    """Rank 1 is waited for 80 ms, of which it is blocked from 10 to 50 by two threads at once."""
+    """The others wait 80 ms for rank 1, two threads of which are blocked from 10 to 50."""
     story = Story(4)
     for turn in range(3):
         at = 200 * turn
@@ -164,7 +164,7 @@ def works_and_meets(seconds: list[list[float]]) -> None:
 
 
 def explain_run(seconds: list[list[float]]) -> Any:
-    """Explains a run in which each rank computes for so long before each meeting."""
+    """Explains a run in which each rank computes for the given times between all_reduces."""
     size = len(seconds)
     return ringsim.simulate(works_and_meets, world_size=size, args=(seconds,), link=LINK).explain()
 
@@ -181,13 +181,13 @@ def test_the_rank_that_causes_most_of_the_waiting_is_named(
     caused = np.zeros(size)
     np.add.at(caused, seconds.argmax(axis=0), (seconds.max(axis=0) - seconds).sum(axis=0))
     second, first = np.sort(caused)[-2:]
-    assume(first - second > 0.05 * caused.sum())  # else the link's own time may decide
+    assume(first - second > 0.05 * caused.sum())  # otherwise, the link's own time may decide
     diagnosis = explain_run(seconds.tolist())
     if diagnosis.findings:
         named = diagnosis.findings[0].ranks[0]
     else:
         (note,) = diagnosis.notes
-        named = int(re.findall(r"was for rank (\d+)", note)[0])
+        named = int(re.findall(r"Rank (\d+) caused", note)[0])
     assert named == caused.argmax()
 
 
@@ -198,8 +198,8 @@ def test_a_run_with_little_waiting_is_told_how_much_and_for_whom() -> None:
     assert diagnosis.findings == ()
     assert re.search(
         r"^Nothing wrong was found in this run of 2 ranks\.\n"
-        r"Ranks waited \d+ µs in all for late ones, \d % of the time of all ranks\. "
-        r"Of that, \d+ µs \(5\d %\) was for rank [01], in 5 of 1\d waits; "
-        r"it was waited for most in [234] of 4 quarters of the run\.$",
+        r"Ranks waited \d+ µs in total for late ranks, \d % of the time of all ranks\. "
+        r"Rank [01] caused \d+ µs \(5\d %\) of it, in 5 of 1\d waits, "
+        r"and caused the most waiting in [234] of 4 quarters of the run\.$",
         str(diagnosis),
     )

@@ -1,6 +1,6 @@
-"""Which link between hosts stood still or is called slow, and what is not.
+"""Links between hosts that stalled or were slow, and harmless cases.
 
-From messages made by hand, and three runs on real hosts.
+The messages are made by hand, or from three runs on real hosts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from synthetic import MS, Story
 import ringsim
 
 DATA = Path(__file__).parent.parent / "notebooks" / "data"
-LEAST_MESSAGES = 8  # of a link that is looked at
+LEAST_MESSAGES = 8  # of an examined link
 SLOW = {frozenset((1, 2)): 40.0}  # in ms, between hosts that have numbers
 Way = tuple[int, int]
 
@@ -26,9 +26,9 @@ def story(
     size_bytes: int = 1024,
     round_ms: float = 100.0, ways: dict[Way, float | None] | None = None,
 ) -> Story:  # fmt: skip
-    """One rank a host; in each round each sends to each other in 4 ms.
+    """One rank per host; in each round, each sends to all others in 4 ms.
 
-    Or in what is said of their link, or of this way; None: nothing.
+    A link or a direction may have another time, or None for no message.
     """
     told = Story(hosts, ring=False)
     for number in range(rounds):
@@ -94,14 +94,14 @@ CLOCKS = [{"ranks": [0, 1], "how": "reference", "samples": [[0, 0, 0]]}]
     [
         (story({frozenset((1, 2)): 15.9}), False),
         (story({frozenset((1, 2)): 16.0}), True),  # four times as long
-        (story(SLOW, rounds=7), False),  # too few messages to tell chance from a rule
+        (story(SLOW, rounds=7), False),  # too few messages to exclude chance
         (story(SLOW, hosts=2), False),  # there is no other link
         (story({**FAST, frozenset((1, 2)): 1.1}, round_ms=2), False),  # less than 1 ms longer
         (story({**FAST, frozenset((1, 2)): 1.2}, round_ms=2), True),
-        (story({}, ways={(1, 2): 40.0}), True),  # one way
-        # it is not compared with its own other way
+        (story({}, ways={(1, 2): 40.0}), True),  # one direction
+        # it is not compared with its own other direction
         (story(SLOWER, ways={(1, 2): 40.0}), False),
-        # of the others the quicker way counts
+        # for the others, the faster direction counts
         (
             story({frozenset((1, 2)): 20.0}, ways={(1, 0): 20.0, (0, 2): None, (2, 0): None}),
             True,
@@ -141,10 +141,10 @@ def test_what_a_busy_rank_looks_like_is_no_slow_link(what: str) -> None:
         over = {row["rank"], row["peer"]} == {1, 2}
         if over and (what != "stalled" or row["tag"] == 3):
             row["done_ns"] += 36 * MS
-        if over and what == "late" and row["rank"] == 1:  # both sides are there 36 ms later
+        if over and what == "late" and row["rank"] == 1:  # both sides have posted 36 ms later
             row["post_ns"] += 36 * MS
             row["wait_ns"] += 36 * MS
-        if over and what == "unseen":  # the receiver was busy, and found it there
+        if over and what == "unseen":  # the receiver was busy, and the message had already arrived
             row["wait_ns"] += 38 * MS
     assert named(told) == []
 
@@ -157,11 +157,11 @@ def test_clocks_may_explain_it(known_ms: int | None, found: bool) -> None:
     assert bool(named(story(SLOW), clocks=[*CLOCKS, other])) == found
 
 
-# -- links that stood still
+# -- links that stalled
 
 
 def stands_still(lasts_ms: float = 3000.0, size_bytes: int = 1024) -> Story:
-    """Of the messages between two hosts, 4 ms each, the last one takes long."""
+    """The last message between two hosts takes long, the others 4 ms each."""
     told = story({}, hosts=2, rounds=LEAST_MESSAGES - 1, size_bytes=size_bytes)
     add(told, 1, 0, 700.0, 4.0, tag=7, size_bytes=size_bytes)
     add(told, 0, 1, 700.0, lasts_ms, tag=7, size_bytes=size_bytes)
@@ -175,11 +175,15 @@ def still(told: Story, **metadata: Any) -> list[str]:
 def test_a_link_that_stood_still_is_told_with_when_and_for_how_long() -> None:
     (finding,) = findings(stands_still(), "link")
     assert finding.ranks == (0, 1)
-    assert finding.message == (  # from 704 ms on, when the message the other way had come
-        "nothing moved on the link between hosts host0 and host1 for 3 s, and then it recovered.\n"
-        "  it stopped 704 ms after the start of the run, when both sides had posted\n"
-        "  rank 0 posted isend to 1 (world, tag 7, float32[256], 1,024 bytes)\n"
-        "  rank 1 posted irecv from 0 (world, tag 7, float32[256], 1,024 bytes)"
+    assert (
+        finding.message
+        == (  # from 704 ms on, when the message in the other direction had arrived
+            "nothing moved on the link between hosts host0 and host1 for 3 s, "
+            "and then it recovered.\n"
+            "  it stopped 704 ms after the start of the run, when both sides had posted\n"
+            "  rank 0 posted isend to 1 (world, tag 7, float32[256], 1,024 bytes)\n"
+            "  rank 1 posted irecv from 0 (world, tag 7, float32[256], 1,024 bytes)"
+        )
     )
 
 
@@ -193,7 +197,7 @@ def test_a_link_that_stood_still_is_told_with_when_and_for_how_long() -> None:
     ],
 )
 def test_how_long_it_must_stand_still(lasts_ms: float, size_bytes: int, found: bool) -> None:
-    """2 s, and for a message of 100 MB 2 s more, from when the message the other way had come."""
+    """2 s, and 2 s more for a message of 100 MB, after the message in the other direction."""
     assert bool(still(stands_still(lasts_ms, size_bytes))) == found
 
 
@@ -210,7 +214,7 @@ def test_what_is_not_called_a_link_that_stood_still() -> None:
     large = story({frozenset((0, 1)): 5000.0}, hosts=2, round_ms=6000.0)
     assert still(large) == [], "all messages take as long"
     queued = story({}, hosts=2)
-    for number in range(40):  # posted at once, one comes each 100 ms
+    for number in range(40):  # posted at the same time, one arrives every 100 ms
         add(queued, 0, 1, 1000, 100 * number, tag=100 + number)
     assert still(queued) == [], "others come all the while"
     unseen = stands_still()
@@ -243,7 +247,7 @@ def test_names_of_hosts_do_not_matter(takes_ms: list[float], order: list[int]) -
 def test_recorded_on_three_hosts_with_one_slow_cable(name: str, slow: bool) -> None:
     """The cable between host1 and host2 carried 6.25 MB/s, the others 50.
 
-    The reordered run sends nothing over it.
+    The repaired run sends nothing over it.
     """
     found = ringsim.load(DATA / f"hosts_{name}.ringtrace").explain().findings
     assert [one.kind for one in found].count("slow_link") == slow

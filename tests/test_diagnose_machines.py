@@ -1,6 +1,6 @@
-"""Programs that a machine runs, step by step in any order.
+"""Programs that a state machine runs, step by step in any order.
 
-"stuck" is said of those, and only those, that never finish.
+Exactly the ranks that never finish are called stuck.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ SOME_GROUPS = (
     Group("odd", (1, 3)),
 )
 FEW = 3  # ranks, where recvs from any source take part
-WORLDS = [Group(name, tuple(range(FEW))) for name in GROUPS]  # of parts that are written by hand
+WORLDS = [Group(name, tuple(range(FEW))) for name in GROUPS]  # of hand-written parts
 
 
 def stuck_ranks(machine: Machine, *, settled: bool = False) -> set[int]:
-    """Whom the analysis calls stuck, from what a machine has recorded so far."""
+    """Returns the ranks that the analysis calls stuck, from the records of a machine."""
     snapshot = snapshot_of_events(
         machine.events(), len(machine.programs), dict.fromkeys(machine.finished, ("exited", ""))
     )
@@ -61,15 +61,15 @@ def stuck_ranks(machine: Machine, *, settled: bool = False) -> set[int]:
 
 
 def diagnosis_of(machine: Machine) -> Diagnosis:
-    """Returns what the diagnosis says of all that a machine has recorded so far."""
+    """Returns the diagnosis of all records of a machine so far."""
     ends = dict.fromkeys(machine.finished, ("exited", "has returned"))
     return judge(snapshot_of_events(machine.events(), len(machine.programs), ends))
 
 
 def agree(diagnosis: Diagnosis, machine: Machine) -> None:
-    """Compares a diagnosis of the end with what the machine says.
+    """Compares a diagnosis of the end with the state of the machine.
 
-    It has run nothing but messages between two ranks.
+    The machine has run only messages between two ranks.
     """
     stuck = awaited(machine)
     assert said(diagnosis) == stuck
@@ -94,8 +94,8 @@ def test_stuck_are_exactly_those_that_never_finish(programs: Programs, order: An
     machine = Machine(programs, SOME_GROUPS)
     suspected: list[set[int]] = []
     machine.run(order.choice, lambda now: suspected.append(stuck_ranks(now)))
-    # No false alarm at any moment, whatever had been posted by then; once stuck, always stuck; and
-    # in the end all who did not finish.
+    # No false alarm at any moment, whatever was posted; once stuck, always stuck; and
+    # at the end, all ranks that did not finish.
     assert all(ranks <= machine.unfinished for ranks in suspected)
     assert all(before <= after for before, after in itertools.pairwise(suspected))
     assert stuck_ranks(machine) == machine.unfinished
@@ -109,16 +109,16 @@ def test_what_is_said_of_messages_is_what_they_wait_for(programs: Programs, orde
         order.choice,
         lambda now: on_the_way.append(diagnosis_of(now)) if order.random() < 0.3 else None,
     )
-    for one in on_the_way:  # never for another reason than that of the end
+    for one in on_the_way:  # always for the same reason as at the end
         assert said(one) <= awaited(machine)
     assert all(said(before) <= said(after) for before, after in itertools.pairwise(on_the_way))
     agree(diagnosis_of(machine), machine)
 
 
 def unknown_sources(machine: Machine) -> bool:
-    """Tells whether a recv from anybody has got a message that nobody has waited for yet.
+    """Returns whether a recv from any source has got a message and is not awaited yet.
 
-    Which one it has is not in the records.
+    The records do not show which message it has.
     """
     return any(
         op.peer == ANY_SOURCE and op.done < 0 and op.partner is not None
@@ -143,7 +143,7 @@ def test_a_trace_with_recvs_from_anybody(apart: bool, data: st.DataObject, order
     assert all(ranks <= machine.unfinished for ranks in suspected)
     if apart and not unknown_sources(machine):
         assert suspected[-1] == machine.unfinished
-    # with the knowledge that all has come to rest: none missed either
+    # knowing that no message is in flight: also no missed rank
     assert stuck_ranks(machine, settled=True) == machine.unfinished
     ends = [{"rank": rank, "state": "exited"} for rank in machine.finished]
     trace = Trace(machine.events(), {"world_size": FEW, "ends": ends, "at_rest": True})
@@ -172,9 +172,9 @@ def test_the_watcher_tells_who_never_finishes(
         on_the_way = WatchedMachine(made, machine).run(order)
         at_the_end, _ = made.look_for(10.0, tick_s=0.5)
     assert all(set(verdict.ranks) <= machine.unfinished for verdict in on_the_way)
-    if at_once:  # then any of several may be what is missing
+    if at_once:  # then any of several may be the missing one
         return
-    # Of whom the records tell for certain come first; the others are their consequence, or come
+    # Ranks that are certain from the records come first; the others are consequences, or appear
     # without them.
     assert bool(at_the_end) == bool(machine.unfinished)
     if (apart or not anybody) and not unknown_sources(machine):
@@ -186,9 +186,9 @@ def test_the_watcher_tells_who_never_finishes(
 
 
 def test_who_waits_for_another_message_too_may_have_got_the_one_in_doubt() -> None:
-    """Rank 0 waits at once for a send that rank 1 has received from anybody, and another.
+    """Rank 0 waits for two sends: rank 1 has received one from any source.
 
-    Rank 1 is gone by now; rank 2 will receive the other.
+    Rank 1 is gone; rank 2 will receive the other one.
     """
     programs: Programs = [
         [("isend", 1, 0, 0), ("isend", 2, 0, 0), ("wait_all",)],
@@ -209,9 +209,9 @@ def test_who_waits_for_another_message_too_may_have_got_the_one_in_doubt() -> No
 
 @pytest.mark.parametrize("collectives", [False, True])
 def test_drawn_programs_end_in_all_ways(collectives: bool) -> None:
-    """The properties would say little of programs that all end alike.
+    """The programs must end in different ways for the properties to mean anything.
 
-    Also those behind each other are stuck where one of them is.
+    Operations behind a stuck one are also stuck.
     """
     ends: Counter[str] = Counter()
     ended: list[Programs] = []

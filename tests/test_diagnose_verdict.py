@@ -1,7 +1,4 @@
-"""What a mistake is called, whom it names, and what it advises.
-
-Wrong programs, run on simulated ranks.
-"""
+"""The kind, the ranks and the hints of each mistake, for wrong programs on simulated ranks."""
 
 from __future__ import annotations
 
@@ -17,14 +14,14 @@ from ringsim.errors import ArgumentError, RingError
 
 LINK = ringsim.Link(alpha_s=1e-5, beta_s_per_byte=1e-10)
 # (operation, peer, tag, group), a collective with its group, ("wait", number of the handle),
-# ("refused", peer, tag) for a send that is, or ("raise",)
+# ("refused", peer, tag) for a refused send, or ("raise",)
 Instruction = tuple[Any, ...]
 ANY = None
 BARRIER: Instruction = ("barrier", 0)
 
 
 def follow(programs: list[list[Instruction]]) -> None:
-    """Does what is listed for the rank.
+    """Runs the instructions of the rank.
 
     Group 0 is the world, 1 and 2 are those of a ring of two.
     """
@@ -51,7 +48,7 @@ def follow(programs: list[list[Instruction]]) -> None:
 
 
 def diagnose(*programs: list[Instruction]) -> Any:
-    """Returns what is found in a run of these programs, one for each rank."""
+    """Returns the diagnosis of a run of these programs, one per rank."""
     try:
         trace = ringsim.simulate(follow, world_size=len(programs), args=(programs,), link=LINK)
     except RingError as error:
@@ -60,28 +57,28 @@ def diagnose(*programs: list[Instruction]) -> Any:
 
 
 def all_round(size: int, *program: Callable[[int], Instruction]) -> list[list[Instruction]]:
-    """Programs that are alike on all ranks: each instruction is made of the rank's number."""
+    """Returns the same program for all ranks, with instructions made from the rank's number."""
     return [[make(rank) for make in program] for rank in range(size)]
 
 
 WAITS_FOR_THE_SECOND = [("isend", 1, 5, 0), ("irecv", 1, 5, 0), ("wait", 0)]
 POSTED_6 = [("isend", 0, 6, 0), ("irecv", 0, 6, 0)]
 PAIRS: dict[str, list[tuple[list[list[Instruction]], list[str]]]] = {
-    # of ranks 0 and 1: programs by what they are called, and words of the message or the hint
+    # programs of ranks 0 and 1 by kind, and words of the message or the hint
     "deadlock": [
         (
             [[("send", 1, 0, 0)], [("send", 0, 0, 0)]],
             ["a send returns only after its recv is posted"],
         ),
         ([[("barrier", 1), BARRIER], [BARRIER, ("barrier", 1)]], ["ring:0>1"]),
-        (  # each listens under tag 99 all the time, which is not the other side
+        (  # each rank also listens under tag 99, which is not the other side
             [
                 [("irecv", 1, 99, 0), ("send", 1, 0, 0), ("recv", 1, 0, 0), ("send", 1, 0, 0)],
                 [("irecv", 0, 99, 0), ("recv", 0, 0, 0), ("send", 0, 0, 0), ("send", 0, 0, 0)],
             ],
             ["Let one rank receive first"],
         ),
-        (  # who has posted both sides is not told to post them, and what is missing is counted
+        (  # no hint to post both sides to a rank that has; missing ones are counted
             [
                 [("isend", 1, 0, 0), ("irecv", 1, 0, 0), ("wait", 0), ("wait", 1)],
                 [("irecv", 0, 0, 0), ("irecv", 0, 0, 0), ("wait", 0), ("wait", 1)],
@@ -144,7 +141,7 @@ PAIRS: dict[str, list[tuple[list[list[Instruction]], list[str]]]] = {
             [[("send", 1, 0, 0)] * 2, [("recv", 0, 0, 0)] * 3],
             ["only 2 sends (", "but rank 1 posted 3 recvs"],
         ),
-        (  # the send that was refused takes no place, so this is the second one
+        (  # the refused send does not count, so this is the second one
             [[("send", 1, 3, 0), ("refused", 1, 3)], [("recv", 0, 3, 0)] * 2],
             ["rank 0 caught: its send to 1 (world, tag 3, float32[4,2], 32 bytes) at "],
         ),
@@ -214,7 +211,7 @@ def test_what_a_mistake_of_two_ranks_is_called(
             *("tag_mismatch", (0, 1, 2, 3), []),
             ["receives with tag 1.", "and 3 more pairs of ranks"],
         ),
-        (  # who has posted both sides is told who may be meant
+        (  # a rank that has posted both sides gets the likely peer
             all_round(
                 4,
                 lambda r: ("isend", (r + 1) % 4, 0, 0),

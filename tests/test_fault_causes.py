@@ -1,7 +1,7 @@
-"""Which of several failures is the cause, on simulated ranks.
+"""The cause among several failures, on simulated ranks.
 
-Programs that fail on several ranks, wrap what went wrong, or catch it. Those whose failures only
-Gloo can make are in distributed/test_faults.
+The programs fail on several ranks, wrap errors, or catch them. Failures that only Gloo can cause
+are in distributed/test_faults.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ LINK = ringsim.Link(alpha_s=1e-5, beta_s_per_byte=1e-10)
 
 
 def fail(worker: Callable[..., Any], size: int = 3) -> tuple[RingError, Any]:
-    """Returns the error of a run and its diagnosis, which the trace repeats."""
+    """Returns the error of a run and its diagnosis, which the trace also gives."""
     with pytest.raises(RingError) as caught:
         ringsim.simulate(worker, world_size=size, link=LINK)
     error = caught.value
     assert error.trace is not None
-    # that of a verdict says how long ranks waited until then
+    # the diagnosis of a verdict has the waiting times up to then
     said, known = error.trace.explain(), error.diagnosis
     assert [(one.kind, one.ranks, one.hint) for one in said.findings] == [
         (one.kind, one.ranks, one.hint) for one in known.findings
@@ -40,7 +40,7 @@ def ask(rank: int) -> None:
     dist.recv(torch.zeros(4), rank)
 
 
-# -- what the user's program says like torch
+# -- errors of the user's program with torch's words
 
 
 def raises_on_rank_1(error: Exception) -> None:
@@ -72,7 +72,7 @@ def test_who_failed_first_comes_first() -> None:
     assert [finding.ranks for finding in diagnosis.findings] == [(2,), (1,), (0,)]
 
 
-# -- an exception that is on its way out when a wait ends in vain
+# -- an exception on its way out when a wait gets stuck
 
 
 def finish_in_a_barrier() -> None:
@@ -100,7 +100,7 @@ def test_what_a_finally_hides_is_the_cause(worker: Callable[[], None]) -> None:
     error, diagnosis = fail(worker)
     assert type(error) is RankFailed
     assert str(error).startswith("rank 1 of 3 raised ValueError: root cause")
-    assert "and waited in vain on its way out: " in str(error)
+    assert "and was then stuck in a wait on its way out: " in str(error)
     (finding,) = diagnosis.findings
     assert (finding.kind, finding.ranks) == ("rank_failed", (1,))
     assert "root cause" in finding.message
@@ -120,12 +120,12 @@ def test_what_an_except_clause_keeps_is_named_and_no_cause() -> None:
     assert type(error) is Deadlock
     assert [(one.kind, one.ranks) for one in diagnosis.findings] == [("deadlock", (0, 1, 2))]
     assert "after it had raised KeyError: 'here' (" in str(error)
-    # only the user's frames: where each waits, and what it had raised before
+    # only the user's frames: the place of each wait, and the earlier exception
     assert str(error).count("in fall_back") == 3 * 2
     assert "ringsim/" not in str(error).replace(__file__, "")
 
 
-# -- errors that are hard to say
+# -- errors that are hard to print
 
 
 class Mute(Exception):
@@ -151,8 +151,8 @@ def test_an_error_that_is_hard_to_say_is_said(hard: Exception, words: str, tmp_p
     diagnosis.plot().figure.savefig(tmp_path / "run.png")  # type: ignore[union-attr]
 
 
-# -- ranks that are woken from a wait without end, and catch the error: the trace says what the
-# error says
+# -- ranks that are woken from an endless wait, and catch the error: the trace and the error
+# agree
 
 
 def receives_and_goes_on() -> str:
@@ -247,7 +247,7 @@ def test_a_step_that_differs_is_one_finding_that_says_in_what(
     assert type(error) is MessageMismatch
     (finding,) = diagnosis.findings
     assert finding.kind == "message_mismatch"
-    # the first to hear of it ends the others: not all of those that it concerns hear of it
+    # the first rank with the error ends the others, so not all of them raise it
     assert 1 in finding.ranks
     assert re.search(
         rf"ranks .*: a step must be the same on every rank, got {words}\. Call", finding.message

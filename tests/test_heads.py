@@ -1,4 +1,4 @@
-"""Where a rank looks for rank 0: what a machine's name leads to, and addresses that cannot be."""
+"""The address at which a rank looks for rank 0: machine names, and invalid addresses."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def join(head: str, port: int, rank: int = 0, world_size: int = 1, timeout_s: fl
 
 @pytest.fixture
 def node07(monkeypatch: pytest.MonkeyPatch) -> str:
-    """Returns this machine's name, as Debian's /etc/hosts has it.
+    """Returns this machine's name, as in Debian's /etc/hosts.
 
-    It leads to loopback here, to the network elsewhere.
+    It resolves to loopback here, and to the network elsewhere.
     """
     real = socket.getaddrinfo
 
@@ -64,7 +64,7 @@ def test_gloo_is_kept_on_loopback_only_where_the_head_says_so_everywhere(
 def test_who_joins_by_the_name_does_not_take_it_for_local_either(
     node07: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Under torchrun rank 0 joins too: the store is the agent's."""
+    """Under torchrun, rank 0 also joins, because the store belongs to the agent."""
     store = TCPStore(DEBIAN, 0, is_master=True, wait_for_workers=False)
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     monkeypatch.setenv("MASTER_PORT", str(store.port))

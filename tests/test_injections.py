@@ -1,4 +1,4 @@
-"""What can be injected: values that are refused, what several come to, and slow links."""
+"""Injections: refused values, several combined, and slow links."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ringsim import Degrade, Fail, Jitter, Link, Slow
 from ringsim.errors import ArgumentError, RankFailed
 
 SIZE = 4
-# a second for a message without content, and no other cost
+# one second for an empty message, and no other cost
 LINK = Link(alpha_s=1.0, beta_s_per_byte=0.0)
 
 
@@ -25,7 +25,7 @@ def simulate(worker: Callable[[], Any], *inject: Any) -> ringsim.Trace:
 
 
 def seconds_of(trace: ringsim.Trace, op: str) -> list[float]:
-    """How long the operations of a name took, in the order of the ranks."""
+    """Returns the durations of the operations of a name, in the order of the ranks."""
     rows = trace.to_pandas().query(f"op == '{op}'").sort_values(["rank", "seq"])
     took_s: list[float] = ((rows["done_ns"] - rows["post_ns"]) * 1e-9).tolist()
     return took_s

@@ -1,4 +1,4 @@
-"""Parts of launching that need no ranks: what a run shows, and what decides what it is like."""
+"""Parts of launching that need no ranks: the output of a run, and its properties."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ringsim.launch.results import read_result, write_result
 
 
 def test_values_read_at_the_start_are_told_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call under other values needs ranks of another server."""
+    """A call with other values needs ranks of another server."""
     read = "OMP_NUM_THREADS TORCH_GLOO_LAZY_INIT GLOO_SOCKET_IFNAME LD_PRELOAD CUDA_VISIBLE_DEVICES"
     others = "HOME PATH MY_SETTING RANK OMPX"
     for name in f"{read} {others}".split():
@@ -49,8 +49,8 @@ def test_those_that_lost_their_peer_and_those_that_were_stopped_are_told_apart()
     assert message.splitlines() == [
         "rank 1 of 4 raised ValueError: no such layer",
         "  also failed: rank 2 (ValueError)",
-        "  lost their peer because of it: rank 0 (file.py, line 1, in f)",
-        "  were stopped because of it: rank 3",
+        "  lost their peer as a result: rank 0 (file.py, line 1, in f)",
+        "  were stopped as a result: rank 3",
     ]
 
 
@@ -64,7 +64,7 @@ def test_only_what_is_no_plain_tensor_is_copied_into_the_pickle(tmp_path: Path) 
     assert list(tmp_path.iterdir()) == []
 
 
-# -- what a run shows while it goes on
+# -- the output of a run while it lasts
 
 HIDDEN = "a\n<mark>hid\nand\n<mark>b\n<mark>last\n<mark>"
 ALL = "a\nhid\nand\nb\nlast\n"
@@ -79,10 +79,10 @@ ALL = "a\nhid\nand\nb\nlast\n"
             False,
             "one\ntwo\n\nthree",
         ),
-        # Hidden text is kept, and shown to who asks for it.
+        # Hidden text is kept, and shown on request.
         ([(HIDDEN, "a\nb\n"), ("", "")], False, ALL),
         ([(HIDDEN, ALL), ("", "")], True, ALL),
-        # A character that is cut in two is not harmed.
+        # A character that is split in two is kept intact.
         ([(b"sp\xc3", ""), (b"\xa4ter\n\xff\n", "später\n\ufffd\n")], False, "später\n\ufffd\n"),
     ],
 )
@@ -107,7 +107,7 @@ def test_output(
 
 def test_the_progress_line_comes_late_and_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
     def shown(is_terminal: bool, quiet_s: float) -> list[str]:
-        """Returns what is shown after the first update, after a second one, and at the end."""
+        """Returns the output after the first update, after the second, and at the end."""
         stream, seen = io.StringIO(), []
         monkeypatch.setattr(stream, "isatty", lambda: is_terminal)
         monkeypatch.setattr(sys, "stderr", stream)

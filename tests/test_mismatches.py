@@ -1,4 +1,4 @@
-"""Both sides of an operation, compared in the records of ranks that still write them.
+"""Both sides of an operation, compared in the growing records of ranks.
 
 No rank is started.
 """
@@ -18,12 +18,12 @@ from ringsim.traces.events import ANY_SOURCE, ERROR, NONE, OP_CODES
 from ringsim.traces.recorder import Recorder
 from ringsim.traces.store import CHUNK, FIRST_CHUNK
 
-SIZES = (4, 8)  # of the payloads, by number
+SIZES = (4, 8)  # payloads by number
 DIFFERS = ["the size differs."]
 
 
 class Rank:
-    """A rank without torch: posts what it is told, as the hooks do."""
+    """A rank without torch: posts operations as the hooks do."""
 
     def __init__(
         self, directory: Path, rank: int, world_size: int = 2, *, fresh: bool = True
@@ -57,16 +57,16 @@ class Rank:
 
 
 class Run:
-    """Ranks, and who reads what they record."""
+    """Ranks, and a reader of their records."""
 
     def __init__(self, directory: Path, size: int = 2) -> None:
         self.ranks = [Rank(directory, rank, size) for rank in range(size)]
         self.live = LiveRecords(directory, size)
 
     def look(self) -> list[str]:
-        """Returns in what sides disagree that were not found to do so before.
+        """Returns the new mismatches.
 
-        It reads twice, to know who went on.
+        It reads twice, to see which ranks continue.
         """
         self.live.look()
         self.live.look()
@@ -92,7 +92,7 @@ def run(tmp_path: Path) -> Run:
 def test_a_mismatch_is_found_and_nothing_else_is(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    """Random messages on several channels, the two ranks' posts interleaved at will.
+    """Random messages on several channels, with the posts of two ranks interleaved at random.
 
     The k-th of each side belong together.
     """
@@ -165,7 +165,7 @@ def test_an_operation_that_may_still_be_refused_accuses_nobody(run: Run) -> None
 
 
 def test_whoever_goes_on_was_not_refused(run: Run) -> None:
-    """Once its thread has posted another, an operation that nobody waits for yet is compared."""
+    """An operation is compared after its thread has posted another, even before a wait."""
     zero, one = run.ranks
     one.post("irecv", 0, 1, waits=False)
     zero.post("isend", 1, 0)
@@ -195,7 +195,7 @@ def test_a_collective_that_was_refused_takes_no_place(run: Run, refused_first: b
 
 @pytest.mark.parametrize("seen", [True, False])
 def test_what_may_come_from_anybody_is_passed_over(run: Run, seen: bool) -> None:
-    """Whether the reader ever saw the recv while it was open, or the rank has written it down."""
+    """The reader saw the recv while it was open, or the rank has recorded it."""
     zero, one = run.ranks
     if not seen:
         one.recorder.set_meta("from_any", [one.group])

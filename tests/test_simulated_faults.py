@@ -1,6 +1,6 @@
 """The programs of tests/distributed/faults.md on simulated ranks.
 
-They end as the document says of real ones, with the same findings.
+They end as documented for real ranks, with the same findings.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NUMBERS = [number for number in ROWS if number not in ELSEWHERE]
 def test_a_fault_ends_as_the_document_says(number: str) -> None:
     fault, error, trace = FAULTS[number], None, None
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # some programs are wrong in that way
+        warnings.simplefilter("ignore")  # the mistake of some programs
         try:
             trace = simulate(fault.worker, world_size=fault.size, args=fault.args(), link=LINK)
         except errors.RingError as raised:

@@ -179,7 +179,7 @@ def makes_its_world() -> list[str]:
 
 def test_a_worker_that_makes_its_world_joins_the_one_that_is_there() -> None:
     assert run(makes_its_world, 2)[0] == [
-        "world_size must be 2 as in the process group that ringsim.simulate has made, got 3 "
+        "world_size must be 2, as in the process group created by ringsim.simulate, got 3 "
         "(rank 0 of 2). Leave it out.",
         "trying to initialize the default process group twice!",  # torch's own text
     ]

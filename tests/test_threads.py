@@ -1,6 +1,6 @@
-"""What a rank says about its threads.
+"""A rank's report on its threads.
 
-Which of them only another one can wake, and at which of the user's lines they wait.
+It has the threads that only another one can wake, and the user's lines at which they wait.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LONG_S = 600  # longer than any test
 
 
 def held(lock: Any) -> Any:
-    """Returns a lock that nobody gives back."""
+    """Returns a lock that is never released."""
     lock.acquire()
     return lock
 
@@ -62,13 +62,13 @@ WAITS: dict[str, tuple[bool, Callable[[], object]]] = {
     "time": (False, lambda: time.sleep(LONG_S)),
     "an event, for a while": (True, lambda: threading.Event().wait(LONG_S)),
 }
-TIMED = "an event, for a while"  # as those wait that look after something
+TIMED = "an event, for a while"  # like threads for background work
 
 
 def look_at(thread: threading.Thread) -> tuple[bool, bool, list[int]]:
-    """Returns whether a thread counts as idle, once it sleeps, and as timed.
+    """Returns whether a sleeping thread counts as idle, and as timed.
 
-    Also the lines of this file at which threads wait.
+    Also returns the lines of this file at which threads wait.
     """
     number = os.getpid() if thread is threading.main_thread() else thread.native_id
     assert until(
@@ -85,15 +85,12 @@ def look_at(thread: threading.Thread) -> tuple[bool, bool, list[int]]:
 
 
 def report() -> None:
-    """Prints what counts as idle.
-
-    In a process of its own, without threads and children of others.
-    """
+    """Prints the idle threads, in its own process without other threads and children."""
     said: dict[str, object] = {}
     for name, (expected, wait) in WAITS.items():
         thread = threading.Thread(target=wait, daemon=True)
         thread.start()
-        # called at once
+        # called immediately
         until(lambda: look_at(thread)[:2] == (expected, name == TIMED))  # noqa: B023
         said[name] = look_at(thread)
     main = threading.main_thread()
@@ -148,5 +145,5 @@ if __name__ == "__main__":
         report()
     except BaseException:
         traceback.print_exc()
-        os._exit(1)  # nothing waits for the threads, which wait for nothing that comes
+        os._exit(1)  # no code waits for the threads, and nothing wakes them
     os._exit(0)

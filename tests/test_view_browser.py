@@ -321,7 +321,7 @@ def test_notes_stand_under_the_findings_or_alone(
         quiet.op(rank, "barrier", (1, 1, 2), group="world")
     view = open_page(quiet.trace())
     view.tab("findings")
-    assert view.text("panel") == "No rank waited for a late one."
+    assert view.text("panel") == "No rank waited for a late rank."
     notes = ("rank 0 got over <b>this</b> \x1b[1m",)
     found = dataclasses.replace(stuck().trace().explain(), notes=notes)
     monkeypatch.setattr(Trace, "explain", lambda trace: found)

@@ -1,4 +1,4 @@
-"""What the watcher decides, and when: by a clock of the test, on parts that the test writes."""
+"""The watcher's verdicts and their times, with the test's own clock and parts."""
 
 from __future__ import annotations
 
@@ -49,18 +49,18 @@ def kind_of(verdict: Verdict | None) -> str:
             "collective_mismatch",
             COLLECTIVE_S,
         ),
-        # both sides are there, as far as is recorded
+        # both sides are posted, as far as is recorded
         ([], [(0, "send", 1, 0), (1, "recv", 0, 0)], "stalled", STALL_S),
-        # A recv from anybody takes messages before anybody waits for it: 0.1.0 counted it once it
-        # was done.
+        # A recv from any source takes messages before any wait for it: 0.1.0 counted it only
+        # when it was done.
         (
             [(0, "irecv", ANY_SOURCE, 9)],
             [(0, "recv", 1, 0), (1, "send", 0, 9)],
             "deadlock",
             STALL_S,
         ),
-        # Which of two recvs gets a message depends on what was posted when it came: taken for known
-        # when nothing moves.
+        # Which of two recvs gets a message depends on the posts at its arrival: known only when
+        # nothing moves.
         (
             [(0, "irecv", ANY_SOURCE, 9), (1, "isend", 0, 9)],
             [(0, "recv", 1, 9), (1, "recv", 0, 0)],
@@ -95,7 +95,7 @@ def test_who_is_stuck_is_told_and_not_before_its_time(
 def test_a_rank_that_has_posted_another_collective_and_computes_is_named(
     bench: Bench, theirs: str
 ) -> None:
-    """Nothing its rank does later can help. 0.2.0 gave a verdict in which nothing was wrong."""
+    """No later operation of its rank can help. 0.2.0 gave a verdict without a finding."""
     bench.writers[0].post("all_reduce", 0, NONE, NONE)
     bench.waits(1, theirs, NONE, NONE)
     verdict, after_s = bench.look_for(10.0)
@@ -129,7 +129,7 @@ def test_what_a_rank_left_behind_still_arrives_unless_it_was_refused(
     if leaves is not None:
         slot = bench.writers[1].post("isend", 0, 0, 0)
     if leaves == ERROR:
-        # before anybody waited for it: it never left
+        # before any rank waited for it: it was never sent
         bench.writers[1].recorder.complete(slot, ERROR)
     bench.states[1] = "exited"
     bench.waits(0, "recv", 1)
@@ -171,7 +171,7 @@ def test_what_a_rank_said_counts_until_it_is_asked_again(bench: Bench) -> None:
 
 
 def test_what_disagrees_is_looked_for_again_before_ranks_are_called_stuck(bench: Bench) -> None:
-    """Between two comparisons there is some time, and a verdict may come before it is over."""
+    """A verdict may come between two comparisons."""
     assert bench.look() is None
     bench.now_s += TICK_S
     larger = bench.writers[1]
@@ -210,7 +210,7 @@ def test_a_thread_that_may_help_is_waited_for(bench: Bench) -> None:
     bench.threads[1] = Threads({*bench.threads[1].busy, 7}, {})
     bench.both_receive()
     assert bench.look_for(20.0, 0.1)[0] is None
-    bench.threads[1] = bench.threads[0]  # it has ended: the next question says so
+    bench.threads[1] = bench.threads[0]  # it has ended, as the next answer shows
     assert kind_of(bench.look_for(1.0)[0]) == "deadlock"
 
 
@@ -236,7 +236,7 @@ def test_threads_that_wait_for_each_other_are_named_and_those_that_wake_now_and_
 ) -> None:
     bench.both_receive()
     waits = bench.threads[0]._replace(idle={8: (__file__, 3)})
-    for _ in range(8):  # it has something to do every second
+    for _ in range(8):  # it wakes every second
         bench.threads[0] = waits._replace(busy={*waits.busy, 7})
         assert bench.look_for(0.5, 0.1)[0] is None
         bench.threads[0] = waits
@@ -264,7 +264,7 @@ class TestSilentRank:
     ) -> None:
         bench.process = Process("R", 5)
         assert bench.look_for(5.0, 0.1)[0] is None
-        assert bench.asked == []  # who computes is left in peace
+        assert bench.asked == []  # a computing rank is not asked
         bench.process = Process("S", 5)
         verdict, after_s = bench.look_for(10.0, 0.1)
         assert verdict is not None
@@ -305,7 +305,7 @@ def test_a_message_in_doubt_is_hoped_for_while_a_rank_is_at_work(bench: Bench) -
     bench.waits(0, "recv", 1, tag=9)
     bench.writers[1].post("isend", 0, 0, 9)
     assert bench.look_for(10.0, 0.1)[0] is None
-    bench.states[1] = "exited"  # its message may still come from its process
+    bench.states[1] = "exited"  # its message may still arrive from its process
     verdict, after_s = bench.look_for(10.0)
     assert (kind_of(verdict), after_s) == ("peer_exited", pytest.approx(STALL_S, abs=2 * TICK_S))
 
@@ -316,7 +316,7 @@ def test_an_operation_that_is_just_being_finished_is_not_awaited(bench: Bench) -
     records = bench.writers[0].recorder._store.records
     bench.waits(1, "recv", 0)
     bench.writers[0].recorder.complete(slot)
-    records["status"][slot * 8 // RECORD.itemsize] = IN_FLIGHT  # the status is what is written last
+    records["status"][slot * 8 // RECORD.itemsize] = IN_FLIGHT  # the status is written last
     assert bench.look_for(1.0)[0] is None
 
 
@@ -334,7 +334,7 @@ def test_it_looks_less_often_while_all_goes_well_and_closely_when_it_does_not(be
 
 
 class TestStall:
-    """Both sides are there, as far as is recorded, and nothing moves."""
+    """Both sides are posted, as far as is recorded, and nothing moves."""
 
     @pytest.fixture(autouse=True)
     def matched(self, bench: Bench) -> None:

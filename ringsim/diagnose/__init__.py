@@ -1,4 +1,1 @@
-"""Why a run stopped, or was slow.
-
-From what its ranks had posted to findings that read as sentences.
-"""
+"""Explains why a run stopped or was slow, from the posted operations of its ranks."""

@@ -1,6 +1,6 @@
-"""``trace.explain()``: why a run ended as it did, or what made it slow, from its trace alone.
+"""``trace.explain()``: the causes of a failed or slow run, found from its trace.
 
-In a run that finished, it says which link between hosts was slow, and who kept whom waiting.
+For a run that finished, it reports slow links between hosts, and ranks that kept others waiting.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from ringsim.traces.units import count, time_text
 if TYPE_CHECKING:
     from ringsim.traces.value import Trace
 
-# errors of ringsim of which the trace has a finding, too
+# errors of ringsim for which the trace also has a finding
 _OUR_ERRORS: Final = ("ArgumentError", "MessageMismatch", "RendezvousFailed", "RingError")
 _MOST_WAITS: Final = 4
 _HELD_HINT: Final = (
@@ -66,18 +66,17 @@ _AT_WORK: Final = (*_ABLE, "stopped")
 
 
 def explain(trace: Trace) -> Diagnosis:
-    """Explains why a run ended as it did, or what made it slow.
+    """Explains why a run failed, or why it was slow.
 
-    Everything is read from the trace, so the answer is the same for a run of just now and for a
-    file of last year.
+    Everything is read from the trace, so a fresh run and an old file get the same answer.
 
     Args:
         trace: any trace.
 
     Returns:
-        The findings, root causes first: what was refused or disagrees, what failed, who waits for
-        whom in vain; then what was merely untidy; and if nothing went wrong, which link was slow,
-        and who kept whom waiting. Without findings, a note gives the waiting.
+        The findings, root causes first: refused or mismatched operations, failures and stuck ranks,
+        then harmless mistakes. If nothing went wrong: slow links, and ranks that kept others
+        waiting. Without findings, a note reports the total waiting.
 
     Example:
         >>> from ringsim.traces.events import IN_FLIGHT, OP_CODES, make_events
@@ -99,7 +98,7 @@ def explain(trace: Trace) -> Diagnosis:
           rank 1 waits in recv from 0 (tag 0)
           Hint: Let one rank send first, or post with batch_isend_irecv: all of them receive before they send.
     """  # noqa: E501
-    if "part" in trace.metadata:  # who never went on, and why, may stand in what was left out
+    if "part" in trace.metadata:  # the reason may be in a part that was left out
         return Diagnosis(
             find_notices(trace.events) or (*find_links(trace), *find_lateness(trace)),
             trace.world_size,
@@ -110,7 +109,7 @@ def explain(trace: Trace) -> Diagnosis:
         trace = replace(trace, events=until(trace.events, end_ns))
     events, told = trace.events, read_ends(trace.metadata, size)
     ends = {rank: end for rank, end in told.items() if end.state != "unknown"}
-    # why these ended is read from what they waited for, if from anything
+    # the cause of these ends is read from the operations that they waited for, if any
     lost = {rank: end for rank, end in told.items() if rank not in ends and end.about}
     snapshot, judged = _judge(trace, ends, end_ns)
     found, retried = _find_caught(trace)
@@ -129,13 +128,13 @@ def explain(trace: Trace) -> Diagnosis:
     if not findings:
         findings, edges = _find_stall(trace, snapshot, lost)
     findings = [*blame_threads(findings, find_failed_threads(events))]
-    # Who left a recorded block may have done the rest after it.
+    # A rank that left a recorded block may have done the rest later.
     findings += [one for one in caught if (one.kind, set(one.ranks)) not in _names(causes)]
-    # what these had posted is over
+    # operations of these ranks are over
     woken = {rank for one in (*found, *retried) for rank in one.ranks}
     findings += _find_untidy(trace, {rank: ends[rank] for rank in ends.keys() - woken})
     if not findings:
-        # who waits for whom may follow from a slow link
+        # a slow link may cause the waiting
         findings += [*find_links(trace), *find_lateness(trace)]
     if not findings and size > 1:
         notes.insert(0, describe_waiting(trace))
@@ -145,11 +144,11 @@ def explain(trace: Trace) -> Diagnosis:
 
 
 def _judge(trace: Trace, ends: Mapping[int, End], end_ns: int | None) -> tuple[Snapshot, Diagnosis]:
-    """Returns the operations that ranks had open at the end of a run, and the verdict on them."""
+    """Returns the open operations at the end of a run, and the diagnosis of them."""
     snapshot = snapshot_of_events(trace.events, trace.world_size, ends, end_ns=end_ns)
     judged = judge(snapshot)
-    # At the end of a simulated run nothing was on its way any more; of a real one the watcher says
-    # so.
+    # At the end of a simulated run, no message was in flight; for real ranks, the watcher records
+    # whether that is so.
     rests = trace.metadata.get("at_rest") is True or trace.metadata.get("source") == "simulated"
     if rests and not judged.findings:
         snapshot = snapshot.settle()
@@ -162,8 +161,8 @@ def _find_causes(
 ) -> tuple[list[Finding], list[Finding]]:
     """Finds operations that were refused or that disagree.
 
-    Returns those from which others may follow, and further messages that disagree. An operation
-    that was refused may have done no harm: the program caught the error.
+    Returns the findings that may cause others, and further mismatched messages. A refused operation
+    may be harmless, if the program caught the error.
     """
     messages = find_message_mismatches(trace)
     calls = find_collective_mismatches(trace.events.select(is_recorded_whole(trace)))
@@ -177,14 +176,14 @@ def _find_causes(
 
 
 def _find_untidy(trace: Trace, ends: Mapping[int, End]) -> list[Finding]:
-    """Finds what ranks left undone, or did at the risk of a race, given how some ended."""
+    """Finds unfinished operations of ranks that returned, and races."""
     returned = {
         rank for rank, end in ends.items() if end.state == "exited" and end.how != LEFT_BLOCK
     }
     findings = [one for one in find_leaks(trace) if one.ranks[0] in returned]
     if len(returned) == trace.world_size:
         findings = [*find_missing(trace.events), *findings]
-    # on NCCL, messages are done long after the thread has gone on
+    # with NCCL, messages complete long after the thread has continued
     if trace.metadata.get("backend") != "nccl":
         findings += find_races(trace)
     return findings
@@ -195,9 +194,9 @@ def _names(findings: Iterable[Finding]) -> list[tuple[str, set[int]]]:
 
 
 def _find_caught(trace: Trace) -> tuple[list[Finding], list[Finding]]:
-    """Returns why ranks would have waited for ever, had not the program caught the error.
+    """Returns the findings whose errors the program caught, and those that it kept retrying.
 
-    Also those that it tried again to the end. The metadata may come from anywhere.
+    The metadata may come from an untrusted file.
     """
     said = trace.metadata.get("caught")
     found: list[Finding] = []
@@ -227,9 +226,9 @@ def _find_caught(trace: Trace) -> tuple[list[Finding], list[Finding]]:
 
 
 def _count_retries(events: Events, rank: int, at_ns: int) -> int:
-    """Counts how often a rank posted again what it waited for at a moment.
+    """Counts the retries of the operation that a rank waited for at a given time.
 
-    0 if it has done anything else since.
+    0 if the rank has done anything else since.
     """
     mine = np.flatnonzero((events.rank == rank) & (events.kind <= COLLECTIVE))
     columns = (events.op, events.peer, events.tag, events.file, events.line)
@@ -244,7 +243,7 @@ def _count_retries(events: Events, rank: int, at_ns: int) -> int:
         one for one, post_ns in zip(what, events.post_ns[mine], strict=True) if post_ns > at_ns
     ]
     again = [index for index, one in enumerate(since) if one in awaited]
-    # A program that tries again may do other things in between, such as make a group: each time.
+    # A program that retries may do other work in each round, such as creating a group.
     return len(again) if again and since[-1] in since[: again[-1] + 1] else 0
 
 
@@ -258,7 +257,7 @@ def _distinct(causes: Iterable[Finding]) -> list[Finding]:
 
 
 def _under(causes: list[Finding], judged: Sequence[Finding]) -> list[Finding]:
-    """Folds what became of ranks into the cause that names one of them; the others stand alone."""
+    """Folds each finding into the cause that names one of its ranks, if there is one."""
     alone = []
     for one in judged:
         place = next(
@@ -268,7 +267,7 @@ def _under(causes: list[Finding], judged: Sequence[Finding]) -> list[Finding]:
             alone.append(one)
             continue
         cause = causes[place]
-        # what its rank posted on the way out merely follows
+        # operations that its rank posted on the way out are consequences
         if one.end is not None and one.end.how == IN_VAIN:
             causes[place] = replace(
                 one,
@@ -287,18 +286,18 @@ def _under(causes: list[Finding], judged: Sequence[Finding]) -> list[Finding]:
 
 
 def _restates(failure: Finding) -> bool:
-    """Returns whether a rank failed with an error of ringsim that a finding explains better."""
+    """Returns whether a rank failed with an error that another finding explains better."""
     return failure.end is not None and failure.end.error in _OUR_ERRORS
 
 
 def _renamed(finding: Finding) -> Finding:
-    """Returns a finding with the kind of a failed rendezvous, if that is what failed."""
+    """Returns a finding, with the kind of a failed rendezvous if its error is one."""
     failed = finding.end is not None and finding.end.error == "RendezvousFailed"
     return replace(finding, kind="rendezvous_failed") if failed else finding
 
 
 def _gathered(findings: Sequence[Finding]) -> list[Finding]:
-    """Makes one finding of all ranks that raised MessageMismatch, in the words of the first."""
+    """Merges the findings of all ranks that raised MessageMismatch into one."""
     raised = [one for one in findings if one.end and one.end.error == "MessageMismatch"]
     if not raised:
         return list(findings)
@@ -314,9 +313,9 @@ def _gathered(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _find_leavers(snapshot: Snapshot) -> list[Finding]:
-    """Finds ranks that left in the middle of their worker.
+    """Finds ranks that exited in the middle of their worker.
 
-    That ended the run though nobody waited for them.
+    This ended the run, although no rank waited for them.
     """
     return [
         Finding(
@@ -334,9 +333,9 @@ def _find_leavers(snapshot: Snapshot) -> list[Finding]:
 def _find_stall(
     trace: Trace, snapshot: Snapshot, lost: Mapping[int, End]
 ) -> tuple[list[Finding], tuple[Edge, ...]]:
-    """Finds the ranks that waited in a run that was ended from outside, and what the others did.
+    """Describes the ranks of a run that was ended from outside.
 
-    If none waits, what ranks raised (``lost``).
+    If no rank waited, the findings are the errors of ``lost``.
     """
     if trace.metadata.get("complete") is True:
         return [], ()
@@ -368,7 +367,7 @@ def _ranks_of(operations: Sequence[Operation]) -> list[int]:
 
 
 def _name_lost(gone: Mapping[int, str], operations: tuple[Operation, ...]) -> Finding:
-    """Makes the finding of ranks whose hosts are silent, given what is said of each."""
+    """Returns the finding of ranks whose hosts are silent, given a description of each."""
     told = [f"{name_ranks(ranks)} {about}" for about, ranks in ranks_by_text(gone).items()]
     ranks = tuple(dict.fromkeys([*gone, *_ranks_of(operations)]))
     hint = "Check the machine, and the network to it."
@@ -383,15 +382,15 @@ def _name_busy(
     seen: Sequence[int],
     lost: Mapping[int, End],
 ) -> Finding:
-    """Makes the finding of a run in which ranks might have gone on, with what these were doing.
+    """Returns the finding of a run in which some ranks might have continued.
 
     Args:
-        trace: of the run.
-        snapshot: of its end.
-        operations: in which ranks waited.
+        trace: the trace of the run.
+        snapshot: the snapshot of its end.
+        operations: the operations in which ranks waited.
         wanted: the ranks that they waited for.
-        seen: ranks of which it is known what they did.
-        lost: what ranks raised that waited for others.
+        seen: the ranks whose activity is known.
+        lost: the errors of ranks that waited for others.
     """
     blocked = _ranks_of(operations)
     others = sorted({*wanted, *seen} - set(blocked), key=lambda rank: (rank not in wanted, rank))
@@ -415,9 +414,9 @@ def _name_busy(
 
 
 def _find_held(events: Events, snapshot: Snapshot) -> Finding | None:
-    """Returns why ranks could never go on, None if they could.
+    """Returns the finding of ranks that are stuck unless their other threads help.
 
-    Unless those of their threads that do not wait had helped.
+    None if there is none.
     """
     views = list(snapshot.ranks)
     able = []
@@ -445,9 +444,9 @@ def _find_held(events: Events, snapshot: Snapshot) -> Finding | None:
 
 
 def _tell_busy(trace: Trace, snapshot: Snapshot, rank: int) -> str:
-    """Describes what a rank that did not wait was doing.
+    """Describes the activity of a rank that did not wait.
 
-    "rank 2 was still computing stage 1 (for 12 s, computing at train.py:41)".
+    For example, "rank 2 was still computing stage 1 (for 12 s, computing at train.py:41)".
     """
     events, view = trace.events, snapshot.ranks[rank]
     if trace.metadata.get("ranks") and rank not in {
@@ -465,7 +464,9 @@ def _tell_busy(trace: Trace, snapshot: Snapshot, rank: int) -> str:
         words, details = about or "is stopped by a signal", ["SIGSTOP, or one like it", since]
     else:
         activity, now_ns = Activity(events, trace.world_size), max(last_ns, end_ns)
-        span = activity.in_span(rank, now_ns - 1, now_ns)  # without one, the line says more
+        span = activity.in_span(
+            rank, now_ns - 1, now_ns
+        )  # without a span, the line is more precise
         doing = span or about or activity.doing(rank, now_ns - 1, now_ns)
         words, details = f"was {doing}", [since, about if span else ""]
     details = list(filter(None, details))

@@ -1,20 +1,19 @@
-"""How a rank failed, and which of several failures matters.
+"""Describes the failures of ranks, and finds the one that caused the others.
 
-Also what a watcher tells the ranks that it wakes. When a rank fails, its peers fail too: their
-connections close. The user needs the first failure, on their own line; the others are folded into a
-sentence. Within one rank, exceptions hang together by ``__cause__`` and ``__context__``. Oldest
-first, a chain reads in one of three ways::
+When a rank fails, its connections close and its peers fail as well. The user needs the first
+failure, with their own line; the others are only listed. Within one rank, exceptions are chained by
+``__cause__`` and ``__context__``. Oldest first, a chain has one of three forms::
 
-    connection lost -> step failed             the rank suffers from another's failure, whatever it
-                                               made of it: an echo
+    connection lost -> step failed             an echo: another rank's failure caused it, whatever
+                                               the program raised then
     nan loss -> step failed                    it failed by itself
-    nan loss -> connection lost, or a verdict  it failed, and a ``finally`` on the way out waited in
-                                               vain: what failed comes first
+    nan loss -> connection lost, or a verdict  it failed, and a ``finally`` on the way out was stuck
+                                               in a wait: the first error is the cause
 
-An error of torch is told from one of the user's with the same text by where it was raised.
+An error of torch and an error of the user with the same text differ by the place that raised them.
 
-A watcher writes its verdict to the run's directory before it wakes anybody: a rank whose wait is
-cut short finds there what to raise::
+A watcher writes its verdict to the run's directory before it wakes a rank, so the rank finds there
+the error to raise::
 
     watcher                                   rank that waits
     -------                                   ---------------
@@ -59,18 +58,18 @@ from ringsim.traces.recorder import LOST_PEER, Recorder
 from ringsim.traces.sites import DECORATOR
 
 OWN: Final = ""
-PEER: Final = "peer"  # a wait of this rank ended because others failed or can never go on
-WAIT: Final = "wait"  # a wait reached its limit: the diagnosis of the wait says more than the error
-_WAITED: Final = "and waited in vain on its way out"
+PEER: Final = "peer"  # a wait of this rank ended because others failed or are stuck
+WAIT: Final = "wait"  # a wait reached its limit: its diagnosis is more precise than the error
+_WAITED: Final = "and was then stuck in a wait on its way out"
 # after a rank has failed, the others have this long to fail or finish by themselves
 GRACE_S: Final = 0.5
-# how Gloo words that, of messages and of collectives
+# Gloo's words for it, for messages and for collectives
 _TIMED_OUT: Final = ("Timed out waiting", "Operation timed out!")
-# how torch begins an error that it passes on from another process or thread
+# the beginning of an error that torch passes on from another process or thread
 _PASSED_ON: Final = "Caught "
 _OURS: Final = Path(__file__).parent.parent
 _PYTHON: Final = f"{os.path.dirname(os.__file__)}{os.sep}"
-# errors of ringsim in place of torch's own: they end a run as these do
+# errors of ringsim that replace torch's own, and end a run as these do
 _OF_TORCH: Final = ("Refused", "RunTimeout")
 # the signals of a process that crashes by itself
 _CRASHES: Final = (
@@ -80,7 +79,7 @@ _CRASHES: Final = (
     signal.SIGFPE,
     signal.SIGILL,
 )
-# findings that a program may well get over
+# findings that a program may recover from
 LOST_PEERS: Final = ("peer_exited", "missing_participant")
 _ERRORS: Final[dict[str, type[RingError]]] = {
     "peer_exited": PeerExited,
@@ -96,17 +95,17 @@ _FILE: Final = "verdict.json"
 
 
 class Cause(NamedTuple):
-    """Why a rank failed."""
+    """The cause of a rank's failure."""
 
-    error: BaseException  # the one that says so
-    echo: str = OWN  # what it is an echo of: OWN, nothing; PEER; WAIT
-    after: BaseException | None = None  # what led to it
-    # whether it was passing through a ``finally`` whose wait then ended in vain
+    error: BaseException  # the exception to report
+    echo: str = OWN  # PEER or WAIT if it follows from that, OWN if not
+    after: BaseException | None = None  # the exception that led to it
+    # whether it was passing through a ``finally`` that then got stuck in a wait
     pending: bool = False
 
 
 def find_cause(error: BaseException) -> Cause:
-    """Returns why a rank failed, given what came out of its worker.
+    """Returns the cause of a rank's failure, given the exception of its worker.
 
     Example:
         >>> def fail():
@@ -138,7 +137,7 @@ def find_cause(error: BaseException) -> Cause:
     if echo == OWN:
         return Cause(error, after=_root(error))
     if echo == WAIT and any(_raised_inside(one) and _echo_of(one) == OWN for one in chain[place:]):
-        # the time-out was caught; something else went wrong with the next operation
+        # the timeout was caught; something else went wrong with the next operation
         return Cause(error, after=_root(error))
     return Cause(
         error, echo, after=before if before is not None and not _raised_inside(before) else None
@@ -146,16 +145,16 @@ def find_cause(error: BaseException) -> Cause:
 
 
 def text_of(error: BaseException) -> str:
-    """Returns the message of an exception in characters that a terminal and a file can take."""
+    """Returns the message of an exception in printable characters."""
     try:
         text = str(error)
     except Exception:
-        text = "<exception str() failed>"  # Python's own words for it
+        text = "<exception str() failed>"  # Python's own words
     return errors.escape(text)
 
 
 def is_internal(filename: str) -> bool:
-    """Returns whether a file is of ringsim, torch, its decorators, or the start-up of Python.
+    """Returns whether a file belongs to ringsim, torch, its decorators, or Python's startup.
 
     Example:
         >>> is_internal(__file__), is_internal("/home/me/torch/train.py")
@@ -168,13 +167,13 @@ def is_internal(filename: str) -> bool:
 
 
 def _chain(error: BaseException, *, hidden: bool = True) -> list[BaseException]:
-    """Returns an exception and those before it, oldest first.
+    """Returns an exception and the ones before it, oldest first.
 
-    With or without those that a traceback hides.
+    Exceptions that a traceback hides are optional.
     """
     chain: list[BaseException] = []
     one: BaseException | None = error
-    # they may hang together in a circle
+    # the chain may be a cycle
     while one is not None and not any(one is other for other in chain):
         chain.append(one)
         one = (
@@ -186,7 +185,7 @@ def _chain(error: BaseException, *, hidden: bool = True) -> list[BaseException]:
 
 
 def _root(error: BaseException) -> BaseException | None:
-    """Returns the first exception that a traceback shows before an error, None if there is none."""
+    """Returns the first exception that a traceback shows before an error, None if none."""
     first = _chain(error, hidden=False)[0]
     return None if first is error else first
 
@@ -214,15 +213,15 @@ def _echo_of(error: BaseException) -> str:
 
 
 def _raised_inside(error: BaseException) -> bool:
-    """Returns whether an exception was raised in the code of ringsim or torch itself."""
+    """Returns whether code of ringsim or torch raised an exception."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return bool(frames) and is_internal(frames[-1].f_code.co_filename)
 
 
 def _was_on_its_way(error: BaseException, later: list[BaseException]) -> bool:
-    """Returns whether an exception was passing through when later ones were raised.
+    """Returns whether an exception was passing a ``finally`` when later ones were raised.
 
-    Through a ``finally`` or an ``__exit__``.
+    An ``__exit__`` counts like a ``finally``.
     """
     caught = error.__traceback__
     if caught is None or isinstance(error, GeneratorExit):  # it only closes a generator
@@ -235,9 +234,9 @@ def _was_on_its_way(error: BaseException, later: list[BaseException]) -> bool:
 
 
 def _is_kept(filename: str, raised_at: int, line: int) -> bool:
-    """Returns whether a line is in an ``except`` clause that deals with another line's error.
+    """Returns whether a line is in an ``except`` clause that handles another line's error.
 
-    Or the source is not available.
+    Also True if the source is not available.
     """
     source = "".join(linecache.getlines(filename))
     try:
@@ -248,7 +247,7 @@ def _is_kept(filename: str, raised_at: int, line: int) -> bool:
         if isinstance(node, ast.Try | ast.TryStar) and node.body[0].lineno <= raised_at <= (
             node.body[-1].end_lineno or 0
         ):
-            for handler in node.handlers:  # one that raises nothing has dealt with it
+            for handler in node.handlers:  # a handler that raises nothing has handled it
                 raises = any(isinstance(part, ast.Raise) for part in ast.walk(handler))
                 if handler.lineno <= line <= (handler.end_lineno or 0) and not raises:
                     return True
@@ -257,23 +256,25 @@ def _is_kept(filename: str, raised_at: int, line: int) -> bool:
 
 @dataclass(frozen=True)
 class Report:
-    """How one rank failed.
+    """The failure of one rank.
 
     Attributes:
-        error: name of the exception's type, or "" if the process died without one.
-        text: the exception's message, or what is known about the death of the process: "was ended
-            by signal 9 (SIGKILL)".
+        rank: the rank.
+        error: the name of the exception's type, or "" if the process died without one.
+        text: the exception's message, or the death of the process: "was ended by signal 9
+            (SIGKILL)".
         where: "file, line n, in function" of the user's own line, "" if there is none.
         traceback: the user's part of the traceback, with source lines.
-        at_ns: when, CLOCK_MONOTONIC.
+        at_ns: the time, on CLOCK_MONOTONIC.
         of_ringsim: whether ``error`` is one of ringsim's own errors.
-        echo: what this merely follows from: ``PEER``, ``WAIT``, or ``OWN`` for nothing.
+        echo: the cause if this is a consequence: ``PEER`` or ``WAIT``; otherwise ``OWN``.
         after: the exception that led to this one, "ValueError: nan loss (train.py, line 7, in
             step)", or "".
-        waited: where a wait ended in vain while the exception was on its way out, or "".
-        frames: the user's lines at which a wait ended, if one did, or else of the error.
-        exit_code: of a process that died, or of ``sys.exit`` (negative: a signal), None if unknown.
-        printed: what it had printed last.
+        waited: the place of the wait that held up the exception on its way out, or "".
+        frames: the user's lines at which a wait ended, if one did; otherwise those of the error.
+        exit_code: the exit code of the process or of ``sys.exit`` (negative: a signal), None if
+            unknown.
+        printed: its last output.
     """
 
     rank: int
@@ -297,9 +298,9 @@ class Report:
 
 
 def report_exception(rank: int, error: BaseException, at_ns: int | None = None) -> Report:
-    """Describes why a worker failed, by what came out of it.
+    """Describes the failure of a worker, with the frames of the user's own code.
 
-    With the frames of the user's own code; ``at_ns`` is now by default.
+    ``at_ns`` is the current time by default.
     """
     cause = find_cause(error)
     summary, where = _summarize(cause.error)
@@ -331,10 +332,7 @@ def _name(error: BaseException) -> str:
 
 
 def _users_place(error: BaseException) -> str:
-    """Returns "file, line n, in function" of the user's innermost line in an exception's way.
-
-    "" if there is none.
-    """
+    """Returns "file, line n, in function" of the user's innermost line, "" if there is none."""
     return _summarize(error)[1]
 
 
@@ -345,9 +343,9 @@ def _summarize(error: BaseException) -> tuple[traceback.TracebackException, str]
 
 
 def _keep_users_frames(summary: traceback.TracebackException) -> str:
-    """Drops the frames of ringsim and torch from a traceback if others remain.
+    """Drops the frames of ringsim and torch from a traceback, if others remain.
 
-    Returns the place of the user's innermost one.
+    Returns the place of the user's innermost frame.
     """
     theirs = [frame for frame in summary.stack if not is_internal(frame.filename)]
     if theirs:
@@ -359,10 +357,7 @@ def _keep_users_frames(summary: traceback.TracebackException) -> str:
 
 
 def _innermost(frames: Sequence[traceback.FrameSummary]) -> str:
-    """Returns "file, line n, in function" of the last of some frames that is not Python's own.
-
-    json.loads is not the place.
-    """
+    """Returns "file, line n, in function" of the last frame outside Python's library."""
     place = next(
         (frame for frame in reversed(frames) if not frame.filename.startswith(_PYTHON)),
         frames[-1] if frames else None,
@@ -375,7 +370,7 @@ def _innermost(frames: Sequence[traceback.FrameSummary]) -> str:
 
 
 def rename_files(report: Report, names: Mapping[str, str]) -> Report:
-    """Returns the report with files renamed, as a notebook names its cells."""
+    """Returns the report with files renamed, as for the cells of a notebook."""
     said = {
         name: getattr(report, name)
         for name in ("where", "after", "waited", "traceback", "frames", "text")
@@ -395,11 +390,11 @@ def report_death(
     """Describes the death of a process that raised nothing.
 
     Args:
-        rank: whose process it was.
-        exit_code: as in ``subprocess`` (negative: a signal), None if unknown.
-        at_ns: when it was reaped.
-        output: what the rank had printed; a message of the C++ layer is often its last line.
-        crash: what Python's ``faulthandler`` wrote, innermost frame first.
+        rank: the rank of the process.
+        exit_code: the exit code as in ``subprocess`` (negative: a signal), None if unknown.
+        at_ns: the time when it was reaped.
+        output: the output of the rank; its last line is often a message from C++.
+        crash: the output of Python's ``faulthandler``, innermost frame first.
     """
     frames = [
         (file, int(line), name, None)
@@ -433,7 +428,7 @@ def report_death(
 def interrupted_once() -> Iterator[None]:
     """Lets Ctrl-C interrupt the block once.
 
-    While it clears up, and says what was recorded until then, further ones have no effect.
+    Further ones have no effect while the block cleans up and saves its records.
     """
 
     def interrupt(number: int, frame: Any) -> None:
@@ -454,7 +449,7 @@ def interrupted_once() -> Iterator[None]:
 
 
 def call_to_end(function: Callable[[], Any]) -> Any:
-    """Calls a worker or a script; one that ends by ``sys.exit(0)`` has returned None.
+    """Calls a worker or a script; ``sys.exit(0)`` counts as returning None.
 
     Example:
         >>> call_to_end(sys.exit) is None
@@ -469,9 +464,9 @@ def call_to_end(function: Callable[[], Any]) -> Any:
 
 
 def describe_end(report: Report) -> dict[str, Any]:
-    """Describes how a rank ended, as a trace keeps it for ``explain``.
+    """Returns the end of a rank as an entry of a trace's metadata, for ``explain``.
 
-    As "unknown" if what it waited for says why.
+    The state is "unknown" if the cause follows from its waits.
 
     Example:
         >>> end = describe_end(report_death(2, -9, at_ns=0, output=""))
@@ -513,9 +508,9 @@ def describe_end(report: Report) -> dict[str, Any]:
 
 
 def note_failed_threads(recorder: Recorder) -> Callable[[], None]:
-    """Writes down from now on what ends a thread: others may wait for what it was to do.
+    """Records from now on the errors that end threads, because others may wait for these threads.
 
-    Returns a function that ends that.
+    Returns a function that stops the recording.
     """
     hand_on = threading.excepthook
 
@@ -526,7 +521,7 @@ def note_failed_threads(recorder: Recorder) -> Callable[[], None]:
             else None
         )
         if report is not None and report.echo == OWN:
-            with contextlib.suppress(ValueError):  # the recording ends at this moment
+            with contextlib.suppress(ValueError):  # the recording is just ending
                 recorder.notice(THREAD_FAILED, describe_end(report)["about"])
         hand_on(end)
 
@@ -539,9 +534,9 @@ def note_failed_threads(recorder: Recorder) -> Callable[[], None]:
 
 
 def describe_unfinished(rank: int, doing: str, place: tuple[str, int] | None) -> dict[str, Any]:
-    """Describes what a rank that had not ended was doing, and at which file and line.
+    """Returns the activity of a rank as an entry of a trace's metadata, for ``explain``.
 
-    As a trace keeps it for ``explain``.
+    The rank had not ended. The place is a file and a line.
 
     Example:
         >>> describe_unfinished(1, "computing", ("/home/me/train.py", 7))
@@ -558,7 +553,7 @@ def describe_unfinished(rank: int, doing: str, place: tuple[str, int] | None) ->
 
 
 def place_text(place: tuple[str, int]) -> str:
-    """Returns a file and a line in it as "train.py:7", or as the notebook calls the cell.
+    """Returns a file and a line in it as "train.py:7", or with the name of a notebook cell.
 
     Example:
         >>> place_text(("/home/me/train.py", 7))
@@ -569,7 +564,7 @@ def place_text(place: tuple[str, int]) -> str:
 
 
 def first_failure(reports: Sequence[Report]) -> Report:
-    """Returns the report that the others follow from: the earliest that is not an echo."""
+    """Returns the report that caused the others: the earliest that is not an echo."""
     return min(reports, key=lambda report: (report.is_consequence, report.at_ns))
 
 
@@ -579,9 +574,9 @@ def make_error(
     """Makes the one error of a failed run.
 
     Args:
-        reports: one for each rank that failed by itself.
-        world_size: number of ranks of the run.
-        stopped: ranks that ringsim ended because another had failed.
+        reports: the reports of the ranks that failed by themselves.
+        world_size: the number of ranks of the run.
+        stopped: the ranks that ringsim ended because another had failed.
     """
     first = first_failure(reports)
     who = f"rank {first.rank} of {world_size}"
@@ -610,10 +605,10 @@ def make_error(
             ),
         ),
         (
-            "lost their peer because of it",
+            "lost their peer as a result",
             _tell({one.rank: one.where or one.error for one in others if one.is_consequence}),
         ),
-        ("were stopped because of it", name_ranks(sorted(stopped)) if stopped else ""),
+        ("were stopped as a result", name_ranks(sorted(stopped)) if stopped else ""),
     ):
         text += f"\n  {what}: {told}" if told else ""
     kind = (
@@ -626,8 +621,8 @@ def make_error(
 
 
 def describe_death(report: Report) -> str:
-    """Describes the death of a process without an exception, with its last lines of output."""
-    last = f". It last printed:\n{indent(report.printed)}" if report.printed else ""
+    """Describes the death of a process without an exception, with its last output."""
+    last = f". Its last output was:\n{indent(report.printed)}" if report.printed else ""
     return f"its process {report.text}{last}"
 
 
@@ -638,7 +633,7 @@ def _tell(texts: Mapping[int, str]) -> str:
 
 
 def ranks_by_text(texts: Mapping[int, str]) -> dict[str, list[int]]:
-    """Returns the ranks for which the text is the same, by text.
+    """Groups ranks by their texts.
 
     Example:
         >>> ranks_by_text({0: "ValueError", 3: "KeyError", 2: "ValueError"})
@@ -651,10 +646,7 @@ def ranks_by_text(texts: Mapping[int, str]) -> dict[str, list[int]]:
 
 
 def raised_where(report: Report) -> str:
-    """Returns the lines of a rank's program at which its wait ended.
-
-    Innermost last, without the error.
-    """
+    """Returns the lines of a rank's program at which its wait ended, innermost last."""
     after = f"\n    after it had raised {report.after}" if report.after else ""
     return f"\n  rank {report.rank}:\n{indent(report.frames)}{after}" if report.where else ""
 
@@ -666,15 +658,15 @@ def indent(text: str) -> str:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a watcher found out.
+    """The verdict of a watcher.
 
     Attributes:
-        ranks: those that can never go on, or whose operations disagree with others'.
-        diagnosis: why.
-        at_ns: when that was so (CLOCK_MONOTONIC).
-        proved: whether what was posted proves it. A stall is no proof: nothing has moved for long,
-            and that is all.
-        about: by rank, where threads of it wait that are in no operation.
+        ranks: the ranks that can never continue, or whose operations disagree with others'.
+        diagnosis: the diagnosis.
+        at_ns: the time of the observation, on CLOCK_MONOTONIC.
+        proved: whether the posted operations prove it. In a stall they do not: nothing has moved
+            for long, but it might.
+        about: the places by rank where threads wait outside operations.
     """
 
     ranks: tuple[int, ...]
@@ -685,16 +677,13 @@ class Verdict:
 
     @property
     def waiting(self) -> tuple[int, ...]:
-        """Those of the ranks that wait, and have to be woken."""
+        """The ranks that wait, and must be woken."""
         states = self.diagnosis.states
         return tuple(rank for rank in self.ranks if not states or states[rank] == "blocked")
 
     @property
     def ends(self) -> list[dict[str, Any]]:
-        """How the ranks stood then that wait, in operations or for their own threads.
-
-        As a trace keeps it for ``explain``.
-        """
+        """The states of the blocked ranks as entries of a trace's metadata, for ``explain``."""
         blocked = sorted({*self.waiting, *self.about})
         return [
             {"rank": rank, "state": "blocked", "about": self.about.get(rank, ""), "error": ""}
@@ -710,7 +699,7 @@ class Verdict:
 
 
 def error_of_kind(kind: str) -> type[RingError]:
-    """Returns the type of error that a finding of a kind ends a run with.
+    """Returns the error type of a run that ends with a finding of a kind.
 
     Example:
         >>> error_of_kind("tag_mismatch").__name__, error_of_kind("missing_participant").__name__
@@ -720,15 +709,15 @@ def error_of_kind(kind: str) -> type[RingError]:
 
 
 def impose(kind: str, text: str) -> RingError:
-    """Returns the error that a rank raises because of what became of others, marked as such."""
+    """Returns the error that a rank raises because of other ranks, marked as such."""
     error = error_of_kind(kind)(text)
-    # its traceback does not show what it cuts short
+    # its traceback does not show the interrupted wait
     error.imposed = error.__suppress_context__ = True
     return error
 
 
 def write_verdict(directory: Path, verdict: Verdict) -> None:
-    """Writes a verdict to the directory of the run's parts, whole or not at all."""
+    """Writes a verdict to the directory of the run's parts, atomically."""
     said = asdict(replace(verdict, diagnosis=replace(verdict.diagnosis, trace=None)))
     unfinished = directory / f"{_FILE}.unfinished-{os.getpid()}"
     unfinished.write_text(json.dumps(said, default=int))
@@ -782,9 +771,9 @@ def _read_operation(said: dict[str, Any]) -> Operation:
 
 
 def raise_verdict(directory: Path, rank: int) -> None:
-    """Raises the verdict on a rank whose wait has failed.
+    """Raises the error of the verdict on a rank whose wait has failed.
 
-    Returns if there is none, or it concerns others.
+    Returns if there is no verdict, or if it concerns only other ranks.
     """
     verdict = read_verdict(directory)
     if verdict is not None and rank in verdict.ranks:

@@ -1,16 +1,16 @@
-"""What links between hosts did to a run that finished: one stood still for a while, one was slow.
+"""Finds links between hosts that stalled or were slow in a run that finished.
 
-From the messages alone. How long a message was on its way shows where its receiver waited for it:
-from when both sides were posted until it had come. A busy sender, a queue or a loaded machine makes
-some messages longer, and a slow link all of them. So the shortest time of several messages of one
-size stands for their link, and is compared with that of the other links, for the same size::
+Only the messages are used. The travel time of a message is known if its receiver waited for it: it
+lasts from the time when both sides were posted to the arrival. A busy sender, a queue or a loaded
+machine delays some messages, and a slow link delays all of them. So a link is represented by the
+shortest of several messages of the same size, and compared with the other links::
 
     host0 - host1     4.4 ms
     host0 - host2     4.3 ms
     host1 - host2    33.6 ms     slow
 
-Where most links are slow, the others count all the same: a host whose interface is bad has slow
-links to all other hosts.
+The links may be slow even if most of them are: a host with a bad interface has slow links to all
+other hosts.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 # a message takes at least this many times as long on a slow link as on others of the run,
 SLOW_TIMES: Final = 4
 SLOW_NS: Final = 1_000_000  # and at least this much longer;
-SLOW_SHARE: Final = 0.05  # in all it is at least this share of the run.
-LEAST_MESSAGES: Final = 8  # of one size, one way, from which on a link is looked at
-STILL_NS: Final = 2_000_000_000  # for which nothing moves on a link that stands still,
-# and longer for a large message: a transport that is slower than this is rare
+SLOW_SHARE: Final = 0.05  # the total is at least this share of the run.
+LEAST_MESSAGES: Final = 8  # of the same size and direction, for a link to be examined
+STILL_NS: Final = 2_000_000_000  # shortest time without an arrival on a stalled link,
+# longer for a large message: few transports are slower than this
 STALL_BYTES_PER_S: Final = 50e6
 MOST_FINDINGS: Final = 5
 _SLOW_HINT: Final = (
@@ -52,15 +52,15 @@ Pair = tuple[str, str]  # of hosts, in alphabetical order
 
 
 class _Way(NamedTuple):
-    """What messages of one size took from one host to another."""
+    """The times of messages of the same size from one host to another."""
 
     src: str  # host
     dst: str
     size_bytes: int
     number: int  # of messages
-    least_ns: int  # the shortest time that one took
-    sure_ns: int  # the same, if both clocks were as wrong as they may be
-    shortest: int  # that message
+    least_ns: int  # the shortest time of a message
+    sure_ns: int  # the same, less the possible error of both clocks
+    shortest: int  # the message with that time
 
     @property
     def pair(self) -> Pair:
@@ -68,31 +68,31 @@ class _Way(NamedTuple):
 
 
 class _Crossings(NamedTuple):
-    """Messages from host to host, as columns of one length."""
+    """Messages between hosts, as columns of the same length."""
 
     message: Ints
     src: Ints  # number of the host among ``names``
     dst: Ints
     size_bytes: Ints
-    posted_ns: Ints  # when both sides had posted
+    posted_ns: Ints  # the time when both sides had posted
     done_ns: Ints
-    seen: Ints  # bool: whether its receiver waited for it, so that this is when it came
-    wrong_ns: Ints  # by how much the two clocks may be wrong
+    seen: Ints  # bool: whether its receiver waited for it, so that ``done_ns`` is its arrival
+    wrong_ns: Ints  # the possible error of the two clocks
     names: list[str]
 
 
 def find_links(trace: Trace) -> tuple[Finding, ...]:
-    """Finds links between hosts that stood still for seconds, and slow ones.
+    """Finds links between hosts that stalled for seconds, and slow ones.
 
-    On these messages take several times as long as on others.
+    On a slow link, messages take several times as long as on others.
 
     Args:
-        trace: of a run on several hosts. In others nothing is found, nor on NCCL, where the GPU
-            comes to a message long after its post.
+        trace: the trace of a run on several hosts. Other runs have no such findings, nor has NCCL,
+            because a GPU starts a message long after its post.
 
     Returns:
-        A finding for each such link, at most ``MOST_FINDINGS`` of a kind: those that stood still,
-        then those that are slow, the costliest first.
+        A finding for each such link, at most ``MOST_FINDINGS`` of each kind: first stalled links,
+        then slow ones, the costliest first.
 
     Example:
         >>> from ringsim.traces.events import OP_CODES, Payload, Tables, make_events
@@ -168,10 +168,7 @@ def _list_crossings(trace: Trace) -> _Crossings:
 
 
 def _read_clocks(trace: Trace) -> tuple[Ints, Ints]:
-    """Returns for each rank whether its times can be compared with those of other hosts.
-
-    Also by how many ns they may be wrong.
-    """
+    """Returns for each rank whether its clock was compared, and its possible error in ns."""
     known, wrong_ns = (
         np.ones(trace.world_size, dtype=bool),
         np.zeros(trace.world_size, dtype=np.int64),
@@ -203,7 +200,7 @@ def _list_ways(crossings: _Crossings) -> list[_Way]:
 
 
 def _find_quickest(ways: Sequence[_Way]) -> dict[int, dict[Pair, int]]:
-    """Returns by size of the messages what the quicker way of each link takes, in ns."""
+    """Returns the time of the faster direction of each link in ns, by message size."""
     found: dict[int, dict[Pair, int]] = {}
     for way in ways:
         links = found.setdefault(way.size_bytes, {})
@@ -211,18 +208,18 @@ def _find_quickest(ways: Sequence[_Way]) -> dict[int, dict[Pair, int]]:
     return found
 
 
-# -- links that stood still
+# -- links that stalled
 
 
 def _find_still(trace: Trace, crossings: _Crossings, ways: Sequence[_Way]) -> list[Finding]:
-    """Finds links on which nothing came for long although both sides of a message were there.
+    """Finds links on which nothing arrived for long although both sides of a message had posted.
 
-    And others of its size are quick.
+    Other messages of the same size must be fast.
     """
     quickest = _find_quickest(ways)
     low, high = np.minimum(crossings.src, crossings.dst), np.maximum(crossings.src, crossings.dst)
     order = np.lexsort((crossings.done_ns, high, low))
-    before = np.concatenate([order[:1], order[:-1]])  # what came before it, over the same link
+    before = np.concatenate([order[:1], order[:-1]])  # the previous arrival on the same link
     same = (low[order] == low[before]) & (high[order] == high[before]) & (order != before)
     since_ns = np.maximum(crossings.posted_ns[order], np.where(same, crossings.done_ns[before], 0))
     still_ns = crossings.done_ns[order] - since_ns
@@ -232,7 +229,7 @@ def _find_still(trace: Trace, crossings: _Crossings, ways: Sequence[_Way]) -> li
         + (1e9 * crossings.size_bytes / STALL_BYTES_PER_S).astype(np.int64)
     )
     long = crossings.seen[order] & (still_ns >= least_ns[order])
-    times: dict[Pair, list[tuple[int, int]]] = {}  # how long, and which message
+    times: dict[Pair, list[tuple[int, int]]] = {}  # the length, and the message
     for one, lasted_ns in zip(order[long].tolist(), still_ns[long].tolist(), strict=True):
         pair = crossings.names[low[one]], crossings.names[high[one]]
         if SLOW_TIMES * quickest[int(crossings.size_bytes[one])][pair] <= lasted_ns:
@@ -298,9 +295,9 @@ def _find_slow(trace: Trace, ways: Sequence[_Way]) -> list[Finding]:
 
 
 def _median_of_others(ascending: Sequence[int], own: int) -> int | None:
-    """Returns the median, of two the lower one, of numbers without one of them.
+    """Returns the median of numbers without one of them; the lower of two medians.
 
-    None if it is the only one.
+    None if there is no other number.
 
     Example:
         >>> (

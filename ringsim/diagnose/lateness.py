@@ -1,8 +1,8 @@
-"""Who kept whom waiting in a run that finished.
+"""Finds the ranks that kept others waiting in a run that finished.
 
-Late senders, late receivers, and a rank that is always late. A wait counts from when the program
-began to wait until the other side was posted. A rank that was late because it waited itself is not
-to blame: its own wait is looked at in turn, until there is a rank that was busy::
+They are late senders, late receivers, and stragglers, which are always late. A wait counts from its
+beginning until the other side was posted. A rank that was late because it was itself waiting is not
+to blame: its own wait is followed, until a rank is found that was busy::
 
     rank 0  [ compute, microbatch 3 ....................... ] send
     rank 1  recv ==== late sender ============================ | send
@@ -27,14 +27,14 @@ from ringsim.traces.units import count, span_text, time_text
 if TYPE_CHECKING:
     from ringsim.traces.value import Trace
 
-# waits at one line for one rank that add up to less are not worth a sentence
+# waits at one line for one rank are reported only if their total is at least this,
 LATE_NS: Final = 1_000_000
-LATE_SHARE: Final = 0.05  # nor those that add up to less than this share of the run
-STRAGGLER_SHARE: Final = 0.5  # a straggler is to blame for at least this share of all waiting,
-STRAGGLER_OF_RUN: Final = 0.1  # for at least this share of the run for each other rank,
-STRAGGLER_TIMES: Final = 3  # and at least that often
-# of the run: a rank that is slow throughout is waited for in each of them, one that was disturbed
-# once in one
+LATE_SHARE: Final = 0.05  # and at least this share of the run
+STRAGGLER_SHARE: Final = 0.5  # a straggler causes at least this share of all waiting,
+STRAGGLER_OF_RUN: Final = 0.1  # at least this share of the run for each other rank,
+STRAGGLER_TIMES: Final = 3  # and at least this number of waits
+# parts of the run: a rank that is always slow leads in all of them, one that was disturbed once in
+# only one
 PARTS: Final = 4
 MOST_FINDINGS: Final = 5
 _SENDER, _RECEIVER, _MEMBER = range(3)
@@ -42,7 +42,7 @@ _KINDS: Final = ("late_sender", "late_receiver", "straggler")
 
 
 class _Waits(NamedTuple):
-    """Waits for late ranks, as columns of one length."""
+    """Waits for late ranks, as columns of the same length."""
 
     waiter: Ints  # rank
     late: Ints  # rank
@@ -54,11 +54,11 @@ class _Waits(NamedTuple):
 
 
 def find_lateness(trace: Trace) -> tuple[Finding, ...]:
-    """Finds who kept others waiting long in a run that finished.
+    """Finds the ranks that kept others waiting long in a run that finished.
 
-    A straggler where there is one, then late senders and receivers. The longest comes first; what
-    follows from another wait is folded into it. Waits at one line that add up to less than
-    ``LATE_NS``, or to less than ``LATE_SHARE`` of the run, are left out.
+    A straggler comes first, if there is one, then late senders and receivers, the longest wait
+    first. A wait that follows from another is folded into it. Waits at one line with a total below
+    ``LATE_NS``, or below ``LATE_SHARE`` of the run, are left out.
 
     Example:
         >>> from ringsim.traces.events import OP_CODES, make_events
@@ -125,7 +125,7 @@ def _collective_waits(trace: Trace) -> tuple[Ints, Ints, Ints, Ints]:
 
 
 def _own_time(waits: _Waits, activity: Activity) -> Ints:
-    """Returns for each wait how long the late rank was not blocked itself, in ns."""
+    """Returns for each wait the time in ns in which the late rank was not itself blocked."""
     own = waits.end_ns - waits.start_ns
     for rank in np.unique(waits.late).tolist():
         some = waits.late == rank
@@ -135,12 +135,12 @@ def _own_time(waits: _Waits, activity: Activity) -> Ints:
 
 
 class _Blame(NamedTuple):
-    """How long others waited for each rank while it was busy, and how often."""
+    """The time that others waited for each rank while it was busy, and the number of waits."""
 
     length_ns: Ints
     times: Ints
-    worst: int  # the rank that was waited for longest
-    leads: str  # in how many parts of the run it was
+    worst: int  # the rank that caused the most waiting
+    leads: str  # the parts of the run in which it did so
 
     @classmethod
     def of(cls, waits: _Waits, own_ns: Ints, size: int) -> _Blame:
@@ -157,12 +157,12 @@ class _Blame(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Of all that was waited, the part for the worst rank."""
+        """The share of the worst rank in all waiting."""
         return float(self.length_ns[self.worst] / max(self.length_ns.sum(), 1))
 
 
 def describe_waiting(trace: Trace) -> str:
-    """Describes how long ranks waited for late ones, for which of them most, and how steadily.
+    """Describes the total waiting for late ranks, and the rank that caused most of it.
 
     Example:
         >>> from ringsim.traces.events import OP_CODES, make_events
@@ -181,8 +181,8 @@ def describe_waiting(trace: Trace) -> str:
         >>> print(
         ...     describe_waiting(Trace(events, {"world_size": 2}))
         ... )  # doctest: +NORMALIZE_WHITESPACE
-        Ranks waited 200 ns in all for late ones, 1 % of the time of all ranks. Of that, 200 ns (100 %) was for rank 0, in 1 of 1
-        waits; it was waited for most in 1 of 1 quarters of the run.
+        Ranks waited 200 ns in total for late ranks, 1 % of the time of all ranks. Rank 0 caused 200 ns (100 %) of it, in 1 of 1
+        waits, and caused the most waiting in 1 of 1 quarters of the run.
     """  # noqa: E501
     waits = _collect(trace)
     blame = _Blame.of(
@@ -190,17 +190,16 @@ def describe_waiting(trace: Trace) -> str:
     )
     total_ns = blame.length_ns.sum()
     if total_ns == 0:
-        return "No rank waited for a late one."
+        return "No rank waited for a late rank."
     of_run = 100 * total_ns / (trace.world_size * trace.makespan_s * 1e9)
     mine, times = (
         blame.length_ns[blame.worst],
         f"{blame.times[blame.worst]:,.0f} of {blame.times.sum():,.0f}",
     )
     return (
-        f"Ranks waited {time_text(total_ns)} in all for late ones, {of_run:.0f} % of the time of "
-        f"all ranks. Of that, {time_text(mine)} "
-        f"({100 * blame.share:.0f} %) was for rank {blame.worst}, in {times} waits; it was "
-        f"waited for most in {blame.leads}."
+        f"Ranks waited {time_text(total_ns)} in total for late ranks, {of_run:.0f} % of the time "
+        f"of all ranks. Rank {blame.worst} caused {time_text(mine)} ({100 * blame.share:.0f} %) of "
+        f"it, in {times} waits, and caused the most waiting in {blame.leads}."
     )
 
 
@@ -208,7 +207,7 @@ def _find_straggler(
     trace: Trace, waits: _Waits, own_ns: Ints, activity: Activity
 ) -> Finding | None:
     size = trace.world_size
-    if size == 2:  # of messages the findings by line say as much
+    if size == 2:  # for messages, the findings by line are enough
         own_ns = np.where(waits.kind == _MEMBER, own_ns, 0)
     found = _Blame.of(waits, own_ns, size)
     blame, times, worst = found.length_ns, found.times, found.worst
@@ -245,9 +244,9 @@ def _find_straggler(
 def _describe_groups(
     trace: Trace, waits: _Waits, own_ns: Ints, activity: Activity
 ) -> list[Finding]:
-    """Makes a finding of the waits of one rank for another at one line, longest first.
+    """Returns a finding for the waits of one rank for another at one line, longest first.
 
-    Folds those that follow from others.
+    Findings that follow from others are folded into them.
     """
     events = trace.events
     places = events.file[waits.event], events.line[waits.event]
@@ -288,9 +287,9 @@ def _describe_groups(
 
 
 def _chain(waits: _Waits, own_ns: Ints, wait: int) -> list[int]:
-    """Returns a wait, then that of its late rank, and so on.
+    """Returns a wait, then the wait of its late rank, and so on.
 
-    As long as the late rank mostly waited itself.
+    The chain ends at a late rank that was mostly busy.
     """
     chain = [wait]
     while own_ns[chain[-1]] < (waits.end_ns[chain[-1]] - waits.start_ns[chain[-1]]) / 2:
@@ -339,7 +338,7 @@ def _late_finding(
 
 
 class Activity:
-    """Answers questions on what ranks did when, from the events of a run of ``world_size`` ranks.
+    """The activity of ranks over time, from the events of a run of ``world_size`` ranks.
 
     Example:
         >>> from ringsim.traces.events import OP_CODES, Tables, make_events
@@ -371,7 +370,7 @@ class Activity:
         self._ends: dict[int, tuple[Ints, Ints]] = {}
 
     def blocked_between(self, rank: int, start_ns: Ints, end_ns: Ints) -> Ints:
-        """Returns how long a rank was blocked in operations in each stretch, in ns (int64)."""
+        """Returns the time that a rank was blocked in each interval, in ns (int64)."""
         times, blocked = self._blocked_until(rank)
         if len(times) == 0:
             return np.zeros(len(start_ns), dtype=np.int64)
@@ -390,9 +389,9 @@ class Activity:
         )
 
     def doing(self, rank: int, start_ns: int, end_ns: int) -> str:
-        """Describes what a rank did for most of a stretch of time.
+        """Describes the main activity of a rank in an interval.
 
-        "still computing stage 1, microbatch 3".
+        For example, "still computing stage 1, microbatch 3".
         """
         if span := self.in_span(rank, start_ns, end_ns):
             return span
@@ -404,12 +403,12 @@ class Activity:
         return "busy outside any span"
 
     def in_span(self, rank: int, start_ns: int, end_ns: int) -> str:
-        """Describes the span that a rank was in for most of a stretch of time, "" if none."""
+        """Describes the span that a rank was in for most of an interval, "" if none."""
         events, spans = self._events, self._spans
         mine = spans[events.rank[spans] == rank]
         done = np.where(events.done_ns[mine] == NONE, end_ns, events.done_ns[mine])
         overlap = np.minimum(done, end_ns) - np.maximum(events.post_ns[mine], start_ns)
-        # Spans nest: of those that cover about as much, the one that began last is the innermost.
+        # Spans nest: among those that cover about as much, the latest one is the innermost.
         if len(mine) and 2 * int(overlap.max()) > end_ns - start_ns:
             wide = mine[overlap >= 0.9 * overlap.max()]
             return f"still {self._span_text(int(wide[np.argmax(events.post_ns[wide])]))}"
@@ -443,14 +442,14 @@ class Activity:
         return f'in "{name}"' + (f" ({words})" if words else "")
 
     def _blocked_until(self, rank: int) -> tuple[Ints, Ints]:
-        """Returns moments, ascending, and how long the rank had been blocked until each.
+        """Returns ascending times, and the blocked time of the rank until each of them.
 
         Overlaps count once.
         """
         if rank not in self._ends:
             events = self._events
             over = (events.wait_ns != NONE) & (events.done_ns != NONE)
-            # a wait up to its rank's own limit is nobody else's doing
+            # a wait that reached its own limit is not caused by another rank
             over &= events.status != ERROR
             mine = np.flatnonzero((events.rank == rank) & self._speaks & over)
             mine = mine[np.argsort(events.wait_ns[mine], kind="stable")]

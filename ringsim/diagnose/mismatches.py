@@ -1,13 +1,13 @@
-"""Mistakes that need not block any rank: sides that disagree, and what a run left behind.
+"""Mistakes that need not block any rank: mismatched operations, and unfinished ones.
 
-Messages and collectives whose sides disagree may abort a process inside Gloo, and mostly go
-unnoticed. They are found in the records: while the ranks run, by the watcher; when they
-have ended; and in any trace. The k-th send of a channel is compared with its k-th recv, the k-th
-collective of a group on one rank with the k-th on the others.
+Mismatched messages and collectives may abort a process inside Gloo, but mostly go unnoticed. They
+are found in the records: by the watcher while the ranks run, at the end of a run, and in any trace.
+The k-th send of a channel is compared with its k-th recv, and the k-th collective of a group on one
+rank with the k-th on the others.
 
-While ranks run, an operation is compared only once it is settled: awaited, done, or followed by
-another of its thread. Until then it may still be refused, and then it never was; a program may
-catch the error and try again.
+While ranks run, an operation is compared only after it is settled: awaited, done, or followed by
+another operation of its thread. Until then it may still be refused, and would not count: the
+program may catch the error and try again.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _UNEVEN: Final = [
 _SAME_CALLS: Final = (
     "Let all ranks of a group call the same collectives in the same order, with the same arguments."
 )
-_OWN_MISTAKES: Final = ("invalid_argument", "buffer_hazard")  # of one rank alone
+_OWN_MISTAKES: Final = ("invalid_argument", "buffer_hazard")  # of a single rank
 _SEVERITY: Final = ("size", "dtype", "reduction", "shape")
 _EFFECTS: Final = {
     "size": " Gloo aborts a receiver with a smaller buffer, and fills only part of a larger one.",
@@ -68,11 +68,10 @@ _EFFECTS: Final = {
 
 
 def disagreement(mine: Payload, theirs: Payload) -> str:
-    """Returns in what the two sides of an operation disagree.
+    """Returns the property in which the two sides of an operation disagree.
 
-    "size", "dtype", "reduction" or "shape"; empty if they do not. One side may see the elements
-    in a row where the other sees a shape, and dimensions of 1 do not count: both are common and
-    harmless.
+    It is "size", "dtype", "reduction" or "shape"; empty if the sides agree. A flat shape agrees
+    with any other one, and dimensions of 1 do not count: both are common and harmless.
 
     Example:
         >>> disagreement(Payload("float32", (2, 3), 24), Payload("float32", (3, 2), 24))
@@ -86,7 +85,7 @@ def disagreement(mine: Payload, theirs: Payload) -> str:
         return ""
     if mine.dtype != theirs.dtype:
         return "dtype"
-    # of what C++ issues it is not known
+    # the reduction of calls from C++ is unknown
     if mine.reduction != theirs.reduction and mine.reduction and theirs.reduction:
         return "reduction"
     shape, other = (
@@ -98,11 +97,11 @@ def disagreement(mine: Payload, theirs: Payload) -> str:
 def find_new_mismatches(
     builder: SnapshotBuilder, ended: Collection[int] = ()
 ) -> tuple[Finding, ...]:
-    """Finds what disagrees among the settled operations of a live run.
+    """Finds mismatches among the settled operations of a live run.
 
-    Lets the builder forget those that are done. Groups that were used before the recording began
-    are passed over, and what may be received from any source: which operations belong together is
-    not known there. Of ranks that have ``ended`` nothing can be refused any more.
+    The builder then drops the operations that are done. Groups used before the recording began are
+    skipped, and so are messages that a recv from any source may get, because the pairs are unknown
+    there. Operations of ranks that have ``ended`` are settled.
     """
     events, settled = builder.events(), builder.settled(ended)
     known = ~np.isin(events.group, list(builder.used_before))
@@ -121,10 +120,7 @@ def find_new_mismatches(
 
 
 def _settled_pairs(events: Events, settled: Ints) -> tuple[Ints, Ints]:
-    """Returns the sends and recvs that belong together.
-
-    As far as everything before them on their channel is settled.
-    """
+    """Returns the pairs of sends and recvs, as long as their channel is settled before them."""
     messages = np.flatnonzero((events.kind <= RECV) & (events.peer >= 0))
     sure = messages[_first_marked(settled[messages], number_channels(events, messages))]
     pairs = match(events.select(sure))
@@ -136,7 +132,7 @@ def _member_of(events: Events, calls: CollectiveCalls) -> Ints:
 
 
 def _first_marked(marked: Ints, key: Ints) -> Ints:
-    """Marks what stands, among the rows of its key, before the first that is not marked."""
+    """Marks the rows before the first unmarked row of the same key."""
     place = number_places(key)
     first = np.full(int(key.max(initial=-1)) + 1, len(key), dtype=np.int64)
     np.minimum.at(first, key[~marked], place[~marked])
@@ -147,10 +143,10 @@ def _first_marked(marked: Ints, key: Ints) -> Ints:
 def _mark_done(
     events: Events, send: Ints, recv: Ints, calls: CollectiveCalls, elsewhere: set[int]
 ) -> Ints:
-    """Marks what is done on all sides, with all that stands before it on its channel or group."""
+    """Marks the operations done on all sides, if all before them on the channel or group are."""
     done = events.status != IN_FLIGHT
     mask: Ints = done & np.isin(events.peer, list(elsewhere)) & (events.kind <= RECV)
-    order = np.argsort(send, kind="stable")  # as they were posted, on each channel
+    order = np.argsort(send, kind="stable")  # in the order of posting, on each channel
     gone = order[
         _first_marked((done[send] & done[recv])[order], number_channels(events, send[order]))
     ]
@@ -169,7 +165,8 @@ def _mark_done(
 def find_message_mismatches(trace: Trace) -> tuple[Finding, ...]:
     """Finds messages whose two sides differ.
 
-    One finding for each pair of lines and payloads, other sizes first, ``MOST_FINDINGS`` at most.
+    There is one finding for each pair of lines and payloads, differing sizes first, and at most
+    ``MOST_FINDINGS``.
 
     Example:
         >>> from ringsim.traces.events import Payload, Tables, make_events
@@ -199,9 +196,9 @@ def find_message_mismatches(trace: Trace) -> tuple[Finding, ...]:
 
 
 def is_recorded_whole(trace: Trace) -> Ints:
-    """Marks the events on groups whose every operation is recorded, as far as the metadata tells.
+    """Marks the events on groups that are recorded from their first operation on.
 
-    Only these can be compared.
+    Only these events can be compared.
     """
     events, names = trace.events, trace.metadata.get("used_before")
     partly = [
@@ -214,7 +211,7 @@ def is_recorded_whole(trace: Trace) -> Ints:
 
 
 def _message_findings(events: Events, send: Ints, recv: Ints) -> tuple[Finding, ...]:
-    """Makes a finding of each pair of lines and payloads that disagree."""
+    """Returns a finding for each pair of lines and payloads that disagree."""
     given, wanted = events.payload[send], events.payload[recv]
     differ = (given != wanted) & (given != NONE) & (wanted != NONE)
     send, recv = send[differ], recv[differ]
@@ -238,13 +235,13 @@ def _message_findings(events: Events, send: Ints, recv: Ints) -> tuple[Finding, 
 
 
 def _count_alike(columns: Sequence[Ints]) -> Iterator[tuple[int, int]]:
-    """Yields the first of the rows of columns that are alike, and how many these are."""
+    """Yields the first index and the number of each group of equal rows."""
     _, first, times = np.unique(np.stack(columns), axis=1, return_index=True, return_counts=True)
     yield from zip(first.tolist(), times.tolist(), strict=True)
 
 
 def _worst(found: Iterable[tuple[Any, Any, Finding]]) -> tuple[Finding, ...]:
-    """Returns ``MOST_FINDINGS`` findings at most, ordered by what stands before them."""
+    """Returns at most ``MOST_FINDINGS`` findings, ordered by the values before them."""
     return tuple(one[-1] for one in sorted(found, key=lambda one: one[:2])[:MOST_FINDINGS])
 
 
@@ -267,10 +264,10 @@ def _times_text(times: int) -> str:
 
 
 def find_collective_mismatches(events: Events) -> tuple[Finding, ...]:
-    """Finds calls of a collective in which the ranks differ.
+    """Finds collectives that the ranks call differently.
 
-    In kind, root, size, dtype, reduction, shape or order in memory. Of each group the first such
-    call alone is told; what comes later may merely follow.
+    They may differ in kind, root, size, dtype, reduction, shape or order in memory. Only the first
+    such call of each group is reported, because later ones may be consequences.
 
     Example:
         >>> from ringsim.traces.events import Group, Tables, make_events
@@ -293,12 +290,12 @@ def find_collective_mismatches(events: Events) -> tuple[Finding, ...]:
 
 
 class _WrongCall(NamedTuple):
-    """A call of a collective in which members differ: its place in its group, and who does."""
+    """A call of a collective in which members differ, with its place in the group."""
 
     place: int
     events: list[int]
     differs: str  # a clause
-    roots: bool = False  # whether it is the root
+    roots: bool = False  # whether the roots differ
 
 
 def _call_findings(
@@ -307,10 +304,10 @@ def _call_findings(
     compared: Ints,
     count_before: Callable[[Events, int], int] = lambda _events, _event: 0,
 ) -> tuple[Finding, ...]:
-    """Makes a finding of the first call of each group whose members differ.
+    """Returns a finding for the first call of each group in which members differ.
 
-    Of those of its events that are ``compared``. ``count_before`` tells how many calls of an
-    event's group stand before those of ``events``.
+    Only the ``compared`` events count. ``count_before`` returns the number of calls of an event's
+    group before those of ``events``.
     """
     event, call, place = (column[compared] for column in (calls.event, calls.call, calls.place))
     if len(event) == 0:
@@ -318,7 +315,7 @@ def _call_findings(
     first = np.zeros(len(calls.last), dtype=np.int64)
     first[call[::-1]] = event[::-1]
     mine = first[call]
-    # Few combinations occur, and most are of one and the same call.
+    # Few combinations occur, and most of them are equal.
     columns = (events.op, events.payload, events.peer)
     sides = np.stack([column[side] for column in columns for side in (mine, event)])
     number = number_rows(*sides)
@@ -353,9 +350,9 @@ def _call_findings(
 def _find_unfit_splits(
     events: Events, event: Ints, call: Ints
 ) -> Iterator[tuple[int, list[int], str]]:
-    """Yields each all_to_all in which a rank gives another more or less than it takes.
+    """Yields each all_to_all in which a rank gives another one more or less than it takes.
 
-    Its first index, those of both, and what differs.
+    Each entry has the first index, the indices of both ranks, and a description.
     """
     uneven = np.flatnonzero(np.isin(events.op[event], _UNEVEN))
     order = uneven[np.argsort(call[uneven], kind="stable")]
@@ -392,7 +389,7 @@ def _call_difference(
     root: int,
     other_root: int,
 ) -> str:
-    """Returns in what two ranks' calls of one collective differ, empty if they do not."""
+    """Returns the property in which two ranks' calls differ, empty if they agree."""
     if not same_collective(OP_NAMES[op], OP_NAMES[other_op]):
         return "kind"
     if root != other_root:
@@ -409,7 +406,7 @@ def _call_difference(
             else ""
         )
     what = disagreement(mine, theirs)
-    if what == "shape" and op != other_op:  # spellings that take the same elements in other shapes
+    if what == "shape" and op != other_op:  # variants that take the same elements in other shapes
         return ""
     return what or ("order of elements in memory" if mine.strides != theirs.strides else "")
 
@@ -417,7 +414,7 @@ def _call_difference(
 def _call_finding(
     operations: tuple[Operation, ...], place: int, differs: str, *, roots: bool = False
 ) -> Finding:
-    """Makes the finding of a call, given in words what differs, and whether it is the root."""
+    """Returns the finding of a call, given a description of the difference."""
     calls = [
         f"rank {one.rank} calls {one}{f' with root {one.peer}' if roots else ''}"
         for one in operations
@@ -434,7 +431,7 @@ def _call_finding(
 
 
 def find_notices(events: Events) -> tuple[Finding, ...]:
-    """Finds operations that were refused while the program ran: the trace has marks of them.
+    """Finds operations that were refused while the program ran, from marks in the trace.
 
     Example:
         >>> from ringsim.traces.events import Tables, make_events
@@ -443,7 +440,7 @@ def find_notices(events: Events) -> tuple[Finding, ...]:
         >>> find_notices(make_events({"rank": [1], "op": [_MARK], "label": [0]}, names))[0].message
         'rank 1: two buffers overlap.'
     """
-    # who found it, whom it concerns, what shows it
+    # the ranks that found it, the ranks involved, the operations
     told: dict[tuple[str, str], tuple[set[int], set[int], list[Operation]]] = {}
     for event, said in _list_notices(events):
         if said[0] == THREAD_FAILED:
@@ -454,12 +451,12 @@ def find_notices(events: Events) -> tuple[Finding, ...]:
         mine = [operation_of(events, one) for one in shown]
         finders.add(int(events.rank[event]))
         ranks |= {int(events.rank[event]), *(one.rank for one in mine)}
-        if said[0] != "buffer_hazard":  # it is about a rank's own memory
+        if said[0] != "buffer_hazard":  # it concerns only the rank's own memory
             ranks |= {one.peer for one in mine if one.peer >= 0 and one.kind != COLLECTIVE}
         operations += mine
     findings = []
     for (kind, message), (finders, ranks, operations) in told.items():
-        # a mismatch names all sides, a rank's own mistake that rank
+        # a mismatch names all sides, but a rank's own mistake only that rank
         named = sorted(finders if kind in _OWN_MISTAKES else ranks)
         concerned = tuple(dict.fromkeys([*named, *sorted(ranks)]))
         text = f"{name_ranks(named)}: {message}"
@@ -468,7 +465,7 @@ def find_notices(events: Events) -> tuple[Finding, ...]:
 
 
 def find_failed_threads(events: Events) -> dict[int, str]:
-    """Returns by rank what ended the first of its threads that failed."""
+    """Returns by rank the error of its first failed thread."""
     failed = [
         (event, text) for event, (kind, text) in _list_notices(events) if kind == THREAD_FAILED
     ]
@@ -487,9 +484,9 @@ def _list_notices(events: Events) -> Iterator[tuple[int, tuple[str, str]]]:
 
 
 def _refused_before(events: Events, mark: int) -> int | None:
-    """Returns the operation that a notice is about.
+    """Returns the operation of a notice.
 
-    Its rank's latest, if it was refused on the mark's line.
+    It is the latest operation of the rank, if it was refused on the line of the mark.
     """
     before = np.flatnonzero(
         (events.rank[:mark] == events.rank[mark]) & (events.kind[:mark] <= COLLECTIVE)
@@ -499,7 +496,7 @@ def _refused_before(events: Events, mark: int) -> int | None:
 
 
 def _others_in(events: Events, event: int) -> tuple[int, ...]:
-    """Returns the calls of other ranks in the place of a collective that was refused."""
+    """Returns the calls of other ranks that correspond to a refused collective."""
     if events.kind[event] != COLLECTIVE:
         return ()
     group = np.flatnonzero((events.kind == COLLECTIVE) & (events.group == events.group[event]))
@@ -508,17 +505,17 @@ def _others_in(events: Events, event: int) -> tuple[int, ...]:
     found = []
     for other in np.unique(rank[rank != events.rank[event]]).tolist():
         its = rank == other
-        # each may have been refused itself, if both saw that they differ
+        # each may itself have been refused, if both ranks found the difference
         before = np.cumsum(counted[its]) - counted[its]
         found += group[its][before == place][:1].tolist()
     return tuple(found)
 
 
 def find_leaks(trace: Trace) -> tuple[Finding, ...]:
-    """Finds operations that ranks left open when they returned.
+    """Finds operations that were still open when their ranks returned.
 
-    Nobody waited for them, or a thread left behind still did. There is one finding for each line,
-    ``MOST_FINDINGS`` at most.
+    No thread waited for them, or a remaining thread still did. There is one finding for each line,
+    at most ``MOST_FINDINGS``.
 
     Example:
         >>> from ringsim.traces.events import make_events
@@ -572,7 +569,7 @@ def find_leaks(trace: Trace) -> tuple[Finding, ...]:
 def find_missing(events: Events) -> tuple[Finding, ...]:
     """Finds collectives of a finished run that some members never entered.
 
-    Nobody is blocked in them.
+    No rank is blocked in them.
 
     Example:
         >>> from ringsim.traces.events import Group, Tables, make_events
@@ -608,9 +605,9 @@ def find_missing(events: Events) -> tuple[Finding, ...]:
 
 
 def find_order_mismatches(snapshot: Snapshot) -> tuple[Finding, ...]:
-    """Finds groups with one name and different members, on which operations wait at the end.
+    """Finds groups with the same name but different members, if operations wait on them.
 
-    The ranks made groups in different order.
+    The ranks created their groups in different orders.
     """
     by_name: dict[tuple[str, int], dict[tuple[int, ...], list[Operation]]] = {}
     for view in snapshot.ranks:
@@ -635,11 +632,11 @@ def find_order_mismatches(snapshot: Snapshot) -> tuple[Finding, ...]:
 
 
 def find_races(trace: Trace) -> tuple[Finding, ...]:
-    """Finds channels on which a thread posted while another of its rank was blocked.
+    """Finds channels on which a thread posted while another thread of its rank was blocked.
 
-    Which message comes first there is left to chance. Whoever takes turns may do so by Python's
-    means, which no trace shows: nothing is said of them. Recvs from any source do not count: the
-    trace only keeps where their messages came from. There are ``MOST_FINDINGS`` findings at most.
+    The order of their messages is left to chance. Threads that take turns are not reported, because
+    Python may order them in ways that no trace shows. Recvs from any source do not count, because
+    the trace only has the sources of their messages. There are at most ``MOST_FINDINGS`` findings.
 
     Example:
         >>> from ringsim.traces.events import make_events
@@ -668,7 +665,7 @@ def find_races(trace: Trace) -> tuple[Finding, ...]:
         return ()
     end = np.where(events.status == IN_FLIGHT, np.iinfo(np.int64).max, events.done_ns)
     send, recv = trace.messages.send, trace.messages.recv
-    # what the other side sends then may let a thread go on
+    # the other side may then let a thread continue
     end[send] = end[recv] = np.minimum(end[send], end[recv])
     channel = number_channels(events, some)
     order = np.lexsort((events.post_ns[some], channel))

@@ -1,16 +1,16 @@
-"""Where the ranks of a group parted.
+"""Finds the collective at which the ranks of a group took different paths.
 
-A collective that is missing or too many often shows one collective later. The k-th collective of a
-group on one rank meets the k-th on the others, whatever their lines. A rank that left one out goes
-on with the next, until something does not fit::
+A missing or extra collective often shows only at a later one: the k-th collective of a group on one
+rank is matched with the k-th on the others, whatever their lines. A rank that left one out
+continues with the next, until two of them do not match::
 
     rank 0  all_reduce:20  all_reduce:21  all_reduce:23  barrier:30  as collective 4, rank 0 calls
                                                                      barrier:
     rank 1  all_reduce:20  all_reduce:23  barrier:30                 the lines differ from
                                                                      collective 2 on
 
-Lines may well differ by rank, as those of ``if rank == 0: ... else: ...``. They count if one of the
-ranks has called the other's line, too.
+Lines may differ legitimately, as in ``if rank == 0: ... else: ...``. A difference counts only if
+one of the ranks has also called from the other's line.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from ringsim.traces.events import COLLECTIVE, NONE, Events, Ints
 from ringsim.traces.findings import Diagnosis, Finding, Operation
 from ringsim.traces.matching import refused
 
-# findings of ranks out of step
+# kinds of findings about ranks on different paths
 _AMONG: Final = ("collective_mismatch", "missing_participant", "deadlock", "stalled")
 
 
 def tell_partings(diagnosis: Diagnosis, events: Events) -> Diagnosis:
-    """Adds to a diagnosis's hints in which collective the lines of the ranks first differ.
+    """Adds a hint on the first collective in which the lines of the ranks differ.
 
-    If that came before what was found.
+    Only differences before the finding count.
 
     Args:
         diagnosis: the findings.
-        events: what was recorded until then.
+        events: the recorded events up to that time.
     """
     findings = []
     for finding in diagnosis.findings:
@@ -61,7 +61,7 @@ def _find_parting(finding: Finding, events: Events) -> str:
         if place is None:
             continue
         there = [operation_of(events, int(one[place])) for one in calls if len(one) > place]
-        # else the finding says so
+        # otherwise, the finding already lists these places
         if any(named.get(one.rank, one.place) != one.place for one in there):
             differs = f"their lines first differ in collective {place + 1} of group {name}"
             return f"Compare the paths of the ranks: {differs} ({_places(there)})."
@@ -69,7 +69,7 @@ def _find_parting(finding: Finding, events: Events) -> str:
 
 
 def _calls_of(events: Events, group: str) -> list[Ints]:
-    """Returns the places among the events of each rank's collectives on a group, in order."""
+    """Returns the indices of each rank's collectives on a group, in order."""
     numbers = [number for number, one in enumerate(events.tables.groups) if one.name == group]
     some = np.flatnonzero(
         (events.kind == COLLECTIVE) & np.isin(events.group, numbers) & ~refused(events)
@@ -78,10 +78,7 @@ def _calls_of(events: Events, group: str) -> list[Ints]:
 
 
 def _first_difference(events: Events, calls: list[Ints]) -> int | None:
-    """Returns the first place at which a rank's line differs from the first rank's.
-
-    None if it is the same everywhere.
-    """
+    """Returns the first place where a rank's line differs from the first rank's, None if none."""
     line = events.file.astype(np.int64) << 32 | events.line
     found = []
     for theirs in calls[1:]:

@@ -1,19 +1,19 @@
-"""What every rank has posted at one moment and what that may meet.
+"""The open operations of every rank at one moment, and their possible matches.
 
-A snapshot is made from events, in one way for all: the whole trace of a finished run or of the
-virtual clock, or what a builder keeps of a run that is still going on. That one is fed in batches,
-as the parts of the ranks grow; pairs that are done on both sides are dropped and only counted, so
-what a look costs depends on what is open, not on how long the run has lasted::
+A snapshot is made from events: the whole trace of a finished or simulated run, or the events that
+a builder keeps of a live run. The builder reads batches as the parts of the ranks grow. It drops
+pairs that are done on both sides and only counts them, so the cost of a look depends on the number
+of open operations, not on the length of the run::
 
     channel 0 -> 1      [done][done][done][open]  [open]            sends
                         [done][done][done][open]                    recvs
-                         dropped, counted  kept: the k-th meets the k-th, whatever was dropped from
-                                           both sides
+                         dropped, counted  kept: the k-th matches the k-th, whatever was dropped
+                                           from both sides
 
-A recv from any source and one from a particular rank, both open under one tag, may get the same
-message. Which of them did is not recorded before the former is done. Each may hope until then,
-unless the snapshot is *settled*: nothing is on its way any more, so a rank that still waits has not
-got it.
+A recv from any source and one from a particular rank, both open under the same tag, may get the
+same message. The record shows which of them got it only after the former is done. Until then, each
+may still get it, unless the snapshot is *settled*: no message is in flight, so a rank that still
+waits did not get it.
 """
 
 from __future__ import annotations
@@ -52,23 +52,23 @@ from ringsim.traces.findings import EXIT_CODE, IN_VAIN, LEFT_BLOCK, LOST, End, O
 from ringsim.traces.matching import CollectiveCalls, number_places, number_rows, refused
 
 STATES: Final = ("running", "blocked", "exited", "failed", "killed", "stopped", "unknown")
-GONE: Final = frozenset({"exited", "failed", "killed"})  # will post nothing more
-# operations of a rank that it does not wait for: enough to find what nearly fits
+GONE: Final = frozenset({"exited", "failed", "killed"})  # will post no more operations
+# operations that a rank does not wait for: enough to find near matches
 MOST_POSTED: Final = 1000
-MOST_REFUSED: Final = 100  # operations of a rank that were refused
-# messages that keep their thread until they are done
+MOST_REFUSED: Final = 100  # refused operations of a rank
+# messages that block their thread until they are done
 BLOCKING: Final = ("send", "recv", "send_object_list", "recv_object_list")
 _NO_GROUP: Final = Group("", ())
 _UNKNOWN: Final = End("unknown")
 _MARK: Final = OP_CODES["mark"]
-# how files of version 0.2.0 say it, which had only words
+# words in files of version 0.2.0, which had no field for this
 _OLD_WORDS: Final = {
     "left with exit code": EXIT_CODE,
     "has left the recorded block": LEFT_BLOCK,
     "is lost: ": LOST,
     "and waited in vain on its way out": IN_VAIN,
 }
-_ABLE: Final = ("unknown", "running")  # states of a finished trace of which the events tell more
+_ABLE: Final = ("unknown", "running")  # states in a finished trace that the events refine
 
 
 @dataclass(frozen=True)
@@ -76,26 +76,25 @@ class OpenOperation:
     """An operation that a rank has posted and that is not done.
 
     Attributes:
-        operation: what it is.
-        group: on which group, with its members: two groups of one name are two.
-        awaited: whether the rank is blocked in waiting for it; of a batch that is true of all its
-            operations.
+        operation: the operation.
+        group: its group, with the members: two groups may have the same name.
+        awaited: whether the rank is blocked waiting for it; true for all operations of an awaited
+            batch.
         index: its place, from 0, among its rank's sends (or recvs) on its channel (group, source,
             destination, tag), or among its rank's collectives on the group. 0 for a recv from any
             source.
-        counterparts: how many operations of the other side it, or those before it on its channel,
-            may meet. A send may also meet the recvs from any source that its peer has open; and
-            such a recv the sends that no recv has got for certain, less one for each recv from any
-            source before it. Not for collectives.
-        contested: how many of these others may have got instead, because of a recv from any source
-            whose message is not known.
-        taken: whether others have got so many of them that none is left for this one; only where
-            nothing is on its way.
-        thread: number of the thread that posted it: one that waits does not keep others from
-            continuing.
-        entered: for a collective: what members posted as their ``index``-th collective on the
-            group; who is missing has not. Where all members share one tuple, they are looked at
-            together.
+        counterparts: the number of operations on the other side that may match this one or those
+            before it on its channel. A send may also match its peer's open recvs from any source.
+            A recv from any source may match each send that no recv has got for certain, less one
+            for each such recv before it. Not for collectives.
+        contested: the number of these that other recvs may have got instead, because of a recv from
+            any source whose message is unknown.
+        taken: whether others have got so many of them that none is left for this one; only if no
+            message is in flight.
+        thread: the number of the thread that posted it; a waiting thread does not block others.
+        entered: for a collective, the operations that members posted as their ``index``-th
+            collective on the group; missing members have not. If all members share one tuple, they
+            are examined together.
     """
 
     operation: Operation
@@ -110,28 +109,28 @@ class OpenOperation:
 
     @property
     def matched(self) -> bool:
-        """Whether the other side of a message has been posted, too, as far as is known."""
+        """Whether the other side of a message is also posted, as far as is known."""
         return self.counterparts > self.index and not self.taken
 
     @property
     def doubtful(self) -> bool:
-        """Whether it is matched only if others leave it what they might have got."""
+        """Whether it is matched only if other recvs leave a message for it."""
         return self.matched and self.counterparts - self.contested <= self.index
 
 
 @dataclass(frozen=True)
 class RankSnapshot:
-    """What is known of one rank at one moment.
+    """The state of one rank at one moment.
 
     Attributes:
         state: one of ``STATES``. "blocked": all its threads wait, in its ``awaited`` operations or
-            for each other. "exited": its worker has returned, or its process left with code 0.
-            "failed": it raised. "killed": its process died. All others count as able to go on.
-        posted: its operations that are not done.
-        end: what else is known of its end, or of what it was doing.
+            for each other. "exited": its worker has returned, or its process exited with code 0.
+            "failed": it raised. "killed": its process died. In all other states, it can continue.
+        posted: the operations that are not done.
+        end: further facts about its end, or about its activity.
         refused: its latest messages that raised instead of being posted, each with the ``index``
             that it would have had.
-        last: of one that is gone, the last operation that it posted.
+        last: the last operation that it posted, if it is gone.
     """
 
     state: str
@@ -142,12 +141,12 @@ class RankSnapshot:
 
     @property
     def awaited(self) -> tuple[OpenOperation, ...]:
-        """The operations that it is blocked in; empty if it is not blocked."""
+        """The operations in which it is blocked; empty if it is not blocked."""
         return tuple(one for one in self.posted if one.awaited) if self.state == "blocked" else ()
 
     @property
     def is_out(self) -> bool:
-        """Whether it will post nothing more, and nothing that others do can change that.
+        """Whether it will post no more operations, whatever the others do.
 
         It is gone, or its threads wait for each other.
         """
@@ -155,10 +154,7 @@ class RankSnapshot:
 
     @property
     def left_early(self) -> bool:
-        """Whether it is known to have left in the middle of its worker, with code 0.
-
-        Rather than to have returned.
-        """
+        """Whether it is known to have exited with code 0 before its worker returned."""
         left = self.end.how == EXIT_CODE or self.end.error == "SystemExit"
         return self.state == "exited" and left
 
@@ -170,11 +166,11 @@ class Snapshot:
     ranks: tuple[RankSnapshot, ...]
 
     def settle(self) -> Snapshot:
-        """Returns the same moment, knowing that nothing is on its way any more.
+        """Returns the snapshot under the assumption that no message is in flight.
 
-        An operation that is awaited and ``doubtful`` is then ``taken``. Of several that a rank
-        awaits at once, as those of a batch under one handle, any other may be what is missing:
-        those keep their hope.
+        An operation that is awaited and ``doubtful`` is then ``taken``. If a rank awaits several
+        operations together, as in a batch, any of the others may be the missing one, so they stay
+        as they are.
 
         Example:
             >>> from ringsim.diagnose.waitfor import analyse
@@ -204,9 +200,9 @@ class Snapshot:
 
 
 class Head(NamedTuple):
-    """How far a rank has come, and the slots in which it is blocked.
+    """The progress of a rank, and the slots in which it is blocked.
 
-    Equal heads at two looks say that nothing happened in between.
+    If the heads of two looks are equal, nothing happened in between.
     """
 
     written: int
@@ -215,23 +211,20 @@ class Head(NamedTuple):
 
 
 class _RankRecords:
-    """The operations of one rank that are kept, and what is known of its threads.
-
-    They are numbered by the builder's own tables.
-    """
+    """The kept operations and the threads of one rank, numbered by the builder's tables."""
 
     def __init__(self) -> None:
         self.slots: Ints = np.zeros(0, dtype=np.int64)
         self.records: Ints = np.zeros(0, dtype=RECORD)
-        self.latest = self.records  # the last operation, also where it is kept no more
+        self.latest = self.records  # the last operation, even if it is no longer kept
         self.written = 0
-        self.groups = 0  # how many of its groups are known
+        self.groups = 0  # number of its known groups
         self._last: dict[int, int] = {}  # by thread, the slot of its latest record
-        # the same as of the batch before: what an earlier slot says has been read since
+        # as of the previous batch: earlier slots have been read since
         self._followed: dict[int, int] = {}
 
     def add(self, slots: Ints, records: Ints) -> None:
-        """Takes in new records, and changed ones in the place of those that they were."""
+        """Adds new records, and replaces changed ones."""
         self._followed = dict(self._last)
         place = np.searchsorted(self.slots, slots)
         known = place < len(self.slots)
@@ -251,7 +244,7 @@ class _RankRecords:
             self.keep(np.argsort(self.slots))  # another thread may have filled a gap
 
     def keep(self, which: Ints) -> None:
-        """Forgets all records but some."""
+        """Drops all records that are not kept."""
         self.slots, self.records = self.slots[which], self.records[which]
 
     @property
@@ -267,9 +260,9 @@ class _RankRecords:
 
     @property
     def settled(self) -> Ints:
-        """Marks the operations that cannot be refused any more.
+        """Marks the operations that can no longer be refused.
 
-        Awaited, done, or followed by another of their thread.
+        They are awaited, done, or followed by another operation of their thread.
         """
         records = self.records
         mask: Ints = (records["wait_ns"] != NONE) | (records["status"] != IN_FLIGHT)
@@ -279,15 +272,15 @@ class _RankRecords:
 
 
 class SnapshotBuilder:
-    """Collects what the ranks of a live run post, and makes snapshots of it.
+    """Collects the operations of a live run, and makes snapshots of it.
 
     Args:
-        world_size: number of ranks.
+        world_size: the number of ranks.
 
     Attributes:
-        used_before: numbers of the groups of which not every operation is recorded.
-        from_any: (group, rank) of the ranks that have received from any source.
-        elsewhere: ranks on other machines: what they post is not known.
+        used_before: the numbers of the groups with unrecorded operations.
+        from_any: (group, rank) for each rank that has received from any source.
+        elsewhere: the ranks on other machines, whose operations are unknown.
     """
 
     def __init__(self, world_size: int) -> None:
@@ -307,14 +300,14 @@ class SnapshotBuilder:
         names: Mapping[str, Mapping[int, Any]],
         fresh: Collection[int],
     ) -> None:
-        """Takes in what a rank has written since the last time, if anything, and what has changed.
+        """Adds the records that a rank has written or changed since the last call.
 
         Args:
-            rank: who wrote it.
-            slots: where it wrote each record, ascending (int64).
+            rank: the rank that wrote them.
+            slots: the slot of each record, ascending (int64).
             records: the records, an array of ``RECORD``.
-            names: by table and number, the groups, payloads and files that the records number.
-            fresh: of the rank's groups, by number, those on which every operation is recorded.
+            names: the groups, payloads and files of the records, by table and number.
+            fresh: the numbers of the rank's groups on which every operation is recorded.
         """
         records = records.copy()
         for table, merged in self._numbers.items():
@@ -344,21 +337,18 @@ class SnapshotBuilder:
         )
 
     def awaiting_threads(self, rank: int) -> set[int]:
-        """Returns the threads of a rank that are blocked in an operation.
-
-        By ``threading.get_ident()``.
-        """
+        """Returns the ``threading.get_ident()`` of each thread blocked in an operation."""
         its = self._ranks[rank]
         return set(its.records["thread"][its.awaited].tolist())
 
     @property
     def open_bytes(self) -> int:
-        """How much is on its way, as far as is known."""
+        """The number of bytes in flight, as far as is known."""
         events = self.events()
         return int(np.maximum(events.size_bytes[events.status == IN_FLIGHT], 0).sum())
 
     def events(self) -> Events:
-        """Returns the operations of all ranks that are kept."""
+        """Returns the kept operations of all ranks."""
         return self._as_events(
             [its.records for its in self._ranks],
             seq=np.concatenate([its.slots for its in self._ranks]),
@@ -378,20 +368,17 @@ class SnapshotBuilder:
         )
 
     def settled(self, ended: Collection[int] = ()) -> Ints:
-        """Marks the events that cannot be refused any more.
-
-        Among others, all those of ranks that have ``ended``.
-        """
+        """Marks the events that can no longer be refused, such as those of ``ended`` ranks."""
         return np.concatenate(
             [its.settled | (rank in ended) for rank, its in enumerate(self._ranks)]
         )
 
     def build(self, states: Sequence[str], at_ns: int) -> Snapshot:
-        """Returns all that is posted and not done, with what it may meet.
+        """Returns a snapshot of the open operations, with their possible matches.
 
         Args:
-            states: of each rank; "running" becomes "blocked" where it waits.
-            at_ns: the moment, CLOCK_MONOTONIC.
+            states: the state of each rank; "running" becomes "blocked" if the rank waits.
+            at_ns: the time of the snapshot, on CLOCK_MONOTONIC.
         """
         events, awaited = self.events(), [its.awaited for its in self._ranks]
         ends = {
@@ -410,20 +397,20 @@ class SnapshotBuilder:
         )
 
     def count_dropped(self, events: Events, event: int) -> int:
-        """Returns how many operations on the channel or group of an event have been forgotten.
+        """Returns the number of dropped operations on the channel or group of an event.
 
-        They stand before all that are left.
+        They come before all the kept ones.
         """
         return self._dropped.get(_channel_key(events, event), 0)
 
     def drop(self, events: Events, calls: CollectiveCalls, done: Ints) -> None:
-        """Forgets what need not be looked at again, and counts it.
+        """Drops operations that are no longer needed, and counts them.
 
         Args:
-            events: those of ``events``, with nothing added since.
-            calls: their collectives.
-            done: marks them. They leave in pairs of a send and its recv, or in calls with all
-                members, the earliest of their kind.
+            events: the result of ``events``, with nothing added since.
+            calls: the collectives among them.
+            done: a mask of the operations to drop. They are pairs of a send and its recv, or calls
+                with all members, the earliest of their channel or group.
         """
         # one for each pair or call
         leaving = np.concatenate(
@@ -450,17 +437,17 @@ def snapshot_of_events(
     *,
     end_ns: int | None = None,
 ) -> Snapshot:
-    """Makes the snapshot of the last moment of a trace, finished, failed or loaded.
+    """Returns the snapshot of the last moment of a trace, finished, failed or loaded.
 
-    An operation that ended with an error while its rank waited for it, as the last that its thread
-    did, counts as awaited still: its wait was ended because it would not end by itself.
+    If the last operation of a thread ended with an error while the rank waited for it, it still
+    counts as awaited: its wait was ended because it would not end by itself.
 
     Args:
-        events: what was recorded.
-        world_size: number of ranks, those included that left no event.
-        ends: by rank, those that are known, as ``read_ends`` gives them; of the others, and of
-            those that were "running", the events tell whether they are blocked.
-        end_ns: until when ranks waited; the last moment recorded where it is not given.
+        events: the recorded events.
+        world_size: the number of ranks, including ranks without an event.
+        ends: the known ends by rank, as returned by ``read_ends``; for the other ranks, and for
+            those that were "running", the events show whether they are blocked.
+        end_ns: the end of the waiting; by default, the last recorded time.
 
     Example:
         >>> from ringsim.diagnose.waitfor import analyse
@@ -489,7 +476,7 @@ def snapshot_of_events(
     thread = events.rank.astype(np.int64) * (int(events.thread.max(initial=0)) + 1) + events.thread
     open_ops = speaks & ((events.status == IN_FLIGHT) | _broken_waits(events, speaks, thread))
     awaited = open_ops & (events.wait_ns != NONE)
-    # one of its threads that communicate does not wait
+    # one of its communicating threads does not wait
     awake = np.unique(events.rank[speaks & ~np.isin(thread, thread[awaited])])
     for rank in np.setdiff1d(events.rank[awaited], awake).tolist():
         if rank in known and known[rank].state in _ABLE:
@@ -525,9 +512,9 @@ def _make_snapshot(
     dropped: Mapping[tuple[int, ...], int],
     last: Mapping[int, Operation],
 ) -> Snapshot:
-    """Makes a snapshot of events of which some are open, and some of those awaited.
+    """Returns a snapshot of events, given masks of the open and the awaited ones.
 
-    ``dropped`` counts what the events lack.
+    ``dropped`` counts the operations that are missing from the events.
     """
     index, counterparts, contested = _count_channels(events)
     kept = open_ops & (awaited | (counterparts <= index)) & (events.rank < len(ends))
@@ -535,7 +522,7 @@ def _make_snapshot(
     index[calls.event] = calls.place
     posted: list[list[OpenOperation]] = [[] for _ in ends]
     idle = [0 for _ in ends]
-    # by call; one tuple for all who wait in it
+    # by call; one tuple for all ranks that wait in it
     entered: dict[int, tuple[Operation, ...]] = {NONE: ()}
     for event in np.flatnonzero(kept).tolist():
         rank = int(events.rank[event])
@@ -584,7 +571,7 @@ def _make_snapshot(
 def operation_of(events: Events, event: int, last_ns: int | None = None) -> Operation:
     """Returns an event as an operation.
 
-    With ``last_ns``, the end of the trace, also how long an unfinished one has been waited for.
+    With ``last_ns``, the end of the trace, unfinished operations get their waiting time.
     """
     tables = events.tables
     payload = tables.payloads[events.payload[event]] if events.payload[event] != NONE else None
@@ -607,12 +594,13 @@ def operation_of(events: Events, event: int, last_ns: int | None = None) -> Oper
 
 
 def read_ends(metadata: Mapping[str, Any], world_size: int) -> dict[int, End]:
-    """Reads how the ranks ended from a trace's metadata, which may come from anywhere.
+    """Returns the ends of the ranks, read from a trace's metadata.
 
-    Nonsense is ignored. ``metadata["ends"]`` is a list of ``{"rank": 2, "state": "failed", "about":
-    "raised ValueError: ...", "error": "ValueError", "at_ns": 70_000}``, with "how" if that says
-    more; a rank that was ended from outside is "running" or "stopped", with what it was doing. A
-    rank whose error merely echoes another's has no entry.
+    The metadata may come from an untrusted file, so invalid entries are ignored.
+    ``metadata["ends"]`` is a list of ``{"rank": 2, "state": "failed", "about": "raised ValueError:
+    ...", "error": "ValueError", "at_ns": 70_000}``, some with "how". A rank that was ended from
+    outside is "running" or "stopped", and ``about`` describes its activity. A rank whose error only
+    follows from another rank's has no entry.
 
     Example:
         >>> read_ends(
@@ -646,9 +634,9 @@ def read_ends(metadata: Mapping[str, Any], world_size: int) -> dict[int, End]:
 
 
 def read_end_ns(metadata: Mapping[str, Any]) -> int | None:
-    """Reads until when ranks waited, in ns from the start of the run.
+    """Returns the end of all waiting, in ns from the start of the run.
 
-    Until it was decided to end them, or to the end of the run.
+    It is the time of the decision to end the ranks, or the end of the run.
 
     Example:
         >>> (
@@ -663,10 +651,11 @@ def read_end_ns(metadata: Mapping[str, Any]) -> int | None:
 
 
 def until(events: Events, moment_ns: int) -> Events:
-    """Returns the events as they stood at a moment.
+    """Returns the events in their state at a given time.
 
-    Later posts are left out, and what ended later is still in flight. A rank that is woken from a
-    wait without end may catch the error, return, or try again. None of that says why it waited.
+    Later posts are left out, and operations that ended later are still in flight. After a rank is
+    woken from an endless wait, it may catch the error, return, or try again, but that does not
+    explain the wait.
 
     Example:
         >>> from ringsim.traces.events import make_events
@@ -698,11 +687,11 @@ def until(events: Events, moment_ns: int) -> Events:
 
 
 def _without_groups(events: Events, ends: Mapping[int, End]) -> dict[int, End]:
-    """Returns the ends of ranks that have destroyed their process groups and made none since."""
+    """Returns the ends of ranks that have destroyed their process groups for good."""
     labels = [number for number, name in enumerate(events.tables.labels) if name in WORLD_LABELS]
     marks: list[int] = np.flatnonzero((events.op == _MARK) & np.isin(events.label, labels)).tolist()
     found = {}
-    # the last of each
+    # the last one of each rank
     for rank, event in {int(events.rank[event]): event for event in marks}.items():
         if (
             events.tables.labels[events.label[event]] == DESTROYED
@@ -716,7 +705,7 @@ def _without_groups(events: Events, ends: Mapping[int, End]) -> dict[int, End]:
 
 
 def _broken_waits(events: Events, speaks: Ints, thread: Ints) -> Ints:
-    """Marks operations whose wait raised and after which their thread communicated no more."""
+    """Marks operations whose wait raised, if their thread did not communicate afterwards."""
     mask: Ints = speaks & (events.status == ERROR) & (events.wait_ns != NONE)
     if mask.any():
         some = np.flatnonzero(speaks)
@@ -728,9 +717,9 @@ def _broken_waits(events: Events, speaks: Ints, thread: Ints) -> Ints:
 
 
 def _count_channels(events: Events) -> tuple[Ints, Ints, Ints]:
-    """Numbers the sends and recvs of each channel.
+    """Numbers the sends and recvs of each channel, in columns as long as the events.
 
-    Also counts the other side's and how many of those are contested; as long as the events.
+    Further columns count the operations of the other side, and the contested ones.
     """
     kind = events.kind
     index, counterparts, contested = np.zeros((3, len(events)), dtype=np.int64)
@@ -749,13 +738,13 @@ def _count_channels(events: Events) -> tuple[Ints, Ints, Ints]:
     index[sends], index[recvs] = number_places(of_send), number_places(of_recv)
     counterparts[sends] = np.bincount(of_recv, minlength=count)[of_send]
     counterparts[recvs] = np.bincount(of_send, minlength=count)[of_recv]
-    # A later recv that is done was from any source, or nobody has waited for the earlier one.
+    # A later recv that is done was from any source, or no thread has waited for the earlier one.
     done = events.status[recvs] == OK
     contested[recvs] = np.minimum(_count_later(of_recv, done), counterparts[recvs])
-    # A recv from anybody may take any send that is left over, or that an open recv from one rank
-    # leaves to it; which one is not known before it is done. There must be one for each.
+    # A recv from any source may take any remaining send, or one that an open recv from one rank
+    # leaves. Which one is unknown until it is done. Each needs its own.
     spare = np.bincount(of_recv[events.status[recvs] == IN_FLIGHT], minlength=count)
-    # none of the recvs from this rank can be for it where that is not positive
+    # if this is not positive, none of the recvs from this rank can match it
     over = counterparts[sends] - index[sends]
     left, over = sends[over <= spare[of_send]], over[over <= spare[of_send]]
     earlier: dict[tuple[int, int, int], int] = {}
@@ -780,7 +769,7 @@ def _count_channels(events: Events) -> tuple[Ints, Ints, Ints]:
 
 
 def _place_of_refused(events: Events, event: int) -> int:
-    """Counts what its rank had posted before on the channel of an operation that was refused."""
+    """Returns the number of earlier operations on the channel of a refused one."""
     same = [
         column[:event] == column[event]
         for column in (events.rank, events.kind, events.group, events.peer, events.tag)
@@ -789,7 +778,7 @@ def _place_of_refused(events: Events, event: int) -> int:
 
 
 def _count_later(channel: Ints, marked: Ints) -> Ints:
-    """Counts for each of some events those of its channel that come after it and are marked."""
+    """Counts, for each event, the marked events that come later on its channel."""
     order = np.argsort(channel, kind="stable")
     until = np.cumsum(marked[order])
     last = np.append(np.diff(channel[order]) != 0, True)[: len(order)]  # of each channel's run
@@ -799,7 +788,7 @@ def _count_later(channel: Ints, marked: Ints) -> Ints:
 
 
 def _count_rows(events: Events, some: Ints) -> tuple[list[int], list[int]]:
-    """Returns the first of some events on each channel or group, and how many of them are on it."""
+    """Returns the first event and the number of events of each channel or group."""
     _, first, count = np.unique(
         number_channels(events, some), return_index=True, return_counts=True
     )
@@ -807,7 +796,7 @@ def _count_rows(events: Events, some: Ints) -> tuple[list[int], list[int]]:
 
 
 def number_channels(events: Events, some: Ints) -> Ints:
-    """Numbers the sides of channels that some messages are on."""
+    """Numbers the channel of each message, separately for sends and recvs."""
     return number_rows(
         *(
             column[some]
@@ -834,10 +823,7 @@ def _channel_key(events: Events, event: int) -> tuple[int, ...]:
 
 
 def _renumber(numbers: Ints, names: Mapping[int, Any], merged: dict[Any, int]) -> Ints:
-    """Turns a rank's own numbers into those of a merged table.
-
-    A number without a name becomes -1.
-    """
+    """Translates a rank's numbers into those of a merged table; -1 for a number without a name."""
     known, places = np.unique(numbers, return_inverse=True)
     found = [
         merged.setdefault(names[one], len(merged)) if one in names else NONE

@@ -1,9 +1,9 @@
-"""From ranks that can never go on to findings.
+"""Turns the analysis of stuck ranks into findings.
 
-What kind of mistake it is, in sentences, with a hint of what to change. Every stuck rank waits, by
-way of others, either for a circle of ranks that wait for each other or for a rank that is gone.
-Those are the root causes, one finding each; ranks that merely wait behind one are folded into it. A
-hint comes from an operation that nearly fits what a rank waits for in vain.
+A finding has the kind of the mistake, its evidence and a hint. Every stuck rank waits, directly or
+through other ranks, for a cycle of ranks that wait for each other or for a rank that is gone. These
+cycles and ranks are the root causes, with one finding each. Ranks that wait behind a root cause are
+folded into its finding. A hint comes from an operation that nearly matches the awaited one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SAME_GROUPS: Final = (
     "Call new_group on every rank for every group, in the same order, "
     "even for groups that the rank is not in."
 )
-_MOST_WAITS: Final = 4  # of a circle that are spelled out
+_MOST_WAITS: Final = 4  # or ranks that are listed
 _STATE_WORDS: Final = {
     "blocked": "waits for another of its threads",
     "exited": "has left",
@@ -46,10 +46,10 @@ _STATE_WORDS: Final = {
 
 
 def judge(snapshot: Snapshot, stuck: Stuck | None = None) -> Diagnosis:
-    """Explains why ranks can never go on, given the result of ``analyse``, called by default.
+    """Explains why ranks can never continue, given the result of ``analyse``, called by default.
 
-    Root causes come first: failures, earliest first, then circles, then ranks that left too early.
-    There are no findings if all can go on and none failed.
+    Failures come first, earliest first, then cycles, then ranks that exited too early. There are
+    no findings if all ranks can continue and none failed.
 
     Example:
         >>> from ringsim.diagnose.snapshot import OpenOperation, RankSnapshot
@@ -78,11 +78,11 @@ def judge(snapshot: Snapshot, stuck: Stuck | None = None) -> Diagnosis:
         for rank, state in enumerate(states)
         if state == "failed"
     ]
-    circles = _circles(stuck)
-    roots = [_circle_finding(snapshot, stuck, circle) for circle in circles]
-    in_circles = {rank for circle in circles for rank in circle}
+    cycles = _cycles(stuck)
+    roots = [_cycle_finding(snapshot, stuck, cycle) for cycle in cycles]
+    in_cycles = {rank for cycle in cycles for rank in cycle}
     for gone, waits in _waits_for_gone(snapshot, stuck).items():
-        if any(one.rank not in in_circles for one in waits):
+        if any(one.rank not in in_cycles for one in waits):
             killed = [_ended(snapshot, rank) for rank in gone if states[rank] == "killed"]
             found = _gone_finding(snapshot, gone, waits)
             if killed and min(killed)[0] < math.inf:
@@ -91,11 +91,11 @@ def judge(snapshot: Snapshot, stuck: Stuck | None = None) -> Diagnosis:
                 roots.append(found)
     roots = [*(finding for _, finding in sorted(failures, key=lambda pair: pair[0])), *roots]
     findings = _fold(stuck, [_with_threads(snapshot, root) for root in roots])
-    on_circle = {
-        (circle[i], circle[(i + 1) % len(circle)]) for circle in circles for i in range(len(circle))
+    on_cycle = {
+        (cycle[i], cycle[(i + 1) % len(cycle)]) for cycle in cycles for i in range(len(cycle))
     }
     edges = tuple(
-        Edge(one.rank, peer, one.posted.operation, (one.rank, peer) in on_circle)
+        Edge(one.rank, peer, one.posted.operation, (one.rank, peer) in on_cycle)
         for one in stuck.hindrances
         for peer in one.peers
     )
@@ -103,9 +103,9 @@ def judge(snapshot: Snapshot, stuck: Stuck | None = None) -> Diagnosis:
 
 
 def blame_threads(findings: Sequence[Finding], failed: Mapping[int, str]) -> tuple[Finding, ...]:
-    """Puts what became of ranks under what ended a thread of one of them, given by rank.
+    """Folds findings under the failed thread that caused them.
 
-    It did not do its part.
+    ``failed`` describes by rank the error that ended a thread of it.
 
     Example:
         >>> waits = Finding(
@@ -170,46 +170,46 @@ def waiting_text(ranks: Sequence[int]) -> str:
 
 
 def _ended(snapshot: Snapshot, rank: int) -> tuple[float, bool]:
-    """Returns a key to sort ranks by when they ended.
+    """Returns a key that sorts ranks by the time of their end.
 
-    Among those of unknown time, failures come first.
+    If the times are unknown, failures come first.
     """
     view = snapshot.ranks[rank]
     return (math.inf if view.end.at_ns is None else view.end.at_ns, view.state != "failed")
 
 
-def _circles(stuck: Stuck) -> list[tuple[int, ...]]:
+def _cycles(stuck: Stuck) -> list[tuple[int, ...]]:
     left = list(stuck.hindrances)
-    circles = []
+    cycles = []
     cycle = stuck.cycle
     while cycle:
-        circles.append(cycle)
+        cycles.append(cycle)
         left = [one for one in left if not set(cycle) & {one.rank, *one.peers}]
         cycle = find_cycle(left)
-    return circles
+    return cycles
 
 
 def _waits_for_gone(snapshot: Snapshot, stuck: Stuck) -> dict[tuple[int, ...], list[Hindrance]]:
-    """Returns the waits for ranks that are not stuck and yet never help, by those ranks.
+    """Returns the waits for ranks that are not stuck but will never answer, by those ranks.
 
-    They have left or died, or posted another collective.
+    Such a rank has exited or died, or has posted another collective.
     """
     found: dict[tuple[int, ...], list[Hindrance]] = {}
     inside = set(stuck.ranks)
     for one in stuck.hindrances:
         gone = tuple(peer for peer in one.peers if peer not in inside)
         failed = any(snapshot.ranks[peer].state == "failed" for peer in gone)
-        if gone and not failed:  # a failure is a root of its own
+        if gone and not failed:  # a failure is its own root cause
             found.setdefault(gone, []).append(one)
     return found
 
 
-def _circle_finding(snapshot: Snapshot, stuck: Stuck, circle: tuple[int, ...]) -> Finding:
-    """Names a circle.
+def _cycle_finding(snapshot: Snapshot, stuck: Stuck, cycle: tuple[int, ...]) -> Finding:
+    """Returns the finding of a cycle.
 
-    A mismatch if two of its ranks wait for each other under different names, else a deadlock.
+    It is a mismatch if two of its ranks use different tags or groups, else a deadlock.
     """
-    pairs = zip(circle, (*circle[1:], circle[0]), strict=True)
+    pairs = zip(cycle, (*cycle[1:], cycle[0]), strict=True)
     links = [
         next(one for one in stuck.hindrances if one.rank == rank and peer in one.peers)
         for rank, peer in pairs
@@ -225,30 +225,30 @@ def _circle_finding(snapshot: Snapshot, stuck: Stuck, circle: tuple[int, ...]) -
     collective = next((link for link in links if link.posted.operation.kind == COLLECTIVE), None)
     if collective is not None:
         return _collective_finding(snapshot, stuck, collective, links)
-    if len(circle) == 1:
+    if len(cycle) == 1:
         return Finding(
             "deadlock",
-            circle,
+            cycle,
             operations,
-            f"rank {circle[0]} waits for a message from or to itself.{waits_text(operations)}",
+            f"rank {cycle[0]} waits for a message from or to itself.{waits_text(operations)}",
             "Copy the tensor instead: a rank cannot exchange messages with itself.",
         )
     return Finding(
         "deadlock",
-        circle,
+        cycle,
         operations,
-        f"{name_ranks(circle)} wait for each other.{waits_text(operations)}",
+        f"{name_ranks(cycle)} wait for each other.{waits_text(operations)}",
         advise(snapshot, links),
     )
 
 
 def _mismatch_finding(missed: Sequence[tuple[Operation, Counterpart]]) -> Finding:
-    """Names the operations of a circle that miss each other.
+    """Returns the finding of operations in a cycle that do not match.
 
-    The plainest case, and others of its kind.
+    The clearest pair comes first, followed by others of its kind.
     """
     mine, found = min(missed, key=lambda pair: not pair[1].posted.awaited)
-    # by ranks: both sides of a pair may miss the other's
+    # by ranks, because both ranks of a pair may wait
     pairs: dict[tuple[int, ...], tuple[Operation, ...]] = {}
     for near, one in [(mine, found), *missed]:
         far = one.posted.operation
@@ -270,14 +270,14 @@ def _mismatch_finding(missed: Sequence[tuple[Operation, Counterpart]]) -> Findin
 def _collective_finding(
     snapshot: Snapshot, stuck: Stuck, link: Hindrance, links: Sequence[Hindrance]
 ) -> Finding:
-    """Names a circle through a collective.
+    """Returns the finding of a cycle through a collective.
 
-    Its members call different things, or one of them waits elsewhere.
+    Its members call different collectives, or one of them waits elsewhere.
     """
     wrong = _mismatched_call(link)
     if wrong is not None:
         return wrong
-    mine, circle, operations = (
+    mine, cycle, operations = (
         link.posted.operation,
         tuple(one.rank for one in links),
         tuple(one.posted.operation for one in links),
@@ -291,7 +291,7 @@ def _collective_finding(
     elsewhere = next(
         (one for one in kept if one.kind == COLLECTIVE and one.group != mine.group), None
     )
-    kind = "deadlock" if elsewhere is not None or len(circle) > 2 else "collective_mismatch"
+    kind = "deadlock" if elsewhere is not None or len(cycle) > 2 else "collective_mismatch"
     waits = waits_text(operations if kind == "deadlock" else (mine, *kept[:_MOST_WAITS]))
     missing, cure = advise_in_collective(snapshot, links)
     needs = (
@@ -309,14 +309,14 @@ def _collective_finding(
             "use_local_synchronization: torch names such a group by the number of groups that "
             "each member is in."
         )
-    message = f"{name_ranks(circle)} wait for each other.{waits}{missing}"
-    return Finding(kind, circle if kind == "deadlock" else ranks, operations, message, hint)
+    message = f"{name_ranks(cycle)} wait for each other.{waits}{missing}"
+    return Finding(kind, cycle if kind == "deadlock" else ranks, operations, message, hint)
 
 
 def _mismatched_call(link: Hindrance) -> Finding | None:
-    """Names the missing ranks that call another collective, or make another group.
+    """Returns the finding of ranks that call another collective or create another group.
 
-    None if none does.
+    None if there is no such rank.
     """
     mine = link.posted.operation
     wrong = [one for one in link.posted.entered if one.rank in link.peers and not meets(mine, one)]
@@ -335,7 +335,7 @@ def _mismatched_call(link: Hindrance) -> Finding | None:
 
 
 def _gone_finding(snapshot: Snapshot, gone: tuple[int, ...], waits: Sequence[Hindrance]) -> Finding:
-    """Names the ranks that wait directly for ranks that are gone."""
+    """Returns the finding of ranks that wait directly for ranks that are gone."""
     operations = tuple(one.posted.operation for one in waits)
     mine, blocked = operations[0], sorted({one.rank for one in waits})
     ranks, waiting = tuple(dict.fromkeys([*gone, *blocked])), waiting_text(blocked)
@@ -391,7 +391,7 @@ def _gone_finding(snapshot: Snapshot, gone: tuple[int, ...], waits: Sequence[Hin
 
 
 def _last_text(snapshot: Snapshot, gone: Sequence[int]) -> str:
-    """Names the last operations of ranks that are gone: nothing later is recorded."""
+    """Returns an indented line with the last operation of each rank that is gone."""
     said = ""
     for rank in gone[:_MOST_WAITS]:
         if (last := snapshot.ranks[rank].last) is not None:
@@ -402,7 +402,7 @@ def _last_text(snapshot: Snapshot, gone: Sequence[int]) -> str:
 
 
 def _with_threads(snapshot: Snapshot, root: Finding) -> Finding:
-    """Adds the places at which threads of its ranks wait outside of operations."""
+    """Adds the places where threads of its ranks wait outside operations."""
     said = "".join(
         f"\n  meanwhile, rank {rank} {view.end.about}"
         for rank in root.ranks
@@ -413,16 +413,16 @@ def _with_threads(snapshot: Snapshot, root: Finding) -> Finding:
 
 def _failure(snapshot: Snapshot, rank: int) -> Finding:
     view = snapshot.ranks[rank]
-    last = "" if view.end.error else _last_text(snapshot, [rank])  # an error says where
+    last = "" if view.end.error else _last_text(snapshot, [rank])  # an error names its line
     waits = tuple(one.operation for one in view.posted if one.awaited)
     message = f"rank {rank} {view.end.about or 'has failed'}.{last}"
     return Finding("rank_failed", (rank,), waits, message, end=view.end)
 
 
 def _fold(stuck: Stuck, roots: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Puts each stuck rank that no root names under the root that it waits for.
+    """Folds each remaining stuck rank under the root cause that it waits for.
 
-    Directly or through others.
+    It may wait directly or through other ranks.
     """
     behind: dict[int, int] = {}
     for index, root in enumerate(roots):
@@ -456,7 +456,7 @@ def _echo(one: Hindrance, root: Finding) -> Finding:
 
 def _group_text(operation: Operation) -> str:
     if operation.op == "new_group":
-        return f"the group that is made, {list(operation.shape)}"
+        return f"the new group, {list(operation.shape)}"
     return f"group {operation.group}" if operation.group else "its group"
 
 
@@ -479,7 +479,7 @@ _TAKEN: Final = (
 
 
 class Counterpart(NamedTuple):
-    """What the other side posted instead: the operation, the kind of the mismatch, what to do."""
+    """A near match on the other side, with the kind of the mismatch and a hint."""
 
     posted: OpenOperation
     kind: str
@@ -487,11 +487,11 @@ class Counterpart(NamedTuple):
 
 
 def find_counterpart(snapshot: Snapshot, hindrance: Hindrance) -> Counterpart | None:
-    """Looks for an unmatched operation that would be the other side, but for its tag or its group.
+    """Returns the nearest unmatched operation that differs only in its tag or its group.
 
-    An operation that is posted but not awaited may be meant for later: it counts only if nothing
-    has ever met under either tag and group, so that neither is known to be right. The nearest is
-    returned: awaited before merely posted, another tag before another group.
+    An operation that is posted but not awaited may belong to a later message. It counts only if no
+    message has matched under either tag and group, so that neither is known to be right. Awaited
+    operations are nearer than posted ones, and another tag is nearer than another group.
     """
     mine = hindrance.posted
     operation = mine.operation
@@ -530,7 +530,7 @@ def find_counterpart(snapshot: Snapshot, hindrance: Hindrance) -> Counterpart | 
 
 
 def _faces(mine: OpenOperation, theirs: OpenOperation) -> bool:
-    """Returns whether one is a send and the other a recv that fits but for tag and group."""
+    """Returns whether one is a send and the other a recv that match except for tag and group."""
     send, recv = (mine, theirs) if mine.operation.kind == SEND else (theirs, mine)
     if (send.operation.kind, recv.operation.kind) != (
         SEND,
@@ -544,7 +544,7 @@ def _faces(mine: OpenOperation, theirs: OpenOperation) -> bool:
 
 
 def _doubt(mine: OpenOperation, theirs: OpenOperation) -> str:
-    """Adds what else two operations that miss each other may mean; "" if both are awaited."""
+    """Returns a further hint for a pair that may not belong together; "" if both are awaited."""
     if theirs.awaited:
         return ""
     send = mine.operation if mine.operation.kind == SEND else theirs.operation
@@ -555,7 +555,7 @@ def _doubt(mine: OpenOperation, theirs: OpenOperation) -> str:
 
 
 def mismatch_text(mine: Operation, theirs: Operation, kind: str) -> str:
-    """Describes how the two sides of a message miss each other."""
+    """Describes the two sides of a message that differ in tag or group."""
     send, recv = (mine, theirs) if mine.kind == SEND else (theirs, mine)
     sent, received = (
         (f"with tag {one.tag}" if kind == "tag_mismatch" else f"on group {one.group}")
@@ -568,7 +568,7 @@ def mismatch_text(mine: Operation, theirs: Operation, kind: str) -> str:
 
 
 def advise(snapshot: Snapshot, links: Sequence[Hindrance]) -> str:
-    """Returns advice for ranks that wait, in one line or more."""
+    """Returns hints for ranks that wait, one per line."""
     operations = [link.posted.operation for link in links]
     if any(link.posted.taken for link in links):
         return _TAKEN
@@ -607,9 +607,9 @@ def advise(snapshot: Snapshot, links: Sequence[Hindrance]) -> str:
 
 
 def _change_order(links: Sequence[Hindrance]) -> list[str]:
-    """Returns advice for ranks that wait for each other.
+    """Returns hints for ranks that wait for each other.
 
-    For those that post before they wait, what is not posted yet.
+    If they post before they wait, the hints name the operations not posted yet.
     """
     operations = [link.posted.operation for link in links]
     lacking = [link for link in links if link.posted.operation.peer >= 0]
@@ -687,7 +687,7 @@ def _tried(snapshot: Snapshot, link: Hindrance) -> str:
 
 
 def _counted(link: Hindrance) -> str:
-    """Counts the operations that the peer has posted, and names the missing ones."""
+    """Returns a hint about the operation that the peer did not post."""
     if link.posted.matched:
         return f"The message was in flight when rank {link.posted.operation.peer} ended."
     return (
@@ -711,7 +711,7 @@ def _other_side(link: Hindrance) -> str:
 
 
 def _peer_hint(snapshot: Snapshot, link: Hindrance, *, awaited: bool) -> str:
-    """Names another rank that waits in, or has posted, the other side: the peer may be wrong."""
+    """Returns a hint if another rank has posted the other side: the peer may be wrong."""
     mine = link.posted.operation
     if (
         mine.kind == COLLECTIVE
@@ -741,9 +741,9 @@ def _peer_hint(snapshot: Snapshot, link: Hindrance, *, awaited: bool) -> str:
 
 
 def _has_both_tags(snapshot: Snapshot, mine: Operation, theirs: Operation) -> bool:
-    """Returns whether a side has posted the other tag, too.
+    """Returns whether a side has also posted the other tag.
 
-    Then the order differs rather than the tag.
+    In that case, the order is wrong rather than the tag.
     """
     return any(
         one.operation.kind == side.kind

@@ -1,14 +1,14 @@
-"""Who can never go on.
+"""The wait-for analysis: finds the ranks that can never continue.
 
-The wait-for analysis, a pure function of what the ranks have posted at one moment. A send of Gloo
-returns only when its recv was posted, at any size, so a rank that waits for an unmatched operation
-goes on only if its peer does something; the peer can do something only if it is not blocked itself.
-Starting from the ranks that are not blocked, whoever can still be helped is set free, until nobody
-is left to be. The rest can never go on, whatever the others do::
+It is a pure function of the posted operations at one moment. A Gloo send of any size returns only
+after its recv is posted, so a rank that waits for an unmatched operation continues only if its peer
+acts, and the peer can act only if it is not itself blocked. Starting from the ranks that are not
+blocked, each rank that can still be helped is set free. The remaining ranks can never continue,
+whatever the others do::
 
     free      ranks that are not blocked
-    repeat    a blocked rank is set free when all that one of its threads waits for can still
-              happen:
+    repeat    a blocked rank is set free when all operations that one of its threads waits for
+              can still finish:
                 a matched operation                        will finish, unless the peer was killed
                 an unmatched send, or recv from one peer   when that peer is free
                 a recv from any source                     when a member of the group is free (OR)
@@ -17,8 +17,8 @@ is left to be. The rest can never go on, whatever the others do::
 
 Source:
     The fixpoint is that of T. Hilbrich et al., "Distributed wait state tracking for runtime MPI
-    deadlock detection", 2013 (AND/OR wait-for graphs of MUST); rendezvous makes it exact here, for
-    there is no buffering to guess.
+    deadlock detection", 2013 (AND/OR wait-for graphs of MUST). It is exact here, because Gloo's
+    messages are not buffered.
 """
 
 from __future__ import annotations
@@ -34,35 +34,35 @@ from ringsim.traces.collectives import same_collective
 from ringsim.traces.events import ANY_SOURCE, COLLECTIVE, NONE
 from ringsim.traces.findings import Operation
 
-_Waiter = tuple[int, int]  # a rank and the number of one of its threads
-_DEAD: Final = frozenset({"failed", "killed"})  # not even what they have posted will be finished
+_Waiter = tuple[int, int]  # a rank and the number of a thread
+_DEAD: Final = frozenset({"failed", "killed"})  # not even their posted operations will finish
 
 
 @dataclass(frozen=True)
 class Hindrance:
-    """Why a rank cannot go on: one operation, and the ranks that will not do their part."""
+    """An operation that blocks a rank, and the ranks that will not do their part."""
 
     rank: int
     posted: OpenOperation
-    # ascending. One of them would do for a recv from any source; a collective needs them all
+    # ascending. A recv from any source needs only one of them, a collective needs all
     peers: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Stuck:
-    """The ranks that can never go on."""
+    """The ranks that can never continue."""
 
     ranks: tuple[int, ...]  # all of them, ascending
-    # a shortest cycle among them, each waiting for the next and the last for the first; empty where
+    # a shortest cycle among them, each waiting for the next and the last for the first; empty if
     # there is none
     cycle: tuple[int, ...]
-    hindrances: tuple[Hindrance, ...]  # who waits for whom, ordered by rank
+    hindrances: tuple[Hindrance, ...]  # their waits, ordered by rank
 
 
 def meets(mine: Operation, theirs: Operation) -> bool:
     """Returns whether two calls of a collective belong together.
 
-    Those that make groups must make the same one.
+    Calls of new_group must create the same group.
     """
     return same_collective(mine.op, theirs.op) and (
         mine.op != "new_group" or mine.shape == theirs.shape
@@ -70,14 +70,14 @@ def meets(mine: Operation, theirs: Operation) -> bool:
 
 
 def analyse(snapshot: Snapshot) -> Stuck | None:
-    """Finds the ranks that can never go on.
+    """Finds the ranks that can never continue.
 
     Args:
-        snapshot: the ranks at one moment, a consistent cut: no operation counts as matched whose
-            other side is not posted.
+        snapshot: the ranks at one moment, as a consistent cut: an operation counts as matched only
+            if its other side is posted.
 
     Returns:
-        Those ranks and why; None if all can still go on.
+        These ranks and their waits; None if all ranks can still continue.
 
     Example:
         >>> from ringsim.diagnose.snapshot import RankSnapshot
@@ -95,8 +95,8 @@ def analyse(snapshot: Snapshot) -> Stuck | None:
         True
     """
     needs: dict[Hashable, _Need] = {}
-    concerned: dict[int, list[_Need]] = {}  # rank -> the needs that it may help with
-    missing: dict[_Waiter, int] = {}  # how many of a waiting thread's operations cannot finish yet
+    concerned: dict[int, list[_Need]] = {}  # rank -> the needs that it can help with
+    missing: dict[_Waiter, int] = {}  # operations that a thread still waits for
     for rank, view in enumerate(snapshot.ranks):
         for one in view.awaited:
             key = _need_key(one)
@@ -140,23 +140,23 @@ def analyse(snapshot: Snapshot) -> Stuck | None:
 def hindering(snapshot: Snapshot, rank: int, one: OpenOperation) -> tuple[int, ...]:
     """Returns the ranks that must act before a rank's operation can finish, ascending.
 
-    Of a recv from any source, one of them.
+    For a recv from any source, one of them is enough.
     """
     return _make_need(snapshot, rank, one).hindering(rank)
 
 
 class _Need:
-    """What an operation waits for.
+    """The ranks that an operation waits for.
 
-    Operations that wait for the same share one: those of a collective, and recvs from any source.
+    Operations that wait for the same ranks share one instance.
 
     Attributes:
-        never: ranks that will not do their part, whatever happens.
-        wanted: ranks that must be able to act; a rank never waits for itself, though it may be
-            among them.
+        never: the ranks that will not do their part, whatever happens.
+        wanted: the ranks that must be able to act; may include the waiting rank, which never waits
+            for itself.
         any_of: whether one of ``wanted`` is enough.
-        left: those of ``wanted`` that cannot act yet.
-        waiters: who still waits, once for each operation.
+        left: the ranks in ``wanted`` that cannot act yet.
+        waiters: the threads that still wait, once for each operation.
     """
 
     __slots__ = ("_peers", "any_of", "left", "never", "waiters", "wanted")
@@ -170,7 +170,7 @@ class _Need:
         self._peers: tuple[int, ...] | None = None
 
     def met(self) -> list[_Waiter]:
-        """Returns the waiting threads that can finish by now."""
+        """Returns the waiting threads that can now finish."""
         if (
             self.never
             or (self.any_of and len(self.left) == len(self.wanted))
@@ -203,7 +203,7 @@ class _Need:
 
 
 def _need_key(one: OpenOperation) -> Hashable:
-    """Returns a key that operations share if they wait for the same."""
+    """Returns a key that operations share if they wait for the same ranks."""
     operation = one.operation
     if operation.kind == COLLECTIVE:
         made = operation.shape if operation.op == "new_group" else ()
@@ -255,7 +255,7 @@ def find_cycle(hindrances: Iterable[Hindrance]) -> tuple[int, ...]:
     alone = [link.rank for link in links if link.rank in link.peers]
     if alone:
         return (min(alone),)
-    inside = {id(link.peers): link.peers for link in links}  # many share theirs
+    inside = {id(link.peers): link.peers for link in links}  # many of them share the same peers
     inside = {key: tuple(peer for peer in peers if peer in ranks) for key, peers in inside.items()}
     graph: dict[int, list[tuple[int, ...]]] = {}
     for link in links:
@@ -271,8 +271,8 @@ def find_cycle(hindrances: Iterable[Hindrance]) -> tuple[int, ...]:
         if len(best) == 2:
             break
         ways = ways or _Ways(graph)
-        # no other cycle through it is shorter, and none is left through ranks that wait for it
-        # alone
+        # no other cycle through it is shorter, and no cycle remains through ranks that wait only
+        # for it
         ways.remove(start)
     if not best:
         return ()
@@ -299,7 +299,7 @@ def _cycle_through(start: int, graph: Mapping[int, Sequence[tuple[int, ...]]]) -
 
 
 class _Ways:
-    """Removes ranks from a graph, and with them those that then lead nowhere."""
+    """Removes ranks from a graph, and then ranks without a remaining edge."""
 
     def __init__(self, graph: dict[int, list[tuple[int, ...]]]) -> None:
         self._graph = graph
@@ -314,7 +314,7 @@ class _Ways:
             self.remove(rank)
 
     def remove(self, rank: int) -> None:
-        """Removes a rank, unless it is gone already."""
+        """Removes a rank, unless it is already removed."""
         leaving = [rank]
         while leaving:
             rank = leaving.pop()

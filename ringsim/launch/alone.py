@@ -1,15 +1,15 @@
-"""Runs a function in a process of its own, which ends with it: the virtual clock lives there.
+"""Runs a function in its own process, such as a simulation on the virtual clock.
 
-The process comes from the server that ranks come from, with torch loaded. Whatever the function
-does to it (threads, patched functions, a crash) is gone with it, and the caller can end it at any
-moment::
+The process is forked by the same server as the ranks, with torch loaded. Side effects of the
+function (threads, patched functions, a crash) end with the process, and the caller can end it at
+any time::
 
     caller                                     process
     ------                                     -------
     function and arguments, pickled -------->  calls the function
-    shows its output as it comes    <--------  prints
+    shows its output as it arrives  <--------  prints
     result, unpickled               <--------  returns; waits to be ended
-    on Ctrl-C: "interrupt"          -------->  hands over what there is so far
+    on Ctrl-C: "interrupt"          -------->  hands over its partial result
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from ringsim.launch.results import read_result
 __all__ = ["run_alone"]
 
 _POLL_S: Final = 0.05
-_HAND_OVER_S: Final = 2.0  # for what an interrupted process has to hand over
+_HAND_OVER_S: Final = 2.0  # for the partial result of an interrupted process
 
 
 def run_alone(
     function: str, *args: Any, limit_s: float | None = None, doing: str = "the run"
 ) -> Any:
-    """Calls a function in a process of its own.
+    """Calls a function in its own process.
 
     Args:
-        function: "module:name", so that the caller need not import it; it gets the ``Process``
-            and ``args``.
-        args: pickled.
-        limit_s: limit of the call, in seconds.
+        function: the function as "module:name", so that the caller need not import it; it is called
+            with the ``Process`` and ``args``.
+        args: the further arguments, which are pickled.
+        limit_s: the limit of the call, in seconds.
         doing: the name of the run, for errors.
 
     Returns:
-        The result, a copy.
+        A copy of the result.
 
     Raises:
-        Interrupted: Ctrl-C; its ``trace`` is what the process has handed over.
-        RunTimeout: the limit has passed; likewise.
+        Interrupted: Ctrl-C was pressed; its ``trace`` is the partial result.
+        RunTimeout: the limit has passed; its ``trace`` is the partial result.
         RankFailed: the process has died.
     """
     kind = Kind(1, ALONE, 1.0, ring=False, environment=start_environment())
@@ -72,7 +72,7 @@ class _Call:
         self._start_s = time.monotonic()
 
     def finish(self, function: str, args: tuple[Any, ...], limit_s: float | None) -> Any:
-        """Sees the call through; returns its result."""
+        """Completes the call, and returns its result."""
         job = pack_caller()
         self._channel.send_bytes(pickle.dumps((job, function, args)))
         try:
@@ -93,7 +93,7 @@ class _Call:
         return time.monotonic() - self._start_s
 
     def _hear(self, limit_s: float | None) -> Any:
-        """Returns where the result lies, None once the limit has passed; shows output meanwhile."""
+        """Returns the location of the result, None after the limit; shows output meanwhile."""
         while limit_s is None or self._elapsed_s < limit_s:
             ready = wait([self._channel], timeout=_POLL_S)
             self._output.follow()
@@ -105,7 +105,7 @@ class _Call:
         return None
 
     def _read(self) -> Any:
-        """Reads one message; returns where the result lies if it says so.
+        """Reads one message; returns the location of the result if the message has it.
 
         Raises:
             BaseException: the function has raised, or the process has died.
@@ -129,7 +129,7 @@ class _Call:
         return RankFailed(f"{self._doing} ended early: {describe_death(report)}{where}{lines}")
 
     def _explained(self, error: Any) -> Any:
-        """Gives an error what the process hands over, if it does so in time."""
+        """Adds the partial result of the process to an error, if it arrives in time."""
         self._channel.send_bytes(pickle.dumps(INTERRUPT))
         deadline = time.monotonic() + _HAND_OVER_S
         while time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""``ringsim.trace``: runs a worker on real ranks, or records ranks that run already."""
+"""``ringsim.trace``: runs a worker on real ranks, or records ranks that already run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ringsim.traces.value import Trace
 if TYPE_CHECKING:
     from ringsim.launch.recording import Recording
 
-WORLD_SIZE_MAX: Final = 1024  # real processes; the simulator is there for more
+WORLD_SIZE_MAX: Final = 1024  # real processes; use the simulator for more
 
 
 @overload
@@ -62,54 +62,56 @@ def trace(
 ) -> Trace | Recording:
     """Runs a function on real ranks and records every message.
 
-    Or, given a path, records the ranks that already run. With a function: starts ``world_size``
-    processes, joins them in a process group and a ring, calls ``worker(*args, **kwargs)`` in each
-    and returns when all have finished. The function may be defined in a notebook cell, needs no
-    ``if __name__`` guard, and learns its place from ``ringsim.current_ring()``. On Linux, processes
-    that it starts end with their rank, unless they lead a session of their own.
+    With a path instead of a function, it records ranks that already run.
 
-    With a path: returns a context manager for scripts whose ranks something else started
-    (torchrun). Every rank enters it, and rank 0 writes one file at the end of the block.
+    With a function, it starts ``world_size`` processes, joins them in a process group and a ring,
+    calls ``worker(*args, **kwargs)`` in each, and returns when all have finished. You can define
+    the function in a notebook cell, and need no ``if __name__`` guard. ``ringsim.current_ring()``
+    returns its place in the ring. On Linux, processes that it starts end with their rank, unless
+    they lead their own session.
+
+    With a path, it returns a context manager for scripts whose ranks another launcher started, such
+    as torchrun. Every rank enters it, and rank 0 writes one file at the end of the block.
 
     Args:
         worker_or_path: the function, or the path of the trace file to write.
-        world_size: number of ranks, 1 or more.
-        args: positional arguments of the worker, the same on every rank.
-        kwargs: keyword arguments, likewise.
-        comm_device: "cpu" for Gloo, "gpu" for NCCL with one rank a GPU.
-        timeout_s: limit of one blocked operation, in seconds.
-        limit_s: limit of the whole run, in seconds. None for no limit; on GPUs, where stuck ranks
-            are not looked for, for an hour.
+        world_size: the number of ranks, at least 1.
+        args: the positional arguments of the worker, the same on every rank.
+        kwargs: the keyword arguments of the worker, the same on every rank.
+        comm_device: "cpu" for Gloo, "gpu" for NCCL with one rank per GPU.
+        timeout_s: the limit of one blocked operation, in seconds.
+        limit_s: the limit of the whole run, in seconds. None for no limit, or for one hour on GPUs,
+            where stuck ranks are not detected.
         seed: rank r seeds torch, numpy and random with ``seed + r``.
-        inject: what is to go wrong: ``ringsim.Slow``, ``Degrade``, ``Fail`` and ``Jitter``, as in
+        inject: the faults to inject: ``ringsim.Slow``, ``Degrade``, ``Fail`` and ``Jitter``, as in
             ``ringsim.simulate``.
-        ring: whether the process group and the ring are built before the worker runs; if not, the
-            worker does that itself.
-        check: which mistakes raise an error before torch sees them. "basic": ranks, tags, groups
-            and tensors that cannot be right, and messages and collectives whose sides disagree on
-            size, dtype, shape, reduction or root. "full" adds buffers that are used while a message
-            is on its way and handles that are not waited for, at some cost. "off": none.
+        ring: whether the process group and the ring are created before the worker runs; if not, the
+            worker creates them.
+        check: the mistakes that raise an error before torch sees them. "basic": invalid ranks,
+            tags, groups and tensors, and messages and collectives whose sides disagree on size,
+            dtype, shape, reduction or root. "full" adds buffers used while their message is in
+            flight and handles that are not waited for, at some cost. "off": none.
         backend: "mpi" to start the ranks on this machine with ``mpirun``, with the default group
-            and the ring on MPI; None for Gloo or NCCL, by ``comm_device``. Over MPI, ``limit_s``
-            counts from when ``mpirun`` has started all ranks. Ranks that can never continue are
-            found as on Gloo if that follows from what they posted, after one second. If a rank
-            sleeps or computes for ever, or no proof is possible, only ``limit_s`` and ``timeout_s``
-            end the run; the error says what each rank waited for.
+            and the ring on MPI; None for Gloo or NCCL, depending on ``comm_device``. With MPI,
+            ``limit_s`` counts from the time when ``mpirun`` has started all ranks. Stuck ranks are
+            detected after one second, if the posted operations prove it. If a rank sleeps or
+            computes forever, or no proof is possible, only ``limit_s`` and ``timeout_s`` end the
+            run; the error lists the operations that the ranks waited for.
 
     Returns:
-        The trace: ``results`` and ``output`` by rank, events, pictures. Given a path: the context
-        manager.
+        The trace, with ``results`` and ``output`` by rank, events and pictures. With a path, the
+        context manager.
 
     Raises:
-        ArgumentError: an argument breaks its rule, or what the worker uses cannot travel to the
-            ranks.
+        ArgumentError: an argument breaks its rule, or the worker uses an object that cannot be
+            sent to the ranks.
         RingError: ``mpirun`` or mpi4py is missing.
-        RankFailed: a rank raised or died. The message shows the first failure; ``error.trace`` is
-            what was recorded until then.
-        Deadlock, PeerExited, MessageMismatch: ranks could never have continued; the error is raised
-            on them where they wait, and ``error.diagnosis`` says why.
+        RankFailed: a rank raised or died. The message shows the first failure; ``error.trace`` has
+            the events recorded up to then.
+        Deadlock, PeerExited, MessageMismatch: ranks could never have continued. They raise the
+            error where they wait; ``error.diagnosis`` explains it.
         RunTimeout, Interrupted: the run took longer than ``limit_s``, or was stopped by Ctrl-C;
-            they carry the trace, too.
+            both errors have the trace.
 
     Example:
         >>> import ringsim
@@ -132,9 +134,8 @@ def trace(
     injections = check_injections(inject, kind.world_size)
     if comm_device == "gpu" and any(isinstance(each, Degrade) for each in injections):
         raise ArgumentError(
-            f'inject must hold no Degrade where comm_device is "gpu", got {list(injections)}: a '
-            "message between GPUs does not wait for a "
-            "program that sleeps. Degrade links of Gloo, or simulate."
+            f'inject must not contain Degrade with comm_device="gpu", got {list(injections)}: '
+            "messages between GPUs cannot be delayed. Degrade Gloo links, or simulate."
         )
     if backend is not None:
         _check_for_mpi(injections, check)
@@ -143,33 +144,32 @@ def trace(
 
 
 def _check_for_mpi(injections: Sequence[Injection], check: str) -> None:
-    """Refuses what works only with groups that torch itself makes."""
+    """Refuses options that MPI does not support."""
     if any(isinstance(each, Degrade) for each in injections):
         raise ArgumentError(
-            f'inject must hold no Degrade with backend="mpi", got {list(injections)}: messages of '
-            "MPI are not held back. Degrade links of Gloo, or simulate."
+            f'inject must not contain Degrade with backend="mpi", got {list(injections)}: MPI '
+            "messages cannot be delayed. Degrade Gloo links, or simulate."
         )
     if check == "full":
         raise ArgumentError(
-            'check must be "basic" or "off" with backend="mpi", got "full": buffers and handles of '
-            "MPI are not followed. Check the worker on Gloo."
+            'check must be "basic" or "off" with backend="mpi", got "full": MPI buffers and '
+            "handles are not checked. Check the worker on Gloo."
         )
 
 
 def _record(
     path: Path, world_size: int | None, inject: Sequence[Injection], check: str
 ) -> Recording:
-    """Returns the recording of ranks that run already."""
+    """Returns the recording of ranks that already run."""
     if world_size is not None:
         raise ArgumentError(
-            f"world_size must be left out when a path is given, got {world_size}: "
-            "the ranks run already. "
-            "To start ranks, give the function to run."
+            f"world_size must be omitted with a path, got {world_size}: the ranks already run. To "
+            "start ranks, pass the function to run."
         )
     if inject:
         raise ArgumentError(
-            f"inject must be left out when a path is given, got {inject!r}: faults are injected "
-            "only into ranks that ringsim starts."
+            f"inject must be omitted with a path, got {inject!r}: faults can be injected only into "
+            "ranks that ringsim starts."
         )
     # needs torch, which a launcher of ranks does not load
     from ringsim.launch.recording import Recording
@@ -185,15 +185,15 @@ def make_kind(
     ring: bool,
     backend: str | None = None,
 ) -> Kind:
-    """Checks what the ranks are to be like, and that they have a torch to load."""
+    """Checks the properties of the ranks, and that torch is installed."""
     if is_replaying():
-        refuse("ranks must be allowed to start")
+        refuse("cannot start ranks")
     if importlib.util.find_spec("torch") is None:
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
     if world_size is None or not is_integer(world_size) or not 1 <= world_size <= WORLD_SIZE_MAX:
         raise ArgumentError(
-            f"world_size must be an integer from 1 to {WORLD_SIZE_MAX}, got {world_size!r}. Say "
-            "how many ranks to start: world_size=4."
+            f"world_size must be an integer from 1 to {WORLD_SIZE_MAX}, got {world_size!r}. Pass "
+            "the number of ranks to start: world_size=4."
         )
     if comm_device not in ("cpu", "gpu"):
         raise ArgumentError(
@@ -201,12 +201,12 @@ def make_kind(
         )
     if backend not in (None, "mpi"):
         raise ArgumentError(
-            f'backend must be "mpi" or None, got {backend!r}. Leave it out for Gloo, and for NCCL '
-            'with comm_device="gpu".'
+            f'backend must be "mpi" or None, got {backend!r}. Omit it for Gloo, or for NCCL with '
+            'comm_device="gpu".'
         )
     if backend is not None and comm_device != "cpu":
         raise ArgumentError(
-            'comm_device must be "cpu" with backend="mpi", got "gpu". Leave one of them out.'
+            'comm_device must be "cpu" with backend="mpi", got "gpu". Omit one of them.'
         )
     if not is_number(timeout_s) or not timeout_s > 0:
         raise ArgumentError(f"timeout_s must be a positive number of seconds, got {timeout_s!r}.")
@@ -215,12 +215,12 @@ def make_kind(
 
 
 def traced(*nothing: Any, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Trace]]:
-    """Makes a function run on real ranks whenever it is called: ``trace`` as a decorator.
+    """Returns a decorator that runs a function on real ranks with ``trace``.
 
     Args:
-        nothing: nothing; the function is what follows.
-        options: those of ``trace``, such as ``world_size``; ``args`` and ``kwargs`` are what the
-            function is called with.
+        nothing: must be empty; the function follows the decorator.
+        options: the options of ``trace``, such as ``world_size``; ``args`` and ``kwargs`` are the
+            arguments of the decorated function.
 
     Returns:
         The decorator. The decorated function returns the trace.
@@ -238,7 +238,7 @@ def traced(*nothing: Any, **options: Any) -> Callable[[Callable[..., Any]], Call
     """
     if nothing:
         raise TypeError(
-            f"@ringsim.traced must be told how many ranks to start, got {nothing[0]!r}. Write "
+            f"@ringsim.traced must be called with the number of ranks, got {nothing[0]!r}. Write "
             "@ringsim.traced(world_size=4)."
         )
 

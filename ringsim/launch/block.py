@@ -1,17 +1,18 @@
-"""What the ranks of a recorded block share: a name, and keys in the default group's store.
+"""The name and the store keys that the ranks of a recorded block share.
 
-They tell each other nothing by the program's messages. Each block has keys of its own::
+The ranks never use the program's messages. Each block has its own keys in the default group's
+store::
 
     key                  written by
     ---                  ----------
     run_id               the first rank that enters: the name of the block
     attempt              rank 0, if ranks may be restarted
-    at/R                 rank R, entering: where its part lies
-    left/R               rank R, leaving: how
+    at/R                 rank R, entering: the location of its part
+    left/R               rank R, leaving: its end
     soon, wants, files,  rank 0 and ranks on other hosts, see ``gathering``
     chunk, receipt
-    hosts/...            one rank of each host, see ``hosts``
-    clock/...            one rank of each clock, see ``clocks``; queues, not sealed
+    hosts/...            one rank per host, see ``hosts``
+    clock/...            one rank per clock, see ``clocks``; queues, not sealed
 """
 
 from __future__ import annotations
@@ -34,8 +35,7 @@ from ringsim.errors import RingError
 from ringsim.launch.clocks import name_boot, name_clock
 
 _MAX_PAUSE_S: Final = 0.01
-# of it for each rank that may wait: together they ask 3,300 times a second, of 44,000 that a store
-# can answer
+# per waiting rank: together they ask 3,300 times per second, and a store can answer 44,000
 _EACH_PAUSE_S: Final = 3e-4
 _PLACE: Final = {
     "host": str,
@@ -48,18 +48,18 @@ _PLACE: Final = {
 
 
 class Store:
-    """The keys of one recorded block in the store, and what all its values are sealed with.
+    """The keys of one recorded block in the store; all values are sealed with its name.
 
     Args:
-        store: a store of torch's, or one with its ``set``, ``get``, ``check`` and ``delete_key``.
-        run_id: of the block; a value that another block has sealed is refused.
-        waiting: how many ranks may wait for a key at once, of all hosts.
+        store: a torch store, or an object with its ``set``, ``get``, ``check`` and ``delete_key``.
+        run_id: the name of the block; values sealed by another block are refused.
+        waiting: the number of ranks on all hosts that may wait for a key at the same time.
 
     Attributes:
-        store: of torch.
-        run_id: of the block.
-        asked_s: since when it owes an answer, on ``time.monotonic``'s clock: if the link to it is
-            down, it comes after many minutes.
+        store: the store.
+        run_id: the name of the block.
+        asked_s: the time of the unanswered question, on ``time.monotonic``'s clock; if the link is
+            down, the answer may take many minutes.
     """
 
     def __init__(self, store: Any, run_id: str, waiting: int = 1) -> None:
@@ -71,17 +71,17 @@ class Store:
         return Store(PrefixStore(prefix, self.store), self.run_id)
 
     def clone(self) -> Store:
-        """Returns the same keys on a connection of their own."""
+        """Returns the same keys on a new connection."""
         return Store(self.store.clone(), self.run_id)
 
     def put(self, key: str, data: bytes) -> None:
-        """Puts data under a key, with their checksum."""
+        """Writes data and their checksum under a key."""
         self.store.set(key, self._seal(data) + data)
 
     def read(self, key: str, patience: Callable[[], bool]) -> bytes | None:
-        """Returns what is under a key once it is there.
+        """Returns the data under a key as soon as they exist.
 
-        None once ``patience()`` is over, or if it is not whole.
+        None if ``patience()`` ends first, or if the data are invalid.
         """
         if not self.wait(key, patience):
             return None
@@ -89,19 +89,19 @@ class Store:
         return sealed[4:] if self._seal(sealed[4:]) == sealed[:4] else None
 
     def take(self, key: str, patience: Callable[[], bool]) -> bytes | None:
-        """Returns what ``read`` does, and deletes it."""
+        """Returns the same as ``read``, and deletes the key."""
         data = self.read(key, patience)
         self._ask(lambda: self.store.delete_key(key))
         return data
 
     def has(self, key: str) -> bool:
-        """Returns whether a key is there."""
+        """Returns whether a key exists."""
         return bool(self._ask(lambda: self.store.check([key])))
 
     def wait(self, key: str, patience: Callable[[], bool], *, there: bool = True) -> bool:
-        """Waits until a key is there, or gone.
+        """Waits until a key exists, or no longer exists.
 
-        Returns whether it came to that while ``patience()`` lasted.
+        Returns False if ``patience()`` ended first.
         """
         pause_s = 0.0002
         while self.has(key) != there:
@@ -122,7 +122,7 @@ class Store:
 
 
 def longest_pause_s(waiting: int) -> float:
-    """Returns how long a rank pauses at most between looks for a key that so many may wait for.
+    """Returns the longest pause between two looks for a key, given the number of waiting ranks.
 
     Example:
         >>> [round(longest_pause_s(waiting), 3) for waiting in (1, 30, 1000)]
@@ -132,33 +132,33 @@ def longest_pause_s(waiting: int) -> float:
 
 
 def lasts(seconds: float) -> Callable[[], bool]:
-    """Returns a patience that is over after so many seconds."""
+    """Returns a patience that ends after the given seconds."""
     deadline = time.monotonic() + seconds
     return lambda: time.monotonic() < deadline
 
 
 def never() -> bool:
-    """Is no patience at all."""
+    """A patience that ends immediately."""
     return False
 
 
 def enter_block(rank: int, world_size: int) -> Store:
-    """Returns the keys of the block that a rank enters: its n-th is the n-th of every rank."""
+    """Returns the keys of the block that a rank enters; the n-th block is the same on all ranks."""
     store = default_store()
     if store is None:
         raise RingError(
-            "this version of torch must tell its default store, got none. Use a version that "
-            "ringsim was tested with."
+            "cannot find the default store in this version of torch. Use a version that ringsim "
+            "was tested with."
         )
     entered = store.add(f"ringsim/recording/entered/{rank}", 1)
     own = PrefixStore(f"ringsim/recording/{entered}", store)
-    # The first rank to enter names the block: rank 0 may come late, and nobody waits for it.
+    # The first rank that enters names the block: rank 0 may be late, and no rank waits for it.
     run_id = own.compare_set("run_id", "", uuid.uuid4().hex[:12]).decode()
     return Store(own, run_id, world_size if rank else 1)
 
 
 def store_port() -> int:
-    """Returns the port of the default group's store, -1 if it is not over TCP."""
+    """Returns the port of the default group's store, -1 if it does not use TCP."""
     store: object = default_store()
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
@@ -166,7 +166,7 @@ def store_port() -> int:
 
 
 def place_of(directory: Path) -> dict[str, Any]:
-    """Describes where a rank's part lies, as plain data for JSON.
+    """Describes the location of a rank's part, as plain data for JSON.
 
     Ranks with the same ``id`` see the same directory.
     """
@@ -181,9 +181,9 @@ def place_of(directory: Path) -> dict[str, Any]:
 
 
 def find_place(keys: Store, rank: int, patience: Callable[[], bool]) -> dict[str, Any]:
-    """Returns the place of a rank's part.
+    """Returns the location of a rank's part.
 
-    Nothing if the rank has not entered the block, or has said something else.
+    Empty if the rank has not entered the block, or its data are invalid.
     """
     try:
         place: Any = json.loads(keys.read(f"at/{rank}", patience) or b"{}")

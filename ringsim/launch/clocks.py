@@ -1,6 +1,6 @@
-"""The clocks of several machines, compared over the store while a recorded block runs.
+"""Compares the clocks of several machines over the store while a recorded block runs.
 
-One rank of each asks, rank 0 answers.
+One rank per clock asks, and rank 0 answers.
 
 ::
 
@@ -8,15 +8,15 @@ One rank of each asks, rank 0 answers.
     -----------------------------------              ----------------
     takes the turn
     reads its clock; asked <- its number   ------->  reads its clock
-    reads its clock                        <-------  told/number <- what it showed
+    reads its clock                        <-------  told/number <- its time
 
-32 times at the start of the block, at its end, and every minute. Where there are very many clocks,
-those that ask answer others. No message of the program's kind is sent, nobody waits for rank 0 at
-the start, and no new port listens: the two ends talk through queues of torch's store, each on a
-connection of its own, since one that waits there blocks all others on it.
+This happens 32 times at the start of the block, at its end, and every minute. If there are very
+many clocks, the askers also answer others. No message of the program is needed, no rank waits for
+rank 0 at the start, and no new port is opened: both sides use queues of torch's store, each on its
+own connection, because a wait on a connection blocks all other calls on it.
 
-One asks at a time: a question that waits behind others has a longer way there than back, which
-moves the middle between the limits of the offset away from it.
+Only one rank asks at a time. If a question waited behind others, its way there would be longer than
+its way back, and the estimated offset would be wrong.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from ringsim.traces.recorder import Recorder
 
 ROUND_TRIPS: Final = 32
 EVERY_S: Final = 60.0
-PATIENCE: Final = timedelta(seconds=5)  # with an answer
-PATIENCE_WITH_OTHERS: Final = timedelta(seconds=1)  # who have the turn
+PATIENCE: Final = timedelta(seconds=5)  # for an answer
+PATIENCE_WITH_OTHERS: Final = timedelta(seconds=1)  # for the ranks that have the turn
 MOST_ASKERS: Final = 64  # of rank 0; further clocks ask others
-FAN_OUT: Final = 16  # of those
+FAN_OUT: Final = 16  # askers of these others
 
 
 def name_boot() -> str:
-    """Names this boot of this machine: its ranks see the same file systems."""
+    """Returns the id of this boot of this machine, whose ranks see the same file systems."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -54,7 +54,7 @@ def name_boot() -> str:
 
 
 def name_clock() -> str:
-    """Names the clock of this process: a time namespace shifts CLOCK_MONOTONIC."""
+    """Returns the id of this process's clock; a time namespace shifts CLOCK_MONOTONIC."""
     try:
         return f"{name_boot()} {os.readlink('/proc/self/ns/time')}"
     except OSError:
@@ -67,10 +67,10 @@ class ClockComparison:
     Every rank of the block creates one; none waits.
 
     Args:
-        store: of the block, one of torch's.
-        recorder: of this rank, into whose part the comparisons go.
-        find_rank_0: waits for rank 0 to enter the block, as long as its argument says; returns the
-            name of its clock, None if it has none.
+        store: the block's store, one of torch's.
+        recorder: the recorder of this rank, whose part gets the comparisons.
+        find_rank_0: a function that waits for rank 0 to enter the block, with the given patience,
+            and returns the id of its clock, None if it has none.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class ClockComparison:
 
     def _begin(self, name: str, work: Callable[[], None]) -> None:
         def run() -> None:
-            # the store has gone, or has no queues; or somebody said nonsense
+            # the store is gone, or has no queues; or its data is invalid
             with contextlib.suppress(RuntimeError, ValueError):
                 work()
 
@@ -102,7 +102,7 @@ class ClockComparison:
     def stop(self, *, failed: bool) -> None:
         """Compares a last time, unless an error has ended the block.
 
-        On rank 0, after the others' ``stop``.
+        On rank 0, call it after the ``stop`` of the others.
         """
         self._failed = failed
         self._stopped.set()
@@ -115,7 +115,7 @@ class ClockComparison:
             leave_thread(thread)
 
     def _answer(self) -> None:
-        """Tells whoever asks what this clock shows."""
+        """Answers questions with the time of this clock."""
         store = self._store.clone()
         store.set_timeout(timedelta(days=365))
         store.queue_push(f"clock/turn/{self._number}", "")
@@ -123,7 +123,7 @@ class ClockComparison:
             store.queue_push(f"clock/told/{asker.decode()}", str(time.monotonic_ns()))
 
     def _compare(self, clock: str) -> None:
-        """Asks, now and then, what the clock above shows; nothing where rank 0 has this one."""
+        """Asks regularly for the time of the clock above, unless rank 0 has the same clock."""
         theirs = self._find_rank_0(lambda: not self._stopped.is_set())
         if theirs == clock:
             self._recorder.set_meta("clock_number", 0)
@@ -146,7 +146,7 @@ class ClockComparison:
 
 
 def find_above(number: int) -> int:
-    """Returns the number of the clock that a clock asks, 0 for rank 0's.
+    """Returns the number of the clock that a given clock asks, 0 for rank 0's.
 
     Example:
         >>> [find_above(number) for number in (1, 64, 65, 80, 81)]
@@ -158,26 +158,26 @@ def find_above(number: int) -> int:
 def compare(store: Any, number: int, above: int) -> tuple[int, int, int]:
     """Compares this clock with another that answers; blocks for some round trips.
 
-    The other clock was read after the question and before the answer, so each round trip gives
-    limits to the offset. What all have in common is more exact than the shortest of them: the
-    quickest way there and the quickest way back may belong to different ones.
+    The other clock is read after the question and before the answer, so each round trip limits the
+    offset. The intersection of all limits is more exact than the shortest round trip, because the
+    fastest way there and the fastest way back may belong to different ones.
 
     Args:
-        store: of the block, on a connection that nobody else uses.
-        number: of this clock.
-        above: of the other one.
+        store: the block's store, on an exclusive connection.
+        number: the number of this clock.
+        above: the number of the other clock.
 
     Returns:
-        The middle of the comparison on this clock, what is to be added then to get the other's
-        time, and between which limits that must be, as their distance, in ns.
+        The middle of the comparison on this clock, the offset to add for the other's time, and the
+        distance between its limits, in ns.
 
     Raises:
-        RuntimeError: nobody answers, or the store has gone.
+        RuntimeError: no answer arrives, or the store is gone.
     """
     store.set_timeout(PATIENCE_WITH_OTHERS)
     try:
         turn = [store.queue_pop(f"clock/turn/{above}")]
-    except RuntimeError:  # the others are slow, or one died with it
+    except RuntimeError:  # the others are slow, or one died during its turn
         turn = []
     store.set_timeout(PATIENCE)
     first_ns, least, most = time.monotonic_ns(), -(2**61), 2**61

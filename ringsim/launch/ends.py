@@ -1,7 +1,7 @@
-"""How ranks leave a recorded block, as a trace keeps it for ``explain``.
+"""Collects the ends of ranks in a recorded block, as a trace stores them for ``explain``.
 
-Each rank says how it leaves, if it can; of the others, what they wrote, or that their process is
-gone.
+Each rank announces its end, if it can. The ends of the others follow from their records, or from
+the end of their process.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from ringsim.traces.run_parts import told_ends
 
 
 def tell_end(rank: int, error: BaseException | None) -> dict[str, Any]:
-    """Describes how this rank leaves its block, as plain data for JSON.
+    """Describes the way in which this rank leaves its block, as plain data for JSON.
 
     Returns:
-        "at_ns": when, on CLOCK_MONOTONIC; "raised": whether an exception ended it; "woken": whether
-        that is a watcher's; "lost": whether it only says that a peer is gone; "end": how the rank
-        ended, as a trace keeps it for ``explain``, None if it did not fail.
+        "at_ns": the time, on CLOCK_MONOTONIC; "raised": whether an exception ended it; "woken":
+        whether a watcher raised the exception; "lost": whether the exception only reports a lost
+        peer; "end": the end of the rank, as a trace stores it for ``explain``, None if it did not
+        fail.
 
     Example:
         >>> end = tell_end(1, ValueError("no such layer"))["end"]
@@ -44,23 +45,21 @@ def tell_end(rank: int, error: BaseException | None) -> dict[str, Any]:
 
 
 def find_ends(directory: Path, ranks: Sequence[int]) -> list[dict[str, Any]]:
-    """Finds out how some ranks left the block.
-
-    From what each wrote or because its process on this machine is gone.
+    """Finds the ends of some ranks, in their records or because their process is gone.
 
     Returns:
-        How they ended, as a trace keeps it for ``explain``; nothing for ranks still in the block or
-        on another machine.
+        The ends, as a trace stores them for ``explain``; none for ranks still in the block or on
+        another machine.
     """
     ends = []
     for rank in ranks if has_proc() else ():
         part = PartReader(directory, rank)
         gone = is_gone(part)
-        part.read_names()  # what it wrote before it was gone
+        part.read_names()  # its last records
         said = [end for end in part.meta.get("ends", ()) if end["rank"] == rank]
         if said:
             ends += said
-        elif "end_ns" in part.meta:  # by itself, or because it lost a peer: then it says which
+        elif "end_ns" in part.meta:  # by itself, or because it lost a peer, which it then names
             ends += [] if "ends" in part.meta else [_left(rank)]
         elif gone:
             about = "died within the recorded block, by a signal or os._exit(): its process is gone"
@@ -69,7 +68,7 @@ def find_ends(directory: Path, ranks: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def is_gone(part: PartReader) -> bool:
-    """Returns whether the process that wrote a part has ended; False for another machine's."""
+    """Returns whether the process that wrote a part has ended; False on another machine."""
     part.read_names()
     pid = part.meta.get("pid")
     if pid is None or part.meta.get("host") != socket.gethostname() or not has_proc():
@@ -78,9 +77,9 @@ def is_gone(part: PartReader) -> bool:
 
 
 def find_told(directory: Path, ranks: Sequence[int], world_size: int) -> list[dict[str, Any]]:
-    """Returns what other ranks wrote of the ends of some.
+    """Returns the ends of some ranks as recorded by the other ranks.
 
-    Of one on another machine they alone may know.
+    Only these may know the end of a rank on their machine.
     """
     metas = {}
     for rank in range(world_size):
@@ -93,10 +92,7 @@ def find_told(directory: Path, ranks: Sequence[int], world_size: int) -> list[di
 
 
 def find_culprits(directory: Path, rank: int, world_size: int) -> list[dict[str, Any]]:
-    """Returns the ends of the ranks that may have been the peer that a rank lost.
-
-    See ``find_ends``.
-    """
+    """Returns the ends of the ranks that may be a rank's lost peer, see ``find_ends``."""
     ends = find_ends(directory, [other for other in range(world_size) if other != rank])
     return [end for end in ends if not _has_left(end)] or ends
 
@@ -113,10 +109,10 @@ def _has_left(end: Mapping[str, Any]) -> bool:
 def gather_ends(
     said: Mapping[int, Mapping[str, Any]], others: Sequence[Mapping[str, Any]], start_ns: int
 ) -> list[dict[str, Any]]:
-    """Combines what each rank said (``tell_end``) with how the others ended.
+    """Combines the announced ends (``tell_end``) with the ends of the other ranks.
 
-    By rank, for a trace's metadata. A rank that left without an error is listed only if another
-    rank lost a peer: otherwise it may still do what others wait for.
+    They are sorted by rank, for a trace's metadata. A rank that left without an error is listed
+    only if another rank lost a peer: otherwise it may still do its part.
 
     Example:
         >>> (end,) = gather_ends(
@@ -139,7 +135,7 @@ def gather_ends(
     if lost:
         ends += [_left(rank) for rank, words in said.items() if not words["raised"]]
     by_rank = {int(end["rank"]): end for end in ends}
-    # A rank that was at work a moment ago was killed because of the others.
+    # A rank that was running a moment ago was killed because of the others.
     for end in sorted(others, key=lambda end: bool(end["state"] == "killed")):
         if lost or not _has_left(end):
             by_rank.setdefault(int(end["rank"]), dict(end))

@@ -1,21 +1,21 @@
-r"""A process that has torch loaded and never computes.
+r"""A server process with torch loaded that forks ranks.
 
-It forks ranks in milliseconds, and makes sure that none outlives the launcher. It differs from the
+It forks ranks in milliseconds, and ensures that none outlives the launcher. It differs from the
 fork server of ``multiprocessing`` in three ways: ranks do not import the caller's main module
 again; one message forks several ranks, also ahead of time (*parked* ranks wait for a job); and
-however the launcher ends, they end too::
+the ranks end with the launcher, however it ends::
 
     launcher ----------- control socket ----------> fork server ---- fork ----> rank 0, rank 1, ...
         \---------------- one channel for each rank ------------------------------/
 
 When the launcher ends, its end of the control socket closes. The server then kills its ranks,
 removes their directories and exits. If the server dies, the kernel ends the ranks
-(PR_SET_PDEATHSIG): nothing public does that.
+(PR_SET_PDEATHSIG), for which Python has no public function.
 
-Each rank leads a process group. When it ends, the server ends what is left of the group, such as
-the workers of a ``DataLoader``, writes down how the rank ended, and only then closes its channel: a
-process that the rank forked would otherwise keep the channel open, and the connections to the other
-ranks too. A process that left the group (``start_new_session=True``) goes on.
+Each rank leads a process group. When it ends, the server ends the rest of the group, such as the
+workers of a ``DataLoader``, records the exit of the rank, and only then closes its channel.
+Otherwise, a process forked by the rank would keep the channel open, and also the connections to the
+other ranks. A process that left the group (``start_new_session=True``) continues.
 """
 
 from __future__ import annotations
@@ -40,27 +40,27 @@ from ringsim.launch.job import RankConfig
 
 FDS_PER_MESSAGE: Final = 200  # the kernel passes at most 253 descriptors with one message
 _MESSAGE_BYTES: Final = 1 << 16
-_PARENT_CHECK_S: Final = 0.25  # how often to check that the launcher is still our parent
+_PARENT_CHECK_S: Final = 0.25  # time between two checks that the launcher is still the parent
 _PR_SET_PDEATHSIG: Final = 1
 
 
 @dataclass
 class _Family:
-    """The ranks of one run as the server has forked them."""
+    """The ranks of one run that the server has forked."""
 
     config: RankConfig
     pids: dict[int, int] = field(default_factory=dict)  # pid -> rank
     channels: dict[int, int] = field(default_factory=dict)  # pid -> the rank's end of its channel
     parked_until: float = math.inf
-    over: bool = False  # nobody needs its directory any more
+    over: bool = False  # its directory is no longer needed
 
 
 class Server:
-    """Forks ranks, reaps them and writes down how they ended.
+    """The server: forks ranks, reaps them and records their exits.
 
     Args:
-        control: the socket on which the launcher's messages come.
-        on_interrupt: what ranks do on SIGINT; a terminal's does not reach them.
+        control: the socket for the launcher's messages.
+        on_interrupt: the ranks' handler of SIGINT; Ctrl-C in a terminal does not reach them.
     """
 
     def __init__(self, control: socket.socket, on_interrupt: Any) -> None:
@@ -89,7 +89,7 @@ class Server:
                 for family in self._sets.values():
                     if time.monotonic() > family.parked_until:
                         self._end(family)
-        # the launcher is gone; a run that was given a path leaves its records there
+        # the launcher is gone; the records of a run with a path remain
         for family in self._sets.values():
             self._end(family, keep=family.config.keep)
         deadline = time.monotonic() + 5
@@ -98,12 +98,11 @@ class Server:
             time.sleep(0.002)
 
     def _receive(self) -> bool:
-        """Obeys one message; False when the launcher has closed its end."""
+        """Handles one message; False when the launcher has closed its end."""
         try:
             text, fds, _, _ = socket.recv_fds(self._control, _MESSAGE_BYTES, FDS_PER_MESSAGE)
         except ConnectionResetError:
-            # the launcher has left with an answer unread: what it said before that can still be
-            # read
+            # the launcher has left an answer unread; its earlier messages can still be read
             return True
         if not text:
             return False
@@ -111,7 +110,7 @@ class Server:
         family = self._sets.get(message["set"])
         if "number" in message:  # a question
             yes = message["do"] == "answer" or (family is not None and self._take(family))
-            # the launcher has left meanwhile, which the next message tells
+            # the launcher is gone, as the next message will show
             with contextlib.suppress(OSError):
                 self._control.send(json.dumps([message["number"], yes]).encode())
         elif message["do"] == "fork":
@@ -124,9 +123,9 @@ class Server:
         return True
 
     def _take(self, family: _Family) -> bool:
-        """Returns whether parked ranks are a call's from now on.
+        """Assigns parked ranks to a call; returns whether that succeeded.
 
-        They are not if some have ended, or are about to.
+        It fails if some of them have ended or are ending.
         """
         taken = (
             len(family.pids) == family.config.world_size and time.monotonic() <= family.parked_until
@@ -136,7 +135,7 @@ class Server:
         return taken
 
     def _fork(self, message: dict[str, Any], fds: list[int]) -> None:
-        """Forks the ranks ``first, first + 1, ...``, one for each channel in ``fds``."""
+        """Forks the ranks ``first, first + 1, ...``, one per channel in ``fds``."""
         config = RankConfig(**message["config"])
         ranks = self._sets.setdefault(message["set"], _Family(config))
         ranks.parked_until = (
@@ -165,7 +164,7 @@ class Server:
             ):
                 os.close(other)
             os.setpgid(0, 0)
-            # nothing in Python asks the kernel to end a child with its parent
+            # Python has no function that ends a child with its parent
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != server:  # it died before the line above
                 os._exit(1)
@@ -173,23 +172,23 @@ class Server:
 
             rank.main(Connection(fd), config)
         finally:
-            os._exit(70)  # rank.main exits by itself; this is for what it could not catch
+            os._exit(70)  # rank.main exits by itself; this is for errors that it could not catch
 
     def _reap(self) -> None:
         """Cleans up after ranks that have ended.
 
-        Ends what they left running, writes down how they ended, closes their channels.
+        It ends their remaining processes, records their exits, and closes their channels.
         """
         for name, ranks in list(self._sets.items()):
             for pid, rank in list(ranks.pids.items()):
                 if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                     continue
-                with contextlib.suppress(OSError):  # no such group: the rank ended at once
-                    # before it is reaped: afterwards its number may be another's
+                with contextlib.suppress(OSError):  # no such group: the rank ended immediately
+                    # before it is reaped, because its number may then be reused
                     os.killpg(pid, signal.SIGKILL)
                 _, status = os.waitpid(pid, 0)
                 del ranks.pids[pid]
-                with contextlib.suppress(OSError):  # the launcher has removed the directory already
+                with contextlib.suppress(OSError):  # the launcher has already removed the directory
                     ranks.config.for_rank(rank).file("exit").write_text(
                         f"{os.waitstatus_to_exitcode(status)} {time.monotonic_ns()}"
                     )
@@ -197,30 +196,30 @@ class Server:
                     contextlib.suppress(OSError),
                     socket.socket(fileno=ranks.channels.pop(pid)) as channel,
                 ):
-                    channel.shutdown(socket.SHUT_RDWR)  # for all processes that have it
+                    channel.shutdown(socket.SHUT_RDWR)  # for all processes that have it open
             if not ranks.pids:
                 del self._sets[name]
                 if ranks.over:
                     shutil.rmtree(ranks.config.directory, ignore_errors=True)
 
     def _end(self, ranks: _Family, *, keep: bool = False) -> None:
-        """Kills the ranks that are still there, and removes their directory once they are gone."""
+        """Kills the remaining ranks, and then removes their directory."""
         ranks.over = ranks.over or not keep
         for pid in ranks.pids:
             os.kill(pid, signal.SIGKILL)
 
 
 def main(control_fd: int) -> None:
-    """Loads what every rank needs, then serves.
+    """Loads the modules that every rank needs, then serves.
 
     Args:
         control_fd: this process's end of the control socket.
     """
-    on_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher's business
+    on_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # handled by the launcher
     with contextlib.suppress(OSError):
         with open("/proc/self/comm", "w") as name:
             name.write("ringsim-server")
-    from ringsim.launch.rank import warm_up  # imports torch and everything that a rank needs
+    from ringsim.launch.rank import warm_up  # imports torch and all other modules of a rank
 
     warm_up()
     gc.collect()

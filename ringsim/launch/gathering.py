@@ -1,6 +1,6 @@
-"""The parts of ranks on other hosts come to rank 0 over the store.
+"""Brings the parts of ranks on other hosts to rank 0 over the store.
 
-In chunks, a few at a time, each checked, and deleted once read.
+They are sent in chunks, a few at a time; each is checked, and deleted after it is read.
 
 ::
 
@@ -13,13 +13,13 @@ In chunks, a few at a time, each checked, and deleted once read.
                               deleted
     receipt/4                 ------------> removes its parts
 
-A process that fails does not wait for rank 0, and one that ends not for long, for others may wait
-for its end: if its part fits into the window, it leaves it in the store, unasked. One that ends
-with a larger part waits longer. Rank 0 asks one rank of each directory for the parts of all ranks
-there, also of those that died, and one host after the other: never are more than ``WINDOW`` chunks
-in the store. What arrives is believed no more than a file: it is written beside rank 0's own parts,
-and read as those are. The program's process groups carry none of it, so it works on any backend,
-and after ranks have died.
+A process that fails does not wait for rank 0, and one that ends waits only briefly, because others
+may wait for its end: if its part fits into the window, it leaves the part in the store, unasked. A
+process with a larger part waits longer. Rank 0 asks one rank per directory for the parts of all
+ranks there, including those that died, one host after the other: the store never has more than
+``WINDOW`` chunks. The data are trusted no more than a file: they are written next to rank 0's own
+parts, and read in the same way. The process groups of the program are not used, so this works with
+any backend, and after ranks have died.
 """
 
 from __future__ import annotations
@@ -44,18 +44,17 @@ from ringsim.traces.parts import FILE_NAME, PartReader
 
 CHUNK_BYTES: Final = 1 << 18
 WINDOW: Final = 8
-# hosts that are told that their turn comes soon: till then their ranks need not look often
+# hosts that are notified shortly before their turn: before that, their ranks rarely look
 AHEAD: Final = 64
-STOPPED_S: Final = 5.0  # a rank from which nothing has come for this long has stopped
-# how long a process that has nothing else to do waits to be asked for its parts, if it can leave
-# them in the store
+STOPPED_S: Final = 5.0  # a rank without a message for this long has stopped
+# time that an ending process waits to be asked for its parts, if it can leave them in the store
 ENDING_S: Final = 2.0
 # the same if it cannot: rank 0 may leave the block later, and others may be asked before
 LATE_S: Final = 60.0
-# how long one that has sent them waits until rank 0 has those of all others, too
+# time that a sender waits until rank 0 also has the parts of all others
 GATHERED_S: Final = 600.0
-ANSWER_S: Final = 30.0  # how long a rank that sends waits for the next word of rank 0
-MAX_FILE_BYTES: Final = 1 << 28  # more than a recorder ever writes
+ANSWER_S: Final = 30.0  # time that a sender waits for the next message of rank 0
+MAX_FILE_BYTES: Final = 1 << 28  # more than any recorder writes
 
 
 # -- a rank on another host
@@ -66,13 +65,14 @@ class Offer:
     """The parts of a rank that has left the block, for rank 0.
 
     Attributes:
-        keys: of the block.
+        keys: the keys of the block.
         rank: this rank.
-        directory: of the parts.
-        place: of that, as ``place_of`` told it on entering: rank 0 may have removed it meanwhile.
-        path: of the trace, to tell the user how to join the parts by hand.
-        failed: whether an error has ended the block here: then this process may be ended at any
-            moment.
+        directory: the directory of the parts.
+        place: the location as returned by ``place_of`` on entry, because rank 0 may have removed
+            the directory since.
+        path: the path of the trace, for a message on how to join the parts by hand.
+        failed: whether an error has ended the block on this rank; this process may then be ended at
+            any moment.
     """
 
     keys: Store
@@ -83,9 +83,9 @@ class Offer:
     failed: bool
 
     def make(self) -> None:
-        """Gives rank 0 the parts of this host, from a thread, unless it sees them.
+        """Sends the parts of this host to rank 0, from a thread, unless rank 0 can see them.
 
-        The process lives until that is over.
+        The process lives until the thread ends.
         """
         try:
             rank_0 = BackgroundCall(lambda: find_place(self.keys, 0, never)).result(STOPPED_S)
@@ -96,9 +96,9 @@ class Offer:
             threading.Thread(target=self.give, name=f"{OUR_THREADS}parts").start()
 
     def give(self) -> None:
-        """Gives rank 0 what it asks for; tells the user where the parts are if it does not."""
+        """Sends the requested parts to rank 0, or prints their location if it does not ask."""
         giving = BackgroundCall(self._hand_over)
-        with contextlib.suppress(RuntimeError):  # the store is gone, with rank 0
+        with contextlib.suppress(RuntimeError):  # the store is gone with rank 0
             while time.monotonic() - self.keys.asked_s < STOPPED_S:
                 with contextlib.suppress(TimeoutError):
                     if giving.result(STOPPED_S):
@@ -107,7 +107,7 @@ class Offer:
         self._tell_where()
 
     def _hand_over(self) -> bool:
-        """Gives rank 0 what it asks for; returns whether it has all that it needs."""
+        """Sends the requested parts to rank 0; returns whether it has all that it needs."""
         keys, rank = self.keys, self.rank
         fits = _fits(_list(self.directory, [rank]))
         unasked = self.failed and fits
@@ -121,7 +121,7 @@ class Offer:
         here = _ranks_in(self.directory)
         if rank == min(
             here, default=rank
-        ):  # is asked first, so that the others need not look often
+        ):  # this rank is asked first, so the others need not look often
             keys.waiting //= len(here) or 1
             keys.wait(f"soon/{rank}", patience)
             keys.waiting = AHEAD
@@ -131,11 +131,11 @@ class Offer:
 
     def _tell_where(self) -> None:
         if self.rank > min(_ranks_in(self.directory), default=self.rank):
-            return  # one rank of each host says it
+            return  # one rank per host prints it
         sys.stderr.write(
-            f"[rank {self.rank}] ringsim: rank 0 did not take the parts of a recording from "
-            f"{socket.gethostname()}. They are in {self.directory}: join "
-            f"them with those of the other hosts by ringsim merge {self.path} DIRECTORY ...\n"
+            f"[rank {self.rank}] ringsim: rank 0 did not fetch the parts of a recording from "
+            f"{socket.gethostname()}. They are in {self.directory}. Join them with the parts of "
+            f"the other hosts: ringsim merge {self.path} DIRECTORY ...\n"
         )
 
 
@@ -146,7 +146,7 @@ def _ranks_in(directory: Path) -> list[int]:
 
 
 def _while_at_work(then_s: float) -> Callable[[], bool]:
-    """Patience while the program runs, and some time after it."""
+    """A patience that lasts while the program runs, and some time longer."""
     over: list[Callable[[], bool]] = []
 
     def patience() -> bool:
@@ -170,7 +170,7 @@ def _fits(files: Sequence[tuple[Path, int]]) -> bool:
 def send(keys: Store, rank: int, directory: Path, ranks: Sequence[int], *, asked: bool) -> bool:
     """Sends the parts of some ranks.
 
-    Returns whether rank 0 has them all, or if it has not asked, whether they are in the store.
+    Returns whether rank 0 has all of them; if it has not asked, whether they are in the store.
     """
     files = _list(directory, ranks)
     fits = asked or _fits(files)
@@ -202,33 +202,33 @@ def send(keys: Store, rank: int, directory: Path, ranks: Sequence[int], *, asked
 
 
 class Gathering:
-    """What rank 0 fetches at the end of a block: the parts that it does not see.
+    """Fetches the parts that rank 0 cannot see, at the end of a block.
 
     Args:
-        keys: of the block.
-        directory: of rank 0's own parts, into which the others come.
-        world_size: number of ranks.
+        keys: the keys of the block.
+        directory: the directory of rank 0's own parts, which gets the others.
+        world_size: the number of ranks.
 
     Attributes:
-        missing: sentences on the parts that did not come.
+        missing: notes on the parts that did not arrive.
     """
 
     def __init__(self, keys: Store, directory: Path, world_size: int) -> None:
         self._keys, self._directory = keys, directory
         places = {rank: find_place(keys, rank, never) for rank in range(1, world_size)}
         self._places = {rank: place for rank, place in places.items() if place}
-        self._senders: dict[int, bool] = {}  # whether what they were asked for came
+        self._senders: dict[int, bool] = {}  # whether their requested parts arrived
         self._unread: list[str] = []
         self._fetched: list[Path] = []
         self.missing: list[str] = []
 
     def fetch(self, left: Sequence[int], patience: Callable[[], bool]) -> None:
-        """Fetches all parts that lie elsewhere.
+        """Fetches all parts on other hosts.
 
         Args:
-            left: ranks that have left the block: one of each directory is asked, and the next only
-                for what that did not have.
-            patience: whether to go on.
+            left: the ranks that have left the block: one rank per directory is asked, and the next
+                one only for parts that the first did not have.
+            patience: returns whether to continue.
         """
         here, groups = place_of(self._directory)["id"], dict[str, list[int]]()
         for rank, place in self._places.items():
@@ -243,7 +243,7 @@ class Gathering:
                 self._keys.put(f"soon/{rank}", b"")
             wanted = {*ranks}
             there = {rank: self._keys.has(f"files/{rank}") for rank in ranks if rank in left}
-            # first those that did not wait to be asked
+            # first the ranks that did not wait to be asked
             for rank in sorted(there, key=lambda rank: not there[rank]):
                 if there[rank]:
                     wanted -= self.fetch_from(rank, sorted(wanted))
@@ -257,10 +257,9 @@ class Gathering:
             if wanted:
                 place = self._places[ranks[0]]
                 self.missing.append(
-                    f"the parts of ranks {sorted(wanted)} did not come from host "
-                    f"{place['host']}: they are there in "
-                    f"{place['directory']}, and ringsim merge joins them with those of the other "
-                    "hosts"
+                    f"the parts of ranks {sorted(wanted)} did not arrive from host "
+                    f"{place['host']}. They are there in {place['directory']}; join them with the "
+                    "parts of the other hosts with ringsim merge"
                 )
 
     def _sees(self, rank: int, place: Mapping[str, Any]) -> bool:
@@ -272,7 +271,7 @@ class Gathering:
         )
 
     def fetch_from(self, rank: int, ranks: Sequence[int]) -> set[int]:
-        """Receives from one rank the parts of some; returns those whose parts came."""
+        """Receives parts from one rank; returns the ranks whose parts arrived."""
         files = _read_list(self._keys.take(f"files/{rank}", lasts(STOPPED_S)), ranks)
         if files is None:
             return set()
@@ -289,7 +288,7 @@ class Gathering:
                     file.seek(at)
                     file.write(data)
                     number += 1
-            # rather than write into what may be there: somebody may still have it
+            # never write into an existing file, which may still be open
             arriving.replace(path)
             self._fetched.append(path)
         return {one for one in ranks if {f"rank-{one}.names", f"rank-{one}.events"} <= files.keys()}
@@ -299,13 +298,13 @@ class Gathering:
         self._unread.append(key)
 
     def acknowledge(self, *, whole: bool, keep: bool) -> None:
-        """Tells those who sent parts that the trace is written, and waits until they know.
+        """Notifies the senders that the trace is written, and waits until they know.
 
-        The store may go with this process.
+        The store may end with this process.
 
         Args:
-            whole: whether nothing is missing, so that the parts may go.
-            keep: whether what came is still needed here.
+            whole: whether nothing is missing, so that the parts may be removed.
+            keep: whether the received parts are still needed here.
         """
         for rank, came in self._senders.items():
             if came:
@@ -320,9 +319,9 @@ class Gathering:
 
 
 def _read_list(listed: bytes | None, ranks: Sequence[int]) -> dict[str, int] | None:
-    """Returns the names and sizes of files that a rank is going to send.
+    """Returns the names and sizes of the files that a rank offers.
 
-    None where there is one that it must not send.
+    None if it offers a file that it must not send.
     """
     try:
         said: Any = json.loads(listed or b"0")

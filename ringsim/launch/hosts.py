@@ -1,32 +1,32 @@
-"""The watch over several hosts.
+"""Watches runs on several hosts.
 
-One rank of each tells rank 0, over the store, whether anybody there can go on.
+One rank per host reports to rank 0, over the store, whether a rank on its host can continue.
 
 ::
 
     the rank that watches a host                   rank 0, where ranks of several hosts are recorded
     ----------------------------                   -------------------------------------------------
-    every second, and once it stands
+    every second, and when it stands
     still: beat/<host>                ----------->  none for 5 s: the host is lost, or the link to
                                                     it is down
-    [number, what stands, last answer, ---------->  all hosts stand still, and go on to:
-     how long the last beat took]
+    [number, state, last answer,      ----------->  if all hosts stand still:
+     duration of the last beat]
                                       <-----------  ask/<host>
-    the parts of its ranks            ----------->  joins them, looks whether all still stand, and
+    the parts of its ranks            ----------->  joins them, checks that all still stand, and
                                                     explains
 
-A host *stands* while each of its ranks waits in recorded operations or is gone, and nothing happens
-there. What is found is told on rank 0 and kept in the trace. Nobody is ended: silence and stillness
-prove nothing, so that is left to the program's own limits, which are named.
+A host *stands still* while each of its ranks waits in recorded operations or is gone, and nothing
+happens there. Rank 0 prints its findings and keeps them in the trace. It ends no rank, because
+silence proves nothing: the program's own limits do so, and the message names them.
 
-What rank 0 knows is in one of three states::
+Rank 0 is in one of three states::
 
     state      leads to   when
     -----      --------   ----
-    moves      stands     all hosts stand, and none is silent
-    stands     explained  STILL_S later, if what stands is the same once their parts have come
-    explained  moves      a host goes on, or falls silent
-    stands     moves      likewise
+    moves      stands     all hosts stand still, and none is silent
+    stands     explained  STILL_S later, if the hosts are in the same state after their parts arrive
+    explained  moves      a host continues, or falls silent
+    stands     moves      a host continues, or falls silent
 """
 
 from __future__ import annotations
@@ -66,48 +66,48 @@ from ringsim.traces.recorder import Recorder
 from ringsim.traces.run_parts import read_run
 from ringsim.traces.value import Trace
 
-LOOK_S: Final = 0.2  # between two looks at one's own ranks
-BEAT_S: Final = 1.0  # between two beats, unless the host comes to a stand
-# how long a host stands before it says so, and all of them before their parts are looked at
+LOOK_S: Final = 0.2  # time between two looks at the ranks of this host
+BEAT_S: Final = 1.0  # time between two beats, unless the host begins to stand still
+# time that a host stands still before it reports so, and that all do before their parts are read
 STILL_S: Final = 0.5
 LOST_S: Final = 5.0
 OVER: Final = -1  # the number of the last beat of a host that leaves
-# a beat that takes longer to get away was held up, and so was a message on which nothing moves for
-# longer
+# a beat that takes longer to send was held up, and so was a message without progress for longer
 SLOW_S: Final = 2.0
 _COPIED: Final = (".events", ".names", "run.json")
 
 
 class Beat(NamedTuple):
-    """What a host says of itself every now and then."""
+    """The regular report of a host."""
 
     number: int = 0  # counts up; ``OVER`` as it leaves
-    state: int = 0  # a number for what stands, 0 while somebody there can go on
+    state: int = 0  # a number for the state of its ranks, 0 while one of them can continue
     answered: int = 0  # the last question that it has answered
-    took_s: float = 0.0  # the longest that the store took since the beat before
+    took_s: float = 0.0  # the longest time of a store operation since the previous beat
 
     def put(self, keys: Store, place: str) -> None:
-        """Puts it into the store."""
+        """Writes the beat to the store."""
         keys.put(f"beat/{_key(place)}", json.dumps(self).encode())
 
 
 @dataclass
 class Host:
-    """Another host, as rank 0 knows it."""
+    """Rank 0's view of another host."""
 
     place: str  # the ``id`` of the directory of its parts
     name: str
     ranks: list[int]
-    heard_s: float  # when the last beat came, or it entered the block
+    heard_s: float  # time of the last beat, or of its entry into the block
     beat: Beat
     is_silent: bool = False
 
 
 @dataclass
 class _Doubt:
-    """What to say of a stand that proves nothing.
+    """The messages about a standstill that proves nothing.
 
-    Once it has lasted, once it is over ("" for nothing), and how long all may be well.
+    One is printed when it has lasted, the other when it is over ("" for none). The standstill may
+    be harmless for a given time.
     """
 
     lasts: str
@@ -120,10 +120,10 @@ def watch_hosts(keys: Store, recorder: Recorder, stands: Callable[[], str | None
     """Begins this rank's part in the watch; every rank of the block has one.
 
     Args:
-        keys: of the block.
-        recorder: of this rank.
-        stands: names the state in which all ranks of this host stand still, "" if some go on, None
-            if another rank watches.
+        keys: the keys of the block.
+        recorder: the recorder of this rank.
+        stands: a function that returns a text for the state of this host's ranks if all stand
+            still, "" if some continue, None if another rank watches.
     """
     watch = (Witness if recorder.rank else Judge)(keys, recorder, stands)
     watch.start()
@@ -131,10 +131,10 @@ def watch_hosts(keys: Store, recorder: Recorder, stands: Callable[[], str | None
 
 
 class HostWatch(ABC):
-    """What all ranks have in common: a thread that looks at the ranks of this host.
+    """A thread that looks at the ranks of this host, the base of both roles.
 
     Attributes:
-        said: on rank 0, what was found, in sentences.
+        said: the printed findings, on rank 0.
     """
 
     def __init__(self, keys: Store, recorder: Recorder, stands: Callable[[], str | None]) -> None:
@@ -145,18 +145,18 @@ class HostWatch(ABC):
         self._thread = threading.Thread(target=self._run, name=f"{OUR_THREADS}hosts", daemon=True)
 
     def start(self) -> None:
-        """Begins to look."""
+        """Starts the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends it; waits for a beat that is held up when the process ends."""
+        """Stops the thread; waits for a delayed beat when the process ends."""
         self._stopped.set()
         self._thread.join(BEAT_S)
         leave_thread(self._thread)
 
     @cached_property
     def _block_keys(self) -> Store:
-        # a connection of its own: one that waits there blocks all others on it
+        # its own connection, because a wait on it blocks all other calls
         return self._given.clone()
 
     @cached_property
@@ -176,16 +176,16 @@ class HostWatch(ABC):
 
 
 class Witness(HostWatch):
-    """The part of a rank that may watch another host than rank 0's."""
+    """The role of a rank that may watch a host other than rank 0's."""
 
     def __init__(self, keys: Store, recorder: Recorder, stands: Callable[[], str | None]) -> None:
         super().__init__(keys, recorder, stands)
-        self._beat, self._beat_s = Beat(), 0.0  # the last one, and when it was
-        # what stands, since when, and whether a beat has told it
+        self._beat, self._beat_s = Beat(), 0.0  # the last beat and its time
+        # the state while it stands still, its beginning, and whether a beat has reported it
         self._stood, self._stood_s, self._told = "", 0.0, False
 
     def _look(self, stands: str) -> None:
-        """Says what stands, if it is time to, and answers what is asked."""
+        """Sends a beat if one is due, and answers a question."""
         began_s = time.monotonic()
         if stands != self._stood:
             self._stood, self._stood_s, self._told = stands, began_s, False
@@ -194,7 +194,7 @@ class Witness(HostWatch):
             self._beat_s, self._told = began_s, True
             self._put(number=self._beat.number + 1, state=_key(stands))
             self._beat = self._beat._replace(took_s=0.0)
-        elif not (stands and self._told):  # nobody asks
+        elif not (stands and self._told):  # rank 0 does not ask
             return
         question = f"ask/{_key(self._place['id'])}"
         wanted = self._keys.has(question)  # waits for an answer, which the beat did not
@@ -220,33 +220,33 @@ class Witness(HostWatch):
 
 
 class Judge(HostWatch):
-    """The part of rank 0.
+    """The role of rank 0.
 
     Attributes:
-        hosts: the others, by place.
+        hosts: the other hosts, by place.
     """
 
     def __init__(self, keys: Store, recorder: Recorder, stands: Callable[[], str | None]) -> None:
         super().__init__(keys, recorder, stands)
         self.hosts: dict[str, Host] = {}
         self._places: dict[int, dict[str, Any]] = {}
-        # what all hosts said when all stood, and since when
+        # the states of all hosts while all stand still, and the beginning
         self._state: list[Any] = []
         self._since_s = self._look_s = 0.0
-        self._doubt: _Doubt | None = None  # about that
+        self._doubt: _Doubt | None = None  # about this state
         self._explained = False
         self._question = 0  # the number of the last one
         limit_s = default_timeout_s()
         limit = "" if limit_s is None else f" of {limit_s:g} s"
         self._until = (
-            f"ringsim ends no rank for this: the process group's time-out{limit} does (timeout= of "
+            f"ringsim ends no rank for this: the process group's timeout{limit} does (timeout= of "
             "init_process_group)"
         )
 
     def find_lost(self, ranks: Sequence[int]) -> list[dict[str, Any]]:
-        """Returns what is to be said of ranks whose hosts are silent.
+        """Returns the ends of ranks whose hosts are silent, as a trace stores them for ``explain``.
 
-        As a trace keeps it for ``explain``; waits until that is clear.
+        Waits until it is clear which hosts are silent.
         """
         asked_s = time.monotonic()
         hosts = [
@@ -274,7 +274,7 @@ class Judge(HostWatch):
     def _look(self, stands: str) -> None:
         now_s = time.monotonic()
         if not stands and now_s - self._look_s < BEAT_S and not self._state:
-            return  # this host goes on
+            return  # this host continues
         self._look_s = now_s
         self._find_hosts(now_s)
         for host in self.hosts.values():
@@ -296,19 +296,19 @@ class Judge(HostWatch):
             self._say(f"{doubt.lasts}\n  {self._until}")
 
     def _find_hosts(self, now_s: float) -> None:
-        """Finds out which ranks have entered the block since the last look, and where."""
+        """Finds the ranks that have entered the block since the last look, and their hosts."""
         for rank in self._absent:
             place = find_place(self._block_keys, rank, never)
             if not place:
                 continue
             self._places[rank] = place
             if place["id"] != self._place["id"]:
-                # it must say a first word, too
+                # it must also send a first beat
                 host = Host(place["id"], place["host"], [], now_s, Beat())
                 self.hosts.setdefault(place["id"], host).ranks.append(rank)
 
     def _hear(self, host: Host, now_s: float) -> None:
-        """Takes the last beat of a host; says if none has come for long, and if one comes again."""
+        """Reads the last beat of a host, and reports a long silence and its end."""
         beat = _read_beat(self._keys, host.place)
         if beat is not None and beat != host.beat:
             silent_s = max(beat.took_s, now_s - host.heard_s if host.is_silent else 0.0)
@@ -326,9 +326,9 @@ class Judge(HostWatch):
             )
 
     def _explain(self, stands: str) -> bool:
-        """Joins the parts of all hosts and says why nothing moves, if they still stand then.
+        """Joins the parts of all hosts and explains the standstill, if it still lasts.
 
-        Returns whether they do.
+        Returns whether it does.
         """
         self._question += 1
         with tempfile.TemporaryDirectory(prefix="ringsim-") as name:
@@ -338,14 +338,14 @@ class Judge(HostWatch):
             with contextlib.suppress(TraceFileError):
                 events, metadata = read_run(copy)
                 last_ns = max(events.post_ns.max(), events.wait_ns.max(), events.done_ns.max())
-                # for how long nobody's clock says
+                # the waiting time is unknown, because the clocks differ
                 waits = (events.status == IN_FLIGHT) & (events.wait_ns != NONE)
                 events = replace(events, wait_ns=np.where(waits, last_ns, events.wait_ns))
                 self._judge(Trace(events, {**metadata, "end_ns": 0}))
         return True
 
     def _fetch_parts(self, copy: Path) -> bool:
-        """Copies the parts of all hosts into a directory; returns whether all came."""
+        """Copies the parts of all hosts into a directory; returns whether all arrived."""
         copies = _copies(self._keys, self._question)
         shutil.copytree(
             self._directory,
@@ -363,7 +363,7 @@ class Judge(HostWatch):
         return True
 
     def _still_stand(self) -> bool:
-        """Returns whether each host, once it has answered, says what it said before."""
+        """Returns whether each host reports the same state after its answer as before."""
         deadline_s = time.monotonic() + LOST_S
         for host in self.hosts.values():
             while (beat := _read_beat(self._keys, host.place)) is None or (
@@ -376,9 +376,10 @@ class Judge(HostWatch):
         return True
 
     def _judge(self, trace: Trace) -> None:
-        """Says why nobody can go on.
+        """Reports stuck ranks.
 
-        If somebody can, remembers what to say if nothing moves for much longer.
+        If the ranks can continue, it keeps a message for the case that nothing moves for much
+        longer.
         """
         ends = read_ends(trace.metadata, trace.world_size)
         snapshot = snapshot_of_events(trace.events, trace.world_size, ends)
@@ -397,7 +398,7 @@ class Judge(HostWatch):
         )
 
     def _find_doubt(self, snapshot: Snapshot, may_take_s: float) -> _Doubt | None:
-        """Returns what may be wrong: ranks that have not come, or a link on which nothing moves."""
+        """Returns a possible fault: absent ranks, or a link on which nothing moves."""
         awaited = [one for rank in snapshot.ranks for one in rank.awaited]
         absent = self._absent
         wait = [
@@ -420,7 +421,7 @@ class Judge(HostWatch):
         return _Doubt(lasts, f"nothing moved {link}", may_take_s)
 
     def _link(self, one: int, other: int) -> str:
-        """Names the hosts of two ranks; "" if that is one host, or if it is not known."""
+        """Returns the names of two ranks' hosts; "" if they share a host, or it is unknown."""
         places: Mapping[int, Mapping[str, Any]] = self._places
         first, second = places.get(one), places.get(other)
         if not first or not second or first["id"] == second["id"]:
@@ -439,17 +440,17 @@ class Judge(HostWatch):
 
 
 def _copies(keys: Store, number: int) -> Store:
-    """Returns the keys under which parts come that are looked at while their ranks stand still."""
+    """Returns the keys for the parts of ranks that stand still."""
     return keys.within(f"copy/{number}")
 
 
 def stay_unwatched(keys: Store, directory: Path) -> None:
-    """Tells rank 0 that nobody watches this host, so that its silence means nothing."""
+    """Reports to rank 0 that this host is not watched, so that its silence means nothing."""
     Beat(number=OVER).put(keys.within("hosts"), place_of(directory)["id"])
 
 
 def _key(text: str) -> int:
-    """Returns a number for a text, 0 for none."""
+    """Returns a number for a text, 0 for an empty one."""
     return zlib.crc32(text.encode())
 
 

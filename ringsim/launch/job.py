@@ -1,4 +1,4 @@
-"""What travels to the ranks: who each of them is, and the call, packed."""
+"""The data sent to the ranks: the configuration of each, and the packed call."""
 
 from __future__ import annotations
 
@@ -17,18 +17,17 @@ from ringsim.faults import Injection
 # a logger: name, level; stream, level and format of handlers
 Logging = tuple[str, int, list[tuple[str, int, logging.Formatter | None]]]
 ALONE: Final = "virtual clock"  # the device of a process that runs a function alone
-INTERRUPT: Final = "interrupt"  # asks such a process for what there is so far
-# which mistakes the ranks refuse to make, see `ringsim.trace`
+INTERRUPT: Final = "interrupt"  # asks such a process for its partial result
+# the mistakes that the ranks refuse, see `ringsim.trace`
 CHECKS: Final = ("basic", "full", "off")
-# Values that torch, Gloo, NCCL, OpenMP, BLAS, the allocator, the loader or Python read when a
-# process starts. A rank that started with other values than the caller's must not run the caller's
-# job.
+# Variables that torch, Gloo, NCCL, OpenMP, BLAS, the allocator, the loader or Python read when a
+# process starts. A rank that started with different values must not run the caller's job.
 START_VALUES: Final = re.compile(
     r"(OMP|GOMP|KMP|MKL|OPENBLAS|BLIS|NUMEXPR|GLOO|NCCL|TORCH|PYTORCH|ATEN|C10|TP|CUDA|CUBLAS|"
     r"CUDNN|NVIDIA|LD|MALLOC|GLIBC|PYTHON)(_.*)?"
     r"|GLIBC_TUNABLES|TMPDIR|LANG|LC_ALL"
 )
-# limit of the source text of notebook cells that travels with a call
+# limit of the source text of notebook cells sent with a call
 _CELL_LINES_BYTES: Final = 1_000_000
 
 
@@ -41,7 +40,7 @@ def start_environment() -> tuple[tuple[str, str], ...]:
 
 @dataclass(frozen=True)
 class Kind:
-    """What fresh ranks and a call must have in common for the ranks to take it."""
+    """The properties that ranks and a call must share."""
 
     world_size: int
     comm_device: str
@@ -54,15 +53,14 @@ class Kind:
 
 @dataclass(frozen=True)
 class RankConfig:
-    """What a rank is told when it starts, before it has a job.
+    """The configuration that a rank gets when it starts, before it has a job.
 
     Attributes:
         directory: the run's private directory, for the rank's records, output and exit status.
-        backend: "mpi", or None for the device's own.
-        keep: whether the directory outlives a launcher that was killed (the run was given a path).
+        backend: "mpi", or None for the default of the device.
+        keep: whether the directory remains if the launcher is killed (the run was given a path).
         ring: whether the rank joins the default group and the ring before it takes a job.
-        mark: stands in the rank's output before and after what print suppression hides; no program
-            knows it, so none prints it.
+        mark: a secret text printed before and after output hidden by print suppression.
     """
 
     directory: str
@@ -76,39 +74,39 @@ class RankConfig:
     backend: str | None = None
 
     def for_rank(self, rank: int) -> RankConfig:
-        """Returns the same for another rank."""
+        """Returns the configuration of another rank."""
         return replace(self, rank=rank)
 
     def file(self, what: str) -> Path:
         """Returns a file of the rank in the run's directory.
 
         Args:
-            what: "out" for everything that the rank prints; "crash" for the line at which it
-                crashes, which Python writes; "result" for what its worker returns; "exit" for its
-                exit status, which the process that reaps it writes.
+            what: "out" for the output of the rank; "crash" for the line of a crash, written by
+                Python; "result" for the result of its worker; "exit" for its exit status, written
+                by the process that reaps it.
         """
         return Path(self.directory, f"rank-{self.rank}.{what}")
 
     @property
     def port_file(self) -> Path:
-        """Where rank 0 writes the port of the rendezvous."""
+        """The file for the port of the rendezvous, written by rank 0."""
         return Path(self.directory, "port")
 
 
 @dataclass(frozen=True)
 class Job:
-    """One call, ready to travel: the same for every rank.
+    """A packed call, the same for every rank.
 
     Attributes:
-        call: cloudpickle bytes of (worker, args, kwargs), or None for a script.
-        script: path of a script to run as ``__main__``, or None; the name of a module where
-            ``module`` says so.
-        environ, cwd, path, argv, affinity: the caller's, as they are now.
-        lines: source lines of code that is in no file (notebook cells), for tracebacks.
+        call: the cloudpickle bytes of (worker, args, kwargs), or None for a script.
+        script: the path of a script to run as ``__main__``, or None; the name of a module if
+            ``module`` is set.
+        environ, cwd, path, argv, affinity: the caller's current values.
+        lines: the source lines of code outside files (notebook cells), for tracebacks.
         seed: rank r seeds torch, numpy and random with seed + r.
-        check: which mistakes are refused, see ``ringsim.trace``.
+        check: the mistakes to refuse, see ``ringsim.trace``.
         inject: the faults to inject, on any rank.
-        loggers: the caller's, as they are configured now.
+        loggers: the current configuration of the caller's loggers.
     """
 
     call: bytes | None
@@ -131,13 +129,13 @@ def pack_call(
 ) -> Job:
     """Packs a function and its arguments, the same on every rank.
 
-    It may also be one from a notebook cell, a closure or a lambda.
+    The function may be from a notebook cell, a closure or a lambda.
 
     Raises:
-        ArgumentError: ``args`` is no list, ``kwargs`` no dict, or something that the function uses
-            cannot be pickled; the message names it and the line that uses it.
+        ArgumentError: ``args`` is not a list, ``kwargs`` is not a dict, or the function uses an
+            object that cannot be pickled; the message names it and the line that uses it.
     """
-    from ringsim.ring.packing import pack_worker  # on use: cloudpickle
+    from ringsim.ring.packing import pack_worker  # imported on use: cloudpickle
 
     return _pack(pack_worker(worker, args, kwargs), None, list(sys.argv), seed)
 
@@ -154,7 +152,7 @@ def pack_script(script: str, argv: Sequence[str], seed: int, *, module: bool = F
 
 
 def pack_caller() -> Job:
-    """Packs nothing but the caller's surroundings: environment, directory, import path, loggers."""
+    """Packs only the caller's environment, directory, import path and loggers."""
     return _pack(None, None, list(sys.argv), 0)
 
 
@@ -176,9 +174,9 @@ def _pack(call: bytes | None, script: str | None, argv: list[str], seed: int) ->
 
 
 def list_loggers() -> tuple[Logging, ...]:
-    """Returns how this process's loggers are configured.
+    """Returns the configuration of this process's loggers.
 
-    Their levels, and what they write to stdout and stderr in which format.
+    It has their levels, and the levels and formats of their handlers for stdout and stderr.
     """
     loggers = {"": logging.getLogger(), **logging.Logger.manager.loggerDict}
     found = []
@@ -204,7 +202,7 @@ def list_loggers() -> tuple[Logging, ...]:
 
 
 def configure_loggers(loggers: tuple[Logging, ...]) -> None:
-    """Configures the loggers of a rank as those of the caller."""
+    """Configures the loggers of a rank like the caller's."""
     for name, level, handlers in loggers:
         logger = logging.getLogger(name)
         logger.setLevel(level)
@@ -216,15 +214,15 @@ def configure_loggers(loggers: tuple[Logging, ...]) -> None:
 
 
 def _cell_lines() -> dict[str, list[str]]:
-    """Returns the source lines that only this process has.
+    """Returns the source lines of notebook cells, the newest first, up to a limit.
 
-    Those of notebook cells, the newest first, up to a limit.
+    Only this process has them.
     """
     lines: dict[str, list[str]] = {}
     left = _CELL_LINES_BYTES
     for name, entry in reversed(list(linecache.cache.items())):
         if len(entry) != 4 or entry[1] is not None or os.path.exists(name):
-            continue  # lazy, or from a file: a rank reads it by itself
+            continue  # lazy, or from a file: a rank can read it by itself
         left -= entry[0]
         if left < 0:
             break

@@ -1,24 +1,22 @@
-"""What ``with ringsim.trace(path)`` does besides recording.
+"""Watches the ranks of a ``with ringsim.trace(path)`` block, and records their ends.
 
-Watches ranks that something else started, and lets them announce their ends. The lowest rank in the
-block watches the directory of the parts from a thread: rank 0, and when that has left or died the
-next one. Each rank listens on a named pipe there, which costs almost nothing while nobody writes to
-it. A pipe that nobody listens on means that its rank is gone::
+The lowest rank in the block watches the directory of the parts from a thread: first rank 0, and
+after it has left or died, the next one. Each rank listens on a named pipe there, which costs almost
+nothing while no rank writes to it. A pipe without a listener means that its rank is gone::
 
     rank 0, a thread                                    rank r, a thread
     ----------------                                    ----------------
     looks at the parts
     seems stuck: "threads?"  -----> rank-r.ear ------>  looks at its threads
-                             <- rank-0.answers <------  says what they do
-    no doubt: verdict.json
-    "wake"                   -----> rank-r.ear ------>  shuts its connections; the wait raises, or
-                                                        is still there 2 s later: then the
-                                                        process is ended
+                             <- rank-0.answers <------  reports what they do
+    certain: verdict.json
+    "wake"                   -----> rank-r.ear ------>  shuts its connections; if the wait has not
+                                                        raised 2 s later, the process is ended
 
-The part of a rank on another machine cannot be read here while it is written: such a rank may still
-do anything.
+The part of a rank on another machine cannot be read here while it is written, so such a rank counts
+as able to continue.
 
-The words are those of ``protocol``, a line each.
+The words are those of ``protocol``, one per line.
 """
 
 from __future__ import annotations
@@ -47,11 +45,11 @@ from ringsim.traces.recorder import Recorder
 
 # messages posted before the block are not in the parts: give them time to arrive
 SETTLE_S: Final = 0.5
-TAKE_OVER_S: Final = 1.0  # how often a rank checks that some rank watches
+TAKE_OVER_S: Final = 1.0  # time between two checks that a rank watches
 _BYE: Final = "bye"
 _LOOK_S: Final = 0.01
-_MOST_IDLE: Final = 16  # threads of a rank that are told of
-_LINE_BYTES: Final = 1 << 12  # up to this length a line is written whole or not at all
+_MOST_IDLE: Final = 16  # threads of a rank that are reported
+_LINE_BYTES: Final = 1 << 12  # up to this length, a line is written atomically
 
 
 class JoinedWatch:
@@ -60,9 +58,9 @@ class JoinedWatch:
     Every rank of the block creates one; none waits for another.
 
     Args:
-        recorder: of this rank; its directory is the same on all ranks.
-        on_deaths: called on the rank that watches, from a thread, with the ranks whose processes
-            died without leaving the block.
+        recorder: the recorder of this rank; its directory is the same on all ranks.
+        on_deaths: a function that the watching rank calls, from a thread, with the ranks whose
+            processes died without leaving the block.
     """
 
     def __init__(self, recorder: Recorder, on_deaths: Callable[[list[int]], None]) -> None:
@@ -71,7 +69,7 @@ class JoinedWatch:
         self._keep_port = store_port()
         self._raised, self._stopped = threading.Event(), threading.Event()
         self._wait_broke = False
-        # of a rank that watches or did; the pipe of the answers, too
+        # of a rank that watches or did; also the pipe of the answers
         self._watcher: Watcher | None = None
         self._watching: threading.Thread | None = None
         self._answers, self._unread = -1, b""
@@ -102,9 +100,9 @@ class JoinedWatch:
             raise
 
     def unheard(self) -> RingError | None:
-        """Returns the verdict on operations of this rank that disagree with others'.
+        """Returns the verdict on mismatched operations of this rank.
 
-        None if an operation of it has raised it since.
+        None if one of its operations has raised the error since.
         """
         verdict = None if self._raised.is_set() else read_verdict(self._directory)
         if verdict is None or self._rank in verdict.waiting or self._rank not in verdict.ranks:
@@ -112,13 +110,14 @@ class JoinedWatch:
         return verdict.error
 
     def ask_others(self) -> list[dict[str, Any]]:
-        """Asks the other ranks where they are, after a wait of rank 0 broke without a verdict.
+        """Asks the other ranks for their places, after a wait of rank 0 broke without a verdict.
 
-        On rank 0, before ``stop``. It ends the watch, and blocks for ``ANSWER_S`` at most.
+        It is called on rank 0, before ``stop``; it ends the watch, and blocks for at most
+        ``ANSWER_S``.
 
         Returns:
-            What the ranks still in the block are doing, as ``describe_unfinished`` says it; nothing
-            if there is no reason to ask.
+            The activities of the ranks still in the block, as returned by ``describe_unfinished``;
+            empty if there is no reason to ask.
         """
         if self._rank or not self._wait_broke or self._raised.is_set():
             return []
@@ -134,10 +133,10 @@ class JoinedWatch:
         return list_unfinished(pids, self._tell, self._hear_places)
 
     def stop(self) -> None:
-        """Ends this rank's part; blocks for one look at most."""
+        """Ends this rank's part; blocks for at most one look."""
         self._stopped.set()
         os.write(self._ear, f"{_BYE}\n".encode())
-        self._listening.join()  # it may begin to watch until then
+        self._listening.join()  # it may begin to watch before
         if self._watching is not None:
             self._watching.join()
         for pipe, what in ((self._ear, "ear"), (self._answers, "answers")):
@@ -146,9 +145,9 @@ class JoinedWatch:
                 self._path(self._rank, what).unlink(missing_ok=True)
 
     def stands(self) -> str | None:
-        """Names the state in which all ranks of this host stand still.
+        """Returns a text for the state of this host's ranks, if all of them stand still.
 
-        "" if one may go on, None if another rank watches them.
+        "" if a rank may continue, None if another rank watches them.
         """
         if self._watcher is None:
             return None
@@ -180,22 +179,22 @@ class JoinedWatch:
         _write(self._path(asker, "answers"), f"{(self._rank, question, said)!r}\n")
 
     def _end_wait(self, word: str) -> None:
-        """Shuts the connections; ends a process that waits nevertheless."""
+        """Shuts the connections, and ends the process if it still waits."""
         awaited = self._recorder.awaited()
         shut_connections(self._keep_port)
         if word == WAKE and not self._leaves(awaited):
             verdict = read_verdict(self._directory)
             why = verdict.diagnosis if verdict is not None else ""
             sys.stderr.write(
-                f"[rank {self._rank}] ended, since nothing else ends its wait. {why}\n"
+                f"[rank {self._rank}] ended, because its wait cannot end otherwise. {why}\n"
             )
             sys.stderr.flush()
             os.kill(os.getpid(), signal.SIGKILL)
 
     def _leaves(self, awaited: set[int]) -> bool:
-        """Returns whether this rank leaves what it waits for within ``WAKE_S``.
+        """Returns whether the waits of this rank end within ``WAKE_S``.
 
-        By the verdict's error, or in C++ by torch's own.
+        They end with the verdict's error or, in C++, with torch's own.
         """
         deadline = time.monotonic() + WAKE_S
         while awaited & self._recorder.awaited() and not self._raised.wait(_LOOK_S):
@@ -221,7 +220,7 @@ class JoinedWatch:
                 break
 
     def _hear(self) -> list[tuple[int, str, Any]]:
-        """Returns the answers that have come since the last call: rank, question, answer."""
+        """Returns the answers since the last call, as (rank, question, answer)."""
         with contextlib.suppress(BlockingIOError):
             self._unread += os.read(self._answers, 1 << 16)
         *lines, self._unread = self._unread.split(b"\n")
@@ -229,13 +228,13 @@ class JoinedWatch:
 
     def _hear_places(self, wait_s: float) -> dict[int, Place | None]:
         select.select([self._answers], [], [], wait_s)
-        # an answer to the watcher's last question may come first
+        # an answer to the watcher's last question may arrive first
         return {rank: place for rank, question, place in self._hear() if question == WHERE}
 
     def _take_over(self) -> None:
-        """Becomes the watcher, if no other rank in the block is and there is no verdict yet."""
+        """Becomes the watcher, if no other rank watches and there is no verdict yet."""
         if not self._others_watch() and read_verdict(self._directory) is None:
-            with contextlib.suppress(OSError):  # no pipe can be made
+            with contextlib.suppress(OSError):  # no pipe can be created
                 self._begin_to_watch()
 
     def _others_watch(self) -> bool:
@@ -260,7 +259,7 @@ def _state_of(pid: int | None, ended: bool) -> str:
 
 
 def _make_pipe(path: Path) -> int:
-    """Makes a named pipe, replacing one that an earlier run may have left.
+    """Creates a named pipe, replacing one of an earlier run.
 
     Returns a descriptor that never reads an end of file.
     """
@@ -270,7 +269,7 @@ def _make_pipe(path: Path) -> int:
 
 
 def _write(path: Path, line: str = "") -> bool:
-    """Writes a line, if any, to a pipe; returns whether a process of this machine listens on it."""
+    """Writes a line, if any, to a pipe; returns whether a process on this machine listens."""
     try:
         pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
     except OSError:

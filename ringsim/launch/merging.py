@@ -1,4 +1,4 @@
-"""Rank 0 at the end of a recorded block: collects how the ranks left it, and writes the file."""
+"""The end of a recorded block on rank 0: collects the ends of the ranks, and writes the file."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from ringsim.traces.files import save_pieces
 from ringsim.traces.parts import PartReader
 from ringsim.traces.run_parts import Parts, share_tables
 
-WAIT_S: Final = 30.0  # how long rank 0 waits for the ends of the other ranks' blocks
+WAIT_S: Final = 30.0  # the time that rank 0 waits for the ends of the other ranks' blocks
 # the same after rank 0's own block ended with an exception: other blocks may never end
 WAIT_AFTER_ERROR_S: Final = 2.0
-LOOK_S: Final = 0.1  # between two looks whether a rank is gone, or there is no time left
+LOOK_S: Final = 0.1  # between two checks for ranks that are gone, or for the end of the time
 
 
 def collect_announcements(
@@ -36,15 +36,15 @@ def collect_announcements(
     failed: bool,
     hurry: threading.Event,
 ) -> tuple[dict[int, dict[str, Any]], list[int]]:
-    """Returns what each rank announced, and the ranks that are dead or did not in time.
+    """Returns the announcements by rank, and the ranks that are dead or late.
 
     Args:
-        keys: of the block.
-        directory: of the parts.
-        path: of the file, which all ranks must give alike.
-        world_size: number of ranks.
+        keys: the keys of the block.
+        directory: the directory of the parts.
+        path: the path of the file, which must be the same on all ranks.
+        world_size: the number of ranks.
         failed: whether rank 0's own block ended with an exception.
-        hurry: set once there is no time left.
+        hurry: an event that is set when there is no time left.
     """
     said: dict[int, dict[str, Any]] = {}
     late = []
@@ -52,7 +52,7 @@ def collect_announcements(
     for rank in range(world_size):
         text = keys.read(f"left/{rank}", never)
         while text is None and time.monotonic() < deadline and not hurry.is_set():
-            # a rank that lives, and has written how it ends, is about to announce it
+            # a living rank that has recorded its end is about to announce it
             over = failed and is_gone(PartReader(directory, rank))
             text = keys.read(f"left/{rank}", lasts(LOOK_S))
             if over:
@@ -65,26 +65,26 @@ def collect_announcements(
             raise RingError(
                 f"the path of a recording must be the same on every rank, got {path} "
                 f"(rank 0) and {words['path']} "
-                f"(rank {rank} of {world_size}). Give an absolute path."
+                f"(rank {rank} of {world_size}). Use an absolute path."
             )
     return said, late
 
 
 @dataclass(frozen=True)
 class Merge:
-    """What rank 0 makes one file of.
+    """The merge of all parts into one file, on rank 0.
 
     Attributes:
-        directory: of the parts.
-        path: of the file.
-        world_size: number of ranks.
-        start_ns: when rank 0 entered the block, on CLOCK_MONOTONIC.
-        origin: what the metadata say of the run's origin.
-        said: by rank, what it announced as it left.
-        late: ranks that announced nothing.
-        others: what ranks were doing that had not left.
-        missing: sentences on the parts that did not come.
-        notes: further sentences.
+        directory: the directory of the parts.
+        path: the path of the file.
+        world_size: the number of ranks.
+        start_ns: the time when rank 0 entered the block, on CLOCK_MONOTONIC.
+        origin: the metadata about the run's origin.
+        said: the announcement of each rank that left.
+        late: the ranks that announced nothing.
+        others: the activities of ranks that had not left.
+        missing: notes on the missing parts.
+        notes: further notes.
         watched: whether ranks were watched.
     """
 
@@ -110,7 +110,7 @@ class Merge:
                 firsts[rank] = min(post_ns, firsts.get(rank, post_ns))
         facts = parts.describe()
         clocks = facts.pop("clocks", [])
-        # another rank may have begun before
+        # another rank may have begun earlier
         base_ns, moved, start_ns = find_start(firsts, clocks, self.start_ns)
         left = {
             rank: {**words["left"], "at_ns": reference_ns(clocks, rank, words["left"]["at_ns"])}
@@ -120,8 +120,8 @@ class Merge:
         notes = [*facts["notes"], *self.missing, *self.notes]
         if self.late:
             notes.append(
-                f"ranks {[*self.late]} had not left the recorded block when rank 0 wrote what they "
-                "had done by then."
+                f"ranks {[*self.late]} had not left the recorded block when rank 0 wrote the file. "
+                "It has their operations up to then."
             )
         whole = bool(facts["complete"]) and not self.late and not self.missing
         metadata = {
@@ -139,7 +139,7 @@ class Merge:
         return whole, save_pieces(inside, metadata, self.path)
 
     def _list_ends(self, left: Mapping[int, Mapping[str, Any]], start_ns: int) -> dict[str, Any]:
-        """Returns what the metadata say of how the ranks ended."""
+        """Returns the metadata about the ends of the ranks."""
         others = [
             *find_ends(self.directory, self.late),
             *find_told(self.directory, self.late, self.world_size),
@@ -148,7 +148,7 @@ class Merge:
         ends, metadata = gather_ends(left, others, start_ns), dict[str, Any]()
         on_their_own = any(end["raised"] and not end["woken"] for end in left.values())
         woken = read_verdict(self.directory) if self.watched and not on_their_own else None
-        if woken is not None:  # what they did afterwards does not say why
+        if woken is not None:  # their later activity does not explain the wait
             metadata["given_up_ns"] = woken.at_ns - start_ns
             stood = {end["rank"]: end for end in woken.ends}
             ends = [*stood.values(), *(end for end in ends if end["rank"] not in stood)]
@@ -157,9 +157,9 @@ class Merge:
         return metadata
 
     def _read_inside(self, parts: Parts) -> Iterator[Events]:
-        """Yields what was posted within the block; of ranks that announced nothing, all.
+        """Yields the events posted within the block, in batches that fit into memory.
 
-        Some at a time: all may be more than memory holds.
+        For ranks that announced nothing, all events.
         """
         for events in parts.read():
             rank = int(events.rank[0]) if len(events) else NONE

@@ -1,4 +1,4 @@
-"""The output of a rank, read from its file while the rank runs."""
+"""Reads the output of a rank from its file while the rank runs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["RankOutput"]
 
 
 class RankOutput:
-    """Follows the file into which one rank prints, and keeps all of it.
+    """The output of one rank, read from its file.
 
-    With ``show``, its lines are printed as they come, each after ``tag``, by default the rank; with
-    ``show_hidden``, lines that print suppression hides are printed as well.
+    With ``show``, its lines are printed as they arrive, each after ``tag``, by default the rank;
+    with ``show_hidden``, lines hidden by print suppression are also printed.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class RankOutput:
         self._offset = 0
         self._hidden = False
         self._kept: list[str] = []
-        self._line = ""  # shown text that no line end has followed yet
+        self._line = ""  # shown text without a line end so far
 
     @property
     def text(self) -> str:
@@ -35,13 +35,13 @@ class RankOutput:
         return "".join(self._kept)
 
     def follow(self, *, last: bool = False) -> None:
-        """Reads what is new and shows its complete lines; with ``last`` also the incomplete one."""
+        """Reads new output and shows its complete lines; with ``last`` also an incomplete one."""
         try:
             if self._file.stat().st_size > self._offset:
                 with self._file.open("rb") as file:
                     file.seek(self._offset)
                     fresh = file.read()
-                # a line may still be on its way
+                # a line may still be incomplete
                 cut = len(fresh) if last else fresh.rfind(b"\n") + 1
                 self._offset += cut
                 self._take(fresh[:cut].decode("utf-8", errors="replace"))
@@ -62,6 +62,6 @@ class RankOutput:
         try:
             for line in lines:
                 sys.stdout.write(f"{self._tag}{line}\n")
-            sys.stdout.flush()  # or a pipe would get it late
+            sys.stdout.flush()  # otherwise, a pipe would get it late
         except (OSError, ValueError, AttributeError):  # no reader, a full disk, or a closed stream
             self._show = False

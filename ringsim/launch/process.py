@@ -1,4 +1,4 @@
-"""The process in which ``ringsim.launch.alone`` runs a function, from its side."""
+"""The process in which ``ringsim.launch.alone`` runs a function."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ _EXPECTED: Final = "ringsim.simulator.simulation:simulate_here"  # most calls ar
 
 
 def preload() -> None:
-    """Loads the code of the function that most processes will run, before they are forked."""
+    """Loads the code of the function that most processes run, before they are forked."""
     pkgutil.resolve_name(_EXPECTED)
 
 
 def park() -> NoReturn:
-    """Keeps the calling thread from going on; the caller ends the process."""
+    """Blocks the calling thread until the caller ends the process."""
     while True:
         time.sleep(3600)
 
 
 class Process:
-    """The process of a call, as its function sees it.
+    """The process of a call, for the called function.
 
     Attributes:
-        hand_over: returns what there is so far; called if the caller interrupts the run.
+        hand_over: a function that returns the partial result, called if the caller interrupts.
     """
 
     def __init__(self, channel: Connection, config: RankConfig) -> None:
@@ -73,12 +73,12 @@ class Process:
 def become(
     channel: Connection, config: RankConfig, enter: Callable[[Job, dict[str, str]], None]
 ) -> NoReturn:
-    """Turns this process into one that runs a function for ``run_alone``; does not return.
+    """Runs the function of ``run_alone`` in this process; does not return.
 
     Args:
-        channel: to the caller.
-        config: of the process, which is rank 0 of one.
-        enter: makes the process like the caller's, with some more variables.
+        channel: the channel to the caller.
+        config: the configuration of the process, as rank 0 of 1.
+        enter: a function that sets up the process like the caller's, with some more variables.
     """
     process = Process(channel, config)
     try:
@@ -86,6 +86,6 @@ def become(
         enter(job, {})
         threading.Thread(target=process.listen, name="ringsim-channel", daemon=True).start()
         process.finish(pkgutil.resolve_name(function)(process, *args))
-    except BaseException as error:  # whatever it is, the caller must hear of it
+    except BaseException as error:  # the caller must receive any error
         process.say("failed", error)
     park()

@@ -1,4 +1,4 @@
-"""One line that says how long work is doing, where somebody looks: in a notebook or a terminal."""
+"""A progress line for long work, in a notebook or a terminal."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import Any, Final
 from ringsim.traces.cells import in_notebook
 
 QUIET_S: Final = 2.0  # shorter work needs no progress line
-_EVERY_S: Final = 0.5  # between two changes of the progress line
+_EVERY_S: Final = 0.5  # time between two updates of the progress line
 
 
 class Progress:
-    """One line that says how a long run is doing.
+    """The progress line of a long run.
 
-    In a notebook below the cell, in a terminal the last line, elsewhere nowhere.
+    In a notebook, it is below the cell; in a terminal, it is the last line. Elsewhere, there is
+    none.
     """
 
     def __init__(self, world_size: int) -> None:
@@ -26,9 +27,9 @@ class Progress:
         self._shown: Any = None  # a notebook's display handle, or True for the terminal
 
     def update(self, done: int, doing: Callable[[], str]) -> None:
-        """Shows how many ranks are ``done``, and what they are ``doing``.
+        """Shows the number of ``done`` ranks, and a few words about what they are ``doing``.
 
-        That is a few words or none; only if a new line is due.
+        The line changes only if an update is due.
         """
         now = time.monotonic()
         if now < self._next_s:

@@ -1,16 +1,16 @@
-"""What ranks and their watcher tell each other.
+"""The words that ranks and their watcher exchange.
 
-Over a channel in ranks that ringsim starts (``supervisor``), over named pipes in others
-(``joined``). The words are the same::
+They are sent over a channel in ranks started by ringsim (``supervisor``), and over named pipes in
+others (``joined``)::
 
     watcher                                      rank
     -------                                      ----
     ASK, of ranks that seem stuck  ----------->  looks at its threads
-                                   <-----------  ASK, what they do
+                                   <-----------  ASK, a report on them
     WAKE, after a verdict          ----------->  shuts its connections, so that its wait ends
-    SHUT                           ----------->  the same, though it does not wait: its next
-                                                 operation ends it
-    OVER, the program caught that  ----------->  those operations have failed
+    SHUT                           ----------->  does the same without a wait: its next operation
+                                                 fails
+    OVER, the error was caught     ----------->  marks those operations as failed
     WHERE, before ranks are ended  ----------->  looks at its main thread
                                    <-----------  WHERE, the user's line
 """
@@ -31,10 +31,9 @@ WAKE: Final = "wake"
 SHUT: Final = "shut"
 OVER: Final = "over"
 
-# how long ranks have to say where they are: the machine may be busy, and C++ may hold the
-# interpreter
+# time for ranks to report their places: the machine may be busy, and C++ may hold the interpreter
 ANSWER_S: Final = 1.0
-WAKE_S: Final = 2.0  # how long a rank has to raise after its connections are shut
+WAKE_S: Final = 2.0  # time for a rank to raise after its connections are shut
 
 
 def answer(question: str) -> Any:
@@ -47,15 +46,16 @@ def list_unfinished(
     tell: Callable[[int, str], None],
     hear: Callable[[float], Mapping[int, Place | None]],
 ) -> list[dict[str, Any]]:
-    """Returns what ranks are doing that are still running; blocks for ``ANSWER_S`` at most.
+    """Returns the activities of running ranks; blocks for at most ``ANSWER_S``.
 
     Args:
-        pids: by rank, its process.
-        tell: sends a word to a rank.
-        hear: waits for answers, for so many seconds at most; returns the places that have come.
+        pids: the processes by rank.
+        tell: a function that sends a word to a rank.
+        hear: a function that waits for answers, for at most the given seconds, and returns the
+            places that have arrived.
 
     Returns:
-        As ``describe_unfinished`` says it.
+        The activities, as returned by ``describe_unfinished``.
     """
     looked = {rank: look_at_living(pid) for rank, pid in pids.items()}
     doing = {rank: process.doing for rank, process in looked.items() if process is not None}

@@ -1,17 +1,18 @@
-"""What a rank does, from its start to its end.
+"""Runs a rank, from its start to its end.
 
 ::
 
     join the group and the ring,
-    begin to record               (both ahead of time where the rank is parked)
-    take a job                    take over environment, directory, sys.path and affinity of the
-                                  caller; unpickle the function
-    say "loaded", wait for "go"   so that all ranks start together
+    begin to record                (both ahead of time if the rank is parked)
+    take a job                     adopt the environment, directory, sys.path and affinity of the
+                                   caller; unpickle the function
+    send "loaded", wait for "go"   so that all ranks start together
     run the function, recorded
-    send the result               and wait for "bye": if rank 0 left early, it would take the
-                                  rendezvous store with it
+    send the result                and wait for "bye": if rank 0 ended early, the rendezvous store
+                                   would end with it
 
-A thread reads the channel from the start, so that a rank notices at once when its launcher is gone.
+A thread reads the channel from the start, so that a rank notices immediately when its launcher is
+gone.
 """
 
 from __future__ import annotations
@@ -66,10 +67,7 @@ _PORT_POLL_S: Final = 0.001
 
 
 def main(channel: Connection, config: RankConfig) -> NoReturn:
-    """Runs a rank from start to end, told on ``channel`` what to do, and exits the process.
-
-    The launcher tells it.
-    """
+    """Runs a rank from start to end, as the launcher requests on ``channel``; does not return."""
     _name_process("ringsim-parked")
     _redirect_output(config)
     if config.comm_device == ALONE:
@@ -88,8 +86,8 @@ def main(channel: Connection, config: RankConfig) -> NoReturn:
         say(("ready", os.getpid()))
         job: Job = pickle.loads(inbox.get())
         _take_job(job, config, port, recorder)
-        # for groups that the program makes anew; in the background, where a slow name server may
-        # keep it
+        # for groups that the program creates again; in the background, because a name server may be
+        # slow
         if door is not None:
             _programs = bootstrap.BackgroundCall(
                 functools.partial(bootstrap.host, door, config.timeout_s)
@@ -107,22 +105,22 @@ def main(channel: Connection, config: RankConfig) -> NoReturn:
             recorder.close()
         say(("result", _write_result(result, config)))
         status = 0
-    except BaseException as error:  # whatever it is, the launcher must hear of it
+    except BaseException as error:  # the launcher must receive any error
         say(("failed", report_exception(config.rank, error)))
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):  # the worker may have closed or replaced it
             stream.flush()
     while config.backend == "mpi" and inbox.empty():
-        # messages of MPI move on only while somebody calls it; and mpirun may end all with one
+        # MPI messages progress only during MPI calls; and mpirun may end all ranks with one
         import_mpi().COMM_WORLD.Iprobe()
         time.sleep(_PORT_POLL_S)
     if status == 0:
         inbox.get()  # "bye"
-    os._exit(status)  # an interpreter that has loaded torch takes 0.2 s to finalize
+    os._exit(status)  # an interpreter with torch takes 0.2 s to finalize
 
 
 def _take_job(job: Job, config: RankConfig, port: int, recorder: Recorder) -> None:
-    """Makes this rank what a job wants, before the program's code is there."""
+    """Sets up this rank for a job, before the program's code is loaded."""
     _name_process(f"ringsim-rank{config.rank}")
     _enter(job, _launcher_variables(config, port))
     _start_computing(job, config)
@@ -135,17 +133,14 @@ def _take_job(job: Job, config: RankConfig, port: int, recorder: Recorder) -> No
 
 
 def _end(config: RankConfig, say: Callable[[Any], None], error: Exception) -> NoReturn:
-    """Ends the rank, whatever its main thread does; what it has started ends with it."""
+    """Ends the rank and its child processes, whatever its main thread does."""
     say(("failed", report_exception(config.rank, error)))
     os._exit(1)
 
 
 def warm_up() -> None:
-    """Does once, before ranks are forked, what each would have to do.
-
-    Loads the parts of numpy and torch that load on first use.
-    """
-    # takes 0.3 s: the first backward pass from a gradient loads it
+    """Loads lazy parts of numpy and torch once, before ranks are forked."""
+    # takes 0.3 s: otherwise loaded by the first backward pass from a gradient
     import torch.fx.experimental.symbolic_shapes  # noqa: F401
 
     process.preload()
@@ -157,15 +152,15 @@ def warm_up() -> None:
 
 
 def _name_process(name: str) -> None:
-    """Names this process for `ps` and `ringsim doctor`, where the system allows it."""
+    """Names this process for `ps` and `ringsim doctor`, if the system allows it."""
     with contextlib.suppress(OSError), open("/proc/self/comm", "w") as comm:
         comm.write(name)
 
 
 def _redirect_output(config: RankConfig) -> None:
-    """Sends all output of this process, that of C++ included, to a file.
+    """Sends all output of this process, including that of C++, to a file.
 
-    It is in the run's directory, and survives the process.
+    The file is in the run's directory, and survives the process.
     """
     fd = os.open(config.file("out"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(fd, 1)
@@ -175,7 +170,7 @@ def _redirect_output(config: RankConfig) -> None:
     sys.stderr = _line_writer(2)
     faulthandler.enable(config.file("crash").open("w"), all_threads=False)
 
-    def hide(text: str) -> None:  # keeps it in the same file
+    def hide(text: str) -> None:  # keeps hidden text in the same file
         shown.write(f"{config.mark}{text}{config.mark}")
         shown.flush()
 
@@ -207,7 +202,7 @@ def _watch(
 ) -> queue.SimpleQueue[Any]:
     """Starts the thread that reads the channel; returns the queue that it fills.
 
-    When the launcher is gone, the process ends. This thread also answers the watcher, since the
+    When the launcher is gone, the process ends. This thread also answers the watcher, because the
     main thread may be blocked.
     """
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -219,12 +214,12 @@ def _watch(
                 if message in (ASK, WHERE):
                     say((message, answer(message)))
                 elif message == WAKE:
-                    if config.backend is None:  # a wait over MPI looks for a verdict by itself
+                    if config.backend is None:  # an MPI wait looks for a verdict by itself
                         shut_connections(_read_port(config))
                     woken.set()
                 elif message[0] == OVER:
                     woken.clear()
-                    with contextlib.suppress(ValueError):  # the recording ends at this moment
+                    with contextlib.suppress(ValueError):  # the recording is just ending
                         recorder = get_state().recorder
                         if recorder is not None:
                             recorder.complete_as_failed(message[1])
@@ -240,11 +235,11 @@ def _watch(
 
 
 def _join(config: RankConfig) -> tuple[int, socket.socket | None, Any]:
-    """Meets the other ranks.
+    """Joins the other ranks.
 
     Returns:
-        The port of the rendezvous; on rank 0 of a ring, what holds it, since a ring of Gloo's is
-        closed to all that come later; and the object that must stay alive for it.
+        The port of the rendezvous; on rank 0 of a ring, the socket that reserves it, because a Gloo
+        ring is closed to later ranks; and the object that must stay alive for it.
     """
     if config.rank == 0:
         listener = bootstrap.listen(HEAD, 0)
@@ -259,7 +254,7 @@ def _join(config: RankConfig) -> tuple[int, socket.socket | None, Any]:
         set_backend(config.backend)
     interface = bootstrap.loopback_interface()
     if interface is not None and (config.backend is not None or not config.ring):
-        # for groups on Gloo that the script or worker makes itself
+        # for Gloo groups that the script or worker creates
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     if config.ring:
         place = config.world_size, config.rank, config.rank, config.comm_device
@@ -268,7 +263,7 @@ def _join(config: RankConfig) -> tuple[int, socket.socket | None, Any]:
         # NCCL connects to the store again for later groups
         closes = descriptor >= 0 and config.comm_device == "cpu"
         return port, bootstrap.close_door(descriptor, HEAD, port) if closes else None, None
-    # The script or worker makes its own groups over this store, which it finds as it would find
+    # The script or worker creates its own groups over this store, which it finds in the same way as
     # torchrun's.
     return port, None, bootstrap.host(listener, config.timeout_s) if listener is not None else None
 
@@ -280,11 +275,11 @@ def _read_port(config: RankConfig) -> int:
         with contextlib.suppress(FileNotFoundError):
             return int(config.port_file.read_text())
         time.sleep(_PORT_POLL_S)
-    raise TimeoutError(f"rank 0 must open the rendezvous within {config.timeout_s:g} s")
+    raise TimeoutError(f"rank 0 did not open the rendezvous within {config.timeout_s:g} s")
 
 
 def _enter(job: Job, variables: dict[str, str]) -> None:
-    """Takes over the caller's environment, directory, import path, arguments and loggers."""
+    """Adopts the caller's environment, directory, import path, arguments and loggers."""
     kept = {name: os.environ[name] for name in ("GLOO_SOCKET_IFNAME",) if name in os.environ}
     wanted = {**kept, **job.environ, **variables}
     for name in os.environ.keys() - wanted.keys():
@@ -304,7 +299,7 @@ def _enter(job: Job, variables: dict[str, str]) -> None:
 
 
 def _start_computing(job: Job, config: RankConfig) -> None:
-    """Takes over the caller's processors, and seeds."""
+    """Adopts the caller's processors, and seeds the random generators."""
     if job.affinity:
         os.sched_setaffinity(0, job.affinity)
     cores = len(job.affinity) or os.cpu_count() or 1
@@ -324,13 +319,13 @@ def _seed(seed: int) -> None:
     ):
         torch.manual_seed(seed)
     else:
-        # The same without the devices that this torch does not support: for those torch would
-        # record the call stack, 0.7 MB in every rank.
+        # Not for the devices that this torch does not support: torch would record the call stack
+        # for them, 0.7 MB in every rank.
         torch.default_generator.manual_seed(seed)
 
 
 def _launcher_variables(config: RankConfig, port: int) -> dict[str, str]:
-    """Returns what torchrun would set, so that programs written for it run unchanged."""
+    """Returns torchrun's variables, so that programs written for it run unchanged."""
     return {
         "RANK": str(config.rank),
         "LOCAL_RANK": str(config.rank),
@@ -338,7 +333,7 @@ def _launcher_variables(config: RankConfig, port: int) -> dict[str, str]:
         "LOCAL_WORLD_SIZE": str(config.world_size),
         "MASTER_ADDR": HEAD,
         "MASTER_PORT": str(port),
-        # the store exists already: connect to it, do not open another
+        # connect to the existing store, do not open another
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
 
@@ -351,7 +346,7 @@ def _load(job: Job) -> Callable[[], Any]:
     run = functools.partial(
         runpy.run_module if job.module else runpy.run_path, str(job.script), run_name="__main__"
     )
-    return lambda: call_to_end(run) and None  # its names are no result
+    return lambda: call_to_end(run) and None  # its names are not a result
 
 
 def _start_recording(config: RankConfig) -> Recorder:
@@ -364,18 +359,18 @@ def _start_recording(config: RankConfig) -> Recorder:
 def _raise_verdict(recorder: Recorder, woken: threading.Event, say: Callable[[Any], None]) -> None:
     """Raises the verdict on this rank, if there is one, after a wait has failed.
 
-    The launcher hears of it.
+    The launcher is notified.
     """
     verdict = read_verdict(recorder.directory)
     if verdict is not None and recorder.rank in verdict.ranks:
         if recorder.rank in verdict.waiting:
-            woken.wait(WAKE_S)  # or the connections that the program makes next would be shut, too
+            woken.wait(WAKE_S)  # otherwise, new connections of the program would also be shut
         say(("woken", True))
         raise verdict.error
 
 
 def _tell_of_threads(say: Callable[[Any], None]) -> None:
-    """Makes a thread that a verdict ends tell the launcher that nobody has caught it."""
+    """Notifies the launcher if a verdict ends a thread without being caught."""
     hand_on = threading.excepthook
 
     def tell(end: threading.ExceptHookArgs) -> None:
@@ -391,9 +386,9 @@ def _write_result(result: Any, config: RankConfig) -> list[tuple[int, int]]:
         return write_result(result, config.file("result"))
     except OSError as error:
         raise RingError(
-            f"the directory of a run must have room for what workers return, got {error} (rank "
-            f"{config.rank} of {config.world_size}). "
-            "Free some space, or set TMPDIR to a directory that has some."
+            f"cannot write the result of the worker to the run's directory: {error} (rank "
+            f"{config.rank} of {config.world_size}). Free some space, or set TMPDIR to another "
+            "directory."
         ) from None
     except Exception as error:
         where = f"rank {config.rank} of {config.world_size}"

@@ -1,7 +1,7 @@
-"""Getting ranks.
+"""Provides processes for ranks.
 
-Parked ones, ranks forked by a server that has torch loaded, or fresh interpreters: without such a
-server, and if ``mpirun`` starts the ranks.
+They are parked ranks, ranks forked by a server with torch loaded, or new interpreters, if there is
+no such server or ``mpirun`` starts the ranks.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from ringsim.launch.forkserver import FDS_PER_MESSAGE
 from ringsim.launch.job import Kind, RankConfig, start_environment
 from ringsim.launch.output import RankOutput
 
-EXIT_S: Final = 5.0  # a killed process is gone long before
-START_S: Final = 120.0  # for an interpreter with torch, on a busy machine
-ANSWER_S: Final = 10.0  # a fork server that has not answered by then is stuck, or stopped
+EXIT_S: Final = 5.0  # a killed process is gone much earlier
+START_S: Final = 120.0  # to start an interpreter with torch on a busy machine
+ANSWER_S: Final = 10.0  # a fork server that does not answer in this time is stuck or stopped
 _ANSWER_BYTES: Final = 64
-_DYING_S: Final = 1.0  # for the ranks of a server that was killed
-_RECENT: Final = 64  # sets of ranks: of earlier ones the directories are gone long since
-PARKED_S: Final = 60.0  # parked ranks that no call has taken after this long are ended
+_DYING_S: Final = 1.0  # for the ranks of a killed server
+_RECENT: Final = 64  # sets of ranks: the directories of earlier ones are already gone
+PARKED_S: Final = 60.0  # parked ranks are ended if no call has taken them after this time
 PARKED_RANKS_MAX: Final = 16  # parked ranks cost memory: about 10 MB each
-_START: Final = "RINGSIM_START"  # tells ranks under mpirun where to call
-# Has mpirun start all ranks here, by anybody, more of them than cores, over loopback: the words of
-# MPICH and of Open MPI.
+_START: Final = "RINGSIM_START"  # the address to which ranks under mpirun connect
+# Settings of MPICH and Open MPI: start all ranks on this machine, as any user, also more than
+# cores, over loopback.
 ON_THIS_MACHINE: Final = {
     "HYDRA_LAUNCHER": "fork",
     "HYDRA_RMK": "user",
@@ -62,11 +62,11 @@ ON_THIS_MACHINE: Final = {
 
 
 class RankSet(ABC):
-    """The ranks of one run, as the launcher sees them.
+    """The ranks of one run, for the launcher.
 
     Attributes:
         directory: the run's directory, see ``RankConfig``.
-        channels: one for each rank; a closed one means that the rank has ended.
+        channels: the channel of each rank; a closed one means that the rank has ended.
     """
 
     def __init__(self, kind: Kind, keep_at: Path | None = None) -> None:
@@ -83,7 +83,7 @@ class RankSet(ABC):
 
     @property
     def config(self) -> RankConfig:
-        """What rank 0 is told; the other ranks differ in their number."""
+        """The configuration of rank 0; the other ranks differ only in their number."""
         kind = self.kind
         return RankConfig(
             str(self.directory),
@@ -99,14 +99,14 @@ class RankSet(ABC):
 
     @abstractmethod
     def kill(self) -> None:
-        """Ends all ranks that are still there; returns at once."""
+        """Ends all remaining ranks; returns immediately."""
 
     @abstractmethod
     def exit_status(self, rank: int) -> tuple[int | None, int]:
-        """Returns (exit code or None, when it was known) of a rank whose channel is closed."""
+        """Returns (exit code or None, time of the end) of a rank whose channel is closed."""
 
     def report_death(self, rank: int, output: RankOutput) -> Report:
-        """Describes the death of a rank whose channel is closed, by what it has left behind."""
+        """Describes the death of a rank whose channel is closed, from its files."""
         code, at_ns = self.exit_status(rank)
         output.follow(last=True)
         crash = self.config.for_rank(rank).file("crash")
@@ -115,11 +115,11 @@ class RankSet(ABC):
 
     @property
     def startup_errors(self) -> str:
-        """What processes printed that did not even become ranks."""
+        """The output of processes that did not become ranks."""
         return ""
 
     def wait_for_end(self) -> None:
-        """Waits until every rank is gone, and kills those that take too long."""
+        """Waits until every rank is gone, and kills ranks that take too long."""
         left: list[Any] = [channel for channel in self.channels if not channel.closed]
         deadline = time.monotonic() + EXIT_S
         while left and time.monotonic() < deadline:
@@ -130,11 +130,11 @@ class RankSet(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Ends what is left of the ranks, and removes the directory."""
+        """Ends the remaining ranks, and removes the directory."""
 
 
 def _at_end(channel: Connection) -> bool:
-    """Reads what a leaving rank may still say; True when its side is closed."""
+    """Reads a last message of a leaving rank; True when its side is closed."""
     try:
         channel.recv_bytes()
     except (EOFError, OSError):
@@ -143,7 +143,7 @@ def _at_end(channel: Connection) -> bool:
 
 
 def start_command(what: str, *arguments: object) -> list[str]:
-    """Returns the command that makes a fresh interpreter a "fork server" or a "rank".
+    """Returns the command that starts an interpreter as a "fork server" or a "rank".
 
     See ``start``.
     """
@@ -161,8 +161,8 @@ class ForkServer:
         self.environment = start_environment()
         self._lock = threading.Lock()
         while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
-            # a caller's standard stream was closed: a socket in its place would be lost where the
-            # server gets its own
+            # a standard stream of the caller is closed: a socket in its place would be lost when
+            # the server gets its own streams
             pass
         os.close(number)
         # open as long as the server
@@ -175,17 +175,17 @@ class ForkServer:
                 stdin=subprocess.DEVNULL,
                 stdout=self._errors,
                 stderr=self._errors,
-                start_new_session=True,  # Ctrl-C at the terminal is for the launcher
+                start_new_session=True,  # Ctrl-C at the terminal is meant for the launcher
             )
-        # or the server would not see the end of this process
+        # otherwise, the server would not see the end of this process
         os.register_at_fork(after_in_child=self._control.close)
         self._start_s, self._has_answered = time.monotonic(), False
         self._is_stuck = self._is_retired = False
-        self._sets: set[str] = set()  # ranks that somebody uses, by name
-        # of ranks: a server that is killed removes none
+        self._sets: set[str] = set()  # ranks in use, by name
+        # of ranks: a killed server does not remove them
         self.directories: deque[Path] = deque(maxlen=_RECENT)
         self._question = 0  # the number of the last one
-        self._put("answer", "")  # answered once it has started
+        self._put("answer", "")  # answered when it has started
 
     @property
     def alive(self) -> bool:
@@ -194,14 +194,15 @@ class ForkServer:
 
     @property
     def startup_errors(self) -> str:
-        """What the server printed; it prints only when something is wrong."""
+        """The output of the server, which prints only errors."""
         self._errors.seek(0)
         return self._errors.read().decode(errors="replace")
 
     def answers(self) -> bool:
-        """Returns whether the server goes on.
+        """Returns whether the server works.
 
-        One that has answered before does so within ``ANSWER_S``; one that starts has its time.
+        A server that has answered before must answer within ``ANSWER_S``; a starting one has more
+        time.
         """
         with self._lock:
             self._has_answered = self._has_answered or bool(
@@ -216,7 +217,7 @@ class ForkServer:
     def take(self, name: str) -> bool:
         """Takes parked ranks for a call.
 
-        False if the server has ended them, or does not confirm that it has not.
+        False if the server has ended them, or does not confirm that they are alive.
         """
         with self._lock:
             return self._has_answered and self._ask("take", name)
@@ -228,9 +229,9 @@ class ForkServer:
         )
 
     def _ask(self, question: str, name: str) -> bool:
-        """Returns the answer to a question, no if none comes in time.
+        """Returns the answer to a question, False if none arrives in time.
 
-        Answers to earlier ones may still be unread.
+        Answers to earlier questions may still be unread.
         """
         answer = [0, False]
         self._control.settimeout(ANSWER_S)
@@ -245,14 +246,14 @@ class ForkServer:
         return bool(answer[1])
 
     def use(self, name: str) -> None:
-        """Notes that somebody uses a set of ranks."""
+        """Notes that a set of ranks is in use."""
         with self._lock:
             self._sets.add(name)
 
     def release(self, name: str) -> None:
-        """Notes that nobody uses a set of ranks any more.
+        """Notes that a set of ranks is no longer in use.
 
-        With the last one, a server that is retired ends.
+        A retired server ends with its last set.
         """
         with self._lock:
             self._sets.discard(name)
@@ -262,13 +263,13 @@ class ForkServer:
             self.close()
 
     def retire(self) -> None:
-        """Ends the server as soon as nobody uses its ranks: other threads may."""
+        """Ends the server as soon as no thread uses its ranks."""
         self._is_retired = True
         atexit.register(self.close)
         self.release("")
 
     def send(self, message: dict[str, object], fds: list[int] | None = None) -> None:
-        """Sends one message; a server that is gone is no error here.
+        """Sends one message; a missing server is not an error here.
 
         The channels of its ranks are closed.
         """
@@ -276,7 +277,7 @@ class ForkServer:
             socket.send_fds(self._control, [json.dumps(message).encode()], fds or [])
 
     def close(self) -> None:
-        """Ends the server, and with it every rank."""
+        """Ends the server and all its ranks."""
         if self._is_stuck:
             self._process.kill()
         self._control.close()
@@ -289,9 +290,9 @@ class ForkServer:
         self._remove_directories()
 
     def _remove_directories(self) -> None:
-        """Removes what a server that was killed has left.
+        """Removes the directories of a killed server.
 
-        Ranks that are dying may write once more.
+        Dying ranks may still write once.
         """
         deadline = time.monotonic() + _DYING_S
         left = list(self.directories) if self._process.returncode else []
@@ -303,14 +304,14 @@ class ForkServer:
 
 
 class ForkedRanks(RankSet):
-    """Ranks that a fork server forks.
+    """Ranks forked by a fork server.
 
     Args:
-        server: forks them.
-        kind: what they must be like.
-        park_s: they are made ahead of a call, and the server ends them if none comes within this
-            time; None for a call that waits.
-        keep_at: directory for their files, or None for a private one.
+        server: the fork server.
+        kind: the properties of the ranks.
+        park_s: the time after which the server ends ranks forked ahead of a call; None for a call
+            that waits.
+        keep_at: the directory for their files, or None for a private one.
     """
 
     def __init__(
@@ -343,7 +344,7 @@ class ForkedRanks(RankSet):
             their.close()
 
     def take(self) -> bool:
-        """Takes parked ranks for a call; False when they have ended in the meantime."""
+        """Takes parked ranks for a call; False if they have ended in the meantime."""
         return self.directory.is_dir() and self._server.take(self._name)
 
     def kill(self) -> None:
@@ -351,7 +352,7 @@ class ForkedRanks(RankSet):
         self._server.send({"do": "kill", "set": self._name})
 
     def close(self) -> None:
-        """See ``RankSet``; the server removes the directory, and nobody waits for it."""
+        """See ``RankSet``; the server removes the directory later."""
         self._server.send({"do": "end", "set": self._name, "directory": str(self.directory)})
         for channel in self.channels:
             channel.close()
@@ -360,7 +361,7 @@ class ForkedRanks(RankSet):
             shutil.rmtree(self.directory, ignore_errors=True)
 
     def exit_status(self, rank: int) -> tuple[int | None, int]:
-        """See ``RankSet``: the server writes it down before it closes the channel."""
+        """See ``RankSet``; the server writes it before it closes the channel."""
         try:
             code, at_ns = self.config.for_rank(rank).file("exit").read_text().split()
         except (OSError, ValueError):  # the server is gone, or the disk is full
@@ -374,18 +375,18 @@ class ForkedRanks(RankSet):
 
 
 class SpawnedRanks(RankSet):
-    """Ranks that are fresh interpreters, for systems without the fork server (macOS, Windows).
+    """Ranks that are new interpreters, for systems without the fork server (macOS, Windows).
 
-    Slower to start, otherwise the same.
+    They start more slowly, but are otherwise the same.
 
     Args:
-        kind: what they must be like.
-        keep_at: directory for their files, or None for a private one.
+        kind: the properties of the ranks.
+        keep_at: the directory for their files, or None for a private one.
     """
 
     def __init__(self, kind: Kind, keep_at: Path | None = None) -> None:
         super().__init__(kind, keep_at)
-        # without it no other process of this machine can pass for a rank
+        # other processes of this machine do not have it, so they cannot pass for a rank
         key = secrets.token_bytes(32)
         self._processes: list[subprocess.Popen[str]] = []
         try:
@@ -395,12 +396,12 @@ class SpawnedRanks(RankSet):
             ):
                 self._start({"address": listener.address, "key": key.hex()}, log)
                 self.channels = self._accept(listener)
-        except BaseException:  # Ctrl-C, too
+        except BaseException:  # also after Ctrl-C
             self.close()
             raise
 
     def _start(self, meeting: dict[str, Any], log: IO[str]) -> None:
-        """Starts the processes, and has them told where to call; what they print goes to a log."""
+        """Starts the processes with the address to connect to; their output goes to a log."""
         for rank in range(self.kind.world_size):
             process = subprocess.Popen(
                 start_command("rank"),
@@ -417,7 +418,7 @@ class SpawnedRanks(RankSet):
                 process.stdin.close()
 
     def _accept(self, listener: Listener) -> list[Connection]:
-        """Waits until every rank has called; they call in any order and say who they are."""
+        """Waits until every rank has connected, in any order, with its number."""
         arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
         def accept() -> None:  # in a thread, since accept() has no time limit
@@ -437,7 +438,7 @@ class SpawnedRanks(RankSet):
                 process.poll() is not None for process in self._processes
             ):
                 errors = (self.directory / "start.log").read_text().strip()
-                raise RingError(f"ranks must be startable, got: {errors or 'no answer'}.")
+                raise RingError(f"cannot start ranks: {errors or 'no answer'}.")
         return [by_rank[rank] for rank in range(self.kind.world_size)]
 
     def kill(self) -> None:
@@ -463,7 +464,7 @@ class SpawnedRanks(RankSet):
 
 
 class MpiRanks(SpawnedRanks):
-    """Ranks on this machine that ``mpirun`` starts: that of this environment, or on ``PATH``."""
+    """Ranks on this machine started by the ``mpirun`` of this environment, or on ``PATH``."""
 
     def __init__(self, kind: Kind, keep_at: Path | None = None) -> None:
         places = [os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)]
@@ -474,8 +475,8 @@ class MpiRanks(SpawnedRanks):
         missing = [name for name, value in found.items() if value is None]
         if missing:
             raise RingError(
-                'mpirun and mpi4py must be installed for backend="mpi", got no '
-                f"{' and no '.join(missing)}. Install both: pip install 'ringsim[mpi]'."
+                f'backend="mpi" requires {" and ".join(missing)}, not found here. Run pip install '
+                "'ringsim[mpi]'."
             )
         self._mpirun = str(found["mpirun"])
         super().__init__(kind, keep_at)
@@ -483,7 +484,7 @@ class MpiRanks(SpawnedRanks):
     def _start(self, meeting: dict[str, Any], log: IO[str]) -> None:
         start = json.dumps({**meeting, "config": asdict(self.config)})
         version = subprocess.run([self._mpirun, "--version"], capture_output=True, check=False)
-        # MPICH's ends all ranks with one that dies: which of them was the first would be lost
+        # MPICH ends all ranks after one dies, which would hide the first one
         options = ["-disable-auto-cleanup"] if b"HYDRA" in version.stdout else []
         count = ["-n", str(self.kind.world_size)]
         process = subprocess.Popen(
@@ -498,11 +499,11 @@ class MpiRanks(SpawnedRanks):
         self._processes.append(process)
 
     def exit_status(self, rank: int) -> tuple[int | None, int]:
-        """See ``RankSet``: only mpirun knows the exit code."""
+        """See ``RankSet``; only mpirun knows the exit code."""
         return None, time.monotonic_ns()
 
     def kill(self) -> None:
-        """See ``RankSet``; mpirun removes the files of MPI."""
+        """See ``RankSet``; mpirun removes the MPI files."""
         for process in self._processes:
             process.terminate()
 
@@ -518,19 +519,19 @@ class MpiRanks(SpawnedRanks):
 
 
 def become_rank() -> None:
-    """Makes this fresh interpreter the rank that the line on standard input describes.
+    """Turns this new interpreter into a rank; does not return.
 
-    Or, under ``mpirun``, a variable. Does not return.
+    A line on standard input describes the rank or, under ``mpirun``, a variable.
     """
     start = json.loads(os.environ.pop(_START, "") or sys.stdin.readline())
     config = RankConfig(**start["config"])
     if config.backend == "mpi":
-        from ringsim.comm.mpi import start_mpi  # with torch, which the launcher does not load
+        from ringsim.comm.mpi import start_mpi  # imports torch, which the launcher does not load
 
         config = config.for_rank(start_mpi())
     channel = Client(tuple(start["address"]), authkey=bytes.fromhex(start["key"]))
     channel.send(config.rank)
-    from ringsim.launch import rank  # on use: torch
+    from ringsim.launch import rank  # imported on use: torch
 
     try:
         rank.main(channel, config)
@@ -539,7 +540,7 @@ def become_rank() -> None:
 
 
 class Launcher:
-    """Hands out ranks. There is one per process; it can be used from several threads."""
+    """The provider of ranks, one per process; it can be used from several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -561,12 +562,11 @@ class Launcher:
             return SpawnedRanks(kind, keep_at)
         except OSError as error:
             raise RingError(
-                f"ranks must be startable, got {error}. Check the limits (ulimit -a) and the "
-                "space on disk."
+                f"cannot start ranks: {error}. Check the limits (ulimit -a) and the disk space."
             ) from None
 
     def get_fresh(self, kind: Kind) -> RankSet:
-        """Returns ranks of a kind that nobody has parked; those that are parked stay.
+        """Returns new ranks of a kind; parked ones remain.
 
         Raises:
             RingError: they cannot be started.
@@ -595,7 +595,7 @@ class Launcher:
             return ForkedRanks(self._get_server(kind), kind, keep_at=keep_at)
 
     def park(self, kind: Kind) -> None:
-        """Has fresh ranks of a kind made ahead of the next call; returns at once."""
+        """Forks new ranks of a kind ahead of the next call; returns immediately."""
         if (
             not has_fork_server()
             or kind.world_size > PARKED_RANKS_MAX
@@ -609,17 +609,17 @@ class Launcher:
                 self._parked = ForkedRanks(self._get_server(kind), kind, park_s=PARKED_S)
 
     def close(self) -> None:
-        """Ends the server and all parked ranks; the next ``get`` starts anew."""
+        """Ends the server and all parked ranks; the next ``get`` starts a new server."""
         with self._lock:
             parked, self._parked = self._parked, None
             server, self._server = self._server, None
             if server is not None:
                 server.close()
             if parked is not None:
-                parked.close()  # last: without a server it removes their directory itself
+                parked.close()  # last: without a server, it removes their directory itself
 
     def _get_server(self, kind: Kind) -> ForkServer:
-        """Returns a server that started in the environment that ``kind`` asks for."""
+        """Returns a server that started in the environment of ``kind``."""
         if self._server is not None and (
             not self._server.alive or self._server.environment != kind.environment
         ):
@@ -635,7 +635,7 @@ class Launcher:
 
 
 def has_fork_server() -> bool:
-    """Whether ranks are forked on this system; elsewhere each is a fresh interpreter."""
+    """Returns whether ranks are forked on this system; elsewhere each is a new interpreter."""
     return sys.platform == "linux"
 
 

@@ -1,9 +1,8 @@
-"""Replay: a cell of a lesson shows the run that was recorded of it.
+"""Replay: a cell of a lesson shows its recorded run.
 
-That is where ``RINGSIM_REPLAY`` is set; no rank is started. The records lie in one archive beside
-the lessons (``notebooks/data/runs.py`` makes it). A run is found by what was run: the text of the
-function or cell, the number of ranks, the arguments. Of anything else there is no record, and that
-is said: nothing is made up.
+If ``RINGSIM_REPLAY`` is set, no rank is started. The records are in an archive next to the lessons,
+made by ``notebooks/data/runs.py``. A run is identified by the text of its function or cell, the
+number of ranks and the arguments. Any other run raises an error.
 """
 
 from __future__ import annotations
@@ -34,15 +33,15 @@ _NOTE: Final = (
 
 
 def is_replaying() -> bool:
-    """Tells whether runs are to be shown as they were recorded."""
+    """Returns whether recorded runs are shown instead of new ones."""
     return os.environ.get("RINGSIM_REPLAY", "0") not in ("", "0")
 
 
 def refuse(what: str) -> NoReturn:
-    """Raises RingError: in a replay, this is not to be had."""
+    """Raises RingError, because this is not available in a replay."""
     raise errors.RingError(
-        f"{what}, got RINGSIM_REPLAY, with which nothing runs. Unset it, have torch installed, "
-        "and start the kernel anew."
+        f"{what}: RINGSIM_REPLAY is set, so nothing runs. Unset it, install torch, and restart the "
+        "kernel."
     )
 
 
@@ -52,16 +51,16 @@ def name_run(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
 ) -> str:
-    r"""Names a run by what was run.
+    r"""Returns a name for a run.
 
     Args:
         what: the function, or the text of a cell.
-        world_size: number of ranks.
-        args: positional arguments of the function.
+        world_size: the number of ranks.
+        args: the positional arguments of the function.
         kwargs: its keyword arguments.
 
     Returns:
-        A short text, the same wherever the same is run.
+        A short text that depends only on these arguments.
 
     Example:
         >>> name_run("print(ring.rank)", 4) == name_run("print(ring.rank)\n", 4) != name_run(
@@ -80,8 +79,8 @@ def write_run(
 ) -> None:
     """Adds a run to an archive.
 
-    Its trace, what its ranks returned and printed, what was shown of that, and the error that ended
-    it.
+    The record has its trace, the results and output of its ranks, the shown text, and the error
+    that ended it.
     """
     failed = (
         [type(error).__name__, str(error), getattr(error, "rank", None)]
@@ -96,24 +95,24 @@ def write_run(
 
 
 def replay(name: str) -> Trace:
-    """Shows the record of a run as the run would have shown itself.
+    """Shows the record of a run with the output of the run itself.
 
     Args:
-        name: of the run, from ``name_run``.
+        name: the name of the run, from ``name_run``.
 
     Returns:
         The trace, with results and output.
 
     Raises:
-        RingError: there is no record; or, of a run that failed, its own error, with the trace and
-            the diagnosis.
+        RingError: there is no record; or the run failed, and this is its own error, with the trace
+            and the diagnosis.
     """
     with (
         as_file(files("ringsim") / "lessons" / "data" / "runs.zip") as path,
         zipfile.ZipFile(path) as archive,
     ):
         if f"{name}.json" not in archive.namelist():
-            refuse("the function and its arguments must be those of a lesson's cell, unchanged")
+            refuse("cannot replay a call that is not an unchanged cell of a lesson")
         told = json.loads(archive.read(f"{name}.json"))
         with tempfile.TemporaryDirectory() as directory:
             trace = load(archive.extract(f"{name}.ringtrace", directory))
@@ -122,7 +121,7 @@ def replay(name: str) -> Trace:
     trace.results[:], trace.output[:] = ast.literal_eval(told["results"]), told["output"]
     # shown once
     warnings.warn(
-        "RINGSIM_REPLAY is set: runs are shown as they were recorded, and nothing runs.",
+        "RINGSIM_REPLAY is set: recorded runs are shown, and nothing runs.",
         stacklevel=1,
     )
     sys.stdout.write(told["shown"])

@@ -1,10 +1,10 @@
-"""``with ringsim.trace(path) as recording:`` in ranks that something else started.
+"""``with ringsim.trace(path) as recording:`` for ranks started by another launcher.
 
 Each rank writes its part into ``<path>.parts``, or under ``RINGSIM_PARTS`` on its own host. At the
-end of the block it announces, in the default group's store or in a file, that its part is complete;
-rank 0 fetches over the store what lies on other hosts (``gathering``) and merges the parts into one
-file (``merging``). Nothing goes through a process group: recording adds no message, and inside the
-block no rank waits for another.
+end of the block it announces, in the default group's store or in a file, that its part is complete.
+Rank 0 fetches the parts of other hosts over the store (``gathering``) and merges all parts into one
+file (``merging``). The process groups are not used: recording adds no message, and inside the block
+no rank waits for another.
 
 A recording is in one phase at a time::
 
@@ -14,7 +14,7 @@ A recording is in one phase at a time::
     RECORDING  LEFT       leaving it
     LEFT       SAVED      writing the file, on rank 0
     LEFT       RECORDING  entering it again
-    SAVED      RECORDING  likewise
+    SAVED      RECORDING  entering it again
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ from ringsim.traces.files import load
 from ringsim.traces.recorder import Recorder
 from ringsim.traces.value import Trace
 
-# events of a trace that rank 0 keeps in memory; a larger one is read when somebody asks for it
+# events of a trace that rank 0 keeps in memory; a larger trace is read on demand
 MOST_KEPT: Final = 500_000
-MOST_NOTES: Final = 4  # ranks that an error names
+MOST_NOTES: Final = 4  # ranks listed in an error
 
 
 class _Phase(Enum):
@@ -76,16 +76,16 @@ class _Block:
     """A block that this rank is in, or has left.
 
     Attributes:
-        keys: shared by its ranks.
-        path: of the file.
-        attempt: the number of this attempt of a job that is restarted, None for other jobs.
-        recorder: of this rank.
-        own: whether the recorder is the block's, not that of a block or run around it.
-        place: where the part of this rank lies, and when it began.
-        backend: of the default group.
-        first: how many operations the recorder had by then.
-        start_ns: when this rank entered, on CLOCK_MONOTONIC.
-        start_unix_ns: the same on the clock of the day.
+        keys: the keys shared by its ranks.
+        path: the path of the file.
+        attempt: the number of this attempt of a restarted job, None for other jobs.
+        recorder: the recorder of this rank.
+        own: whether the recorder belongs to this block, not to an enclosing block or run.
+        place: the location of this rank's part, and its start.
+        backend: the backend of the default group.
+        first: the number of operations that the recorder already had.
+        start_ns: the time when this rank entered, on CLOCK_MONOTONIC.
+        start_unix_ns: the same time on the wall clock.
     """
 
     keys: Store
@@ -113,19 +113,19 @@ class _Block:
 
 
 class Recording:
-    """Records ranks that already run, from the start of a ``with`` block to its end.
+    """A ``with`` block that records ranks that already run.
 
-    Every rank of the default process group enters the block and leaves it, each in its own time.
-    Blocks may be nested and repeated; an inner one, or one inside a run that
-    ``ringsim.trace(worker)`` started, saves what was posted within it. If the block raises, the
-    trace is saved all the same, and the exception goes on.
+    Every rank of the default process group enters and leaves the block at its own time. Blocks may
+    be nested and repeated; an inner block, or one inside a run of ``ringsim.trace(worker)``, saves
+    the operations posted within it. If the block raises, the trace is still saved, and the
+    exception propagates.
 
     Args:
         path: the file that rank 0 writes, usually ``*.ringtrace``; the same on every rank. An
-            existing file is replaced, but where torchrun may restart the ranks: each attempt then
-            has a file of its own, ``run.1.ringtrace`` after ``run.ringtrace``.
-        check: which mistakes raise an error, see ``ringsim.trace``; inside another block or run,
-            that one's setting holds.
+            existing file is replaced, unless torchrun may restart the ranks: then each attempt has
+            its own file, ``run.1.ringtrace`` after ``run.ringtrace``.
+        check: the mistakes that raise an error, see ``ringsim.trace``; the setting of an enclosing
+            block or run takes precedence.
 
     Example:
         >>> import torch.distributed as dist
@@ -143,32 +143,32 @@ class Recording:
         self._phase = _Phase.NEW
         self._block: _Block | None = None
         self._trace: Trace | None = None
-        self._parts = ExitStack()  # ends what this rank does for the block
-        self._lasting = ExitStack()  # ends what rank 0 does until all others have left
+        self._parts = ExitStack()  # ends this rank's part of the block
+        self._lasting = ExitStack()  # ends rank 0's work, after all others have left
         self._watch: JoinedWatch | None = None
         self._hosts: HostWatch | None = None
 
     @property
     def written(self) -> Path | None:
-        """The file that this rank has written."""
+        """The file written by this rank, None if there is none."""
         return self._block.path if self._block and self._phase is _Phase.SAVED else None
 
     @property
     def trace(self) -> Trace:
-        """The trace of all ranks; on rank 0, after the block.
+        """The trace of all ranks, on rank 0 after the block.
 
         Raises:
             RingError: this is another rank, or the block has not ended.
         """
         block, path = self._block, self.written
         if path is None:
-            where, todo = "(the block was not entered)", "Ask after the with block."
+            where, todo = "(the block was not entered)", "Read it after the with block."
             if block is not None:
                 where = f"(rank {block.rank} of {block.world_size})"
-                todo = "Ask on rank 0, or load the file." if block.rank else todo
+                todo = "Read it on rank 0, or load the file." if block.rank else todo
             raise RingError(
-                "a recording's trace must be asked for on rank 0 after the block, got a "
-                f"question elsewhere {where}. {todo}"
+                f"the trace of a recording is available only on rank 0 after the block {where}. "
+                f"{todo}"
             )
         if self._trace is None:
             self._trace = load(path)
@@ -177,15 +177,14 @@ class Recording:
     def __enter__(self) -> Self:
         if not dist.is_initialized():
             raise RingError(
-                "the ranks must be in a process group before they are recorded, got none. Call "
-                "ringsim.initialize_distributed() or "
-                "torch.distributed.init_process_group() first, or let ringsim start the ranks: "
-                "ringsim.trace(worker, world_size=4)."
+                "cannot record ranks without a process group. First call "
+                "ringsim.initialize_distributed() or torch.distributed.init_process_group(), or "
+                "let ringsim start the ranks: ringsim.trace(worker, world_size=4)."
             )
         log = get_state().log
         moves = log is not None and log.records.remove is not None
         with ExitStack() as parts, ExitStack() as lasting:
-            # a log with its own recorder uses that of the block instead
+            # a log with its own recorder uses the block's recorder instead
             with _log_moved(moves):
                 self._block = block = _enter(self._path)
                 answering = parts if block.rank else lasting
@@ -218,13 +217,13 @@ class Recording:
     def _begin_watch(self, block: _Block, parts: ExitStack, answering: ExitStack) -> None:
         """Begins to watch for stuck ranks.
 
-        On a file system without named pipes the block is recorded without a watch.
+        On a file system without named pipes, the block is recorded without a watcher.
         """
         self._watch = self._hosts = None
         if not block.own or "gloo" not in block.backend or not has_proc():
             return
 
-        def keep_deaths(ranks: list[int]) -> None:  # in case no rank lives to write the file
+        def keep_deaths(ranks: list[int]) -> None:  # in case no rank survives to write the file
             with contextlib.suppress(OSError):  # the disk may be full
                 block.recorder.set_meta("deaths", find_ends(block.directory, ranks))
 
@@ -232,7 +231,7 @@ class Recording:
             self._watch = watch = JoinedWatch(block.recorder, keep_deaths)
         except OSError as error:
             if block.rank == 0:
-                note = f"Nobody watched for stuck ranks: {error} (rank 0)."
+                note = f"No watcher looked for stuck ranks: {error} (rank 0)."
                 block.recorder.set_meta("note", note)
             else:
                 stay_unwatched(block.keys, block.directory)
@@ -273,9 +272,9 @@ class Recording:
         except (RingError, RuntimeError, OSError) as failure:
             if error is None:
                 raise RingError(
-                    f"the parts of a recording must be mergeable, got {type(failure).__name__}: "
-                    f"{failure} "
-                    f"(rank {block.rank} of {block.world_size}). They are in {block.directory}."
+                    f"cannot merge the parts of the recording: {type(failure).__name__}: {failure} "
+                    f"(rank {block.rank} of {block.world_size}). The parts are in "
+                    f"{block.directory}."
                 ) from failure
             # the block's own exception is more important
             error.add_note(f"ringsim could not save the trace: {failure}")
@@ -292,7 +291,7 @@ class Recording:
     ) -> RingError | None:
         """Collects the parts of all ranks, and writes the file; on rank 0.
 
-        Returns the error of operations whose sides disagree.
+        Returns the error of mismatched operations, if there are any.
         """
         keys, directory, notes = block.keys, block.directory, list[str]()
         try:
@@ -333,9 +332,9 @@ class Recording:
         return mismatch
 
     def _find_mismatch(self, block: _Block) -> RingError | None:
-        """Returns the error of a block that all have left though an operation's sides disagree.
+        """Returns the error of mismatched operations in a block that all ranks have left.
 
-        Unless they have heard it.
+        None if the ranks have already raised it.
         """
         records = LiveRecords(block.directory, block.world_size)
         if self._watch is not None and (verdict := read_verdict(block.directory)) is not None:
@@ -354,14 +353,14 @@ def _close(stack: ExitStack, error: BaseException | None) -> None:
 
 @contextmanager
 def _log_moved(moves: bool) -> Iterator[None]:
-    """Moves the log to another recorder, which the block brings or takes away."""
+    """Moves the log to another recorder, at the start or end of a block."""
     moved = interrupt_log() if moves else None
     yield
     resume_log(moved)
 
 
 def _enter(path: Path) -> _Block:
-    """Enters a block, and says where this rank's part lies."""
+    """Enters a block, and announces the location of this rank's part."""
     start_ns, start_unix_ns = time.monotonic_ns(), time.time_ns()
     rank, world_size = dist.get_rank(), dist.get_world_size()
     keys = enter_block(rank, world_size)
@@ -393,7 +392,7 @@ def _enter(path: Path) -> _Block:
 
 def _compare_clocks(block: _Block, answering: ExitStack) -> None:
     """Begins to compare the clocks of several machines."""
-    # a store within a process blocks all while one waits
+    # a store within a process blocks all its users while one waits
     if block.world_size == 1 or store_port() < 0:
         return
 
@@ -405,7 +404,7 @@ def _compare_clocks(block: _Block, answering: ExitStack) -> None:
 
 
 def _prepare_directory(block: _Block) -> None:
-    """Claims the directory of the parts for this block, and says in it what is recorded."""
+    """Claims the directory of the parts for this block, and writes its metadata there."""
     directory, run_id = block.directory, block.keys.run_id
     block.recorder.set_meta("run_id", run_id)
     claim = directory / "run_id"
@@ -425,7 +424,7 @@ def _prepare_directory(block: _Block) -> None:
 
 
 def _describe(block: _Block) -> dict[str, Any]:
-    """Returns what the metadata say of the run's origin."""
+    """Returns the metadata about the run's origin."""
     described = {
         **provenance.measured_run(block.world_size, block.backend, block.start_unix_ns),
         "run_id": block.keys.run_id,
@@ -437,27 +436,26 @@ def _describe(block: _Block) -> dict[str, Any]:
 
 
 def _agree_on_attempt(keys: Store, path: Path, rank: int, world_size: int) -> int:
-    """Returns the number of this attempt of a job that is restarted, which rank 0 finds.
+    """Returns the number of this attempt of a restarted job.
 
-    The others wait until it enters.
+    Rank 0 chooses it; the other ranks wait until rank 0 enters the block.
     """
     if rank == 0:
         keys.put("attempt", str(find_attempt(path)).encode())
     found = keys.read("attempt", lasts(WAIT_S))
     if found is None:
         raise RingError(
-            f"rank 0 must enter a recorded block within {WAIT_S:.0f} s of the others where "
-            "ranks may be restarted, got nothing from it "
-            f"(rank {rank} of {world_size}). Let all ranks enter it at the same "
-            "place."
+            f"rank 0 did not enter the recorded block within {WAIT_S:.0f} s of rank {rank} of "
+            f"{world_size}, in a job that may be restarted. Let all ranks enter the block at the "
+            "same place."
         )
     return int(found)
 
 
 def _say_why(block: _Block, error: BaseException, left: dict[str, Any]) -> None:
-    """Writes into its part how this rank ends, in case rank 0 writes no file.
+    """Records the end of this rank in its part, in case rank 0 writes no file.
 
-    One that lost a peer, or waited in vain, says whose.
+    A rank that lost a peer, or was stuck waiting for one, also records the peer's end.
     """
     ends = [left["end"]] if left["end"] is not None else []
     if left["lost"]:
@@ -465,7 +463,7 @@ def _say_why(block: _Block, error: BaseException, left: dict[str, Any]) -> None:
         for end in ends[:MOST_NOTES]:
             error.add_note(f"ringsim: rank {end['rank']} {end['about']}")
     if left["woken"] and (verdict := read_verdict(block.directory)) is not None:
-        # ranks whose threads wait, and say nothing any more
+        # ranks whose threads wait, and that record nothing more
         ends = [end for end in verdict.ends if end["rank"] not in verdict.waiting]
     if ends and block.own:
         with contextlib.suppress(OSError):  # the disk may be full
@@ -475,7 +473,7 @@ def _say_why(block: _Block, error: BaseException, left: dict[str, Any]) -> None:
 def parts_of(path: Path) -> Path:
     """Returns the directory of the parts of a trace file.
 
-    Beside it, or in ``RINGSIM_PARTS``, on a disk of each host's own.
+    It is next to the file, or in ``RINGSIM_PARTS``, on a local disk of each host.
     """
     return Path(
         os.path.abspath(os.environ.get("RINGSIM_PARTS") or path.parent), f"{path.name}.parts"
@@ -483,7 +481,7 @@ def parts_of(path: Path) -> Path:
 
 
 def number(path: Path, attempt: int) -> Path:
-    """Returns the file of one attempt of a job.
+    """Returns the path of the file of an attempt of a job.
 
     Example:
         >>> [str(number(Path("out/run.ringtrace"), attempt)) for attempt in range(3)]
@@ -492,9 +490,9 @@ def number(path: Path, attempt: int) -> Path:
     return path.with_name(f"{path.stem}.{attempt}{path.suffix}") if attempt else path
 
 
-@functools.cache  # a block that is repeated replaces the file of its own attempt
+@functools.cache  # a repeated block replaces the file of its own attempt
 def find_attempt(path: Path) -> int:
-    """Returns the first number of which no attempt has left a file, or parts."""
+    """Returns the first number without a file or parts of an earlier attempt."""
     tried = (number(path, attempt) for attempt in itertools.count())
     return next(
         attempt
@@ -505,15 +503,15 @@ def find_attempt(path: Path) -> int:
 
 @contextmanager
 def hold_back_sigterm() -> Iterator[threading.Event]:
-    """Puts off a SIGTERM until the end of the block.
+    """Delays a SIGTERM until the end of the block.
 
-    Yields an event that is set when the signal comes. As soon as one rank has failed, a launcher
-    such as torchrun sends it to the others: just when the trace that tells why is being written.
+    Yields an event that is set when the signal arrives. When one rank has failed, a launcher such
+    as torchrun sends the signal to the others, just when the trace of the failure is being written.
     """
     came = threading.Event()
     before = signal.getsignal(signal.SIGTERM)
     if threading.current_thread() is not threading.main_thread() or before is None:
-        yield came  # no handler may be set here, or the old one could not be restored
+        yield came  # no handler can be set here, or the old one could not be restored
         return
     signal.signal(signal.SIGTERM, lambda *_: came.set())
     try:

@@ -1,6 +1,6 @@
-"""What a worker returns, from its rank to the caller.
+"""Transfers the result of a worker from its rank to the caller.
 
-By a file that is mapped, since gigabytes take long through a pipe.
+The result is in a mapped file, because gigabytes take long through a pipe.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ _LARGE_BYTES: Final = 1 << 16
 def write_result(result: Any, file: Path) -> list[tuple[int, int]]:
     """Writes a result, in a rank.
 
-    Returns where it lies in the file, as (start, end): the pickle, then the data of arrays and
-    tensors.
+    Returns the positions (start, end) of the pickle, and of the data of arrays and tensors.
     """
     buffers: list[pickle.PickleBuffer] = []
     with file.open("wb") as out:
@@ -38,7 +37,7 @@ def write_result(result: Any, file: Path) -> list[tuple[int, int]]:
 def read_result(file: Path, spans: list[tuple[int, int]]) -> Any:
     """Reads a result, once.
 
-    Its arrays and tensors are views of the file, which has no name any more.
+    Its arrays and tensors are views of the file, which is unlinked.
     """
     with file.open("rb") as source:
         whole = memoryview(mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_COPY))
@@ -48,17 +47,17 @@ def read_result(file: Path, spans: list[tuple[int, int]]) -> Any:
 
 
 def describe_unpicklable(result: Any, error: Exception, where: str) -> str:
-    """Returns the message for a worker's result that cannot travel; ``where`` is the rank."""
+    """Returns the error message for a result that cannot be pickled; ``where`` is the rank."""
     return (
-        f"the result of the worker must be picklable, got a {type(result).__qualname__} "
+        f"cannot pickle the result of the worker, a {type(result).__qualname__} "
         f"({type(error).__name__}: {error}; {where}). Return plain data instead."
     )
 
 
 class _Pickler(Pickler):
-    """Leaves the data of large tensors out of the pickle, as numpy does with its arrays.
+    """A pickler that keeps the data of large tensors out of the pickle, as numpy does for arrays.
 
-    Torch would copy it several times.
+    Torch would copy the data several times.
     """
 
     def reducer_override(self, obj: Any) -> Any:

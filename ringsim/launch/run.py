@@ -1,4 +1,4 @@
-"""One run: from ranks and a job to a trace, or to one error with what was recorded until then."""
+"""Runs a job on ranks, and returns its trace or raises its error, with the recorded events."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from ringsim.traces.value import Trace
 
 __all__ = ["GPU_LIMIT_S", "RunOptions", "run"]
 
-GPU_LIMIT_S: Final = 3600.0  # of a run on GPUs that has no limit of its own: nobody watches it
-_SHOWN: Final = 4  # ranks whose lines an error shows
+GPU_LIMIT_S: Final = 3600.0  # default limit of a run on GPUs, which is not watched
+_SHOWN: Final = 4  # ranks whose lines are shown in an error
 _Error = TypeVar("_Error", RingError, Interrupted)
 
 
@@ -47,12 +47,11 @@ def run(job: Job, kind: Kind, options: RunOptions) -> Trace:
     """Runs a job on ranks of a kind.
 
     Returns the trace with the results and output of every rank. Blocks until all ranks have
-    finished, one has failed, the limit is reached or the user interrupts. No rank is left
-    afterwards, except fresh ones that are parked for the next call.
+    finished, one has failed, the limit is reached or the user interrupts. No rank remains
+    afterwards, except new ones parked for the next call.
 
     Raises:
-        RankFailed: a rank raised or died; other errors of ringsim that a rank raised come as
-            themselves.
+        RankFailed: a rank raised or died; other errors of ringsim raised by a rank keep their type.
         Deadlock, PeerExited, MessageMismatch: ranks could never have continued, see
             ``ringsim.launch.watcher``.
         RunTimeout: ``options.limit_s`` has passed.
@@ -70,7 +69,7 @@ def run(job: Job, kind: Kind, options: RunOptions) -> Trace:
 
 
 class _Run(Supervisor):
-    """One run, and what becomes of it: its trace or its error."""
+    """One run, with its trace or its error."""
 
     def __init__(self, rank_set: RankSet, job: Job, options: RunOptions) -> None:
         super().__init__(rank_set, job, options)
@@ -89,8 +88,8 @@ class _Run(Supervisor):
         if (error := self._find_error()) is not None:
             raise error
         trace = self._make_trace(complete=True)
-        # not before: the end of one rank breaks what a thread of another may still wait for, which
-        # the trace is to show
+        # not earlier: the end of one rank breaks waits of other ranks' threads, which the trace is
+        # to show
         self.tell_all("bye")
         return trace
 
@@ -102,8 +101,8 @@ class _Run(Supervisor):
         if not self.rank_set.directory.is_dir():
             return self._explained(
                 RingError(
-                    "the directory of a run must be there to its end, got "
-                    f"{self.rank_set.directory}, which is gone. Leave it there."
+                    f"the directory of the run disappeared: {self.rank_set.directory}. Keep it "
+                    "until the run has ended."
                 )
             )
         if verdict is not None and not any(report.waited for report in reports):
@@ -119,7 +118,7 @@ class _Run(Supervisor):
         return self._explained(self._name_missing(missing)) if missing else None
 
     def _quote_stuck(self, verdict: Verdict) -> str:
-        """Returns the user's lines at which the waits of ranks ended that a verdict names."""
+        """Returns the user's lines at which the waits of the ranks of a verdict ended."""
         named = dict.fromkeys(
             rank
             for first in verdict.diagnosis.findings[:1]
@@ -131,36 +130,36 @@ class _Run(Supervisor):
         return "".join(map(raised_where, stuck[:_SHOWN]))
 
     def _name_missing(self, missing: Sequence[int]) -> RingError:
-        """Makes the error of a run in which ranks neither returned nor failed."""
+        """Returns the error of a run in which ranks neither returned nor failed."""
         came = sum(one.pid is not None for one in self.ranks)
         if came < self.size and (self.options.limit_s is None or self.options.limit_s > START_S):
             return RingError(
-                f"ranks must come up within {START_S:g} s, got {came} of {self.size} "
-                "by then. Call again; look at what else runs here."
+                f"only {came} of {self.size} ranks started within {START_S:g} s. Try again, and "
+                "check the load of this machine."
             )
-        starting = "" if self.has_begun else ": they were still being started"
+        starting = "" if self.has_begun else ": they were still starting"
         return RunTimeout(
-            f"the run must end within limit_s={self.options.limit_s:g} s, got no result from ranks "
-            f"{missing} of {self.size} by then{starting}. "
-            "Raise limit_s, or look at error.trace for where they were."
+            f"the run did not end within limit_s={self.options.limit_s:g} s: no result from ranks "
+            f"{missing} of {self.size}{starting}. Raise limit_s, or look at error.trace for where "
+            "they were."
         )
 
     def _startup_error(self) -> RingError | None:
-        """Returns what the fork server printed, if no rank ever started."""
+        """Returns an error with the output of the fork server, if no rank ever started."""
         ranks, reports = self.ranks, self.reports
         if any(one.num_threads for one in ranks) or any(report.error for report in reports):
             return None
         text = self.rank_set.startup_errors.strip()
-        return RingError(f"ranks must be startable, got:\n{text}") if text else None
+        return RingError(f"cannot start ranks:\n{text}") if text else None
 
     def _find_mismatch(self) -> Diagnosis | None:
-        """Returns what disagrees in all that was recorded, if nobody has ended the run for it."""
+        """Returns the mismatches in all records, if none has ended the run already."""
         if self.rank_set.kind.comm_device != "cpu" or not self.has_begun:
             return None
         ranks, records = self.ranks, self.records
         records.look(to_end=True)
         if any(one.result is None for one in ranks):
-            records.look()  # of what was read twice it is known whether its thread went on
+            records.look()  # a second look shows whether threads continued
         found = records.find_mismatch({one.rank for one in ranks if one.is_over})
         if found is None:
             return None
@@ -171,7 +170,7 @@ class _Run(Supervisor):
         return replace(records.blame(found), states=states)
 
     def _error_of(self, diagnosis: Diagnosis, more: str) -> RingError:
-        """Makes the error that a diagnosis stands for; ends the run."""
+        """Ends the run, and returns the error of a diagnosis."""
         trace = self._end_early()
         if trace is not None:
             diagnosis = tell_partings(diagnosis, until(trace.events, trace.metadata["given_up_ns"]))
@@ -182,13 +181,13 @@ class _Run(Supervisor):
         return error
 
     def _explained(self, error: _Error) -> _Error:
-        """Adds to an error what was recorded until then, and what that explains."""
+        """Adds the recorded trace and its diagnosis to an error."""
         error.trace = self._end_early()
         if error.trace is not None and (found := explain(error.trace)).findings:
             error.diagnosis = found
             reports = self.reports
             lost = all(report.is_consequence for report in reports) and bool(found.edges)
-            # no report says why, or a limit ended it
+            # no report has the cause, or a limit ended the run
             if lost or not reports or found.kind == "stalled":
                 error.args = (f"{error}\n{indent(str(found))}",)
             first, before = found.findings[0], ""
@@ -198,9 +197,9 @@ class _Run(Supervisor):
         return error
 
     def _last_of_the_dead(self, trace: Trace) -> str:
-        """Says what ranks that died without an exception had posted last.
+        """Returns the last operations of ranks that died without an exception.
 
-        No traceback tells where they were.
+        They have no traceback.
         """
         events, said = trace.events, ""
         for rank in (report.rank for report in self.reports if not report.error):
@@ -212,10 +211,7 @@ class _Run(Supervisor):
     # -- the trace
 
     def _end_early(self) -> Trace | None:
-        """Ends all ranks and returns what they had recorded in their files.
-
-        None if no rank had begun to.
-        """
+        """Ends all ranks and returns the trace of their records, None if there are none."""
         self.end_all()
         try:
             return self._make_trace(complete=False)
@@ -237,13 +233,13 @@ class _Run(Supervisor):
         metadata = {**self._metadata(), **facts, "complete": complete and facts["complete"]}
         metadata["notes"] = [*facts.get("notes", ()), *self._note_threads()]
         metadata["ends"], metadata["end_ns"] = self._ends(), time.monotonic_ns() - start_ns
-        # ending ranks takes time, in which nobody waits for anything
+        # ending ranks takes time, which does not count as waiting
         if self.given_up_ns is not None:
             metadata["given_up_ns"] = self.given_up_ns - start_ns
         if self.caught:
             metadata["caught"] = [self._describe_caught(verdict) for verdict in self.caught]
         if self.verdict is not None and not self.verdict.proved:
-            # nothing was on its way any more, as far as anybody can tell
+            # no message was in flight, as far as is known
             metadata["at_rest"] = True
         output = [one.output.text for one in self.ranks]
         return Trace(events, metadata, results=results, output=output)
@@ -256,7 +252,7 @@ class _Run(Supervisor):
         return ["one torch thread per rank, since there are at least as many ranks as processors"]
 
     def _describe_caught(self, verdict: Verdict) -> dict[str, Any]:
-        """Says for ``explain`` what a verdict was whose error the program caught."""
+        """Returns a verdict whose error the program caught as metadata for ``explain``."""
         one = verdict.diagnosis.findings[0]
         return {
             "kind": one.kind,
@@ -280,14 +276,14 @@ class _Run(Supervisor):
         }
 
     def _ends(self) -> list[dict[str, Any]]:
-        """Says for ``explain`` how each rank ended, or what it was doing when it was ended.
+        """Returns the end of each rank, or its activity when it was ended, for ``explain``.
 
-        After a verdict, how it stood then.
+        After a verdict, these are the states at that time.
         """
         ranks, reports = self.ranks, self.reports
         gone = [one.rank for one in ranks if one.result is not None]
         ends: list[dict[str, Any]] = []
-        # what they did once they were woken does not say why
+        # their activity after they were woken is not the cause
         if (verdict := self.verdict) is not None:
             waited = {report.rank for report in reports if report.waited}
             ends += [end for end in verdict.ends if end["rank"] not in waited]

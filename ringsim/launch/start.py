@@ -1,7 +1,7 @@
-"""The script that a fresh interpreter of ours runs.
+"""The script run by a new interpreter of ringsim.
 
-Not ``-c``, so that no frame of it passes for the user's. Its one argument is JSON: what to become,
-the import path of the launcher, and what to tell it.
+It is not started with ``-c``, so that its frames cannot be mistaken for the user's. Its only
+argument is JSON: the role, the import path of the launcher, and the arguments of the role.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import sys
 
 
 def main() -> None:
-    """Becomes a fork server, or a rank of its own."""
+    """Becomes a fork server, or a single rank."""
     what, path, arguments = json.loads(sys.argv[1])
-    # The caller's, as it is now: it may have grown since its start. The working directory comes
-    # last: a torch.py there is not for us.
+    # The caller's current path, which may have grown since its start. The working directory comes
+    # last, because a torch.py there is not meant for ringsim.
     sys.path[:] = sorted(path, key=lambda place: not place)
     if what == "fork server":
         from ringsim.launch import forkserver

@@ -1,4 +1,4 @@
-"""The launcher's side of a run while it goes on: hears the ranks, and watches them.
+"""The launcher's side of a run: receives messages from the ranks, and watches them.
 
 A run is in one phase at a time::
 
@@ -8,11 +8,11 @@ A run is in one phase at a time::
     STARTING  OVER       not all ranks have come up after START_S
     RUNNING   JUDGED     the watcher has a verdict: the ranks that wait are woken
     JUDGED    RUNNING    WAKE_S later, if the program has caught the verdict's error
-    JUDGED    OVER       all that were woken have failed; WAKE_S later, if nobody caught the error
+    JUDGED    OVER       all woken ranks have failed; or WAKE_S later, if none caught the error
     STARTING  FAILING    a rank has failed or died
-    RUNNING   FAILING    likewise
+    RUNNING   FAILING    a rank has failed or died
     FAILING   OVER       GRACE_S later
-    any       OVER       all ranks have returned or failed; the limit; ``allows`` says no
+    any       OVER       all ranks have returned or failed; the limit; ``allows`` returns False
 """
 
 from __future__ import annotations
@@ -54,25 +54,25 @@ from ringsim.traces.parts import PartReader
 __all__ = ["Followed", "RunOptions", "Supervisor"]
 
 _POLL_S: Final = 0.05
-_LOST_S: Final = 5.0  # a fork server says within milliseconds that a rank has died
+_LOST_S: Final = 5.0  # a fork server reports within milliseconds that a rank has died
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How to run.
+    """The options of a run.
 
     Attributes:
-        limit_s: limit of the whole run, in seconds; None for no limit, and for ``GPU_LIMIT_S`` on
-            GPUs.
-        show: whether the ranks' output is shown as it comes.
-        show_hidden: whether what print suppression hides is shown, too.
-        keep_at: where the ranks' records go, None for a private directory that is removed at the
+        limit_s: the limit of the whole run, in seconds; None for no limit, or for ``GPU_LIMIT_S``
+            on GPUs.
+        show: whether the ranks' output is shown as it arrives.
+        show_hidden: whether output hidden by print suppression is also shown.
+        keep_at: the directory of the ranks' records, None for a private one that is removed at the
             end.
-        doing: given the directory of the run, says in a few words what the ranks are doing, for the
-            progress line; None for nothing.
-        poll_s: how often to look whether ranks are stuck, in seconds; None for never.
-        allows: given the processes of the ranks that have not finished, returns whether they may go
-            on; None for always.
+        doing: a function that returns a few words for the progress line, given the directory of the
+            run; None for none.
+        poll_s: the time between two looks for stuck ranks, in seconds; None for no looks.
+        allows: a function that returns whether the run may continue, given the processes of the
+            unfinished ranks; None for always.
     """
 
     limit_s: float | None = None
@@ -94,19 +94,19 @@ class _Phase(Enum):
 
 @dataclass
 class Followed:
-    """What the launcher knows of one rank.
+    """The launcher's view of one rank.
 
     Attributes:
         rank: its number.
-        channel: to it; a closed one means that the rank has ended.
-        output: what it has printed.
-        pid: its process, once it has joined the others.
-        num_threads: of torch, once it has loaded the job.
-        result: where its result lies in its file, once it has returned.
-        report: how it failed.
+        channel: the channel to it; a closed one means that the rank has ended.
+        output: its output.
+        pid: its process, after it has joined the others.
+        num_threads: the number of torch's threads, after it has loaded the job.
+        result: the location of its result in its file, after it has returned.
+        report: its failure.
         woken: whether the verdict's error was raised in it, and has not ended a thread.
-        stuck_in: the slots of what it waited for at the verdict.
-        seems_dead: whether it was dead at the last look, though its channel is open.
+        stuck_in: the slots of the operations that it waited for at the verdict.
+        seems_dead: whether it was dead at the last look, although its channel is open.
     """
 
     rank: int
@@ -127,7 +127,7 @@ class Followed:
 
     def tell(self, message: Any) -> None:
         """Sends a message."""
-        with contextlib.suppress(OSError):  # the rank is gone; reading its channel will tell
+        with contextlib.suppress(OSError):  # the rank is gone, as reading its channel will show
             self.channel.send(message)
 
 
@@ -136,16 +136,18 @@ class Supervisor:
 
     Attributes:
         rank_set: the processes.
-        job: what they run.
-        options: how.
-        size: number of ranks.
-        ranks: what is known of each, by number.
-        start_ns: when all ranks began, on CLOCK_MONOTONIC; before that, when it was created.
-        start_unix_ns: the same on the clock of the day.
-        verdict: of the watcher, unless the program has caught its error.
-        caught: earlier verdicts, whose error the program has caught: the run went on.
-        given_up_ns: when it was decided to end the ranks.
-        unfinished: what ranks were doing that had to be ended, as ``describe_unfinished`` says it.
+        job: the job that they run.
+        options: the options of the run.
+        size: the number of ranks.
+        ranks: the view of each rank, by number.
+        start_ns: the time when all ranks began, on CLOCK_MONOTONIC; before that, the time of its
+            creation.
+        start_unix_ns: the same time on the wall clock.
+        verdict: the watcher's verdict, unless the program has caught its error.
+        caught: the earlier verdicts whose error the program has caught, so that the run continued.
+        given_up_ns: the time of the decision to end the ranks.
+        unfinished: the activities of ranks that had to be ended, as returned by
+            ``describe_unfinished``.
     """
 
     def __init__(self, rank_set: RankSet, job: Job, options: RunOptions) -> None:
@@ -170,7 +172,7 @@ class Supervisor:
         self.records = LiveRecords(rank_set.directory, self.size)
         self.caught = self.records.caught
         self._open = {followed.channel: followed for followed in self.ranks}
-        self._places: dict[int, Place | None] = {}  # where ranks said they were
+        self._places: dict[int, Place | None] = {}  # the places reported by ranks
         self._watcher = self._make_watcher()
         self._progress = Progress(self.size)
         self._phase = _Phase.STARTING
@@ -187,7 +189,7 @@ class Supervisor:
             self.size,
             tell=self.tell,
             poll_s=poll_s,
-            # a send over MPI may end by itself, at the next look of its rank
+            # an MPI send may end by itself, at the next look of its rank
             settle_s=COLLECTIVE_S if kind.backend == "mpi" else 0.0,
         )
 
@@ -198,7 +200,7 @@ class Supervisor:
 
     @property
     def reports(self) -> list[Report]:
-        """How ranks failed."""
+        """The reports of the failed ranks."""
         return [one.report for one in self.ranks if one.report is not None]
 
     @property
@@ -216,7 +218,7 @@ class Supervisor:
             followed.tell(message)
 
     def watch(self) -> None:
-        """Sends the job; returns when all have answered, or waiting longer makes no sense."""
+        """Sends the job; returns when all have answered, or when waiting longer is pointless."""
         limit_s = self.options.limit_s
         deadline = math.inf if limit_s is None else time.monotonic() + limit_s
         try:
@@ -234,7 +236,7 @@ class Supervisor:
         self._settle()
 
     def end_all(self) -> None:
-        """Ends all ranks; finds out before what those are doing that still run."""
+        """Ends all ranks, after asking those that still run for their activity."""
         self.given_up_ns = self.given_up_ns or time.monotonic_ns()
         if self.verdict is None:
             self.unfinished = list_unfinished(self.running, self.tell, self._hear_places)
@@ -242,7 +244,7 @@ class Supervisor:
         self.rank_set.wait_for_end()
 
     def follow_outputs(self, *, last: bool = False) -> None:
-        """Shows what is new of the ranks' output."""
+        """Shows the new output of the ranks."""
         for followed in self.ranks:
             followed.output.follow(last=last)
 
@@ -274,7 +276,7 @@ class Supervisor:
 
     @property
     def _pause_s(self) -> float:
-        """How long to wait for messages before the next step."""
+        """The time to wait for messages before the next step, in seconds."""
         if self._watcher is None or self._phase is not _Phase.RUNNING:
             return _POLL_S
         return min(_POLL_S, max(self._next_look_s - time.monotonic(), 0.0))
@@ -300,7 +302,7 @@ class Supervisor:
         return True
 
     def _settle(self) -> None:
-        """Sets aside a verdict that has ended no rank; takes one up again that did so later."""
+        """Sets aside a verdict that has ended no rank; restores one that did so later."""
         if self.verdict is not None:
             if self._is_caught(self.verdict) and self._has_gone_on(self.verdict):
                 self._set_aside(self.verdict)
@@ -308,12 +310,12 @@ class Supervisor:
             self.verdict = self.caught.pop()
             self.given_up_ns = self.verdict.at_ns
 
-    # -- verdicts that the program catches
+    # -- verdicts whose error the program catches
 
     def _is_caught(self, verdict: Verdict) -> bool:
-        """Returns whether all waits of a verdict are over.
+        """Returns whether all waits of a verdict are over, without ending a rank or thread.
 
-        By its error or, in C++, by torch's; and ended nothing as far as is known.
+        They ended with its error or, in C++, with torch's own.
         """
         left = self._find_stuck()
         over = bool(verdict.waiting) and all(
@@ -322,10 +324,10 @@ class Supervisor:
         return over and self._was_raised(verdict)
 
     def _was_raised(self, verdict: Verdict) -> bool:
-        """Returns whether anything was raised that a program could catch.
+        """Returns whether an error was raised that a program could catch.
 
-        Gloo completes most operations whose sides disagree without a word, so ranks may be gone
-        from there before they are woken.
+        Gloo silently completes most mismatched operations, so ranks may have left them before they
+        are woken.
         """
         any_woken = any(one.woken for one in self.ranks)
         if any_woken or error_of_kind(verdict.diagnosis.kind) is not MessageMismatch:
@@ -334,7 +336,7 @@ class Supervisor:
         return any((part.read_all()["status"] == ERROR).any() for part in parts)
 
     def _find_stuck(self) -> list[list[int]]:
-        """Returns by rank the slots of what it waited for at the verdict, and has not left."""
+        """Returns by rank the slots of the waits of the verdict that are not over."""
         heads = self.records.look(to_end=True)
         return [
             [slot for slot in followed.stuck_in if slot in head.awaited]
@@ -344,7 +346,7 @@ class Supervisor:
     def _has_gone_on(self, verdict: Verdict) -> bool:
         """Returns whether the program ended by itself after a verdict that it caught.
 
-        All ranks returned, or got over a peer and failed.
+        All ranks returned, or failed later for another reason.
         """
         by_itself = all(
             report.echo == OWN and report.error != "SystemExit" for report in self.reports
@@ -354,7 +356,7 @@ class Supervisor:
         return all_returned or (survived and by_itself)
 
     def _set_aside(self, verdict: Verdict) -> None:
-        """Lets the run go on after a verdict whose error the program has caught."""
+        """Continues the run after a verdict whose error the program has caught."""
         self.caught.append(verdict)
         self.verdict = self.given_up_ns = None
         left = self._find_stuck()
@@ -364,11 +366,11 @@ class Supervisor:
             followed.woken = False
         clear_verdict(self.rank_set.directory)
 
-    # -- what comes from the ranks
+    # -- messages from the ranks
 
     def _hear(self, wait_s: float) -> None:
         for channel in wait([*self._open], timeout=wait_s):
-            # wait() gives back what it was given
+            # wait() returns the objects that it was given
             self._read(self._open[channel])  # type: ignore[index]
 
     def _hear_places(self, wait_s: float) -> dict[int, Place | None]:
@@ -376,13 +378,13 @@ class Supervisor:
         return self._places
 
     def _read(self, one: Followed) -> None:
-        """Takes one message of a rank, or the end of its channel."""
+        """Handles one message of a rank, or the end of its channel."""
         try:
             what, value = one.channel.recv()
         except (EOFError, OSError):
             del self._open[one.channel]
             self._places.setdefault(one.rank, None)
-            # mpirun ends all ranks with one that a signal has ended
+            # mpirun ends all ranks after a signal has ended one
             ended = bool(self.reports) and self.rank_set.kind.backend == "mpi"
             if not one.is_over and not ended:
                 self._report_death(one)
@@ -412,9 +414,9 @@ class Supervisor:
         one.report = rename_files(report, name_cells(self.job.lines))
 
     def _follow(self, now: float) -> bool:
-        """Shows how the run is doing, and looks for ranks that are lost, every now and then.
+        """Updates the progress line and looks for lost ranks, at regular intervals.
 
-        Returns whether it may go on.
+        Returns whether the run may continue.
         """
         if now >= self._next_roll_call_s:
             self._next_roll_call_s = now + _LOST_S
@@ -431,9 +433,9 @@ class Supervisor:
         return allows is None or allows(self.running.values())
 
     def _report_lost_ranks(self) -> None:
-        """Reports ranks that were dead at the last look already.
+        """Reports ranks that were already dead at the last look.
 
-        Their fork server is stopped or stuck, and does not say so.
+        Their fork server is stopped or stuck, and cannot report it.
         """
         for rank, pid in self.running.items() if has_proc() else ():
             followed, is_dead = self.ranks[rank], look_at_living(pid) is None

@@ -1,4 +1,4 @@
-"""Processes and connections, as the system tells of them (Linux's /proc)."""
+"""Reads processes and connections from Linux's /proc."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _EXITING: Final = 0x4  # PF_EXITING in Linux's include/linux/sched.h
 
 
 class Process(NamedTuple):
-    """A process at one moment."""
+    """The state of a process at one moment."""
 
     # R runs or would like to, S sleeps, D waits for a disk, T and t are stopped, Z has ended, X is
     # about to
@@ -21,12 +21,12 @@ class Process(NamedTuple):
 
     @property
     def doing(self) -> str:
-        """What it does: "computing", "asleep" or "stopped"."""
+        """Its activity: "computing", "asleep" or "stopped"."""
         return _CALLED.get(self.state, "computing")
 
 
 def look_at(pid: int) -> Process | None:
-    """Returns what the system says about a process (Linux), None if there is no such process.
+    """Returns the state of a process (on Linux), None if there is no such process.
 
     Example:
         >>> look_at(2**22 + 1) is None
@@ -34,17 +34,19 @@ def look_at(pid: int) -> Process | None:
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            words = file.read().rpartition(b")")[2].split()  # the name before it may hold anything
+            words = (
+                file.read().rpartition(b")")[2].split()
+            )  # the name before it may have any characters
     except OSError:
         return None
     # A process that exits closes its connections before it becomes a zombie.
     state = "X" if int(words[6]) & _EXITING and words[0] != b"Z" else words[0].decode()
-    # Ticks show a rank whose other threads compute while its first one sleeps.
+    # Ticks show a rank whose other threads compute while its main thread sleeps.
     return Process(state, int(words[11]) + int(words[12]))
 
 
 def look_at_living(pid: int) -> Process | None:
-    """Returns what the system says about a process, None if it has ended, or is about to."""
+    """Returns the state of a process, None if it has ended or is ending."""
     process = look_at(pid)
     return None if process is None or process.state in "ZX" else process
 
@@ -55,9 +57,9 @@ def has_proc() -> bool:
 
 
 def shut_connections(keep_port: int) -> int:
-    """Shuts the TCP connections of this process to others on this machine; returns how many.
+    """Shuts the TCP connections of this process to others on this machine (on Linux).
 
-    Except to the rendezvous's port (Linux).
+    The port of the rendezvous is excepted. Returns the number of connections.
     """
     count = 0
     for name in os.listdir("/proc/self/fd"):

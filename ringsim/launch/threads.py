@@ -1,9 +1,9 @@
-"""What the threads of a rank do.
+"""Inspects the threads of a rank.
 
-Which of them only wait for another one, and at which of the user's lines. A rank whose threads all
-wait for each other, or in operations, does nothing more by itself. Python's frames tell that of the
-waits of its own modules; the system (Linux) tells it of the others, for a lock taken by ``with
-lock:`` has no frame of its own: a thread sleeps in a system call, and the arguments say what can
+It finds the threads that only wait for another one, and the user's lines at which they wait. A rank
+whose threads all wait for each other, or in operations, does nothing more by itself. For waits in
+Python's own modules, the frames show this. For the others, Linux does, because a lock taken by
+``with lock:`` has no frame: the thread sleeps in a system call whose arguments determine what can
 end it.
 """
 
@@ -31,7 +31,7 @@ Place = tuple[str, int]  # a file and a line in it
 _TQDM: Final = "/tqdm/_monitor.py"  # wakes every 10 s, and never communicates
 # A thread with its innermost frame in one of these waits for another thread of its process.
 _IDLE_FILES: Final = ("/threading.py", "/queue.py", "/concurrent/futures/thread.py", _TQDM)
-# How threads of Gloo and of torch's stores are called: they do nothing but what operations ask for.
+# Names of the threads of Gloo and of torch's stores, which only serve operations.
 _LIBRARY_THREADS: Final = ("gloo_", "pt_gloo", "pt_tcpstore")
 _FUTEX, _EPOLL, _RECV = range(3)
 _CALLS: Final = {  # numbers of Linux's system calls, by machine
@@ -43,19 +43,17 @@ _PRIVATE: Final = 0x80
 
 
 class Threads(NamedTuple):
-    """What a rank says about its threads, ringsim's own apart."""
+    """A rank's report on its threads, without ringsim's own."""
 
-    # by ``threading.get_ident()``, those that do something, or wait for anything outside of this
-    # process
+    # by ``threading.get_ident()``, the threads that work, or wait for anything outside this process
     busy: Collection[int]
-    # of each other, the user's line at which it waits; None where there is none
+    # the user's line at which each other thread waits; None if there is none
     idle: Mapping[int, Place | None]
-    # of these, the ones that may wake without another of Python's: at a limit, or by a thread of
-    # C++
+    # the idle threads that may wake without another Python thread: at a limit, or by a C++ thread
     timed: Collection[int] = ()
 
     def besides(self, awaiting: Collection[int]) -> Threads:
-        """Returns the same without threads that wait in an operation."""
+        """Returns the report without threads that wait in an operation."""
         idle = {thread: place for thread, place in self.idle.items() if thread not in awaiting}
         return Threads(
             set(self.busy).difference(awaiting), idle, set(self.timed).difference(awaiting)
@@ -63,10 +61,10 @@ class Threads(NamedTuple):
 
 
 def list_threads() -> Threads:
-    """Returns what the threads of this process do, ringsim's own apart; does not block."""
+    """Returns a report on the threads of this process, without ringsim's own; does not block."""
     known = {thread.ident: thread for thread in threading.enumerate()}
     numbers = {thread.ident: thread.native_id for thread in known.values()}
-    # Python still has the number from before the fork
+    # Python still has the thread number from before the fork
     numbers[threading.main_thread().ident] = os.getpid()
     quiet = _is_quiet(numbers.values())
     sites = _make_sites()
@@ -83,8 +81,8 @@ def list_threads() -> Threads:
         endless = waits_without_end(numbers.get(ident))
         if first and signal.getitimer(signal.ITIMER_REAL)[0]:
             endless = False  # an alarm will end it
-        # A limit of the first thread's own is the program's, and so is a timer; others look after
-        # something every now and then.
+        # A time limit of the main thread belongs to the program, and so does a timer; other threads
+        # wake regularly for background work.
         acts = endless is False and (first or isinstance(thread, threading.Timer))
         if (file.endswith(_IDLE_FILES) and not acts) or (endless and quiet):
             user = sites.find(frame)
@@ -118,17 +116,14 @@ def _place(frame: FrameType) -> Place:
 
 
 def _is_quiet(of_python: Collection[int | None]) -> bool:
-    """Tells whether the threads of C++ wait, too, apart from those that only look after operations.
-
-    Then no other thread does anything.
-    """
+    """Returns whether all C++ threads wait, except those that only serve operations."""
     try:
         others = [
             (task, (task / "comm").read_text())
             for task in Path("/proc/self/task").iterdir()
             if int(task.name) not in of_python
         ]
-    except OSError:  # not Linux, or one of them has just ended
+    except OSError:  # not Linux, or a thread has just ended
         return False
     return all(
         name.startswith(_LIBRARY_THREADS) or waits_without_end(int(task.name))
@@ -137,9 +132,9 @@ def _is_quiet(of_python: Collection[int | None]) -> bool:
 
 
 def waits_without_end(thread: int | None) -> bool | None:
-    """Tells whether only another thread of this process can end what a thread waits for.
+    """Returns whether only another thread of this process can end a thread's wait.
 
-    For it set no limit; None where nobody knows.
+    This requires a wait without a limit. None if unknown.
     """
     try:
         number, *arguments = Path(f"/proc/self/task/{thread}/syscall").read_text().split()
@@ -160,9 +155,9 @@ def waits_without_end(thread: int | None) -> bool | None:
 
 
 def _is_ours(descriptor: int) -> bool:
-    """Tells whether both ends of a connection are in this process.
+    """Returns whether both ends of a connection are in this process.
 
-    It made the pair, and has no child that may have got one of them.
+    The process created the pair, and has no child that may have inherited an end.
     """
     if not stat.S_ISSOCK(os.fstat(descriptor).st_mode) or any(
         task.read_text() for task in Path("/proc/self/task").glob("*/children")

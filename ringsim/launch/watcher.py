@@ -1,37 +1,35 @@
-"""Watches ranks while they run.
+"""Watches ranks while they run, finds stuck or mismatched ones, and wakes those that wait.
 
-Finds out when some can never go on, or disagree, and wakes those that wait in vain. Every now and
-then::
+It looks at regular intervals::
 
-    look at the parts -> who is blocked in what -> can anybody still help them? -> if not: the same again at the next look -> a verdict
-                      -> what disagrees among what cannot be refused any more -------------------------------------------> a verdict
+    read the parts -> blocked ranks -> can a rank still help? -> if not: the same at the next look -> a verdict
+                   -> mismatches among operations that can no longer be refused --------------------> a verdict
 
-A cut through several ranks at one moment comes from looking twice: a rank that is blocked in the
-same operations both times, and has posted nothing in between, was in that state all the time
-between the end of the first look and the beginning of the second. So was every other rank of which
-that is true, at the same moments.
+Two looks give a consistent cut through several ranks: a rank that is blocked in the same operations
+both times, and has posted none in between, was in that state from the end of the first look to the
+beginning of the second. The same holds for the other ranks, over the same time.
 
-Nothing is decided by a time-out where it can be decided by proof. A message of Gloo needs both
-sides, so ranks that wait for messages that are not posted, from ranks that wait in their turn, wait
-for ever: two looks with nothing in between are enough. Patience goes with what is less certain:
+Proofs are preferred to timeouts. A Gloo message needs both sides, so ranks that wait for unposted
+messages from ranks that also wait are stuck: two equal looks are enough. Less certain cases need
+patience:
 
 =====================================  ===========================================================
-what the ranks wait for                how long nothing may happen before the verdict
+the ranks wait for                     time without any progress before the verdict
 =====================================  ===========================================================
 messages of each other                 from one look to the next
-a collective                           1 s, for some return early; none where a member is gone
-                                       that did not take part
-anything, and a rank has more threads  3 s, if those wait for each other; where they do not, they
-                                       might help: no verdict
+a collective                           1 s, because some return early; 0 s if a missing member is
+                                       gone
+anything, and a rank has more threads  3 s, if these wait for each other; otherwise they might
+                                       help, and there is no verdict
 a rank that is in no operation         3.5 s, if all ranks sleep and its threads wait for each
-                                       other, for its locks and queues
-nothing that could be proved           3 s and 1 s for each 50 MB under way, all ranks blocked or
-                                       gone, none stopped, none computing: then nothing is on its
-                                       way any more; the verdict says that this is no proof
+                                       other, or for its locks and queues
+anything, without a proof              3 s and 1 s per 50 MB in flight, if all ranks are blocked
+                                       or gone, and none is stopped or computing: then no message
+                                       is in flight. The verdict is marked as not proved
 =====================================  ===========================================================
 
-A rank that waits with a limit of its own counts as able to go on (``comm/torch_hooks``), and so
-does one whose first thread waits for another with a limit, or for anything outside of its process
+A rank that waits with its own time limit counts as able to continue (``comm/torch_hooks``). So does
+a rank whose main thread waits for another thread with a limit, or for anything outside its process
 (``launch/threads``).
 """  # noqa: E501
 
@@ -60,19 +58,19 @@ from ringsim.traces.events import COLLECTIVE, THREAD_FAILED, read_notice
 from ringsim.traces.findings import Diagnosis, Finding, Operation
 from ringsim.traces.parts import PartReader
 
-POLL_S: Final = 0.02  # between two looks while ranks seem stuck
-# each look that finds nothing makes the time until the next one longer by this factor ...
+POLL_S: Final = 0.02  # time between two looks while ranks seem stuck
+# each look without a finding increases the time to the next one by this factor ...
 RELAX: Final = 1.5
-POLL_MAX: Final = 5  # ... up to this many times the shortest
-COMPARE_S: Final = 0.2  # between two comparisons of what the ranks have posted
-# of its time that a watcher may look, or compare: it may live inside a rank, and hold its
+POLL_MAX: Final = 5  # ... up to this multiple of the shortest time
+COMPARE_S: Final = 0.2  # time between two comparisons of the posted operations
+# share of its time in which a watcher may look or compare: it may run inside a rank, and hold its
 # interpreter
 SHARE: Final = 0.02
 COLLECTIVE_S: Final = 1.0
 THREADS_S: Final = 3.0
 STALL_S: Final = 3.0
-_AGAIN_S: Final = 0.25  # ranks whose other threads may help are asked again after this long
-# what an idle rank uses all the same: threads of Gloo wake every 10 ms for nothing
+_AGAIN_S: Final = 0.25  # time before ranks whose other threads may help are asked again
+# CPU time of an idle rank: Gloo's threads wake every 10 ms
 _IDLE_S, _IDLE_SHARE = 0.02, 0.015
 _SHOWN: Final = 3  # lines of a rank's threads
 _NOT_PROVED: Final = (
@@ -81,17 +79,17 @@ _NOT_PROVED: Final = (
 
 
 class LiveRecords:
-    """What all ranks of a run record, while they record it.
+    """The growing records of all ranks of a run.
 
     Args:
-        directory: where their parts are; a rank without one counts as one that has done nothing.
-        world_size: number of ranks.
-        strangers: whether a part may have been left there by an earlier run: then only those of
+        directory: the directory of their parts; a rank without a part has done nothing yet.
+        world_size: the number of ranks.
+        strangers: whether the directory may have parts of an earlier run; then only the parts of
             living processes count.
 
     Attributes:
-        caught: verdicts whose error has been raised already, and caught: of operations that they
-            name no more is found.
+        caught: the verdicts whose error was raised and caught; their operations cause no further
+            finding.
     """
 
     def __init__(self, directory: Path, world_size: int, *, strangers: bool = False) -> None:
@@ -105,18 +103,18 @@ class LiveRecords:
         self._known = [not self._strangers] * self._size
 
     def look(self, *, to_end: bool = False) -> list[Head]:
-        """Reads what is new of every rank, of much a part unless it is to be read ``to_end``.
+        """Reads the new records of every rank, in limited amounts unless ``to_end`` is set.
 
-        Returns how far each has come.
+        Returns the progress of each rank.
         """
         for rank, part in enumerate(self.parts):
             self._known[rank] = self._known[rank] or part.is_live()
-            if not self._known[rank]:  # as far as can be told, it belongs to another run
+            if not self._known[rank]:  # it may belong to another run
                 continue
             unread = True
             while unread:
                 batch = part.advance()
-                # by a new run of the same rank: nothing that was counted belongs together any more
+                # by a new run of the same rank: all earlier records and counts are invalid
                 if part.replaced:
                     self._begin()
                     return self.look(to_end=to_end)
@@ -131,34 +129,28 @@ class LiveRecords:
         return [self.builder.head(rank) for rank in range(self._size)]
 
     def state(self, rank: int, state: str) -> str:
-        """Returns the state of a rank.
-
-        What is known from outside counts for more than what it wrote.
-        """
+        """Returns the state of a rank; facts from outside override its records."""
         meta = self.parts[rank].meta
         if state == "running" and (
             not self.is_here(rank) or meta.get("stopped_at_max") or "end_ns" in meta
         ):
-            return "unknown"  # what it does now is not recorded
+            return "unknown"  # its current activity is not recorded
         return state
 
     def is_here(self, rank: int) -> bool:
-        """Returns whether a rank has begun to record, on this machine.
-
-        What it writes can be read at once.
-        """
+        """Returns whether a rank records on this machine, so that its records are visible."""
         return self.parts[rank].meta.get("host") == socket.gethostname()
 
     def process(self, rank: int) -> tuple[int | None, bool]:
-        """Returns a rank's process, None where it is not known or not on this machine.
+        """Returns a rank's process, and whether the rank has ended its recording.
 
-        Also whether it has ended its recording.
+        The process is None if it is unknown or on another machine.
         """
         meta = self.parts[rank].meta
         return (meta.get("pid") if self.is_here(rank) else None), "end_ns" in meta
 
     def find_mismatch(self, ended: Collection[int] = ()) -> Diagnosis | None:
-        """Returns what disagrees of what was read since the last time, None where nothing does.
+        """Returns the mismatches among the records read since the last call, None if none.
 
         See ``find_new_mismatches``.
         """
@@ -176,7 +168,7 @@ class LiveRecords:
         return Diagnosis(tuple(fresh), self._size) if fresh else None
 
     def blame(self, diagnosis: Diagnosis) -> Diagnosis:
-        """Returns a diagnosis with what ended threads of the ranks before what follows from it."""
+        """Returns a diagnosis with failed threads as the causes of the findings."""
         notices = [
             (rank, read_notice(label))
             for rank, part in enumerate(self.parts)
@@ -190,10 +182,7 @@ class LiveRecords:
 
 @dataclass
 class _Suspicion:
-    """Ranks that seem to be stuck, and since when they have been seen in the same state.
-
-    Also what they said of their threads when asked.
-    """
+    """Ranks that seem stuck, the time since which they have not changed, and their threads."""
 
     ranks: tuple[int, ...]
     heads: tuple[Head, ...]
@@ -203,18 +192,18 @@ class _Suspicion:
 
 
 class Watcher:
-    """Watches the ranks of one run.
+    """The watcher of one run.
 
     Args:
-        records: what they record.
-        world_size: number of ranks.
-        tell: sends a word of ``protocol`` to a rank, and returns at once; ``hear`` is called with
-            the answer to ``ASK``.
+        records: the records of the ranks.
+        world_size: the number of ranks.
+        tell: a function that sends a word of ``protocol`` to a rank and returns immediately;
+            ``hear`` is called with the answer to ``ASK``.
         poll_s: the shortest time between two looks.
-        settle_s: how long ranks must have been seen in the same state before they are called stuck.
+        settle_s: the time without a change before ranks count as stuck.
 
     Attributes:
-        pause_s: how long to wait before the next look.
+        pause_s: the time before the next look.
     """
 
     def __init__(
@@ -231,26 +220,26 @@ class Watcher:
         self.pause_s = poll_s
         self._heads: list[Head] = []
         self._states: list[str] = []
-        self._compare_s = 0.0  # when to compare next
+        self._compare_s = 0.0  # time of the next comparison
         self._suspicion: _Suspicion | None = None
-        # since when all of them wait and sleep, and their CPU time then
+        # the time since which all of them wait and sleep, and their CPU time then
         self._calm: tuple[float, list[float]] | None = None
 
     def hear(self, rank: int, threads: Threads) -> None:
-        """Takes a rank's answer."""
+        """Stores a rank's answer."""
         if self._suspicion is not None:
             self._suspicion.threads[rank] = threads
 
     def wake(self, verdict: Verdict) -> None:
-        """Writes a verdict down, and wakes the ranks that wait in vain: they raise its error."""
+        """Writes a verdict, and wakes the ranks that wait, so that they raise its error."""
         write_verdict(self._records.directory, verdict)
         for rank in verdict.waiting:
             self._tell(rank, WAKE)
 
     def processes(self) -> list[tuple[int | None, bool]]:
-        """Returns of each rank its process, and whether it has ended its recording.
+        """Returns the process of each rank, and whether the rank has ended its recording.
 
-        The process is None where it is not known or not on this machine.
+        The process is None if it is unknown or on another machine.
         """
         for part in self._records.parts:
             if "pid" not in part.meta:
@@ -258,9 +247,9 @@ class Watcher:
         return [self._records.process(rank) for rank in range(self._size)]
 
     def stands(self) -> str:
-        """Names the state of this machine's ranks at the last look, the same while nothing happens.
+        """Returns a text for the state of this machine's ranks, the same while nothing happens.
 
-        "" where one can go on.
+        "" if a rank can continue.
         """
         here = [rank for rank in range(len(self._heads)) if self._records.is_here(rank)]
         if any(self._states[rank] not in GONE and not self._heads[rank].awaited for rank in here):
@@ -268,29 +257,29 @@ class Watcher:
         return " ".join(f"{rank} {self._heads[rank]} {self._states[rank]}" for rank in here)
 
     def look(self, states: Sequence[str]) -> Verdict | None:
-        """Looks once; returns a verdict where there is one.
+        """Looks once, and returns a verdict or None.
 
         Args:
-            states: of each rank, as far as it is known from elsewhere: "running", "exited",
+            states: the state of each rank, as far as the caller knows: "running", "exited",
                 "failed" or "killed".
         """
         start_s = time.monotonic()
         heads = self._records.look()
-        # all that was read had happened by then
+        # everything in the records had happened by then
         now_s, now_ns = time.monotonic(), time.monotonic_ns()
         verdict = self._compare(states, now_ns)
         if (
             verdict is None
             and (stuck := self._look_for_stuck(heads, states, now_s, now_ns)) is not None
         ):
-            self._compare_s = 0.0  # what disagrees may be why
+            self._compare_s = 0.0  # a mismatch may be the cause
             verdict = self._compare(states, now_ns) or stuck
         if self._suspicion is None or self.pause_s > self._poll_s:
             self.pause_s = max(self.pause_s, min((time.monotonic() - start_s) / SHARE, COMPARE_S))
         return verdict and replace(verdict, diagnosis=self._records.blame(verdict.diagnosis))
 
     def _compare(self, states: Sequence[str], now_ns: int) -> Verdict | None:
-        """Returns the verdict on operations whose sides disagree, if it is time to compare them."""
+        """Returns the verdict on mismatched operations, if a comparison is due."""
         start_s = time.monotonic()
         if start_s < self._compare_s:
             return None
@@ -312,7 +301,7 @@ class Watcher:
     def _look_for_stuck(
         self, heads: list[Head], states: Sequence[str], now_s: float, now_ns: int
     ) -> Verdict | None:
-        """Returns the verdict on ranks that can never go on."""
+        """Returns the verdict on ranks that can never continue."""
         unchanged = heads == self._heads and self._states == states
         if heads != self._heads:
             self._calm = None
@@ -350,9 +339,9 @@ class Watcher:
     def _suspect(
         self, snapshot: Snapshot, stuck: Stuck, silent: tuple[int, ...], now_s: float, now_ns: int
     ) -> Verdict | None:
-        """Returns the verdict on ranks that seem stuck once there is no doubt.
+        """Returns the verdict on ranks that seem stuck, as soon as it is certain.
 
-        ``silent`` ranks wait in nothing that is recorded.
+        ``silent`` ranks wait in no recorded operation.
         """
         ranks = (*stuck.ranks, *silent)
         heads = tuple(self._heads[rank] for rank in ranks)
@@ -363,7 +352,7 @@ class Watcher:
                 self._tell(rank, ASK)
             return None
         if any(rank not in suspicion.threads for rank in ranks):
-            return None  # who is blocked answers in no time; who does not is not blocked
+            return None  # a blocked rank answers quickly; a rank that does not is not blocked
         threads = {
             rank: suspicion.threads[rank].besides(self._records.builder.awaiting_threads(rank))
             for rank in ranks
@@ -380,7 +369,7 @@ class Watcher:
                 self._tell(rank, ASK)
         patience_s = max(
             self._settle_s,
-            # of silent ones, nothing has moved for long already
+            # silent ranks have not moved for long already
             (2 * _AGAIN_S if silent else THREADS_S) if idle else 0.0,
             COLLECTIVE_S if _hangs_on_collective(snapshot, stuck) else 0.0,
         )
@@ -396,10 +385,7 @@ class Watcher:
     def _look_for_stall(
         self, states: Sequence[str], there: list[int], calm_s: float, now_ns: int
     ) -> Verdict | None:
-        """Returns the verdict on ranks that all wait and that nothing reaches.
-
-        Though what they posted does not prove that nothing can.
-        """
+        """Returns the verdict on ranks that all wait without progress, without a proof."""
         if calm_s < STALL_S or calm_s < (
             patience_s := STALL_S + self._records.builder.open_bytes / STALL_BYTES_PER_S
         ):
@@ -410,7 +396,7 @@ class Watcher:
         return self._judge_stall(snapshot.settle(), tuple(there), patience_s, now_ns)
 
     def _calm_for(self, there: list[int], now_s: float) -> float:
-        """Returns for how long ranks have used hardly any CPU time; 0 if one does not sleep."""
+        """Returns the time in which ranks have used little CPU time; 0 if one does not sleep."""
         used_s = [_idle_cpu_s(self._records.process(rank)[0] or 0) for rank in there]
         since_s, before_s = self._calm or (now_s, used_s)
         idle_s = _IDLE_S + _IDLE_SHARE * (now_s - since_s)
@@ -426,7 +412,7 @@ class Watcher:
     def _judge_stall(
         self, snapshot: Snapshot, blocked: tuple[int, ...], patience_s: float, now_ns: int
     ) -> Verdict:
-        """Says why nothing moves, as if nothing were on its way any more."""
+        """Returns a verdict under the assumption that no message is in flight."""
         stuck = analyse(snapshot)
         if stuck is not None:
             diagnosis = judge(snapshot, stuck)
@@ -460,7 +446,7 @@ def _name(operation: Operation) -> tuple[int, str]:
 def _describe_idle(threads: Threads) -> str:
     """Returns "waits at train.py:7 (with lock:) for another of its threads".
 
-    Or nothing where no line of the user's is known.
+    "" if no line of the user is known.
     """
     places = [
         f"{place_text(place)} ({linecache.getline(*place).strip()})"
@@ -473,9 +459,9 @@ def _describe_idle(threads: Threads) -> str:
 
 
 def _idle_cpu_s(pid: int) -> float:
-    """Returns a sleeping process's CPU time, without that of the thread that asks.
+    """Returns a sleeping process's CPU time, without that of the calling thread.
 
-    Of one that does not sleep, infinity.
+    Infinity if it does not sleep.
     """
     process = look_at(pid)
     if process is None or process.state not in "SD":
@@ -486,9 +472,9 @@ def _idle_cpu_s(pid: int) -> float:
 
 
 def _hangs_on_collective(snapshot: Snapshot, stuck: Stuck) -> bool:
-    """Tells whether a verdict hangs on a collective that may return early.
+    """Returns whether a verdict depends on a collective that may return early.
 
-    One whose missing members are all still there.
+    In such a collective, no missing member is gone.
     """
     return any(
         one.posted.operation.kind == COLLECTIVE

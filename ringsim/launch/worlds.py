@@ -1,15 +1,13 @@
-"""What happens where a program makes its own world.
+"""Handles programs that create their own world.
 
-Calls ``init_process_group``, or starts processes that do.
+They call ``init_process_group``, or start processes that do::
 
-::
+    a rank with a world from ringsim calls it   it joins that world
+    a process started by a rank calls it        the run ends, because there are two launchers
+    a process of a program without ranks from
+    ringsim calls it                            the process is recorded from then to its end
 
-    a rank that has a world from ringsim calls it      it joins that world
-    a process that a rank has started calls it         the run ends: here are two launchers
-    any process of a program that ringsim did not
-    start ranks for calls it                           the process is recorded from there to its end
-
-The processes meant are those of ``multiprocessing``, forked or spawned.
+These processes are those of ``multiprocessing``, forked or spawned.
 """
 
 from __future__ import annotations
@@ -36,24 +34,24 @@ from ringsim.diagnose.failure import call_to_end
 from ringsim.errors import ArgumentError, RingError, StartsRanks
 from ringsim.state import OUR_THREADS
 
-# What recording needs is imported on use: a rank's workers that load data load this module as well.
+# Modules for recording are imported on use, because a rank's data loaders also load this module.
 
-_TOLD: Final = "starts-ranks"  # the file in which a process tells the rank that started it
+_TOLD: Final = "starts-ranks"  # the file in which a process notifies the rank that started it
 _LOOK_S: Final = 0.1
-_END_S: Final = 5.0  # a process that has told waits this long to be ended with its rank
+_END_S: Final = 5.0  # the time that the process then waits to be ended with its rank
 
 
 # -- in a rank
 
 
 def enter_rank(directory: Path, end: Callable[[RingError], None]) -> None:
-    """Prepares a rank for a program that may make worlds of its own.
+    """Prepares a rank for a program that may create its own worlds.
 
-    Called once, before the program's code is there.
+    It is called once, before the program's code is loaded.
 
     Args:
-        directory: of the run.
-        end: ends the rank with an error; called from a thread.
+        directory: the directory of the run.
+        end: a function that ends the rank with an error; called from a thread.
     """
     refuse = _make_refusal(directory, os.getpid())
     _join_on_init(refuse)
@@ -76,7 +74,7 @@ def enter_rank(directory: Path, end: Callable[[RingError], None]) -> None:
 
 
 def _join_on_init(refuse: Callable[[], None]) -> None:
-    """Lets the program's first ``init_process_group`` join the world that is there, if one is."""
+    """Makes the program's first ``init_process_group`` join an existing world."""
     call = dist.init_process_group
 
     @functools.wraps(call)
@@ -88,17 +86,16 @@ def _join_on_init(refuse: Callable[[], None]) -> None:
         check_world(
             wanted,
             "ringsim.trace",
-            "Leave it out, or pass ring=False to ringsim.trace, so that the worker makes its own.",
+            "Omit it, or pass ring=False to ringsim.trace, so that the worker creates its own.",
         )
         dist.init_process_group = distributed_c10d.init_process_group = call
         if wanted.get("timeout") is not None:
-            # there is one
+            # a world exists
             dist.group.WORLD.set_timeout(wanted["timeout"])  # type: ignore[union-attr]
         if dist.get_rank() == 0:
             world = f"{dist.get_backend()}, {dist.get_world_size()} ranks"
             sys.stderr.write(
-                "ringsim: init_process_group joined the process group that was there already "
-                f"({world}).\n"
+                f"ringsim: init_process_group joined the existing process group ({world}).\n"
             )
         return None
 
@@ -110,8 +107,8 @@ def check_world(wanted: dict[str, Any], maker: str, remedy: str) -> None:
 
     Args:
         wanted: the arguments.
-        maker: the function of ringsim that has made the group.
-        remedy: what to do if they do not fit.
+        maker: the function of ringsim that created the group.
+        remedy: the advice if they do not fit.
     """
     by_variables = wanted.get("init_method") in (None, "env://") and wanted.get("store") is None
     for name, value in (
@@ -125,25 +122,22 @@ def check_world(wanted: dict[str, Any], maker: str, remedy: str) -> None:
         if given in (None, -1) or re.fullmatch(f"((cpu|cuda):)?{value}", str(given).lower()):
             continue
         raise ArgumentError(
-            f"{name} must be {value!r} as in the process group that {maker} has made, got "
-            f"{given!r} (rank {dist.get_rank()} of "
-            f"{dist.get_world_size()}). {remedy}"
+            f"{name} must be {value!r}, as in the process group created by {maker}, got {given!r} "
+            f"(rank {dist.get_rank()} of {dist.get_world_size()}). {remedy}"
         )
 
 
 def _make_refusal(directory: Path, rank_pid: int, joined: bool = False) -> Callable[[], None]:
-    """Makes what ends the run where a process that a rank has started calls it.
-
-    Puts it before torch's rendezvous.
+    """Patches torch's rendezvous, so that a call in a process started by a rank ends the run.
 
     Args:
-        directory: of the run.
-        rank_pid: the process of the rank, which may make worlds.
-        joined: whether the rank was in a world: another of its processes may then have another, but
-            not by the launcher's variables.
+        directory: the directory of the run.
+        rank_pid: the process of the rank, which may create worlds.
+        joined: whether the rank was in a world; its other processes may then create another world,
+            but not from the launcher's variables.
     """
     port = os.environ.get("MASTER_PORT")
-    # a public function, under the name that torch calls it by
+    # a public function, under the name that torch uses
     call = distributed_c10d.rendezvous  # type: ignore[attr-defined]
 
     def refuse() -> None:
@@ -157,7 +151,7 @@ def _make_refusal(directory: Path, rank_pid: int, joined: bool = False) -> Calla
             refuse()
         where = os.environ.get("MASTER_PORT", "") if url.startswith("env://") else url
         if url.startswith(("env://", "tcp://")) and not re.search(rf"\b{port}\b", where):
-            # the program's own port: nobody listens there before its rank 0 does
+            # the program's own port, on which its rank 0 will listen
             os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
         return call(url, *args, **kwargs)
 
@@ -167,14 +161,13 @@ def _make_refusal(directory: Path, rank_pid: int, joined: bool = False) -> Calla
 
 def _two_launchers() -> StartsRanks:
     return StartsRanks(
-        "ranks must be started by ringsim or by the program, got both: a process that a rank has "
-        "started calls init_process_group. "
-        "Leave -n out (ringsim trace SCRIPT); in Python, pass ringsim.trace the function that "
-        "each rank runs, not the one that starts them."
+        "ranks must be started by ringsim or by the program, not by both: a process started by a "
+        "rank calls init_process_group. Omit -n (ringsim trace SCRIPT); in Python, pass "
+        "ringsim.trace the function that each rank runs, not the one that starts them."
     )
 
 
-# -- in a program that makes its worlds by itself
+# -- in a program that creates its own worlds
 
 _SHARED_STORE: Final = (
     "ringsim: if ranks were restarted: torchrun's store still has the addresses of those that "
@@ -187,9 +180,9 @@ _SHARED_STORE: Final = (
 def record_program(
     script: str, arguments: Sequence[str], path: Path, *, check: str = "basic", module: bool = False
 ) -> Path | None:
-    """Runs a script in this process, and records the world that is made or joined.
+    """Runs a script in this process, and records the world that it creates or joins.
 
-    By it, or by a process that it starts.
+    A process that it starts may also do so.
 
     Args:
         script: the path of a Python file.
@@ -199,7 +192,7 @@ def record_program(
         module: whether ``script`` is the name of a module.
 
     Returns:
-        The file, where this process has written it.
+        The file, if this process has written it.
     """
     leave = record_worlds(path, check)
     sys.argv[:] = [script, *arguments]
@@ -228,9 +221,9 @@ def record_program(
 
 
 def record_worlds(path: Path, check: str) -> Callable[[], Path | None]:
-    """Records this process and those that it starts.
+    """Records this process and those that it starts, each from joining a world to its end.
 
-    Each from when it has joined a world to its end; returns what ends that here.
+    Returns a function that ends the recording here.
     """
     from ringsim.comm.torch_hooks import put
     from ringsim.comm.torch_private import SET_DEFAULT, present
@@ -254,7 +247,7 @@ def record_worlds(path: Path, check: str) -> Callable[[], Path | None]:
         result = call(group, *args, **kwargs)
         if group is not None and not recordings:
             recordings.append(Recording(path, check=check).__enter__())
-            # the end of a process of multiprocessing's; that of the program comes before
+            # the end of a multiprocessing process; that of the program comes before
             Finalize(None, leave, exitpriority=0)
         return result
 
@@ -263,13 +256,13 @@ def record_worlds(path: Path, check: str) -> Callable[[], Path | None]:
     return leave
 
 
-# -- into the processes that a program starts
+# -- for the processes that a program starts
 
 
 class _Arrival:
-    """Travels with a process that is started.
+    """An object pickled with a new process, which calls a function there.
 
-    What calls a function there, once the program's own module is there.
+    The call happens after the program's main module is loaded.
     """
 
     def __init__(self, function: Callable[..., Any], *args: Any) -> None:
@@ -280,15 +273,15 @@ class _Arrival:
 
 
 def _follow_processes(on_start: Callable[[], tuple[Any, ...]]) -> None:
-    """Has processes of ``multiprocessing`` that are not forked begin by a call.
+    """Makes processes of ``multiprocessing`` that are not forked begin with a call.
 
-    They know nothing; the call is what ``on_start`` returns.
+    ``on_start`` returns the call.
     """
     call = BaseProcess.start
 
     @functools.wraps(call)
     def start(self: BaseProcess) -> None:
-        # whatever a process object has is pickled
+        # all attributes of a process object are pickled
         self.ringsim = _Arrival(*on_start())  # type: ignore[attr-defined]
         call(self)
 

@@ -388,7 +388,8 @@ def readable(value: Any, *, lines: bool = False) -> Any:
 
     Args:
         value: any JSON data.
-        lines: whether strings may have several lines; the errors under the key "ends" always may.
+        lines: whether strings may have several lines; those under the keys "ends", "caught" and
+            "notes" always may.
 
     Example:
         >>> readable({"label": ["one", "red \x1b[31m\n"], "ends": [{"error": "two\nlines"}]})
@@ -400,7 +401,8 @@ def readable(value: Any, *, lines: bool = False) -> Any:
         return [readable(one, lines=lines) for one in value]
     if isinstance(value, dict):
         return {
-            readable(key): readable(one, lines=lines or key == "ends") for key, one in value.items()
+            readable(key): readable(one, lines=lines or key in ("ends", "caught", "notes"))
+            for key, one in value.items()
         }
     return value
 

@@ -1,6 +1,6 @@
 """The plain values that make up a diagnosis.
 
-Operations, findings about them, and the whole, root cause first.
+They are operations, findings about them, and the diagnosis itself, root cause first.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = [
     "payload_text",
 ]
 
-# of runs that finished
+# kinds of runs that finished
 SLOW_KINDS: Final = ("link", "slow_link", "late_sender", "late_receiver", "straggler")
 KINDS: Final = (
     "deadlock",
@@ -58,22 +58,22 @@ KINDS: Final = (
 class Operation:
     """One operation of one rank.
 
-    As text it reads ``recv from 0 (ring:0>1, tag 3, float32[8], 32 bytes) at ring.py:41``.
+    Its text is ``recv from 0 (ring:0>1, tag 3, float32[8], 32 bytes) at ring.py:41``.
 
     Attributes:
-        rank: who posted it.
-        op: as torch spells it.
-        peer: global rank of the other side, or a collective's root; -1 for none, -2 for "from any
-            source".
-        tag: tag of the message, -1 for none.
-        group: name of the process group.
-        size_bytes: size of its payload, -1 if unknown.
-        dtype: such as "float32", empty if it carries nothing.
-        shape: of its payload.
+        rank: the rank that posted it.
+        op: its name in torch.
+        peer: the global rank of the other side, or the root of a collective; -1 for none, -2 for
+            "from any source".
+        tag: the tag of the message, -1 for none.
+        group: the name of the process group.
+        size_bytes: the size of its payload, -1 if unknown.
+        dtype: a dtype such as "float32", empty if it has no payload.
+        shape: the shape of its payload.
         file: the user's source file, empty if unknown.
-        line: the line in it, -1 if unknown.
+        line: the line in that file, -1 if unknown.
         status: "in_flight", "ok" or "error".
-        waited_s: how long the rank has been, or was, blocked in it.
+        waited_s: the time that the rank has been blocked in it, in seconds.
 
     Example:
         >>> print(
@@ -111,9 +111,9 @@ class Operation:
 
     @property
     def place(self) -> str:
-        """Where it was posted, without directories.
+        """The file and line of the call, without directories; empty if unknown.
 
-        "ring.py:41", in a thin wrapper "train.py:40 > ring.py:5"; empty if unknown.
+        For example "ring.py:41", or "train.py:40 > ring.py:5" for a call in a thin wrapper.
         """
         return (
             (
@@ -125,7 +125,7 @@ class Operation:
         )
 
     def __str__(self) -> str:
-        """Returns the operation in words."""
+        """Returns a description of the operation."""
         if self.kind == COLLECTIVE:
             words = self.op
         else:
@@ -153,7 +153,7 @@ class Operation:
 
 
 def payload_text(operation: Operation) -> str:
-    """Returns an operation's payload as "float32[2,3]"; empty if it carries nothing."""
+    """Returns an operation's payload as "float32[2,3]"; empty if it has none."""
     return f"{operation.dtype}[{','.join(map(str, operation.shape))}]" if operation.dtype else ""
 
 
@@ -162,12 +162,12 @@ def kind_text(kind: str) -> str:
     return kind.replace("_", " ")
 
 
-# how a rank ended, if its state and its error do not say enough
-EXIT_CODE: Final = "exit_code"  # its process left before the worker returned
-LEFT_BLOCK: Final = "left_block"  # it left the recorded block, and may still be at work
-LOST: Final = "lost"  # nothing comes from its host any more
-IN_VAIN: Final = "in_vain"  # its error was held up by a wait that nothing could end
-IN_THREAD: Final = "in_thread"  # the error ended a thread of it, not the rank
+# how a rank ended, if this does not follow from its state and error
+EXIT_CODE: Final = "exit_code"  # its process exited before the worker returned
+LEFT_BLOCK: Final = "left_block"  # it left the recorded block, and may still run
+LOST: Final = "lost"  # its host no longer responds
+IN_VAIN: Final = "in_vain"  # a wait that could not end held up its error
+IN_THREAD: Final = "in_thread"  # the error ended one of its threads, not the rank
 
 
 class End(NamedTuple):
@@ -176,10 +176,10 @@ class End(NamedTuple):
     Attributes:
         state: "exited", "failed", "killed"; if it had not ended, "running", "blocked", "stopped"
             or "unknown".
-        about: the same in words, for messages: "raised ValueError: no such layer".
-        at_ns: when, in ns from the start of the run; None if unknown.
-        error: name of the exception's type, "" for none.
-        how: one of the words above, "" for none of them.
+        about: the predicate of a sentence for messages: "raised ValueError: no such layer".
+        at_ns: the time, in ns from the start of the run; None if unknown.
+        error: the name of the exception's type, "" for none.
+        how: one of the constants above, "" for none of them.
     """
 
     state: str
@@ -191,18 +191,18 @@ class End(NamedTuple):
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong, or slow.
+    """One cause of a failed or slow run.
 
     Attributes:
         kind: one of ``KINDS``.
-        ranks: those concerned, the culprit first: the rank that left, failed, was busy or came
-            late, before those that wait for it. In a cycle, each waits for the next. If no rank is
-            to blame, ascending.
-        operations: the evidence.
+        ranks: the ranks involved, the culprit first: the rank that exited, failed, was busy or
+            late, before the ranks that wait for it. In a cycle, each rank waits for the next. If no
+            rank is to blame, they are ascending.
+        operations: the operations that are the evidence.
         message: a headline, then an indented line for each piece of evidence.
-        hint: what to do, or what else was seen; may be empty.
-        consequences: findings that follow from it.
-        end: how the first of the ranks ended, if that is what is wrong.
+        hint: advice, or further observations, one per line; may be empty.
+        consequences: the findings that follow from it.
+        end: the end of the first of the ranks, if that end is the cause.
 
     Example:
         >>> print(Finding("peer_exited", (0, 1), (), "rank 0 has left.", "Let it send first."))
@@ -219,7 +219,7 @@ class Finding:
     end: End | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
-        """Returns the message, a line for each hint, and the messages of the consequences."""
+        """Returns the message, the hints, and the messages of the consequences."""
         hints = "".join(f"\n  Hint: {line}" for line in self.hint.splitlines())
         echoes = ["As a result, " + one.message.replace("\n", "\n  ") for one in self.consequences]
         return f"{self.message}{hints}{lines_text(echoes)}"
@@ -229,7 +229,7 @@ _SHOWN: Final = 8  # lines of evidence or consequences
 
 
 def lines_text(lines: Sequence[str]) -> str:
-    """Returns lines as they follow a headline: indented, and of many the first ones.
+    """Returns lines indented to follow a headline; only the first ones if there are many.
 
     Example:
         >>> print("deadlock:" + lines_text(["rank 0 waits", "rank 1 waits"]))
@@ -246,10 +246,10 @@ class Edge:
     """One rank waits for another.
 
     Attributes:
-        rank: the one that waits.
-        peer: the one it waits for.
-        operation: in which it waits; None if unknown.
-        in_cycle: whether it is part of the cycle.
+        rank: the rank that waits.
+        peer: the rank that it waits for.
+        operation: the operation that it waits in; None if unknown.
+        in_cycle: whether the edge is part of the cycle.
     """
 
     rank: int
@@ -260,19 +260,19 @@ class Edge:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Why a run ended as it did: findings, the root cause first.
+    """The findings of a run, the root cause first.
 
-    Printing it gives sentences; a notebook shows the picture, too.
+    Printing it shows the findings as text; a notebook also shows the picture.
 
     Attributes:
-        findings: what was found, with what merely follows folded into ``consequences``; empty if
-            nothing is wrong.
-        world_size: number of ranks.
-        edges: who waits for whom.
-        states: of each rank: "running", "blocked", "exited", ...; empty if they are unknown.
-        trace: what was recorded, for the picture.
-        notes: sentences on what is worth knowing and nothing wrong: how much was waited, and for
-            whom; errors that the program got over.
+        findings: the causes, with their effects folded into ``consequences``; empty if nothing is
+            wrong.
+        world_size: the number of ranks.
+        edges: the waits of ranks for other ranks.
+        states: the state of each rank: "running", "blocked", "exited", ...; empty if unknown.
+        trace: the recorded trace, for the picture.
+        notes: observations that are not faults: the total waiting and its main cause, and errors
+            that the program recovered from.
 
     Example:
         >>> print(Diagnosis((), world_size=4))
@@ -292,7 +292,7 @@ class Diagnosis:
         return self.findings[0].kind if self.findings else ""
 
     def __str__(self) -> str:
-        """Returns the findings as sentences, then the notes."""
+        """Returns the findings as text, then the notes."""
         lines = [f"{kind_text(finding.kind)}: {finding}" for finding in self.findings]
         if not lines:
             part = "part of a " if self.trace is not None and "part" in self.trace.metadata else ""
@@ -305,18 +305,18 @@ class Diagnosis:
         return "\n".join([*lines, *self.notes])
 
     def plot(self, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
-        """Draws who waits for whom, over the last moments of the timeline.
+        """Draws the graph of waits above the last moments of the timeline.
 
-        Given ``ax``, only the graph.
+        With ``ax``, only the graph is drawn.
         """
         from ringsim.plot.waitfor import plot_waitfor
 
         return plot_waitfor(self, ax=ax, **look)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
-        """Gives Jupyter the sentences with the picture below them.
+        """Returns the text with the picture below it, for Jupyter.
 
-        Or the text alone without matplotlib.
+        Without matplotlib, only the text.
         """
         data: dict[str, Any] = {"text/plain": str(self)}
         if not shows_images():
@@ -330,7 +330,7 @@ class Diagnosis:
         }
 
     def picture_html(self) -> str:
-        """Returns the picture as an element of a page, "" without matplotlib."""
+        """Returns the picture as an HTML element, "" without matplotlib."""
         try:
             from ringsim.plot.waitfor import waitfor_png
 
@@ -345,5 +345,5 @@ class Diagnosis:
 
 
 def waited_text(operation: Operation) -> str:
-    """Returns how long a rank has waited in an operation, as " for 312 ms"; empty if it has not."""
+    """Returns the time that a rank has waited in an operation, as " for 312 ms"; empty for 0."""
     return f" for {time_text(operation.waited_s * 1e9)}" if operation.waited_s > 0 else ""

@@ -1,6 +1,6 @@
-"""Findings that accuse somebody, and those that only say that somebody was slow.
+"""Findings about faults, without those about slow ranks.
 
-A busy machine makes ranks slow: tests of programs that are right leave such findings out.
+A busy machine makes ranks slow, so tests of correct programs ignore such findings.
 """
 
 from __future__ import annotations
@@ -11,6 +11,6 @@ SLOW_KINDS = ("link", "slow_link", "late_sender", "late_receiver", "straggler")
 
 
 def accused(trace: Trace) -> list[tuple[str, tuple[int, ...]]]:
-    """Returns the kind and the ranks of each finding that accuses somebody."""
+    """Returns the kind and the ranks of each finding about a fault."""
     findings = trace.explain().findings
     return [(one.kind, one.ranks) for one in findings if one.kind not in SLOW_KINDS]

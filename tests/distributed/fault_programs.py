@@ -1,7 +1,7 @@
 """The programs of tests/distributed/faults.md.
 
-Each is one row of its table, and does one thing wrong, or only looks as if it did. The lines that a
-row's finding must name are marked with ``# here``.
+Each is one row of the table, with one mistake or the appearance of one. The lines that the finding
+of a row must name are marked with ``# here``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Worker = Callable[..., bool | None]
 FAST_S = 1.0  # from the last event to the end, for messages
 SLOW_S = 3.0  # and for everything else
 SHORT_S = 4.0  # limit of a run that only a limit ends
-# for those that run side by side, and may have to be silent for 3 s first
+# for programs that run at the same time, and may have to be silent for 3 s first
 EASE: Any = {"within_s": 8.0, "limit_s": 20.0}
 
 
@@ -28,13 +28,13 @@ class Fault(NamedTuple):
     """A program and how to run it.
 
     Attributes:
-        worker: what every rank runs; where it returns something, this must be True.
-        size: number of ranks.
-        within_s: how soon after the last event the run must be over; None where only a limit ends
-            it.
-        options: for ``ringsim.trace``.
-        args: returns the worker's arguments.
-        lines: those that the error must name, and no others.
+        worker: the function of every rank; if it returns a value, this must be True.
+        size: the number of ranks.
+        within_s: the longest time from the last event to the end of the run; None if only a limit
+            ends it.
+        options: the options of ``ringsim.trace``.
+        args: a function that returns the worker's arguments.
+        lines: exactly the lines that the error must name.
     """
 
     worker: Worker
@@ -56,7 +56,7 @@ def fault(
     blame: Sequence[Callable[..., Any]] = (),
     **options: Any,
 ) -> Callable[[Worker], Worker]:
-    """Makes a worker the program of a row.
+    """Registers a worker as the program of a row.
 
     The first lines of the functions in ``blame`` count as marked.
     """
@@ -78,14 +78,14 @@ def marked_lines(worker: Callable[..., Any]) -> set[int]:
 
 
 def large(value: int) -> torch.Tensor:
-    """Returns a message of 256 MB; it takes some 50 ms from rank to rank."""
+    """Returns a message of 256 MB, which takes about 50 ms from rank to rank."""
     return torch.full((1 << 28,), value, dtype=torch.uint8)
 
 
 def die_within(message: torch.Tensor) -> None:
-    """Kills this process once a message begins to arrive: its buffer, of zeros, is no longer.
+    """Kills this process when a message begins to arrive, which changes its buffer of zeros.
 
-    No clock says when that is.
+    No fixed time would do.
     """
 
     def watch() -> None:

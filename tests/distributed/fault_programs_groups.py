@@ -101,13 +101,13 @@ def a_reduction_that_is_waited_for_late() -> None:
     tensor = torch.zeros(4)
     if dist.get_rank() == 0:
         work: Any = dist.all_reduce(tensor, async_op=True)  # here
-        time.sleep(5)  # longer than the patience with collectives; nothing is recorded meanwhile
+        time.sleep(5)  # longer than the patience with collectives; meanwhile, nothing is recorded
         work.wait()
     else:
         dist.broadcast(tensor, 0)  # here
 
 
-# how many ranks there are, and how each of them meets the others
+# the number of ranks, and the rendezvous of each
 MEETINGS: dict[str, tuple[int, Callable[[int, int], None]]] = {
     "30": (3, lambda port, rank: meet(port, 2 if rank == 0 else 3, rank)),  # rank 0 expects fewer
     "31a": (2, lambda port, rank: meet(port, 2 + rank, rank)),  # rank 1 expects more
@@ -119,7 +119,7 @@ MEETINGS: dict[str, tuple[int, Callable[[int, int], None]]] = {
     "33c": (2, lambda port, _: meet(port, 2, "0")),  # type: ignore[arg-type]
     "34": (2, lambda port, rank: meet(port if rank == 0 else 1, 2, rank)),  # another port
     "36": (4, lambda port, rank: meet(port, 2, rank % 2)),  # two jobs on one port
-    "37a": (2, lambda port, _: meet(port, 2, 1, head="192.0.2.1")),  # an address that nobody has
+    "37a": (2, lambda port, _: meet(port, 2, 1, head="192.0.2.1")),  # an address without a machine
     "37b": (2, lambda port, _: meet(port, 2, 1, head="no-such-machine.invalid")),
     "39a": (3, lambda port, rank: meet(port, 3, rank) if rank < 2 else None),  # rank 2 never comes
     "39b": (3, lambda port, rank: meet(port, 3, rank) if rank > 0 else None),  # rank 0 never comes

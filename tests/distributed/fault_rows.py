@@ -1,6 +1,6 @@
 """The rows of the table in tests/distributed/faults.md.
 
-Which of them end otherwise on simulated ranks, and how an outcome is compared with one.
+Also the rows that end differently on simulated ranks, and the comparison of outcomes with a row.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ PROGRAMS = (
     wrong_modules,
     wrong_threads,
 )
-# as people write them
+# as users write them
 AS_WRITTEN = {row for row, fault in FAULTS.items() if fault.worker.__module__.startswith("wrong_")}
 DOCUMENT = Path(__file__).parent / "faults.md"
 RIGHT = ("fine", "cannot be seen")  # such a program ends well
-LIMIT_S = 60  # of a run; nothing here comes near it
+LIMIT_S = 60  # limit of a run; no run here comes close
 
 
 class Row(NamedTuple):
-    """What the document says of one fault.
+    """A documented fault.
 
-    A kind of finding, or one of RIGHT; the ranks it may name; the errors that may be raised. The
-    ranks are in the order in which the finding has them, the culprit first.
+    It has a kind of finding, or one of RIGHT; the ranks it may name; and the errors that may be
+    raised. The ranks are in the order of the finding, the culprit first.
     """
 
     kind: str
@@ -74,7 +74,7 @@ ALIVE, TIME, MEET, THREADS = (
     "simulated ranks need no rendezvous: the ring is there",
     "a simulated rank has one thread",
 )
-ELSEWHERE: dict[str, str] = {  # rows that are not run, and why
+ELSEWHERE: dict[str, str] = {  # rows that are not run, with the reason
     **dict.fromkeys(("6b", "7b", "19", "68b", "90a", "90c"), TIME),
     "26e": "a sleep takes no time of the virtual clock",
     **dict.fromkeys(("21", "22", "69", "89a"), ALIVE),
@@ -91,7 +91,7 @@ OTHERWISE: dict[str, Row] = {  # rows that end a little differently, see faults.
 
 
 class Outcome(NamedTuple):
-    """How a run ended: the error, if any, and what was recorded."""
+    """The end of a run: the error, if any, and the trace."""
 
     error: errors.RingError | errors.Interrupted | None
     trace: Trace | None
@@ -113,9 +113,9 @@ def run(fault: Fault) -> Outcome:
 
 
 def judge(number: str, row: Row, error: Any, trace: Trace | None) -> None:
-    """Compares how the program of a row ended with what the row says.
+    """Compares the end of a row's program with the row.
 
-    The error, the kind of the finding, its ranks and lines.
+    It compares the error, the kind of the finding, its ranks and lines.
     """
     fault = FAULTS[number]
     assert ("none" if error is None else type(error).__name__) in row.errors, error
@@ -138,9 +138,9 @@ def judge(number: str, row: Row, error: Any, trace: Trace | None) -> None:
 
 
 def judge_on_ranks(number: str, outcome: Outcome) -> None:
-    """Compares how a run on real ranks ended with its row.
+    """Compares the end of a run on real ranks with its row.
 
-    Also how long after its last event it did so.
+    Also checks the time after its last event.
     """
     error, trace = outcome
     judge(number, ROWS[number], error, trace)

@@ -1,6 +1,6 @@
-"""What a hostile machine does to a run.
+"""Runs on a hostile machine.
 
-It ends in one error of ringsim's own, with what was recorded until then, or not at all.
+Each ends in a single error of ringsim, with the recorded events, or does not fail at all.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def go_on(there: Path) -> None:
 def attacked(
     there: Path, attack: Callable[[], None], error: type[BaseException], words: str
 ) -> Any:
-    """Makes a run that is attacked once both ranks are at work; returns its error."""
+    """Attacks a run after both ranks have begun to work; returns its error."""
 
     def wait_and_attack() -> None:
         until(lambda: len(list(there.parent.iterdir())) == 2)
@@ -60,7 +60,7 @@ def test_a_second_interrupt_and_more(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def interrupt() -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
-    for name in ("kill", "wait_for_end", "close"):  # what the first one leads to
+    for name in ("kill", "wait_for_end", "close"):  # the calls after the first one
         place = f"ringsim.launch.ranks.ForkedRanks.{name}"
         going_on = pkgutil.resolve_name(place)
         monkeypatch.setattr(place, lambda ranks, going_on=going_on: (interrupt(), going_on(ranks)))
@@ -75,9 +75,7 @@ def test_the_directory_of_a_run_vanishes(tmp_path: Path) -> None:
             shutil.rmtree(directory)
         (tmp_path / "over").touch()
 
-    attacked(
-        tmp_path / "over", attack, RingError, "the directory of a run must be there to its end"
-    )
+    attacked(tmp_path / "over", attack, RingError, "the directory of the run disappeared")
 
 
 def test_the_disk_has_no_room_for_what_a_worker_returns() -> None:
@@ -86,7 +84,9 @@ def test_the_disk_has_no_room_for_what_a_worker_returns() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, resource.RLIM_INFINITY))
         return bytes(2**21)
 
-    with pytest.raises(RingError, match="must have room for what workers return, got") as caught:
+    with pytest.raises(
+        RingError, match="cannot write the result of the worker to the run's directory: "
+    ) as caught:
         ringsim.trace(work, world_size=2)
     assert "Traceback" not in str(caught.value)
     assert len(caught.value.trace.events) == 2
@@ -121,7 +121,7 @@ def call():
 def test_closed_streams_a_full_disk_behind_one_strict_warnings_and_neighbours_called_random_and_torch(  # noqa: E501
     way: str, tmp_path: Path
 ) -> None:
-    """None of them is worth an error."""
+    """None of them causes an error."""
     (tmp_path / "program.py").write_text(PROGRAM)
     (tmp_path / "elsewhere").mkdir()
     for name in ("random", "torch", "numpy"):

@@ -1,7 +1,6 @@
-"""Parts of recording a block that no program shows on its own.
+"""Cases of a recorded block that programs do not show by themselves.
 
-They are ends that come late or in another order, and clocks of other machines (here in one
-process).
+They are late or reordered ends, and clocks of other machines, here of one process.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from ringsim.traces.clocks import find_clocks
 
 
 def raise_together(directory: str, rank: int) -> None:
-    """Both ranks raise; rank 1 announces its end some time after it has written it."""
+    """Both ranks raise; rank 1 announces its end some time after recording it."""
     path, put = join(directory, rank, 2), block.Store.put
 
     def put_late(self: block.Store, key: str, data: bytes) -> None:
@@ -30,7 +29,7 @@ def raise_together(directory: str, rank: int) -> None:
             time.sleep(0.7)
         put(self, key, data)
 
-    merging.WAIT_AFTER_ERROR_S = 60.0  # in this process only
+    merging.WAIT_AFTER_ERROR_S = 60.0  # only of this process
     block.Store.put = put_late
     with ringsim.trace(path):
         dist.barrier()
@@ -38,7 +37,7 @@ def raise_together(directory: str, rank: int) -> None:
 
 
 def test_rank_0_waits_for_a_rank_that_is_about_to_leave(server: RankServer, tmp_path: Path) -> None:
-    """0.2.0 waited at most 0.1 s for a rank that had recorded its end."""
+    """0.2.0 waited only 0.1 s for a rank that had recorded its end."""
     ended = server.run(raise_together, [(str(tmp_path), rank) for rank in range(2)])
     assert [(each.how, each.value) for each in ended] == [("raised", "boom")] * 2
     trace = ringsim.load(tmp_path / "run.ringtrace")
@@ -71,7 +70,7 @@ class Part:
 def test_clocks_ask_rank_0_or_each_other_and_nobody_is_left_waiting(
     order: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One rank per clock may ask rank 0 and one other clock; rank 3 has rank 0's clock.
+    """Only one clock may ask rank 0, and each may ask one other; rank 3 has rank 0's clock.
 
     The clocks leave in two orders; the true offset is 0.
     """

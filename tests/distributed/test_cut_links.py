@@ -1,8 +1,7 @@
-"""Several hosts, and what becomes of a recording when something is cut or killed.
+"""Recordings on several hosts when a link is cut, or a rank or host is killed.
 
-A link between them, or ranks and hosts: all cases at once. The hosts are namespaces that forked
-ranks enter. Each case waits for what ranks say, never for a time, but for a link that is down for 3
-s.
+All cases run at the same time. The hosts are namespaces that forked ranks enter. Each case waits
+for messages of its ranks, never for a time, except for a link that is down for 3 s.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ PATIENCE_S = 60
 
 
 def enter_host(machine: str, name: str, private: str) -> None:
-    """Moves this process, which has one thread, to a host of its own network and names."""
+    """Moves this process, which has one thread, to a host with its own network and names."""
     libc = ctypes.CDLL(None, use_errno=True)
     with open(f"/run/netns/{machine}") as network:
         assert libc.setns(network.fileno(), CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
@@ -76,10 +75,7 @@ def waits(rank: int, directory: Path) -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """What the ranks do, how many are on each host, what happens to them, and the limit.
-
-    That of the group's operations.
-    """
+    """A worker, the ranks per host, the accident, and the limit of the group's operations."""
 
     program: Callable[[int, Path], None]
     ranks: tuple[int, ...]
@@ -93,14 +89,14 @@ class Case:
 
 @dataclass(frozen=True)
 class Happening:
-    """A case that is under way."""
+    """A running case."""
 
     case: Case
     machines: tuple[str, ...]
     directory: Path
 
     def go_on(self) -> None:
-        """Lets the ranks record, once all have joined; then lets happen what does."""
+        """Lets the ranks record after all have joined; then causes the accident."""
         ranks = range(sum(self.case.ranks))
         for rank in ranks:
             self.wait_for(f"joined-{rank}")
@@ -117,7 +113,7 @@ class Happening:
         self.case.happens(self)
 
     def wait_for(self, name: str, words: str = "") -> None:
-        """Waits until a file is there, and has some words in it."""
+        """Waits until a file exists and contains some words."""
         deadline = time.monotonic() + PATIENCE_S
         while not ((path := self.directory / name).exists() and words in path.read_text()):
             assert time.monotonic() < deadline, (
@@ -126,7 +122,7 @@ class Happening:
             time.sleep(0.01)
 
     def listeners(self) -> list[str]:
-        """Returns what listens on each host."""
+        """Returns the listening sockets of each host."""
         return [
             command("ip", "netns", "exec", name, "ss", "--tcp", "--udp", "--listening", "--numeric")
             for name in self.machines
@@ -149,9 +145,9 @@ def down_for_a_while(case: Happening) -> None:
 
 
 def down_for_good(case: Happening) -> None:
-    """Of two networks the one that carries the messages.
+    """Cuts the one of two networks that carries the messages.
 
-    It comes back so that the ranks can end.
+    It is restored, so that the ranks can end.
     """
     case.link("data", "down")
     case.wait_for("said-0", "though both sides have posted")
@@ -183,13 +179,13 @@ def sender_dies(case: Happening) -> None:
 
 
 def barriers(rank: int, directory: Path) -> None:
-    """Leaves a part of more chunks than fit into the store at once."""
+    """Leaves a part with more chunks than fit into the store."""
     for _ in range(300):
         dist.barrier()
 
 
 def pause_gathering(sender: int, directory: Path) -> None:
-    """Has rank 0 stop in the midst of what one rank sends, say "gathering" and wait for "go on".
+    """Makes rank 0 stop while one rank sends, report "gathering" and wait for "go on".
 
     Every rank calls it.
     """
@@ -264,7 +260,7 @@ def be_rank(name: str, machines: tuple[str, ...], directory: str, rank: int) -> 
 def ended(
     server: RankServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, tuple[Path, list[Ended]]]]:
-    """Runs all cases; where each left its files, and how its ranks ended."""
+    """Runs all cases; returns the directory of each, and the ends of its ranks."""
     with ExitStack() as made:
         asked, happenings = [], {}
         for number, (name, case) in enumerate(CASES.items()):
@@ -288,7 +284,7 @@ def ended(
 
 
 def expected(row: str) -> tuple[str, tuple[int, ...]]:
-    """Returns the kind of finding and the ranks that faults.md has in one of its rows."""
+    """Returns the kind of finding and the ranks in a row of tests/distributed/faults.md."""
     (line,) = re.findall(rf"^\| {row} \|.*$", DOCUMENT.read_text(), re.MULTILINE)
     _, _, _, kind, ranks, _ = (cell.strip() for cell in line.strip("|").split("|"))
     return kind, tuple(int(rank) for rank in ranks.split(",") if rank)
@@ -299,7 +295,7 @@ def said(case: tuple[Path, list[Ended]], rank: int) -> list[str]:
 
 
 def lasted_s(finding: Any) -> float:
-    """Returns for how long a link stood still."""
+    """Returns the time for which a link stalled."""
     found = re.match(
         r"nothing moved on the link between hosts node0 and node1 for (\d+\.?\d*) s, and then ",
         finding.message,
@@ -311,9 +307,9 @@ def lasted_s(finding: Any) -> float:
 def test_a_link_that_was_down_is_told_of_once_it_is_back(
     ended: dict[str, tuple[Path, list[Ended]]],
 ) -> None:
-    """Both traces used to say nothing.
+    """Both traces used to have no note.
 
-    Or that two hosts had not compared the one clock that they have.
+    Or one about two hosts that had not compared their only clock.
     """
     case = ended["down for a while"]
     trace = ringsim.load(case[0] / "run.ringtrace")
@@ -344,15 +340,15 @@ def test_a_link_that_is_down_for_good_is_named_while_both_sides_have_posted(
     trace = ringsim.load(case[0] / "run.ringtrace")
     finding = trace.explain().findings[0]
     assert (trace.metadata["complete"], finding.kind, finding.ranks) == (True, *expected("h2"))
-    assert lasted_s(finding) > 5, "until rank 0 had said so"
+    assert lasted_s(finding) > 5, "until rank 0 had reported it"
 
 
 def test_a_rank_that_dies_on_another_host_is_named_and_its_fellow_victims_are_not(
     ended: dict[str, tuple[Path, list[Ended]]],
 ) -> None:
-    """Rank 0 cannot see that it died; a rank beside it can.
+    """Rank 0 cannot see that it died; a rank on the same host can.
 
-    It used to be "not recorded", and nobody stuck for good.
+    It used to be "not recorded", and no rank was stuck.
     """
     trace = ringsim.load(ended["a rank dies"][0] / "run.ringtrace")
     (finding,) = trace.explain().findings
@@ -368,7 +364,7 @@ def test_a_host_that_dies_is_named_and_its_fellow_victims_are_not(
     (sentence,) = said(case, 0)
     assert sentence.startswith(
         "[rank 0] ringsim: nothing has come from host node1 (ranks 2, 3) for 5 s: it is lost, or "
-        "cut off. ringsim ends no rank for this: the process group's time-out of "
+        "cut off. ringsim ends no rank for this: the process group's timeout of "
     )
     (finding,) = ringsim.load(case[0] / "run.ringtrace").explain().findings
     assert (finding.kind, finding.ranks) == expected("h4")
@@ -379,9 +375,9 @@ def test_a_host_that_dies_is_named_and_its_fellow_victims_are_not(
 def test_where_rank_0s_host_dies_one_rank_of_each_other_says_how_to_join_the_parts(
     name: str, ended: dict[str, tuple[Path, list[Ended]]]
 ) -> None:
-    """Its link is down, so the store does not answer, and does not fail.
+    """Its link is down, so the store neither answers nor fails.
 
-    Ranks used to wait for it, for many minutes.
+    Ranks used to wait for it for many minutes.
     """
     case, ranks = ended[name], CASES[name].ranks
     assert [one.how for one in case[1]] == ["killed"] * ranks[0] + ["returned"] * sum(ranks[1:])
@@ -422,7 +418,7 @@ def test_a_host_that_dies_while_its_parts_come_is_named_with_where_they_lie(
     assert not trace.metadata["complete"]
     (note,) = [note for note in trace.metadata["notes"] if "did not come" in note]
     assert note.startswith(
-        "the parts of ranks [2] did not come from host node2: they are there in "
+        "the parts of ranks [2] did not arrive from host node2. They are there in "
     )
     assert (case[0] / "node2" / "run.ringtrace.parts" / "rank-2.events").exists()
     parts = [str(case[0] / f"node{host}" / "run.ringtrace.parts") for host in (0, 2)]

@@ -1,7 +1,6 @@
 """The programs of docs/reference/findings.md, run on real ranks.
 
-The finding of each has the kind of its heading and the text below the program. To write these texts
-into the page, run this file: ``python tests/distributed/test_diagnosis_page.py``.
+Each gets the finding of its heading.
 """
 
 from __future__ import annotations
@@ -57,7 +56,10 @@ def test_every_kind_has_its_program() -> None:
 
 
 def run(source: str, about: str) -> tuple[Trace, str]:
-    """Returns the trace of a program, and the kind that was found while it ran, or ""."""
+    """Returns the trace of a program, and the kind of finding while it ran.
+
+    "" if there was none.
+    """
     options = read_options(about)
     names: dict[str, Any] = {
         "ringsim": ringsim,
@@ -79,8 +81,10 @@ def run(source: str, about: str) -> tuple[Trace, str]:
 
 @pytest.fixture(scope="module")
 def runs() -> dict[str, Future[tuple[Trace, str]]]:
-    """Runs all programs at the same time, except those about late ranks, which delay others."""
-    ringsim.trace(time.monotonic, world_size=2)  # loads torch, which no limit should include
+    """Runs all programs at the same time.
+
+    Programs about late ranks run separately, because they would make others late.
+    """
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return {
             kind: pool.submit(run, source, about)

@@ -1,6 +1,6 @@
-"""Correct programs that look as if they were stuck, or as if their sides disagreed.
+"""Correct programs that look stuck or mismatched.
 
-Nobody is accused, and the results are right.
+There is no finding, and the results are right.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ AT_ONCE = 5
 LIMIT_S = 60
 
 
-# -- programs that look as if they were stuck; each returns a number that is known beforehand
+# -- programs that look stuck; each returns a number that is known in advance
 
 
 def odd_ring_in_mixed_order(rounds: int = 60) -> float:
-    """One rank receives first, all others send first: it goes round, one after the other."""
+    """One rank receives first, all others send first: the messages pass one after the other."""
     ring = ringsim.current_ring()
     token, fresh = torch.tensor([float(ring.rank)]), torch.empty(1)
     for _ in range(rounds):
@@ -57,9 +57,9 @@ def odd_ring_in_mixed_order(rounds: int = 60) -> float:
 
 
 def scrambled_waits(count: int = 40) -> float:
-    """Everything is posted, of another size under each tag.
+    """All messages are posted, with a different size under each tag.
 
-    It is waited for in an order that differs from rank to rank.
+    The order of the waits differs from rank to rank.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     order = random.Random(rank)
@@ -96,7 +96,7 @@ def long_compute() -> float:
 
 
 def early_finisher() -> float:
-    """The last rank posts its message and returns; it is asked for long after."""
+    """The last rank posts its message and returns; the message is received much later."""
     rank, size = dist.get_rank(), dist.get_world_size()
     tensor = torch.full((4,), 7.0)
     if rank == size - 1:
@@ -112,8 +112,8 @@ def early_finisher() -> float:
 def refused_and_tried_again(rounds: int = 60) -> float:
     """A send of another size raises when it is posted.
 
-    The program catches that, and sends what the other side expects. The refusal may be read later
-    than the post: until then it could be taken for the other side of the recv.
+    The program catches the error, and sends the expected size. The refusal may be read later than
+    the post: until then, the post may look like the other side of the recv.
     """
     ring, total = ringsim.current_ring(), 0.0
     for turn in range(rounds):
@@ -129,7 +129,7 @@ def refused_and_tried_again(rounds: int = 60) -> float:
 
 
 def large_message_for_anybody(size_bytes: int = 1 << 27) -> float:
-    """A message is on its way to a recv from anybody; the receiver waits for the next one."""
+    """A message is in flight to a recv from any source; the receiver waits for the next one."""
     rank = dist.get_rank()
     large, small = torch.zeros(size_bytes, dtype=torch.uint8), torch.zeros(1)
     if rank == 0:
@@ -143,9 +143,9 @@ def large_message_for_anybody(size_bytes: int = 1 << 27) -> float:
 
 
 def beside_a_recv_from_anybody(size_bytes: int = 1 << 26) -> float:
-    """All wait for a message that a recv from anybody might have got, as far as is recorded.
+    """All wait for a message that a recv from any source might have got, as far as is recorded.
 
-    It takes its time to come.
+    The message is slow.
     """
     rank = dist.get_rank()
     large, small = torch.zeros(size_bytes, dtype=torch.uint8), torch.zeros(1)
@@ -180,9 +180,9 @@ def stopped_and_continued() -> float:
 
 
 def help_from_another_thread() -> float:
-    """The first threads wait for each other.
+    """The main threads wait for each other.
 
-    A second thread, which has said nothing yet, will free them.
+    A second thread, which has posted nothing yet, will free them.
     """
     rank = dist.get_rank()
     tensor = torch.zeros(1)
@@ -224,7 +224,7 @@ def collectives_between() -> float:
 def monitored_barriers() -> float:
     """One rank after the other comes late, longer than ranks may stay in one state.
 
-    Messages are under way meanwhile.
+    Meanwhile, messages are in flight.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     arrived, total = torch.empty(1), 0.0
@@ -243,9 +243,9 @@ def monitored_barriers() -> float:
 
 
 def random_storm(steps: int = 150) -> float:
-    """All draw the same messages, of any size, and do their part in its order, by send or by isend.
+    """All draw the same messages, of any size, and send or receive their part in the same order.
 
-    Returns how much went astray.
+    Returns the number of wrong messages.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     order, mine = random.Random(7), random.Random(rank)
@@ -269,7 +269,7 @@ def random_storm(steps: int = 150) -> float:
     return missing
 
 
-# program -> (number of ranks, what rank r of that many returns)
+# program -> (number of ranks, expected result of rank r)
 PROGRAMS: dict[Callable[..., float], tuple[int, Callable[[int, int], float]]] = {
     odd_ring_in_mixed_order: (5, lambda rank, size: (rank - 60) % size),
     scrambled_waits: (3, lambda rank, size: (size - 1) * sum(range(40))),
@@ -288,9 +288,9 @@ PROGRAMS: dict[Callable[..., float], tuple[int, Callable[[int, int], float]]] = 
 
 @pytest.fixture(scope="module")
 def runs(nothing_left_behind: None) -> dict[Callable[..., float], Future[Trace]]:
-    """Runs all of them side by side."""
+    """Runs all of them at the same time."""
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(AT_ONCE) as pool:
-        patch.setattr("ringsim.launch.watcher.RELAX", 1.0)  # it always looks as often as it can
+        patch.setattr("ringsim.launch.watcher.RELAX", 1.0)  # it always looks as often as possible
         return {
             program: pool.submit(ringsim.trace, program, world_size=size, limit_s=LIMIT_S)
             for program, (size, _) in PROGRAMS.items()
@@ -305,11 +305,11 @@ def test_a_program_that_only_looks_stuck_ends_as_it_should(
     assert runs[program].result().results == [expected(rank, size) for rank in range(size)]
 
 
-# -- programs whose sides look as if they disagreed
+# -- programs whose sides look mismatched
 
 
 def among_many_buffers() -> Any:
-    """Uses many buffers while messages are on their way, but never one of theirs."""
+    """Uses many buffers while messages are in flight, but never a message's own."""
     ring = ringsim.current_ring()
     weight, buffer, sums = torch.ones(8, requires_grad=True), torch.zeros(17), []
     for _ in range(3):
@@ -324,7 +324,7 @@ def among_many_buffers() -> Any:
         loss.backward()
         torch.empty_like(buffer)
         buffer.view(17)[:4]
-        buffer[16] = 1.0  # beside the messages
+        buffer[16] = 1.0  # next to the messages
         for work in reversed(works):
             work.wait()
         sums.append(float(buffer.sum()))
@@ -335,7 +335,7 @@ def among_many_buffers() -> Any:
 
 
 def other_shapes() -> Any:
-    """Flat against shaped, ones that do not count, nothing at all."""
+    """Flat and shaped tensors, dimensions of 1, and empty tensors."""
     ring, received = ringsim.current_ring(), []
     for sent, size in [
         ((2, 3), (6,)),
@@ -358,7 +358,7 @@ RIGHT = [name for name in right_messages.PROGRAMS if name != "a_mistake_is_caugh
 
 
 def all_of_them() -> list[Any]:
-    for name in RIGHT:  # they look at their results themselves
+    for name in RIGHT:  # they check their own results
         right_messages.PROGRAMS[name][0]()
         dist.barrier()
     return [(worker.__name__, worker()) for worker in COMPARED]
@@ -375,7 +375,7 @@ def test_nothing_is_refused_and_the_results_are_those_of_an_unchecked_run() -> N
 
 
 def test_what_is_not_asked_for_is_not_checked() -> None:
-    """A receiver with room to spare: Gloo fills a part of it."""
+    """A larger receive buffer: Gloo fills a part of it."""
 
     def worker() -> list[float]:
         received = torch.zeros(8)

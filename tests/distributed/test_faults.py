@@ -1,8 +1,8 @@
-"""Runs that go wrong on real ranks: what only they can show.
+"""Faults that need real ranks: signals, limits, threads, and the behavior of Gloo and torch.
 
-Signals, limits, threads, what Gloo and torch do by themselves. All programs run side by side before
-the first test, for most of them wait for something; each test looks at how its own ended. What the
-records alone tell is tested on simulated ranks, in test_fault_causes and test_simulated_faults.
+All programs run at the same time before the first test, because most of them wait; each test checks
+the end of its own program. Faults that follow from the records are tested on simulated ranks, in
+test_fault_causes and test_simulated_faults.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ for module in (sys.modules[__name__], causes):
 
 AT_ONCE = 8
 LONG_S = 60.0
-LIMIT_S = 3.0  # of runs that only a limit ends
+LIMIT_S = 3.0  # limit of runs that only a limit ends
 
 
 class Case(NamedTuple):
-    """A program, how to run it, and the error, the finding and the words that it must end with.
+    """A program with its options, and the expected error, finding and words.
 
-    Its marked lines must be named.
+    The finding must name its marked lines.
     """
 
     worker: Callable[..., Any]
@@ -58,14 +58,14 @@ class Case(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """How a run ended: the error, if any, and what was recorded."""
+    """The end of a run: the error, if any, and the trace."""
 
     error: Any
     trace: Trace
 
     @property
     def diagnosis(self) -> Any:
-        """What the error says, which the trace and its file must repeat."""
+        """The error's diagnosis, which the trace and its file must also give."""
         return self.trace.explain() if self.error is None else self.error.diagnosis
 
 
@@ -75,7 +75,7 @@ CASES: dict[str, Case] = {}
 def on_ranks(
     size: int = 2, expected: tuple[Any, ...] = (), *args: Any, name: str = "", **options: Any
 ) -> Callable[..., Any]:
-    """Makes a worker one of the programs that are run, with these arguments."""
+    """Registers a worker as a program to run, with these arguments."""
 
     def register(worker: Callable[..., Any]) -> Callable[..., Any]:
         options["args"] = args
@@ -94,8 +94,8 @@ def run_case(case: Case) -> Ended:
 
 @pytest.fixture(scope="module")
 def ended(nothing_left_behind: None) -> Callable[..., Ended]:
-    """Returns how a program ended."""
-    # the first run loads torch: none of those that a limit must end
+    """Returns the end of a program."""
+    # the first run loads torch, so that no run with a limit does
     ringsim.trace(time.monotonic, world_size=2)
     with ThreadPoolExecutor(AT_ONCE) as pool:
         runs = {name: pool.submit(run_case, case) for name, case in CASES.items()}
@@ -114,14 +114,14 @@ def two_of_four() -> None:
     rank = dist.get_rank()
     if rank < 2:
         dist.recv(tensor(), 1 - rank)  # here
-    time.sleep(20)  # the others compute, and would for long
+    time.sleep(20)  # the others compute for long
 
 
 @on_ranks(2, (PeerExited, "peer_exited", {0, 1}, "not proved"))
 def anybody_got_it() -> None:
-    """The recv from anybody was there first, and has the only message.
+    """The recv from any source was posted first, and gets the only message.
 
-    Nothing moves for 3 s; what was posted proves nothing.
+    Nothing moves for 3 s; the posted operations prove nothing.
     """
     if dist.get_rank() == 0:
         works = [dist.irecv(tensor(), tag=3)]
@@ -135,7 +135,7 @@ def anybody_got_it() -> None:
 
 @on_ranks(3, (PeerExited, "missing_participant", {0, 2}))
 def its_members_alone() -> None:
-    """Rank 0 and 2 are to make a group, of which rank 1 need not know."""
+    """Ranks 0 and 2 should create a group, without rank 1."""
     if dist.get_rank() == 2:
         dist.new_group([0, 2], use_local_synchronization=True)  # here
 
@@ -151,9 +151,9 @@ def its_members_alone() -> None:
     ),
 )
 def in_different_numbers_of_groups() -> None:
-    """Torch names a group that its members alone make by how many groups each of them is in.
+    """Torch names a group created only by its members by the number of groups of each member.
 
-    Here they never meet.
+    Here, the names differ.
     """
     if dist.get_rank() == 0:
         dist.new_group([0], use_local_synchronization=True)
@@ -164,7 +164,7 @@ def in_different_numbers_of_groups() -> None:
     2, (MessageMismatch, "collective_mismatch", {0, 1}, "the order of elements in memory differs")
 )
 def over_memory_in_another_order() -> None:
-    """Gloo takes the memory as it is: a tensor and its transpose would be mixed up.
+    """Gloo reads the memory as it is: a tensor and its transpose would be mixed up.
 
     All ranks have returned when it is found.
     """
@@ -176,9 +176,9 @@ APART = "their lines first differ in collective 6 of group world (ranks 0 and 2 
 
 @on_ranks(3, (MessageMismatch, "collective_mismatch", {0, 1}, APART))
 def leaves_one_collective_out() -> None:
-    """Rank 1 goes on with the next, so that nothing is wrong until collective 8.
+    """Rank 1 continues with the next, so that nothing is wrong until collective 8.
 
-    0.2.0 named the lines of that alone.
+    0.2.0 named only the lines of collective 8.
     """
     for step in range(4):
         dist.all_reduce(tensor())
@@ -187,14 +187,14 @@ def leaves_one_collective_out() -> None:
     dist.barrier()
 
 
-# -- programs that catch what ends their waits
+# -- programs that catch the errors of their waits
 
 
 @on_ranks(2)
 def tries_again() -> tuple[list[str], float]:
-    """Catches a verdict, then two limits of its own.
+    """Catches a verdict, then two of its own limits.
 
-    Goes on for longer than a rank that was woken has to raise.
+    It continues for longer than a woken rank has to raise.
     """
     other, said = 1 - dist.get_rank(), []
     try:
@@ -230,9 +230,9 @@ def test_what_a_program_catches_ends_no_run(ended: Callable[..., Ended]) -> None
 @on_ranks(2, (), "recv", name="the limit of a recv's group")
 @on_ranks(2, (), "all_reduce", name="the limit of a collective's group")
 def reaches_the_limit_of_its_group(op: str) -> tuple[str, float]:
-    """Rank 0 waits for nobody on a group with a time-out, and rank 1 for rank 0.
+    """Only rank 0 uses a group with a timeout, and rank 1 waits for rank 0.
 
-    Torch lets both go on after 1.6 s.
+    Torch lets both continue after 1.6 s.
     """
     # longer than the watcher's patience with collectives
     group = dist.new_group(timeout=dt.timedelta(seconds=1.6))
@@ -254,7 +254,7 @@ def reaches_the_limit_of_its_group(op: str) -> tuple[str, float]:
 def test_the_time_out_of_a_group_is_the_programs_own(
     name: str, ended: Callable[..., Ended]
 ) -> None:
-    """0.2.0 took the two ranks for stuck, and ended the run."""
+    """0.2.0 considered the two ranks stuck, and ended the run."""
     error, trace = ended(name)
     assert error is None
     assert trace.results == [("RuntimeError", 2.0), ("", 2.0)]
@@ -300,12 +300,12 @@ def computes_unequally() -> None:
 def test_of_two_ranks_the_one_that_comes_last_is_named(ended: Callable[..., Ended]) -> None:
     """0.2.0 found nothing wrong.
 
-    A busy machine may make rank 0 the late one: the times of the trace tell.
+    On a busy machine, rank 0 may be late: the times of the trace decide.
     """
     _, trace = ended(computes_unequally)
     frame = trace.to_pandas().query("op == 'all_reduce'")
     posted = np.stack([frame[frame["rank"] == rank]["post_ns"].to_numpy() for rank in (0, 1)])
-    # for how long the other was there alone
+    # time that the other rank waited
     late = np.maximum(posted - posted[::-1], 0).sum(axis=1)
     assert posted.shape == (2, 6)
     diagnosis = trace.explain()
@@ -326,7 +326,7 @@ def catches_one_of_two() -> None:
         dist.recv(tensor(), 1 - dist.get_rank())
     except RuntimeError:
         group = dist.new_group()
-    time.sleep(2.5)  # as a program that computes
+    time.sleep(2.5)  # like a program that computes
     dist.recv(tensor(), 1 - dist.get_rank(), group)  # here
 
 
@@ -370,7 +370,7 @@ def wraps_a_death() -> None:
         raise RuntimeError("lost my peer") from error
 
 
-IN_VAIN = "and waited in vain on its way out: "
+IN_VAIN = "and was then stuck in a wait on its way out: "
 on_ranks(3, (RankFailed, "rank_failed", {1}, "ValueError: root cause", IN_VAIN))(
     causes.finish_in_a_barrier
 )
@@ -395,7 +395,7 @@ def posts_after_the_end(op: str) -> None:
 
 
 def is_alive(process: int) -> bool:
-    """Tells whether a process runs; one that has ended may wait to be reaped."""
+    """Returns whether a process runs; an ended one may still wait to be reaped."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -446,11 +446,11 @@ def test_a_run_ends_in_its_error_and_names_what_happened(
         assert not marked or (lines and lines <= marked), str(diagnosis)
     for each in words:
         assert each in f"{found.error}\n{found.diagnosis}"
-    # the limit of most is 30 s, that of an operation 30 minutes
+    # the limit of most runs is 30 s, that of an operation 30 minutes
     assert found.trace.metadata["end_ns"] < 20e9
 
 
-# -- what is told, to whom and how
+# -- the reports of a fault
 
 
 @on_ranks()
@@ -473,14 +473,14 @@ def test_the_ranks_themselves_raise_on_the_users_line(ended: Callable[..., Ended
 
 @on_ranks()
 def waits_for_one_that_disagreed() -> None:
-    """Gloo takes one dtype for the other without a word.
+    """Gloo silently reads one dtype as the other.
 
-    The program goes on, and one rank waits for the other.
+    The program continues, and one rank waits for the other.
     """
     store = dist.distributed_c10d._get_default_store()
     if dist.get_rank() == 1:
         store.wait(["posted"])
-        time.sleep(0.3)  # else nobody might wait when the two sides are seen
+        time.sleep(0.3)  # otherwise, no rank might wait when the mismatch is found
         dist.recv(torch.zeros(4, dtype=torch.int32), 0)
         time.sleep(30)
     sending = dist.isend(torch.zeros(4), 1)
@@ -518,7 +518,7 @@ def test_a_script_is_watched_and_the_command_explains_it(
 
 
 def test_without_the_watcher_the_limit_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks are watched only where there is /proc."""
+    """Ranks are watched only on systems with /proc."""
     monkeypatch.setattr("ringsim.launch.supervisor.has_proc", lambda: False)
     with pytest.raises(RunTimeout) as caught:
         # on a busy machine, both must have posted by then
@@ -550,7 +550,7 @@ def test_a_thread_that_waits_when_its_rank_returns_is_named(ended: Callable[...,
     assert {one.operations[0].line for one in findings} == marked_lines(leaves_a_thread_behind)
 
 
-# -- where only a limit ends a run
+# -- runs that only a limit ends
 
 
 def line_of(worker: Callable[..., Any], words: str) -> int:
@@ -583,13 +583,13 @@ def nobody_waits() -> None:
 
 
 def at_the_limit(found: Ended, tmp_path: Path) -> Any:
-    """Returns what is said of a run that a limit ended, which must be the same of a file."""
+    """Returns the finding of a run that a limit ended, which must be the same for a file."""
     assert type(found.error) is RunTimeout
     found.trace.save(tmp_path / "ended.ringtrace")
     assert ringsim.load(tmp_path / "ended.ringtrace").explain() == found.diagnosis
     (finding,) = found.diagnosis.findings
     assert finding.kind == "stalled"
-    assert finding.message in str(found.error)
+    assert finding.message.replace("\n", "\n  ") in str(found.error)
     given_up_s = found.trace.metadata["given_up_ns"] * 1e-9
     assert all(operation.waited_s <= given_up_s for operation in finding.operations), (
         "until then, not to the end of the run"
@@ -598,7 +598,7 @@ def at_the_limit(found: Ended, tmp_path: Path) -> Any:
 
 
 def test_stopped_and_busy_ranks_are_named(ended: Callable[..., Ended], tmp_path: Path) -> None:
-    """And as long as one of them might help there is no verdict: the limit ends the run."""
+    """While one of them might help, there is no verdict: the limit ends the run."""
     found = ended(others_are_stopped_or_busy)
     finding, worker = at_the_limit(found, tmp_path), others_are_stopped_or_busy
     assert finding.ranks == (1, 0)
@@ -615,7 +615,7 @@ def test_stopped_and_busy_ranks_are_named(ended: Callable[..., Ended], tmp_path:
 
 
 def test_ranks_that_all_compute_are_named_too(ended: Callable[..., Ended], tmp_path: Path) -> None:
-    """The error said that nobody had an answer, and the diagnosis that nothing was wrong."""
+    """The error had no cause, and the diagnosis found nothing wrong."""
     finding = at_the_limit(ended(nobody_waits), tmp_path)
     assert finding.ranks == (0, 1, 2, 3)
     at = f"asleep at test_faults.py:{line_of(nobody_waits, 'all of them')}"
@@ -624,7 +624,7 @@ def test_ranks_that_all_compute_are_named_too(ended: Callable[..., Ended], tmp_p
     )
 
 
-# -- what only looks wrong
+# -- programs that only look wrong
 
 
 @on_ranks(4)
@@ -635,9 +635,9 @@ def makes_groups() -> float:
     dist.new_subgroups(2)
     if dist.get_rank() < 2:
         for _ in range(2):
-            # known to its members alone, named after how many groups each is in
+            # created only by its members, named by the number of groups of each
             dist.new_group([0, 1], use_local_synchronization=True)
-    dist.new_group([2, 3], use_local_synchronization=True)  # the others pass by
+    dist.new_group([2, 3], use_local_synchronization=True)  # the others skip it
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("rows", "columns"))
     total = torch.tensor(float(dist.get_rank()))
     dist.all_reduce(total, group=mesh.get_group("rows"))

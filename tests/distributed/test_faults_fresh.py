@@ -1,7 +1,7 @@
-"""The rows of tests/distributed/faults.md in ranks that have loaded and done nothing before.
+"""The rows of tests/distributed/faults.md in new ranks, one run each, as users start them.
 
-As users start theirs: one run for each. The other tests of the table share what a first use costs:
-torch's modules are loaded early, or the ranks are simulated.
+The other tests of the table share the cost of a first use: torch's modules are loaded early, or the
+ranks are simulated.
 """
 
 from __future__ import annotations
@@ -19,10 +19,7 @@ pytestmark = pytest.mark.usefixtures("a_server")
 
 @pytest.fixture(scope="module")
 def a_server(nothing_left_behind: None) -> None:
-    """Ranks are forked from a process that has loaded torch.
-
-    No run that a limit must end does so.
-    """
+    """Loads torch in the process that forks ranks, so that no run with a limit does."""
     ringsim.trace(time.monotonic, world_size=2)
 
 

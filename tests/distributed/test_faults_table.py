@@ -1,8 +1,8 @@
-"""The rows of tests/distributed/faults.md that only real ranks can show.
+"""The rows of tests/distributed/faults.md that need real ranks.
 
-Dead and stopped processes, limits, rendezvous, failures of torch and Gloo. All others run on
-simulated ranks, see test_simulated_faults; of those that end alike, a few run here, too: one of
-each kind of finding.
+They are about dead and stopped processes, limits, rendezvous, and failures of torch and Gloo. All
+others run on simulated ranks, see test_simulated_faults; a few of them also run here, one of each
+kind of finding.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ import ringsim
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
-# Rows that end alike on simulated ranks, and run here all the same. Gloo aborts: 8, 27. It says
-# nothing: 9, 28c.
+# Rows that end in the same way on simulated ranks, but also run here. Gloo aborts: 8, 27. It is
+# silent: 9, 28c.
 ALIKE = "1 4b 6a 6c 6d 8 9 13a 13b 18 24 26d 27 28c 29 43 47b 49a 53a 65 66a 68 74b 77a 80b".split()
-# Correct programs, which run one behind the other.
+# Correct programs, which run one after the other.
 FINE = "15 44c 51c 56 58 62 66b 67a 71a 71b 55a 55b".split()
-# Those that do not end alike on simulated ranks, and a few that do.
+# Rows that end differently on simulated ranks, and a few others.
 HERE = [number for number in ROWS if number in {*ELSEWHERE, *OTHERWISE, *ALIKE} - set(FINE)]
-# Which of them run side by side, and how many at once: those that only a limit ends, or that meet
-# by themselves, and those that are written as people write them, most of which wait for something.
-# Row 69 interrupts this process.
+# The rows that run at the same time, by the number of runs: those that only a limit ends, or that
+# have their own rendezvous, and those written as users write them, most of which wait. Row 69
+# interrupts this process.
 SIDE_BY_SIDE = {
     12: [number for number in HERE if FAULTS[number].within_s is None and number != "69"],
     4: [number for number in HERE if number in AS_WRITTEN],
@@ -53,7 +53,7 @@ SIDE_BY_SIDE = {
 def ended(
     nothing_left_behind: None, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Future[Outcome]]:
-    """How those that run side by side ended."""
+    """The ends of the rows that run at the same time."""
     early, found = tmp_path_factory.mktemp("early"), {}
     # DDP, FSDP and DTensor load it: 1 s in each of their ranks
     (early / "sitecustomize.py").write_text("import torch._dynamo\n")
@@ -80,7 +80,7 @@ def test_a_fault_ends_as_the_document_says(number: str, ended: dict[str, Future[
 
 
 def one_after_the_other(size: int) -> dict[str, Any]:
-    """Runs the correct programs for so many ranks; the last takes its groups down."""
+    """Runs the correct programs for the given number of ranks; the last one destroys its groups."""
     results: dict[str, Any] = {}
     for number in FINE:
         if FAULTS[number].size == size:

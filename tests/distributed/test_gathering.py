@@ -20,7 +20,7 @@ from ringsim.cli import main
 
 
 def finish_sending() -> None:
-    """Finishes sending as Python does at the end of a process, which these ranks never reach."""
+    """Does Python's work at the end of a process, which the server of these ranks skips."""
     for thread in threading.enumerate():
         if thread.name == "ringsim-parts":
             thread.join()
@@ -31,7 +31,7 @@ def hosts(directory: str, rank: int, dies: bool) -> None:
     os.environ["RINGSIM_PARTS"] = f"{directory}/host-{rank // 2}"
     patch = pytest.MonkeyPatch()
     patch.setattr("ringsim.launch.gathering.CHUNK_BYTES", 1 << 10)  # many chunks of few events
-    # the trace of a long run is read on request
+    # the trace of a long run is read on demand
     patch.setattr("ringsim.launch.recording.MOST_KEPT", 0)
     path = join(directory, rank, 4)
     with contextlib.suppress(RuntimeError), ringsim.trace(path) as recorded:

@@ -1,4 +1,4 @@
-"""The transfer of parts over the store: its order, its checks, and its time limits."""
+"""The transfer of parts over the store: questions, checks, and ranks that give up."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FILES = ["rank-1.events", "rank-1.names"]
 
 
 def offer(keys: Store, rank: int, directory: Path, *, failed: bool = False) -> Offer:
-    """Makes the offer of a rank, and puts it into the store."""
+    """Makes the offer of a rank, and writes it to the store."""
     place = {**place_of(directory), "start_ns": rank}
     keys.put(f"at/{rank}", json.dumps(place).encode())
     return Offer(keys, rank, directory, place, directory / "run.ringtrace", failed)
@@ -103,9 +103,9 @@ threading.Thread(target=gather).start()
 def test_a_process_that_ends_long_before_rank_0_leaves_the_block_still_gives_its_part(
     tmp_path: Path,
 ) -> None:
-    """After 2 s it used to leave a part there that is too large for the store.
+    """After 2 s, it used to leave a part that is too large for the store.
 
-    Rank 0 may have much more to do at the end.
+    Rank 0 may be busy at the end.
     """
     there, here = tmp_path / "there", tmp_path / "here"
     here.mkdir()

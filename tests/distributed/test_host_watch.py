@@ -1,6 +1,6 @@
-"""Several hosts that watch each other over the store.
+"""Hosts that watch each other over the store.
 
-What stands still everywhere, what fell silent, and what came back.
+Ranks stand still on all hosts, fall silent, and come back.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from test_recording import PATIENCE, join
 import ringsim
 
 UNTIL = (
-    rf"ringsim ends no rank for this: the process group's time-out of {PATIENCE.seconds} s does .*"
+    rf"ringsim ends no rank for this: the process group's timeout of {PATIENCE.seconds} s does .*"
 )
 
 
@@ -35,7 +35,7 @@ def set_limits(limits: dict[str, float]) -> None:
 def wait_for_each_other(directory: str, rank: int) -> list[str]:
     """Two ranks on two hosts: directories of parts that only their own ranks see.
 
-    A thread ends the deadlock once it has been told of.
+    A thread ends the deadlock after it has been reported.
     """
     os.environ["RINGSIM_PARTS"] = f"{directory}/host-{rank}"
     often = {"joined.TAKE_OVER_S", "hosts.LOOK_S", "hosts.BEAT_S", "hosts.STILL_S"}
@@ -68,18 +68,21 @@ def test_a_deadlock_between_hosts_is_told_with_rank_and_line(
     ranks = [(str(tmp_path), rank) for rank in range(2)]
     said, silent = results(server.run(wait_for_each_other, ranks))
     (sentence,) = said  # the rest of the run is right
-    # not for how long they wait, which nobody's clock says
+    # without the waiting time, which is unknown
     waits = rf"rank 0 waits in recv from 1 .* at {Path(__file__).name}:\d+"
-    stuck = rf"nothing moves on any host \(ranks 0, 1 on .*\). .*deadlock: .*: {waits}.* {UNTIL}"
+    stuck = (
+        r"nothing moves on any host \(ranks 0, 1 on .*\)\. (?s:.*)deadlock: .*\.\n"
+        rf" +{waits}\n(?s:.*) {UNTIL}"
+    )
     assert re.fullmatch(stuck, sentence)
     assert silent == []
     assert sentence in ringsim.load(tmp_path / "run.ringtrace").metadata["notes"]
 
 
 def is_never_heard(directory: str, rank: int, entered: bool) -> list[str]:
-    """Rank 1, on a host of its own, falls silent where it has just entered the block.
+    """Rank 1, on its own host, falls silent just after it has entered the block.
 
-    Or before it, until rank 0 has told of it.
+    Or before it, until rank 0 has reported it.
     """
     os.environ["RINGSIM_PARTS"] = f"{directory}/host-{rank}"
     set_limits({"hosts.LOST_S": 0.5})
@@ -112,7 +115,7 @@ def is_never_heard(directory: str, rank: int, entered: bool) -> list[str]:
 def test_a_host_that_is_gone_before_its_first_word_is_told_of(
     entered: bool, server: RankServer, tmp_path: Path
 ) -> None:
-    """Nothing used to be said for as long as the groups' time-out, 30 minutes by default."""
+    """There used to be no message until the groups' timeout, 30 minutes by default."""
     ranks = [(str(tmp_path), rank, entered) for rank in range(2)]
     said, _ = results(server.run(is_never_heard, ranks))
     words = r"nothing has come from host \S+ \(rank 1\) for 0 s: it is lost, or cut off\."

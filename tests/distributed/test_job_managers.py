@@ -1,6 +1,6 @@
 """Slurm and MPI on two hosts that share no directory.
 
-The script stays as it is, and one trace comes back.
+The script stays unchanged, and produces one trace.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ cat job.log; exit $code
 def start(
     hosts: list[list[str]], script: str, *arguments: str, **variables: str
 ) -> list[subprocess.Popen[str]]:
-    """Runs a shell script on both hosts; each reads what it is told."""
+    """Runs a shell script on both hosts; each reads its input."""
     words = ["sh", "-c", script, "sh", *arguments]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     known = environment(**variables)
@@ -71,7 +71,7 @@ def start(
 
 
 def check_doctor(said: str) -> None:
-    """Looks at what the doctor says of three ranks of one host and one of the other."""
+    """Checks the doctor's output for three ranks on one host and one on the other."""
     told = tell_doctor(said)
     assert told["hosts"] == (True, "node0: ranks 0, 1 and 2; node1: rank 3")
     assert told["networks"] == (True, f"node0: cable, {HERE}; node1: cable, {THERE}")
@@ -81,10 +81,7 @@ def check_doctor(said: str) -> None:
 
 
 def check(trace: ringsim.Trace) -> None:
-    """Looks whether a trace has three ranks of one host and one of the other.
-
-    Each with its messages.
-    """
+    """Checks that a trace has three ranks on one host and one on the other, with their messages."""
     assert [one["host"] for one in trace.metadata["ranks"]] == ["node0", "node0", "node0", "node1"]
     ops = sorted(trace.to_pandas().query("kind != 'mark'")["op"])
     assert ops == ["barrier"] * 4 + ["isend"] * 4 + ["recv"] * 4
@@ -123,9 +120,9 @@ def test_a_batch_file_of_slurm(machines: tuple[str, ...], tmp_path: Path) -> Non
 
 @contextmanager
 def remote_shell(machines: tuple[str, ...], tmp_path: Path) -> Iterator[tuple[list[str], str]]:
-    """Yields the words that run a command on the first host, and the path of a program.
+    """Yields the prefix that runs a command on the first host, and the path of a program.
 
-    It does so on the host that it is told.
+    The program runs on the given host.
     """
     nodes = start(on_hosts(machines, tmp_path, [], []), "echo $$; read end")
     try:

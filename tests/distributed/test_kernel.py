@@ -217,7 +217,7 @@ LOCK = "import threading\nlock = threading.Lock()\nget_ipython().run_cell_magic(
         (LOCK, "ArgumentError: the variable 'lock'"),
         (
             "%%ring -n 2 --limit 0.5\nimport time\ntime.sleep(30)",
-            "RunTimeout: the run must end within limit_s=0.5 s",
+            "RunTimeout: the run did not end within limit_s=0.5 s",
         ),
     ],
 )

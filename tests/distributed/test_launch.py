@@ -1,6 +1,6 @@
-"""Launching: what a worker finds and what comes back, and one error for each bad end.
+"""Launching: the worker's environment, its results, and one error for each failure.
 
-Also what is left of processes, sockets and files.
+Also remaining processes, sockets and files.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def pass_round(rounds: int = 1, *, step: float = 1.0) -> float:
 
 
 def fails(error: type[BaseException], words: str | None, *call: Any, **options: Any) -> Any:
-    """Makes a run that ends badly, and returns its error; all ranks are gone by then."""
+    """Makes a run that fails, and returns its error; all ranks are gone by then."""
     with pytest.raises(error, match=words) as caught:
         ringsim.trace(*call, **options)
     left = descendants(os.getpid()).values()
@@ -56,7 +56,7 @@ def fails(error: type[BaseException], words: str | None, *call: Any, **options: 
     return caught.value
 
 
-# -- what a worker finds, and what comes back
+# -- the worker's environment, and its results
 
 
 @pytest.mark.parametrize("world_size", [1, 3, 8])
@@ -92,9 +92,9 @@ def test_large_results_belong_to_the_caller() -> None:
 def test_a_function_travels_whose_module_was_loaded_by_its_path(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As pytest loads files of tests with ``--import-mode=importlib``.
+    """A worker in a test file loaded by pytest with ``--import-mode=importlib``.
 
-    With what it uses of another such file, and with modules of a class of their own.
+    It uses another such file, and modules with their own class.
     """
     text = "import torch\nfrom strange.helpers import one\n"
     text += "def two(): return one() + len([torch.ops, torch.backends.cudnn])"
@@ -197,7 +197,7 @@ def test_a_worker_may_initialise_as_a_script_does_and_listens_on_loopback_alone(
 
     def worker(initialise: Callable[[], int]) -> tuple[int, set[str]]:
         succ = initialise()
-        dist.new_group([0, 1])  # a group of the worker's own stays on loopback, too
+        dist.new_group([0, 1])  # a group created by the worker also stays on loopback
         return succ, listening()
 
     # first, the values in force
@@ -210,7 +210,7 @@ def test_a_worker_may_initialise_as_a_script_does_and_listens_on_loopback_alone(
 
 
 def test_what_a_run_leaves_is_for_its_user_alone() -> None:
-    """Its directories are 0700 while the ranks run, whatever the umask allows."""
+    """Its directories are 0700 while the ranks run, whatever the umask is."""
     there = Path(tempfile.gettempdir())
 
     def modes() -> dict[str, int]:
@@ -218,7 +218,7 @@ def test_what_a_run_leaves_is_for_its_user_alone() -> None:
 
     before = os.umask(0)
     try:
-        # five: not those that were parked before
+        # five: not the ones parked before
         found = ringsim.trace(modes, world_size=5).results[0]
     finally:
         os.umask(before)
@@ -251,7 +251,7 @@ def test_a_decorator_runs_on_ranks() -> None:
         ringsim.traced(logged)
 
 
-# -- one error for every way in which a run can end badly
+# -- one error for every failure of a run
 
 
 def test_the_first_failure_is_reported_with_the_users_line() -> None:
@@ -278,7 +278,7 @@ def test_the_first_failure_is_reported_with_the_users_line() -> None:
 
 
 def wait_for(rank: int, then: Callable[[], object]) -> None:
-    """Every rank but one waits for a message from that one, which does something else."""
+    """All ranks but one wait for a message from that one, which does something else."""
     if dist.get_rank() != rank:
         dist.recv(torch.zeros(4), rank)
     else:
@@ -292,14 +292,13 @@ CALL = r"dist\.recv\(torch\.zeros\(4\), rank\)"
 @pytest.mark.parametrize(
     ("error", "words", "worker", "size", "options"),
     [
-        (RankFailed, "result of the worker must be picklable, got a lock", threading.Lock, 1, {}),
+        (RankFailed, "cannot pickle the result of the worker, a lock", threading.Lock, 1, {}),
         (Deadlock, None, lambda: dist.recv(torch.zeros(4), 1 - dist.get_rank()), 2, {}),
         (RankFailed, "rank 1 of 3 raised SystemExit: 3", wait_for, 3,
          {"args": (1, lambda: sys.exit(3))}),
-        # Some other rank might still send: only the limit of an operation, and that of the run,
-        # know better.
+        # Another rank might still send: only the limits of an operation and of the run end this.
         (RankFailed, CALL, wait_for, 2, {"args": SLEEPS, "timeout_s": 1}),
-        (RunTimeout, r"limit_s=0.5 s, got no result from ranks \[0, 1\] of 2", time.sleep, 2,
+        (RunTimeout, r"limit_s=0.5 s: no result from ranks \[0, 1\] of 2", time.sleep, 2,
          {"args": (100,), "limit_s": 0.5}),
     ],
 )  # fmt: skip
@@ -384,8 +383,8 @@ def test_a_terminals_interrupt_ends_all_ranks_and_reaches_the_caller_alone(tmp_p
     assert until(lambda: all(gone(int(pid)) for _, pid in names), 5)
 
 
-# -- ranks with processes of their own, which keep a dead rank's channel and connections open unless
-# they end with it
+# -- ranks with child processes, which keep a dead rank's channel and connections open unless they
+# end with it
 
 
 LONG_S = 50.0  # what a child would take
@@ -443,9 +442,9 @@ def test_end_of_a_rank_is_seen_though_its_child_lives(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A killed rank was found out when its child ended.
+    """The death of a rank used to be found only when its child ended.
 
-    Others that had one went on ``EXIT_S`` later: here long enough to tell.
+    Other ranks with a child continued ``EXIT_S`` later, which is long enough here to notice.
     """
     monkeypatch.setattr("ringsim.launch.ranks.EXIT_S", 50.0)
 
@@ -461,7 +460,7 @@ def test_end_of_a_rank_is_seen_though_its_child_lives(
     assert (found.kind, 1 in found.findings[0].ranks) == (kind, True), str(found)
     assert "ok" not in error.trace.to_pandas().query("rank == 0").status.tolist()
     first_ns, last_ns = error.trace.metadata["given_up_ns"], error.trace.metadata["end_ns"]
-    assert last_ns - first_ns < 50e9  # for a channel that stays open it is waited that long
+    assert last_ns - first_ns < 50e9  # the wait for a channel that stays open
 
 
 def test_a_child_ends_with_its_rank_unless_it_leads_a_session() -> None:
@@ -474,7 +473,7 @@ def test_a_child_ends_with_its_rank_unless_it_leads_a_session() -> None:
     assert until(lambda: gone(service))
 
 
-# -- whoever dies first, and how often one launches
+# -- early deaths, and repeated launches
 
 
 SCRIPT = """
@@ -497,10 +496,7 @@ SCRIPT = """
 def test_a_script_needs_no_guard_and_no_rank_and_no_child_of_one_outlives_it(
     tmp_path: Path,
 ) -> None:
-    """Neither a script, whatever its name, nor what follows ``python -c``.
-
-    However Python was started, and whatever signal ends it.
-    """
+    """No process remains of a script or of ``python -c``, whatever signal ends it."""
     scripts = {"script.py", os.fsdecode(b"\xe9.py")}
     for name in scripts:
         (tmp_path / name).write_text(textwrap.dedent(SCRIPT))
@@ -530,7 +526,7 @@ def test_a_script_needs_no_guard_and_no_rank_and_no_child_of_one_outlives_it(
             assert lines[:2] == ["once\n", "[0, 1] True\n"]
             pids += [int(pid) for line in lines[2:] for pid in line.split()[2:]]
             process.send_signal(number)
-        until(lambda: all(map(gone, pids)))  # four servers end their ranks side by side
+        until(lambda: all(map(gone, pids)))  # four servers end their ranks at the same time
         left = [pid for pid in pids if not gone(pid)]
         assert [Path(f"/proc/{pid}/cmdline").read_text() for pid in left] == []
         assert until(lambda: {path.name for path in tmp_path.iterdir()} == scripts), (
@@ -574,14 +570,14 @@ def test_many_runs_leak_nothing() -> None:
         ringsim.trace(pass_round, world_size=2)
     fds_after, threads_after, kib_after = resources()
     assert (fds_after, threads_after) == (fds, threads)
-    assert kib_after - kib < 12 * 100  # a run's trace takes some 10 KiB, a record that is kept 100
+    assert kib_after - kib < 12 * 100  # a run's trace takes about 10 KiB, a kept record 100
 
 
 def test_works_without_a_fork_server(monkeypatch: pytest.MonkeyPatch) -> None:
     def worker() -> float:
         result = pass_round(step=3.0)
         if ringsim.current_ring().rank == 1:
-            time.sleep(0.3)  # so that the other's result is there
+            time.sleep(0.3)  # so that the other's result exists
             kill()
         return result
 
@@ -595,7 +591,7 @@ def test_ranks_that_never_come_up_are_told(monkeypatch: pytest.MonkeyPatch) -> N
     for module in ("ranks", "run", "supervisor"):
         monkeypatch.setattr(f"ringsim.launch.{module}.START_S", 0.2)  # loading torch takes longer
     monkeypatch.setenv("OMP_NUM_THREADS", "2")  # needs another fork server
-    words = r"ranks must come up within 0\.2 s, got 0 of 2 by then\. Call again"
+    words = r"only 0 of 2 ranks started within 0\.2 s\. Try again"
     fails(RingError, words, pass_round, world_size=2)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     fails(RingError, words, pass_round, world_size=2, limit_s=60)

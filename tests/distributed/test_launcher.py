@@ -1,6 +1,6 @@
 """The fork server and parked ranks.
 
-Which calls take them, what ends them, and who can reach them.
+The tests cover the calls that take them, their ends, and access from other processes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
 
 def succ() -> int:
-    """Uses the ring: what the next rank says is its number."""
+    """Uses the ring: receives the next rank's number."""
     ring = ringsim.current_ring()
     dist.all_reduce(torch.ones(1))
     return ring.succ
@@ -52,9 +52,9 @@ def park(park_s: float) -> tuple[ForkedRanks, list[int]]:
 
 @contextlib.contextmanager
 def going_on(there: Path) -> Iterator[tuple[Future[ringsim.Trace], list[int]]]:
-    """Keeps a run of another thread going for the length of a block.
+    """Keeps a run of another thread alive during a block.
 
-    Gives its future, and the processes of its ranks.
+    Yields its future, and the processes of its ranks.
     """
 
     def worker() -> int:
@@ -86,7 +86,7 @@ def test_values_read_at_the_start_take_another_server_and_no_rank_outlives_its_s
     with going_on(tmp_path / "other") as (other, _):
         monkeypatch.setenv("OMP_NUM_THREADS", "1")
         assert ringsim.trace(torch.get_num_threads, world_size=1).results == [1]
-    assert other.result().results == [0, 1]  # of the server before
+    assert other.result().results == [0, 1]  # of the previous server
     with pytest.raises(RingError):  # not a hang
         ringsim.trace(worker, world_size=2)
     monkeypatch.delenv("OMP_NUM_THREADS")
@@ -104,7 +104,7 @@ def test_parked_ranks_end_when_nobody_comes() -> None:
 
 
 def test_a_call_just_when_parked_ranks_end_has_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In 0.2.0 the launcher looked for traces of their end, which came after it.
+    """In 0.2.0, the launcher looked too early for signs of their end.
 
     About half of such calls failed.
     """
@@ -116,9 +116,9 @@ def test_a_call_just_when_parked_ranks_end_has_ranks(monkeypatch: pytest.MonkeyP
 
 
 def knock(port: int) -> str:
-    """Connects to a port of loopback, and says what came of it."""
+    """Connects to a port of loopback, and returns the outcome."""
     try:
-        # not create_connection, which imports what another user may not read
+        # not create_connection, which imports files that another user may not read
         with socket.socket() as connection:
             connection.settimeout(0.2)
             connection.connect(("127.0.0.1", port))
@@ -129,7 +129,7 @@ def knock(port: int) -> str:
 
 
 def knock_as_another_user(ports: list[int]) -> set[str]:
-    """Connects to ports of loopback, as nobody if this is root, and says what came of each."""
+    """Connects to ports of loopback, as an unprivileged user, and returns each outcome."""
     read, write = os.pipe()
     if (pid := os.fork()) == 0:
         try:
@@ -170,7 +170,7 @@ def test_ranks_do_without_a_fork_server_that_is_stopped_and_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ranks, "ANSWER_S", 0.5)
-    monkeypatch.setattr(ranks, "EXIT_S", 0.2)  # nobody says that its ranks have ended
+    monkeypatch.setattr(ranks, "EXIT_S", 0.2)  # no message reports that its ranks have ended
     monkeypatch.setattr(supervisor, "_LOST_S", 0.2)
     with going_on(tmp_path / "dying") as (dying, pids), going_on(tmp_path / "other") as (other, _):
         stopped = get_launcher()._server
@@ -187,7 +187,7 @@ def test_a_fork_server_obeys_to_the_last_word(tmp_path: Path) -> None:
     server = call()
     directory = tmp_path / "ringsim-of-a-run"
     directory.mkdir()
-    # and the answer is not read: the server's next look at the socket is an error
+    # the answer is not read, so the server's next look at the socket is an error
     server._put("answer", "")
     assert select.select([server._control], [], [], 5.0)[0]
     os.kill(server._process.pid, signal.SIGSTOP)

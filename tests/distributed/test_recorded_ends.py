@@ -1,6 +1,6 @@
 """The ends of ranks in a block of ``with ringsim.trace(path)``.
 
-The tests check the file if a rank raises, exits, dies or returns too early.
+The file shows a rank that raises, exits, dies or finishes too early.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ringsim.errors import PeerExited
 
 RAISED = r"raised ValueError: no such layer \(.*test_recorded_ends.py, line "
 DIED = r"\n  rank 1 died within the recorded block, by a signal or os._exit\(\)"
-CASES = [  # which rank leaves, how, when, and the kind and the words of the finding
+CASES = [  # the rank that leaves, how and when, and the kind and words of the finding
     (1, "raises", "while they wait", "rank_failed", f"rank 1 {RAISED}"),
     (1, "raises", "before they wait", "rank_failed", f"rank 1 {RAISED}"),
     (1, "exits", "while they wait", "peer_exited", r"\n  rank 1 left with sys.exit\(0\)"),
@@ -36,16 +36,16 @@ CASES = [  # which rank leaves, how, when, and the kind and the words of the fin
 
 
 def wait_longer() -> None:
-    """Makes rank 0 wait for the ends of all blocks."""
+    """Makes rank 0, if this is it, wait for the ends of all blocks."""
     pytest.MonkeyPatch().setattr("ringsim.launch.merging.WAIT_AFTER_ERROR_S", 60.0)
 
 
 def ends_early(directory: str, rank: int, who: int, how: str, when: str) -> list[str]:
     """Rank ``who`` leaves before it sends the message that all others wait for.
 
-    Returns the texts of their errors besides torch's.
+    Returns the notes of their errors.
     """
-    if who:  # then the others end by themselves: rank 0 waits for each that is alive
+    if who:  # then the others end by themselves: rank 0 waits for each living rank
         wait_longer()
     path, store = join(directory, rank, 3), dist.distributed_c10d._get_default_store()
     try:
@@ -68,7 +68,7 @@ def ends_early(directory: str, rank: int, who: int, how: str, when: str) -> list
     except (RuntimeError, ValueError, SystemExit) as error:
         if rank == who:
             os._exit(1)
-        if isinstance(error, PeerExited):  # the watcher saw it before torch raised its error
+        if isinstance(error, PeerExited):  # the watcher saw it before torch's error was raised
             return [str(error)]
         return getattr(error, "__notes__", [])
     os._exit(0)
@@ -78,9 +78,9 @@ def ends_early(directory: str, rank: int, who: int, how: str, when: str) -> list
 def ended(
     server: RankServer, tmp_path_factory: pytest.TempPathFactory
 ) -> list[tuple[Path, list[Ended]]]:
-    """Runs three cases at the same time with three ranks each, which have a second to answer.
+    """Three cases at a time, with three ranks each, which have a second to answer.
 
-    Returns the file of each case, and the ends of its ranks.
+    Returns the directory of each case, and the ends of its ranks.
     """
     places = [tmp_path_factory.mktemp("case") for _ in CASES]
     asked = [
@@ -98,14 +98,16 @@ def ended(
 def test_the_file_says_who_ended_and_why(
     ended: list[tuple[Path, list[Ended]]], number: int
 ) -> None:
-    """0.1.0 found nothing wrong, or reported a busy rank."""
+    """0.1.0 found nothing wrong, or a busy rank."""
     (who, how, _, kind, words), (directory, ranks) = CASES[number], ended[number]
     trace = ringsim.load(directory / "run.ringtrace")
     (finding,) = trace.explain().findings
     if how == "dies":
         assert not trace.metadata["complete"]
         assert any("ranks [1] had not left" in note for note in trace.metadata["notes"])
-        assert (directory / "run.ringtrace.parts" / "rank-1.events").exists()  # the evidence stays
+        assert (
+            directory / "run.ringtrace.parts" / "rank-1.events"
+        ).exists()  # the evidence remains
     assert (finding.kind, who in finding.ranks) == (kind, True)
     assert re.search(words, finding.message)
     assert len(finding.consequences) == 2 or kind != "rank_failed"
@@ -123,7 +125,7 @@ def says_who_raised(path: str | Path) -> bool:
 
 
 def ended_at_work(directory: str, rank: int) -> None:
-    """Rank 1 raises; rank 0 is computing when it is ended because of it, as by a launcher."""
+    """Rank 1 raises; rank 0 computes when a launcher ends it for that."""
     path, store = join(directory, rank, 2), dist.distributed_c10d._get_default_store()
     try:
         with ringsim.trace(path):
@@ -169,7 +171,7 @@ def test_who_left_in_peace_is_not_accused(server: RankServer, tmp_path: Path) ->
 def is_hurried(directory: str, rank: int) -> list[bool]:
     """Rank 0 gets a signal to end while it waits for rank 1, which does not leave.
 
-    Returns whether the file existed each time the program noticed the signal.
+    Returns whether the file existed when the program noticed the signal.
     """
     path, store = join(directory, rank, 2), dist.distributed_c10d._get_default_store()
     heard: list[bool] = []
@@ -188,7 +190,7 @@ def is_hurried(directory: str, rank: int) -> list[bool]:
 
 
 def test_a_sigterm_is_put_off_until_the_file_is_written(server: RankServer, tmp_path: Path) -> None:
-    """A launcher such as torchrun sends it to the other ranks as soon as one has failed."""
+    """When one rank has failed, a launcher such as torchrun sends the signal to the others."""
     ranks = server.run(is_hurried, [(str(tmp_path), rank) for rank in range(2)])
     assert results(ranks) == [[True], []]
     notes = ringsim.load(tmp_path / "run.ringtrace").metadata["notes"]

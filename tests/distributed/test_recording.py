@@ -22,7 +22,7 @@ import ringsim
 from ringsim import Trace
 
 pytestmark = pytest.mark.timeout(900)  # dozens of programs in one test
-PATIENCE = timedelta(seconds=40)  # far more than any correct run needs, even on two busy cores
+PATIENCE = timedelta(seconds=40)  # no working program comes close, even on two loaded cores
 
 
 def join(directory: str, rank: int, size: int) -> str:
@@ -42,7 +42,7 @@ def run(
 ) -> tuple[Trace, list[Any]]:
     """Runs ``function(directory, rank)`` on all ranks.
 
-    Returns the saved trace and the results of the ranks.
+    Returns the saved trace, and the result of each rank.
     """
     returned = results(server.run(function, [(str(directory), rank) for rank in range(size)]))
     return ringsim.load(directory / "run.ringtrace"), returned
@@ -59,7 +59,7 @@ def handles(directory: str, rank: int) -> list[float]:
             # would wait until the group's timeout, and break the connection
             assert work.wait() is True
             assert work.wait(timeout=PATIENCE) is True
-            # no handle is kept, so the message would be lost
+            # the handle is dropped: the message would be lost
             dist.isend(torch.full((4,), 5.0), 1, tag=1)
         else:
             work = dist.irecv(came, 0)
@@ -97,7 +97,7 @@ def failures(directory: str, rank: int) -> list[str]:
             late = dist.irecv(torch.zeros(4), 1)
             for go_wrong in (
                 lambda: late.wait(timedelta(milliseconds=50)),
-                # it did not arrive, and waiting again does not change that
+                # it did not arrive, and a second wait does not change that
                 lambda: late.wait(timedelta(milliseconds=50)),
                 lambda: dist.isend(torch.zeros(4, 4).t()[1:], 1),
             ):
@@ -119,14 +119,14 @@ def test_what_fails_is_recorded_and_raised_as_it_was(server: RankServer, tmp_pat
     assert len(returned[0]) == 3
     assert "contiguous" in returned[0][2]
     failed = trace.to_pandas().query("rank == 0")
-    # the mark names the mistake
+    # the mark has the reason
     assert [*failed["op"]] == ["barrier", "irecv", "isend", "mark"]
     assert [*failed["status"]] == ["ok", "error", "error", "ok"]
     assert (failed["done_ns"] > 0).all()
 
 
 def given_up(how: str) -> None:
-    """Rank 0 comes late to a collective, for which rank 1 has waited twice with a limit."""
+    """Rank 0 is late for a collective, for which rank 1 has waited with a limit, twice."""
     store = dist.distributed_c10d._get_default_store()
     if dist.get_rank() == 0:
         store.wait(["given up"], PATIENCE)
@@ -149,7 +149,7 @@ def given_up(how: str) -> None:
 
 @pytest.mark.parametrize("how", ["wait(limit)", "wait()", "is_completed()", "nothing"])
 def test_a_limit_does_not_end_a_collective(how: str) -> None:
-    """0.2.0 recorded a failure at the first limit."""
+    """0.2.0 recorded that it had failed at the first limit."""
     mine = ringsim.trace(given_up, world_size=2, args=(how,)).to_pandas().query("rank == 1")
     (collective,) = mine[mine["op"] == "all_reduce"].itertuples()
     if how == "nothing":
@@ -172,7 +172,7 @@ DTYPES = ("float32", "int64", "bfloat16", "bool", "complex64", "uint8")
 class Step(NamedTuple):
     """One message.
 
-    Both sides reach it at the same point of the program, so a program of steps cannot deadlock.
+    Both sides have it at the same place of the program, so a program of steps cannot deadlock.
     """
 
     src: int
@@ -202,9 +202,9 @@ def programs(draw: st.DrawFn) -> list[Step]:
 
 
 def play(steps: list[Step], rank: int) -> list[Any]:
-    """Runs a program; each message depends on all data received before.
+    """Runs a program in which each message depends on all earlier received ones.
 
-    Returns all received data.
+    Returns all received messages.
     """
     handles: list[Any] = []
     received: list[torch.Tensor] = []
@@ -268,7 +268,7 @@ def with_and_without(
 def test_recording_changes_nothing_and_misses_nothing(
     server: RankServer, several: list[list[Step]]
 ) -> None:
-    """It runs eight programs per launch."""
+    """Eight programs per launch."""
     with tempfile.TemporaryDirectory() as directory:
         for found in results(
             server.run(with_and_without, [(directory, rank, several) for rank in range(SIZE)])

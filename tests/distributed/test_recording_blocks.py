@@ -1,7 +1,6 @@
 """``with ringsim.trace(path)`` on real ranks.
 
-The blocks are nested, repeated, ended by an exception, on one rank only, inside a run, or have
-different paths.
+Nested, repeated, ended by an exception, with different paths, on one rank, and inside a run.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ def ops(trace: ringsim.Trace) -> list[str]:
 def blocks(directory: str, rank: int) -> list[Any]:
     """Runs all blocks of one job.
 
-    Returns the operations in each block, as seen by rank 0, and the errors.
+    Returns the operations in each, from rank 0, and the errors.
     """
     path = join(directory, rank, 2)
     tensor = torch.zeros(2)
@@ -53,7 +52,7 @@ def blocks(directory: str, rank: int) -> list[Any]:
             found.append(ops(recording.trace))
         else:
             with pytest.raises(
-                RingError, match=r"must be asked for on rank 0 after the block.*rank 1 of 2"
+                RingError, match=r"is available only on rank 0 after the block.*rank 1 of 2"
             ):
                 _ = recording.trace
     try:
@@ -87,14 +86,14 @@ def test_blocks_nest_repeat_raise_and_must_agree(tmp_path: Path) -> None:
     assert (nothing, silent) == ([], ["'mine'"])
     assert raised[0] == "'mine'"
     assert "path of a recording must be the same on every rank" in raised[1]
-    # if paths differ, the parts stay
+    # if paths differ, the parts remain
     left = sorted(path.name for path in tmp_path.iterdir() if not path.name.startswith("run-"))
     assert left == ["alone", "inner.ringtrace", "raising.ringtrace", "run.ringtrace", "store"]
     assert (counts, single.world_size, single.metadata["source"]) == ([2], 1, "measured")
 
 
 def test_recording_needs_a_process_group(tmp_path: Path) -> None:
-    words = r"must be in a process group .* Call ringsim.initialize_distributed\(\)"
+    words = r"without a process group\. First call ringsim.initialize_distributed\(\)"
     with pytest.raises(RingError, match=words), ringsim.trace(tmp_path / "x"):
         pass
     assert list(tmp_path.iterdir()) == []

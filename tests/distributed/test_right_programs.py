@@ -1,6 +1,6 @@
-"""Right programs, as users write them, unchanged.
+"""Correct programs, as users write them, unchanged.
 
-Each is recorded whole, with its exact number of calls, and nobody is accused.
+Each is recorded completely, with its exact number of calls and without a finding.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ for module in (right_messages, right_modules):
     cloudpickle.register_pickle_by_value(module)
 PROGRAMS = right_messages.PROGRAMS
 CALLS = ("send", "recv", "collective")
-# findings that accuse nobody: the run finished, but might be faster
+# findings that are not faults: the run finished, but might be faster
 SLOW = {"link", "slow_link", "late_sender", "late_receiver", "straggler"}
 
 

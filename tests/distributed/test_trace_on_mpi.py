@@ -163,7 +163,7 @@ def test_a_rank_that_raises(mpi: None) -> None:
     assert error.rank == 1
     line = look_up.__code__.co_firstlineno + 2
     assert f'{__file__}", line {line}, in look_up' in str(error)
-    assert "were stopped because of it: rank 0" in str(error)
+    assert "were stopped as a result: rank 0" in str(error)
     assert error.trace.to_pandas()["op"].tolist() == ["barrier"]
 
 
@@ -176,7 +176,7 @@ def test_a_rank_that_is_killed(mpi: None) -> None:
         dist.barrier()
 
     error = fails(errors.RankFailed, "rank 1 of 2 failed: its process is gone", be_killed)
-    assert "were stopped because of it: rank 0" in str(error)
+    assert "were stopped as a result: rank 0" in str(error)
 
 
 def test_a_deadlock_is_found_and_can_be_caught(mpi: None) -> None:
@@ -205,9 +205,9 @@ def test_a_limit_ends_a_run_that_hangs(mpi: None) -> None:
 
     for limit_s in (1, 16, 128):  # on a busy machine the ranks may take longer to connect
         error = fails(
-            errors.RunTimeout, f"must end within limit_s={limit_s} s", hang, limit_s=limit_s
+            errors.RunTimeout, f"did not end within limit_s={limit_s} s", hang, limit_s=limit_s
         )
-        if "still being started" not in str(error):
+        if "still starting" not in str(error):
             break
     assert "rank 0 waits for" in str(error)
     assert error.trace.to_pandas()["status"].tolist() == ["in_flight"]
@@ -239,7 +239,7 @@ def test_an_interrupt_gives_the_trace_so_far(mpi: None, tmp_path: Path) -> None:
     [
         ({"backend": "pigeon"}, "backend must be \"mpi\" or None, got 'pigeon'"),
         ({"comm_device": "gpu"}, 'comm_device must be "cpu" with backend="mpi"'),
-        ({"inject": [ringsim.Degrade(0, 1, 2.0)]}, "inject must hold no Degrade"),
+        ({"inject": [ringsim.Degrade(0, 1, 2.0)]}, "inject must not contain Degrade"),
         ({"check": "full"}, 'check must be "basic" or "off" with backend="mpi"'),
     ],
 )
@@ -252,5 +252,5 @@ def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    words = r"got no mpirun and no mpi4py\. Install both: pip install 'ringsim\[mpi\]'"
+    words = r"requires mpirun and mpi4py, not found here\. Run pip install 'ringsim\[mpi\]'"
     fails(errors.RingError, words, print)

@@ -1,6 +1,6 @@
 """Programs that create their own world.
 
-They do so in a rank that already has one, or with processes that they start.
+They do so in a rank that already has one, or in processes that they start.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ WRONG = {"world_size": 3, "rank": 7, "backend": "cpu:gloo,cuda:nccl"}
 
 
 def make_worlds(library: Any) -> list[Any]:
-    """Requests worlds that differ, then the existing one twice, and a new one after its end."""
+    """Requests different worlds, then the existing one, twice.
+
+    After that one is gone, it requests another.
+    """
     said: list[Any] = []
     for wrong in [{name: value} for name, value in WRONG.items()] + [
         {"backend": "cpu:gloo", "timeout": timedelta(seconds=7)},
@@ -87,7 +90,7 @@ def two_worlds() -> None:
 
 
 def test_messages_of_two_worlds_never_meet(tmp_path: Path) -> None:
-    """In 0.2.0, all pairs of the second world were shifted by one, and no sides were compared."""
+    """0.2.0 shifted all pairs of the second world by one, and compared none there."""
     trace = ringsim.trace(two_worlds, world_size=2)
     trace.save(tmp_path / "two.ringtrace")
     for each in (trace, ringsim.load(tmp_path / "two.ringtrace")):
@@ -102,7 +105,7 @@ def test_messages_of_two_worlds_never_meet(tmp_path: Path) -> None:
 
 
 def meet_anywhere(directory: Path, *ports: int) -> list[float]:
-    """Meets the other rank through a file, at a place created by ringsim, and at its own ports."""
+    """Meets the other rank in a file, in ringsim's directory, and at the program's ports."""
     numbers = torch.ones(1)
     places = {"rank": int(os.environ["RANK"]), "world_size": 2}
     for url in (
@@ -154,7 +157,7 @@ if __name__ == "__main__":
 def script(tmp_path: Path) -> Path:
     """Follows the pattern of torch's tutorials.
 
-    The script starts its ranks, which meet at their own port.
+    A script starts its ranks, which meet at their own port.
     """
     path = tmp_path / "tutorial.py"
     path.write_text(SCRIPT)
@@ -181,7 +184,7 @@ def test_a_script_that_starts_its_ranks_is_told_to_leave_n_out(
         == 2
     )
     said = capsys.readouterr()
-    assert "ranks must be started by ringsim or by the program, got both" in said.err
+    assert "ranks must be started by ringsim or by the program, not by both" in said.err
     assert "all joined" not in said.out
 
 
