@@ -481,7 +481,7 @@ def test_a_run_without_steps_is_one_step() -> None:
     slow = compare(one_message(1, 5.0), one_message(1, 6.0, posts_until=4)).to_pandas()
     assert slow.set_index(["rank", "operation"]).second_s.to_dict() == pytest.approx(
         {(0, "isend"): 0.002, (0, "(program)"): 0.003, (1, "irecv"): 0.004, (1, "(program)"): 0}
-    ), "what posting takes is the program's"
+    ), "the time of posting belongs to the program"
 
 
 def test_runs_with_nothing_in_common_are_refused_and_others_say_what_they_lack() -> None:
@@ -493,12 +493,12 @@ def test_runs_with_nothing_in_common_are_refused_and_others_say_what_they_lack()
             compare(real, virtual)
     longer = compare(step(steps=2), step(steps=1))
     assert (longer.steps.count, longer.unpaired) == (1, (0, 0)), (
-        "steps that only one has are left out"
+        "extra steps of one run are left out"
     )
     assert compare(step(), one_message(1, 3, 3)).unpaired[0] > 0
     wide, narrow = make_schedule("1f1b", 4, 4), make_schedule("gpipe", 2, 4)
     wider = compare(trace_of(evaluate(wide)), trace_of(evaluate(narrow)))
-    assert wider.unpaired == (4 * 4, 0), "the computations of the stages that only one has"
+    assert wider.unpaired == (4 * 4, 0), "the computations of the stages that only one run has"
 
 
 def slowed(schedule: str = "1f1b", *, stage: int = 1, since: int = 3, by_ms: float = 2.0) -> Trace:

@@ -459,7 +459,7 @@ def test_an_all_to_all_moves_the_pieces_that_there_are() -> None:
 def test_a_ring_of_many_ranks_costs_a_flow_for_each(topology: Topology) -> None:
     trace = simulate(call, world_size=1000, args=("all_reduce",), topology=topology, record=False)
     assert trace.makespan_s == pytest.approx(expected_s("all_reduce", 1000)), (
-        "known without events, too"
+        "also known without events"
     )
 
 

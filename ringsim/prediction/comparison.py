@@ -204,8 +204,8 @@ class Comparison:
     def where_it_began(self) -> str:
         """Returns a sentence that names the step and operation where the runs began to differ.
 
-        Empty if no operation itself took longer although the run did. Chooses the operations of the
-        stage that changed most in the direction of the whole run; waiting does not count.
+        Empty if the run became longer but no operation did, apart from waiting. Otherwise names the
+        operations of the stage that changed most in the direction of the whole run.
         """
         table = self.differences
         grown_s = float(np.sum(self.virtual_steps_s - self.real_steps_s))

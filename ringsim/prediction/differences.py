@@ -5,6 +5,7 @@ for other ranks. The time of a step on a rank is shared out: each moment belongs
 span or blocked operation at that moment, otherwise to the program. A wait for a late rank is
 counted separately, so that a delay is charged to the rank that caused it, not to the ranks that it
 reached::
+
     rank 0   [forward .......... 2 ms longer ]         itself +2 ms
     rank 1   recv ====================== | forward     waited +2 ms
 """

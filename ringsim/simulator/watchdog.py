@@ -1,4 +1,4 @@
-"""Detects a simulated rank that waits for another rank in C++, where it cannot give way.
+"""Detects a simulated rank that waits inside C++ for another rank and so cannot give way.
 
 Such a wait would silently stop the clock and all ranks forever. So a thread watches the rank that
 has the baton. The process reports the rank and ends if the rank's thread has slept for some seconds

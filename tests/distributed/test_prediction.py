@@ -54,7 +54,7 @@ def test_prediction_of_more_ranks_is_compared_operation_by_operation() -> None:
     assert comparison.steps.count == 3
     assert comparison.nominal_s is not None
     assert comparison.no_communication_s is not None
-    # Whatever a prediction leaves out can only make it shorter.
+    # The costs that a prediction leaves out can only make it shorter.
     assert comparison.nominal_s < comparison.no_communication_s < comparison.virtual_steps_s.min()
     assert comparison.nominal_s < comparison.real_steps_s.min()
     assert np.isfinite(comparison.lag_s).all()
