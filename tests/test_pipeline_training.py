@@ -216,7 +216,7 @@ def test_models_train_as_in_one_process() -> None:
         assert {name for _, held in by_rank for name in held} == set(due)
 
 
-# -- what training loops do with a step
+# -- steps in training loops
 
 
 def compare_to(reference: nn.Module, model: nn.Module) -> float:
@@ -541,7 +541,7 @@ def test_tied_weights_frozen_without_data_and_in_a_step_that_fails() -> None:
         assert math.isnan(loss)
     with pytest.raises(RingError, match="rank 1 of 2 raised ValueError: no loss today") as caught:
         simulate(partial(train, fails=True), 2)
-    assert "waited in vain" not in str(caught.value), "it shares nothing on its way out"
+    assert "waited in vain" not in str(caught.value), "a failing rank shares nothing"
 
 
 def drop(ways: list[tuple[str, bool, int | None]]) -> list[tuple[float, dict[str, Tensor]]]:

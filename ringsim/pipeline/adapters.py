@@ -215,7 +215,7 @@ class Adapter(ABC):
 class SequentialAdapter(Adapter):
     """An ``nn.Sequential``.
 
-    Its first child takes the input, token ids or anything else; its last child makes the output.
+    The first child takes the input, token ids or another tensor; the last child makes the output.
 
     Example:
         >>> SequentialAdapter().layers(nn.Sequential(nn.Linear(2, 3), nn.ReLU()))[1]
