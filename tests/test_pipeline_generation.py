@@ -241,7 +241,7 @@ def test_a_ring_that_never_ends_is_refused_with_the_nearest_that_does(
         plan.check_can_finish(stages, turns, num_tokens=2, async_comm=async_comm)
     assert rule in str(refused.value)
     assert str(refused.value).endswith(remedy)
-    # a single token never goes round
+    # with a single token, no token goes round
     plan.check_can_finish(stages, turns, num_tokens=1, async_comm=async_comm)
 
 
@@ -285,7 +285,7 @@ def test_the_ring_takes_as_long_as_its_plan_and_sends_as_much(
     trace = simulate(generate_all, size, [settings], num_tokens, compute=ByToken(7e-3, 3e-3))
     due = plan.time_generation(size, turns, rounds, num_tokens, 7, 3, async_comm=async_comm)
     table = trace.to_pandas()
-    assert not (table["kind"] == "collective").any(), "nobody waits for all"
+    assert not (table["kind"] == "collective").any(), "no rank waits for all others"
     spans = table[table["kind"] == "span"]
     took_ns = spans["done_ns"].max() - spans["post_ns"].min()
     assert took_ns == 1e6 * makespan(due)

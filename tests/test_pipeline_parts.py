@@ -74,7 +74,7 @@ def test_what_ranks_share_is_in_the_order_of_their_places() -> None:
 
 
 def test_a_real_rank_is_charged_nothing_and_counts_nothing() -> None:
-    charge("F", 0, 0, count=lambda: pytest.fail("nobody asked"))
+    charge("F", 0, 0, count=lambda: pytest.fail("the count is not needed"))
 
 
 def generation(jobs: str) -> ringsim.Trace:
@@ -115,6 +115,6 @@ def test_the_picture_of_inner_iterations_shows_the_forms_and_the_points() -> Non
     stuck = [(turns, 0) for turns in range(1, 9) if not can_finish(4, turns)] + [(8, 0)]
     assert sorted(drawn) == sorted([*stuck, (4, 0.9), (2, 0.45)])
     words = " ".join(text.get_text() for text in ax.texts)
-    assert "synchronous from 5, asynchronous from 8 on" in words
+    assert "synchronous from 5, asynchronous from 8" in words
     own = mpl.figure.Figure().add_subplot()
     assert plot_inner_iterations(3, ax=own) is own

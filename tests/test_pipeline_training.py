@@ -216,7 +216,7 @@ def test_models_train_as_in_one_process() -> None:
         assert {name for _, held in by_rank for name in held} == set(due)
 
 
-# -- what training loops do with a step
+# -- steps in training loops
 
 
 def compare_to(reference: nn.Module, model: nn.Module) -> float:
@@ -465,7 +465,7 @@ def test_a_trained_parameter_that_no_stage_has_is_refused() -> None:
     model, data, options = Lone(), make_microbatches(Case()), {"adapter": LoneAdapter(forgets=True)}
     step = partial(train_step_pipeline, model, *data, **options)
     for call in (step, partial(pipeline_state_dict, model, **options)):
-        assert "got 'positions' of Lone, which no stage has. Return it" in catch(call)
+        assert "no stage has the trained parameter 'positions' of Lone. Return" in catch(call)
     model.positions.requires_grad_(False)
     assert min(step(), eval_step_pipeline(model, *data, **options)) > 0
 

@@ -122,7 +122,7 @@ def test_everybody_can_tell_the_looks_apart(draw: Callable[[], Axes], looks: int
 def test_neighbours_in_the_ring_differ_also_without_colour() -> None:
     ax = pipeline(5).plot_ring()
     colours = {to_hex(one.get_facecolor()) for one in drawn(ax.patches, "forward-").values()}
-    assert len(colours) == 4, "three by turns, and the edge that closes the ring"
+    assert len(colours) == 4, "three alternating colours, and one for the edge that closes the ring"
     assert min(distance(one, other) for one, other in combinations(colours, 2)) > 15
     textures = {line.get_linestyle() for line in ax.lines}
     assert len(textures) >= 2

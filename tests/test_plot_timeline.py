@@ -358,12 +358,12 @@ def test_stages_of_one_rank_are_told_apart() -> None:
 
 def test_messages_are_thin_bars_under_the_boxes() -> None:
     ax = plot_schedule(evaluate(make_schedule("1f1b", 2, 2), Costs(latency=1)))
-    assert "message on its way" in legend(ax)
+    assert "message in flight" in legend(ax)
     assert spans(ax, "messages-1") == spans(ax, "messages-2"), "sends, and recvs under them"
     assert len(spans(ax, "messages-1")) == 4
     heights = [boxes(ax, gid, 0)[0][2:] for gid in ("actions-F-0", "messages-1", "messages-2")]
     assert all(above[1] < below[0] for above, below in pairwise(heights))
-    assert "message on its way" not in legend(plot_schedule(make_schedule("dualpipe_v", 2, 4)))
+    assert "message in flight" not in legend(plot_schedule(make_schedule("dualpipe_v", 2, 4)))
 
 
 def test_the_last_step_is_drawn_unless_another_is_asked_for() -> None:
@@ -474,7 +474,7 @@ def test_picture_says_what_was_put_in(run: Any, said: str) -> None:
 
 def test_messages_that_take_no_time_have_no_lane_and_no_time_is_no_bubble() -> None:
     ax = simulate_schedule("1f1b", num_ranks=3, num_microbatches=4).plot()
-    assert "message on its way" not in legend(ax)
+    assert "message in flight" not in legend(ax)
     assert (ax.get_xlabel(), ax.child_axes[0].get_xlabel()) == ("", "time (units)")
     no_time = simulate_schedule("1f1b", Costs(0, 0, 0), num_ranks=2, num_microbatches=2).plot()
     assert title(no_time) == "1F1B, 2 ranks, 2 microbatches: bubble 0 %"

@@ -19,7 +19,7 @@ from typing import Any
 
 import nbformat
 from nbclient import NotebookClient
-from patients import anonymous  # type: ignore[import-not-found]  # it lies beside this file
+from patients import anonymous  # type: ignore[import-not-found]  # next to this file
 
 import ringsim
 from ringsim import magics

@@ -145,7 +145,7 @@ class Adapter(ABC):
 
         Args:
             model: the whole model.
-            token_ids: shape (batch, tokens), int64.
+            token_ids: the token ids, shape (batch, tokens), int64.
             announced: the known facts about the microbatch, for learned positions.
         """
 
@@ -170,7 +170,7 @@ class Adapter(ABC):
         Args:
             model: the whole model.
             layer: one of `layers`.
-            hidden: shape (batch, tokens, hidden).
+            hidden: the hidden states, shape (batch, tokens, hidden).
             context: from `context`.
         """
         return layer(hidden, **context)
@@ -215,7 +215,7 @@ class Adapter(ABC):
 class SequentialAdapter(Adapter):
     """An ``nn.Sequential``.
 
-    Its first child takes the input, token ids or anything else; its last child makes the output.
+    The first child takes the input, token ids or another tensor; the last child makes the output.
 
     Example:
         >>> SequentialAdapter().layers(nn.Sequential(nn.Linear(2, 3), nn.ReLU()))[1]
@@ -248,7 +248,7 @@ class _PathAdapter(Adapter):
         return _find(model, self._first)
 
     def embed(self, model: Any, token_ids: Tensor, announced: Announced) -> Tensor:
-        """Returns the embedding of the tokens."""
+        """Returns the embeddings of the tokens."""
         hidden = token_ids
         for module in _find(model, self._first):
             hidden = module(hidden)
@@ -370,7 +370,7 @@ class GemmaAdapter(LlamaAdapter):
         hidden = super().embed(model, token_ids, announced)
         if hasattr(model.model, "rotary_emb_local"):  # Gemma 3, whose embedding scales itself
             return hidden
-        # rounded, as the model does
+        # rounded, as in the model
         return hidden * torch.tensor(model.config.hidden_size**0.5, dtype=hidden.dtype)
 
     def context(self, model: Any, hidden: Tensor, announced: Announced) -> Mapping[str, Any]:
@@ -531,7 +531,7 @@ def _causal_masks(model: Any, hidden: Tensor, announced: Announced) -> dict[str,
         "past_key_values": _Seen(announced.num_seen(hidden.shape[1])),
     }
     kinds = getattr(model.config, "layer_types", None)
-    if not kinds and getattr(model.config, "sliding_window", None):  # all layers have a window
+    if not kinds and getattr(model.config, "sliding_window", None):  # every layer has a window
         return {"full_attention": create_sliding_window_causal_mask(**wanted)}
     masks = {"full_attention": create_causal_mask(**wanted)}
     if "sliding_attention" in (kinds or ()):

@@ -74,9 +74,9 @@ class Executor:
 
     Args:
         schedule: the schedule, with its sends and receives, from `lower`.
-        stages: this rank's stages, by number.
+        stages: the stages of this rank, by number.
         inputs: the microbatches, for the first stage.
-        mailbox: carries the messages.
+        mailbox: the mailbox, which carries the messages.
         device: the device of the stages.
 
     Example:
@@ -203,7 +203,7 @@ class Executor:
         """Returns the output of the previous stage, from this rank or from a message."""
         made_here = self._ready.pop(Action(stage - 1, "SEND_F", microbatch), None)
         x = made_here if made_here is not None else self._take(Action(stage, "RECV_F", microbatch))
-        assert x is not None  # only gradients can be missing
+        assert x is not None  # only a gradient can be missing
         return x
 
     def _get_gradient(self, stage: int, microbatch: int) -> Tensor | None:

@@ -163,7 +163,7 @@ class TokenChoice:
         """Returns the chosen tokens, shape (batch, 1), int64, on the device of the logits.
 
         Args:
-            logits: shape (batch, vocabulary).
+            logits: the logits, shape (batch, vocabulary).
         """
         if self._temperature == 0:
             return logits.argmax(dim=-1, keepdim=True)

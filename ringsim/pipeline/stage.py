@@ -279,7 +279,7 @@ def forward_stage(stage: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     Keep ``x`` and the result for `backward_stage`. It sends no messages.
 
     Args:
-        stage: the stage: a module, or any function of one tensor.
+        stage: a module, or any function of one tensor.
         x: the input: hidden states, shape (batch, seq, hidden), or token ids, shape (batch, seq),
             which have no gradient. It must be a leaf. If it has floating-point numbers, its
             ``requires_grad`` is set.

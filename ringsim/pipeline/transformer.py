@@ -78,7 +78,7 @@ class CausalAttention(nn.Module):
         Its shape is (batch, tokens, hidden).
 
         Args:
-            hidden: shape (batch, tokens, hidden).
+            hidden: the hidden states, shape (batch, tokens, hidden).
             mask: True if a token may attend to another, shape (batch, 1, tokens, tokens so far);
                 None allows all earlier tokens.
             cache: the keys and values of earlier calls, to which the new ones are added.
@@ -181,7 +181,7 @@ class SmallTransformer(nn.Module):
         """Returns the input of the first block, shape (batch, tokens, hidden).
 
         Args:
-            token_ids: shape (batch, tokens), int64.
+            token_ids: the token ids, shape (batch, tokens), int64.
             position_ids: the position of each token in its sequence, shape (batch or 1, tokens).
         """
         return self.dropout(self.embedding(token_ids) + self.positions(position_ids))
@@ -197,7 +197,7 @@ class SmallTransformer(nn.Module):
         """Returns the logits of each next token, shape (batch, tokens, vocabulary).
 
         Args:
-            token_ids: shape (batch, tokens), int64.
+            token_ids: the token ids, shape (batch, tokens), int64.
             attention_mask: 1 for a token, 0 for padding, shape (batch, tokens); None means no
                 padding.
         """

@@ -147,7 +147,7 @@ def _cut_operations(trace: Trace, end: Ints) -> list[tuple[Ints, Ints, Ints, int
 
 
 def _find_depths(events: Events, done: Ints) -> tuple[Ints, int]:
-    """Returns the lane of each span, and the number of lanes.
+    """Returns the lane of each span and the number of lanes.
 
     The lane is the number of open spans of the same thread at its start. Threads are below each
     other.

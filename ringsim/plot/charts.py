@@ -692,7 +692,7 @@ def _write_labels(ax: Axes, labels: Sequence[Label]) -> None:
         )  # fmt: skip
 
 
-# -- what the messages of a trace achieved
+# -- bandwidths of the messages of a trace
 
 # as a share of a message's time: if more of it was unwatched, the bandwidth is a lower bound
 LATE: Final = 0.05
@@ -765,7 +765,7 @@ def achieved(trace: Trace) -> Achieved:
     )  # fmt: skip
 
 
-# -- what others published
+# -- published figures
 
 # share of the chart's width, at the right, for figures of "large" messages
 PUBLISHED_SHARE: Final = 0.12

@@ -252,7 +252,7 @@ def _draw_arrow(
 def _write(
     ax: Axes, at: Points, away: Points, distance: float, text: str, points: float, colour: str
 ) -> None:
-    """Writes beside a path: ``distance`` and the text's own extent away from the point ``at``."""
+    """Writes text next to a path, ``distance`` plus the text's extent away from ``at``."""
     size, lines = style.letters(points), text.split("\n")
     widest = max(map(len, lines))
     half = np.array([widest * LETTER, len(lines) * 1.25]) * size / 2 * style.per_point(ax)
@@ -303,9 +303,9 @@ def _amount(edges: list[Edge]) -> str:
 
 
 def _centre_line(ranks: int, pred: int, succ: int, gap: float, lane: float = 0.0) -> Points:
-    """Path of a ring edge from pred to succ, ``lane`` outside its middle.
+    """Returns the path of a ring edge from pred to succ, ``lane`` outside of its middle.
 
-    Along the circle to the next node, else across.
+    It follows the circle to the next node, or crosses it to another node.
     """
     if (pred + 1) % ranks == succ:
         start = node_angle(pred, ranks)

@@ -341,7 +341,7 @@ def _legend(diagnosis: Diagnosis, edges: list[Edge], ranks: list[int]) -> list[A
     return handles
 
 
-# -- labels beside arrows
+# -- labels of arrows
 
 
 def _write_words(ax: Axes, text: str, at: Any, **look: Any) -> tuple[Text, Any]:
