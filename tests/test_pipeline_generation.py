@@ -207,11 +207,11 @@ NO_GENERATOR = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5))
 ARGUMENTS = [
     ({"prompts": []}, r"prompts must be one or more, each of one token or more, got \[\]"),
     ({"prompts": [[1], []]}, r"of one token or more, got \[\[1\], \[\]\]"),
-    ({"batch_size": 0}, "batch_size must be an integer from 1, got 0"),
+    ({"batch_size": 0}, "batch_size must be a positive integer, got 0"),
     ({"temperature": -1.0}, "temperature must be 0 or more, got -1.0"),
     ({"temperature": float("nan")}, "temperature must be 0 or more, got nan"),
-    ({"max_new_tokens": 0}, "max_new_tokens must be an integer from 1, got 0"),
-    ({"num_inner_iterations": 0}, "num_inner_iterations must be an integer from 1, got 0"),
+    ({"max_new_tokens": 0}, "max_new_tokens must be a positive integer, got 0"),
+    ({"num_inner_iterations": 0}, "num_inner_iterations must be a positive integer, got 0"),
     ({"model": NO_GENERATOR}, "must have a cache, got Sequential"),
 ]
 
