@@ -248,8 +248,8 @@ class OneMachine(_Roomy):
 class FullBisection(_Roomy):
     """A network with one link out and one link in for each rank, and no limit between them.
 
-    A rank that sends to two others at the same time gives each half of its link out. A rank that
-    receives from two others gives each half of its link in.
+    If a rank sends to two others at the same time, each message gets half of its link out. If a
+    rank receives from two others at the same time, each message gets half of its link in.
 
     Args:
         link: the cost of the route from one rank to another.
@@ -341,7 +341,7 @@ class GraphLinks:
         if missing:
             raise ArgumentError(
                 f"graph must have a node for each of {world_size} ranks, got none for "
-                f"{_some(missing)}. Name these nodes 0, 1, ..."
+                f"{_some(missing)}. Name the nodes of ranks 0, 1, ..."
             )
 
     def route(self, src: int, dst: int, world_size: int) -> list[Hop]:

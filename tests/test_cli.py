@@ -343,7 +343,7 @@ def test_without_torch_a_verb_that_needs_it_says_so_in_a_sentence(trace_file: Pa
 
 
 def test_light_install_reads_draws_and_plans(tmp_path: Path) -> None:
-    """The packages that docs/installing.md lists for reading and drawing are enough."""
+    """With what docs/installing.md names for reading and drawing, and without the rest."""
     light = re.search(
         r"pip install --no-deps ringsim && pip install ([a-z ]+)\n",
         (ROOT / "docs" / "installing.md").read_text(),

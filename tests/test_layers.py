@@ -153,7 +153,7 @@ def complaints(module: str, source: str) -> list[str]:
 
 def test_every_room_has_a_floor() -> None:
     assert set(FLOOR) == {room_of(module) for module in MODULES if module != "ringsim"}, (
-        "add it to FLOORS and docs/architecture.md"
+        "say in FLOORS and docs/architecture.md where it stands"
     )
 
 

@@ -81,8 +81,8 @@ def run_demo(options: argparse.Namespace) -> int:
     expected = expected_losses(CHECKED_STEPS)
     if compare_losses(losses[:CHECKED_STEPS], expected, tolerance=TOLERANCE).first_step is not None:
         raise RingError(
-            f"the ring learned differently than one process: its losses are "
-            f"{losses[:CHECKED_STEPS]}, not {expected}. Please report this."
+            f"the ring did not learn like one process: its losses are {losses[:CHECKED_STEPS]}, "
+            f"not {expected}. Please report this."
         )
     print(
         f"\nloss {losses[0]:.3f} -> {losses[-1]:.3f}; the losses of the first {CHECKED_STEPS} "
@@ -260,11 +260,8 @@ def _mean_use(use: list[StageUse]) -> float:
 
 SCHEDULE = "1f1b"
 NUM_LAYERS, HIDDEN, HEADS = 4, 64, 4
-NUM_MICROBATCHES, BATCH, LENGTH = (
-    8,
-    8,
-    32,
-)  # microbatches a step, sequences a microbatch, letters a sequence
+# microbatches per step, sequences per microbatch, letters per sequence
+NUM_MICROBATCHES, BATCH, LENGTH = 8, 8, 32
 NUM_STEPS = 40
 PROMPTS = ("Shall I ", "My love ", "When in ", "Thy beaut")
 TEMPERATURE = 0.5

@@ -154,7 +154,7 @@ def _describe(whole: TomlTable) -> Description:
     shares = "topology" in whole
     if shares and ("link" in whole or "edge" in whole):
         raise ArgumentError(
-            f"the links must be described once, got [topology] and [link] or [[edge]] "
+            "the links must be described once, got [topology] and [link] or [[edge]] "
             f"({whole.file}). Remove [topology] or the others."
         )
     every_link = whole.table("topology" if shares else "link")
