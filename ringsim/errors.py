@@ -111,7 +111,7 @@ class RingError(_Explained, Exception):
         rank 2 of 4 raised ValueError: no such layer None
     """
 
-    imposed = False  # whether a rank raises it only because of what happened to other ranks
+    imposed = False  # whether a rank raises it only because of other ranks
 
 
 class RankFailed(RingError, RuntimeError):

@@ -152,7 +152,7 @@ def ring() -> Explorer:
     """
     kinds = ("token", "shift", _ALL_REDUCE)
     choices = (
-        Choice("what", "what", "token", kinds, kinds),
+        Choice("what", "pattern", "token", kinds, kinds),
         Choice("ranks", "ranks", 4, range(2, 17), (2, 4, 8)),
         Choice("size", "size", 64, (1, 4, 16, 64, 256), (4, 64, 256), "KiB"),
         Choice("latency", "latency", 10.0, _LATENCIES, (10.0, 100.0), "µs"),
