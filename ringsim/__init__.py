@@ -1,58 +1,58 @@
 """ringsim shows how the stages of a pipeline talk.
 
-It runs a worker on real ``torch.distributed`` ranks, joined in a ring of pairwise process groups,
-records every message, and draws the ring and the timeline.
+It runs a worker on real ``torch.distributed`` ranks, connected in a ring of pairwise process
+groups, records every message, and draws the ring and the timeline.
 
 Contents::
 
-    trace                             run a worker on real ranks and record it; or record ranks that
-                                      something else started
-    traced                            the same as a decorator
+    trace                             run a worker on real ranks and record it, or record ranks that
+                                      a launcher started
+    traced                            decorate a worker with ``trace``
     load                              read a saved trace
-    Trace                             what was recorded: events, messages, results, pictures
+    Trace                             the record of a run: events, messages, results, pictures
     span                              name a piece of work in the timeline
     mark                              name a moment in the timeline
-    compute                           take time as computing would: sleep, or let a virtual clock go
-                                      on
-    Slow                              to be injected into a run: a rank that computes more slowly
-    Degrade                           likewise: a link that is slower
-    Fail                              likewise: a rank that fails
-    Jitter                            likewise: computations that take now longer, now shorter
-    bandwidth                         measure what the links of a ring give
-    FlopCosts                         what computing costs on a virtual clock: arithmetic by shape,
-                                      at a speed
+    compute                           take time as computing would: sleep, or advance a virtual
+                                      clock
+    Slow                              fault to inject: a rank that computes more slowly
+    Degrade                           fault to inject: a slower link
+    Fail                              fault to inject: a rank that fails
+    Jitter                            fault to inject: computing times that vary
+    bandwidth                         measure the latency and bandwidth of the links of a ring
+    FlopCosts                         costs of computing on a virtual clock, from the number of
+                                      operations
     simulate                          run the same worker on thousands of simulated ranks, on a
                                       virtual clock
-    simulate_schedule                 what a step of a pipeline takes, from its schedule and what
-                                      things cost
-    calibrate                         what messages and computing cost on this machine, from a trace
-    calibration_worker                two ranks that do what calibrate needs to see
-    compare                           where two runs differ: before and after, two schedules, or a
-                                      run and its prediction
-    predict                           a worker or a schedule on many ranks, from a trace of a few
-    scale                             the recorded step on hundreds of ranks, from a trace of a few
-    Link                              what a message costs on a link: latency, and seconds for each
-                                      byte
+    simulate_schedule                 simulate a pipeline step from its schedule and its costs
+    calibrate                         find the costs of messages and computing on this machine from
+                                      a trace
+    calibration_worker                the worker for a trace to calibrate with
+    compare                           compare two runs: before and after, two schedules, or a run
+                                      and its prediction
+    predict                           predict a worker or a schedule on many ranks from a small
+                                      trace
+    scale                             predict the recorded step on hundreds of ranks
+    Link                              cost of a message on a link: latency, and seconds per byte
 
     initialize_distributed            join the ring: default process group and pair groups
-    destroy_distributed               leave it
-    current_ring                      the ring this rank is in
+    destroy_distributed               leave the ring
+    current_ring                      the ring of this rank
     Ring                              rank, neighbours and pair groups of one rank
     get_pipeline_parallel_pred_group  the pair group to receive on
     get_pipeline_parallel_succ_group  the pair group to send on
     get_comm_device                   "cpu" or "gpu"
-    suppress_output                   show the prints of rank 0 only
+    suppress_output                   show only the prints of rank 0
 
     comm                              torch.distributed's names, on any backend and with a log
     pipeline                          stages, schedules, training and generation
     check                             checks for the exercises of the lessons
-    explore                           sliders over simulated runs, in notebooks and in pages
-    environment                       who this process is among those that a launcher started
-    errors                            everything ringsim raises on purpose
-    topologies                        what the links between simulated ranks look like
-    load_ipython_extension            what ``%load_ext ringsim`` calls
+    explore                           sliders over simulated runs, in notebooks and on pages
+    environment                       find the rank of a process that a launcher started
+    errors                            the exceptions that ringsim raises
+    topologies                        the links between simulated ranks
+    load_ipython_extension            called by ``%load_ext ringsim``
 
-Names are found on first use, so ``import ringsim`` loads neither torch nor matplotlib, pandas or
+Names are imported on first use, so ``import ringsim`` loads neither torch nor matplotlib, pandas or
 pyarrow.
 
 Example:
@@ -69,17 +69,16 @@ from importlib import import_module
 from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any, Final
 
-# `python -m ringsim` does not look into the working directory
+# `python -m ringsim` does not import from the working directory
 for _package in ("torch", "numpy") if sys.argv[:1] != ["-m"] else ():
     _found = PathFinder.find_spec(_package)
-    # a torch.py beside the script, or in the working directory
+    # a torch.py next to the script, or in the working directory
     if _found is not None and not _found.submodule_search_locations:
         raise ImportError(
-            f"{_package} must be the package of that name, got {_found.origin}, which hides it. "
-            "Give that file another name."
+            f"cannot import {_package}: {_found.origin} hides the package. Rename that file."
         )
 
-# The table of contents: public name -> the module that defines it (or that it is).
+# The table of contents: public name -> the module that defines it (or the module itself).
 _CONTENTS: Final = {
     "Degrade": "ringsim.faults",
     "Fail": "ringsim.faults",
@@ -165,7 +164,7 @@ if TYPE_CHECKING:  # the same table, for type checkers and editors
     from ringsim.traces.spans import mark as mark
     from ringsim.traces.spans import span as span
     from ringsim.traces.value import Trace as Trace
-else:  # hidden from them, so that they report a misspelt name
+else:  # hidden from type checkers, so that they report a misspelt name
 
     def __getattr__(name: str) -> Any:
         """Finds a public name in the module that defines it, on first use."""
@@ -174,7 +173,7 @@ else:  # hidden from them, so that they report a misspelt name
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         found = import_module(module)
         value = found if module == f"{__name__}.{name}" else getattr(found, name)
-        globals()[name] = value  # the next use costs nothing
+        globals()[name] = value  # so that the next use does not call this function
         return value
 
 

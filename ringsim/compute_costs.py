@@ -1,14 +1,12 @@
-"""``ringsim.compute``.
+"""``ringsim.compute``, and the costs of computing on a virtual clock.
 
-Work that is nothing but time, the same on real ranks and on a virtual clock. What computing costs
-on the virtual clock: a table says how long a piece of work takes, and the clock of the rank goes on
-that far.
+``compute`` only takes time, the same on real ranks and on a virtual clock. Other computing takes
+real time on real ranks. On simulated ranks it takes no time, unless you pass a cost table to
+``ringsim.simulate``: the table gives the time of each piece of work, and the clock of the rank
+advances by it. With tensors without data (``device="meta"``), you can simulate models that fit on
+no machine::
 
-A real rank takes its time itself. A simulated one takes none, whatever it computes, unless
-``ringsim.simulate`` was given a table of costs; tensors without data (``device="meta"``) make
-models possible that fit on no machine::
-
-    rank 1  recv | F: 4.0e13 operations, charged | isend  the stages of a pipeline say what they do,
+    rank 1  recv | F: 4.0e13 operations, charged | isend  pipeline stages report their work,
                                                           and are charged for it
 """
 
@@ -43,49 +41,49 @@ __all__ = [
     "stretched",
 ]
 
-COMPUTE: Final = "compute "  # what the name of its span begins with; the seconds asked for follow
-# what the name of a mark begins with; the seconds follow: of the process, and of its main thread
+COMPUTE: Final = "compute "  # prefix of the span's name, before the seconds
+# prefix of a mark's name, before the seconds of the process and of its main thread
 PROCESSOR: Final = "processor time "
 
 
-# How long the calling rank has slept in `compute`, in seconds: that has been stretched already.
+# The time that the calling rank has slept in `compute`, in seconds; it is already stretched.
 _slept: Final[ContextVar[float]] = ContextVar("ringsim_slept", default=0.0)
 
 
 class Clock(Protocol):
-    """The clock of a rank that is simulated; real ranks have none, theirs is the machine's."""
+    """The clock of a simulated rank; real ranks use the machine's clock."""
 
     def now_s(self) -> float:
-        """Returns the time, in seconds from the start of the run."""
+        """Returns the time since the start of the run, in seconds."""
 
     def advance(self, seconds: float) -> None:
-        """Lets ``seconds`` pass on the calling rank; others may run meanwhile."""
+        """Lets ``seconds`` pass on the calling rank; other ranks may run meanwhile."""
 
     def work(self, seconds: float) -> None:
-        """Like ``advance``, but occupies a core, and waits for a free one."""
+        """Like ``advance``, but waits for a free core and occupies it."""
 
 
 def compute(seconds: float) -> None:
-    """Takes time, as computing would: a real rank sleeps, a simulated one lets its clock go on.
+    """Takes time, as computing would: a real rank sleeps, a simulated rank advances its clock.
 
-    Ranks that sleep do not compete for cores, so that a few cores can stand for many ranks.
-    ``Slow`` and ``Jitter`` in ``inject`` make it longer or shorter. The trace shows a span "compute
-    0.005 s", named after the seconds that were asked for.
+    Sleeping ranks do not compete for cores, so a few cores are enough for many ranks. ``Slow`` and
+    ``Jitter`` in ``inject`` change the time. The trace shows a span such as "compute 0.005 s", with
+    the seconds that you passed.
 
     Args:
-        seconds: how long, 0 or more. A real sleep lasts a little longer: ``ringsim.calibrate``
-            finds how much.
+        seconds: the time, non-negative. A real sleep lasts slightly longer;
+            ``ringsim.calibrate`` measures the difference.
 
     Raises:
-        ArgumentError: ``seconds`` is no number from 0.
+        ArgumentError: ``seconds`` is not a non-negative number.
 
     Example:
         >>> compute(0.001)
     """
     if not is_number(seconds) or seconds < 0:
         raise ArgumentError(
-            f"seconds must be a number from 0, got {seconds!r}. Give seconds, not milliseconds: "
-            "compute(0.005)."
+            f"seconds must be a non-negative number, got {seconds!r}. Pass seconds, not "
+            "milliseconds: compute(0.005)."
         )
     state = get_state()
     with span(f"{COMPUTE}{float(seconds)!r} s"):
@@ -101,10 +99,10 @@ def compute(seconds: float) -> None:
 
 @contextmanager
 def stretched() -> Iterator[None]:
-    """Makes what a real rank computes within last as long as what is injected there asks.
+    """Stretches the computing of a real rank inside the block by its injected slowdown.
 
-    It sleeps at the end. A simulated rank is charged for what it computes instead, see
-    ``ringsim.compute_costs``. Nothing sleeps where nothing is injected.
+    The rank sleeps at the end of the block; without injection, it does not sleep. A simulated rank
+    is charged for its work instead, see ``ringsim.compute_costs``.
 
     Example:
         >>> with stretched():
@@ -121,9 +119,7 @@ def stretched() -> Iterator[None]:
 
 
 def stretch(seconds: float) -> float:
-    """Returns the length of a computation on the calling rank with what is injected there.
-
-    It is given in seconds; draws where something jitters.
+    """Returns the time of a computation on the calling rank, with its injected slowdown and jitter.
 
     Example:
         >>> stretch(2.0)
@@ -134,7 +130,7 @@ def stretch(seconds: float) -> float:
 
 
 def read_label(label: str) -> float | None:
-    """Returns the seconds that a span named ``label`` asked for; None if none of ``compute``.
+    """Returns the seconds in the name of a ``compute`` span; None for other names.
 
     Example:
         >>> read_label("compute 0.005 s"), read_label("compute"), read_label("forward")
@@ -153,9 +149,10 @@ class Flops(NamedTuple):
     """Floating-point operations of some layers, for one microbatch.
 
     Attributes:
-        forward: of the forward pass.
-        input_grad: of the half of the backward pass that finds the gradient of the input.
-        weight_grad: of the half that finds the gradients of the weights.
+        forward: operations of the forward pass.
+        input_grad: operations of the half of the backward pass that computes the gradient of the
+            input.
+        weight_grad: operations of the half that computes the gradients of the weights.
 
     Example:
         >>> Flops(forward=2, input_grad=3, weight_grad=4).of("B")
@@ -167,10 +164,7 @@ class Flops(NamedTuple):
     weight_grad: int
 
     def of(self, kind: str) -> int:
-        """Returns the number of operations of an action.
-
-        "F", "I", "W", or "B" for the last two together.
-        """
+        """Returns the number of operations of an action: "F", "I", "W", or "B" for I and W."""
         return {
             "F": self.forward,
             "I": self.input_grad,
@@ -179,7 +173,7 @@ class Flops(NamedTuple):
         }[kind]
 
     def plus(self, other: Flops) -> Flops:
-        """Returns the operations of both together."""
+        """Returns the sum of both."""
         return Flops(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
 
 
@@ -188,11 +182,11 @@ class Work:
     """A piece of work of a pipeline stage.
 
     Attributes:
-        kind: "F" (forward; prefill and decode of a generation, too), "B" (backward), or its halves
+        kind: "F" (forward, also prefill and decode of a generation), "B" (backward), or its halves
             "I" (gradient of the input) and "W" (gradients of the weights).
-        stage: number of the stage.
-        microbatch: number of the microbatch.
-        flops: floating-point operations, as `ringsim.pipeline.flops` counts them.
+        stage: the number of the stage.
+        microbatch: the number of the microbatch.
+        flops: the number of floating-point operations, as counted by `ringsim.pipeline.flops`.
     """
 
     kind: str
@@ -202,49 +196,49 @@ class Work:
 
 
 class CostTable(Protocol):
-    """Knows how long work takes; a class of one's own with this method will do.
+    """The times of pieces of work; any class with this method will do.
 
-    Its ``repr`` goes into the trace.
+    Its ``repr`` is written into the trace.
     """
 
     def time_s(self, work: Work) -> float:
-        """Returns the seconds that a piece of work takes."""
+        """Returns the time of a piece of work, in seconds."""
         ...
 
 
 @runtime_checkable
 class PostingCosts(Protocol):
-    """A table of costs that also knows what the program around the computations takes, in seconds.
+    """A cost table with the costs of the program around computations, in seconds.
 
-    What ``ringsim.calibrate`` finds.
+    ``ringsim.calibrate`` returns one.
     """
 
     @property
     def sleep_s(self) -> float:
-        """How much longer ``ringsim.compute`` takes than it is asked to."""
+        """The extra time of ``ringsim.compute``, beyond the seconds passed to it."""
         ...
 
     @property
     def around_s(self) -> float:
-        """What the program takes around it."""
+        """The time of the program around each call of ``ringsim.compute``."""
         ...
 
     def post_s(self, sends: bool, size_bytes: int, *, met: bool = True) -> float:
-        """Returns the time that posting a message takes of its rank, in seconds.
+        """Returns the time that a rank needs to post a message, in seconds.
 
-        ``met``: whether a send's receive is posted already.
+        ``met`` is whether the receive for a send is already posted.
         """
         ...
 
 
 def check_costs(compute: object) -> None:
-    """Raises ArgumentError unless what was passed is a table of costs, or None."""
+    """Raises ArgumentError unless a value is a cost table or None."""
     if compute is not None and (
         isinstance(compute, type) or not callable(getattr(compute, "time_s", None))
     ):
         raise ArgumentError(
-            f"compute must be a table of costs, with a method time_s(work), got {say(compute)}. "
-            "Pass ringsim.FlopCosts(flops_per_s=4e14)."
+            f"compute must be a cost table with a method time_s(work), got {say(compute)}. "
+            "Pass for example ringsim.FlopCosts(flops_per_s=4e14)."
         )
 
 
@@ -252,17 +246,17 @@ def check_costs(compute: object) -> None:
 class FlopCosts:
     """Charges the arithmetic of transformer layers.
 
-    ``operations / flops_per_s`` seconds for each computation of a stage. The two halves of a split
-    backward pass cost what each needs. (Ringsim's own second half, on real ranks, walks through the
-    layers again, and takes longer.) Norms, softmax, embeddings and the optimizer cost nothing, nor
-    does reading memory, which decides how long decoding one token takes: say what your hardware
-    reaches on the layers in question, not what is printed on it.
+    Each computation of a stage takes ``operations / flops_per_s`` seconds. Each half of a split
+    backward pass is charged for its own operations. (On real ranks, ringsim's second half goes
+    through the layers again, and takes longer.) Norms, softmax, embeddings and the optimizer cost
+    nothing. Reading memory, which dominates the decoding of a token, also costs nothing: pass the
+    speed that your hardware reaches on these layers, not its nominal speed.
 
     Args:
-        flops_per_s: floating-point operations per second that a rank reaches, above 0.
+        flops_per_s: the floating-point operations per second that a rank reaches, positive.
 
     Raises:
-        ArgumentError: it is no such number.
+        ArgumentError: ``flops_per_s`` is not a positive number.
 
     Example:
         >>> FlopCosts(flops_per_s=4e14).time_s(Work("F", stage=0, microbatch=0, flops=8 * 10**13))
@@ -275,20 +269,21 @@ class FlopCosts:
         value: object = self.flops_per_s
         if not isinstance(value, int | float) or not is_number(value) or not value > 0:
             raise ArgumentError(
-                f"flops_per_s must be a number above 0, got {say(value)}. A GPU reaches some 1e14."
+                f"flops_per_s must be a positive number, got {say(value)}. A GPU reaches about "
+                "1e14."
             )
 
     def time_s(self, work: Work) -> float:
-        """Returns the seconds that a piece of work takes."""
+        """Returns the time of a piece of work, in seconds."""
         return work.flops / self.flops_per_s
 
 
 def charge(kind: str, stage: int, microbatch: int, count: Callable[[], Flops]) -> None:
     """Charges the calling rank for work that it has just done.
 
-    Nothing on a real rank, or where no table is in force. Who computes a stage calls it; a
-    simulated rank goes on when that much time has passed, and others may run meanwhile. ``count``
-    counts the operations of the stage, and is called only if a rank is charged.
+    Code that computes a stage calls it. The clock of a simulated rank advances by the time of the
+    work, and other ranks may run meanwhile. On a real rank, or without a cost table, nothing
+    happens. ``count`` counts the operations of the stage; it is called only if the rank is charged.
 
     Example:
         >>> charge("F", 0, 0, count=lambda: Flops(1, 1, 1))  # a real rank

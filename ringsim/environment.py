@@ -1,24 +1,21 @@
-"""Who started this process?
+"""Finds the rank of this process, the number of ranks and the address of rank 0.
 
-Its rank, the number of ranks and where rank 0 is, found in what its launcher left in the
-environment.
+The values come from arguments, or from environment variables that a launcher has set, by these
+rules::
 
-::
-
-    arguments                         what the caller passes takes precedence, value by value
+    arguments                         values from the caller, which take precedence one by one
     torchrun                          RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT: set by
                                       torchrun, or by hand
-    azureml, sagemaker, openmpi,      the launcher of this process; MASTER_ADDR and MASTER_PORT,
-                                      where set, say where rank 0 is
-    mpich, slurm, pmi
-    mpi4py                            asks MPI itself; only where a launcher of MPI is present and
-                                      did not say everything
+    azureml, sagemaker, openmpi,      the launcher of this process; MASTER_ADDR and MASTER_PORT, if
+    mpich, slurm, pmi                 set, give the address of rank 0
+    mpi4py                            asks MPI itself; used only if an MPI launcher is present and
+                                      its variables are incomplete
 
-The first rule that applies decides, from the innermost launcher outwards, since launchers start
+The first rule that applies decides, starting with the innermost launcher, because launchers start
 each other: ``mpirun`` in a Slurm job, torchrun under ``srun``. Nothing is guessed, and only
-``Discovery.export`` changes the environment. A process that no launcher started gets an error that
-says so: a world of one must be asked for (``world_size=1``), or a forgotten launcher would look
-like a run.
+``Discovery.export`` changes the environment. Without a launcher you get an error, unless you ask
+for a world of one (``world_size=1``); otherwise a run with a forgotten launcher would look
+successful.
 """
 
 from __future__ import annotations
@@ -36,7 +33,7 @@ from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequenc
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from ringsim.errors import ArgumentError, RingError, read_whole
+from ringsim.errors import ArgumentError, RingError, name_integers, read_whole
 
 __all__ = ["Discovery", "discover"]
 
@@ -49,40 +46,40 @@ _VARIABLES: Final = {
     "head_ip": "MASTER_ADDR",
     "port": "MASTER_PORT",
 }
-# torchrun started this process, whatever started torchrun
+# if one is set, torchrun started this process, whatever started torchrun
 _ELASTIC: Final = {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"}
 _MPI: Final = ("OMPI_COMM_WORLD_", "MV2_COMM_WORLD_", "PMI_", "PMIX_")
 _AZURE_PORT: Final = 6105  # DeepSpeed's for several machines on Azure ML, and for one
 _AZURE_PORT_OF_ONE: Final = 54965
-# ports made from a job's number: below those that Linux assigns by itself (32768 and up)
+# ports derived from a job's number: below the ports that Linux assigns by itself (32768 and up)
 _FIRST_PORT, _PORTS = 20000, 10000
-_MOST: Final = 2**32  # of ranks, jobs and steps
-# from here on a step is a batch script, or the shell of salloc, in which nobody has called srun
+_MOST: Final = 2**32  # the limit for ranks, jobs and steps
+# step numbers from here on mean a batch script or the shell of salloc, outside of srun
 _NO_TASKS: Final = 4294967290
-_MOST_NAMES: Final = 1_000_000  # no cluster has more, and a misprint must not fill the memory
-_NAME: Final = re.compile(r"(?:\[[^\[\]\s]+\]|[^\[\],\s])+")  # commas within a bracket belong to it
-# a bracket, or the letters before, between and after
+_MOST_NAMES: Final = 1_000_000  # more than any cluster has; limits the memory that a typo can use
+_NAME: Final = re.compile(r"(?:\[[^\[\]\s]+\]|[^\[\],\s])+")  # a name may have commas in brackets
+# a bracket, or the characters before, between and after brackets
 _PART: Final = re.compile(r"\[([^\]]*)\]|([^\[]+)")
 _WHOLE: Final = re.compile("[0-9]{1,18}")
 _RANGE: Final = re.compile("([0-9]{1,18})(?:-([0-9]{1,18}))?")
-_SHOWN: Final = 80  # characters of a value in a message
+_SHOWN: Final = 80  # the most characters of a value in a message
 
 
 def expand_node_list(text: str) -> list[str]:
-    """Writes out a list of machines as Slurm shortens it.
+    """Expands Slurm's short form of a list of machines.
 
-    In the order in which Slurm numbers the nodes of a step. A bracket holds numbers and ranges; a
-    number keeps its leading zeros; of several brackets in a name the last one runs fastest.
+    The order is that in which Slurm numbers the nodes of a step. A bracket has numbers and ranges.
+    Numbers keep their leading zeros. If a name has several brackets, the last varies fastest.
 
     Raises:
-        RingError: the text is no such list.
+        RingError: the text is not such a list.
 
     Example:
         >>> expand_node_list("node[01-03,07],gpu5")
         ['node01', 'node02', 'node03', 'node07', 'gpu5']
 
     Source:
-        ``scontrol show hostnames``, which writes out the same lists (Slurm's manual page of
+        ``scontrol show hostnames``, which expands the same lists (Slurm's manual page for
         scontrol).
     """
     names: list[str] = []
@@ -90,7 +87,7 @@ def expand_node_list(text: str) -> list[str]:
     while begin <= len(text):
         name = _NAME.match(text, begin)
         if name is None or text[name.end() : name.end() + 1] not in ("", ","):
-            raise _wrong(text, "names with ranges in brackets, and commas between them")
+            raise _wrong(text, "names with ranges in brackets, separated by commas")
         parts: list[list[str]] = []
         count = 1
         for part in _PART.finditer(name.group()):
@@ -106,15 +103,15 @@ def expand_node_list(text: str) -> list[str]:
 
 
 def _spell_ranges(text: str, bracket: str, most: int) -> list[str]:
-    """Returns the numbers that a bracket stands for, at most ``most``."""
+    """Returns the numbers in a bracket, at most ``most``."""
     numbers: list[str] = []
     for piece in bracket.split(","):
         match = _RANGE.fullmatch(piece)
         if match is None:
-            raise _wrong(text, "numbers and ranges such as 01-03 within brackets")
+            raise _wrong(text, "numbers and ranges such as 01-03 in brackets")
         low, high = int(match[1]), int(match[2] or match[1])
         if high < low:
-            raise _wrong(text, "ranges that go up")
+            raise _wrong(text, "ascending ranges")
         if len(numbers) + high - low >= most:
             raise _wrong(text, f"a list of at most {_MOST_NAMES} names")
         numbers += [f"{number:0{len(match[1])}}" for number in range(low, high + 1)]
@@ -123,16 +120,16 @@ def _spell_ranges(text: str, bracket: str, most: int) -> list[str]:
 
 def _wrong(text: str, rule: str) -> RingError:
     return RingError(
-        f"a node list must be {rule}, got {text[:200]!r}. Correct the SLURM_*_NODELIST variable "
-        "that says so, or pass head_ip."
+        f"a node list must be {rule}, got {text[:200]!r}. Correct the SLURM_*_NODELIST variable, "
+        "or pass head_ip."
     )
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a launcher says; None for what it does not.
+    """The values that a launcher has set; None for missing values.
 
-    ``advice`` is what to do where the head is missing.
+    ``advice`` is the remedy if the address of rank 0 is missing.
     """
 
     rule: str
@@ -146,9 +143,10 @@ class Facts:
 
 
 class _Reader:
-    """Reads variables, of several names the first that is set, and remembers which.
+    """Reads variables, and remembers the variables it found.
 
-    An empty one counts as not set.
+    Each method takes several names and reads the first that is set. An empty variable counts as not
+    set.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
@@ -165,25 +163,21 @@ class _Reader:
         return None
 
     def whole(self, *names: str, low: int = 0, high: int = _MOST) -> int | None:
-        """Returns the value as a whole number."""
+        """Returns the value as an integer."""
         value = self.text(*names)
         if value is None:
             return None
         if _WHOLE.fullmatch(value) is None or not low <= int(value) <= high:
             name = next(name for name in names if name in self.seen)
-            span = f"from {low} to {high}" if high < _MOST else f"of {low} or more"
+            rule = name_integers(low, high if high < _MOST else None)
             raise RingError(
-                f"{name} must be a whole number {span}, got {value!r} (environment). Correct it, "
-                "or unset it."
+                f"{name} must be {rule}, got {value!r} (environment). Correct or unset it."
             )
         return int(value)
 
 
 def _read_torchrun(environ: Mapping[str, str]) -> Facts:
-    """Reads the variables that torchrun sets and ``init_process_group`` reads.
-
-    All of its facts may be None.
-    """
+    """Reads the variables of torchrun and ``init_process_group``; any of them may be missing."""
     read = _Reader(environ)
     rank, world_size = read.whole("RANK"), read.whole("WORLD_SIZE", low=1)
     local_rank = read.whole("LOCAL_RANK")
@@ -194,9 +188,9 @@ def _read_torchrun(environ: Mapping[str, str]) -> Facts:
 
 
 def _read_openmpi(environ: Mapping[str, str]) -> Facts | None:
-    """Open MPI does not say where rank 0 is: its addresses are those of ``mpirun``.
+    """Reads the variables of Open MPI, and of Azure ML and SageMaker, which use it.
 
-    Azure ML and SageMaker, which use it, do.
+    Open MPI itself does not set the address of rank 0; its addresses are those of ``mpirun``.
     """
     read = _Reader(environ)
     if "OMPI_COMM_WORLD_RANK" not in environ and "OMPI_COMM_WORLD_SIZE" not in environ:
@@ -208,12 +202,12 @@ def _read_openmpi(environ: Mapping[str, str]) -> Facts | None:
     local_size = read.whole("OMPI_COMM_WORLD_LOCAL_SIZE", low=1)
     alone = world_size is not None and world_size == local_size
     head, port = HERE if alone else None, DEFAULT_PORT
-    advice = "Set MASTER_ADDR to the machine of rank 0, on every rank."
+    advice = "Set MASTER_ADDR to the machine of rank 0 on every rank."
     if on_azure and alone:
         head, port = read.text("AZ_BATCHAI_MPI_MASTER_NODE") or HERE, _AZURE_PORT_OF_ONE
     elif on_azure:
         node = read.text("AZ_BATCH_MASTER_NODE") or ""
-        # the port in the variable is that of Azure Batch
+        # the port in the variable belongs to Azure Batch
         head, port = node.rpartition(":")[0] or node or None, _AZURE_PORT
     elif training is not None:
         head = (
@@ -221,19 +215,19 @@ def _read_openmpi(environ: Mapping[str, str]) -> Facts | None:
             or _sagemaker_head(training)
             or _sagemaker_head(f'{{"hosts": {read.text("SM_HOSTS")}}}')
         )
-        read.seen["SM_TRAINING_ENV"] = "{...}"  # it holds kilobytes of settings
+        read.seen["SM_TRAINING_ENV"] = "{...}"  # the value has kilobytes of settings
     else:
         port = _port_of_name(read.text("PMIX_NAMESPACE"))
         advice = (
-            "Say it at the start: mpirun -x MASTER_ADDR=HOST ..., where HOST is the machine that "
-            "rank 0 runs on."
+            "Set it when you start the ranks: mpirun -x MASTER_ADDR=HOST ..., with the machine of "
+            "rank 0 as HOST."
         )
     rule = "azureml" if on_azure else "openmpi" if training is None else "sagemaker"
     return Facts(rule, rank, world_size, local_rank, head, port, read.seen, advice)
 
 
 def _sagemaker_head(training: str) -> str | None:
-    """Returns the first machine that SageMaker's settings name; some only list all machines."""
+    """Returns the machine of rank 0 in SageMaker's settings, or the first machine of its list."""
     try:
         settings = json.loads(training)
     except (ValueError, RecursionError):
@@ -247,19 +241,13 @@ def _sagemaker_head(training: str) -> str | None:
 
 
 def _read_mpich(environ: Mapping[str, str]) -> Facts | None:
-    """The launchers of MPICH, Intel MPI and MVAPICH2.
-
-    They also tell each rank its number on its machine.
-    """
+    """Reads the variables of MPICH, Intel MPI and MVAPICH2."""
     own = {"HYDI_CONTROL_FD", "MPI_LOCALRANKID", "MPI_RANKID", "MV2_COMM_WORLD_RANK"}
     return _read_pmi(environ, "mpich") if own & environ.keys() else None
 
 
 def _read_any_pmi(environ: Mapping[str, str]) -> Facts | None:
-    """Other launchers with a process management interface often do not say everything.
-
-    For example PALS and PRRTE.
-    """
+    """Reads the variables of other PMI launchers, such as PALS and PRRTE; some may be missing."""
     return _read_pmi(environ, "pmi") if {"PMI_RANK", "PMIX_RANK"} & environ.keys() else None
 
 
@@ -275,8 +263,8 @@ def _read_pmi(environ: Mapping[str, str], rule: str) -> Facts:
     )
     alone = world_size is not None and (world_size == local_size or world_size == 1)
     advice = (
-        "Say it at the start: mpiexec -genv MASTER_ADDR HOST ..., where HOST is the machine that "
-        "rank 0 runs on."
+        "Set it when you start the ranks: mpiexec -genv MASTER_ADDR HOST ..., with the machine of "
+        "rank 0 as HOST."
     )
     port = _port_of_name(read.text("PMIX_NAMESPACE", "I_MPI_HYDRA_UUID"))
     return Facts(
@@ -292,7 +280,7 @@ def _read_pmi(environ: Mapping[str, str], rule: str) -> Facts:
 
 
 def _read_slurm(environ: Mapping[str, str]) -> Facts | None:
-    """``srun`` numbers its tasks and lists the machines of its step.
+    """Reads the variables of a Slurm step: its tasks and machines.
 
     A batch script has no step, and is one process.
     """
@@ -305,15 +293,15 @@ def _read_slurm(environ: Mapping[str, str]) -> Facts | None:
     job = read.whole("SLURM_JOB_ID", "SLURM_JOBID") or 0
     head = None
     advice = (
-        "Say it before the start: export MASTER_ADDR=HOST, where HOST "
-        "is the machine that rank 0 runs on."
+        "Set it before you start the ranks: export MASTER_ADDR=HOST, with the machine of rank 0 as "
+        "HOST."
     )
     if (read.whole("SLURM_HET_SIZE", "SLURM_PACK_SIZE") or 1) > 1:
         advice = f"Each part of a heterogeneous job lists its own machines. {advice}"
     elif (read.text("SLURM_DISTRIBUTION") or "").startswith("arbitrary"):
         advice = (
-            "With an arbitrary distribution the first machine of the list need not be that of "
-            f"rank 0. {advice}"
+            "With an arbitrary distribution, rank 0 may not be on the first machine of the list. "
+            f"{advice}"
         )
     elif listed := read.text("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"):
         hosts = expand_node_list(listed)
@@ -330,9 +318,9 @@ def _read_slurm(environ: Mapping[str, str]) -> Facts | None:
     )
 
 
-# In the order in which they are asked: a launcher that starts ranks itself before one that started
-# that launcher. `mpirun` in a Slurm job starts its daemons by `srun`, so ranks see their daemon's
-# SLURM_PROCID, too.
+# In order of priority: a launcher that starts ranks itself comes before one that started that
+# launcher. `mpirun` in a Slurm job starts its daemons with `srun`, so ranks also see the
+# SLURM_PROCID of their daemon.
 LAUNCHERS: Final[tuple[Callable[[Mapping[str, str]], Facts | None], ...]] = (
     _read_openmpi,
     _read_mpich,
@@ -350,9 +338,9 @@ def _port_of_number(number: int) -> int:
 
 
 def _port_of_name(name: str | None) -> int:
-    """Returns a port made from a job's name, so that two jobs on one machine rarely meet.
+    """Returns a port derived from a job's name, so that two jobs on one machine rarely collide.
 
-    Torch's own where there is no name.
+    Without a name, returns torch's default port.
     """
     return DEFAULT_PORT if name is None else _port_of_number(zlib.crc32(name.encode()))
 
@@ -366,16 +354,16 @@ def _is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True)
 class Discovery:
-    """Which rank a process is, and how that was found.
+    """The rank of a process, and the source of this information.
 
     Attributes:
-        rank: its number among all, from 0.
-        world_size: how many processes there are.
-        local_rank: its number on its machine, from 0.
-        head_ip: address or name of rank 0's machine.
-        port: where rank 0 listens.
-        rule: what said so: "arguments", "torchrun", "azureml", "sagemaker", "openmpi", "mpich",
-            "slurm", "pmi" or "mpi4py".
+        rank: the number of the process among all processes, from 0.
+        world_size: the number of processes.
+        local_rank: the number of the process on its machine, from 0.
+        head_ip: the address or name of rank 0's machine.
+        port: the port that rank 0 listens on.
+        rule: the rule that applied: "arguments", "torchrun", "azureml", "sagemaker", "openmpi",
+            "mpich", "slurm", "pmi" or "mpi4py".
         variables: the variables that were read, with their values.
 
     Example:
@@ -399,12 +387,12 @@ class Discovery:
         return f"{found} from {_show(self.variables)}" if self.variables else found
 
     def export(self, environ: MutableMapping[str, str] | None = None) -> dict[str, str]:
-        """Writes the finding into the environment under torchrun's names.
+        """Writes the values into the environment under torchrun's names.
 
-        Programs and ``init_process_group`` read these.
+        Programs and ``init_process_group`` read these variables.
 
         Args:
-            environ: what to write into; None for this process's environment.
+            environ: the mapping to write to; None for this process's environment.
 
         Returns:
             The five variables that were written.
@@ -428,28 +416,29 @@ def discover(
     environ: Mapping[str, str] | None = None,
     ask_mpi: bool = True,
 ) -> Discovery:
-    """Finds out which of the processes that were started together this one is.
+    """Finds the rank of this process among the processes that were started together.
 
-    Each process calls it for itself. It does not block, except under the last rule: where a
-    launcher of MPI has not said everything (several machines and no MASTER_ADDR, or no local rank)
-    and mpi4py is installed, MPI is asked on all ranks together.
+    Each process calls it separately. It does not block, with one exception: if the variables of an
+    MPI launcher are incomplete (several machines and no MASTER_ADDR, or no local rank) and mpi4py
+    is installed, all ranks ask MPI together.
 
     Args:
-        head_ip: address or name of rank 0's machine; None to find it, and so for the others.
-        port: a free port there.
-        world_size: how many processes there are. 1 needs nothing else: a world of one, on loopback.
-        rank: this process's number among them.
-        local_rank: its number on its machine.
+        head_ip: the address or name of rank 0's machine; None to find it, as for the other
+            arguments.
+        port: a free port on that machine.
+        world_size: the number of processes. 1 needs no other values: a world of one, on loopback.
+        rank: the number of this process.
+        local_rank: the number of this process on its machine.
         environ: the variables to read; None for this process's environment.
-        ask_mpi: whether mpi4py may be imported (which starts MPI) as the last resort.
+        ask_mpi: whether mpi4py may be imported (which starts MPI) as a last resort.
 
     Returns:
-        The finding, with the rule that fired and the variables that it read.
+        The values, with the rule that applied and the variables that it read.
 
     Raises:
-        ArgumentError: an argument breaks its rule, or does not fit what the launcher says.
-        RingError: variables contradict each other, are incomplete or missing; the message lists
-            them and says what to do.
+        ArgumentError: an argument is invalid, or contradicts the launcher.
+        RingError: variables are missing, incomplete or contradictory; the message lists them and
+            gives a remedy.
 
     Example:
         >>> srun = {
@@ -479,9 +468,9 @@ def discover(
         and facts.world_size not in (None, given["world_size"])
     ):
         raise ArgumentError(
-            f"world_size must be {facts.world_size} as the launcher says, since rank is left to "
-            f"it, got {given['world_size']} ({facts.rule}: {_show(facts.variables)}). Pass both, "
-            "or neither."
+            f"world_size must be {facts.world_size}, the launcher's value, because rank also comes "
+            f"from the launcher, got {given['world_size']} ({facts.rule}: "
+            f"{_show(facts.variables)}). Pass both rank and world_size, or neither."
         )
     values = {**_known(facts), **given}
     if missing := [name for name in _VARIABLES if name not in values]:
@@ -497,46 +486,46 @@ def discover(
 
 
 def find_launched() -> Discovery | None:
-    """Returns what the launcher of this process says, without starting MPI.
+    """Returns the values from the launcher of this process, without starting MPI.
 
-    None where there is none, or torchrun's variables do not fit.
+    Returns None if there is no launcher, or if torchrun's variables are inconsistent.
 
     Raises:
-        RingError: a launcher has started several ranks, and what it says is not enough, or
-            contradicts torchrun's variables.
+        RingError: a launcher has started several ranks, and its variables are incomplete or
+            contradict torchrun's.
     """
     try:
         return discover(ask_mpi=False)
     except RingError:
         for facts in _ask_launchers(os.environ):
             if facts.rank is not None and (facts.world_size or 1) > 1:
-                raise  # each of these ranks would start ranks of its own
+                raise  # otherwise each of these ranks would start its own ranks
         return None
 
 
 def _check(**arguments: Any) -> dict[str, Any]:
-    """Returns the arguments that are not None, whole numbers as ``int``.
+    """Returns the arguments that are not None, with integers as ``int``.
 
-    ``check_ring_arguments`` checks their other rules.
+    ``check_ring_arguments`` checks the other rules.
     """
     given = {name: value for name, value in arguments.items() if value is not None}
     head_ip = given.pop("head_ip", HERE)
     if not isinstance(head_ip, str) or not head_ip.strip():
         raise ArgumentError(
-            f"head_ip must be an address or a name as text, got {head_ip!r}. Pass rank 0's address."
+            f"head_ip must be an address or a host name, got {head_ip!r}. Pass rank 0's address."
         )
     for name, value in given.items():
         least = 1 if name in ("world_size", "port") else 0
         given[name] = read_whole(
-            name, value, least, hint="Pass one, or leave it out to have it found."
+            name, value, least, hint="Pass such an integer, or omit it to use the launcher's."
         )
     return given if arguments["head_ip"] is None else {**given, "head_ip": head_ip}
 
 
 def _choose(environ: Mapping[str, str]) -> Facts:
-    """Returns what the innermost launcher says.
+    """Returns the values of the innermost launcher, completed by torchrun's variables.
 
-    Completed by torchrun's variables, which are also set by hand.
+    Users also set torchrun's variables by hand.
     """
     torchrun = _read_torchrun(environ)
     if _ELASTIC & environ.keys():
@@ -547,7 +536,7 @@ def _choose(environ: Mapping[str, str]) -> Facts:
         return torchrun
     launcher = launchers[0]
     if complete and (launcher.world_size or 1) < (torchrun.world_size or 1):
-        # a launcher that started one process a machine, each of which started its ranks
+        # the launcher started one process per machine, and each of these started its ranks
         return torchrun
     for other in launchers[1:]:
         # any other two launchers are nested
@@ -566,12 +555,12 @@ def _known(facts: Facts) -> dict[str, Any]:
 
 
 def _compare(one: Facts, other: Facts) -> None:
-    """Raises where both say who this process is, and disagree."""
+    """Raises RingError if two launchers disagree about this process."""
     for name in ("world_size", "rank", "local_rank"):
         values = getattr(one, name), getattr(other, name)
         if None not in values and values[0] != values[1]:
             raise RingError(
-                f"{name} must be one number, got {values[0]} from {one.rule} and {values[1]} "
+                f"launchers disagree on {name}, got {values[0]} from {one.rule} and {values[1]} "
                 f"from {other.rule} (environment: {_show({**one.variables, **other.variables})}). "
                 "Unset the variables of the launcher that did not start this process, or pass "
                 "rank, world_size and local_rank."
@@ -579,17 +568,17 @@ def _compare(one: Facts, other: Facts) -> None:
 
 
 def _conclude(values: Mapping[str, Any], facts: Facts, given: Iterable[str]) -> Discovery:
-    """Returns the finding, if its numbers are consistent."""
+    """Returns the values as a Discovery, if they are consistent."""
     if values["rank"] >= values["world_size"]:
         where = f"world_size {values['world_size']}"
         if facts.variables:
             where = f"{facts.rule}: {_show(facts.variables)}"
         what = (
-            f"rank must be a whole number from 0 to {values['world_size'] - 1}, got "
+            f"rank must be an integer from 0 to {values['world_size'] - 1}, got "
             f"{values['rank']} ({where})."
         )
         if "rank" in given:
-            raise ArgumentError(f"{what} Give each process its own.")
+            raise ArgumentError(f"{what} Give each process its own rank.")
         raise RingError(f"{what} Correct these variables.")
     return Discovery(**values, rule=facts.rule, variables=dict(facts.variables))
 
@@ -601,42 +590,44 @@ def _unfinished(
     environ: Mapping[str, str],
     has_mpi: bool,
 ) -> RingError:
-    """Makes the error that says what is not known, what is, and what to do."""
+    """Returns the error for missing values, with the known values and a remedy."""
     passed = {name: repr(value) for name, value in given.items()}
     got = _show({**facts.variables, **passed}) or "nothing"
     names, variables = _join(missing), _join([_VARIABLES[name] for name in missing])
     if facts.rule != "torchrun":
         last = (
-            "mpi4py would be asked, which starts MPI."
+            "With ask_mpi=True, mpi4py is asked, which starts MPI."
             if has_mpi
-            else "Or install mpi4py, which knows."
+            else "Or install mpi4py, so that MPI can be asked."
         )
         todo = facts.advice if missing == ["head_ip"] else f"Set {variables} on every rank."
         return RingError(
-            f"{names} must be said by the launcher, got {got} ({facts.rule}). {todo} Or pass "
+            f"the launcher did not set {names}, got {got} ({facts.rule}). {todo} Or pass "
             f"{names}. {last}"
         )
     if facts.variables.keys() & {"RANK", "WORLD_SIZE"}:
         return RingError(
-            f"torchrun's variables must be set together, got {got} and no {variables} "
+            f"torchrun's variables must be set together, got {got} but no {variables} "
             "(environment). "
-            f"Set what is missing, unset the others, or pass {names}."
+            f"Set the missing ones, unset the others, or pass {names}."
         )
     todo = (
-        "Start this script by torchrun --nproc-per-node N, srun or mpirun, run a function by "
-        "ringsim.trace, pass them,"
+        "Start this script with torchrun --nproc-per-node N, srun or mpirun, run a function with "
+        "ringsim.trace, or pass these arguments."
     )
     if "SLURM_JOB_ID" in environ:
-        todo = "This is a Slurm job outside of srun: start this script by srun, pass them,"
+        todo = (
+            "This is a Slurm job outside of srun: start this script with srun, or pass these "
+            "arguments."
+        )
     return RingError(
-        f"{names} must come from a launcher or from arguments, got {got} (no launcher started "
-        f"this process). {todo} "
-        "or pass world_size=1 for a world of one."
+        f"no launcher started this process, and {names} must come from a launcher or from "
+        f"arguments, got {got}. {todo} For a world of one, pass world_size=1."
     )
 
 
 def _ask_mpi(facts: Facts) -> Facts:
-    """Asks MPI for what the launcher did not say; all ranks do so together."""
+    """Asks MPI for the missing values; all ranks call it together."""
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
@@ -645,19 +636,19 @@ def _ask_mpi(facts: Facts) -> Facts:
     others = [machine for machine in machines if machine != machines[0]]
     local_rank = machines[:rank].count(machines[rank])
     asked = Facts("mpi4py", rank, world_size, local_rank)
-    # if mpi4py belongs to another MPI than the launcher, every process looks like a world of one
+    # if mpi4py uses another MPI than the launcher, every process looks like a world of one
     _compare(facts, asked)
     head = world.bcast(
         (address_towards(others[0]) if others else HERE, _free_port()) if rank == 0 else None,
         root=0,
     )
-    # a free port is better than one made from the job's name
+    # a free port is better than one derived from the job's name
     port = facts.port if "MASTER_PORT" in facts.variables else head[1]
     return replace(asked, head_ip=facts.head_ip or head[0], port=port, variables=facts.variables)
 
 
 def address_towards(machine: str) -> str:
-    """Returns this machine's address on the way to another one; nothing is sent."""
+    """Returns this machine's address towards another machine, without sending anything."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((machine, 9))
@@ -686,10 +677,10 @@ def _join(names: list[str]) -> str:
 
 
 def count_crossings(hosts: Sequence[str]) -> int:
-    """Counts the links of a ring that lead from one known host to another.
+    """Counts the links of a ring between different known hosts.
 
     Args:
-        hosts: name of each rank's host, in the ring's order; "" where it is not known.
+        hosts: the name of each rank's host, in the ring's order; "" if unknown.
 
     Example:
         >>> (
@@ -705,7 +696,7 @@ def count_crossings(hosts: Sequence[str]) -> int:
 
 
 def order_by_hosts(hosts: Sequence[Any]) -> tuple[int, ...]:
-    """Orders ranks so that those of a host follow each other, and the hosts as they first occur.
+    """Orders ranks so that the ranks of each host are adjacent, with hosts in order of appearance.
 
     Args:
         hosts: each rank's host, by rank.

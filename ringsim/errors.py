@@ -1,30 +1,30 @@
-"""Everything ringsim raises on purpose.
+"""The exceptions that ringsim raises.
 
 The tree::
 
     Exception
      +-- RingError                 something about ranks, rings or traces went wrong
-     |    +-- RankFailed           a rank raised, or died (*)
-     |    +-- Deadlock             nobody can go on (*)
+     |    +-- RankFailed           a rank raised an exception or died (*)
+     |    +-- Deadlock             the ranks wait for each other forever (*)
      |    +-- MessageMismatch      the two sides of a message disagree (*)
      |    +-- PeerExited           the other side of a message is gone (*)
      |    +-- RendezvousFailed     the ranks could not find each other (*)
-     |    +-- RunTimeout           a run took longer than its limit
+     |    +-- RunTimeout           a run took longer than its time limit
      |    +-- TraceFileError       a trace file cannot be read or written
      |    +-- ScheduleError        a pipeline schedule breaks its rules
-     |    +-- ArgumentError        a bad argument (*; also a ValueError)
-     |         +-- StartsRanks     not of the argument, but of the program that starts its own ranks
+     |    +-- ArgumentError        an argument is invalid (*; also a ValueError)
+     |         +-- StartsRanks     a program that ringsim started ranks for starts its own ranks
      +-- KeyboardInterrupt
           +-- Interrupted          the user stopped a run
 
-    (*) also a RuntimeError: torch raises one where ranks get these, and programs catch it
+    (*) also a RuntimeError, because torch raises RuntimeError for these and programs catch it
 
-Errors that end a run carry ``trace``, what was recorded until then, and ``diagnosis``, why it ended
-(None where it is not known). Every message reads ``<what> must be <rule>, got <value> (<where>).
-<What to do>.``
+Errors that end a run have the attributes ``trace`` (the trace up to the error) and ``diagnosis``
+(the reason, or None if unknown). The message for an invalid value reads ``<name> must be <rule>,
+got <value> (<where>). <Remedy>.``
 
-Below the errors are the checks of arguments that several functions share, so that a mistake is
-reported in the same words everywhere.
+This module also has the argument checks that several functions share, so that the same mistake
+gets the same message everywhere.
 """
 
 from __future__ import annotations
@@ -52,21 +52,21 @@ __all__ = [
 ]
 
 
-# What commands a terminal, turns the direction of a text, or is half a character of UTF-16, which
-# no file, terminal or picture takes.
+# Control characters, marks that change the direction of text, and halves of UTF-16 characters:
+# they can mislead a reader, or cannot be written to files, terminals or pictures.
 _UNREADABLE: Final = re.compile(
     "[\\x00-\\x1f\\x7f-\\x9f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]"
 )
 
 
 def escape(text: str, *, lines: bool = True) -> str:
-    r"""Returns a text in which unprintable characters are written out.
+    r"""Returns a text with unprintable characters escaped.
 
-    Whoever chose its words may have meant harm.
+    The text may come from an untrusted source.
 
     Args:
         text: any text.
-        lines: whether it may have several lines, and tabs.
+        lines: whether to keep line breaks and tabs.
 
     Example:
         >>> escape("red \x1b[31m\n"), escape("red \x1b[31m\n", lines=False)
@@ -82,7 +82,7 @@ def escape(text: str, *, lines: bool = True) -> str:
 
 
 class _Explained(BaseException):
-    """What the errors that end a run have in common."""
+    """The common base of errors that can end a run."""
 
     def __init__(self, message: str, *, trace: Any = None, diagnosis: Any = None) -> None:
         super().__init__(escape(str(message)))
@@ -90,10 +90,7 @@ class _Explained(BaseException):
         self.diagnosis = diagnosis
 
     def _render_traceback_(self) -> list[str]:
-        """Returns the lines that IPython shows.
-
-        Only the message, which names the user's own line already.
-        """
+        """Returns the lines that IPython shows: the message, which already has the user's line."""
         return [f"{type(self).__name__}: {self}"]
 
 
@@ -101,10 +98,9 @@ class RingError(_Explained, Exception):
     """Something about ranks, rings or traces went wrong; the parent of ringsim's other errors.
 
     Args:
-        message: what must hold, what was found, where, and what to do.
-        trace: the ``ringsim.Trace`` of what was recorded until then, if a run ended with this
-            error.
-        diagnosis: why the run ended (``ringsim.diagnose``), if that is known.
+        message: the error message.
+        trace: the ``ringsim.Trace`` up to the error, if a run ended with it.
+        diagnosis: the reason that the run ended (``ringsim.diagnose``), if known.
 
     Example:
         >>> from ringsim.errors import RankFailed, RingError
@@ -115,11 +111,11 @@ class RingError(_Explained, Exception):
         rank 2 of 4 raised ValueError: no such layer None
     """
 
-    imposed = False  # whether a rank raises it only because of what happened to other ranks
+    imposed = False  # whether a rank raises it only because of other ranks
 
 
 class RankFailed(RingError, RuntimeError):
-    """A rank raised an exception, or its process died; ``rank`` says which one failed first."""
+    """A rank raised an exception, or its process died; ``rank`` is the first that failed."""
 
     def __init__(
         self, message: str, *, rank: int = -1, trace: Any = None, diagnosis: Any = None
@@ -129,13 +125,13 @@ class RankFailed(RingError, RuntimeError):
 
 
 class Deadlock(RingError, RuntimeError):
-    """Nobody can go on: the ranks wait for each other."""
+    """The ranks wait for each other, and none can continue."""
 
 
 class MessageMismatch(RingError, RuntimeError):
     """The two sides of a message disagree on its size, dtype or shape.
 
-    Or the ranks of a group on what they call together.
+    Also raised if the ranks of a group disagree on a collective.
     """
 
 
@@ -144,18 +140,15 @@ class PeerExited(RingError, RuntimeError):
 
 
 class RendezvousFailed(RingError, RuntimeError):
-    """The ranks could not find each other; the message names those present and those missing."""
+    """The ranks could not find each other; the message lists the present and the missing ranks."""
 
 
 class RunTimeout(RingError, RuntimeError):
-    """A run, or on simulated ranks an operation, took longer than the limit that it was given."""
+    """A run took longer than its time limit, or an operation of simulated ranks timed out."""
 
 
 class TraceFileError(RingError):
-    """A trace file cannot be read or written.
-
-    Truncated, damaged, foreign, or of a later version.
-    """
+    """A trace file cannot be written, or is truncated, damaged, foreign or of a later version."""
 
     def __init__(self, message: str, **of_a_run: Any) -> None:
         super().__init__(escape(str(message), lines=False), **of_a_run)
@@ -166,50 +159,45 @@ class ScheduleError(RingError):
 
 
 class ArgumentError(RingError, ValueError, RuntimeError):
-    """An argument breaks its rule; the message names the argument, the rule and the value."""
+    """An argument is invalid; the message gives the argument, the rule and the value."""
 
 
 class Refused(ArgumentError):
-    """An argument of an operation that torch refuses, too.
+    """An argument of an operation is invalid, and torch would also refuse it.
 
-    Where nobody catches it, the run ends in ``RankFailed``, as there.
+    If the program does not catch this error, the run ends in ``RankFailed``, as in torch.
     """
 
 
 class StartsRanks(ArgumentError):
-    """A program that ringsim has started ranks for starts its own."""
+    """A program that ringsim started ranks for starts its own ranks."""
 
 
 class Interrupted(_Explained, KeyboardInterrupt):
-    """The user stopped a run (Ctrl-C, or a notebook's Interrupt).
-
-    ``trace`` holds what was recorded until then.
-    """
+    """The user stopped a run (Ctrl-C or a notebook's Interrupt); ``trace`` is the partial trace."""
 
 
-LONGEST_S: Final = 9e9  # of any time in a trace, 285 years: it counts nanoseconds in 64 bits
-_MOST_SHOWN: Final = 200  # characters of a value in a message
+LONGEST_S: Final = 9e9  # the longest time in a trace, 285 years: it counts ns in 64 bits
+_MOST_SHOWN: Final = 200  # the most characters of a value in a message
 
 
 def is_integer(value: object) -> TypeGuard[int]:
-    """Tells whether a value is a whole number, of Python or numpy; True and False are not."""
+    """Returns whether a value is an integer of Python or numpy, other than True and False."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def is_list(value: object) -> bool:
-    """Tells whether a value is a list, a tuple or similar; a text is not."""
+    """Returns whether a value is a list, a tuple or similar, but not a string."""
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
 def is_one_of(value: object, names: Sequence[str]) -> bool:
-    """Tells whether a value is one of the given names."""
+    """Returns whether a value is one of the given names."""
     return isinstance(value, str) and value in names
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Tells whether a value is a number that a float can hold, not NaN or infinite.
-
-    True and False are not.
+    """Returns whether a value is a finite number that a float can hold, other than True and False.
 
     Example:
         >>> [is_number(value) for value in (3, 0.5, float("nan"), 10**400, True, "3")]
@@ -223,29 +211,41 @@ def is_number(value: object) -> TypeGuard[float]:
         return False
 
 
+def name_integers(least: int, most: int | None = None) -> str:
+    """Returns the rule for an integer in words.
+
+    Example:
+        >>> name_integers(1), name_integers(2), name_integers(0, 3)
+        ('a positive integer', 'an integer of at least 2', 'an integer from 0 to 3')
+    """
+    if most is not None:
+        return f"an integer from {least} to {most}"
+    return {0: "a non-negative integer", 1: "a positive integer"}.get(
+        least, f"an integer of at least {least}"
+    )
+
+
 def check_integer(name: str, value: object, least: int, hint: str) -> None:
-    """Checks that an argument is a whole number of at least ``least``.
+    """Checks that an argument is an integer of at least ``least``.
 
     The error ends with ``hint``.
     """
     if not is_integer(value) or value < least:
-        raise ArgumentError(f"{name} must be an integer from {least}, got {say(value)}. {hint}")
+        raise ArgumentError(f"{name} must be {name_integers(least)}, got {say(value)}. {hint}")
 
 
 def read_whole(
     name: str, value: Any, least: int, most: int | None = None, where: str = "", hint: str = ""
 ) -> int:
-    """Returns an argument as ``int``, if it is a whole number within a range.
-
-    Of Python, numpy or torch.
+    """Returns an argument as ``int``, if it is an integer of Python, numpy or torch in a range.
 
     Args:
-        name: of the argument.
-        value: what was passed; True and False are no numbers.
+        name: the name of the argument.
+        value: the value that was passed; True and False are not integers.
         least: the smallest allowed value.
         most: the largest allowed value; None for no limit.
-        where: which rank this is, as the message says it: " (rank 2 of 4)".
-        hint: what to do.
+        where: the calling rank, as in the message: " (rank 2 of 4)".
+        hint: the remedy.
 
     Example:
         >>> read_whole("port", 29500, 1, 65535)
@@ -256,9 +256,8 @@ def read_whole(
     except TypeError:
         number = None
     if number is None or number < least or (most is not None and number > most):
-        span = f"of {least} or more" if most is None else f"from {least} to {most}"
         raise ArgumentError(
-            f"{name} must be a whole number {span}, got {value!r}{where}. {hint}".rstrip()
+            f"{name} must be {name_integers(least, most)}, got {value!r}{where}. {hint}".rstrip()
         )
     return number
 
@@ -267,33 +266,33 @@ def check_duration(name: str, value: object) -> None:
     """Checks that an argument is a time in seconds that a trace can hold."""
     if not is_number(value) or not 0 <= value <= LONGEST_S:
         raise ArgumentError(
-            f"{name} must be from 0 to {LONGEST_S:g} s, got {say(value)}. Give seconds: a trace, "
-            "which counts ns, holds 285 years."
+            f"{name} must be from 0 to {LONGEST_S:g} s, got {say(value)}. Pass seconds; a trace "
+            "counts ns, and can hold 285 years."
         )
 
 
 def check_call(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Returns the arguments of a worker, if a sequence and a dict by name (or None, for none)."""
+    """Returns the arguments of a worker, if they are a sequence and a dict (or None)."""
     try:
         values = tuple(args)
     except TypeError:
         raise ArgumentError(
-            f"args must be a tuple of the worker's arguments, got {say(args)}. Write args=(value,)."
+            f"args must be a tuple of the worker's arguments, got {say(args)}. Use args=(value,)."
         ) from None
     named = {} if kwargs is None else kwargs
     if not isinstance(named, Mapping) or not all(isinstance(name, str) for name in named):
         raise ArgumentError(
-            f"kwargs must be a dict of the worker's arguments by name, got {say(named)}. Write "
+            f"kwargs must be a dict of the worker's arguments by name, got {say(named)}. Use "
             "kwargs={'name': value}."
         )
     return values, dict(named)
 
 
 def check_seed(seed: Any, world_size: int) -> int:
-    """Returns a seed as ``int``, if ``seed + rank`` is one that torch accepts for every rank."""
+    """Returns a seed as ``int``, if torch accepts ``seed + rank`` for every rank."""
     if not is_integer(seed) or not -(2**63) <= int(seed) <= 2**64 - world_size:
         raise ArgumentError(
-            f"seed must be an integer from -2**63 to 2**64 - {world_size}, got {say(seed)}. Take "
+            f"seed must be an integer from -2**63 to 2**64 - {world_size}, got {say(seed)}. Use "
             "a smaller one."
         )
     return int(seed)
@@ -304,8 +303,7 @@ def check_worker(worker: object) -> None:
     if not callable(worker):
         raise ArgumentError(
             f"worker must be a function, got {worker!r}. "
-            "Pass the function itself, trace(worker, ...), not what "
-            "it returns, trace(worker(), ...)."
+            "Pass the function itself, trace(worker, ...), not its result, trace(worker(), ...)."
         )
     if (
         inspect.iscoroutinefunction(worker)
@@ -314,12 +312,12 @@ def check_worker(worker: object) -> None:
     ):
         raise ArgumentError(
             f"worker must be an ordinary function, got {worker!r}, which is async or a "
-            "generator. Call it inside one."
+            "generator. Wrap it in an ordinary function."
         )
 
 
 def say(value: object) -> str:
-    """Returns a value as errors show it: in one line, and shortened if it is long.
+    """Returns a value as errors show it: on one line, and shortened if it is long.
 
     Example:
         >>> say(1.5), say("x" * 1000)[-5:], say([1, 2])
@@ -327,13 +325,13 @@ def say(value: object) -> str:
     """
     try:
         shown = " ".join(repr(value).split())
-    except Exception:  # an integer of ten thousand digits, or a class of somebody's own
+    except Exception:  # an integer of ten thousand digits, or a class with a failing __repr__
         return f"a {type(value).__name__}"
     return shown if len(shown) <= _MOST_SHOWN else f"{shown[:_MOST_SHOWN]}..."
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
-    """Returns "rank 2", "ranks 0 and 1", or "ranks 0, 1 and 2"; of many, the first.
+    """Returns "rank 2", "ranks 0 and 1" or "ranks 0, 1 and 2"; lists only the first of many.
 
     Example:
         >>> name_ranks([2]), name_ranks([0, 1, 5]), name_ranks(range(40))

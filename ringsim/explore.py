@@ -1,22 +1,22 @@
-"""Explorers: sliders over simulated runs, in a notebook or in one page.
+"""Explorers: sliders over simulated runs, in a notebook or on a page.
 
 ::
 
-    explore.schedule()     two schedules of pipelines side by side: ranks, microbatches, unequal
-                           stages, latency, memory
-    explore.ring()         a token, a shift or an all-reduce going round a ring, beside what alpha
-                           and beta say
-    explore.bandwidth()    messages of all sizes on two links
-    explore.generation()   how many batches a generation ring needs to be busy, and how many jam it
-    explore.deadlock()     who sends first: which orders end, and which wait for ever
+    explore.schedule()     compare two pipeline schedules: ranks, microbatches, unequal stages,
+                           latency, memory
+    explore.ring()         send a token, a shift or an all-reduce around a ring, and compare the
+                           time with alpha and beta
+    explore.bandwidth()    send messages of all sizes over two links
+    explore.generation()   find how many batches keep a generation ring busy, and how many block it
+    explore.deadlock()     choose which ranks send first, and see which orders deadlock
 
-Each is the last line of a cell; ``to_html`` writes it as a page that moves without a kernel, and
-``frame`` gives what a choice comes to.
+Put an explorer on the last line of a cell. ``to_html`` writes it as a page that works without a
+kernel, and ``frame`` returns the result of one choice.
 
 Example:
     >>> from ringsim import explore
     >>> explore.deadlock().frame(rank_2="receives").text
-    'It ends, after 51.6 µs. By the rule it ends: one rank has to differ from the others.'
+    'It ends after 51.6 µs. The rule predicts that it ends: one rank must differ from the others.'
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _ITEM_BYTES: Final = 8  # a float64
 
 
 def schedule() -> Explorer:
-    """Explores schedules of pipelines, two side by side on one axis; forwards take 1 ms.
+    """Explores two pipeline schedules side by side on one axis; forward passes take 1 ms.
 
     Returns:
         The explorer.
@@ -79,7 +79,7 @@ def schedule() -> Explorer:
         Choice("latency", "latency", 0.0, (0.0, 0.1, 0.25, 0.5, 1.0, 2.0), (0.0, 0.5), "ms"),
         Choice("last", "last stage", 1.0, (0.5, 1.0, 1.5, 2.0, 3.0), (1.0, 2.0), "x"),
     )
-    return Explorer("schedules of pipelines", _schedules, choices)
+    return Explorer("pipeline schedules", _schedules, choices)
 
 
 def _schedules(
@@ -115,11 +115,11 @@ def _one_schedule(
     name: str, ranks: int, microbatches: int, backward: float, latency: float, last: float
 ) -> tuple[str, Trace]:
     stages = ranks * find_num_chunks(name)
-    # a model is cut into more stages, not made larger
+    # the same model in more stages
     one_s = _MS * ranks / stages
     forward: Any = (*[one_s] * (stages - 1), one_s * last)
     half: Any = tuple(backward / 2 * each_s for each_s in forward)
-    if last == 1.0:  # closed forms are for stages that are alike
+    if last == 1.0:  # closed forms are for equal stages
         forward, half = forward[0], half[0]
     costs = Costs(forward=forward, input=half, weight=half, latency=latency * _MS)
     run = simulate_schedule(
@@ -140,9 +140,7 @@ def _one_schedule(
 
 
 def ring() -> Explorer:
-    """Explores what goes round a ring of simulated ranks.
-
-    A token, a shift, or the chunks of an all-reduce.
+    """Explores a token, a shift or an all-reduce on a ring of simulated ranks.
 
     Returns:
         The explorer.
@@ -154,7 +152,7 @@ def ring() -> Explorer:
     """
     kinds = ("token", "shift", _ALL_REDUCE)
     choices = (
-        Choice("what", "what", "token", kinds, kinds),
+        Choice("what", "pattern", "token", kinds, kinds),
         Choice("ranks", "ranks", 4, range(2, 17), (2, 4, 8)),
         Choice("size", "size", 64, (1, 4, 16, 64, 256), (4, 64, 256), "KiB"),
         Choice("latency", "latency", 10.0, _LATENCIES, (10.0, 100.0), "µs"),
@@ -162,7 +160,7 @@ def ring() -> Explorer:
         Choice("computing", "computing", 10.0, (0.0, 1.0, 10.0, 50.0, 100.0), unit="µs"),
         Choice("slow", "rank 1 slower", 1, (1, 2, 4, 8), (1, 4), "x"),
     )
-    return Explorer("what goes round a ring", _go_round, choices)
+    return Explorer("messages around a ring", _go_round, choices)
 
 
 def _go_round(
@@ -186,7 +184,7 @@ def _go_round(
     closed = time_text(1e9 * closed_s)
     known = f"{closed}   {words}"
     if slow > 1:
-        known = f"none: it is for ranks that are alike, which would take {closed}"
+        known = f"none for a slow rank; {closed} for equal ranks"
     text = f"simulated    {time_text(1e9 * trace.makespan_s)}\nclosed form  {known}"
     return Frame(text, (trace,))
 
@@ -213,7 +211,7 @@ def _pass_round(what: str, size_bytes: int, compute_s: float) -> None:
 def _payload(size_bytes: int) -> torch.Tensor:
     """Returns a tensor of few numbers.
 
-    The threads with which torch copies many cost more than a frame may.
+    torch copies larger tensors with threads, which would make a frame too slow.
     """
     return torch.zeros(size_bytes // _ITEM_BYTES, dtype=torch.float64)
 
@@ -223,14 +221,14 @@ def _link(latency: float, bandwidth: float) -> Link:
 
 
 def bandwidth() -> Explorer:
-    """Explores what two links give to messages of all sizes.
+    """Explores messages of all sizes on two links.
 
     Returns:
         The explorer.
 
     Example:
         >>> print(bandwidth().frame(latency_b=10.0, bandwidth_b=10.0).text.splitlines()[-1].split())
-        ['half', 'of', 'the', 'bandwidth', 'from', '97.7', 'KiB', '97.7', 'KiB']
+        ['half', 'the', 'bandwidth', 'at', '97.7', 'KiB', '97.7', 'KiB']
     """
     choices = (
         Choice("latency_a", "A: latency", 10.0, _LATENCIES, _LATENCIES[::3], "µs"),
@@ -238,7 +236,7 @@ def bandwidth() -> Explorer:
         Choice("latency_b", "B: latency", 1.0, _LATENCIES, _LATENCIES[::3], "µs"),
         Choice("bandwidth_b", "B: bandwidth", 2.0, _BANDWIDTHS, (2.0, 10.0, 50.0), "GB/s"),
     )
-    return Explorer("what two links give", _two_links, choices, tab="bandwidth")
+    return Explorer("bandwidth of two links", _two_links, choices, tab="bandwidth")
 
 
 _SIZES: Final = tuple(8**power for power in range(1, 9))  # bytes, to 16 MiB
@@ -250,7 +248,7 @@ def _two_links(latency_a: float, bandwidth_a: float, latency_b: float, bandwidth
         "",
         "    size",
         *(f"{bytes_text(size):>8}" for size in _SIZES),
-        "half of the bandwidth from",
+        "half the bandwidth at",
     ]
     lines = [
         "   ".join([size, *rows]).rstrip()
@@ -285,9 +283,7 @@ def _send_all() -> None:
 
 
 def generation() -> Explorer:
-    """Explores the ring that generates tokens.
-
-    How many batches keep its stages busy, and how many jam it.
+    """Explores a generation ring: how many batches keep its stages busy, and how many block it.
 
     Returns:
         The explorer.
@@ -296,9 +292,9 @@ def generation() -> Explorer:
         >>> print(generation().frame(batches=4).text)  # doctest: +NORMALIZE_WHITESPACE
                           in all   32 tokens
         simulated          56 ms   a stage works 85 % of the time while decoding
-        played, by plan    56 ms   closed form, without latency: 100 %
+        by plan            56 ms   closed form, without latency: 100 %
         >>> print(generation().frame(batches=5).text)
-        It never ends; by the closed form a stage works 0 % of the time.
+        It never ends. By the closed form, a stage works 0 % of the time.
         Ranks 0, 1, 2, 3 wait for each other, for ever.
     """
     kinds = (_ONE_BY_ONE, "both posted together")
@@ -310,7 +306,7 @@ def generation() -> Explorer:
         Choice("prefill", "prefill", 4.0, (1.0, 2.0, 4.0, 8.0, 16.0), unit="ms"),
         Choice("latency", "latency", 0.0, (0.0, 0.1, 0.25, 0.5, 1.0), (0.0, 0.25), "ms"),
     )
-    return Explorer("the ring that generates tokens", _tokens, choices)
+    return Explorer("token generation on a ring", _tokens, choices)
 
 
 def _tokens(
@@ -323,7 +319,7 @@ def _tokens(
     try:
         trace = simulate(_generate, world_size=stages, args=args, link=link)
     except Deadlock as error:
-        text = f"It never ends; by the closed form a stage works {share} of the time."
+        text = f"It never ends. By the closed form, a stage works {share} of the time."
         return Frame(f"{text}\n{say_stuck(error)}", (error.trace,))
     played = time_generation(
         stages, batches, 1, tokens, prefill, 1.0, async_comm=together, latency=latency
@@ -334,7 +330,7 @@ def _tokens(
         f"                  in all   {count(batches * tokens, 'token')}",
         f"simulated         {1e3 * trace.makespan_s:>6.4g} ms   a stage works {100 * busy:.0f} "
         "% of the time while decoding",
-        f"played, by plan   {played_ms:>6.4g} ms   closed form, without latency: {share}",
+        f"by plan           {played_ms:>6.4g} ms   closed form, without latency: {share}",
     ]
     return Frame("\n".join(lines), (trace,))
 
@@ -360,16 +356,17 @@ def _generate(batches: int, tokens: int, together: bool, prefill_s: float) -> No
 
 
 def deadlock() -> Explorer:
-    """Explores who sends first.
+    """Explores which ranks send first.
 
-    Four ranks each send to the next one and receive from the one before, in an order of their own.
+    Each of four ranks sends to the next rank and receives from the previous one, in an order that
+    you choose.
 
     Returns:
         The explorer.
 
     Example:
         >>> print(deadlock().frame().text)
-        It never ends. By the rule it never ends: one rank has to differ from the others.
+        It never ends. The rule predicts that it never ends: one rank must differ from the others.
         Ranks 0, 1, 2, 3 wait for each other, for ever.
     """
     orders = ("sends", "receives")
@@ -382,7 +379,7 @@ def deadlock() -> Explorer:
         Choice("size", "size", 4, (4, 1024), (4, 1024), "KiB"),
         Choice("semantics", "messages", "rendezvous", kinds, kinds),
     )
-    return Explorer("who sends first", _in_order, choices)
+    return Explorer("order of sends and receives", _in_order, choices)
 
 
 def _in_order(
@@ -391,13 +388,13 @@ def _in_order(
     orders, size_bytes = [rank_0, rank_1, rank_2, rank_3], 1024 * size
     kind = "rendezvous" if semantics == "rendezvous" else f"buffered({_EAGER_BYTES})"
     eager = semantics != "rendezvous" and size_bytes <= _EAGER_BYTES
-    reason = "one rank has to differ from the others."
+    reason = "one rank must differ from the others."
     if set(orders) == {"receives"}:
-        reason = "nobody has sent what all wait for."
+        reason = "all wait for a message, but no rank has sent one."
     elif eager:
         reason = "a message leaves before its receiver asks for it."
     ends = len(set(orders)) > 1 or (orders[0] == "sends" and eager)
-    rule = f"By the rule it {'ends' if ends else 'never ends'}: {reason}"
+    rule = f"The rule predicts that it {'ends' if ends else 'never ends'}: {reason}"
     try:
         trace = simulate(
             _exchange,
@@ -408,13 +405,13 @@ def _in_order(
         )
     except Deadlock as error:
         return Frame(f"It never ends. {rule}\n{say_stuck(error)}", (error.trace,))
-    return Frame(f"It ends, after {time_text(1e9 * trace.makespan_s)}. {rule}", (trace,))
+    return Frame(f"It ends after {time_text(1e9 * trace.makespan_s)}. {rule}", (trace,))
 
 
 def _exchange(orders: list[str], size_bytes: int) -> None:
     ring = current_ring()
     mine, space = _payload(size_bytes), _payload(size_bytes)
-    ringsim.compute(round(10 * _US * (ring.rank + 1), 6))  # ranks are never alike
+    ringsim.compute(round(10 * _US * (ring.rank + 1), 6))  # real ranks are never exactly alike
     if orders[ring.rank] == "sends":
         dist.send(mine, ring.succ, group=ring.succ_group)
     dist.recv(space, ring.pred, group=ring.pred_group)

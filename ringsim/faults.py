@@ -1,4 +1,4 @@
-"""What can be made to go wrong in a run, the same way on real ranks and on a virtual clock.
+"""Faults to inject into a run, with the same effect on real ranks and on a virtual clock.
 
 ::
 
@@ -18,23 +18,23 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from ringsim.errors import ArgumentError, RankFailed, is_number, say
+from ringsim.errors import ArgumentError, RankFailed, is_number, name_integers, say
 
 
 @dataclass(frozen=True)
 class Slow:
     """Makes a rank compute more slowly.
 
-    Each ``ringsim.compute`` on it, and each computation of a pipeline, takes ``factor`` times as
-    long. Real ranks sleep that long, a virtual clock advances that far. Several for one rank
-    multiply.
+    Each ``ringsim.compute`` on the rank, and each computation of a pipeline, takes ``factor`` times
+    as long. A real rank sleeps for the extra time; a virtual clock advances by it. The factors of
+    several ``Slow`` for one rank multiply.
 
     Args:
-        rank: which rank.
-        factor: how many times as long, 1 or more.
+        rank: the rank.
+        factor: the factor for its computing times, at least 1.
 
     Raises:
-        ArgumentError: a value breaks its rule.
+        ArgumentError: a value is invalid.
 
     Example:
         >>> import ringsim
@@ -55,20 +55,21 @@ class Slow:
 
 @dataclass(frozen=True)
 class Degrade:
-    """Makes a link slower: each message from ``src`` to ``dst`` travels ``factor`` times as long.
+    """Makes a link slower: each message from ``src`` to ``dst`` takes ``factor`` times as long.
 
-    On a virtual clock, latency and time per byte are multiplied. On real ranks the receiver sleeps
-    at the end of its wait, so that the message takes ``factor`` times as long, counted from when
-    both sides were posted. Several for one link multiply. The way back from ``dst`` to ``src`` is
-    another link; on real ranks collectives are not affected.
+    On a virtual clock, the latency and the time per byte are multiplied. On real ranks, the
+    receiver sleeps at the end of its wait, so that the message takes ``factor`` times as long,
+    counted from the time when both sides were posted. The factors of several ``Degrade`` for one
+    link multiply. The opposite direction, from ``dst`` to ``src``, is another link. On real ranks,
+    collectives are not affected.
 
     Args:
-        src: rank that sends.
-        dst: rank that receives.
-        factor: how many times as long, 1 or more.
+        src: the rank that sends.
+        dst: the rank that receives.
+        factor: the factor for the times of its messages, at least 1.
 
     Raises:
-        ArgumentError: a value breaks its rule.
+        ArgumentError: a value is invalid.
 
     Example:
         >>> Degrade(0, 1, factor=5)
@@ -83,25 +84,25 @@ class Degrade:
         _check(self)
         if self.src == self.dst:
             raise ArgumentError(
-                f"src and dst must be two ranks, got {self!r}. A link "
+                f"src and dst must be different ranks, got {self!r}. A link "
                 "leads from one rank to another."
             )
 
 
 @dataclass(frozen=True)
 class Fail:
-    """Makes a rank raise ``RankFailed`` in place of its operation number ``at_op``.
+    """Makes a rank raise ``RankFailed`` instead of posting its operation number ``at_op``.
 
-    That is never posted. Operations are sends, recvs and collectives, counted from 0 as the rank's
-    trace shows them; making a group does not count. A rank that posts fewer does not fail. Of
-    several for one rank, the earliest counts.
+    Operations are sends, recvs and collectives, counted from 0 in the order of the rank's trace;
+    creating a group does not count. A rank that posts fewer operations does not fail. If a rank has
+    several ``Fail``, the earliest counts.
 
     Args:
-        rank: which rank.
-        at_op: how many operations it posts before that.
+        rank: the rank.
+        at_op: the number of operations that it posts before it fails.
 
     Raises:
-        ArgumentError: a value breaks its rule.
+        ArgumentError: a value is invalid.
 
     Example:
         >>> Fail(rank=2, at_op=7)
@@ -117,18 +118,18 @@ class Fail:
 
 @dataclass(frozen=True)
 class Jitter:
-    """Makes computing times vary.
+    """Makes computing times vary at random.
 
-    Each ``ringsim.compute`` takes from ``1 - fraction`` to ``1 + fraction`` times as long. Each
-    rank draws its own numbers, uniformly, in the order of its computations: the same ones on both
-    clocks and in every run. Several multiply.
+    Each ``ringsim.compute`` takes ``1 - fraction`` to ``1 + fraction`` times as long. Each rank
+    draws its own factors, uniformly, in the order of its computations; they are the same on both
+    clocks and in every run. The factors of several ``Jitter`` multiply.
 
     Args:
-        fraction: above 0, at most 1.
-        seed: of the numbers.
+        fraction: the largest relative change, positive and at most 1.
+        seed: the seed of the random numbers.
 
     Raises:
-        ArgumentError: a value breaks its rule.
+        ArgumentError: a value is invalid.
 
     Example:
         >>> Jitter(fraction=0.1, seed=7)
@@ -146,22 +147,22 @@ Injection = Slow | Degrade | Fail | Jitter
 
 
 def check_injections(inject: Iterable[Injection], world_size: int) -> tuple[Injection, ...]:
-    """Returns what a run is to inject as a tuple.
+    """Returns the injections of a run as a tuple.
 
     Raises:
-        ArgumentError: something is not an injection, or names a rank that the run does not have.
+        ArgumentError: a value is not an injection, or has a rank that the run does not have.
     """
     try:
         checked = tuple(inject)
     except TypeError:  # a single one, not in a list
         raise ArgumentError(
-            f"inject must be a list of Slow, Degrade, Fail and Jitter, got {say(inject)}. Write "
+            f"inject must be a list of Slow, Degrade, Fail or Jitter, got {say(inject)}. Use "
             "inject=[...]."
         ) from None
     for each in checked:
         if not isinstance(each, Injection):
             raise ArgumentError(
-                f"inject must hold Slow, Degrade, Fail and Jitter, got {say(each)}. Write "
+                f"inject must contain only Slow, Degrade, Fail or Jitter, got {say(each)}. Use "
                 "ringsim.Slow(rank=1, factor=2)."
             )
         if isinstance(each, Jitter):
@@ -170,23 +171,20 @@ def check_injections(inject: Iterable[Injection], world_size: int) -> tuple[Inje
         if highest >= world_size:
             raise ArgumentError(
                 f"the ranks of an injection must be from 0 to {world_size - 1}, got {each!r}. "
-                "Name a rank of the run."
+                "Use a rank of the run."
             )
     return checked
 
 
 def slowed_by(inject: Iterable[Injection], rank: int) -> float:
-    """Returns how many times as long a rank computes, 1.0 if nothing slows it."""
+    """Returns the factor for a rank's computing times, 1.0 if nothing slows it."""
     return float(
         math.prod(each.factor for each in inject if isinstance(each, Slow) and each.rank == rank)
     )
 
 
 def jitter_of(inject: Iterable[Injection], rank: int) -> Callable[[], float] | None:
-    """Returns a function that draws how many times as long a rank's next computation takes.
-
-    None without jitter.
-    """
+    """Returns a function that draws the factor for a rank's next computation, or None."""
     streams = [
         (each.fraction, Random(f"{each.seed} {rank}"))
         for each in inject
@@ -198,10 +196,7 @@ def jitter_of(inject: Iterable[Injection], rank: int) -> Callable[[], float] | N
 
 
 def degraded_by(inject: Iterable[Injection], src: int, dst: int) -> float:
-    """Returns how many times as long messages from ``src`` to ``dst`` travel.
-
-    1.0 if nothing degrades the link.
-    """
+    """Returns the factor for messages from ``src`` to ``dst``, 1.0 if nothing degrades the link."""
     return float(
         math.prod(
             each.factor
@@ -212,7 +207,7 @@ def degraded_by(inject: Iterable[Injection], src: int, dst: int) -> float:
 
 
 def fails_at(inject: Iterable[Injection], rank: int) -> int | None:
-    """Returns the number of the operation in place of which a rank raises, None if it does not."""
+    """Returns the number of the operation at which a rank fails, None if it does not."""
     return min(
         (each.at_op for each in inject if isinstance(each, Fail) and each.rank == rank),
         default=None,
@@ -220,34 +215,35 @@ def fails_at(inject: Iterable[Injection], rank: int) -> int | None:
 
 
 def make_failure(rank: int, at_op: int, world_size: int) -> RankFailed:
-    """Makes the error that a rank raises in place of an operation, the same on both clocks."""
+    """Returns the error that a rank raises instead of an operation, the same on both clocks."""
     return RankFailed(
-        f"rank {rank} of {world_size} was made to fail in place of its operation {at_op}, "
-        f"counted from 0. Leave Fail(rank={rank}, at_op={at_op}) out of inject to let it go on.",
+        f"rank {rank} of {world_size} was made to fail instead of posting operation {at_op} "
+        f"(counted from 0). To let it continue, remove Fail(rank={rank}, at_op={at_op}) from "
+        "inject.",
         rank=rank,
     )
 
 
-# of the fields that are numbers: from where to where, the rule in words, and the remedy
+# for each field of any number: the least and the greatest value, the rule in words, and the remedy
 _NUMBERS: Final = {
-    "factor": (1, math.inf, "a number from 1", "2 makes it take twice as long."),
+    "factor": (1, math.inf, "a number of at least 1", "A factor of 2 doubles the time."),
     "fraction": (
         math.ulp(0.0),
         1,
-        "above 0 and at most 1",
-        "0.1 is a tenth, up and down.",
+        "positive and at most 1",
+        "0.1 varies times by up to 10 %.",
     ),
 }
 
 
 def _check(injection: Injection) -> None:
-    """Raises ArgumentError unless each field follows its rule; all others count from 0."""
+    """Raises ArgumentError unless each field follows its rule; others are non-negative integers."""
     for name, value in vars(injection).items():
         if name in _NUMBERS:
             least, most, rule, remedy = _NUMBERS[name]
             right = isinstance(value, int | float) and is_number(value) and least <= value <= most
         else:
-            rule, remedy = "an integer from 0", "Count from 0."
+            rule, remedy = name_integers(0), "Count from 0."
             right = isinstance(value, int) and not isinstance(value, bool) and value >= 0
         if not right:
             where = type(injection).__name__

@@ -1,16 +1,16 @@
-"""A link: what a message costs on its way, as one fixed part and one that grows with its size.
+"""The cost model of a link: a latency, and a time per byte.
 
-The model of two numbers, named after Hockney::
+This two-parameter model is named after Hockney::
 
     time = alpha + beta * size
 
                     time |              .-'    slope beta: seconds for one more byte, 1 / bandwidth
                          |          .-'
                          |      .-'
-                   alpha +--.-'                what a message of no bytes would take
+                   alpha +--.-'                time of a message of no bytes
                          +-------+-----------
-                               n_half          here both parts are equal, and half the bandwidth
-                                               is reached
+                               n_half          size at which both parts are equal, so a message
+                                               reaches half the bandwidth
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ __all__ = ["Link", "check_link", "check_links", "fit_link"]
 
 @dataclass(frozen=True)
 class Link:
-    """What one message costs on one link: ``alpha_s + beta_s_per_byte * size_bytes`` seconds.
+    """The cost of one message on one link: ``alpha_s + beta_s_per_byte * size_bytes`` seconds.
 
     Args:
-        alpha_s: latency in seconds, 0 or more.
-        beta_s_per_byte: seconds for each byte, 0 or more; the inverse of the bandwidth.
-        alpha_error_s: one standard error of ``alpha_s``, in seconds; 0 for a link that is given,
-            NaN where a fit could not tell.
-        beta_error_s_per_byte: the same of ``beta_s_per_byte``.
+        alpha_s: the latency in seconds, non-negative.
+        beta_s_per_byte: the time per byte in seconds, non-negative; the inverse of the bandwidth.
+        alpha_error_s: the standard error of ``alpha_s``, in seconds; 0 if you pass exact numbers,
+            NaN if a fit could not determine it.
+        beta_error_s_per_byte: the standard error of ``beta_s_per_byte``.
 
     Raises:
-        ArgumentError: a number breaks its rule.
+        ArgumentError: a number is invalid.
 
     Example:
         >>> link = Link(alpha_s=10e-6, beta_s_per_byte=8e-11)
@@ -68,7 +68,7 @@ class Link:
                 isinstance(value, int | float) and is_number(value) and value >= 0
             ):
                 raise ArgumentError(
-                    f"{name} must be a number from 0, got {say(value)}. Give seconds, not "
+                    f"{name} must be a non-negative number, got {say(value)}. Use seconds, not "
                     "microseconds: alpha_s=10e-6."
                 )
 
@@ -82,26 +82,26 @@ class Link:
 
     @property
     def n_half_bytes(self) -> float:
-        """The size in bytes that reaches half the bandwidth, alpha / beta.
+        """The message size in bytes that reaches half the bandwidth, alpha / beta.
 
         Infinite if beta is 0.
         """
         return self.alpha_s / self.beta_s_per_byte if self.beta_s_per_byte else math.inf
 
     def time_s(self, size_bytes: float) -> float:
-        """Returns how long one message takes, in seconds.
+        """Returns the time of one message, in seconds.
 
         Args:
-            size_bytes: its size, 0 or more.
+            size_bytes: the size of the message, non-negative.
 
         Returns:
-            Seconds from the moment at which both sides are ready.
+            The time in seconds, from the moment when both sides are ready.
 
         Raises:
             ArgumentError: ``size_bytes`` is negative.
         """
         if not size_bytes >= 0:
-            raise ArgumentError(f"size_bytes must be 0 or more, got {size_bytes!r}.")
+            raise ArgumentError(f"size_bytes must be non-negative, got {size_bytes!r}.")
         return self.alpha_s + self.beta_s_per_byte * size_bytes
 
 
@@ -109,11 +109,11 @@ def check_link(name: str, value: object) -> None:
     """Checks that an argument is a link.
 
     Args:
-        name: of the argument, for the error.
-        value: what was passed.
+        name: the name of the argument, for the error.
+        value: the value that was passed.
 
     Raises:
-        ArgumentError: it is no link.
+        ArgumentError: the value is not a link.
     """
     if not isinstance(value, Link):
         raise ArgumentError(
@@ -126,11 +126,11 @@ def check_links(link: object, world_size: int | None = None) -> None:
     """Checks that an argument is a link, or a table of links by pairs of ranks.
 
     Args:
-        link: what was passed.
-        world_size: how many ranks there are; None if unknown.
+        link: the value that was passed.
+        world_size: the number of ranks; None if unknown.
 
     Raises:
-        ArgumentError: it is neither, or a pair is not of such ranks.
+        ArgumentError: the value is neither, or a pair has a nonexistent rank.
 
     Example:
         >>> check_links({(0, 1): Link(1e-6, 1e-10)}, world_size=2)
@@ -148,7 +148,7 @@ def check_links(link: object, world_size: int | None = None) -> None:
             and all(is_integer(rank) and 0 <= rank <= most for rank in pair)
         ):
             raise ArgumentError(
-                f"the keys of link must be pairs of {known}, got {say(pair)}. Write link={{(0, "
+                f"the keys of link must be pairs of {known}, got {say(pair)}. Use link={{(0, "
                 "1): Link(...)}."
             )
         check_link(f"link[{pair!r}]", value)
@@ -159,19 +159,19 @@ def fit_link(
 ) -> Link:
     """Fits alpha and beta to measured times.
 
-    The least squares are those of the *relative* errors: 10 % too much counts the same at 8 bytes
-    and at 256 MiB, which takes a thousand times as long and would otherwise decide alone. Neither
-    number comes out negative: where the best line would start below 0, it is the best one through
-    0; where it would fall, the best level one.
+    The fit minimizes the squares of the *relative* errors, so an error of 10 % counts the same at
+    8 bytes and at 256 MiB; otherwise the largest sizes would dominate. Neither number is negative:
+    if the best line would start below 0, the fit is the best line through 0; if it would fall, the
+    fit is the best horizontal line.
 
     Args:
-        sizes_bytes: sizes in bytes, at least two different ones; shape (n,).
-        times_s: seconds of each, above 0; shape (n,). Medians are a good choice.
+        sizes_bytes: the sizes in bytes, at least two different ones; shape (n,).
+        times_s: the time for each size in seconds, positive; shape (n,). Medians are a good choice.
 
     Returns:
-        The link, with the standard errors that the scatter around the line implies; they are NaN
-        for two points, which leave no scatter. Where the model does not hold (another protocol from
-        some size on), the errors are large, and the line fits neither part.
+        The link, with standard errors from the scatter around the line; they are NaN for two
+        points, which have no scatter. If the model does not hold, for example because the protocol
+        changes at some size, the errors are large.
 
     Example:
         >>> link = fit_link([1000, 2000, 4000], [11e-6, 12e-6, 14e-6])
@@ -179,13 +179,13 @@ def fit_link(
         (10.0, 1.0)
     """
     sizes, times = np.asarray(sizes_bytes, dtype=np.float64), np.asarray(times_s, dtype=np.float64)
-    # of the order of 1, whatever the sizes: alpha and beta differ by ten powers of ten
+    # scaled to the order of 1, because alpha and beta differ by ten powers of ten
     scale = sizes.max()
     ones, growing = 1 / times, sizes / scale / times
     columns = np.stack([ones, growing], axis=1)
     found, _, _, _ = np.linalg.lstsq(columns, np.ones(len(sizes)), rcond=None)
     free = [0, 1]
-    if found.min() < 0:  # the best that is allowed lies on the border: one of the two alone
+    if found.min() < 0:  # the best allowed fit has only one of the two numbers
         alone = 1 if found[0] < 0 else 0
         found = np.zeros(2)
         found[alone] = columns[:, alone].sum() / (columns[:, alone] ** 2).sum()
@@ -199,10 +199,7 @@ def fit_link(
 def _standard_errors(
     columns: npt.NDArray[Any], found: npt.NDArray[Any], free: list[int]
 ) -> npt.NDArray[Any]:
-    """Returns one standard error of both numbers.
-
-    0 for one that is held at 0, NaN where no scatter is left to tell from.
-    """
+    """Returns the standard error of both numbers: 0 for a fixed number, NaN without scatter."""
     errors = np.zeros(2)
     if len(columns) <= 2:
         errors[free] = math.nan

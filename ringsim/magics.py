@@ -1,7 +1,7 @@
 """The notebook magic: ``%load_ext ringsim``, then ``%%ring -n 4`` runs a cell on every rank.
 
-The ranks import this module for ``run_on_rank``, so what they do not need is imported on use:
-IPython, and what starts ranks.
+The ranks import this module for ``run_on_rank``, so it imports IPython and the launcher, which they
+do not need, only on use.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from ringsim.launch.job import Job
 
 _USAGE: Final = "%%ring [-n RANKS] [--limit SECONDS] [-o NAME]"
-# Names under which a rank has something of its own, or can have nothing.
+# Names that have their own value on a rank, or no value that could be sent.
 _NOT_SENT: Final = {"ring", "ringsim", "_", "__", "___", "In", "Out", "get_ipython", "exit", "quit"}
-# the last since Python 3.12
+# the last exists since Python 3.12
 _LOOKUPS: Final = {"LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS"}
 
 
@@ -48,12 +48,12 @@ def load_ipython_extension(ipython: InteractiveShell) -> None:
     def ring(line: str, cell: str) -> ringsim.Trace:
         """Runs the cell on every rank.
 
-        Shows what each prints, tagged with its rank, and then the trace. ``%%ring [-n RANKS]
+        Shows the output of each rank, tagged with its rank, and then the trace. ``%%ring [-n RANKS]
         [--limit SECONDS] [-o NAME]``
 
-        The cell sees the notebook's variables that it names, as they are now, and ``ring``, this
-        rank's place in the ring. What it assigns stays on the ranks; the value of its last line,
-        rank by rank, is in the trace's ``results``. The trace is also kept in the variable NAME
+        The cell can use variables of the notebook, with their current values, and ``ring``, this
+        rank's place in the ring. Its assignments stay on the ranks. The values of its last line,
+        one per rank, are in the trace's ``results``. The trace is also stored in the variable NAME
         (default: ``trace``).
         """
         return _run_cell(ipython, line, cell)
@@ -76,9 +76,9 @@ def _run_cell(shell: InteractiveShell, line: str, cell: str) -> ringsim.Trace:
     kind = make_kind(options.ranks, "cpu", 30, ring=True)
     if options.limit is not None and not options.limit > 0:
         raise ArgumentError(f"--limit must be a positive number of seconds, got {options.limit}.")
-    # the line of %%ring counts, so that tracebacks number lines as the notebook does
+    # include the %%ring line, so that tracebacks number lines like the notebook
     source = f"\n{cell}"
-    filename = shell.compile.cache(source)  # where tracebacks find them
+    filename = shell.compile.cache(source)  # so that tracebacks find the lines
     used = names_used(_compile(source, filename)) - _NOT_SENT - {options.out}
     variables = {name: shell.user_ns[name] for name in used if name in shell.user_ns}
     job = _pack(source, filename, variables)
@@ -110,14 +110,14 @@ def _compile(source: str, filename: str) -> CodeType:
     """Compiles the cell.
 
     Raises:
-        ArgumentError: it is not Python; a SyntaxError would be shown with all the frames that led
-            here.
+        ArgumentError: the cell is not Python; a SyntaxError would be shown with all internal
+            frames.
     """
     try:
         return compile(source, filename, "exec")
     except SyntaxError as error:
         raise ArgumentError(
-            "the cell must be Python, got\n"
+            "the cell is not valid Python:\n"
             + "".join(traceback.format_exception_only(error)).rstrip()
         ) from None
 
@@ -126,7 +126,7 @@ def _pack(source: str, filename: str, variables: dict[str, Any]) -> Job:
     """Packs the cell and its variables.
 
     Raises:
-        ArgumentError: a variable cannot travel to the ranks.
+        ArgumentError: a variable cannot be sent to the ranks.
     """
     from ringsim.launch.job import pack_call
 
@@ -136,11 +136,11 @@ def _pack(source: str, filename: str, variables: dict[str, Any]) -> Job:
         for name, value in variables.items():
             try:
                 dumps(value)
-            except Exception:  # pickling runs code of the value's class: anything may be raised
+            except Exception:  # pickling runs code of the value's class, which may raise anything
                 kind = f"{type(value).__module__}.{type(value).__qualname__}"
                 raise ArgumentError(
-                    f"the variable {name!r} must be picklable to travel to the ranks, got a "
-                    f"{kind}. Create it inside the cell."
+                    f"the variable {name!r} must be picklable, so that the ranks can receive it, "
+                    f"got a {kind}. Create it inside the cell."
                 ) from None
         raise
 
@@ -160,19 +160,18 @@ def names_used(code: CodeType) -> set[str]:
 
 
 def run_on_rank(source: str, filename: str, /, **variables: Any) -> Any:
-    """Runs the text of a cell on this rank.
+    """Runs the text of a cell on this rank, and returns the value of its last line.
 
-    Returns the value of its last line, as a notebook shows it. The cell finds ``ring``, this rank's
-    place in its ring, and ``ringsim``.
+    The cell can use ``ringsim``, and ``ring``, this rank's place in its ring.
 
     Args:
-        source: the text.
-        filename: what tracebacks call it.
-        variables: those of the notebook that the cell uses.
+        source: the text of the cell.
+        filename: the file name for tracebacks.
+        variables: the variables of the notebook that the cell uses.
 
     Returns:
-        The value, if the last statement is an expression (as text, if the value cannot travel);
-        otherwise None.
+        The value, if the last statement is an expression (its repr, if the value cannot be
+        pickled); otherwise None.
 
     Example:
         >>> def worker():
@@ -188,7 +187,7 @@ def run_on_rank(source: str, filename: str, /, **variables: Any) -> Any:
     }
     tree = ast.parse(source, filename)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-    # the cell, which is what the user asked to have run
+    # the user asked to run this cell
     exec(compile(tree, filename, "exec"), space)
     if not isinstance(last, ast.Expr):
         return None

@@ -1,7 +1,4 @@
-"""Where a number comes from.
-
-The machine, the versions and the date that stand under every picture.
-"""
+"""The origin of numbers: the machine, the versions and the date below every picture."""
 
 from __future__ import annotations
 
@@ -25,9 +22,9 @@ def machine() -> dict[str, Any]:
     """Describes this machine.
 
     Returns:
-        ``cpu`` (model name), ``cores`` (logical cores that this process may use), ``memory_bytes``
-        (None where unknown) and ``platform``. No host name and no user name: a trace may be handed
-        on.
+        ``cpu`` (the model name), ``cores`` (the logical cores that this process may use),
+        ``memory_bytes`` (None if unknown) and ``platform``. Host and user names are omitted,
+        because you may share a trace.
 
     Example:
         >>> sorted(machine())
@@ -42,9 +39,9 @@ def machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of ringsim, Python, torch and numpy; what is not installed is left out.
+    """Returns the versions of ringsim, Python, and torch and numpy if they are installed.
 
-    Imports none of them.
+    Does not import torch or numpy.
 
     Example:
         >>> versions()["python"] == platform.python_version()
@@ -57,12 +54,12 @@ def versions() -> dict[str, str]:
 
 
 def measured_run(world_size: int, backend: str, start_unix_ns: int) -> dict[str, Any]:
-    """Returns what the metadata of every measured trace say of its origin.
+    """Returns the metadata about the origin of a measured trace.
 
     Args:
-        world_size: number of ranks.
-        backend: what carried the messages: "gloo", "nccl", "mpi".
-        start_unix_ns: when the run began, in ns since 1970.
+        world_size: the number of ranks.
+        backend: the backend: "gloo", "nccl" or "mpi".
+        start_unix_ns: the start of the run, in ns since 1970.
     """
     return {
         "format": 1,
@@ -82,9 +79,9 @@ _DOUBTFUL: Final = "doubtful constants: "
 
 
 def note_doubts(doubts: Iterable[str]) -> list[str]:
-    """Returns what makes a prediction's constants doubtful as notes of its trace.
+    """Returns doubts about a prediction's constants as notes for its trace.
 
-    `footer` knows these.
+    `footer` recognizes these notes.
 
     Example:
         >>> footer({"source": "simulated", "notes": note_doubts(["the machine was busy"])})
@@ -94,12 +91,10 @@ def note_doubts(doubts: Iterable[str]) -> list[str]:
 
 
 def footer(metadata: Mapping[str, Any]) -> str:
-    """Returns the line that stands under a picture.
-
-    Measured or simulated, on what, with what, when.
+    """Returns the line below a picture: the source, machine, backend, version and date.
 
     Args:
-        metadata: of a trace; whatever it lacks is left out, nothing is invented.
+        metadata: the metadata of a trace; missing entries are omitted.
 
     Example:
         >>> footer(
@@ -139,7 +134,7 @@ def footer(metadata: Mapping[str, Any]) -> str:
     return f"{begin} on {details}" if source and known.get("cpu") else f"{begin}: {details}"
 
 
-@functools.cache  # every run asks
+@functools.cache  # every run calls it
 def _installed(name: str) -> str | None:
     try:
         return packages.version(name)
@@ -149,7 +144,7 @@ def _installed(name: str) -> str | None:
 
 @functools.cache
 def _cpu() -> str:
-    """Returns the model of the processor, on Linux as /proc/cpuinfo has it."""
+    """Returns the model of the processor, on Linux from /proc/cpuinfo."""
     with contextlib.suppress(OSError):
         for line in (
             Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()

@@ -1,8 +1,7 @@
-"""The one state of a rank.
+"""The state of a rank: its ring, recorder, output, backend for new groups, and clock.
 
-Its ring, its recorder, where its hidden prints go, the backend of groups to come, and its clock.
-``RankState`` is a frozen value and is replaced whole. There is one for the process; each simulated
-rank has its own, in its context. Nothing else in ringsim is a module global that changes.
+``RankState`` is a frozen value; a change replaces it as a whole. The process has one state, and
+each simulated rank has its own in its context. ringsim has no other mutable module globals.
 """
 
 from __future__ import annotations
@@ -18,28 +17,29 @@ OUR_THREADS: Final = "ringsim-"  # prefix of the names of ringsim's own threads
 
 @dataclass(frozen=True)
 class RankState:
-    """What a rank knows about itself.
+    """The state of one rank.
 
-    Fields of type Any hold values of modules above this one, which it does not import.
+    Fields of type Any have types from higher layers, which this module does not import.
 
     Attributes:
-        ring: the ``Ring`` that this rank is in, None before ``initialize_distributed`` and after
+        ring: the rank's ``Ring``; None before ``initialize_distributed`` and after
             ``destroy_distributed``.
-        recorder: the ``Recorder`` of this rank's events, None while nothing is recorded.
-        hidden_output: takes the text that print suppression hides, None to drop it.
-        undo_print: gives ``builtins.print`` back, None while it is not replaced.
-        backend: the name of the backend of groups to come, None for whatever torch takes.
-        log: the ``LogOptions`` of what ``ringsim.comm`` logs, None for nothing.
-        stopped_log: the log while it is stopped, with its settings and records; None before it was
-            first configured.
-        clock: the rank's virtual ``Clock``, None for the real one.
-        slowdown: how many times as long ``ringsim.compute`` takes.
-        jitter: draws how many times as long the next computation takes; None for no jitter.
-        costs: the ``CostTable`` of what the computations of a stage take on the virtual clock, None
-            for no time.
-        sleep_s: how much longer than asked ``ringsim.compute`` takes on the virtual clock, as a
-            real sleep does.
-        around_s: what the program takes around each computation there, for which it needs a core.
+        recorder: the ``Recorder`` of this rank's events; None while nothing is recorded.
+        hidden_output: a function that receives the text hidden by print suppression; None to drop
+            the text.
+        undo_print: a function that restores ``builtins.print``; None while it is not replaced.
+        backend: the name of the backend for new groups; None for torch's default.
+        log: the ``LogOptions`` of the ``ringsim.comm`` log; None for no log.
+        stopped_log: the stopped log, with its settings and records; None before a log was
+            configured.
+        clock: the rank's virtual ``Clock``; None for the real clock.
+        slowdown: the factor for the time of ``ringsim.compute``.
+        jitter: a function that draws the factor for the next computation; None for no jitter.
+        costs: the ``CostTable`` for computations of a stage on the virtual clock; None if they
+            take no time.
+        sleep_s: the extra time of ``ringsim.compute`` on the virtual clock, like that of a real
+            sleep.
+        around_s: the core time of the program around each computation on the virtual clock.
     """
 
     ring: Any = None
@@ -58,11 +58,12 @@ class RankState:
 
 
 class _Process:
-    """The state of the process, and whether simulated ranks in it have states of their own.
+    """The state of the process.
 
     Attributes:
-        unchanged: whether no log stands between a call of ``ringsim.comm`` and torch, on any rank
-            of the process.
+        state: the state of a rank that is not simulated.
+        simulates: whether simulated ranks in the process have their own states.
+        unchanged: whether no rank of the process logs its calls of ``ringsim.comm``.
     """
 
     def __init__(self) -> None:
@@ -75,7 +76,7 @@ class _Process:
 
 
 def is_plain(state: RankState) -> bool:
-    """Returns whether calls of ``ringsim.comm`` go to torch as they are on a rank."""
+    """Returns whether calls of ``ringsim.comm`` go directly to torch on a rank."""
     return state.log is None
 
 
@@ -91,7 +92,7 @@ def get_state() -> RankState:
 
 @contextmanager
 def simulated_states() -> Iterator[None]:
-    """Lets ranks of this process have states of their own inside the block, see ``enter_rank``."""
+    """Lets ranks of this process have their own states inside the block; see ``enter_rank``."""
     before = process.simulates
     process.change(process.state, simulates=True)
     try:
@@ -101,15 +102,12 @@ def simulated_states() -> Iterator[None]:
 
 
 def enter_rank(state: RankState) -> None:
-    """Gives the calling context, that of a simulated rank, a state of its own."""
+    """Gives the calling context, that of a simulated rank, its own state."""
     _simulated.set(state)
 
 
 def change_state(**changes: Any) -> RankState:
-    """Replaces the calling rank's state by one with ``changes`` and returns it.
-
-    They are fields of ``RankState``.
-    """
+    """Changes fields of the calling rank's state; returns the new ``RankState``."""
     before = get_state()
     state = replace(before, **changes)
     if before is process.state:

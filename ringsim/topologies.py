@@ -1,26 +1,26 @@
-"""What the links between ranks look like, for the virtual clock.
+"""The network between simulated ranks: its links, and the routes of messages over them.
 
-Which of them a message passes, and who else uses these. A message passes a route of hops. Its bytes
-go over all of them at once, at the pace of the slowest; its latency is the sum of theirs. Messages
-that pass the same hop at the same time share it fairly (`ringsim.simulator.links`)::
+A message takes a route of one or more hops. Its bytes cross all hops at the same time, at the speed
+of the slowest; its latency is the sum of their latencies. Messages that use a hop at the same time
+share it fairly (`ringsim.simulator.links`)::
 
-    RingLinks(link)         0 <=> 1 <=> 2 <=> 3 <=> 0      messages go the shorter way round,
+    RingLinks(link)         0 <=> 1 <=> 2 <=> 3 <=> 0      messages take the shorter way around,
                                                            through the ranks between
 
-    Hosts(2, inner, outer)  0 <-> 1 |out ====> network     two ranks a host: a link for each pair
-                                    |in  <====             of them, and one way out and one way in
-                                                           that they share
+    Hosts(2, inner, outer)  0 <-> 1 |out ====> network     two ranks per host: a link for each pair
+                                    |in  <====             of ranks on a host, and one link out and
+                                                           one link in that they share
 
-    OneMachine(link, cores) 0 <-> 1                        a link for each pair; all that ranks do
-                                                           but sleep needs a core
+    OneMachine(link, cores) 0 <-> 1                        a link for each pair; ranks need a core
+                                                           for everything except sleeping
 
     FullBisection(link)     0 |out ====> network ====> in| 1
-                                                           each rank has one way out and one way in;
-                                                           the network between never is too small
+                                                           each rank has one link out and one link
+                                                           in; the network between has no limit
 
     GraphLinks(graph)       any networkx graph: ranks and switches, each edge with its link
 
-Links are one-way: what goes from 0 to 1 never waits for what goes from 1 to 0.
+Links are one-way: messages from 0 to 1 never wait for messages from 1 to 0.
 """
 
 from __future__ import annotations
@@ -49,12 +49,11 @@ __all__ = [
 
 
 class Hop(NamedTuple):
-    """One link on the way of a message.
+    """One link on the route of a message.
 
     Attributes:
-        edge: names the link: from where to where. Messages whose routes hold the same edge share
-            it.
-        link: what it costs.
+        edge: the two ends of the link. Messages share a link if their routes have the same edge.
+        link: the cost of the link.
     """
 
     edge: tuple[Hashable, Hashable]
@@ -62,26 +61,26 @@ class Hop(NamedTuple):
 
 
 class Topology(Protocol):
-    """Knows the way from each rank to each other one.
+    """The routes between ranks; any class with these two methods will do.
 
-    A class of one's own with these two methods will do. Its ``repr`` goes into the trace, and
-    should say its links: the same arguments are to give the same trace.
+    Its ``repr`` is written into the trace, and should describe the links, so that the same
+    arguments give the same trace.
     """
 
     def check(self, world_size: int) -> None:
-        """Raises ArgumentError unless it has a place for so many ranks."""
+        """Raises ArgumentError if the network has no room for this many ranks."""
         ...
 
     def route(self, src: int, dst: int, world_size: int) -> Sequence[Hop]:
-        """Returns the hops that a message from a rank to another one passes, in order.
+        """Returns the hops of a message from one rank to another, in order.
 
-        None for one that is there at once.
+        Without hops, a message arrives immediately.
         """
         ...
 
 
 class _Roomy:
-    """What has room for any number of ranks."""
+    """The base of networks for any number of ranks."""
 
     def check(self, world_size: int) -> None:
         """Accepts any number of ranks."""
@@ -89,15 +88,15 @@ class _Roomy:
 
 @dataclass(frozen=True)
 class RingLinks(_Roomy):
-    """Ranks in a ring, each with a link to both neighbours.
+    """A ring of ranks, each with links to both neighbours.
 
-    A message to another rank passes those between.
+    A message to a rank further away passes through the ranks between.
 
     Args:
-        link: what each link costs.
+        link: the cost of each link.
 
     Raises:
-        ArgumentError: ``link`` is none.
+        ArgumentError: ``link`` is not a Link.
 
     Example:
         >>> [hop.edge for hop in RingLinks(Link(1e-6, 1e-10)).route(0, 6, world_size=8)]
@@ -110,7 +109,7 @@ class RingLinks(_Roomy):
         check_link("link", self.link)
 
     def route(self, src: int, dst: int, world_size: int) -> list[Hop]:
-        """Goes the shorter way round, and onwards if both are equally long."""
+        """Returns the shorter way around, or the ascending one if both are equally long."""
         onwards = (dst - src) % world_size
         step = 1 if 2 * onwards <= world_size else -1
         passed = [
@@ -122,19 +121,19 @@ class RingLinks(_Roomy):
 
 @dataclass(frozen=True)
 class Hosts(_Roomy):
-    """Hosts of several ranks each.
+    """Hosts with several ranks each.
 
-    Between two ranks of a host a link of their own, out of each host and into it one link for all.
-    Rank r is on host ``r // ranks_per_host``. An undisturbed message takes ``inner.time_s``
-    within a host, and ``outer.time_s`` between two.
+    Each pair of ranks on a host has its own link. Each host has one link out and one link in, which
+    its ranks share. Rank r is on host ``r // ranks_per_host``. A message that shares no link takes
+    ``inner.time_s`` within a host, and ``outer.time_s`` between hosts.
 
     Args:
-        ranks_per_host: 1 or more; the last host may have fewer.
-        inner: what the link between two ranks of a host costs.
-        outer: what the way from one host to another costs.
+        ranks_per_host: the number of ranks per host, at least 1; the last host may have fewer.
+        inner: the cost of a link between two ranks on a host.
+        outer: the cost of the route from one host to another.
 
     Raises:
-        ArgumentError: a value breaks its rule.
+        ArgumentError: a value is invalid.
 
     Example:
         >>> hosts = Hosts(4, inner=Link(1e-6, 1e-11), outer=Link(5e-6, 4e-11))
@@ -147,12 +146,14 @@ class Hosts(_Roomy):
     outer: Link
 
     def __post_init__(self) -> None:
-        check_integer("ranks_per_host", self.ranks_per_host, 1, "Say how many ranks a host has.")
+        check_integer(
+            "ranks_per_host", self.ranks_per_host, 1, "Pass the number of ranks per host."
+        )
         check_link("inner", self.inner)
         check_link("outer", self.outer)
 
     def route(self, src: int, dst: int, world_size: int) -> list[Hop]:
-        """Stays within a host if it can."""
+        """Returns the link within a host, or the hops out of one host and into another."""
         here, there = src // self.ranks_per_host, dst // self.ranks_per_host
         if here == there:
             return [Hop((src, dst), self.inner)]
@@ -161,26 +162,26 @@ class Hosts(_Roomy):
 
 @dataclass(frozen=True)
 class GlooCosts:
-    """What Gloo's messages and collectives cost on shared cores, besides what a message takes.
+    """The core time of Gloo's messages and collectives, in addition to the cost of the link.
 
-    ``ringsim.calibrate`` finds it. All but the stalls is time of cores: on a machine with fewer
-    cores than ranks it is what decides.
+    ``ringsim.calibrate`` measures it. All values except the stalls are core time, which dominates
+    on a machine with fewer cores than ranks.
 
     Args:
-        carrying: core time of a message, without posting it, half of it on each side.
-        collective_s: core time of a collective on each rank, before its first message: Gloo hands
-            it to another thread.
-        first_use_s: core time of each rank as it posts its first operation: fresh processes load
-            pages and libraries as they need them.
-        awake: what a message alone takes while the cores are at work, and need not be woken; None
-            for as long as ever.
-        stall_s: how long a stall lasts, in seconds. A thread of Gloo's that finds a connection
-            locked asks again and again, until the scheduler takes the core from it.
-        stall_share: which part of the messages stall, of those on whose connection both ranks are
-            at work at one time; from 0 to 1.
+        carrying: the core time of a message without its posting, half of it on each side.
+        collective_s: the core time of a collective on each rank before its first message, because
+            Gloo hands it to another thread.
+        first_use_s: the core time of each rank when it posts its first operation, because fresh
+            processes load pages and libraries on demand.
+        awake: the cost of a single message while the cores are busy and need not wake up; None if
+            it is the same as on idle cores.
+        stall_s: the length of a stall, in seconds. A Gloo thread that finds a connection locked
+            keeps retrying until the scheduler takes its core away.
+        stall_share: the share of messages that stall, among those on whose connection both ranks
+            work at the same time; from 0 to 1.
 
     Raises:
-        ArgumentError: a value breaks its rule.
+        ArgumentError: a value is invalid.
     """
 
     carrying: Link
@@ -199,26 +200,26 @@ class GlooCosts:
         if not is_number(self.stall_share) or not 0 <= self.stall_share <= 1:
             raise ArgumentError(
                 f"stall_share must be a number from 0 to 1, got {say(self.stall_share)}. It is a "
-                "part of the messages."
+                "share of the messages."
             )
 
 
 @dataclass(frozen=True)
 class OneMachine(_Roomy):
-    """Ranks of one machine: each pair has a link of its own, and all share the cores.
+    """Ranks on one machine: each pair has its own link, and all ranks share the cores.
 
-    A message needs a core while it is brought over, and so does what a calibration says that a rank
-    takes around its computing and its messages. Who finds no core free waits for one.
-    ``ringsim.compute`` needs none: real ranks sleep.
+    A message occupies a core while it is carried, and a rank occupies a core for the calibrated
+    time around its computing and its messages. Both wait if no core is free. ``ringsim.compute``
+    needs no core, because real ranks sleep in it.
 
     Args:
-        link: what a message costs that is alone.
-        cores: how many there are, from 1.
-        gloo: what else Gloo costs; collectives then go as Gloo's do. None: a message takes a core
-            for as long as it is in flight.
+        link: the cost of a message that shares nothing.
+        cores: the number of cores, at least 1.
+        gloo: the other costs of Gloo, with collectives run as in Gloo; None if a message occupies
+            a core while it is in flight.
 
     Raises:
-        ArgumentError: a value breaks its rule.
+        ArgumentError: a value is invalid.
 
     Example:
         >>> [hop.edge for hop in OneMachine(Link(1e-4, 3e-10), cores=2).route(0, 5, world_size=8)]
@@ -231,30 +232,30 @@ class OneMachine(_Roomy):
 
     def __post_init__(self) -> None:
         check_link("link", self.link)
-        check_integer("cores", self.cores, 1, "Take what os.cpu_count() says.")
+        check_integer("cores", self.cores, 1, "Pass for example os.cpu_count().")
         if self.gloo is not None and not isinstance(self.gloo, GlooCosts):
             raise ArgumentError(
-                f"gloo must be a GlooCosts or None, got {say(self.gloo)}. Take that of a "
-                "calibration."
+                f"gloo must be a GlooCosts or None, got {say(self.gloo)}. Use the one from "
+                "ringsim.calibrate."
             )
 
     def route(self, src: int, dst: int, world_size: int) -> list[Hop]:
-        """Goes over the pair's link."""
+        """Returns the pair's link."""
         return [Hop((src, dst), self.link)]
 
 
 @dataclass(frozen=True)
 class FullBisection(_Roomy):
-    """Each rank has one way out and one way in; between them, all can talk at once without meeting.
+    """A network with one link out and one link in for each rank, and no limit between them.
 
-    So a rank that sends to two others at a time gives each half of its way out, and one that
-    receives from two has half of its way in for each.
+    If a rank sends to two others at the same time, each message gets half of its link out. If a
+    rank receives from two others at the same time, each message gets half of its link in.
 
     Args:
-        link: what the way from one rank to another costs.
+        link: the cost of the route from one rank to another.
 
     Raises:
-        ArgumentError: ``link`` is none.
+        ArgumentError: ``link`` is not a Link.
 
     Example:
         >>> [hop.edge for hop in FullBisection(Link(1e-6, 1e-10)).route(0, 5, world_size=8)]
@@ -267,29 +268,29 @@ class FullBisection(_Roomy):
         check_link("link", self.link)
 
     def route(self, src: int, dst: int, world_size: int) -> list[Hop]:
-        """Goes out, and in."""
+        """Returns the link out of one rank and the link into the other."""
         return _over_network(src, dst, self.link)
 
 
 def _over_network(here: Hashable, there: Hashable, link: Link) -> list[Hop]:
-    """Both hops go at the pace of the link; its latency is paid once."""
+    """Returns two hops at the speed of a link; only the first has its latency."""
     return [Hop((here, "network"), link), Hop(("network", there), Link(0.0, link.beta_s_per_byte))]
 
 
 @dataclass(frozen=True, repr=False)
 class GraphLinks:
-    """The links of a graph: its nodes 0, 1, ... are ranks, all others switches.
+    """The links of a graph, whose nodes 0, 1, ... are ranks and whose other nodes are switches.
 
-    A message takes the way with the least latency; among several of these the one with the fewest
-    hops, and then the one whose links the graph named first.
+    A message takes the route with the lowest latency. If several have the same latency, it takes
+    the one with the fewest hops, and then the one whose links come first in the graph.
 
     Args:
-        graph: a networkx graph (each edge is two links, one each way) or directed graph, each edge
-            with the attribute ``link``.
+        graph: a networkx graph (each edge is two links, one in each direction) or directed graph;
+            each edge has the attribute ``link``.
 
     Raises:
-        ArgumentError: ``graph`` is no such graph, has several edges between two nodes, or an edge
-            of it has no link.
+        ArgumentError: ``graph`` is not such a graph, has several edges between two nodes, or has an
+            edge without a link.
 
     Example:
         >>> import networkx as nx
@@ -301,7 +302,7 @@ class GraphLinks:
 
     graph: Any
     _out: dict[Hashable, dict[Hashable, Link]] = field(init=False, compare=False)
-    # filled as ranks first send
+    # filled when ranks first send
     _trees: dict[int, dict[Hashable, Hashable]] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -313,7 +314,7 @@ class GraphLinks:
             or graph.is_multigraph()
         ):
             raise ArgumentError(
-                f"graph must be a networkx Graph or DiGraph, got {graph!r}. Add edges with "
+                f"graph must be a networkx Graph or DiGraph, got {graph!r}. Add each edge with "
                 "link=Link(...)."
             )
         out: dict[Hashable, dict[Hashable, Link]] = {node: {} for node in graph.nodes}
@@ -326,9 +327,9 @@ class GraphLinks:
         object.__setattr__(self, "_trees", {})
 
     def __repr__(self) -> str:
-        """Says how many links there are of each kind.
+        """Returns the number of links of each kind.
 
-        A graph's own would say where it lies in memory.
+        The repr of the graph itself would have its memory address.
         """
         kinds = Counter(link for links in self._out.values() for link in links.values())
         links = ", ".join(f"{count} x {link!r}" for link, count in kinds.items())
@@ -340,17 +341,17 @@ class GraphLinks:
         if missing:
             raise ArgumentError(
                 f"graph must have a node for each of {world_size} ranks, got none for "
-                f"{_some(missing)}. Name the nodes 0, 1, ..."
+                f"{_some(missing)}. Name the nodes of ranks 0, 1, ..."
             )
 
     def route(self, src: int, dst: int, world_size: int) -> list[Hop]:
-        """Takes the way with the least latency; raises ArgumentError if there is none."""
+        """Returns the route with the lowest latency; raises ArgumentError if there is none."""
         tree = self._trees.get(src)
         if tree is None:
             tree = self._trees[src] = _cheapest_ways(self._out, src)
         if dst not in tree:
             raise ArgumentError(
-                "graph must have a way between ranks that talk, got none "
+                "graph must have a route between ranks that send messages, got none "
                 f"from {src} to {dst}. Add edges."
             )
         passed: list[Hashable] = [dst]
@@ -363,11 +364,11 @@ class GraphLinks:
 def _cheapest_ways(
     out: dict[Hashable, dict[Hashable, Link]], src: Hashable
 ) -> dict[Hashable, Hashable]:
-    """Returns each node that can be reached -> the node before it on the way there (Dijkstra)."""
+    """Returns, for each node that can be reached, the node before it on its route (Dijkstra)."""
     before: dict[Hashable, Hashable] = {}
     best: dict[Hashable, tuple[float, int]] = {src: (0.0, 0)}
     waiting: list[tuple[float, int, int, Hashable]] = [(0.0, 0, 0, src)]
-    # of what was put in: nodes of different types do not compare, and the first one named wins
+    # the order of insertion: nodes of different types do not compare, and the first one wins
     number = 0
     while waiting:
         latency_s, hops, _, here = heapq.heappop(waiting)

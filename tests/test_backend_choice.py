@@ -82,9 +82,9 @@ def test_the_backend_follows_from_where_the_tensors_are(
     ("gpus", "pairs", "words"),
     [
         ((), 0, "none here"),
-        (("H200",), 0, "one GPU: nothing to be connected with"),
-        (FOUR, 6, "all 4 GPUs read each other's memory, over NVLink or PCIe"),
-        (FOUR, 2, "2 of 6 pairs of GPUs read each other's memory; the others go through host"),
+        (("H200",), 0, "none: this machine has only one GPU"),
+        (FOUR, 6, "all 4 GPUs can read each other's memory, over NVLink or PCIe"),
+        (FOUR, 2, "2 of 6 GPU pairs can read each other's memory; the others go through host"),
     ],
 )
 def test_the_interconnect_is_what_is_known(
@@ -126,7 +126,7 @@ def test_a_bandwidth_is_measured_cited_or_missing(doctor: Doctor, tmp_path: Path
     assert bandwidth["gloo"] == "not measured: run `ringsim bandwidth`"
     bandwidth = doctor(*FOUR, table=measure("gloo", 4.0))["criteria"][2]
     assert bandwidth["nccl"] == "not measured: run `ringsim bandwidth --device gpu`"
-    words = "up to 4 GB/s (pingpong 0 -> 1), half of it from 156 KiB on, measured 2026-11-20"
+    words = "up to 4 GB/s (pingpong 0 -> 1), half of that at 156 KiB, measured 2026-11-20"
     assert bandwidth["gloo"] == words
     bandwidth = doctor(*FOUR, table=measure("nccl", 200))["criteria"][2]
     assert bandwidth["nccl"].startswith("up to 194 GB/s (pingpong 0 -> 1)")
@@ -165,7 +165,7 @@ def test_without_torch_the_doctor_still_speaks(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)}
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
-    words = "torch is not installed: traces can be read and drawn, ranks cannot run"
+    words = "torch is not installed: you can read and draw traces, but not run ranks"
     assert words in done.stdout, done.stderr
 
 

@@ -1,6 +1,6 @@
 """The checks of the lessons on messages, on simulated ranks.
 
-Right answers pass, and each wrong one fails for its own reason.
+Right answers pass, and each wrong answer fails for its own reason.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def is_even() -> bool:
 
 
 def sharing(total: Callable[[list[int], Any], Any]) -> Answer:
-    """An answer that adds up in a span."""
+    """Returns an answer that adds up in a span."""
 
     def answer(numbers: list[int]) -> Any:
         with ringsim.span("share"):
@@ -77,7 +77,7 @@ def pairs_unless(wrong: Callable[[int], bool], change: Answer) -> Answer:
     return lambda n: change(pairs(n)) if wrong(n) else pairs(n)
 
 
-# -- ring: numbers go round
+# -- ring: numbers passed around
 
 
 def with_calls(
@@ -88,7 +88,7 @@ def with_calls(
     source_on: str = "",
     waits: bool = True,
 ) -> Answer:
-    """The right answer, or one with other arguments of its isend and recv."""
+    """Returns the right answer, or one with other arguments of its isend and recv."""
 
     def answer(token: Tensor) -> Tensor:
         total = token.clone()
@@ -106,7 +106,7 @@ pass_round = with_calls()
 
 
 def pass_round_by_turns(token: Tensor) -> float:
-    """No isend: even ranks send first, odd ones receive first."""
+    """Passes numbers around without isend: even ranks send first, odd ranks receive first."""
     tokens, ring = [token], current_ring()
     for step in range(ring.world_size - 1):
         received = torch.empty(1)
@@ -120,7 +120,7 @@ def pass_round_by_turns(token: Tensor) -> float:
 
 
 def rounds_of_zeros(token: Tensor) -> float:
-    """The messages are all there, and the numbers travel beside them."""
+    """Sends all messages, but the numbers bypass them."""
     ring = current_ring()
     verdicts.BOARD[ring.rank] = float(token)
     pass_round(torch.zeros(1))
@@ -136,7 +136,7 @@ def sends_first(token: Tensor) -> Tensor:
 
 
 def exchange(*names: str, sends: str = "send", **received: Any) -> Callable[[Any], Any]:
-    """An exchange that sends and receives in the order given."""
+    """Returns an exchange that sends and receives in the given order."""
 
     def answer(mine: Tensor) -> Tensor:
         ring = current_ring()
@@ -207,7 +207,7 @@ def all_reduce(
     always_add: bool = False,
     on: str = "",
 ) -> Answer:
-    """The right answer, or one with another number of steps, or other chunks or groups."""
+    """Returns the right answer, or one with another number of steps, other chunks or groups."""
 
     def answer(tensor: Tensor) -> Tensor:
         ring = current_ring()
@@ -230,10 +230,7 @@ reduced = all_reduce()
 
 
 def reduced_by_turns(tensor: Tensor) -> Tensor:
-    """Right, in place, without isend.
-
-    Even ranks send first; and with messages of one number each.
-    """
+    """Reduces in place without isend: even ranks send first, one number per message."""
     ring = current_ring()
     n = ring.world_size
     chunks = tensor.view(n, -1)
@@ -256,11 +253,11 @@ def meets_itself(tensor: Tensor) -> Tensor:
     return reduced(tensor)
 
 
-# -- token_ring: an order that never jams
+# -- token_ring: an order without deadlock
 
 
 def exchange_tokens(waits: bool = True, on: str = "") -> Answer:
-    """An answer that posts its send, receives, and then waits for the send."""
+    """Returns an answer that posts its send, receives, and then waits for the send."""
 
     def answer(output: Tensor | None, space: Tensor | None) -> None:
         wait = send(output, on=on, waits=waits)
@@ -298,7 +295,7 @@ def into_another_tensor(output: Tensor | None, space: Tensor | None) -> None:
 
 
 def timed_by_hand(function: Answer) -> Answer:
-    """Right without functools.wraps and without with."""
+    """Times a function correctly, without functools.wraps and without ``with``."""
 
     def timed(*args: Any, **kwargs: Any) -> Any:
         span = ringsim.span(function.__name__)
@@ -321,7 +318,7 @@ def calls(function: Answer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 
 
 def around(call: Call = calls, name: str = "", encloses: bool = True, **kept: Any) -> Answer:
-    """A decorator that makes its calls by ``call(function, args, kwargs)``."""
+    """Returns a decorator that makes its calls with ``call(function, args, kwargs)``."""
 
     def decorator(function: Answer) -> Answer:
         @functools.wraps(function, **kept)
@@ -377,52 +374,58 @@ RIGHT: dict[Answer, list[Answer]] = {
     check.token_ring: [rank_0_receives_first, posted_first],
     check.timed_op: [timed_op, timed_by_hand],
 }
-ZEROS = "With 2 ranks the answer is the same where every message carries zeros"
-COLLECTIVE = "Rank 0 of 3 called all_reduce, and only messages between neighbours are allowed."
-UNREADABLE = ", got one whose numbers cannot be read."
+ZEROS = "With 2 ranks your answer is the same even if every message contains only zeros"
+COLLECTIVE = "Rank 0 of 3 called all_reduce, but only messages between neighbours are allowed."
+UNREADABLE = ", but returned a tensor whose numbers cannot be read."
 STUCK = "In a ring of 3, ranks 0, 1 and 2 wait for each other."
-WORLD = 'on the group "world", and must do so on its '
-# what is answered, words of the reason, and of the hint
+WORLD = 'on the group "world", but must use its '
+# answers, with words of the reason and of the hint
 WRONG: dict[Answer, list[tuple[Any, ...]]] = {
     check.hello: [
         (lambda numbers: None, "Rank 0 of 3 must return the sum of its share, "),
-        (lambda numbers: 7, "All 3 ranks returned 7, and each must return the sum of its own"),
+        (lambda numbers: 7, "All 3 ranks returned 7, but each must return the sum of its own"),
         (sharing(lambda numbers, _: sum(numbers)), "Every rank added up all the numbers"),
         (
             sharing(lambda numbers, ring: sum(numbers[ring.rank :: 4])),
-            "Rank 0 of 3 took every 4th number, and must take every 3rd",
+            "Rank 0 of 3 took every 4th number, but must take every 3rd",
         ),
         (share_of_the_next, "Rank 0 of 3 returned the share of rank 1."),
         (share_before_span, 'Rank 0 of 3 took no number inside its span named "share": the work'),
-        (share_without_span, 'Rank 0 of 3 must record one span named "share", got 0.'),
+        (share_without_span, 'Rank 0 of 3 must record one span named "share", but recorded 0.'),
         (sharing(lambda *args: sum(own(*args)) + 1), "Rank 0 of 3 must return the sum of its sha"),
         (lambda numbers: numbers[len(numbers)], "of 3 raised IndexError: list index out of range"),
-        (3, "The answer must be a function, got 3."),
+        (3, "Your answer must be a function, got 3."),
     ],
     check.pair_groups: [
-        (lambda n: [], "A ring of 2 ranks has 2 pairs, (0, 1) and (1, 0), got none."),
-        (lambda n: None, "For 1 rank the answer must be a list of pairs of ranks, got None."),
+        (
+            lambda n: [],
+            "A ring of 2 ranks has 2 pairs, (0, 1) and (1, 0), but your answer has none.",
+        ),
+        (lambda n: None, "For 1 rank your answer must be a list of pairs of ranks, got None."),
         (
             lambda n: [(r, (r + 1) % n) for r in range(n)],
-            "A ring of 1 rank has no pairs, got 1: (0, 0).",
+            "A ring of 1 rank has no pairs, but your answer has 1: (0, 0).",
         ),
         (lambda n: pairs(n)[:-1], "The ring of 2 ranks is not closed: (1, 0) is missing."),
         (
             pairs_unless(lambda n: n > 2, lambda due: [(b, a) for a, b in due]),
-            "the wrong way round: (1, 0) instead of (0, 1).",
+            "the wrong way around: (1, 0) instead of (0, 1).",
         ),
-        (lambda n: pairs(n) * 2, "The ring of 2 ranks has 2 pairs, got 4: some are there twice."),
+        (
+            lambda n: pairs(n) * 2,
+            "The ring of 2 ranks has 2 pairs, but your answer has 4: some occur twice.",
+        ),
         (pairs_unless(lambda n: n > 2, lambda due: due[::-1]), "must come in order"),
         (
             pairs_unless(lambda n: n > 4, lambda due: pairs(4)),
             "has no pair (3, 0), because rank 3's",
         ),
-        (pairs_unless(lambda n: n > 4, lambda due: due[:3]), "lacks"),
+        (pairs_unless(lambda n: n > 4, lambda due: due[:3]), "missing, beginning with (3, 4)."),
     ],
     check.ring: [
         (after(pass_round, lambda token: None), "Rank 0 of 3 must return the sum of all numbers, "),
-        (lambda token: (token.clone(), pass_round(token))[0], ", its own number alone."),
-        (with_calls(more=1), "Rank 0 of 3 must send 2 tokens to its successor, sent 3."),
+        (lambda token: (token.clone(), pass_round(token))[0], ", only its own number."),
+        (with_calls(more=1), "Rank 0 of 3 must send 2 tokens to its successor, but sent 3."),
         (with_calls(to="pred", source="succ"), "Rank 0 of 3 sent to rank 2, its predecessor"),
         (with_calls(source="succ"), "Rank 0 of 3 received from rank 1, its successor"),
         (with_calls(on="world", source_on="world"), f'{WORLD}successor group "ring:0>1".'),
@@ -433,34 +436,37 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {
             "Rank 0 never waited for its isend.",
             "Keep the handle that isend returns, and call its wait()",
         ),
-        (rounds_of_zeros, f"{ZEROS}: its numbers go another way."),
+        (rounds_of_zeros, f"{ZEROS}, so your numbers do not travel in the messages."),
         (sends_first, STUCK),
     ],
     check.no_deadlock: [
-        (turns_round, "Rank 0 of 3 must send 3 tensors to its successor, sent none, and 3 others."),
+        (
+            turns_round,
+            "Rank 0 of 3 must send 3 tensors to its successor, but sent none and 3 others.",
+        ),
         (
             after(by_isend, lambda mine: None),
-            "the tensor of its predecessor, of shape (1,), got None",
+            "its predecessor's tensor, of shape (1,), but returned None",
         ),
-        (after(by_isend, lambda mine: mine), "of shape (1,), got its own."),
-        (lambda mine: by_isend(mine)[:1], ", got one of shape (1,)."),
+        (after(by_isend, lambda mine: mine), "of shape (1,), but returned its own."),
+        (lambda mine: by_isend(mine)[:1], ", but returned a tensor of shape (1,)."),
         (exchange_of_zeros, ZEROS),
-        (returns_before_it_is_there, ", and number 0 of it differs."),
+        (returns_before_it_is_there, ", but number 0 of the returned tensor differs."),
         (lambda mine: dist.all_reduce(mine), COLLECTIVE),
         (lambda mine: by_isend(mine).to_sparse(), UNREADABLE),
         (lambda mine: by_isend(mine).to("meta"), UNREADABLE),
     ],
     check.ring_all_reduce: [
-        (lambda tensor: tensor, "Rank 0 of 3 must send 2 * 2/3 * 492 = 656 bytes, sent none."),
+        (lambda tensor: tensor, "Rank 0 of 3 must send 2 * 2/3 * 492 = 656 bytes, but sent none."),
         (
             all_reduce(lambda n: n - 1),
-            "must send 2 * 2/3 * 492 = 656 bytes, sent 328 in 2 messages.",
+            "must send 2 * 2/3 * 492 = 656 bytes, but sent 328 in 2 messages.",
             "That is one of the two halves.",
         ),
         (
             all_reduce(lambda n: n - 1, whole=True),
-            "must send 2 * 2/3 * 492 = 656 bytes, sent 984 in 2 messages.",
-            "The whole tensor goes round here.",
+            "must send 2 * 2/3 * 492 = 656 bytes, but sent 984 in 2 messages.",
+            "Your whole tensor goes around the ring.",
         ),
         (all_reduce(on="world"), f'{WORLD}successor group "ring:0>1".'),
         (all_reduce(always_add=True), "must return the sum of all tensors: number "),
@@ -468,46 +474,58 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {
             after(reduced, lambda tensor: tensor),
             "sum of all tensors: number 0, in chunk 0, must be ",
         ),
-        (after(reduced, lambda tensor: None), "must return a tensor of shape (123,), got None."),
-        (meets_itself, "A single rank has nobody to talk to, and called barrier."),
+        (
+            after(reduced, lambda tensor: None),
+            "must return a tensor of shape (123,), but returned None.",
+        ),
+        (meets_itself, "A single rank has no other rank to talk to, but called barrier."),
     ],
     check.token_ring: [
         (all_send_first, STUCK, "before they receive"),
         (all_receive_first, "In a ring of 3, ranks 0, 2 and 1 wait for each", "before they send"),
         (into_another_tensor, "Token 0 of batch 0 must be ", "Receive into space itself"),
         (exchange_tokens(waits=False), "Rank 0 never waited for its isend."),
-        (exchange_tokens(on="world"), WORLD, "Name the group"),
+        (exchange_tokens(on="world"), WORLD, "Pass the group"),
         (
             lambda output, space: dist.send(output, current_ring().succ),
             "Expected parameter `tensor` of type torch.Tensor",
             "Send output unless it is None",
         ),
-        (lambda *_: None, "Rank 0 of 3 must send 12 outputs, sent none.", "Send output unless"),
+        (lambda *_: None, "Rank 0 of 3 must send 12 outputs, but sent none.", "Send output unless"),
     ],
     check.timed_op: [
         (
             lambda function: function,
-            "called share_gradients twice and must record one span of that",
+            "called share_gradients twice and must record one span with that name",
         ),
         (lambda function: None, "On rank 0 of 3 the decorator must return a function, got None."),
         (
             lambda function: function(torch.ones(1)),
-            "the decorator called share_gradients, and must",
+            "the decorator called share_gradients, but must",
         ),
-        (around(assigned=("__doc__",)), "must keep its name, share_gradients, got timed."),
-        (around(assigned=("__name__",)), "share_gradients must keep its docstring, got None."),
-        (unwrapped, "signature, (tensor, factor=2.0, *, group=None), got (*args, **kwargs)."),
-        (around(waits), "returns a handle, and the decorator waited for it."),
-        (around(after(calls, lambda *_: None)), "must return what the function returns, got None."),
-        (around(swallows_errors), " must raise what the function raises, and nothing was raised."),
-        (around(raises_another_error), "the function raises, and got KeyError: 'failed'."),
+        (around(assigned=("__doc__",)), "keep its name, share_gradients, but is called timed."),
+        (
+            around(assigned=("__name__",)),
+            "share_gradients must keep its docstring, but its docstring is None.",
+        ),
+        (
+            unwrapped,
+            "(tensor, factor=2.0, *, group=None), but its signature is (*args, **kwargs).",
+        ),
+        (around(waits), "returns a handle, but the decorator waited for it."),
+        (
+            around(after(calls, lambda *_: None)),
+            "must return the function's result, but returned None.",
+        ),
+        (around(swallows_errors), " must raise the function's error, but raised nothing."),
+        (around(raises_another_error), "the function's error, but raised KeyError: 'failed'."),
         (around(copies), "share_gradients must get the arguments that it was called with"),
-        (around(after(calls, calls)), "must call the function once, and it was called 7 times."),
+        (around(after(calls, calls)), "must call the function once, but it was called 7 times."),
         (
             around(after(lambda *_: dist.barrier(), calls)),
             "Rank 0 of 3 called barrier in the decorator, which must not communicate.",
         ),
-        (around(name="all_reduce"), "span of that name for each call, got 0, and one named all_r"),
+        (around(name="all_reduce"), "with that name per call, but recorded 0 and one named all_r"),
     ],
 }
 
@@ -517,7 +535,7 @@ test_a_right_answer_passes, test_a_wrong_answer_is_told_why = make_tests(RIGHT, 
 
 def test_an_answer_for_one_size_alone_does_not_pass() -> None:
     result = verdict(check.hello, sharing(lambda numbers, ring: sum(numbers[ring.rank :: 3])))
-    assert "took every 3rd number, and must take every" in result.reason
+    assert "took every 3rd number, but must take every" in result.reason
     assert result.world_size != 3
 
 
@@ -531,20 +549,20 @@ def test_the_same_seed_draws_the_same() -> None:
 
 def test_a_ring_of_two_must_use_the_right_one_of_its_two_groups() -> None:
     def turned(token: Tensor) -> Tensor:
-        """Right but for two ranks, where predecessor and successor are the same rank."""
+        """Fails only with two ranks, whose predecessor and successor are the same rank."""
         if current_ring().world_size == 2:
             return with_calls(on="pred", source_on="succ")(token)
         return pass_round(token)
 
     assert verdict(check.ring, turned).reason == (
-        'Rank 0 of 2 sent to rank 1 on the group "ring:1>0", and must do so on its successor '
-        'group "ring:0>1".'
+        'Rank 0 of 2 sent to rank 1 on the group "ring:1>0", but must use its successor group '
+        '"ring:0>1".'
     )
 
 
 @pytest.fixture
 def displayed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What a notebook is given to show."""
+    """The values that a notebook displays."""
     shown: list[Any] = []
     monkeypatch.setattr(IPython.display, "display", lambda value, **_: shown.append(value))
     return shown
@@ -592,8 +610,8 @@ def test_no_deadlock_names_who_waits_for_whom(
     result._ipython_display_()
     (page,) = displayed
     text, *pictures = page["text/html"].split("<img ")
-    assert len(pictures) == 1, "the picture of who waits for whom"
-    assert text.count(html.escape(result.reason)) == 1, "nothing is said twice"
+    assert len(pictures) == 1, "the picture of the waits"
+    assert text.count(html.escape(result.reason)) == 1, "the reason appears once"
 
 
 WAYS = [
@@ -602,7 +620,7 @@ WAYS = [
     (by_batch, "batch", ""),
     (by_one_batch_on_the_world, "batch", ""),
     (by_isend, None, ""),
-    (by_isend, "order", "with isend and recv: this exercise is about the way called order."),
+    (by_isend, "order", 'with isend and recv: this exercise is about the way "order".'),
     (by_order, "isend", "with recv and send: this exercise"),
     (by_order, "batch", "with recv and send: this exercise"),
     (by_batch, "isend", "with batch_irecv and batch_isend: this exercise"),
@@ -630,5 +648,5 @@ def test_the_verdict_states_the_bytes() -> None:
     messages = result.trace.to_pandas("messages")
     (sent,) = set(messages.groupby("src")["size_bytes"].sum())
     whole = sent * size // (2 * (size - 1))
-    assert result.reason.endswith(f"each sent 2 * {size - 1}/{size} * {whole} = {sent} bytes.")
+    assert result.reason.endswith(f"each rank sent 2 * {size - 1}/{size} * {whole} = {sent} bytes.")
     assert messages["src"].nunique() == size

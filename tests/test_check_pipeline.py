@@ -1,6 +1,6 @@
 """The checks of the lessons on pipelines, on simulated ranks.
 
-Right answers pass, and each wrong one fails for its own reason.
+Right answers pass, and each wrong answer fails for its own reason.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ pytestmark = [
 ]
 
 Answer = Callable[..., Any]
-Tensor = Any  # as from a notebook, where nobody checks types
+Tensor = Any  # as in a notebook, without type checks
 
 
 def is_first() -> bool:
@@ -83,9 +83,10 @@ def with_headers(
     on: str = "",
     change: Callable[[Tensor], Tensor] = lambda received: received,
 ) -> Answer:
-    """The right answer, or one whose header has a length by rank.
+    """Returns the right answer, or a wrong one.
 
-    The payload may have numbers to spare, the line may be closed, and what comes be changed.
+    A wrong answer may have headers whose length depends on the rank, spare numbers in the payload,
+    a closed line, or a changed result.
     """
 
     def answer(tensor: Tensor) -> Tensor | None:
@@ -280,7 +281,7 @@ def averaging(
     put: Callable[[list[Tensor], Tensor], None] = write_back,
     wait: bool = True,
 ) -> Answer:
-    """Returns an answer that is right, but for what is given."""
+    """Returns an answer that is right, except for the given arguments."""
 
     def average(gradients: list[Tensor], replicas: Any) -> None:
         bucket = torch.cat([*(gradient.flatten() for gradient in gradients), torch.zeros(padding)])
@@ -299,7 +300,7 @@ def one_by_one(gradients: list[Tensor], replicas: Any) -> None:
 
 
 def in_slots_of_the_world(gradients: list[Tensor], replicas: Any) -> None:
-    """Right in numbers: each stage has a place of its own in one bucket of the world."""
+    """Computes the right numbers, with one bucket of the world that has a slot for each stage."""
     own = torch.cat([gradient.flatten() for gradient in gradients])
     stages = dist.get_world_size() // dist.get_world_size(replicas)
     slots = torch.zeros(stages, len(own))
@@ -317,19 +318,19 @@ RIGHT: dict[Answer, list[Answer]] = {
     check.fewest_microbatches: [by_simulation, lambda *case: np.int64(by_simulation(*case))],
     check.inner_iterations: [fewest],
 }
-BEFORE = "the gradients of rank 0 are what they were before."
+BEFORE = "the gradients of rank 0 are unchanged."
 ZEROS = "Stage 0 of 3 has a gradient of zeros for its parameter 0.weight"
 DIFFERENT = "Stage 0 of 3 has another gradient for 0.weight than one process"
-HELD = "With 2 ranks and 4 microbatches rank 0 holds 4 live activations at a time, and may hold 2."
-LONG = "the step takes 24 units, and must take 15 at most."
+HELD = "With 2 ranks and 4 microbatches rank 0 holds 4 live activations, but may hold only 2."
+LONG = "the step takes 24 units, but must take at most 15."
 NO_NUMBER = "must be a number of microbatches, got "
-# what is answered, words of the reason, and of the hint
+# answers, with words of the reason and of the hint
 WRONG: dict[Answer, list[tuple[Any, ...]]] = {
     check.average_gradients: [
         (averaging(put=lambda gradients, bucket: None), BEFORE, "copy_"),
         (
             averaging(by=lambda replicas: 1),
-            "are the sum over the replicas, and must be the mean.",
+            "are the sum over the replicas, but must be the mean.",
             "Divide",
         ),
         (averaging(by=lambda replicas: 2), "With 1 stage and 3 replicas the gradients", "Divide"),
@@ -338,28 +339,28 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {
             "are divided by the 4 ranks of the world",
             "Divide",
         ),
-        (averaging(world=True), "are mixed with those of other stages.", "Pass the group"),
+        (averaging(world=True), "are mixed with the gradients of other stages.", "Pass the group"),
         (
             averaging(padding=100),
-            "108 bytes, as many as it has gradients, and reduced 508.",
+            "108 bytes, the size of its gradients, but reduced 508.",
             "Join",
         ),
         (
             in_slots_of_the_world,
-            "rank 0 must reduce over ranks (0, 2), and did so over (0, 1, 2, 3).",
+            "rank 0 must reduce over ranks (0, 2), but reduced over (0, 1, 2, 3).",
             "Pass the group",
         ),
-        (averaging(wait=False), "rank 0's all_reduce is never waited for.", "wait()"),
+        (averaging(wait=False), "rank 0 never waits for its all_reduce.", "wait()"),
         (
             lambda gradients, replicas: gradients[0].resize_(2),
-            "With 2 stages and 2 replicas the gradients of rank 0 have other shapes than before.",
+            "With 2 stages and 2 replicas the gradients of rank 0 have changed their shapes.",
             "copy_",
         ),
-        (one_by_one, "must call one all_reduce, called 4 operations (all_reduce).", "Join them"),
+        (one_by_one, "must call one all_reduce, but called 4 operations (all_reduce).", "Join the"),
     ],
     check.partition: [
-        (rest_to_the_last, "stages must differ by one layer at most, got [2, 2, 2, 4] layers."),
-        (without_empty_stages, "stages the answer must have one entry for each stage, got 3."),
+        (rest_to_the_last, "stages must differ by at most one layer, got [2, 2, 2, 4] layers."),
+        (without_empty_stages, "stages your answer must have one entry for each stage, got 3."),
         (dealt_out, "the layers must be in order, got [[0, 4], [1, 5], [2, 6], [3, 7]]."),
         (
             lambda layers, stages: [range(layers)] * stages,
@@ -368,64 +369,64 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {
         (lambda *_: [range(i, i + 2) for i in (1, 3, 5, 7)], "there is no layer 8."),
         (
             lambda *_: [range(2), range(2, 4), range(4, 6), range(6, 7)],
-            "1 layer is lost, the first of them layer 7.",
+            "1 layer is missing, beginning with layer 7.",
         ),
-        (by_count, "The answer calls by_count of ringsim, and must do that by itself."),
+        (by_count, "Your answer calls ringsim's by_count, but must do this work itself."),
         (lambda *_: None, "must be a list of ranges, one for each stage, got None."),
     ],
     check.hand_over: [
         (
             dimension_by_dimension,
-            "messages to rank 1, a header and a payload, sent ",
+            "messages to rank 1, a header and a payload, but sent ",
             "A message for each dimension",
         ),
         (
             with_headers(closed=True),
-            "Rank 0 of 3 received 2 messages, and the line ends there.",
-            "the last rank no successor",
+            "Rank 0 of 3 received 2 messages, but the line ends there.",
+            "the last rank has no successor",
         ),
         (with_headers(spare=1), "Rank 0 of 3 must send a payload of ", "Send tensor.contiguous()"),
         (
             with_headers(length=lambda source: 6 - source),
-            "The header must have one size for all, got 48 bytes for shape (",
-            "fill up with zeros",
+            "The header must have the same size for all shapes, got 48 bytes for shape (",
+            "with zeros",
         ),
         (with_headers(change=torch.flatten), "must return a tensor of shape (", "the shape from"),
         (
             with_headers(change=lambda received: received.flatten().flip(0).view(received.shape)),
-            "must return the numbers that rank ",
+            "must return the numbers of rank ",
         ),
-        (after(hand_over, lambda tensor: tensor), "must return None, got a tensor."),
-        (with_headers(on="world"), 'on the group "world"', "Name the group"),
+        (after(hand_over, lambda tensor: tensor), "must return None, but returned a tensor."),
+        (with_headers(on="world"), 'on the group "world"', "Pass the group"),
     ],
     check.gradients: [
         (lambda *_: None, "no gradient for its parameter 0.weight, with 4", "recv_gradient"),
         (
             stepping(scale=1),
             "The gradients of stage 0 of 3 are 4 times those of one process",
-            "divide each one's loss",
+            "divide each loss",
         ),
-        (stepping(scale=16), "are 0.25 times those of one process", "divided twice"),
+        (stepping(scale=16), "are 0.25 times those of one process", "divide the loss twice"),
         (sparse_gradients, ZEROS, "requires_grad_()"),
         (stepping(leaf=zeroed), ZEROS, "requires_grad_()"),
         (stepping(leaf=lambda x: x), "must be a tensor, got None", "requires_grad_()"),
-        (forgets_the_first_microbatches, DIFFERENT, "nothing may be set to zero"),
+        (forgets_the_first_microbatches, DIFFERENT, "do not set gradients to zero"),
         (stepping(turned=is_first), DIFFERENT, "microbatch i goes with the x and the y"),
     ],
     check.schedule: [
         (all_forwards_first, HELD),
         (one_at_a_time, f"With 2 ranks and 4 microbatches {LONG}"),
         (only_with_enough, f"With 4 ranks and 2 microbatches {LONG}"),
-        (with_halves, "1F1B does a backward in one piece, got 0I0."),
+        (with_halves, "1F1B does each backward as a whole, got 0I0."),
         (turned_round, "must let every rank finish, got a cycle: rank "),
-        (with_messages, "the answer must leave out sends and receives: they are put in for it."),
+        (with_messages, "your answer must not have sends and receives: they are added to it."),
         (lambda rank, p, m: ["forward 0"], "an action must be a stage, one of F, B, I, W, "),
-        (lambda rank, p, m: None, "the answer must be a list of actions, got None."),
+        (lambda rank, p, m: None, "your answer must be a list of actions, got None."),
     ],
     check.fast_schedule: [
-        (written_down, "the step takes 15 units, and must take 13 at most."),
+        (written_down, "the step takes 15 units, but must take at most 13."),
         (with_halves, HELD),
-        (lambda rank, p, m: iter(zb_h1(p, m).actions[rank]), "The answer calls zb_h1 of ringsim"),
+        (lambda rank, p, m: iter(zb_h1(p, m).actions[rank]), "Your answer calls ringsim's zb_h1"),
         (
             lambda rank, p, m: zero_bubble(rank, p, 4),
             "With 4 ranks and 8 microbatches: stage 0 must do the forward pass of microbatch 4",
@@ -434,10 +435,10 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {
             lambda rank, p, m: zero_bubble(rank, p, m)[:-1],
             "must make the weights' gradients of microbatch 3, got none (rank 0). Add 0W3",
         ),
-        (lambda rank, p, m: None, "the answer must be a list of actions, got None."),
+        (lambda rank, p, m: None, "your answer must be a list of actions, got None."),
     ],
     check.fewest_microbatches: [
-        (without_messages, "9 microbatches have a bubble of 40.0 %, and 25 % is allowed."),
+        (without_messages, "9 microbatches have a bubble of 40.0 %, but at most 25 % is allowed."),
         (lambda *case: by_simulation(*case) + 1, "26 microbatches are more than needed: 25 would"),
         (lambda *case: 40, "40 microbatches are more than needed: "),
         (lambda *case: "ten", NO_NUMBER),
@@ -445,14 +446,14 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {
         (lambda *case: 10**400, f"{NO_NUMBER}1000"),
     ],
     check.inner_iterations: [
-        (lambda n: (n, False), "100 % of the time, and 8 inner iterations would"),
+        (lambda n: (n, False), "100 % of the time, but 8 inner iterations would"),
         (lambda n: (1, False), "With 10 stages (1, False) never finishes."),
         (lambda n: (n + 1, False), "With 10 stages (11, False) never finishes."),
         (
             lambda n: (math.ceil(0.8 * n), False),
-            "at work 78 % of the time, which is less than 80 %",
+            "busy 78 % of the time, which is less than 80 %",
         ),
-        (lambda n: n, "must be a number of 1 or more and True or False, got 10."),
+        (lambda n: n, "must be a positive integer and True or False, got 10."),
         (lambda n: (0, True), "got (0, True)."),
     ],
 }

@@ -1,7 +1,4 @@
-"""The checks of what is read from traces.
-
-What is wrong in one, and a line through the times of messages.
-"""
+"""The checks of what students read from traces: faults, slow links, and times of messages."""
 
 from __future__ import annotations
 
@@ -25,8 +22,8 @@ from ringsim.errors import ArgumentError
 
 Answer = Callable[..., Any]
 DATA = Path(__file__).parent.parent / "notebooks" / "data"
-# What each is ill with: kind, ranks, and what shows it, as (rank, op, peer, tag): of the straggler
-# some of it, of the others all.
+# The fault of each: kind, ranks, and the events that show it, as (rank, op, peer, tag). For the
+# straggler these are only some of the events.
 PATIENTS = {
     "patient_1": ("straggler", (2,), {(2, "span", -1, -1), (1, "send", 2, 0), (3, "recv", 2, 5)}),
     "patient_2": ("tag_mismatch", (2, 3), {(2, "recv", 3, 102), (3, "send", 2, 104)}),
@@ -71,35 +68,35 @@ def test_diagnose_takes_no_other_kind_ranks_or_event(name: str) -> None:
         assert kind not in f"{result.reason} {result.hint}", "the answer is not given away"
     for wrong in ((), (0,), 3, (0, 1, 2, 3), [9]):
         assert "concerns" in check.diagnose(trace, kind, wrong, event).reason
-    if kind != "straggler":  # which very many events show
+    if kind != "straggler":  # many events show a straggler
         every = range(len(trace.events))
         assert {e for e in every if check.diagnose(trace, kind, ranks, e).passed} == right
 
 
 WRONGLY_READ: list[tuple[str, Any, Any, str]] = [
-    ("", (), None, "The kind must be the name of a fault, got ''."),
+    ("", (), None, "kind must be the name of a fault, got ''."),
     (
         "straggler",
         (2, 3),
         0,
-        "A straggler is found in runs that finished, and this one did not: some",
+        "A straggler is found in runs that finished, but this one did not: some",
     ),
     (
         "tag_mismatch",
         (2, 3),
         0,
-        "It is no tag_mismatch: then a send and a recv of two ranks, both in",
+        "It is not a tag_mismatch: then a send and a recv of two ranks, both in",
     ),
-    ("race", (2, 3), 0, "It is no race: nothing of the kind was recorded."),
+    ("race", (2, 3), 0, "It is not a race: nothing of this kind was recorded."),
     (
         "deadlock",
         (1, 2),
         0,
-        "It is a deadlock, and it concerns 2 ranks, not those that you named: 1, 2.",
+        "It is a deadlock, but it concerns 2 ranks, not those that you named: 1, 2.",
     ),
-    ("deadlock", (3, 2), 0, "Kind and ranks are right, and event 0 does not show it."),
-    ("deadlock", (2, 3), None, "event None does not show it."),
-    ("deadlock", (2, 3), -1, "event -1 does not show it."),
+    ("deadlock", (3, 2), 0, "Kind and ranks are right, but event 0 does not show the fault."),
+    ("deadlock", (2, 3), None, "event None does not show the fault."),
+    ("deadlock", (2, 3), -1, "event -1 does not show the fault."),
 ]
 
 
@@ -115,7 +112,7 @@ def test_diagnose_says_what_is_wrong(kind: str, ranks: Any, event: Any, reason: 
 def test_diagnose_tells_runs_that_finished_from_those_that_did_not() -> None:
     assert (
         check.diagnose(load("patient_1"), "deadlock", (0, 1), 0).reason
-        == "A deadlock keeps a run from finishing, and this one finished: it was slow."
+        == "A deadlock keeps a run from finishing, but this one finished: it was slow."
     )
 
 
@@ -135,7 +132,7 @@ def test_a_late_sender_is_shown_by_the_wait_and_a_healthy_run_by_nothing() -> No
     assert check.diagnose(trace, "late_sender", finding.ranks, recv).passed
     healthy = ringsim.simulate(lambda: None, world_size=1, link=LINK)
     result = check.diagnose(healthy, "deadlock", 0, 0)
-    assert result.reason == "Nothing wrong was found in this trace."
+    assert result.reason == "No fault was found in this trace."
 
 
 @pytest.mark.parametrize("path", sorted(DATA.glob("*.ringtrace")), ids=lambda path: path.stem)
@@ -151,11 +148,11 @@ def test_the_traces_are_real_small_and_say_nothing_private(path: Path) -> None:
     assert "/" not in texts.replace("/dev/null", "")
 
 
-# -- slow_link: which two hosts have it
+# -- slow_link: the two hosts of a slow link
 
 
 def by_link(messages: Any, hosts: list[str], least: int = 64 * 1024) -> Any:
-    """Messages between hosts, with the bandwidth of each, grouped by the pair of hosts."""
+    """Returns the messages between hosts with their bandwidths, grouped by pairs of hosts."""
     first, second = (messages[end].map(hosts.__getitem__) for end in ("src", "dst"))
     rate = messages["size_bytes"] / messages["transfer_ns"]
     pairs = [tuple(sorted(pair)) for pair in zip(first, second, strict=True)]
@@ -222,26 +219,26 @@ def both_ends(sizes: Any, times: Any) -> list[float]:
 
 
 NO_NAMES, NOT_THERE = "must be the names of two hosts, got ", "the slow link is not between "
-NO_LINE = "The answer must be two numbers from 0, alpha and beta, got "
+NO_LINE = "Your answer must be two non-negative numbers, alpha and beta, got "
 RIGHT: dict[Answer, list[Answer]] = {
     check.slow_link: [by_median, reversed_pair],
     check.alphabeta: [weighted, as_a_link, both_ends],
 }
-# what is answered, words of the reason, and of the hint
+# answers, with words of the reason and of the hint
 WRONG: dict[Answer, list[tuple[Any, ...]]] = {
     check.slow_link: [
         (lambda *_: None, f"{NO_NAMES}None", "Return the names"),
         (lambda *_: ("host1", "host2"), f"{NO_NAMES}('host1', 'host2')", "Return the names"),
-        (by_total, NOT_THERE, "Divide the size of each by its own time"),
-        (by_sums, NOT_THERE, "A median over all"),
+        (by_total, NOT_THERE, "Divide the size of each message by its own time"),
+        (by_sums, NOT_THERE, "but not a median"),
         (with_waits, NOT_THERE, "without late_sender_ns"),
         (partial(by_median, least=0), NOT_THERE, "Compare messages of 64 KiB and more"),
-        (within_hosts_too, "the slow link is not within ", "leave out messages within one"),
+        (within_hosts_too, "the slow link is not within ", "leave out messages within one host"),
         (lambda messages, hosts: messages["rate"], "KeyError"),
     ],
     check.alphabeta: [
         (unweighted, "alpha must be ", "Divide each error by the time"),
-        (of_means, " must be ", "Take the median"),
+        (of_means, " must be ", "First take the median"),
         (lambda *data: weighted(*data)[::-1], "alpha must be ", "return alpha, beta"),
         (lambda *data: 1e6 * np.array(weighted(*data)), "alpha must be ", "not 40"),
         (lambda *_: (1.0, float("nan")), NO_LINE, "Return two numbers"),
@@ -256,20 +253,20 @@ test_a_wrong_answer_is_told_why = pytest.mark.usefixtures("on_the_clock")(_fails
 
 
 def only_for_made_up_links(sizes: Any, times: Any) -> tuple[float, float]:
-    """Right, but for the messages of the real ranks, of which there are fewer."""
+    """Returns right numbers, except for the messages of real ranks, which are fewer."""
     return weighted(sizes, times) if len(sizes) > 60 else (80e-6, 2.5e-10)
 
 
 @pytest.mark.usefixtures("on_the_clock")
 def test_a_line_is_judged_by_the_medians_of_real_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     assert verdict(check.alphabeta, only_for_made_up_links).reason == (
-        "Between two real ranks 8 B took 10 µs in the median, and the line says 80 µs."
+        "Between two real ranks, 8 B took a median of 10 µs, but your line gives 80 µs."
     )
     simulated = examination.run
 
     def run(job: Any, kind: Any, options: Any) -> Trace:
         trace = simulated(job, kind, options)
-        if kind.world_size == 2:  # as if each message had taken less time than the one before
+        if kind.world_size == 2:  # as if each message had taken less time than the previous one
             events = trace.events
             events.done_ns[:] += 10**9
             took_ns = np.geomspace(10**8, 10**4, len(events))
@@ -279,19 +276,19 @@ def test_a_line_is_judged_by_the_medians_of_real_messages(monkeypatch: pytest.Mo
     monkeypatch.setattr(examination, "run", run)
     result = verdict(check.alphabeta, only_for_made_up_links)
     assert result.passed, result
-    assert "real messages were too irregular to judge by: a busy machine" in result.reason
+    assert "real messages were too irregular to judge, because the machine is" in result.reason
 
 
-# -- prediction: what was said before, beside what was found
+# -- prediction: a prediction next to the result
 
 
 @pytest.mark.parametrize(
     ("guess", "found", "verdict", "reason"),
     [
-        (60, 63.25, "passed", "You said 60 ms, and it was 63.2 ms."),
-        (30, 63.25, "not yet", "You said 30 ms, and it was 63.2 ms."),
-        ("ends", "ends", "passed", "You said ends, and it was ends."),
-        ("many", 4, "not yet", "You said many, and it was 4."),
+        (60, 63.25, "passed", "You predicted 60 ms, and it was 63.2 ms."),
+        (30, 63.25, "not yet", "You predicted 30 ms, and it was 63.2 ms."),
+        ("ends", "ends", "passed", "You predicted ends, and it was ends."),
+        ("many", 4, "not yet", "You predicted many, and it was 4."),
         (None, 4, "not yet", "Write your prediction first."),
     ],
 )
@@ -301,7 +298,7 @@ def test_a_prediction_is_compared(guess: Any, found: Any, verdict: str, reason: 
     assert bool(result.hint) is (verdict != "passed")
 
 
-# -- fresh patients
+# -- new patients
 
 
 @given(st.text().filter(str.strip))
@@ -324,5 +321,5 @@ def test_no_two_students_have_the_same_patient_and_all_faults_occur() -> None:
     assert len({check.patient(name).events.post_ns.tobytes() for name in names[:20]}) == 20
     assert check.patient(" Ada ") == check.patient("Ada")
     for junk in ("", " ", 3, None):
-        with pytest.raises(ArgumentError, match="name must be a text that is not empty"):
+        with pytest.raises(ArgumentError, match="name must be a non-empty string"):
             check.patient(junk)  # type: ignore[arg-type]

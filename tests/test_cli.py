@@ -1,4 +1,4 @@
-"""The command line, as far as it needs no ranks, and what the demonstration learns from."""
+"""The command line without ranks, and the training data of the demonstration."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_help_has_an_example_that_parses(verb: str, capsys: pytest.CaptureFixtur
 
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
-    [(["--version"], 0, f"ringsim {ringsim.__version__}\n"), ([], 2, "VERB")],
+    [(["--version"], 0, f"ringsim {ringsim.__version__}\n"), ([], 2, "COMMAND")],
 )
 def test_without_a_verb(
     arguments: list[str], code: int, words: str, capsys: pytest.CaptureFixture[str]
@@ -144,7 +144,7 @@ with ringsim.span("check"):
 
 @pytest.fixture
 def two_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> list[Path]:
-    """A script is run, then changed and run again."""
+    """The traces of a script, before and after a change."""
     script, files = tmp_path / "train.py", [tmp_path / "a.ringtrace", tmp_path / "b.ringtrace"]
     for then, file in zip((WORKS, CHANGED), files, strict=True):
         script.write_text(LOADS + then)
@@ -199,7 +199,7 @@ def test_explain_tells_whether_the_script_ended_well(
     for error, code in ((None, 0), (RankFailed("rank 0 raised", trace=pipeline), 1)):
         monkeypatch.setattr("ringsim.cli.traces.run_script", functools.partial(run, error=error))
         assert main(["explain", "train.py"]) == code
-        # what made it slow is said, and is no failure
+        # the reason for slowness is printed, and is no failure
         assert "late sender: " in capsys.readouterr().out
 
 
@@ -212,7 +212,7 @@ def test_a_script_stands_for_its_newest_trace(
     monkeypatch.chdir(tmp_path)
     Path("x.py").touch()
     assert main(["show", "x.py"]) == 2
-    assert "got no x.ringtrace. Record it: ringsim trace x.py." in capsys.readouterr().err
+    assert "no x.ringtrace. Record one: ringsim trace x.py." in capsys.readouterr().err
     old, new, other = Path("x.ringtrace"), Path("x-2.ringtrace"), Path("x-other.ringtrace")
     for age, file in enumerate((other, new, old)):
         file.write_bytes(trace_file.read_bytes())
@@ -294,7 +294,7 @@ def test_known_errors_are_one_line_and_a_code(
     foreign = tmp_path / "foreign.ringtrace"
     foreign.write_text("no trace")
     occupied = tmp_path / "occupied"
-    occupied.write_text("a file where a directory should be")
+    occupied.write_text("a file in the place of a directory")
     empty = tmp_path / "empty.ringtrace"
     ringsim.load(trace_file).filter(ops="send").save(empty)
     for command, code in (
@@ -337,8 +337,8 @@ def test_without_torch_a_verb_that_needs_it_says_so_in_a_sentence(trace_file: Pa
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout.endswith("[1, 1, 1, 1, 0]\n")
-    assert [line[:32] for line in done.stderr.splitlines()] == [
-        "ringsim: torch must be installed"
+    assert [line.split(",")[0] for line in done.stderr.splitlines()] == [
+        "ringsim: this command needs torch"
     ] * 4
 
 
@@ -386,19 +386,19 @@ ringsim.simulate_schedule("zb_h1", num_ranks=4, num_microbatches=8).plot()
     assert done.returncode == 0, done.stderr
     lessons = sorted(path.name for path in (ROOT / "notebooks").glob("*.ipynb"))
     assert sorted(path.name for path in (tmp_path / "ringsim-lessons").glob("*.ipynb")) == lessons
-    assert [line.split(" must be")[0] for line in done.stderr.splitlines()] == [
-        f"ringsim: {name}" for name in ("torch", "protobuf", "shtab")
+    assert [line.split(",")[0] for line in done.stderr.splitlines()] == [
+        f"ringsim: this command needs {name}" for name in ("torch", "protobuf", "shtab")
     ]
-    # the second time: somebody's answers may be in them
-    assert "that were there already" in done.stdout
+    # the second time: the user's answers may be in the files
+    assert "files already there" in done.stdout
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
         (["--inner", "5"], 1, "num_inner_iterations must be 2 to 4 with 4 stages"),
-        (["--tokens", "2"], 2, "--tokens must be 3 or more"),
-        (["-n", "1"], 2, "--ranks 2 or more"),
+        (["--tokens", "2"], 2, "--tokens must be at least 3"),
+        (["-n", "1"], 2, "--ranks at least 2"),
     ],
 )
 def test_generate_refuses_before_it_starts_a_rank(
@@ -431,7 +431,7 @@ TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
         (
             {"RANK": "1"},
             False,
-            "torchrun's variables must be set together, got RANK=1 and no WORLD_SIZE",
+            "torchrun's variables must be set together, got RANK=1 but no WORLD_SIZE",
         ),
     ],
 )
@@ -475,6 +475,6 @@ def test_the_text_is_small_and_says_where_it_is_from() -> None:
     text, source = (DATA / "sonnets.txt").read_text(), (DATA / "README.md").read_text()
     assert len(text) < 100_000
     assert text.isascii()
-    assert "Gutenberg" not in text  # its name goes with a licence of its own
+    assert "Gutenberg" not in text  # the name would bring its own licence
     assert all(word in source for word in ("Shakespeare", "Gutenberg", "public domain"))
     assert text.count("\n\n") == 2 * 154  # a numeral before each sonnet, and the title before all

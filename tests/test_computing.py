@@ -19,7 +19,7 @@ LINK = Link(alpha_s=1.0, beta_s_per_byte=0.0)
 @pytest.mark.parametrize(
     ("inject", "seconds", "took_s"),
     [
-        ([], [3600, 0.25], [3600, 0.25]),  # nobody sleeps
+        ([], [3600, 0.25], [3600, 0.25]),  # no rank sleeps
         ([Slow(0, 2.5)], [2], [5.0]),
     ],
 )
@@ -66,5 +66,7 @@ def test_a_real_rank_sleeps_at_least_that_long_and_its_label_tells_the_seconds(
 
 @pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf"), "1", True, None])
 def test_seconds_that_are_none(seconds: object) -> None:
-    with pytest.raises(ArgumentError, match=r"seconds must be a number from 0, got .*Give seconds"):
+    with pytest.raises(
+        ArgumentError, match=r"seconds must be a non-negative number, got .*Pass seconds"
+    ):
         compute(seconds)  # type: ignore[arg-type]

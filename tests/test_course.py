@@ -1,7 +1,4 @@
-"""The page for instructors says of the lessons what they say.
-
-It quotes what the checks say.
-"""
+"""The page for instructors agrees with the lessons, and quotes the verdicts of the checks."""
 
 from __future__ import annotations
 
@@ -57,5 +54,5 @@ def test_each_lesson_has_a_question_and_a_wrong_answer_that_the_tests_know() -> 
     assert sorted({number for number, _ in said}) == numbers
     trees = [ast.parse(path.read_text()) for path in (ROOT / "tests").glob("test_check_*.py")]
     nodes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)]
-    tests = "\n".join(str(node.value) for node in nodes)  # long ones stand in several pieces
+    tests = "\n".join(str(node.value) for node in nodes)  # long strings are split
     assert [words for _, words in said if words not in tests] == []

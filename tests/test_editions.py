@@ -1,7 +1,4 @@
-"""The editions of a lesson.
-
-Students get no solution, and their notebooks run to the end and can be graded.
-"""
+"""The editions of a lesson: students get no solutions, but notebooks that run and can be graded."""
 
 from __future__ import annotations
 
@@ -28,14 +25,14 @@ def read(lesson: Path) -> Any:
 
 
 def names_in(cell: Any) -> set[str]:
-    """All names that a cell of code defines or uses."""
+    """Returns all names that a code cell defines or uses."""
     tree = ast.parse(TransformerManager().transform_cell(cell.source))
     defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     return defined | {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
 
 def defined_by(cell: Any) -> set[str]:
-    """The names that a cell of code leaves behind."""
+    """Returns the names that a code cell defines."""
     names: dict[str, Any] = {}
     body = ast.parse(cell.source).body
     exec(
@@ -53,7 +50,7 @@ def test_a_lesson_runs_without_its_solutions(lesson: Path) -> None:
     for cell in code:
         if "solution" in editions.tags_of(cell):
             assert all(name.endswith("_solution") for name in defined_by(cell)), (
-                "what another cell may need"
+                "another cell may need this name"
             )
             first = cell.source.splitlines()[0]
             assert first.startswith(("# ", "def ")), (
@@ -105,7 +102,7 @@ def test_the_students_edition_runs_to_its_end(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["lessons", "--edition", "instructor"]) == main(["lessons"]) == 0
-    assert "open them: ringsim lab ringsim-lessons\n" in capsys.readouterr().out
+    assert "to open the lessons, run: ringsim lab ringsim-lessons\n" in capsys.readouterr().out
     everything, handed_out = (
         {str(file.relative_to(directory)) for file in directory.rglob("*.*")}
         for directory in (tmp_path / "ringsim-lessons-instructor", tmp_path / "ringsim-lessons")

@@ -1,7 +1,7 @@
-"""Discovery against what launchers leave in the environment, whole, by half, and in conflict.
+"""Discovery from the variables of launchers: complete, incomplete, and contradictory.
 
-Each file of ``tests/environments`` holds the variables of some
-ranks of one start, says where they come from, and what must be found.
+Each file of ``tests/environments`` has the variables of some ranks of one start, their origin, and
+the expected values.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def no_mpi4py(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def environ(name: str, index: int = 0, **changes: str | None) -> dict[str, str]:
-    """Returns the variables of one recorded rank; a change to None takes a variable out."""
+    """Returns the variables of one recorded rank; a change to None removes a variable."""
     variables = {**RECORDED[name]["every_rank"], **RECORDED[name]["ranks"][index], **changes}
     return {name: value for name, value in variables.items() if value is not None}
 
@@ -78,7 +78,7 @@ def test_recorded_environment(name: str) -> None:
         written = found.export(theirs)
         assert theirs == {"OTHER": "stays", **written}
         assert discover(environ=theirs) == replace(found, rule="torchrun", variables=written)
-    # arguments come before what the launcher says
+    # arguments take precedence over the launcher
     found = discover(port=1234, head_ip="elsewhere", environ=environ(name))
     assert (found.port, found.head_ip, found.rank, found.rule) == (
         1234,
@@ -92,7 +92,7 @@ def test_recorded_environment(name: str) -> None:
 
 
 def answer(variables: dict[str, str]) -> tuple[int, int] | str:
-    """Returns the rank and world size that are found, or the message."""
+    """Returns the rank and world size that are found, or the error message."""
     try:
         found = discover(environ=variables)
     except RingError as error:
@@ -102,13 +102,13 @@ def answer(variables: dict[str, str]) -> tuple[int, int] | str:
 
 @pytest.mark.parametrize("name", RECORDED)
 def test_a_variable_that_is_missing_changes_nothing_or_is_named(name: str) -> None:
-    """No half of a set may give another rank or world, or crash."""
+    """An incomplete set may not give another rank or world, or crash."""
     for missing in RECORDED[name]["expected"]["variables"]:
         if (name, missing) == ("slurm_part_of_job", "SLURM_STEP_NUM_TASKS"):
             continue  # then the job's number is the only one; srun always sets the step's
         found = answer(environ(name, 0, **{missing: None}))
         assert (
-            re.search(r" must .*, got .*\. [A-Z].*\.$", found)
+            re.search(r", got .*\. [A-Z].*\.$", found)
             if isinstance(found, str)
             else found == answer(environ(name))
         ), missing
@@ -173,12 +173,12 @@ OF_TORCHRUN_IN_SLURM = {
         # Two machines with one task each, in which something other than torchrun starts four ranks.
         ({}, {**OF_TORCHRUN_IN_SLURM, **HAND, "RANK": "3", "WORLD_SIZE": "4"},
          {"rank": 3, "world_size": 4, "rule": "torchrun"}),
-        # What Platform MPI sets, and what DeepSpeed's benchmarks read of it: no size.
+        # Platform MPI, of which DeepSpeed's benchmarks read no size.
         ({}, {"MPI_RANKID": "3", "MPI_NRANKS": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"},
          {"rank": 3, "world_size": 4, "local_rank": 1, "rule": "mpich"}),
         ({}, {"MPI_RANKID": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "h"},
          {"rank": 3, "world_size": 4}),
-        # SageMaker's document shows settings without the first machine's name, beside SM_HOSTS.
+        # SageMaker documents settings without the first machine's name, next to SM_HOSTS.
         ({},
          environ("sagemaker_two_nodes", 2, SM_TRAINING_ENV='{"hosts": ["algo-1", "algo-2"]}',
                  SM_HOSTS=None), {"head_ip": "algo-1"}),
@@ -188,7 +188,7 @@ OF_TORCHRUN_IN_SLURM = {
                  {"head_ip": "b"}),
         ({}, environ("sagemaker_two_nodes", 2, SM_TRAINING_ENV="{}"),
          {"head_ip": "algo-1", "rank": 2}),
-        # What only looks like Azure ML.
+        # This only looks like Azure ML.
         ({}, environ("azureml_one_node", 0, DLTS_JOB_ID="7"), {"rule": "openmpi"}),
     ],
 )  # fmt: skip
@@ -204,9 +204,9 @@ def test_found_all_the_same(
 
 NO_STEP = dict.fromkeys(name for name in environ("slurm_two_nodes") if "STEP" in name)
 # a batch script, or the shell of salloc: one process
-OUTSIDE = "This is a Slurm job outside of srun: start this script by srun"
-SAID = "must be said by the launcher"
-ONE = "must be one number, got"
+OUTSIDE = "This is a Slurm job outside of srun: start this script with srun"
+NOT_SET = "^the launcher did not set"
+DISAGREE = "^launchers disagree on"
 NO_LAUNCHER = "no launcher started this process"
 
 
@@ -215,7 +215,7 @@ NO_LAUNCHER = "no launcher started this process"
     [
         # No launcher.
         ({"HOME": "/"},
-         ("must come from a launcher or from arguments, got nothing .*torchrun --nproc-per-node N, "
+         ("must come from a launcher or from arguments, got nothing.*torchrun --nproc-per-node N, "
          "srun .*ringsim.trace")),
         *(({mark: environ(name)[mark]}, NO_LAUNCHER)
           for name,
@@ -224,70 +224,71 @@ NO_LAUNCHER = "no launcher started this process"
         *((environ("slurm_two_nodes", 0,
                    **{**NO_STEP, "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_ID": step}), OUTSIDE)
           for step in (None, "4294967290", "4294967291")),
-        # A launcher that does not say all.
+        # A launcher whose variables are incomplete.
         ({"RANK": "1"},
-         ("torchrun's variables must be set together, got RANK=1 and no WORLD_SIZE, LOCAL_RANK, "
+         ("torchrun's variables must be set together, got RANK=1 but no WORLD_SIZE, LOCAL_RANK, "
          "MASTER_ADDR and MASTER_P")),
         ({**HAND, "MASTER_PORT": ""},
-         ("set together, got RANK=1, WORLD_SIZE=2, LOCAL_RANK=1, MASTER_ADDR=10.0.0.1 and no "
+         ("set together, got RANK=1, WORLD_SIZE=2, LOCAL_RANK=1, MASTER_ADDR=10.0.0.1 but no "
          "MASTER_PORT ")),
-        ({**HAND, "LOCAL_RANK": " "}, "and no LOCAL_RANK "),
+        ({**HAND, "LOCAL_RANK": " "}, "but no LOCAL_RANK "),
         (environ("openmpi41_two_nodes", MASTER_ADDR=None),
-         rf"head_ip {SAID}.*\(openmpi\)\. Say it .*: mpirun -x MASTER_ADDR=HOST"),
+         rf"{NOT_SET} head_ip.*\(openmpi\)\. Set it .*: mpirun -x MASTER_ADDR=HOST"),
         (environ("openmpi5_two_nodes", MASTER_ADDR=None),
          "OMPI_COMM_WORLD_SIZE=4.*OMPI_COMM_WORLD_LOCAL_SIZE=2"),
         (environ("mpich4_two_nodes", MASTER_ADDR=None), "mpiexec -genv MASTER_ADDR HOST"),
         (environ("azureml_two_nodes", AZ_BATCH_MASTER_NODE=None),
          "Set MASTER_ADDR to the machine of rank 0"),
         *((environ("sagemaker_two_nodes", 0, SM_TRAINING_ENV=settings, SM_HOSTS=None),
-           rf"head_ip {SAID}, got SM_TRAINING_ENV=\{{\.\.\.\}}, OMPI_COMM_WORLD_RANK=0")
+           rf"{NOT_SET} head_ip, got SM_TRAINING_ENV=\{{\.\.\.\}}, OMPI_COMM_WORLD_RANK=0")
           for settings in ("{}", "[]", "not JSON", '{"master_hostname": 7}', '{"hosts": []}',
                            '{"hosts": [7]}')),
         (environ("openmpi41", OMPI_COMM_WORLD_LOCAL_RANK=None),
-         f"local_rank {SAID}.* Set LOCAL_RANK on every rank. Or pass local_rank"),
+         f"{NOT_SET} local_rank.* Set LOCAL_RANK on every rank. Or pass local_rank"),
         (environ("slurm_two_nodes", SLURM_LOCALID=None),
-         f"local_rank {SAID}, got SLURM_STEP_ID=0, SLURM_PROCID=0"),
+         f"{NOT_SET} local_rank, got SLURM_STEP_ID=0, SLURM_PROCID=0"),
         (environ("slurm_pmix", SLURM_STEP_ID=None, SLURM_STEPID=None),
-         f"world_size, local_rank and head_ip {SAID}, got PMIX_RANK=0"),
-        # The first machine of the list need not be that of rank 0.
+         f"{NOT_SET} world_size, local_rank and head_ip, got PMIX_RANK=0"),
+        # Rank 0 may not be on the first machine of the list.
         (environ("slurm_two_nodes", SLURM_HET_SIZE="2"),
-         rf"head_ip {SAID}.* export MASTER_ADDR=HOST"),
+         rf"{NOT_SET} head_ip.* export MASTER_ADDR=HOST"),
         (environ("slurm_two_nodes", SLURM_DISTRIBUTION="arbitrary"),
-         rf"head_ip {SAID}.* export MASTER_ADDR=HOST"),
+         rf"{NOT_SET} head_ip.* export MASTER_ADDR=HOST"),
         # Launchers that contradict each other.
         (environ("openmpi41", **{**HAND, "WORLD_SIZE": "2", "RANK": "0"}),
-         f"world_size {ONE} 4 from openmpi and 2 .*RANK=0.*Unset"),
+         f"{DISAGREE} world_size, got 4 from openmpi and 2 .*RANK=0.*Unset"),
         (environ("openmpi41", **{**HAND, "WORLD_SIZE": "4", "RANK": "3"}),
-         f"rank {ONE} 0 from openmpi and 3 from torchrun"),
+         f"{DISAGREE} rank, got 0 from openmpi and 3 from torchrun"),
         (environ("mpich5_hydra", LOCAL_RANK="1"),
-         f"local_rank {ONE} 0 from mpich and 1 from torchrun"),
-        (environ("slurm_two_nodes", RANK="1"), f"rank {ONE} 0 from slurm and 1 from torchrun"),
+         f"{DISAGREE} local_rank, got 0 from mpich and 1 from torchrun"),
+        (environ("slurm_two_nodes", RANK="1"),
+         f"{DISAGREE} rank, got 0 from slurm and 1 from torchrun"),
         (environ("slurm_pmi2", PMI_RANK="3"),
-         f"rank {ONE} 0 from slurm and 3 from pmi .*PMI_RANK=3"),
+         f"{DISAGREE} rank, got 0 from slurm and 3 from pmi .*PMI_RANK=3"),
         (environ("openmpi41", **environ("mpich5_hydra", 1)),
-         f"world_size {ONE} 4 from openmpi and 2 from mpich"),
-        # Text that is no number.
+         f"{DISAGREE} world_size, got 4 from openmpi and 2 from mpich"),
+        # Text that is not a number.
         *(({**HAND, "RANK": value},
-           "^RANK must be a whole number of 0 or more, got ") for value in ("one", "-1", "1.0",
+           "^RANK must be a non-negative integer, got ") for value in ("one", "-1", "1.0",
            "9" * 5000)),
-        ({**HAND, "WORLD_SIZE": "0"}, "^WORLD_SIZE must be a whole number of 1 or more, got '0'"),
+        ({**HAND, "WORLD_SIZE": "0"}, "^WORLD_SIZE must be a positive integer, got '0'"),
         *(({**HAND, "MASTER_PORT": port},
-           f"^MASTER_PORT must be a whole number from 1 to 65535, got '{port}'")
+           f"^MASTER_PORT must be an integer from 1 to 65535, got '{port}'")
           # the latter is what Kubernetes makes of a service called master
           for port in ("65536", "tcp://10.0.0.1:2345")),
-        ({**HAND, "LOCAL_RANK": "²"}, "^LOCAL_RANK must be a whole number of 0 or more, got '²'"),
+        ({**HAND, "LOCAL_RANK": "²"}, "^LOCAL_RANK must be a non-negative integer, got '²'"),
         ({**HAND, "RANK": "2"},
-         r"rank must be a whole number from 0 to 1, got 2 \(torchrun: RANK=2, WORLD_SIZE=2"),
+         r"rank must be an integer from 0 to 1, got 2 \(torchrun: RANK=2, WORLD_SIZE=2"),
     ],
 )  # fmt: skip
 def test_what_does_not_say_who_this_is_is_told(variables: dict[str, str], sentence: str) -> None:
     with pytest.raises(RingError, match=sentence) as caught:
         discover(environ=variables)
-    assert ("world_size=1 for a world of one" in str(caught.value)) == (
+    assert ("For a world of one, pass world_size=1" in str(caught.value)) == (
         "must come from a launcher" in str(caught.value)
     )
     assert discover("h", 1, 2, 0, 0, environ=variables).rule == "arguments", (
-        "what is passed needs no launcher"
+        "arguments need no launcher"
     )
 
 
@@ -295,10 +296,10 @@ def test_what_does_not_say_who_this_is_is_told(variables: dict[str, str], senten
     ("arguments", "variables", "sentence"),
     [
         ({"rank": 1, "world_size": 1}, {},
-         (r"rank must be a whole number from 0 to 0, got 1 \(world_size "
+         (r"rank must be an integer from 0 to 0, got 1 \(world_size "
          r"1\)\. Give each process its own")),
         ({"world_size": 2}, environ("slurm_two_nodes"),
-         r"world_size must be 8 as the launcher says, .* got 2 \(slurm: .*Pass both"),
+         r"world_size must be 8, the launcher's value, .* got 2 \(slurm: .*Pass both"),
         *(({name: value}, HAND, f"^{name} must be .*, got {value!r}") for name, value in [
             ("rank", "0"), ("rank", True), ("rank", -1), ("port", 0), ("world_size", 2.0),
             ("head_ip", ""), ("head_ip", 7),
@@ -318,9 +319,9 @@ def test_wrong_arguments(
 def install_mpi4py(
     monkeypatch: pytest.MonkeyPatch, rank: int = 0, machines: tuple[str, ...] = (), head: Any = None
 ) -> None:
-    """Puts a stand-in of mpi4py in place.
+    """Replaces mpi4py with a fake: ``rank`` on ``machines``, and ``head`` broadcast by rank 0.
 
-    Rank ``rank`` on ``machines``, where rank 0 says ``head``; without machines, one without MPI.
+    Without machines, the fake has no MPI.
     """
     world = SimpleNamespace(
         Get_rank=lambda: rank,
@@ -352,10 +353,10 @@ def test_mpi_is_asked_for_what_its_launcher_does_not_say(monkeypatch: pytest.Mon
     for machines in (("localhost", "localhost"), ("here", "localhost")):
         install_mpi4py(monkeypatch, 0, machines)
         assert discover(environ={"PMIX_RANK": "0"}).head_ip == "127.0.0.1"
-    # mpi4py of another MPI takes every process for a world of one
+    # with the mpi4py of another MPI, every process looks like a world of one
     install_mpi4py(monkeypatch, 0, ("here",))
     with pytest.raises(
-        RingError, match="world_size must be one number, got 4 from openmpi and 1 from mpi4py"
+        RingError, match="launchers disagree on world_size, got 4 from openmpi and 1 from mpi4py"
     ):
         discover(environ=environ("openmpi5_two_nodes", 1, MASTER_ADDR=None))
 
@@ -368,7 +369,7 @@ def test_mpi_is_not_asked_where_nothing_of_mpi_is_there_or_everything_is_known(
         assert discover(environ=environ(name)).rule == record["expected"]["rule"]
     with pytest.raises(RingError, match=NO_LAUNCHER):
         discover(environ={"PATH": "/bin"})
-    with pytest.raises(RingError, match="mpi4py would be asked, which starts MPI"):
+    with pytest.raises(RingError, match="mpi4py is asked, which starts MPI"):
         discover(environ={"PMIX_RANK": "0"}, ask_mpi=False)
 
 
@@ -424,7 +425,7 @@ def test_the_manifest_for_kubernetes_starts_what_it_says(monkeypatch: pytest.Mon
         "Indexed",
         job["spec"]["completions"],
     )
-    monkeypatch.setenv("JOB_COMPLETION_INDEX", "1")  # what Kubernetes leaves in a pod
+    monkeypatch.setenv("JOB_COMPLETION_INDEX", "1")  # set by Kubernetes in a pod
     (container,) = pods["containers"]
     program, *words = shlex.split(os.path.expandvars(container["command"][2]))
     given = get_args_parser().parse_args(words)

@@ -1,4 +1,4 @@
-"""Grading a notebook in a kernel of its own, and the assignment that is made of a lesson."""
+"""Grading a notebook in a separate kernel, and assignments made from lessons."""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ PAIRS = "def pairs(N):\n    return [(i, (i + 1) % N) for i in range(N)] if N > 1
 CALL, MINE = "check.pair_groups(pairs)", "check.pair_groups(mine)"
 FORGED = "print(check.CheckResult('pair_groups', True, '', '').as_dict())"
 PATIENT = "check.diagnose(trace, kind='deadlock', ranks=0, event=0)"
-# Exercises as handed out, and what a student has made of them; words of the reason. The first one
-# passes.
+# Exercises as handed out, a student's cells, and words of the reason. Only the first passes.
 CELLS = {
     "right": (PAIRS + CALL, f"%time pass\n{PAIRS}{CALL}", "Right for rings"),
     "wrong": (MINE, f"def mine(N):\n    return []\n\n\n{MINE}", "A ring of 2 ranks has 2 pairs"),
-    "patient": ("check.diagnose(trace, kind='')", PATIENT, "Nothing wrong"),
+    "patient": ("check.diagnose(trace, kind='')", PATIENT, "No fault"),
     "forged": ("check.pair_groups(other)", FORGED, "NameError: name 'ot"),
     "unreadable": (CALL, f"def pairs(N:\n{CALL}", "incomplete input"),
     "deadly": (CALL, f"import os\nos._exit(1)\n{CALL}", "The kernel died"),
@@ -71,7 +70,7 @@ def test_a_notebook_is_graded_by_the_checks_that_were_handed_out(
     for name, (*_, words) in CELLS.items():
         assert rows[name]["verdict"] == ("passed" if name == "right" else "not yet"), rows[name]
         assert words in rows[name]["reason"], rows[name]
-    assert rows["lost"]["reason"] == "The notebook has no such cell any more."
+    assert rows["lost"]["reason"] == "This cell is missing in the notebook."
 
 
 def test_a_cell_that_had_to_be_interrupted_is_undecided() -> None:
@@ -105,8 +104,8 @@ def test_what_is_no_lesson_is_refused(tmp_path: Path, capsys: pytest.CaptureFixt
     (tmp_path / "broken.ipynb").write_text("{")
     assert main(["grade", str(tmp_path / "broken.ipynb")]) == 1
     assert main(["grade", str(write(tmp_path / "empty.ipynb", {}))]) == 2
-    assert "the notebook must be readable" in (said := capsys.readouterr().err)
-    assert 'without a cell with the tag "exercise"' in said
+    assert "cannot read the notebook" in (said := capsys.readouterr().err)
+    assert 'no cell has the tag "exercise"' in said
 
 
 def test_an_assignment_has_locked_checks_and_tests_for_otter(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The house: lists of dependencies agree, lessons are clean, nothing names its machine."""
+"""The repository: dependency lists agree, lessons are clean, and no file names a machine."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ TEXT_SUFFIXES = {
 
 
 def tracked_files() -> list[Path]:
-    """Returns the files under version control, and new ones that would be added.
+    """Returns the files under version control, and new files that are not ignored.
 
-    In an unpacked archive, all files.
+    In an unpacked archive, returns all files.
     """
     try:
         command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
@@ -73,14 +73,14 @@ def test_package_has_no_drawer_for_odds_and_ends() -> None:
     assert names & {"utils", "util", "helpers", "common", "constants", "misc"} == set()
 
 
-# Assembled so that this file does not match itself.
+# The pattern is assembled so that this file does not match itself.
 MACHINE = re.compile(
     "|".join(
         (
-            # somebody's directories
+            # a user's directories
             r"(?<![\w.:/])/(?:home|Users|root|work|workspace|builds|scratch)/[\w.]",
             r"[A-Z]:[\\/]+Users",
-            # a package index written down
+            # a package index
             r"(?:index-url|find-links|trusted-host)[= ]+\S*(?:/|\.\w)",
             r"https?://[^\s/@]+:[^\s/@]+@",  # a password
             r"https?://(?:10\.|192\.168\.|172\.(?:1[6-9]|2\d|3[01])\.)",  # a private network
@@ -147,7 +147,7 @@ def pins(name: str) -> dict[str, Version]:
     pinned = requirements([line for line in lines if line and not line.startswith("#")])
     assert all(
         re.fullmatch(r"==[\w.]+", str(requirement.specifier)) for requirement in pinned.values()
-    ), "one exact version a line"
+    ), "one exact version per line"
     return {name: Version(str(requirement.specifier)[2:]) for name, requirement in pinned.items()}
 
 
@@ -157,7 +157,7 @@ def test_every_dependency_says_what_it_is_for_and_its_lowest_version() -> None:
         assert re.fullmatch(r">=[\d.]+", str(requirement.specifier)), requirement
     for requirement in CORE.values():
         assert re.search(rf'"{re.escape(str(requirement))}", +# \S', text), (
-            f"{requirement} needs a comment: what it is for"
+            f"{requirement} needs a comment with its purpose"
         )
 
 
@@ -169,7 +169,7 @@ def test_lock_pins_everything_within_its_range() -> None:
         for name, requirement in EVERYTHING.items()
         if locked[name] not in requirement.specifier
     ] == []
-    assert locked["torch"] == Version("2.13.0")  # no local part: which build is the user's choice
+    assert locked["torch"] == Version("2.13.0")  # no local part, so that users can choose the build
 
 
 def test_lowest_versions_are_those_of_pyproject() -> None:

@@ -48,31 +48,34 @@ def test_several_multiply_and_the_earliest_failure_counts() -> None:
     degraded = simulate(exchange_in_pairs, Degrade(0, 1, 5), Degrade(0, 1, 2), Degrade(2, 3, 4))
     assert seconds_of(degraded, "recv") == pytest.approx([1, 10, 1, 4])
     with pytest.raises(
-        RankFailed, match="rank 2 of 4 was made to fail in place of its operation 1"
+        RankFailed, match="rank 2 of 4 was made to fail instead of posting operation 1"
     ):
         simulate(exchange_in_pairs, Fail(2, 7), Fail(2, 1))
 
 
 RANKS = "the ranks of an injection must be from 0 to 3, got"
 WRONG: list[tuple[Callable[[], Any], str]] = [
-    (lambda: Slow(-1, 2), r"rank must be an integer from 0, got -1 \(Slow\)"),
-    (lambda: Slow(True, 2), "rank must be an integer from 0, got True"),
-    (lambda: Slow(0, 0.5), r"factor must be a number from 1, got 0.5 \(Slow\)"),
-    (lambda: Slow(0, math.inf), "factor must be a number from 1, got inf"),
-    (lambda: Slow(0, "2"), "factor must be a number from 1, got '2'"),  # type: ignore[arg-type]
-    (lambda: Degrade(0, 0, 2), "src and dst must be two ranks, got Degrade"),
-    (lambda: Degrade(0, 1.0, 2), r"dst must be an integer from 0, got 1.0 \(Degrade\)"),  # type: ignore[arg-type]
-    (lambda: Jitter(0), r"fraction must be above 0 and at most 1, got 0 \(Jitter\)"),
-    (lambda: Jitter(math.nan), "fraction must be above 0 and at most 1, got nan"),
-    (lambda: Jitter(0.1, seed=-1), r"seed must be an integer from 0, got -1 \(Jitter\)"),
-    (lambda: Fail(0, -1), r"at_op must be an integer from 0, got -1 \(Fail\)"),
-    (lambda: simulate(print, "slow"), "inject must hold Slow, Degrade, Fail and Jitter, got"),
+    (lambda: Slow(-1, 2), r"rank must be a non-negative integer, got -1 \(Slow\)"),
+    (lambda: Slow(True, 2), "rank must be a non-negative integer, got True"),
+    (lambda: Slow(0, 0.5), r"factor must be a number of at least 1, got 0.5 \(Slow\)"),
+    (lambda: Slow(0, math.inf), "factor must be a number of at least 1, got inf"),
+    (lambda: Slow(0, "2"), "factor must be a number of at least 1, got '2'"),  # type: ignore[arg-type]
+    (lambda: Degrade(0, 0, 2), "src and dst must be different ranks, got Degrade"),
+    (lambda: Degrade(0, 1.0, 2), r"dst must be a non-negative integer, got 1.0 \(Degrade\)"),  # type: ignore[arg-type]
+    (lambda: Jitter(0), r"fraction must be positive and at most 1, got 0 \(Jitter\)"),
+    (lambda: Jitter(math.nan), "fraction must be positive and at most 1, got nan"),
+    (lambda: Jitter(0.1, seed=-1), r"seed must be a non-negative integer, got -1 \(Jitter\)"),
+    (lambda: Fail(0, -1), r"at_op must be a non-negative integer, got -1 \(Fail\)"),
+    (
+        lambda: simulate(print, "slow"),
+        "inject must contain only Slow, Degrade, Fail or Jitter, got",
+    ),
     (lambda: simulate(print, Slow(4, 2)), RANKS),
     (lambda: simulate(print, Degrade(0, 4, 2)), RANKS),
     (lambda: simulate(print, Fail(9, 0)), RANKS),
     (
         lambda: ringsim.simulate(print, world_size=SIZE, link=LINK, inject=Slow(0, 2)),  # type: ignore[arg-type]
-        "inject must be a list of Slow, Degrade, Fail and Jitter, got Slow",
+        "inject must be a list of Slow, Degrade, Fail or Jitter, got Slow",
     ),
 ]
 

@@ -1,7 +1,4 @@
-"""Whatever somebody passes for an argument.
-
-The function does its work, or says which argument breaks which rule, and nothing else.
-"""
+"""Junk arguments: a function either works, or reports the invalid argument and its rule."""
 
 from __future__ import annotations
 
@@ -57,7 +54,7 @@ def rehearsed(**arguments: Any) -> Any:
 RUN = ringsim.simulate_schedule("1f1b", num_ranks=2, num_microbatches=2)
 TRACE = RUN.trace()
 STEP = "costs num_ranks num_microbatches num_chunks link size_bytes semantics ahead"
-FUNCTIONS: dict[str, tuple[Callable[..., Any], str]] = {  # and the arguments that are tried
+FUNCTIONS: dict[str, tuple[Callable[..., Any], str]] = {  # and the arguments to try
     "simulate": (
         partial(ringsim.simulate, worker=compute_and_meet, world_size=2, link=LINK),
         "worker world_size args kwargs link semantics compute topology seed inject record",
@@ -107,10 +104,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], str]] = {  # and the arguments th
 @pytest.mark.filterwarnings("ignore:overflow encountered")
 @pytest.mark.parametrize("name", [name for name in FUNCTIONS if name != "rehearse"])
 def test_one_argument_that_is_junk(name: str) -> None:
-    """Every value for every argument.
-
-    Many once ended in a TypeError of whatever line met it first.
-    """
+    """Passes every value for every argument; many once ended in a TypeError from some line."""
     function, names = FUNCTIONS[name]
     for argument in names.split():
         for value in VALUES:
@@ -118,7 +112,7 @@ def test_one_argument_that_is_junk(name: str) -> None:
 
 
 def rehearse_with_junk(argument: str) -> None:
-    """All values in one simulation; a rank that raises raises on both, so they stay in step."""
+    """Tries all values in one simulation; errors are raised on both ranks, so they stay in step."""
     for value in VALUES:
         with contextlib.suppress(Exception):
             rehearse(**{**REHEARSED, argument: value})
@@ -141,7 +135,7 @@ def test_several_arguments_that_are_junk(data: st.DataObject) -> None:
 
 
 def check(function: Callable[..., Any], arguments: dict[str, Any]) -> None:
-    """Calls a function, which must give a result or one of ringsim's errors."""
+    """Calls a function, which must return a result or raise one of ringsim's errors."""
     try:
         function(**arguments)
     except RingError:
@@ -150,7 +144,7 @@ def check(function: Callable[..., Any], arguments: dict[str, Any]) -> None:
         raise AssertionError(f"{arguments} ended in {type(error).__name__}: {error}") from error
 
 
-RULES: dict[str, list[tuple[dict[str, Any], str]]] = {  # what is wrong, and what is said of it
+RULES: dict[str, list[tuple[dict[str, Any], str]]] = {  # invalid arguments, and words of the error
     "simulate": [
         ({"link": {"a": LINK}}, "the keys of link must be pairs of ranks from 0 to 1, got 'a'"),
         ({"link": {(7, 9): LINK}}, r"keys of link must be pairs of .* 0 to 1, got \(7, 9\)"),
@@ -167,7 +161,7 @@ RULES: dict[str, list[tuple[dict[str, Any], str]]] = {  # what is wrong, and wha
             {"link": None, "topology": GraphLinks(nx.path_graph(0))},
             "graph must have a node for each of 2 ranks, got none for 0, 1",
         ),
-        ({"compute": np.zeros(3)}, "compute must be a table of costs"),
+        ({"compute": np.zeros(3)}, "compute must be a cost table"),
         (
             {"link": ringsim.Link(1e12, 0)},
             r"alpha_s of link must be from 0 to 9e\+09 s, got 1000000000000.0",
@@ -199,12 +193,12 @@ RULES: dict[str, list[tuple[dict[str, Any], str]]] = {  # what is wrong, and wha
         ({"size_bytes": 2**63}, r"size_bytes must be from 0 to 2\*\*53, got 92233"),
         ({"size_bytes": 1.5}, "size_bytes must be an integer or a list of integers, got 1.5"),
         ({"semantics": "eager"}, "semantics must be one of rendezvous, buffered, got 'eager'"),
-        ({"ahead": -1}, "ahead must be an integer from 0, got -1"),
-        ({"ahead": 1.5}, "ahead must be an integer from 0, got 1.5"),
-        ({"num_ranks": None}, "num_ranks must be an integer from 1, got None"),
-        ({"num_microbatches": None}, "num_microbatches must be an integer from 1, got None"),
-        ({"num_ranks": 0}, "num_ranks must be an integer from 1, got 0"),
-        ({"num_ranks": True}, "num_ranks must be an integer from 1, got True"),
+        ({"ahead": -1}, "ahead must be a non-negative integer, got -1"),
+        ({"ahead": 1.5}, "ahead must be a non-negative integer, got 1.5"),
+        ({"num_ranks": None}, "num_ranks must be a positive integer, got None"),
+        ({"num_microbatches": None}, "num_microbatches must be a positive integer, got None"),
+        ({"num_ranks": 0}, "num_ranks must be a positive integer, got 0"),
+        ({"num_ranks": True}, "num_ranks must be a positive integer, got True"),
         ({"num_ranks": 10**20}, "must make a step of at most 100,000,000 forward passes"),
         ({"num_chunks": 2}, "num_chunks of 1f1b must be 1, got 2"),
     ],
@@ -219,8 +213,8 @@ RULES: dict[str, list[tuple[dict[str, Any], str]]] = {  # what is wrong, and wha
         ({"costs": Costs(forward=[1, 2, 3])}, "forward must have one time for each stage, got 3"),
         ({"costs": Costs(1.0, 1e10)}, "input must be from 0 to 9e.09 s, got 10000000000.0"),
         ({"costs": Costs(latency=1)}, "latency must be 0, got 1"),
-        ({"size_bytes": -1}, "size_bytes must be an integer from 0, got -1"),
-        ({"steps": 0}, "steps must be an integer from 1, got 0"),
+        ({"size_bytes": -1}, "size_bytes must be a non-negative integer, got -1"),
+        ({"steps": 0}, "steps must be a positive integer, got 0"),
         (
             {"schedule": make_schedule("gpipe", 3, 1)},
             "schedule must have as many ranks as the ring, 2, got 3",
@@ -233,14 +227,14 @@ RULES: dict[str, list[tuple[dict[str, Any], str]]] = {  # what is wrong, and wha
         ({"most": 0}, "most must be"),
     ],
     "trace of a schedule": [
-        ({"ranks": "x"}, "ranks must be a whole number from 0 to 1, got 'x'"),
-        ({"ranks": [6]}, "ranks must be a whole number from 0 to 1, got 6"),
+        ({"ranks": "x"}, "ranks must be an integer from 0 to 1, got 'x'"),
+        ({"ranks": [6]}, "ranks must be an integer from 0 to 1, got 6"),
     ],
     "calibrate": [({"trace": [TRACE]}, "a trace to calibrate from must be a Trace, got")],
     "compare": [({"real": "x"}, "real must be a Trace, got 'x'")],
     "scale": [
-        ({"num_microbatches": 0}, "num_microbatches must be an integer from 1, got 0"),
-        ({"num_microbatches": "3"}, "num_microbatches must be an integer from 1, got '3'"),
+        ({"num_microbatches": 0}, "num_microbatches must be a positive integer, got 0"),
+        ({"num_microbatches": "3"}, "num_microbatches must be a positive integer, got '3'"),
     ],
 }
 
@@ -255,7 +249,7 @@ def test_what_is_told(name: str) -> None:
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
 @pytest.mark.parametrize("num_ranks", [2, 20])
 def test_receives_that_are_posted_as_early_as_there_is(schedule: str, num_ranks: int) -> None:
-    """Sooner than at the start of the step is at the start, however many computations that is."""
+    """A receive cannot be posted before the start of the step, however large ``ahead`` is."""
     costs = Costs(latency=3)
     step, most = (
         ringsim.simulate_schedule(

@@ -1,12 +1,12 @@
-"""The house: which rooms there are, and on which floor each stands.
+"""The layers of ringsim: its packages ("rooms") are on "floors" and import only from lower floors.
 
-Nothing imports upwards or in a circle. Read from the source. Every import of ringsim counts: those
-inside functions and those for type checkers too. The exception are values, such as ``Trace``, whose
-methods import what draws, writes or explains them. The tables of dotted names (the contents in
-``ringsim/__init__.py`` and its like) are not imports: they are resolved on use, and a test below
-names the files that may have one.
+There are no import cycles. The tests read the source, and count every import of ringsim, also
+inside functions and for type checkers. The methods of values such as ``Trace`` are an exception:
+they may import the modules that draw, write or explain the value. Tables of dotted names, such as
+the contents in ``ringsim/__init__.py``, are not imports, because they are resolved on use; a test
+below lists the files that may have one.
 
-The examples in the docstrings run, module by module.
+The tests also run the examples in the docstrings, module by module.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ MODULES = {
     for path in sorted((ROOT / "ringsim").rglob("*.py"))
 }
 
-# From below. A room imports from the floors under its own, and within a package from its own files.
-# Neighbours on a floor do not know each other, but for one: plot draws what prediction compares.
+# From the lowest floor up. A room imports from lower floors, and a package also from its own files.
+# Rooms on the same floor do not import each other, except those in NEIGHBOURS.
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors", "state", "provenance"),
     ("link", "faults", "environment", "schedules"),
@@ -44,7 +44,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS, start=1) for room in rooms}
 NEIGHBOURS = {("plot", "prediction"), ("view", "plot")}
-# modules of values whose methods import what draws, writes or explains them
+# modules of values whose methods import the modules that draw, write or explain them
 VALUES = {
     "ringsim.traces.value",
     "ringsim.traces.bandwidths",
@@ -55,7 +55,7 @@ VALUES = {
 # tables of public names; type checkers see the same names as imports
 CONTENTS = {"ringsim", "ringsim.pipeline"}
 DATA = {"numpy", "pandas", "pyarrow"}
-# beyond the standard library and numpy; what type checkers alone import does not count
+# libraries beyond the standard library and numpy; imports only for type checkers do not count
 LIBRARIES: dict[str, set[str]] = {
     "environment": {"mpi4py"},
     "traces": DATA,
@@ -84,9 +84,9 @@ def room_of(module: str) -> str:
 
 @cache
 def imports(source: str, methods: bool = True) -> tuple[tuple[str, int, bool], ...]:
-    """Lists (dotted name, line, whether for type checkers alone) of every import.
+    """Lists (dotted name, line, whether only for type checkers) of every import.
 
-    ``from a import b`` gives ``a.b``. Those of methods are left out unless ``methods`` is true.
+    ``from a import b`` gives ``a.b``. Imports in methods are omitted unless ``methods`` is true.
     """
     tree = ast.parse(source)
     if not methods:
@@ -113,7 +113,7 @@ def imports(source: str, methods: bool = True) -> tuple[tuple[str, int, bool], .
 
 
 def own_module(name: str) -> str | None:
-    """Returns the module of ringsim that a dotted name means, None for what lies outside."""
+    """Returns the ringsim module of a dotted name, None for names outside of ringsim."""
     if name.partition(".")[0] != "ringsim":
         return None
     while name not in MODULES:
@@ -133,8 +133,8 @@ def complaints(module: str, source: str) -> list[str]:
         if other == "ringsim":
             if floor < FLOOR["check"]:
                 found.append(
-                    f"line {line} imports {name}: name the module that defines it, the contents "
-                    "may lead anywhere"
+                    f"line {line} imports {name}: import it from the module that defines it, "
+                    "because the contents may lead anywhere"
                 )
         elif other is not None:
             there = room_of(other)
@@ -230,13 +230,13 @@ def test_rule_finds_what_breaks_it(module: str, source: str, why: str) -> None:
 
 
 def users_of(pattern: str) -> set[str]:
-    """Returns the modules whose code, without comments and text, has something of this form."""
+    """Returns the modules whose code, without comments and strings, matches a pattern."""
     found = set()
     for module, path in MODULES.items():
         if not re.search(pattern, source := path.read_text()):
             continue
         tree = ast.parse(source)
-        for node in ast.walk(tree):  # docstrings and messages say what they like
+        for node in ast.walk(tree):  # docstrings and messages may match
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 node.value = ""
         if re.search(pattern, ast.unparse(tree)):
@@ -250,7 +250,7 @@ def test_nothing_behind_the_back_of_python_and_torch() -> None:
         {"ringsim.ring.packing"},
     )  # modules by name in a pickle
     assert users_of(r"\b(import_module|__import__)\b") == lazy | packed
-    assert users_of(r"\b(?<!\.)exec\(") <= {"ringsim.magics"}  # the user's cell
+    assert users_of(r"\b(?<!\.)exec\(") <= {"ringsim.magics"}  # runs the user's cell
     # the kernel ends a child with its parent: prctl has no public name
     assert users_of(r"\bctypes\b") <= {"ringsim.launch.forkserver"}
     assert not [
@@ -262,7 +262,7 @@ def test_nothing_behind_the_back_of_python_and_torch() -> None:
 
 
 def starts_no_ranks(room: str) -> bool:
-    """Tells whether the examples of a room run in one process."""
+    """Returns whether the examples of a room run in one process."""
     return FLOOR[room] <= FLOOR["topologies"] or room in {
         "diagnose",
         "compute_costs",
@@ -289,7 +289,7 @@ def test_examples_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)  # examples may save files
     loaded = importlib.import_module(module)
-    for name in dir(loaded):  # a name that is found on first use changes what doctest walks over
+    for name in dir(loaded):  # load lazy names first, so that doctest sees a fixed list
         getattr(loaded, name)
     failed, tried = doctest.testmod(loaded, optionflags=doctest.ELLIPSIS)
     assert tried, "the examples of this module are never run"

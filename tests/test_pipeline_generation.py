@@ -204,11 +204,11 @@ NO_GENERATOR = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5))
 ARGUMENTS = [
     ({"prompts": []}, r"prompts must contain at least one prompt, .* one token, got \[\]"),
     ({"prompts": [[1], []]}, r"at least one token, got \[\[1\], \[\]\]"),
-    ({"batch_size": 0}, "batch_size must be an integer from 1, got 0"),
+    ({"batch_size": 0}, "batch_size must be a positive integer, got 0"),
     ({"temperature": -1.0}, "temperature must be non-negative, got -1.0"),
     ({"temperature": float("nan")}, "temperature must be non-negative, got nan"),
-    ({"max_new_tokens": 0}, "max_new_tokens must be an integer from 1, got 0"),
-    ({"num_inner_iterations": 0}, "num_inner_iterations must be an integer from 1, got 0"),
+    ({"max_new_tokens": 0}, "max_new_tokens must be a positive integer, got 0"),
+    ({"num_inner_iterations": 0}, "num_inner_iterations must be a positive integer, got 0"),
     ({"model": NO_GENERATOR}, "the adapter of Sequential has no cache"),
 ]
 

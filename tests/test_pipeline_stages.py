@@ -640,8 +640,8 @@ class Doubled(nn.Sequential):
 PATCHED = nn.Sequential(nn.ReLU())
 PATCHED.forward = lambda x: -x  # type: ignore[method-assign]
 REFUSED: list[tuple[Callable[[], object], str]] = [
-    (lambda: by_count(3, 0), "num_stages must be an integer from 1, got 0"),
-    (lambda: by_count(-1, 2), "num_layers must be an integer from 0, got -1"),
+    (lambda: by_count(3, 0), "num_stages must be a positive integer, got 0"),
+    (lambda: by_count(-1, 2), "num_layers must be a non-negative integer, got -1"),
     (lambda: by_weight([1, -1], 2), r"got -1 \(layer 1\)"),
     (lambda: by_weight([1, math.nan], 2), r"got nan \(layer 1\)"),
     (lambda: by_weight([1], 2, last=math.inf), r"got inf \(last\)"),
@@ -664,7 +664,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         r"a leaf of .*, got the result of MulBackward0\. .*x\.detach",
     ),
     *(
-        (partial(FlopCosts, value), "flops_per_s must be a number above 0")
+        (partial(FlopCosts, value), "flops_per_s must be a positive number")
         for value in (0, -1.0, math.inf, math.nan, True, "fast")
     ),
 ]

@@ -155,5 +155,5 @@ def test_a_print_put_over_ours_stays_and_shows_everything_after_restore(
 
 @pytest.mark.parametrize("rank", [-1, "0", None, 1.0, True])
 def test_wrong_rank(rank: Any) -> None:
-    with pytest.raises(ArgumentError, match="rank must be a whole number of 0 or more, got"):
+    with pytest.raises(ArgumentError, match="rank must be a non-negative integer, got"):
         suppress_output(rank)

@@ -1,7 +1,4 @@
-"""The public names.
-
-Exactly these, light to import, each with a docstring that says what it takes, gives and raises.
-"""
+"""The public names: a fixed list, light to import, with docstrings for arguments and errors."""
 
 from __future__ import annotations
 
@@ -82,10 +79,7 @@ def test_a_file_that_hides_a_package_is_named(name: str, tmp_path: Path) -> None
         [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert re.search(
-        (
-            rf"ImportError: {name} must be the package of that name, got "
-            rf".*{name}\.py, which hides it\."
-        ),
+        rf"ImportError: cannot import {name}: .*{name}\.py hides the package\.",
         ended.stderr,
     )
 
@@ -121,14 +115,13 @@ def test_type_checkers_see_the_contents(package: ModuleType) -> None:
     for node in block.body:
         assert isinstance(node, ast.ImportFrom)
         (alias,) = node.names
-        assert alias.asname == alias.name  # the form that re-exports
+        assert alias.asname == alias.name  # the form of a re-export
         seen[alias.name] = f"ringsim.{alias.name}" if node.module == "ringsim" else node.module
     assert seen == package._CONTENTS
 
 
 def test_no_module_bears_the_name_of_a_public_function() -> None:
-    # Importing ringsim.trace.x would put the module `trace` in the place of the function
-    # `ringsim.trace`.
+    # Importing ringsim.trace.x would replace the function `ringsim.trace` with the module `trace`.
     modules = {
         info.name.rpartition(".")[2] for info in pkgutil.walk_packages(ringsim.__path__, "ringsim.")
     }
@@ -207,7 +200,7 @@ def test_methods_are_documented(name: str) -> None:
         ):
             text = inspect.getdoc(function) or ""
             assert text, f"{name}.{method} needs a docstring"
-            # one line may say it all
+            # one line may be enough
             if inspect.isfunction(function) and len(text.splitlines()) > 1:
                 _check_sections(f"{name}.{method}", function, text)
 
@@ -220,7 +213,7 @@ def _check_sections(name: str, value: Any, text: str) -> None:
     if parameters and not inspect.isabstract(value):
         assert re.search(r"^(Args|Attributes):$", text, re.MULTILINE), f"{name} needs Args"
         for parameter in parameters:
-            assert re.search(rf"\b{parameter}\b", text), f"{name} does not say what {parameter} is"
+            assert re.search(rf"\b{parameter}\b", text), f"{name} does not describe {parameter}"
     if inspect.isfunction(value) and signature.return_annotation not in (
         None,
         "None",

@@ -83,19 +83,19 @@ def test_arguments_may_be_numpys() -> None:
             for value in ("", b"127.0.0.1")
         ),
         *(
-            ("port", value, f"port must be a whole number from 1 to 65535, got {value!r}")
+            ("port", value, f"port must be an integer from 1 to 65535, got {value!r}")
             for value in (0, 65536, "29500")
         ),
         *(
-            ("world_size", value, f"world_size must be a whole number of 1 or more, got {value!r}")
+            ("world_size", value, f"world_size must be a positive integer, got {value!r}")
             for value in (0, 2.0, True)
         ),
         *(
-            ("rank", value, f"rank must be a whole number from 0 to 3, got {value!r}")
+            ("rank", value, f"rank must be an integer from 0 to 3, got {value!r}")
             for value in (4, -1, "0")
         ),
         *(
-            ("local_rank", value, f"local_rank must be a whole number of 0 or more, got {value!r}")
+            ("local_rank", value, f"local_rank must be a non-negative integer, got {value!r}")
             for value in (-1, "0")
         ),
         *(
@@ -109,8 +109,8 @@ def test_arguments_may_be_numpys() -> None:
         ("ring_ranks", [], "ring_ranks must include the rank that passes it, got \\[\\]"),
         ("ring_ranks", [0, 1], "ring_ranks must include the rank that passes it, got \\[0, 1\\]"),
         ("ring_ranks", [2, 2], "ring_ranks must not name a rank twice, got \\[2, 2\\]"),
-        ("ring_ranks", [2, 4], "each of ring_ranks must be a whole number from 0 to 3, got 4"),
-        ("ring_ranks", [2, "3"], "each of ring_ranks must be a whole number from 0 to 3, got '3'"),
+        ("ring_ranks", [2, 4], "each of ring_ranks must be an integer from 0 to 3, got 4"),
+        ("ring_ranks", [2, "3"], "each of ring_ranks must be an integer from 0 to 3, got '3'"),
         ("ring_ranks", 2, "ring_ranks must be a sequence of ranks, got 2"),
         ("ring_order", "host", "ring_order must be 'ranks' or 'hosts', got 'host'"),
         ("ring_ranks", "23", "ring_ranks must be a sequence of ranks, got '23'"),

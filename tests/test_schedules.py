@@ -543,10 +543,10 @@ UNKNOWN: list[tuple[Callable[[], object], str]] = [
     ),
 ]
 JUNK: list[tuple[Callable[[], object], str]] = [
-    (lambda: MAKE("gpipe", 2, 0), "num_microbatches must be an integer from 1, got 0"),
-    (lambda: MAKE("looped_bfs", 2, 2, 0), "num_chunks must be an integer from 1, got 0"),
-    (lambda: MAKE("dualpipe_v", -2, 1), "num_ranks must be an integer from 1, got -2"),
-    (lambda: Step("gpipe", 0, 2), "num_ranks must be an integer from 1, got 0"),
+    (lambda: MAKE("gpipe", 2, 0), "num_microbatches must be a positive integer, got 0"),
+    (lambda: MAKE("looped_bfs", 2, 2, 0), "num_chunks must be a positive integer, got 0"),
+    (lambda: MAKE("dualpipe_v", -2, 1), "num_ranks must be a positive integer, got -2"),
+    (lambda: Step("gpipe", 0, 2), "num_ranks must be a positive integer, got 0"),
     (
         lambda: makespan(Step("gpipe", 2, 2), semantics="grouped"),
         "one of rendezvous, buffered, got",
@@ -557,8 +557,8 @@ JUNK: list[tuple[Callable[[], object], str]] = [
         lambda: evaluate(CIRCLE, Costs(latency=-1)),
         "a time must be from 0 to 1e+100, got -1 (latency)",
     ),
-    (lambda: lower(CIRCLE, ahead=-1), "ahead must be an integer from 0, got -1"),
-    (lambda: forms.one_f_one_b_bound(0, [1], [1]), "must be an integer from 1, got 0"),
+    (lambda: lower(CIRCLE, ahead=-1), "ahead must be a non-negative integer, got -1"),
+    (lambda: forms.one_f_one_b_bound(0, [1], [1]), "must be a positive integer, got 0"),
 ]
 UNREADABLE = [
     ("0F0,0B0\n1F0,1X0", "got '1X0'. Examples: 2F0, 1SEND_F0. (row 2, column 2)"),

@@ -1,7 +1,4 @@
-"""``ringsim simulate``.
-
-What it shows of schedules and of networks, and that mistakes are told in one line.
-"""
+"""``ringsim simulate``: the report on schedules and networks, and mistakes in one line."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ SMALL: dict[str, Any] = {
 
 
 def write(directory: Path, tables: dict[str, Any]) -> Path:
-    """Writes a description; what JSON writes for a value, TOML reads."""
+    """Writes a description; TOML reads values as JSON writes them."""
     lines = []
     for name, content in tables.items():
         for one in content if isinstance(content, list) else [content]:
@@ -44,13 +41,13 @@ def write(directory: Path, tables: dict[str, Any]) -> Path:
 
 
 def changed(table: str, **entries: Any) -> dict[str, Any]:
-    """``SMALL`` with entries of one table changed, and those that are None taken out."""
+    """Returns ``SMALL`` with entries of one table changed, and None entries removed."""
     merged = {**SMALL.get(table, {}), **entries}
     return {**SMALL, table: {key: value for key, value in merged.items() if value is not None}}
 
 
 def ask(file: Path) -> dict[str, Any]:
-    """Returns what the command says of a description, as numbers."""
+    """Returns the JSON report of the command on a description."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         assert main(["simulate", "--json", str(file)]) == 0
@@ -59,7 +56,7 @@ def ask(file: Path) -> dict[str, Any]:
 
 
 def find_durations(file: Path) -> dict[str, dict[int, float]]:
-    """Returns how long a computation of each kind takes in the trace of a step, by stage."""
+    """Returns the mean time of each kind of computation in the trace of a step, by stage."""
     saved = file.with_suffix(".ringtrace")
     with contextlib.redirect_stdout(io.StringIO()):
         assert main(["simulate", "--save", str(saved), str(file)]) == 0
@@ -84,7 +81,7 @@ def show(file: Path, capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
-# -- what it says
+# -- the report
 
 
 def test_the_example_says_what_its_file_says(
@@ -111,7 +108,7 @@ def test_the_example_says_what_its_file_says(
         "the work"
     ) in text
     assert (
-        "closed form    none for stages that differ; 696 ms at least" in text
+        "closed form    none for stages that differ; at least 696 ms" in text
     )  # 3 * 30 ms before rank 3, and 16 microbatches of 36 there + 30
     saved = ringsim.load(file)
     assert saved.makespan_s == pytest.approx(float(expected.makespan))
@@ -126,7 +123,7 @@ def test_a_closed_form_stands_beside_the_simulated_value(
     assert re.search(r"^  step +330 ms$", text, re.MULTILINE)  # (m + p - 1)(f + b) = 11 * 30 ms
     assert re.search(r"^  closed form +330 ms$", text, re.MULTILINE)
     assert "27.3% of the step, 37.5% of the work" in text  # 3/11 and 3/8
-    assert "4 live at a time on rank 0, 1 on rank 3" in text
+    assert "4 live at the same time on rank 0, 1 on rank 3" in text
 
 
 @pytest.mark.parametrize(
@@ -150,7 +147,7 @@ def test_a_closed_form_without_messages_stands_where_none_is_known_with_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = show(write(tmp_path, changed("link", latency_us=100)), capsys)
-    assert "none with these messages; 330 ms if they took no time" in text
+    assert "none with these messages; 330 ms with instant messages" in text
 
 
 def test_shapes_are_charged_for_their_arithmetic(tmp_path: Path) -> None:
@@ -170,7 +167,7 @@ def test_shapes_are_charged_for_their_arithmetic(tmp_path: Path) -> None:
     took_s = find_durations(file)
     assert [len(by_stage) for by_stage in took_s.values()] == [80] * 3
     assert sum(sum(each.values()) for each in took_s.values()) == pytest.approx(3 * forward / 4e14)
-    # attention has no weights of its own
+    # attention has no weights
     assert sum(took_s["weight_grad"].values()) == pytest.approx(2 * tokens * weights / 4e14)
     assert ask(file)["size_bytes"] == tokens * hidden * 2
 
@@ -213,77 +210,77 @@ def test_a_schedule_of_ones_own_is_written_out(
     named = ask(write(tmp_path, {**changed("schedule", microbatches=2), "ring": {"ranks": 2}}))
     assert f"  step           {1e3 * named['step_s']:,.6g} ms\n" in text, "it is 1F1B"
     assert text.startswith("own on 2 ranks, 2 microbatches (simulated")
-    assert "  closed form    none for a schedule of one's own\n" in text
-    assert "2 live at a time on rank 0, 1 on rank 1" in text
+    assert "  closed form    none for a custom schedule\n" in text
+    assert "2 live at the same time on rank 0, 1 on rank 1" in text
 
 
-# -- what is wrong with it
+# -- mistakes in a description
 
 
 @pytest.mark.parametrize(
     ("tables", "words"),
     [
-        (changed("link", latensy_us=1), "[link] must have keys that are known, got latensy_us"),
+        (changed("link", latensy_us=1), "[link] has an unknown key: latensy_us"),
         (changed("link", latensy_us=1), "Did you mean latency_us?"),
-        (changed("link", latency_us=None, latency=10), "must say the unit of latency, got latency"),
+        (changed("link", latency_us=None, latency=10), "latency in [link] must have a unit"),
         (changed("link", latency_ms=1), "must have latency once, got latency_ms and latency_us"),
-        (changed("link", bandwidth_gb_per_s=None), "must have bandwidth, got none"),
-        (changed("link", bandwidth_gb_per_s=0), "bandwidth must be above 0, got 0"),
+        (changed("link", bandwidth_gb_per_s=None), "[link] has no bandwidth ("),
+        (changed("link", bandwidth_gb_per_s=0), "bandwidth must be positive, got 0"),
         (changed("link", latency_us="10"),
-         "latency_us must be a number from 0, got '10' ([link] of "),
-        (changed("ring", ranks=4.0), "ranks must be a whole number from 1, got 4.0 ([ring] of "),
+         "latency_us must be a non-negative number, got '10' ([link] in "),
+        (changed("ring", ranks=4.0), "ranks must be a positive integer, got 4.0 ([ring] in "),
         (changed("ring", ranks=True), "got True"),
-        (changed("ring", ranks=0), "ranks must be a whole number from 1, got 0"),
-        (changed("ring", ranks=None), "[ring] must have ranks, got none"),
-        (changed("ring", ranks=None, rank=4), "It has rank; is that meant?"),
+        (changed("ring", ranks=0), "ranks must be a positive integer, got 0"),
+        (changed("ring", ranks=None), "[ring] has no ranks ("),
+        (changed("ring", ranks=None, rank=4), "Did you mean ranks instead of rank?"),
         (changed("schedule", name="1fb1"), "Did you mean '1f1b'?"),
         (changed("schedule", chunks=3), "num_chunks"),
         (changed("schedule", actions="rank 0: 0F0 0B0"),
-         "actions must be for the 4 ranks of [ring], got 1"),
-        (changed("schedule", actions="0F0"), "actions must be a schedule, got"),
-        (changed("schedule", actions=7), "actions must be a text, got 7"),
+         "actions must have one line for each of the 4 ranks of [ring], got 1"),
+        (changed("schedule", actions="0F0"), "actions is not a valid schedule ("),
+        (changed("schedule", actions=7), "actions must be a string, got 7"),
         ({**changed("schedule", actions="rank 0: 0F0 0B0"), "ring": {"ranks": 1}},
-         "must have keys that are known, got name"),
+         "has an unknown key: name"),
         (changed("schedule", semantics="eager"), "semantics must be one of rendezvous, buffered"),
         (changed("schedule", microbatches=10**9),
-         "a step of 1f1b must have 20,000,000 forward passes or fewer, got 4,000,000,000"),
+         "a 1f1b step must have at most 20,000,000 forward passes, got 4,000,000,000"),
         (changed("schedule", name="zb_h1", microbatches=10**6),
-         "of zb_h1 must have 1,000,000 forward passes or fewer, got 4,000,000"),
+         "a zb_h1 step must have at most 1,000,000 forward passes, got 4,000,000"),
         (changed("model", forward_ms=[10, 10]),
          "forward must have one time for each stage, got 2 for 4"),
         (changed("model", forward_ms=[]), "got []"),
-        (changed("model", input_ms=10), "must have weight, got none"),
+        (changed("model", input_ms=10), "[model] has no weight ("),
         (changed("model", input_ms=10, weight_ms=10),
          "must have backward, or its halves input and weight, got backward_ms"),
         (changed("model", layers=8, hidden_size=32, heads=4, kv_heads=5, sequence_length=8,
-                 flops_per_s=1), "multiple of kv_heads, got 4"),
+                 flops_per_s=1), "multiple of kv_heads (5), got 4"),
         (changed("model", activation_kib=0.0001),
-         "activation must be 0, or a byte or more, got 0.1024 bytes"),
+         "activation must be 0 or at least 1 byte, got 0.1024 bytes"),
         (changed("model", activation_kib=2**63),
-         "activation_kib must be 9,007,199,254,740,992 bytes or less, got 9223372036854775808"),
+         "activation_kib must be at most 9,007,199,254,740,992 bytes, got 9223372036854775808"),
         (changed("model", forward_ms=1e13),
-         "forward_ms must be 285 years or less, since a trace counts ns, got 1"),
+         "forward_ms must be at most 285 years, because a trace counts ns, got 1"),
         ({**changed("model", forward_ms=4e12), "jitter": [{"fraction": 0.1}]},
-         "a step must last 285 years at most"),
+         "a step must last at most 285 years"),
         (changed("link", bandwidth_gb_per_s=1e-320),
-         "bandwidth must be above 0, got 9.99989e-312 bytes a second ([link] of "),
+         "bandwidth must be positive, got 9.99989e-312 bytes/s ([link] in "),
         ({**SMALL, "edge": [{**SMALL["link"], "from": 0, "to": 1}] * 2},
-         "[[edge]] must name a link once, got from 0 to 1 again"),
+         "each [[edge]] must be another link, got two from 0 to 1"),
         (changed("model", layers=8, hidden_size=30, heads=4, sequence_length=8, flops_per_s=1),
          "hidden_size must be a multiple of heads"),
         ({**SMALL, "slow": [{"rank": 4, "factor": 2}]},
          "must be from 0 to 3, got Slow(rank=4, factor=2.0)"),
         ({**SMALL, "slow": [{"rank": 1, "factor": 0.5}]},
-         "factor must be a number from 1, got 0.5 ([[slow]] of "),
+         "factor must be a number of at least 1, got 0.5 ([[slow]] in "),
         ({**SMALL, "slow": {"rank": 1, "factor": 2}}, "slow must be a list of tables, [[slow]]"),
         ({**SMALL, "edge": [{**SMALL["link"], "from": 0, "to": 2}]},
          "must be neighbours in a ring of 4, got 0 and 2"),
         ({**changed("ring", ranks=1), "edge": [{**SMALL["link"], "from": 0, "to": 0}]},
          "neighbours in a ring of 1, got 0 and 0"),
         ({**SMALL, "links": {"latency_us": 1}},
-         "the description must have keys that are known, got links"),
+         "the description has an unknown key: links"),
         ({key: value for key, value in SMALL.items() if key != "link"},
-         "the description must have link, got none"),
+         "the description has no link ("),
     ],
 )  # fmt: skip
 def test_mistakes_are_told_in_one_line(
@@ -299,9 +296,9 @@ def test_files_that_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     long_ones = []
     for number, (value, words) in enumerate(
         {
-            "9" * 5000: "must be TOML, got",
-            "[" * 5000: "must be TOML, got",
-            "9" * 400: "a whole number",
+            "9" * 5000: "not valid TOML",
+            "[" * 5000: "not valid TOML",
+            "9" * 400: "a positive integer",
         }.items()
     ):
         long_ones.append((tmp_path / f"{number}.toml", words))
@@ -309,7 +306,7 @@ def test_files_that_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     for file, code, words in (
         (broken, 2, "at line 2"),
         *((file, 2, words) for file, words in long_ones),
-        (binary, 1, "readable text"),
+        (binary, 1, "cannot read the description"),
         (tmp_path / "missing.toml", 1, "No such file"),
         (tmp_path, 2, "no such script"),
     ):
@@ -365,7 +362,7 @@ TABLES: dict[str, Any] = {
 
 
 def from_python(**network: Any) -> float:
-    """What the step of ``TABLES`` takes, in seconds."""
+    """Returns the time of the step of ``TABLES``, in seconds."""
     args = make_schedule("interleaved_1f1b", 4, 8, 2), Costs(forward=0.01, backward=0.02)
     trace = ringsim.simulate(
         rehearse, world_size=4, args=args, kwargs={"size_bytes": 4 * 2**20}, **network
@@ -424,7 +421,7 @@ def test_the_example_says_what_sharing_costs(
     out = ["--save", str(file), "--plot", str(picture)]
     assert main(["simulate", str(EXAMPLES / "hosts.toml"), *out]) == 0
     text = capsys.readouterr().out
-    assert "64 MiB a message, hosts of 4 ranks, jitter)\n" in text
+    assert "64 MiB per message, hosts of 4 ranks, jitter)\n" in text
     took, undisturbed = (
         re.search(rf"^  {word} +([\d.]+) s", text, re.MULTILINE) for word in ("step", "undisturbed")
     )
@@ -441,33 +438,33 @@ def test_the_example_says_what_sharing_costs(
     ("tables", "words"),
     [
         ({"topology": {"kind": "host"}},
-         "kind must be one of hosts, full_bisection, ring, got 'host' ([topology] of "),
+         "kind must be one of hosts, full_bisection, ring, got 'host' ([topology] in "),
         ({"topology": {"kind": "host"}}, "Did you mean 'hosts'?"),
         ({"topology": {**HOSTS, "ranks_per_host": 0}},
-         "ranks_per_host must be a whole number from 1, got 0"),
+         "ranks_per_host must be a positive integer, got 0"),
         ({"topology": {**HOSTS, "inner_latency": 1}},
-         "[topology] must say the unit of inner_latency"),
+         "inner_latency in [topology] must have a unit"),
         ({"topology": {**HOSTS, "outer_bandwidth_gb_per_s": 0}},
-         "outer_bandwidth must be above 0, got 0 ([topology] of "),
+         "outer_bandwidth must be positive, got 0 ([topology] in "),
         ({"topology": {**HOSTS, "latency_us": 1}},
-         "[topology] must have keys that are known, got latency_us"),
+         "[topology] has an unknown key: latency_us"),
         ({"topology": {"kind": "ring", "latency_us": 1}},
-         "[topology] must have bandwidth, got none"),
+         "[topology] has no bandwidth ("),
         ({"topology": HOSTS, "link": OUTER},
-         "the links must be said once, got [topology] and [link] or [[edge]]"),
+         "the links must be described once, got [topology] and [link] or [[edge]]"),
         ({"topology": HOSTS, "edge": [{"from": 0, "to": 1, **OUTER}]},
-         "the links must be said once"),
+         "the links must be described once"),
         ({"topology": [HOSTS]}, "topology must be a table, [topology]"),
         ({"link": OUTER, "jitter": [{"fraction": 2}]},
-         "fraction must be above 0 and at most 1, got 2.0"),
+         "fraction must be positive and at most 1, got 2.0"),
         ({"link": OUTER, "jitter": [{"fraction": 0.1, "sed": 1}]},
-         "[[jitter]] must have keys that are known, got sed"),
+         "[[jitter]] has an unknown key: sed"),
         ({"link": OUTER, "jitter": {"fraction": 0.1}},
          "jitter must be a list of tables, [[jitter]]"),
         ({"topology": HOSTS, "model": {"forward_ms": 1, "backward_ms": 1}},
-         "activation must be above 0 with [topology] or [[jitter]]"),
+         "activation must be positive with [topology] or [[jitter]]"),
         ({"topology": HOSTS, "schedule": {"name": "1f1b", "microbatches": 10**6}},
-         "must have 100,000 forward passes or fewer, got 4,000,000"),
+         "must have at most 100,000 forward passes, got 4,000,000"),
     ],
 )  # fmt: skip
 def test_mistakes_in_a_network_are_told_in_one_line(

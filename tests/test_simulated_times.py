@@ -106,7 +106,7 @@ def talk(rounds: int) -> int:
 @pytest.mark.parametrize("at_op", [0, 1, 2, 5, 7])
 def test_a_rank_fails_in_place_of_an_operation(at_op: int) -> None:
     with pytest.raises(
-        RankFailed, match=f"rank 1 of 3 was made to fail in place of its operation {at_op}"
+        RankFailed, match=f"rank 1 of 3 was made to fail instead of posting operation {at_op}"
     ) as caught:
         run(talk, 3, 3, inject=[ringsim.Fail(1, at_op)])
     assert caught.value.rank == 1

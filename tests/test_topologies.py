@@ -1,4 +1,4 @@
-"""Links and networks of links: what a message takes, and which links it passes."""
+"""Links and networks of links: the times and the routes of messages."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def graph_of(graph: nx.Graph, link: Link = LINK) -> nx.Graph:
         (6, 0, 1, [(0, 1)]),
         (6, 1, 0, [(1, 0)]),
         (6, 5, 0, [(5, 0)]),
-        (6, 0, 3, [(0, 1), (1, 2), (2, 3)]),  # equally far both ways: onwards
+        (6, 0, 3, [(0, 1), (1, 2), (2, 3)]),  # equally far both ways, so ascending
         (6, 3, 0, [(3, 4), (4, 5), (5, 0)]),
         (6, 0, 4, [(0, 5), (5, 4)]),
-        (2, 0, 1, [(0, 1)]),  # a ring of two has one link each way
+        (2, 0, 1, [(0, 1)]),  # a ring of two has one link in each direction
         (2, 1, 0, [(1, 0)]),
     ],
 )
@@ -99,9 +99,9 @@ def test_a_graph_finds_the_least_latency(world_size: int, seed: int, data: st.Da
     [
         (lambda: topologies.RingLinks("fast"), "link must be a Link, got 'fast'"),
         (lambda: topologies.FullBisection(None), "link must be a Link, got None"),
-        (lambda: topologies.Hosts(0, LINK, LINK), "ranks_per_host must be an integer from 1"),
+        (lambda: topologies.Hosts(0, LINK, LINK), "ranks_per_host must be a positive integer"),
         (lambda: topologies.Hosts(2, LINK, 1.0), "outer must be a Link, got 1.0"),
-        (lambda: topologies.OneMachine(LINK, 1.5), "cores must be an integer from 1, got 1.5"),
+        (lambda: topologies.OneMachine(LINK, 1.5), "cores must be a positive integer, got 1.5"),
         (
             lambda: topologies.OneMachine(LINK, 2, topologies.GlooCosts(LINK, stall_share=1.5)),
             "stall_share must be a number from 0 to 1, got 1.5",
@@ -123,9 +123,9 @@ def test_a_graph_finds_the_least_latency(world_size: int, seed: int, data: st.Da
             lambda: topologies.GraphLinks(graph_of(nx.path_graph(2))).check(8),
             r"a node for each of 8 ranks, got none for 2, 3, 4, 5 and 2 more",
         ),
-        (lambda: LINK.time_s(-1), "size_bytes must be 0 or more, got -1"),
+        (lambda: LINK.time_s(-1), "size_bytes must be non-negative, got -1"),
         *(
-            (lambda numbers=numbers: Link(*numbers), "must be a number from 0")
+            (lambda numbers=numbers: Link(*numbers), "must be a non-negative number")
             for numbers in (
                 *((-1e-6, 0.0), (math.nan, 0.0), (0.0, math.inf), (0.0, -1.0)),
                 *(("fast", 0.0), (0.0, 0.0, -1.0), (True, 0.0)),

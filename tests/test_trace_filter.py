@@ -134,7 +134,7 @@ def test_steps_groups_and_what_is_still_in_flight() -> None:
     assert (step.apart.tolist(), step.unmatched) == ([], [])
     assert step.bubble() == whole.bubble(1)
     assert pairs(step) == pairs(whole.filter(steps=[1, 2]).step(0))
-    with pytest.raises(ArgumentError, match="steps must be a whole number from 0 to 2, got 3"):
+    with pytest.raises(ArgumentError, match="steps must be an integer from 0 to 2, got 3"):
         whole.step(3)
     assert {event.group for event in pipeline().filter(groups="ring:0>1")} == {"ring:0>1"}
     story = Story(2)
@@ -153,9 +153,9 @@ def test_steps_groups_and_what_is_still_in_flight() -> None:
 @pytest.mark.parametrize(
     ("condition", "says"),
     [
-        ({"ranks": 4}, "ranks must be a whole number from 0 to 3, got 4"),
-        ({"ranks": "01"}, "ranks must be a whole number from 0 to 3, got '0'"),
-        ({"ranks": 1.0}, "ranks must be a whole number from 0 to 3, got 1.0"),
+        ({"ranks": 4}, "ranks must be an integer from 0 to 3, got 4"),
+        ({"ranks": "01"}, "ranks must be an integer from 0 to 3, got '0'"),
+        ({"ranks": 1.0}, "ranks must be an integer from 0 to 3, got 1.0"),
         ({"steps": 0}, "this trace has no steps, got steps=0"),
         ({"between_s": 3}, "between_s must be two times in seconds from the start of the run"),
         ({"between_s": (2, 1)}, r"between_s must be two times .*, got \(2, 1\)"),
@@ -204,7 +204,7 @@ def test_a_rank_is_read_without_the_pages_of_the_others(
     for ranks in (0, None):
         with pytest.raises(TraceFileError, match="as a trace: "):
             ringsim.load(file, ranks=ranks)
-    with pytest.raises(ArgumentError, match="ranks must be a whole number from 0 to 3, got 4"):
+    with pytest.raises(ArgumentError, match="ranks must be an integer from 0 to 3, got 4"):
         ringsim.load(file, ranks=4)
     with pytest.raises(TraceFileError, match="cannot open"):
         ringsim.load(tmp_path / "none", ranks=3)

@@ -483,11 +483,11 @@ def test_choices_of_an_explorer_bring_their_runs(open_page: Open) -> None:
     outer, inner = page.locator(".explorer"), page.locator(".explorer > .ringsim")
     dark = outer.get_attribute("data-theme")
     page.get_by_role("combobox", name="rank 2 first").select_option("receives")
-    view.until("document.querySelector('pre').innerText.startsWith('It ends, after')")
+    view.until("document.querySelector('pre').innerText.startsWith('It ends after')")
     ended = view.get("view.runs[0].post.length")
     assert "recv" in view.text("panel")  # the table is still open, and shows the new run
     page.get_by_role("slider", name="size").press("ArrowRight")
-    view.until("!document.querySelector('pre').innerText.startsWith('It ends, after 51.6')")
+    view.until("!document.querySelector('pre').innerText.startsWith('It ends after 51.6')")
     assert page.get_by_role("slider", name="size").get_attribute("aria-valuetext") == "1024 KiB"
     assert view.get("view.runs[0].post.length") == ended
     assert inner.get_attribute("data-theme") == dark == outer.get_attribute("data-theme")

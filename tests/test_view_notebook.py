@@ -242,7 +242,7 @@ def test_in_jupyterlab_the_view_moves_and_python_knows(lab: tuple[str, Path], pa
     explorer = page.locator(".jp-CodeCell").nth(2)
     explorer.get_by_text("It never ends.").first.wait_for()
     explorer.locator("select").first.select_option("receives")
-    explorer.get_by_text("It ends, after").first.wait_for()
+    explorer.get_by_text("It ends after").first.wait_for()
     explorer.get_by_text("blocked: late sender").wait_for()
     page.keyboard.press("Control+s")
     until(lambda: "image/png" in (folder / "run.ipynb").read_text())

@@ -1,7 +1,4 @@
-"""Asking a check for its verdict, on simulated ranks or real ones.
-
-Also what holds for every verdict.
-"""
+"""Helpers for tests of checks, on simulated or real ranks, with assertions for every verdict."""
 
 from __future__ import annotations
 
@@ -20,14 +17,14 @@ from ringsim import Trace, simulate
 from ringsim.check import CheckResult, examination
 
 Answer = Callable[..., Any]
-# which all simulated ranks see: a way for numbers to travel beside the messages
+# shared by all simulated ranks, so that numbers can bypass the messages
 BOARD: dict[Any, Any] = {}
 LINK = ringsim.Link(alpha_s=1e-5, beta_s_per_byte=1e-10)
 
 
 @pytest.fixture
 def on_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Answers run on simulated ranks: what a check judges, the trace, is the same."""
+    """Runs answers on simulated ranks, with the same traces for the checks to judge."""
 
     def run(job: Any, kind: Any, options: Any) -> Trace:
         function, args, kwargs = pickle.loads(job.call)
@@ -51,7 +48,7 @@ def verdict(examine: Callable[..., CheckResult], answer: Any, seed: int | None =
 
 
 def send(tensor: torch.Tensor | None, to: str = "succ", on: str = "", waits: bool = True) -> Any:
-    """Begins to send to a neighbour, on the group of that edge; returns what to wait for."""
+    """Posts a send to a neighbour, on the group of that edge; returns a function that waits."""
     ring: Any = ringsim.current_ring()
     group = None if on == "world" else getattr(ring, f"{on or to}_group")
     sent = None if tensor is None else dist.isend(tensor, getattr(ring, to), group=group)
@@ -68,7 +65,7 @@ def receive(like: torch.Tensor, source: str = "pred", on: str = "") -> torch.Ten
 
 
 def after(work: Answer, result: Answer) -> Answer:
-    """Does what is right, and returns something else."""
+    """Returns an answer that does the right work, but returns something else."""
     return lambda *args: (work(*args), result(*args))[1]
 
 
@@ -80,18 +77,18 @@ def never_ends(*_: Any) -> None:
 def make_tests(
     right: dict[Answer, list[Answer]], wrong: dict[Answer, list[tuple[Any, ...]]]
 ) -> tuple[Answer, Answer]:
-    """Returns the tests that each right answer passes, and that each wrong one fails.
+    """Returns a test that each right answer passes, and a test that each wrong answer fails.
 
-    With some words in its reason, and in its hint.
+    A wrong answer comes with words of its reason and its hint.
     """
-    assert min(map(len, wrong.values())) >= 6, "wrong answers that each exercise is tried with"
+    assert min(map(len, wrong.values())) >= 6, "each exercise needs six wrong answers"
 
     @pytest.mark.parametrize(
         ("examine", "answer"),
         [(examine, answer) for examine, answers in right.items() for answer in answers],
     )
     def passes(examine: Answer, answer: Answer) -> None:
-        result = verdict(examine, answer, seed=None)  # which it says where it fails
+        result = verdict(examine, answer, seed=None)  # a failure prints the seed
         assert result.passed, result
 
     @pytest.mark.parametrize(

@@ -1,46 +1,47 @@
-"""Checks for the exercises of the lessons: does the answer hold, and if not, why.
+"""Checks for the exercises of the lessons: whether an answer is right, and if not, why.
 
-A check runs a student's function on fresh ranks, with random sizes and data, and looks at what was
-recorded and returned; ``diagnose`` compares what somebody reads from a trace. A check never raises
-for a wrong answer, and always returns: an answer that computes for ever has failed, one that sleeps
-for long, or gets no processor, is *undecided*. None fails because the machine is busy::
+A check runs a student's function on new ranks, with random sizes and data, and judges the trace and
+the results; ``diagnose`` judges a reader's diagnosis of a trace. A check always returns, and never
+raises an error for a wrong answer. An answer that computes forever has failed; one that sleeps for
+long, or does not get enough CPU time, is *undecided*. No answer fails because the machine is busy::
 
-    check.hello(sum_share)             notebooks/00_four_processes: each rank adds up its share
-    check.pair_groups(pair_groups)     notebooks/01_ring: which pairs of ranks make a ring
-    check.ring(pass_round)             notebooks/01_ring: numbers passed round on the pair groups
-    check.no_deadlock(exchange)        notebooks/02_send_recv_deadlock: all send and receive, and
-                                       nobody waits forever
-    check.alphabeta(fit)               notebooks/03_bandwidth: alpha and beta from the times of
+    check.hello(sum_share)             notebooks/00_four_processes: add up a share on each rank
+    check.pair_groups(pair_groups)     notebooks/01_ring: list the pairs of ranks of a ring
+    check.ring(pass_round)             notebooks/01_ring: pass numbers around on the pair groups
+    check.no_deadlock(exchange)        notebooks/02_send_recv_deadlock: send and receive on all
+                                       ranks without a deadlock
+    check.alphabeta(fit)               notebooks/03_bandwidth: fit alpha and beta to the times of
                                        messages
-    check.partition(partition)         notebooks/04_stages: which layers each stage gets
-    check.hand_over(hand_over)         notebooks/04_stages: a tensor of any shape to the next stage,
-                                       in two messages
-    check.gradients(step)              notebooks/05_gradients: a step over stages, with the
+    check.partition(partition)         notebooks/04_stages: divide layers among stages
+    check.hand_over(hand_over)         notebooks/04_stages: send a tensor of any shape to the next
+                                       stage, in two messages
+    check.gradients(step)              notebooks/05_gradients: train a step over stages, with the
                                        gradients of one process
-    check.schedule(order)              notebooks/06_schedules: 1F1B, one list of actions a rank
-    check.fast_schedule(order)         notebooks/06_schedules: an order that fills the bubble,
-                                       within a limit of memory
-    check.token_ring(exchange)         notebooks/07_generation_ring: messages of a generation ring,
-                                       in an order that never jams
-    check.inner_iterations(choose)     notebooks/07_generation_ring: how many batches on their way
-                                       make stages busy
-    check.timed_op(timed_op)           notebooks/08_communication_layer: a decorator that times and
-                                       changes nothing
-    check.ring_all_reduce(all_reduce)  notebooks/08_communication_layer: an all-reduce in chunks, by
-                                       the bytes that it sends
-    check.fewest_microbatches(choose)  notebooks/10_prediction: as few microbatches as a limit on
-                                       the bubble allows
-    check.slow_link(slowest_link)      notebooks/11_slow_link: which two hosts have a slow link
+    check.schedule(order)              notebooks/06_schedules: write 1F1B, as a list of actions per
+                                       rank
+    check.fast_schedule(order)         notebooks/06_schedules: write an order that fills the bubble,
+                                       within a memory limit
+    check.token_ring(exchange)         notebooks/07_generation_ring: exchange the messages of a
+                                       generation ring without a deadlock
+    check.inner_iterations(choose)     notebooks/07_generation_ring: choose the number of batches
+                                       that keeps stages busy
+    check.timed_op(timed_op)           notebooks/08_communication_layer: write a decorator that
+                                       measures time and changes nothing else
+    check.ring_all_reduce(all_reduce)  notebooks/08_communication_layer: write an all-reduce in
+                                       chunks, judged by the bytes that it sends
+    check.fewest_microbatches(choose)  notebooks/10_prediction: choose the fewest microbatches
+                                       within a limit for the bubble
+    check.slow_link(slowest_link)      notebooks/11_slow_link: find the two hosts with a slow link
                                        between them
-    check.average_gradients(average)   notebooks/12_data_parallel: the mean over the replicas of a
-                                       stage, in one bucket
-    check.prediction(said, found)      all of them: what was predicted, beside what was found
-    check.diagnose(trace, kind, ...)   notebooks/09_diagnose: what is wrong in a trace, with whom,
-                                       and what shows it
-    check.patient(name)                notebooks/09_diagnose: no check, but a trace to diagnose,
-                                       another for each name
+    check.average_gradients(average)   notebooks/12_data_parallel: average the gradients of the
+                                       replicas of a stage, in one bucket
+    check.prediction(said, found)      all lessons: compare a prediction with the result
+    check.diagnose(trace, kind, ...)   notebooks/09_diagnose: name the fault in a trace, its ranks,
+                                       and an event that shows it
+    check.patient(name)                notebooks/09_diagnose: not a check, but a trace to diagnose,
+                                       a different one for each name
 
-``examination`` has what all checks share; each other file belongs to one lesson.
+The module ``examination`` is shared by all checks; each other module belongs to one lesson.
 
 Example:
     >>> from ringsim import check
@@ -50,7 +51,7 @@ Example:
     >>> result.passed, result.world_size
     (False, 1)
     >>> print(result.reason)
-    A ring of 1 rank has no pairs, got 4: (0, 1), (1, 2), (2, 3), (3, 0).
+    A ring of 1 rank has no pairs, but your answer has 4: (0, 1), (1, 2), (2, 3), (3, 0).
 """
 
 from ringsim.check.backward import gradients

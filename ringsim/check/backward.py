@@ -1,4 +1,4 @@
-"""The lesson on gradients: a training step over stages, with the gradients of one process."""
+"""The check of the lesson on gradients: a training step over stages."""
 
 from __future__ import annotations
 
@@ -24,55 +24,55 @@ if TYPE_CHECKING:
 __all__ = ["gradients"]
 
 _RAISED_HINT: Final = (
-    "If something is None here: x.grad is None where x was not made a leaf with requires_grad_() "
-    "before it was fed forward, or where another copy of it was fed forward. The first stage "
-    "receives no activation and sends no gradient, the last one the other way round."
+    "If something is None here, it may be x.grad: call x.requires_grad_() before the forward pass, "
+    "and use the same x in it, not a copy. The first stage receives no activation and sends no "
+    "gradient; the last stage sends no activation and receives no gradient."
 )
 _HINTS: Final = {
     "missing": (
-        "A gradient comes to a stage from the stage after: recv_gradient, and then "
-        "y.backward(grad) with the y that was sent. Keep x and y of every microbatch until then."
+        "A stage gets its gradient from the next stage: call recv_gradient, and then "
+        "y.backward(grad) with the y that you sent. Keep x and y of every microbatch until then."
     ),
     "scaled": (
-        "The loss of a step is the mean over microbatches: divide each one's loss by their number, "
-        "before its backward()."
+        "The loss of a step is the mean over microbatches: divide each loss by the number of "
+        "microbatches before its backward()."
     ),
     "different": (
-        "Look at what belongs together: the gradient of microbatch i goes with the x and the y "
-        "of microbatch i. And each parameter adds up "
-        "the gradients of all microbatches: nothing may be set to zero in between."
+        "Check which tensors you combine: the gradient of microbatch i goes with the x and the y "
+        "of microbatch i. Each parameter adds up the gradients of all microbatches, so do not set "
+        "gradients to zero in between."
     ),
     "zeros": (
-        "Zeros came back over the boundary. They are sent where x.grad is None, and that it is "
-        "where x was not made a leaf with "
-        "requires_grad_() before it was fed forward, or where another copy of it was fed forward."
+        "A stage received a gradient of zeros. Zeros are sent if x.grad is None: call "
+        "x.requires_grad_() before the forward pass, and use the same x in it, not a copy."
     ),
     "unexpected": (
-        "This rank has a gradient for a layer of another stage. Call stage(x), "
-        "and nothing else of the model."
+        "This rank has a gradient for a layer of another stage. Call only stage(x), and no other "
+        "part of the model."
     ),
 }
 _SMALL_HINT: Final = (
-    "They are too small: is the loss divided twice, or are the gradients of some microbatches lost?"
+    "The gradients are too small: do you divide the loss twice, or lose the gradients of some "
+    "microbatches?"
 )
 
 
 def gradients(function: Answer, *, seed: int | None = None) -> CheckResult:
     """Checks a training step over stages.
 
-    Afterwards every parameter must have the gradient that one process computes. ``function(stage,
-    inputs, targets, loss_fn)`` is called on every rank. ``stage`` is the rank's part of a model;
-    ``inputs`` and ``targets`` are lists with one tensor a microbatch, of which the first stage uses
-    the inputs, token ids, and the last one the targets. ``loss_fn(logits, target)`` is the mean
-    loss of a microbatch, and the step's loss is the mean over microbatches. It is run on 1, 2 and 3
-    ranks, with one and more microbatches.
+    After the step, every parameter must have the gradient that one process computes. The check
+    calls ``function(stage, inputs, targets, loss_fn)`` on every rank. ``stage`` is the rank's part
+    of a model. ``inputs`` and ``targets`` are lists with one tensor per microbatch: the first stage
+    uses the inputs (token ids), and the last stage uses the targets. ``loss_fn(logits, target)`` is
+    the mean loss of a microbatch, and the step's loss is the mean over microbatches. The check uses
+    1, 2 and 3 ranks, with one and more microbatches.
 
     Args:
         function: the answer.
-        seed: seed of the sizes, weights and data; None for a random one.
+        seed: the seed of the sizes, weights and data; None for a random seed.
 
     Returns:
-        The verdict; its trace shows what was sent.
+        The verdict; its trace shows the messages.
 
     Example:
         >>> print(gradients(lambda stage, inputs, targets, loss_fn: None, seed=1).reason)
@@ -97,16 +97,13 @@ def _judge(examination: Examination) -> str:
     )
     examination.trace = traces[0]
     return (
-        "Every parameter has the gradient of one process, on 1, 2 and 3 ranks, with one microbatch "
-        "and with more."
+        "Every parameter has the same gradient as in one process, on 1, 2 and 3 ranks, with one "
+        "microbatch and with more."
     )
 
 
 def _steps_on_rank(function: Answer, secret: int, steps: Sequence[int]) -> list[GradientRow | None]:
-    """Does one step after the other, each with a model of its own.
-
-    Returns what is wrong with this rank's gradients after each.
-    """
+    """Runs several steps, each with its own model; returns each step's worst gradient, or None."""
     from ringsim.pipeline.partition import partition_model
     from ringsim.pipeline.stage import build_stages
     from ringsim.pipeline.training import cross_entropy
@@ -126,9 +123,9 @@ def _steps_on_rank(function: Answer, secret: int, steps: Sequence[int]) -> list[
 
 
 def _judge_step(trace: Trace, index: int, num_microbatches: int) -> None:
-    """Raises for the first stage with a wrong gradient.
+    """Raises ``Wrong`` for the first stage with a wrong gradient.
 
-    A missing one is said before others, for it is often their cause.
+    Missing gradients come first, because they are often the cause of others.
     """
     rows = [result[index] for result in trace.results]
     wrong = [rank for rank, row in enumerate(rows) if row is not None]
@@ -154,7 +151,7 @@ def _judge_step(trace: Trace, index: int, num_microbatches: int) -> None:
             hint = _SMALL_HINT
     else:
         reason = (
-            f"Stage {who} has another gradient for {name} than one process, with {batches}: "
-            f"they differ by {row.difference:.2g}."
+            f"Stage {who} has another gradient for {name} than one process, with {batches}: the "
+            f"difference is {row.difference:.2g}."
         )
     raise Wrong(reason, hint)

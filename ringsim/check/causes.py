@@ -1,7 +1,4 @@
-"""The lesson on diagnosis.
-
-Name what is wrong in a trace, whom it concerns, and the event that shows it.
-"""
+"""The check of the lesson on diagnosis: the fault in a trace, its ranks, and an event."""
 
 from __future__ import annotations
 
@@ -19,77 +16,77 @@ __all__ = ["diagnose"]
 
 _SIGNS: Final = {
     "deadlock": (
-        "in a deadlock the waiting goes round in a circle, and each wait could end if another did"
+        "in a deadlock, ranks wait for each other in a cycle: each wait could end if another did"
     ),
     "peer_exited": (
-        "then a rank waits for one that has ended, and that has no event in flight any more"
+        "then a rank would wait for a rank that has ended and has no more events in flight"
     ),
     "rank_failed": (
-        "then a rank raised an error of its own, and its last operation had nothing to do with it"
+        "then a rank would have raised an error that has nothing to do with its last operation"
     ),
     "tag_mismatch": (
-        "then a send and a recv of two ranks, both in flight, differ in their tag alone"
+        "then a send and a recv of two ranks, both in flight, would differ only in their tag"
     ),
     "group_mismatch": (
-        "then a send and a recv of two ranks, both in flight, differ in their group alone"
+        "then a send and a recv of two ranks, both in flight, would differ only in their group"
     ),
     "message_mismatch": (
-        "then the two sides of one message, with one tag, differ in size, dtype or shape"
+        "then the two sides of one message, with the same tag, would differ in size, dtype or shape"
     ),
     "link": (
-        "then a message took seconds between two hosts, though both sides had posted, and others "
-        "took far less"
+        "then a message between two hosts would have taken seconds after both sides were posted, "
+        "and others far less"
     ),
     "slow_link": (
-        "then every message takes several times as long between two hosts as one of its size "
-        "between others"
+        "then every message between two hosts would take several times as long as a message of the "
+        "same size between other hosts"
     ),
     "straggler": (
-        "then one rank is busy nearly all the time, and all the others wait for it again and again"
+        "then one rank would be busy nearly all the time, and all others would wait for it again "
+        "and again"
     ),
     "late_sender": (
-        "then a recv waits long for a send that is posted late, and no rank is to blame for most "
-        "of all waiting"
+        "then a recv would wait long for a send that is posted late, and no single rank would "
+        "cause most of the waiting"
     ),
     "late_receiver": (
-        "then a send waits long for a recv that is posted late, and no rank is to blame for most "
-        "of all waiting"
+        "then a send would wait long for a recv that is posted late, and no single rank would "
+        "cause most of the waiting"
     ),
 }
 _UNFINISHED_HINT: Final = (
-    'Look at what was never done: table = trace.to_pandas(); table[table["status"] != "ok"]. Who '
-    "is the peer of whom? What do the two "
-    "sides of the message have in common, and what not?"
+    "Look at the operations that were never done: table = trace.to_pandas(); "
+    'table[table["status"] != "ok"]. Which rank is the peer of which? In what do the two sides of '
+    "the message agree, and in what do they differ?"
 )
 _FINISHED_HINT: Final = (
-    "Look at the timeline: which row has the fewest gaps, and in whose rows are the waits? "
-    "trace.plot_timeline() draws it large."
+    "Look at the timeline: which row has the fewest gaps, and which rows have the waits? "
+    "trace.plot_timeline() draws a large one."
 )
 _EVENT_HINT: Final = (
-    "An event is a row of trace.to_pandas(); its number is in the index, on the left. Of a run "
-    "that got stuck, take an operation that was never done, of one of the ranks that you named, "
-    "with another of them as its peer. Of a rank that failed, take the last thing that it did, or "
-    "an operation that waits for it. Of a run that was slow, take a span of the slow rank, or an "
-    "operation with it as the peer."
+    "An event is a row of trace.to_pandas(); its number is in the index, on the left. If the run "
+    "got stuck, choose an operation that was never done, between two of the ranks that you named. "
+    "If a rank failed, choose its last event, or an operation that waits for it. If the run was "
+    "slow, choose a span of the slow rank, or an operation with it as the peer."
 )
 
 
 def diagnose(trace: Trace, kind: str, ranks: int | Iterable[int], event: int | None) -> CheckResult:
-    """Checks what somebody reads from a trace.
+    """Checks a diagnosis of a trace: the fault, its ranks, and an event that shows it.
 
-    What is wrong, with whom, and where that can be seen. The answer is compared with
-    ``trace.explain()``; only the root cause counts, not what follows from it.
+    The answer is compared with ``trace.explain()``. Only the root cause counts, not its
+    consequences.
 
     Args:
-        trace: of a run that got stuck, failed, or was slow.
+        trace: the trace of a run that got stuck, failed, or was slow.
         kind: the name of the fault, one of ``ringsim.traces.findings.KINDS``: "deadlock",
             "tag_mismatch", "straggler", ...
-        ranks: whom it concerns: all ranks of the circle, both sides of the message, or the one that
-            is slow.
-        event: the number of an event that shows it: a row of ``trace.to_pandas()``.
+        ranks: the ranks of the fault: all ranks of the cycle, both sides of the message, or the
+            slow rank.
+        event: the number of an event that shows the fault: a row of ``trace.to_pandas()``.
 
     Returns:
-        The verdict. The hint says where to look, and does not give the answer away.
+        The verdict. The hint helps you to find the answer without giving it away.
 
     Example:
         >>> from ringsim.traces.events import IN_FLIGHT, OP_CODES, make_events
@@ -109,7 +106,7 @@ def diagnose(trace: Trace, kind: str, ranks: int | Iterable[int], event: int | N
         >>> diagnose(trace, "deadlock", (0, 1), event=1).passed
         True
         >>> print(diagnose(trace, "straggler", 1, event=0).reason)
-        A straggler is found in runs that finished, and this one did not: some operations were never done.
+        A straggler is found in runs that finished, but this one did not: some operations were never done.
     """  # noqa: E501
     diagnosis = trace.explain()
     passed, hint = True, ""
@@ -126,14 +123,14 @@ def _judge(
 ) -> None:
     if not diagnosis.findings:
         raise Wrong(
-            "Nothing wrong was found in this trace.",
-            "Take one of a run that got stuck, failed, or was slow.",
+            "No fault was found in this trace.",
+            "Use the trace of a run that got stuck, failed, or was slow.",
         )
     cause = diagnosis.findings[0]
     hint = _FINISHED_HINT if cause.kind in SLOW_KINDS else _UNFINISHED_HINT
     if kind not in KINDS:
         raise Wrong(
-            f"The kind must be the name of a fault, got {shown(repr(kind))}.",
+            f"kind must be the name of a fault, got {shown(repr(kind))}.",
             f"The names are {', '.join(KINDS)}.",
         )
     if kind != cause.kind:
@@ -143,31 +140,32 @@ def _judge(
     if named != due:
         found = shown(", ".join(map(str, sorted(named))) or "none")
         raise Wrong(
-            f"It is a {kind}, and it concerns {count(len(due), 'rank')}, not those that you "
+            f"It is a {kind}, but it concerns {count(len(due), 'rank')}, not those that you "
             f"named: {found}.",
             hint,
         )
     if not _shows(trace, event, cause):
         raise Wrong(
-            f"Kind and ranks are right, and event {shown(event)} does not show it.", _EVENT_HINT
+            f"Kind and ranks are right, but event {shown(event)} does not show the fault.",
+            _EVENT_HINT,
         )
 
 
 def _reject(kind: str, cause: Finding) -> str:
-    """Says why a trace is no example of a kind, without saying of which it is one."""
+    """Returns the reason that a kind is wrong, without revealing the right kind."""
     article = "An" if kind[0] in "aeiou" else "A"
     if kind in SLOW_KINDS and cause.kind not in SLOW_KINDS:
         return (
-            f"{article} {kind} is found in runs that finished, and this one did not: some "
+            f"{article} {kind} is found in runs that finished, but this one did not: some "
             "operations were never done."
         )
     if cause.kind in SLOW_KINDS and kind not in SLOW_KINDS:
-        return f"{article} {kind} keeps a run from finishing, and this one finished: it was slow."
-    return f"It is no {kind}: {_SIGNS.get(kind, 'nothing of the kind was recorded')}."
+        return f"{article} {kind} keeps a run from finishing, but this one finished: it was slow."
+    return f"It is not a {kind}: {_SIGNS.get(kind, 'nothing of this kind was recorded')}."
 
 
 def _shows(trace: Trace, event: Any, cause: Finding) -> bool:
-    """Tells whether an event is evidence of a fault."""
+    """Returns whether an event is evidence of a fault."""
     if not isinstance(event, int) or not 0 <= event < len(trace):
         return False
     shown_event, concerned = trace[event], cause.ranks
@@ -178,7 +176,7 @@ def _shows(trace: Trace, event: Any, cause: Finding) -> bool:
         late = concerned[0]
         return peer == late or (rank == late and shown_event.kind == "span")
     never_done = shown_event.status != "ok"
-    if cause.kind == "rank_failed":  # by an error that may have to do with no operation
+    if cause.kind == "rank_failed":  # the error may have nothing to do with an operation
         is_last = event == np.flatnonzero(trace.events.rank == rank)[-1]
         return (rank in concerned and is_last) or (never_done and peer in concerned)
     return never_done and rank in concerned and (peer in concerned or peer is None)

@@ -1,7 +1,4 @@
-"""The lesson on the communication layer.
-
-A decorator that times and changes nothing; an all-reduce in chunks.
-"""
+"""The checks of the lesson on the communication layer: a timing decorator, and an all-reduce."""
 
 from __future__ import annotations
 
@@ -31,53 +28,55 @@ if TYPE_CHECKING:
 
 __all__ = ["ring_all_reduce", "timed_op"]
 
-Complaint = tuple[str, str]  # what is wrong, after "Rank 0 of 3: ", and a hint
+Complaint = tuple[str, str]  # a reason, to follow "On rank 0 of 3 ", and a hint
 _NAMES: Final = ("sum_up", "share_gradients", "agree", "merge", "add_over_ranks", "join_parts")
 _WRAPS_HINT: Final = (
-    "functools.wraps(function) as a decorator of the inner function "
-    "copies name, docstring and signature."
+    "Decorate the inner function with functools.wraps(function), which copies the name, docstring "
+    "and signature."
 )
 _RETURN_HINT: Final = (
-    "Define an inner function, which calls the function and returns its result; and return the "
-    "inner function: return timed."
+    "Define an inner function that calls the function and returns its result, and return the inner "
+    "function: return timed."
 )
 _PASS_ON_HINT: Final = (
-    "The inner function takes *args, **kwargs, passes both on as they are, and returns what the "
-    "function returns."
+    "Let the inner function take *args and **kwargs, pass both on unchanged, and return the "
+    "function's result."
 )
-_SPAN_HINT: Final = "The call belongs in the block of: with ringsim.span(function.__name__):"
+_SPAN_HINT: Final = "Put the call into the block of: with ringsim.span(function.__name__):"
 Numbers = list[float]
 _ITEM_BYTES: Final = 4  # float32
 _WHOLE_HINT: Final = (
-    "The whole tensor goes round here. Cut it into N chunks, tensor.chunk(N), and send one chunk "
-    "at a time: in step s, rank r sends chunk (r - s) % N and receives chunk (r - s - 1) % N."
+    "Your whole tensor goes around the ring. Cut it into N chunks, tensor.chunk(N), and send one "
+    "chunk at a time: in step s, rank r sends chunk (r - s) % N and receives chunk (r - s - 1) % N."
 )
 _HALF_HINT: Final = (
-    "That is one of the two halves. First N - 1 steps in which what arrives is added to my chunk "
-    "(reduce-scatter), then N - 1 steps in which what arrives replaces it (all-gather)."
+    "That is one of the two halves. In the first N - 1 steps, add the chunk that arrives to your "
+    "own (reduce-scatter). In the next N - 1 steps, replace your own chunk with the chunk that "
+    "arrives (all-gather)."
 )
 _BYTES_HINT: Final = (
-    "There are 2 (N - 1) steps, and in each every rank sends one chunk, an N-th of the tensor, and "
-    "receives another: for step in range(2 * (N - 1))."
+    "There are 2 (N - 1) steps. In each step every rank sends one chunk, an N-th of the tensor, "
+    "and receives another: for step in range(2 * (N - 1))."
 )
 _SUM_HINT: Final = (
-    "In the first N - 1 steps add what arrives to the chunk of that number, in the last N - 1 put "
-    "it in its place. Receive into a fresh tensor, and pass on a chunk only after the one that "
-    "arrived in the step before has been dealt with."
+    "In the first N - 1 steps, add the chunk that arrives to your chunk of that number; in the "
+    "last N - 1 steps, replace your chunk with it. Receive into a new tensor, and finish this "
+    "before you send the chunk in the next step."
 )
 
 
 def timed_op(decorator: Answer, *, seed: int | None = None) -> CheckResult:
     """Checks a decorator that times an operation.
 
-    ``decorator(function)`` returns a function that takes its place. Every call of it is recorded in
-    one span with the function's name, which encloses the call. Everything else stays the same:
-    name, docstring, signature, arguments, result and errors; a handle is returned as it is, without
-    waiting for it. The check decorates functions with random names, on 3 ranks and on 1.
+    ``decorator(function)`` returns a function that replaces the original. Each call must be
+    recorded in one span with the function's name, which encloses the call. Everything else must
+    stay the same: name, docstring, signature, arguments, result and errors. A handle must be
+    returned unchanged, without waiting for it. The check decorates functions with random names, on
+    3 ranks and on 1.
 
     Args:
         decorator: the answer.
-        seed: seed of the names and numbers; None for a random one.
+        seed: the seed of the names and numbers; None for a random seed.
 
     Returns:
         The verdict, with its reason.
@@ -89,8 +88,8 @@ def timed_op(decorator: Answer, *, seed: int | None = None) -> CheckResult:
         ...
         ...     return wrapper
         >>> print(timed_op(timed, seed=1).reason)
-        On rank 0 of 3 the decorated function must keep its name, share_gradients, got wrapper.
-    """
+        On rank 0 of 3 the decorated function must keep its name, share_gradients, but is called wrapper.
+    """  # noqa: E501
     return examine("timed_op", decorator, _judge, seed)
 
 
@@ -107,8 +106,8 @@ def _judge(examination: Examination) -> str:
                 raise Wrong(f"On rank {rank} of {world_size} {reason}.", hint)
         _judge_spans(trace, names)
     return (
-        "Every call is in a span of its name, and nothing else has changed: name, signature, "
-        "result, handle, error."
+        "Every call is in a span of its name, and nothing else has changed: the name, the "
+        "signature, the result, the handle and the error are the same."
     )
 
 
@@ -122,14 +121,14 @@ class _Watched:
         return bool(self._work.wait() if timeout is None else self._work.wait(timeout))
 
     def is_completed(self) -> bool:
-        return self.waited  # until then it is under way, however long one looks
+        return self.waited  # never done before wait(), however often it is checked
 
 
 def _calls_on_rank(decorator: Answer, names: list[str], factor: float) -> Complaint | None:
-    """Decorates three operations and calls them.
+    """Decorates three operations and calls them; returns a complaint, or None.
 
-    Says what is wrong with what can be seen from outside. All calls are made before anything is
-    judged: a rank that stopped at the first fault would leave the others waiting.
+    All calls are made before they are judged, because a rank that stopped at the first fault would
+    leave the others waiting.
     """
     import torch
 
@@ -150,13 +149,13 @@ def _calls_on_rank(decorator: Answer, names: list[str], factor: float) -> Compla
         return handle
 
     def refusing(tensor: Tensor) -> None:
-        kept.append(LookupError(f"nobody wants a tensor of shape {tuple(tensor.shape)}"))
+        kept.append(LookupError(f"no rank wants a tensor of shape {tuple(tensor.shape)}"))
         raise kept[-1]
 
     originals: list[Any] = [at_once, in_background, refusing]
     decorated: list[Any] = []
     for original, name, what in zip(
-        originals, names, ("at once", "in the background", "never"), strict=True
+        originals, names, ("immediately", "in the background", "never"), strict=True
     ):
         original.__name__ = original.__qualname__ = name
         original.__doc__ = f"Adds up a tensor over all ranks, {what}."
@@ -186,14 +185,11 @@ def _calls_on_rank(decorator: Answer, names: list[str], factor: float) -> Compla
 
 
 def _compare(function: Any, original: Any, called: bool) -> Complaint | None:
-    """What of a function its replacement has lost.
-
-    Or that the function was called while it was being decorated.
-    """
+    """Returns a complaint if a decorated function differs or was called too early, or None."""
     if called:
         return (
-            f"the decorator called {original.__name__}, and must return a function that does so "
-            "when it is called",
+            f"the decorator called {original.__name__}, but must return a function that calls it "
+            "later",
             _RETURN_HINT,
         )
     if not callable(function):
@@ -201,14 +197,16 @@ def _compare(function: Any, original: Any, called: bool) -> Complaint | None:
     name = getattr(function, "__name__", "no name")
     if name != original.__name__:
         return (
-            f"the decorated function must keep its name, {original.__name__}, got {shown(name)}",
+            f"the decorated function must keep its name, {original.__name__}, but is called "
+            f"{shown(name)}",
             _WRAPS_HINT,
         )
     if function.__doc__ != original.__doc__:
-        return f"{name} must keep its docstring, got {shown(function.__doc__)}", _WRAPS_HINT
+        found_doc = shown(function.__doc__)
+        return f"{name} must keep its docstring, but its docstring is {found_doc}", _WRAPS_HINT
     due, found = (_without_annotations(inspect.signature(each)) for each in (original, function))
     if found != due:
-        return f"{name} must keep its signature, {due}, got {found}", _WRAPS_HINT
+        return f"{name} must keep its signature, {due}, but its signature is {found}", _WRAPS_HINT
     return None
 
 
@@ -226,50 +224,48 @@ def _judge_calls(
     raised: BaseException | None,
     kept: list[Any],
 ) -> Complaint | None:
-    """What is wrong with the calls.
+    """Returns a complaint about the calls, or None.
 
-    Two of the first function, one each of the second and the third, which raises.
+    The first function was called twice; the second and the third, which raises, once each.
     """
     if len(kept) != 4:
         return (
-            f"each of 4 calls must call the function once, and it was called {len(kept)} times",
+            f"each of 4 calls must call the function once, but it was called {len(kept)} times",
             _PASS_ON_HINT,
         )
     if not arguments_hold:
         return (
-            f"{names[0]} must get the arguments that it was called with, defaults included, and "
+            f"{names[0]} must get the arguments that it was called with, including defaults, but "
             "got others",
             _PASS_ON_HINT,
         )
     if waited:
         hint = (
-            "Do not call wait(): the caller computes in the meantime, and "
-            "waits when it needs the result."
+            "Do not call wait(): the caller computes in the meantime, and waits when it needs the "
+            "result."
         )
-        return f"{names[1]} returns a handle, and the decorator waited for it", hint
+        return f"{names[1]} returns a handle, but the decorator waited for it", hint
     for name, result, due in zip((names[0], names[0], names[1]), results, kept[:3], strict=True):
         if result is not due:
-            what = "the handle" if isinstance(due, _Watched) else "what the function returns"
-            return f"the decorated {name} must return {what}, got {shown(result)}", _PASS_ON_HINT
+            what = "the handle" if isinstance(due, _Watched) else "the function's result"
+            reason = f"the decorated {name} must return {what}, but returned {shown(result)}"
+            return reason, _PASS_ON_HINT
     if raised is not kept[3]:
         found = (
-            "nothing was raised"
+            "raised nothing"
             if raised is None
-            else f"got {type(raised).__name__}: {shown(str(raised))}"
+            else f"raised {type(raised).__name__}: {shown(str(raised))}"
         )
         hint = (
-            "Let an error pass: with ringsim.span(...) ends the span and "
-            "the error goes on to the caller."
+            "Do not catch the error: the block of ringsim.span(...) ends the span, and the error "
+            "reaches the caller."
         )
-        return f"the decorated {names[2]} must raise what the function raises, and {found}", hint
+        return f"the decorated {names[2]} must raise the function's error, but {found}", hint
     return None
 
 
 def _judge_spans(trace: Trace, names: list[str]) -> None:
-    """One span for each call, which encloses what the call does.
-
-    Also nothing sent by the decorator itself.
-    """
+    """Raises ``Wrong`` unless each call is in its own span, and the decorator sends nothing."""
     events, size = list(trace), trace.world_size
     for rank in range(size):
         who = f"Rank {rank} of {size}"
@@ -285,15 +281,15 @@ def _judge_spans(trace: Trace, names: list[str]) -> None:
             )
             hint = (
                 "Do not synchronise: a decorator that makes ranks wait for each other changes the "
-                "program it measures."
+                "program that it measures."
             )
             raise Wrong(reason, hint)
         for name, calls, times in zip(names, (2, 1, 1), ("twice", "once", "once"), strict=True):
             if found.count(name) != calls:
-                others = f", and one named {shown(found[0])}" if found and name not in found else ""
+                others = f" and one named {shown(found[0])}" if found and name not in found else ""
                 reason = (
-                    f"{who} called {name} {times} and must record one span of that name for each "
-                    f"call, got {found.count(name)}{others}."
+                    f"{who} called {name} {times} and must record one span with that name per "
+                    f"call, but recorded {found.count(name)}{others}."
                 )
                 raise Wrong(reason, _SPAN_HINT)
         made = [span for span in spans if span.label in names[:2]]
@@ -306,21 +302,20 @@ def ring_all_reduce(function: Answer, *, seed: int | None = None) -> CheckResult
     """Checks an all-reduce made of messages between neighbours: reduce-scatter, then all-gather.
 
     ``function(tensor)`` gets this rank's own numbers, a float32 tensor of one dimension whose
-    length N divides, and returns the sum of all ranks' tensors. Every rank must have sent 2 (N - 1)
-    / N times the bytes of the tensor, no more and no less, all of them to its successor, on the
-    group of that edge; the bytes are read from the trace. The check runs it on 1, 2, 3 and more
-    ranks.
+    length is a multiple of N, and returns the sum of all ranks' tensors. Every rank must send
+    exactly 2 (N - 1) / N times the bytes of the tensor, all of them to its successor, on the group
+    of that edge; the check reads the bytes from the trace. It uses 1, 2, 3 and more ranks.
 
     Args:
         function: the answer.
-        seed: seed of the sizes and numbers; None for a random one.
+        seed: the seed of the sizes and numbers; None for a random seed.
 
     Returns:
-        The verdict; its trace shows what was really sent.
+        The verdict; its trace shows the messages.
 
     Example:
         >>> print(ring_all_reduce(lambda tensor: tensor, seed=1).reason)
-        Rank 0 of 3 must send 2 * 2/3 * 492 = 656 bytes, sent none.
+        Rank 0 of 3 must send 2 * 2/3 * 492 = 656 bytes, but sent none.
 
     Source:
         Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
@@ -344,7 +339,7 @@ def _judge_chunks(examination: Examination) -> str:
     sent, largest = runs[max(sizes)]
     examination.judge_content(lambda blank: _judge_sums(blank, 4), _reduce_on_rank, 2, 4, secret)
     examination.trace = largest
-    return f"Right in rings of {listed(sizes)} ranks; in the largest, each sent {sent}."
+    return f"Right in rings of {listed(sizes)} ranks; in the largest, each rank sent {sent}."
 
 
 def _reduce_on_rank(function: Answer, length: int, secret: int) -> tuple[Numbers, Numbers | str]:
@@ -358,11 +353,11 @@ def _reduce_on_rank(function: Answer, length: int, secret: int) -> tuple[Numbers
     if isinstance(answer, str):
         return numbers, answer
     shape, found = answer
-    return numbers, found if shape == (length,) else f"one of shape {shape}"
+    return numbers, found if shape == (length,) else f"a tensor of shape {shape}"
 
 
 def _judge_bytes(trace: Trace, size_bytes: int) -> str:
-    """Every rank must have sent what the formula says; returns it in words."""
+    """Raises ``Wrong`` unless every rank sent the bytes of the formula; returns the formula."""
     events, size = trace.events, trace.world_size
     due = 2 * (size - 1) * size_bytes // size
     formula = f"2 * {size - 1}/{size} * {size_bytes} = {due} bytes"
@@ -373,7 +368,7 @@ def _judge_bytes(trace: Trace, size_bytes: int) -> str:
         if found != due:
             messages = count(len(side.events), "message")
             amount = f"{found} in {messages}" if len(side.events) else "none"
-            reason = f"{side.who} must {side.verb} {formula}, {side.done} {amount}."
+            reason = f"{side.who} must {side.verb} {formula}, but {side.done} {amount}."
             raise Wrong(reason, hints.get(found, _BYTES_HINT))
     judge_unmatched(trace)
     return formula
@@ -387,17 +382,17 @@ def _judge_sums(trace: Trace, length: int) -> None:
             continue
         who = f"Rank {rank} of {size}"
         if isinstance(answer, str):
-            reason = f"{who} must return a tensor of shape ({length},), got {answer}."
+            reason = f"{who} must return a tensor of shape ({length},), but returned {answer}."
             hint = (
-                "The function must end in a return on every rank. torch.cat(chunks) joins chunks "
-                "to one tensor."
+                "Return the tensor on every rank. torch.cat(chunks) joins the chunks into one "
+                "tensor."
             )
             raise Wrong(reason, hint)
         place = next(place for place in range(length) if answer[place] != due[place])
-        own = ", its own number alone" if answer[place] == numbers[place] else ""
+        own = ", only its own number" if answer[place] == numbers[place] else ""
         reason = (
             f"{who} must return the sum of all tensors: number {place}, in chunk "
             f"{place // (length // size)}, must be "
-            f"{shown(due[place])}, got {shown(answer[place])}{own}."
+            f"{shown(due[place])}, but is {shown(answer[place])}{own}."
         )
         raise Wrong(reason, ALONE_HINT if size == 1 else _SUM_HINT)

@@ -1,8 +1,7 @@
-"""The editions of a lesson, made from its one notebook.
+"""The editions of a lesson, made from a single notebook.
 
-A cell with the tag ``solution`` is one that students are not given. Only such cells define names
-that end in ``_solution``, and no other cell uses these: without them a lesson still runs from top
-to bottom.
+Students do not get cells with the tag ``solution``. Only these cells define names that end in
+``_solution``, and no other cell uses such names, so a lesson runs from top to bottom without them.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ _ANSWER: Final = re.compile(
 def make_edition(notebook: Any, edition: str) -> Any:
     """Makes an edition of a lesson.
 
-    The instructor's is the lesson as it is. The students' has no solutions, and nothing folded but
-    hints. Slides are the students' with the metadata that JupyterLab, RISE and nbconvert read: a
-    slide begins with each heading, code goes below it, what explains it comes on demand, and hints
-    are the speaker's notes.
+    The instructor edition is the complete lesson. The student edition has no solutions, and folds
+    only hints. The slides are the student edition with metadata for JupyterLab, RISE and nbconvert:
+    each heading begins a slide, code is on slides below it, explanations are fragments, and hints
+    are speaker notes.
 
     Args:
-        notebook: the lesson, as JSON gives it or as nbformat reads it; it is not changed.
-        edition: one of ``EDITIONS``.
+        notebook: the lesson, from JSON or from nbformat; it is not changed.
+        edition: the name of the edition, one of ``EDITIONS``.
 
     Returns:
-        The edition, of the same type.
+        The edition, of the same type as ``notebook``.
 
     Raises:
         ArgumentError: there is no such edition.
@@ -59,7 +58,7 @@ def make_edition(notebook: Any, edition: str) -> Any:
         return made
     made["cells"] = [cell for cell in made["cells"] if "solution" not in tags_of(cell)]
     if edition == "slides":
-        # the one that is there without it asks other servers for its fonts
+        # the default theme loads fonts from other servers
         made["metadata"]["rise"] = {"theme": "white"}
     for cell in made["cells"]:
         source = "".join(cell["source"])
@@ -78,7 +77,7 @@ def tags_of(cell: Any) -> list[str]:
 
 
 def _slide_type(cell: Any, source: str) -> str:
-    """Says what a cell is in slides: "skip" is run, and not shown."""
+    """Returns the slide type of a cell; a cell of type "skip" runs but is not shown."""
     if source.startswith(("## Glossary", "check.prediction(")) or re.match(
         r"my_\w+ = None", source
     ):

@@ -1,8 +1,7 @@
-"""What all checks share.
+"""Shared code of the checks: running a student's function, the verdict, and common rules.
 
-Running a student's function, the verdict, the rule of the ring, a small model to train. A check
-gives a judge to ``examine``. The judge runs the answer through an ``Examination``, raises ``Wrong``
-where it does not hold, and otherwise returns one sentence.
+A check passes a judge to ``examine``. The judge runs the answer through an ``Examination``, raises
+``Wrong`` if the answer is wrong, and otherwise returns one sentence.
 """
 
 from __future__ import annotations
@@ -37,32 +36,32 @@ if TYPE_CHECKING:
 
     from ringsim.pipeline.reports import GradientRow
 
-# What a run may use. A busy machine makes neither of them longer, and a deadlock is known before.
+# Limits of a run. Neither is reached because a machine is busy, and a deadlock is found earlier.
 CPU_S: Final = 20.0  # CPU time of all ranks together: right answers take less than a tenth
-ASLEEP_S: Final = 20.0  # in which no rank does anything, nor would like to
-# for all runs of a check together, on any machine; ending ranks and drawing come on top
+ASLEEP_S: Final = 20.0  # time in which all ranks sleep and none waits for a core
+# for all runs of a check together, on any machine, excluding killing ranks and drawing
 LIMIT_S: Final = 120.0
-# its own lines tell a student nothing
+# frames in ringsim itself do not help a student
 _PACKAGE: Final = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 _FRAME: Final = re.compile(r'File "(?P<file>.+)", line (?P<line>\d+), in \S+\n\s+(?P<source>.+)')
 ALONE_HINT: Final = (
-    "A ring of one has no groups (both are None) and nobody to send to: range(ring.world_size - 1) "
-    "is empty there."
+    "A ring of one rank has no groups (both are None) and no rank to send to: "
+    "range(ring.world_size - 1) is empty there."
 )
 RAISED_HINT: Final = (
-    "Each pair group joins two ranks only: ring.succ goes with ring.succ_group, ring.pred with "
-    "ring.pred_group. In a ring of one there are no groups, and nothing to send."
+    "Each pair group has only two ranks: use ring.succ with ring.succ_group, and ring.pred with "
+    "ring.pred_group. In a ring of one rank there are no groups, and nothing to send."
 )
 _GROUP_HINT: Final = (
-    "Name the group in every call: dist.isend(..., ring.succ, group=ring.succ_group), "
+    "Pass the group in every call: dist.isend(..., ring.succ, group=ring.succ_group), "
     "dist.recv(..., ring.pred, group=ring.pred_group)."
 )
 _ERROR_HINT: Final = (
-    "Run it with ringsim.trace to see the whole error, and read the error from its last line "
-    "upwards."
+    "Run your function with ringsim.trace to see the whole error, and read the error from its last "
+    "line upwards."
 )
 _STUCK_HINT: Final = (
-    "Follow the arrows of the picture: each leads from a rank to the one that it waits for."
+    "Follow the arrows in the picture: each points from a rank to the rank that it waits for."
 )
 _SENTENCE: Final = re.compile(r"(?<=[.?:]) (?=[A-Z])")
 _SIGNS: Final = {
@@ -75,7 +74,7 @@ _MOTIONS: Final = {
     RECV: ("received from", "come from", "predecessor", "successor"),
 }
 Answer = Callable[..., Any]  # a student's function
-Counted = tuple[str, str]  # a thing, and where it goes
+Counted = tuple[str, str]  # a thing that is sent or received, and its direction
 VOCABULARY: Final = 11
 WIDTH: Final = 6
 
@@ -84,23 +83,23 @@ WIDTH: Final = 6
 class CheckResult:
     """The verdict on one answer: passed, not yet, or undecided; true if the answer passed.
 
-    It is undecided where the answer had to be stopped, and nothing proves that it is wrong: it
-    slept, or the machine was busy.
+    The verdict is undecided if the answer had to be stopped and may be right, because it slept or
+    the machine was busy.
 
-    In a notebook it shows its text and, below, the picture of the run that failed, or of who waited
-    for whom; in a terminal only the text.
+    A notebook shows the text of the verdict, and below it a picture of the failed run, or of the
+    ranks that waited for each other. A terminal shows only the text.
 
     Attributes:
-        check: name of the check.
-        passed: whether the answer holds.
-        reason: why, in one sentence.
-        hint: what to try next; empty if the answer passed.
-        seed: the seed of sizes and data; pass it to the check again to draw the same ones. None if
-            nothing was drawn.
-        world_size: number of ranks of the run that the reason is about, None if no run got that
-            far.
-        trace: the record of that run, None if there is none.
-        diagnosis: who waited for whom in that run, if that is what is wrong.
+        check: the name of the check.
+        passed: whether the answer is right.
+        reason: the reason, in one sentence.
+        hint: advice on what to try next; empty if the answer passed.
+        seed: the seed of sizes and data; pass it to the check again to draw the same sizes and
+            data. None if nothing was drawn.
+        world_size: the number of ranks of the run that the reason is about; None if there was no
+            such run.
+        trace: the trace of that run; None if there is none.
+        diagnosis: the waits between ranks in that run, if they are the reason.
         undecided: whether the answer neither passed nor failed.
 
     Example:
@@ -136,11 +135,11 @@ class CheckResult:
         return "passed" if self.passed else "undecided" if self.undecided else "not yet"
 
     def __bool__(self) -> bool:
-        """Tells whether the answer passed."""
+        """Returns whether the answer passed."""
         return self.passed
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the verdict as plain data, for JSON; without the trace.
+        """Returns the verdict as plain data for JSON, without the trace.
 
         Example:
             >>> CheckResult("hello", True, "It holds.", "", seed=7).as_dict()
@@ -169,13 +168,13 @@ class CheckResult:
 
     @property
     def hints(self) -> tuple[str, ...]:
-        """The hint, sentence by sentence: each says more than the one before."""
+        """The hint, sentence by sentence: each is more specific than the previous one."""
         return tuple(_SENTENCE.split(self.hint)) if self.hint else ()
 
     def _ipython_display_(self) -> None:
-        """Shows the text and then the picture.
+        """Shows the text, and then the picture.
 
-        As one output with both, a notebook would show the picture alone.
+        With both in one output, a notebook would show only the picture.
         """
         from IPython.display import display
 
@@ -185,10 +184,7 @@ class CheckResult:
             display(self.trace)
 
     def _html(self) -> str:
-        """Returns the verdict with a sign and its colour.
-
-        Hints open one after the other.
-        """
+        """Returns the verdict with a coloured sign; hints open one after the other."""
         sign, colour = _SIGNS[self.verdict]
         hints = ""
         for number, hint in reversed(list(enumerate(self.hints))):
@@ -212,9 +208,9 @@ class Undecided(CheckResult):
 
 @dataclass(eq=False)
 class Wrong(Exception):
-    """An answer does not hold; ``CheckResult`` explains the attributes.
+    """An answer is wrong; for the attributes, see ``CheckResult``.
 
-    The trace is needed only if it is not that of the run under examination.
+    The trace is needed only if it is not the trace of the run under examination.
     """
 
     reason: str
@@ -226,7 +222,7 @@ class Wrong(Exception):
 
 
 class _Effort:
-    """What the ranks of a run have used so far, as the system counts it (only on Linux)."""
+    """The resources that the ranks of a run have used, from the system's counters (Linux only)."""
 
     def __init__(self) -> None:
         self._ticks: dict[int, int] = {}
@@ -239,12 +235,12 @@ class _Effort:
         return sum(self._ticks.values()) / os.sysconf("SC_CLK_TCK")
 
     def allows(self, pids: Collection[int]) -> bool:
-        """Looks at the ranks that are running; tells whether they may go on."""
+        """Updates the counters of the running ranks; returns whether they may continue."""
         found = {pid: process for pid in pids if (process := look_at(pid)) is not None}
         self._ticks.update((pid, process.ticks) for pid, process in found.items())
         passed_s, self._looked = time.monotonic() - self._looked, time.monotonic()
         if found and all(process.doing != "computing" for process in found.values()):
-            # whoever looks late does not know what happened before
+            # after a late look, count only a short time: earlier activity is unknown
             self.asleep_s += min(passed_s, 0.1)
         return self.cpu_s <= CPU_S and self.asleep_s <= ASLEEP_S
 
@@ -252,8 +248,8 @@ class _Effort:
 class Examination:
     """One answer under examination.
 
-    The student's function, ``random``, which draws sizes and data, and ``trace``, that of the run
-    that is judged.
+    It has the student's ``function``, a generator ``random`` for sizes and data, and the ``trace``
+    of the run that is judged.
     """
 
     def __init__(self, function: Answer, seed: int) -> None:
@@ -270,20 +266,20 @@ class Examination:
         things: str = "",
         hint: str = "",
     ) -> Trace:
-        """Runs ``on_rank(function, *args)`` on fresh ranks and returns the record.
+        """Runs ``on_rank(function, *args)`` on new ranks, and returns the trace.
 
-        What they print is kept in it, not shown.
+        The trace has the output of the ranks, which is not shown.
 
         Args:
-            on_rank: what each rank does with the student's function.
-            world_size: number of ranks.
-            args: what else it is given.
-            things: what must go to the successor only, whether the run ends or not; empty if it
-                may go anywhere.
-            hint: for a run in which the function raised.
+            on_rank: the function that each rank calls, with the student's function.
+            world_size: the number of ranks.
+            args: further arguments for ``on_rank``.
+            things: the name of messages that must go only to the successor, even if the run does
+                not end; empty if messages may go anywhere.
+            hint: the hint if the function raises an error.
 
         Raises:
-            Wrong: the run failed, or took too long, or ``things`` went another way.
+            Wrong: the run failed or took too long, or ``things`` went to another rank.
         """
         left_s, effort = max(self._deadline - time.monotonic(), 0.5), _Effort()
         try:
@@ -320,9 +316,9 @@ class Examination:
         world_size: int,
         *args: Any,
     ) -> None:
-        """Runs once more with messages that carry zeros only.
+        """Runs the answer again with messages that contain only zeros.
 
-        Raises ``Wrong`` if that does the answer no harm.
+        Raises ``Wrong`` if the answer is still right.
         """
         judged = self.trace
         try:
@@ -332,33 +328,34 @@ class Examination:
                 raise
             self.trace = judged
             return
-        self.trace = None  # which looks right
+        self.trace = None  # it would look right
         raise Wrong(
-            f"With {count(world_size, 'rank')} the answer is the same where every message carries "
-            "zeros: its numbers go another way.",
-            "What a rank is to know of the others must be in the messages that it receives.",
+            f"With {count(world_size, 'rank')} your answer is the same even if every message "
+            "contains only zeros, so your numbers do not travel in the messages.",
+            "A rank may learn about the other ranks only from the messages that it receives.",
             world_size=world_size,
         )
 
     def ask(
         self, cases: Sequence[Any], read: Callable[[Any], Any], *, hint: str = "", own: bool = True
     ) -> Iterator[tuple[Any, Any]]:
-        """Calls ``function(*case)`` on a rank of its own, which can be stopped.
+        """Calls ``function(*case)`` on a separate rank, which can be stopped.
 
-        What is to be its ``own`` work may not call ringsim. Yields each case with its answer as
-        ``read`` makes it, or, of one that it cannot read, with a few words.
+        Yields each case with its answer, converted by ``read``; an answer that ``read`` cannot
+        convert becomes a short text. If the work must be the student's ``own``, the function may
+        not call ringsim.
         """
         ((answers, called),) = self.run(_answer_on_rank, 1, cases, read, hint=hint).results
-        self.trace = None  # where nothing shows
+        self.trace = None  # it would show nothing
         if own and called:
             raise Wrong(
-                f"The answer calls {called[0]} of ringsim, and must do that by itself.",
-                "Write down what the function would do.",
+                f"Your answer calls ringsim's {called[0]}, but must do this work itself.",
+                "Write the code that this function would run.",
             )
         return zip(cases, answers, strict=True)
 
     def _failed(self, error: RingError, world_size: int, hint: str) -> Wrong:
-        """Says what was raised, with the student's own line."""
+        """Returns the verdict for an error, with the student's own line."""
         text = str(error)
         first = text.splitlines()[0].rstrip(".")
         own_file = getattr(getattr(self.function, "__code__", None), "co_filename", None)
@@ -385,15 +382,16 @@ def examine(
     judge: Callable[[Examination], str],
     seed: int | None,
 ) -> CheckResult:
-    """Puts an answer to a judge, which returns a sentence for one that holds.
+    """Examines an answer with a judge, and returns the verdict.
 
-    Otherwise it raises ``Wrong``. The examination has the trace to show.
+    The judge returns a sentence if the answer is right, and raises ``Wrong`` otherwise. The
+    examination has the trace to show.
     """
     seed = random.SystemRandom().randrange(10**6) if seed is None else seed
     if not callable(function):
-        hint = f"Pass the function itself, check.{name}(my_function), not what it returns."
+        hint = f"Pass the function itself, check.{name}(my_function), not its result."
         return CheckResult(
-            name, False, f"The answer must be a function, got {shown(function)}.", hint, seed
+            name, False, f"Your answer must be a function, got {shown(function)}.", hint, seed
         )
     examination = Examination(function, seed)
     try:
@@ -411,7 +409,7 @@ def examine(
 
 
 def _on_blank_rank(function: Answer, on_rank: Answer, *args: Any) -> Any:
-    from ringsim.comm.injecting import blank_messages  # on the rank: it loads torch
+    from ringsim.comm.injecting import blank_messages  # on the rank, because it loads torch
 
     blank_messages()
     return on_rank(function, *args)
@@ -420,9 +418,9 @@ def _on_blank_rank(function: Answer, on_rank: Answer, *args: Any) -> Any:
 def _answer_on_rank(
     function: Answer, cases: Sequence[Any], read: Callable[[Any], Any]
 ) -> tuple[list[Any], list[str]]:
-    """Returns the answers, and the functions of ringsim that were called for them.
+    """Returns the answers, and the ringsim functions that were called for them.
 
-    To make one of its values is no call.
+    Creating an instance of a ringsim class is not a call.
     """
     answers: list[Any] = []
     called: list[str] = []
@@ -454,60 +452,60 @@ def _answer_on_rank(
 
 
 def refuse_text(answer: Any) -> Any:
-    """Returns an answer that is no text: one is a list of letters, too."""
+    """Returns an answer unless it is a string, which would pass for a list of characters."""
     if isinstance(answer, str):
         raise TypeError
     return answer
 
 
 def _stuck(trace: Trace, diagnosis: Diagnosis) -> Wrong:
-    """Says who waited for whom, of a run that could never have gone on."""
+    """Returns the verdict for a deadlocked run, with the ranks that waited for each other."""
     cause = diagnosis.findings[0]
     return Wrong(
         f"In a ring of {trace.world_size}, {cause.message}",
         " ".join(cause.hint.split()) or _STUCK_HINT,
         diagnosis=diagnosis,
-        undecided=bool(trace.metadata.get("at_rest")),  # which is no proof
+        undecided=bool(trace.metadata.get("at_rest")),  # that ranks rest is no proof
     )
 
 
 def _unended(world_size: int, effort: _Effort) -> Wrong:
-    """Says of a run that had to be ended what it had used up.
+    """Returns the verdict for a run that was stopped, with the limit that it reached.
 
-    Only computing for ever is wrong for certain.
+    Only an answer that computes forever is certainly wrong.
     """
     computed = effort.cpu_s > CPU_S
     if computed:
         why = f" after {CPU_S:g} s of CPU time."
         hint = "Look for a loop that never ends."
     elif effort.asleep_s > ASLEEP_S:
-        why = f": for {ASLEEP_S:g} s no rank did anything, and nothing proves that none ever would."
-        hint = (
-            "Look for a sleep(), and for a loop that looks again and again whether something has "
-            "happened."
+        why = (
+            f": for {ASLEEP_S:g} s no rank did anything, but this does not prove that the answer "
+            "is wrong."
         )
+        hint = "Look for a sleep(), and for a loop that keeps checking whether something happened."
     else:
-        why = f" in time, and had {effort.cpu_s:.1f} s of CPU time until then: the machine is busy."
-        hint = "Try again when less is running here."
+        why = f" in time and got only {effort.cpu_s:.1f} s of CPU time: the machine is busy."
+        hint = "Try again when the machine is less busy."
     reason = f"A run of {count(world_size, 'rank')} did not end{why}"
     return Wrong(reason, hint, world_size=world_size, undecided=not computed)
 
 
 def plain_number(answer: Any) -> float | str:
-    """Returns an answer as a number, even from an array or tensor of one element.
+    """Returns an answer as a number, also if it is an array or tensor of one element.
 
-    Anything else in a few words.
+    Other answers become a short text.
     """
     if isinstance(answer, str | bytes | bool):
         return shown(repr(answer))
     try:
         return float(answer)
-    except Exception:  # students may return anything: __float__ may be theirs
+    except Exception:  # students may return anything, with their own __float__
         return shown(answer)
 
 
 def plain_tensor(answer: Any) -> tuple[tuple[int, ...], list[float]] | str:
-    """Returns a tensor as its shape and its numbers; anything else in a few words."""
+    """Returns a tensor as its shape and its numbers; other answers become a short text."""
     import torch  # here, so that a process that only starts ranks does not load it
 
     if not isinstance(answer, torch.Tensor):
@@ -515,11 +513,11 @@ def plain_tensor(answer: Any) -> tuple[tuple[int, ...], list[float]] | str:
     try:
         return tuple(answer.shape), answer.flatten().tolist()
     except Exception:  # it may be sparse, nested, or without data
-        return "one whose numbers cannot be read"
+        return "a tensor whose numbers cannot be read"
 
 
 def listed(numbers: Iterable[int]) -> str:
-    """Returns numbers in order, for a sentence.
+    """Lists numbers in order, for a sentence.
 
     Example:
         >>> listed([3, 1, 2])
@@ -530,7 +528,7 @@ def listed(numbers: Iterable[int]) -> str:
 
 
 def shown(value: Any) -> str:
-    """Returns a value in a few words, for a sentence.
+    """Returns a value as a short text, for a sentence.
 
     Example:
         >>> shown(None), shown(3.0), shown([1] * 1000)
@@ -550,19 +548,19 @@ def shown(value: Any) -> str:
 def judge_way(trace: Trace, things: str) -> None:
     """Raises ``Wrong`` unless every message goes to the successor, on the group of that edge.
 
-    Also judges runs that did not end.
+    This also judges runs that did not end.
     """
     events, size = trace.events, trace.world_size
     for index in np.flatnonzero(np.isin(events.kind, (SEND, RECV, COLLECTIVE))).tolist():
         rank, peer, kind = int(events.rank[index]), int(events.peer[index]), events.kind[index]
         who, op = f"Rank {rank} of {size}", OP_NAMES[events.op[index]]
         if size == 1:
-            raise Wrong(f"A single rank has nobody to talk to, and called {op}.", ALONE_HINT)
+            raise Wrong(f"A single rank has no other rank to talk to, but called {op}.", ALONE_HINT)
         if kind == COLLECTIVE:
             raise Wrong(
-                f"{who} called {op}, and only messages between neighbours are allowed.",
-                f"Sends and recvs are enough for the sum: pass {things} on, and add up what "
-                "arrives.",
+                f"{who} called {op}, but only messages between neighbours are allowed.",
+                f"Sends and recvs are enough for the sum: pass {things} on, and add up those that "
+                "arrive.",
             )
         pred, succ = (rank - 1) % size, (rank + 1) % size
         verb, motion, role, opposite = _MOTIONS[kind]
@@ -573,32 +571,33 @@ def judge_way(trace: Trace, things: str) -> None:
             found = f"rank {peer}" if peer >= 0 else "any rank"
             if peer == other:
                 found += f", its {opposite}"
-            reason = f"{who} {verb} {found}, and {things} must {motion} its {role}, rank {due}."
+            reason = f"{who} {verb} {found}, but {things} must {motion} its {role}, rank {due}."
             hint = (
-                "Send to ring.succ on ring.succ_group, receive from ring.pred on "
-                f"ring.pred_group: {things} go clockwise in the picture."
+                "Send to ring.succ on ring.succ_group, and receive from ring.pred on "
+                f"ring.pred_group: {things} travel clockwise in the picture."
             )
             raise Wrong(reason, hint)
         number = events.group[index]
         group = "none" if number == NONE else events.tables.groups[number].name
         if group != edge:
             reason = (
-                f'{who} {verb} rank {peer} on the group "{group}", and must do so on its '
-                f'{role} group "{edge}".'
+                f'{who} {verb} rank {peer} on the group "{group}", but must use its {role} group '
+                f'"{edge}".'
             )
             raise Wrong(reason, _GROUP_HINT)
 
 
 class Side(NamedTuple):
-    """What one rank sent, or what it received.
+    """The sends of one rank, or its recvs.
 
     Attributes:
         rank: the rank.
         who: the rank in words, with the number of ranks.
         kind: SEND or RECV.
-        verb: to send, or to receive, and ``done`` its past tense.
-        peer: the successor, or the predecessor.
-        events: the places of the operations, ascending.
+        verb: the verb "send" or "receive".
+        done: the verb in the past tense.
+        peer: the successor or the predecessor.
+        events: the indices of the operations, ascending.
     """
 
     rank: int
@@ -611,7 +610,7 @@ class Side(NamedTuple):
 
 
 def sides(trace: Trace) -> Iterator[Side]:
-    """Yields what each rank sent, then what it received."""
+    """Yields the sends and then the recvs of each rank."""
     events, size = trace.events, trace.world_size
     ways = ((SEND, "send", "sent", 1), (RECV, "receive", "received", -1))
     for rank in range(size):
@@ -624,10 +623,9 @@ def sides(trace: Trace) -> Iterator[Side]:
 def judge_counts(
     trace: Trace, due: Sequence[tuple[int, int]], sent: Counted, received: Counted, hint: str
 ) -> None:
-    """Raises ``Wrong`` unless every rank has made the sends and recvs that are due.
+    """Raises ``Wrong`` unless every rank has the right number of sends and recvs, all matched.
 
-    Each must have a partner. What is counted is said by its name in the singular, and by the words
-    that follow it.
+    ``sent`` and ``received`` are the name of the thing in the singular, and the words after it.
     """
     for side in sides(trace):
         is_recv = side.kind == RECV
@@ -635,20 +633,21 @@ def judge_counts(
         number, found = due[side.rank][is_recv], len(side.events)
         if found != number:
             what = f"{count(number, thing)}{whither}"
-            raise Wrong(f"{side.who} must {side.verb} {what}, {side.done} {found or 'none'}.", hint)
+            reason = f"{side.who} must {side.verb} {what}, but {side.done} {found or 'none'}."
+            raise Wrong(reason, hint)
     judge_unmatched(trace)
 
 
 def judge_unmatched(trace: Trace, hint: str = "Use the same tag on both sides, or none.") -> None:
     """Raises ``Wrong`` unless every send met its recv."""
     if trace.unmatched:
-        raise Wrong(f"Every send needs its recv, and {trace.unmatched[0]!r}.", hint)
+        raise Wrong(f"Every send needs a recv, but {trace.unmatched[0]!r}.", hint)
 
 
 class Task(NamedTuple):
-    """A model of six layers and its data, in float64: token ids in, logits out.
+    """A model of six layers and its data, in float64, from token ids to logits.
 
-    The same on every rank.
+    It is the same on every rank.
     """
 
     model: nn.Sequential
@@ -657,7 +656,7 @@ class Task(NamedTuple):
 
 
 def make_task(secret: int, num_microbatches: int) -> Task:
-    """Makes model and data, with microbatches of shape (2, 5); called on each rank."""
+    """Creates the model and the data on each rank, with microbatches of shape (2, 5)."""
     import torch  # here, so that a process that only starts ranks does not load it
     from torch import nn
 
@@ -673,16 +672,16 @@ def make_task(secret: int, num_microbatches: int) -> Task:
 def find_wrong(
     task: Task, named: Mapping[str, nn.Parameter], mine: Iterable[nn.Parameter]
 ) -> GradientRow | None:
-    """Compares the gradients after a step with those of one process. Sends no messages.
+    """Compares the gradients after a step with the gradients of one process, without messages.
 
     Args:
-        task: model and data as they were before the step.
-        named: all parameters of the model that did the step, by name.
-        mine: those that must have a gradient; others must have none.
+        task: the model and the data before the step.
+        named: all parameters of the model after the step, by name.
+        mine: the parameters that must have a gradient; the others must have none.
 
     Returns:
-        The worst row of the report, None if all are equal. Its verdict is one of the report's, or
-        "zeros" for a gradient of only zeros.
+        The worst row of the report, or None if all gradients are equal. Its verdict is one of the
+        report's, or "zeros" for a gradient of only zeros.
     """
     from ringsim.pipeline.reports import compare_gradients, single_process_step, tolerance_of
 

@@ -1,7 +1,4 @@
-"""The lesson on bandwidth.
-
-Two numbers, alpha and beta, from the times of messages of many sizes.
-"""
+"""The check of the lesson on bandwidth: alpha and beta from the times of messages."""
 
 from __future__ import annotations
 
@@ -24,31 +21,28 @@ TOLERANCE: Final = 0.3
 SIZES: Final = (8, 1024, 16 * 1024, 128 * 1024, 1024**2, 4 * 1024**2)
 LINKS: Final = 5
 REPEATS: Final = 9
-SLOW: Final = 2  # of the times of each size, in the made-up data
+SLOW: Final = 2  # the number of delayed messages of each size, in the made-up data
 _UNITS_HINT: Final = (
-    "Return two numbers: alpha in seconds (40e-6, not 40) and beta in seconds for each byte: "
-    "return alpha, beta."
+    "Return two numbers: alpha in seconds (40e-6, not 40) and beta in seconds per byte: return "
+    "alpha, beta."
 )
 _SLOW_HINT: Final = (
-    "Some messages were held up on the way and took many times as long. Take the median of the "
-    "times of each size first, and fit those."
+    "Some messages were delayed and took many times as long. First take the median of the times of "
+    "each size, and then fit the medians."
 )
 _WEIGHT_HINT: Final = (
-    "In a plain least-squares fit the largest messages decide alone: one percent of 50 ms is "
-    "more than a hundred times alpha. Divide each "
-    "error by the time: np.polyfit(sizes, times, 1, w=1 / times) gives beta, alpha."
+    "In a plain least-squares fit, the largest messages dominate: one percent of 50 ms is more "
+    "than a hundred times alpha. Divide each error by the time: np.polyfit(sizes, times, 1, w=1 / "
+    "times) returns beta, alpha."
 )
 _RAISED_HINT: Final = (
-    "It gets two numpy arrays of one length: sizes in bytes and times in seconds, each size "
-    "several times."
+    "Your function gets two numpy arrays of the same length: sizes in bytes and times in seconds, "
+    "with each size several times."
 )
 
 
 class Data(NamedTuple):
-    """Times of messages, and where they come from.
-
-    The link that they were made up with, or None where they were measured.
-    """
+    """Times of messages, and the link that they were made up with; None if they were measured."""
 
     sizes_bytes: Ints
     times_s: Ints
@@ -58,20 +52,20 @@ class Data(NamedTuple):
 def alphabeta(function: Answer, *, seed: int | None = None) -> CheckResult:
     """Checks a function that fits alpha and beta.
 
-    ``function(sizes_bytes, times_s)`` gets two numpy arrays of one length, in which each size
-    occurs several times, and returns ``(alpha, beta)`` in seconds and seconds for each byte, or a
-    ``ringsim.Link``. It is tried on times that were made up with links chosen at random, with noise
-    and with some messages that were held up: there both numbers must be right within 30 %. And on
-    messages between two real ranks: there the line must pass within 30 % of the medians of at least
-    half of the sizes. Where the machine is so busy that a larger message takes less time, or that
-    ``ringsim.link.fit_link`` does not come within 15 %, the real messages do not count.
+    ``function(sizes_bytes, times_s)`` gets two numpy arrays of the same length, in which each size
+    occurs several times. It returns ``(alpha, beta)`` in seconds and seconds per byte, or a
+    ``ringsim.Link``. The check uses two kinds of times. The first are made up from random links,
+    with noise and some delayed messages: both numbers must be right within 30 %. The second are
+    measured between two real ranks: the line must be within 30 % of the medians of at least half of
+    the sizes. If the machine is so busy that a larger message takes less time, or that
+    ``ringsim.link.fit_link`` is not within 15 %, the measured times do not count.
 
     Args:
         function: the answer.
-        seed: seed of the links and noise; None for a random one.
+        seed: the seed of the links and noise; None for a random seed.
 
     Returns:
-        The verdict; its trace is that of the real messages.
+        The verdict; its trace has the real messages.
 
     Example:
         >>> print(alphabeta(lambda sizes, times: (0.0, 1e-9), seed=1).reason)
@@ -90,24 +84,22 @@ def _judge(examination: Examination) -> str:
     for each, (_, answer) in zip(data, answers, strict=True):
         if isinstance(answer, str):
             raise Wrong(
-                f"The answer must be two numbers from 0, alpha and beta, got {answer}.", _UNITS_HINT
+                f"Your answer must be two non-negative numbers, alpha and beta, got {answer}.",
+                _UNITS_HINT,
             )
         if each.link is not None:
             _judge_numbers(each.link, answer)
         else:
             close = _judge_line(each, answer, trace)
-    real = "real messages were too irregular to judge by: a busy machine"
+    real = "real messages were too irregular to judge, because the machine is busy"
     if close:
         real = "close to the medians of messages between two real ranks"
     examination.trace = trace
-    return f"Right for {LINKS} links chosen at random; {real}."
+    return f"Right for {LINKS} random links; {real}."
 
 
 def _make_up(draw: random.Random) -> Data:
-    """Times as a link of the model gives them.
-
-    5 % of noise, and of each size some messages that were held up.
-    """
+    """Makes up times from a random link, with 5 % noise and some delayed messages of each size."""
     link = Link(10 ** draw.uniform(-5.5, -4), 10 ** draw.uniform(-10.5, -9))
     half = link.n_half_bytes
     sizes = [8, *(round(half * 4.0**power) for power in range(-4, 6))]
@@ -122,7 +114,7 @@ def _make_up(draw: random.Random) -> Data:
 
 
 def _messages_on_rank(_function: Answer) -> None:
-    """Sends messages of each size there and back, one more of each than counts."""
+    """Sends messages of each size back and forth, one more of each size than is counted."""
     import torch
 
     from ringsim import comm as dist
@@ -141,10 +133,7 @@ def _messages_on_rank(_function: Answer) -> None:
 
 
 def _measured(trace: Trace) -> Data:
-    """Half of the time of each round trip, from the record of rank 0.
-
-    The first of each size is warm-up.
-    """
+    """Returns half the time of each round trip of rank 0, without the first of each size."""
     events = trace.events
     mine = events.rank == 0
     sent_ns = events.post_ns[mine & (events.kind == SEND)]
@@ -156,16 +145,16 @@ def _measured(trace: Trace) -> Data:
 def _read_line(answer: Any) -> Link:
     if isinstance(answer, Link):
         return answer
-    # below 0 is too little, and judged as such
+    # a negative number is judged as 0, which is too small
     alpha_s, beta_s_per_byte = (max(float(number), 0.0) for number in answer)
     return Link(alpha_s, beta_s_per_byte)
 
 
 def _judge_numbers(link: Link, answer: Link) -> None:
-    """Both numbers must be right within the tolerance."""
+    """Raises ``Wrong`` unless both numbers are right within the tolerance."""
     for name, due, got, unit in (
         ("alpha", link.alpha_s * 1e6, answer.alpha_s * 1e6, "µs"),
-        ("beta", link.beta_s_per_byte * 1e9, answer.beta_s_per_byte * 1e9, "ns a byte"),
+        ("beta", link.beta_s_per_byte * 1e9, answer.beta_s_per_byte * 1e9, "ns per byte"),
     ):
         if abs(got / due - 1) <= TOLERANCE:
             continue
@@ -180,7 +169,7 @@ def _judge_numbers(link: Link, answer: Link) -> None:
 
 
 def _judge_line(data: Data, answer: Link, trace: Trace) -> bool:
-    """The line must be close to the medians that were measured; returns False where no line is."""
+    """Raises ``Wrong`` if a line is far from the medians; returns False if any line would be."""
     medians_s = np.median(data.times_s.reshape(len(SIZES), -1), axis=1)
     medians: dict[int, float] = dict(zip(SIZES, medians_s.tolist(), strict=True))
     reference = fit_link(SIZES, medians_s)
@@ -197,8 +186,8 @@ def _judge_line(data: Data, answer: Link, trace: Trace) -> bool:
         size, time_s = max(medians.items(), key=lambda one: abs(answer.time_s(one[0]) / one[1] - 1))
         says, took = answer.time_s(size) * 1e6, time_s * 1e6
         reason = (
-            f"Between two real ranks {bytes_text(size)} took {took:.3g} µs in the median, and the "
-            f"line says {says:.3g} µs."
+            f"Between two real ranks, {bytes_text(size)} took a median of {took:.3g} µs, but your "
+            f"line gives {says:.3g} µs."
         )
         raise Wrong(reason, _WEIGHT_HINT, trace)
     return True

@@ -1,4 +1,4 @@
-"""The lesson on four processes: every rank adds up its own share of the numbers."""
+"""The check of the lesson on four processes: each rank adds up its own share of the numbers."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ __all__ = ["hello"]
 SPAN_NAME: Final = "share"
 _READ: Final = "a number is taken"
 _WHOLE_HINT: Final = (
-    "ringsim.current_ring() knows the rank and the world_size of the process that runs. A share "
-    "begins at index rank, and its numbers are world_size apart."
+    "ringsim.current_ring() has the rank and the world_size of the running process. A share begins "
+    "at index rank, and its numbers are world_size apart."
 )
 
 
@@ -33,12 +33,12 @@ def hello(function: Answer, *, seed: int | None = None) -> CheckResult:
     """Checks a function that adds up one rank's share of a list of numbers.
 
     ``function(numbers)`` gets the same list on every rank. Rank r returns the sum of numbers[r],
-    numbers[r + world_size], numbers[r + 2 * world_size] and so on, and takes them from the list
-    inside one ``with ringsim.span("share")``. The check runs it on 1, 2, 3 and more ranks.
+    numbers[r + world_size], numbers[r + 2 * world_size] and so on. It takes them from the list
+    inside one ``with ringsim.span("share")``. The check uses 1, 2, 3 and more ranks.
 
     Args:
         function: the answer.
-        seed: seed of the sizes and numbers; None for a random one.
+        seed: the seed of the sizes and numbers; None for a random seed.
 
     Returns:
         The verdict, with its reason.
@@ -49,7 +49,7 @@ def hello(function: Answer, *, seed: int | None = None) -> CheckResult:
         ...     with ringsim.span("share"):
         ...         return sum(numbers[ringsim.current_ring().rank :: 4])
         >>> print(hello(forgets_the_world_size, seed=1).reason)
-        Rank 0 of 3 took every 4th number, and must take every 3rd: as many as there are ranks.
+        Rank 0 of 3 took every 4th number, but must take every 3rd, because there are 3 ranks.
     """
     return examine("hello", function, _judge, seed)
 
@@ -68,7 +68,7 @@ def _judge(examination: Examination) -> str:
 
 
 class _Numbers(UserList[int]):
-    """A list that notes in the record when a number is taken from it; a slice of it does, too."""
+    """A list that records when a number is taken from it, or from a slice of it."""
 
     def __getitem__(self, place: Any) -> Any:
         if not isinstance(place, slice):
@@ -97,40 +97,40 @@ def _judge_sums(numbers: Sequence[int], trace: Trace) -> None:
     got, who = results[rank], f"Rank {rank} of {size}"
     if isinstance(got, str):
         raise wrong(
-            f"{who} must return the sum of its share, {due[rank]}, got {got}.",
-            "The function must end in a return on every rank.",
+            f"{who} must return the sum of its share, {due[rank]}, but returned {got}.",
+            "Return the sum on every rank.",
         )
     if size > 1 and results == [sum(numbers)] * size:
-        raise wrong("Every rank added up all the numbers, and must add up its own share only.")
+        raise wrong("Every rank added up all the numbers, but must add up only its own share.")
     if size > 1 and len(set(results)) == 1:
         raise wrong(
-            f"All {size} ranks returned {shown(got)}, and each must "
-            "return the sum of its own share."
+            f"All {size} ranks returned {shown(got)}, but each must return the sum of its own "
+            "share."
         )
     if got in due:
         raise wrong(
             f"{who} returned the share of rank {due.index(got)}.",
-            "Shares are counted from 0, as ranks and lists are.",
+            "Count shares from 0, like ranks and list indices.",
         )
     for step in range(1, len(numbers)):
         if step != size and got == sum(numbers[rank::step]):
             raise wrong(
-                f"{who} took every {_nth(step)} number, and must take every {_nth(size)}: as "
-                "many as there are ranks."
+                f"{who} took every {_nth(step)} number, but must take every {_nth(size)}, because "
+                f"there are {size} ranks."
             )
-    raise wrong(f"{who} must return the sum of its share, {due[rank]}, got {shown(got)}.")
+    raise wrong(f"{who} must return the sum of its share, {due[rank]}, but returned {shown(got)}.")
 
 
 def _judge_spans(trace: Trace) -> None:
     events = list(trace)
-    hint = f'Put the work into a block that begins with: with ringsim.span("{SPAN_NAME}"):'
+    hint = f'Put the work into the block of: with ringsim.span("{SPAN_NAME}"):'
     for rank in range(trace.world_size):
         who = f"Rank {rank} of {trace.world_size}"
         own = [event for event in events if event.rank == rank and event.status == "ok"]
         spans = [event for event in own if event.kind == "span" and event.label == SPAN_NAME]
         if len(spans) != 1:
             raise Wrong(
-                f'{who} must record one span named "{SPAN_NAME}", got {len(spans)}.',
+                f'{who} must record one span named "{SPAN_NAME}", but recorded {len(spans)}.',
                 hint,
             )
         seq, done_ns = spans[0].seq, spans[0].done_ns
@@ -138,7 +138,7 @@ def _judge_spans(trace: Trace) -> None:
         if not any(read.seq > seq and read.post_ns <= (done_ns or 0) for read in reads):
             raise Wrong(
                 f'{who} took no number inside its span named "{SPAN_NAME}": the work is '
-                "somewhere else.",
+                "outside of it.",
                 hint,
             )
 

@@ -1,7 +1,4 @@
-"""The lesson on the generation ring.
-
-Messages in an order that never jams; how many batches keep the stages busy.
-"""
+"""The checks of the lesson on the generation ring: its messages, and its number of batches."""
 
 from __future__ import annotations
 
@@ -31,12 +28,11 @@ __all__ = ["inner_iterations", "token_ring"]
 NUM_TOKENS: Final = 4
 VOCABULARY: Final = 1_000_003
 _COUNT_HINT: Final = (
-    "Send output unless it is None, and receive into space unless that is None: some calls have "
+    "Send output unless it is None, and receive into space unless space is None: some calls have "
     "only one of the two."
 )
 _VALUE_HINT: Final = (
-    "Receive into space itself, dist.recv(space, ...): what goes into another tensor does not "
-    "reach the stage."
+    "Receive into space itself, dist.recv(space, ...): the stage does not see other tensors."
 )
 WANTED: Final = Fraction(4, 5)
 Setting = tuple[int, bool]
@@ -45,22 +41,22 @@ Setting = tuple[int, bool]
 def token_ring(function: Answer, *, seed: int | None = None) -> CheckResult:
     """Checks a function that exchanges messages with the neighbours in a generation ring.
 
-    ``function(output, space)`` sends ``output`` to the successor, on its group, and fills ``space``
-    with what comes from the predecessor, on its group; each is an int64 tensor of shape (1,), or
-    None if there is nothing. It is called between one job and the next, on every rank of rings of
-    2, 3 and more, with as many batches under way as there are ranks; a stage computes a sum instead
-    of its layers.
+    ``function(output, space)`` sends ``output`` to the successor, on the successor's group, and
+    receives into ``space`` from the predecessor, on the predecessor's group. Each is an int64
+    tensor of shape (1,), or None if there is nothing to send or receive. The check calls it between
+    jobs, on every rank of rings of 2, 3 and more ranks, with as many batches in the ring as ranks.
+    A stage computes a sum instead of its layers.
 
     Args:
         function: the answer.
-        seed: seed of the sizes and numbers; None for a random one.
+        seed: the seed of the sizes and numbers; None for a random seed.
 
     Returns:
-        The verdict; its trace shows what was really sent.
+        The verdict; its trace shows the messages.
 
     Example:
         >>> print(token_ring(lambda output, space: None, seed=1).reason)
-        Rank 0 of 3 must send 12 outputs, sent none.
+        Rank 0 of 3 must send 12 outputs, but sent none.
     """
     return examine("token_ring", function, _judge, seed)
 
@@ -81,11 +77,11 @@ def _judge(examination: Examination) -> str:
         judge_counts(trace, due, ("output", ""), ("input", ""), _COUNT_HINT)
         _judge_tokens(trace)
     examination.judge_content(_judge_tokens, _generate_on_rank, 2, secret)
-    return f"Right in rings of {listed(sizes)} ranks: none of them jams, and every token is right."
+    return f"Right in rings of {listed(sizes)} ranks: none gets stuck, and every token is right."
 
 
 def _generate_on_rank(function: Answer, secret: int) -> tuple[int, list[list[float | str]]]:
-    """Does this rank's jobs; returns its number and, on the last rank, the tokens of each batch."""
+    """Runs this rank's jobs; returns its number and, on the last rank, the tokens of each batch."""
     import torch  # here, so that a process that only starts ranks does not load it
 
     from ringsim.ring import current_ring
@@ -106,19 +102,19 @@ def _generate_on_rank(function: Answer, secret: int) -> tuple[int, list[list[flo
 
 
 def _work(x: Any, number: int) -> Any:
-    """What a stage does instead of its layers; x is a tensor of shape (1,), or a number."""
+    """Computes a stage without layers, from a tensor of shape (1,) or a number."""
     return (x * 31 + number) % VOCABULARY
 
 
 def _count_messages(rank: int, size: int) -> tuple[int, int]:
-    """Returns how many outputs a rank sends by the plan, and how many inputs it receives."""
+    """Returns the numbers of outputs that a rank sends and inputs that it receives by the plan."""
     steps = list(plan_steps(rank, size, plan_jobs(size, size, NUM_TOKENS), NUM_TOKENS))
     sends = sum(step.send is not None for step in steps)
     return sends, sum(step.receive is not None for step in steps)
 
 
 def _judge_tokens(trace: Trace) -> None:
-    """The last rank must have made the tokens that one process makes."""
+    """Raises ``Wrong`` unless the last rank has generated the tokens of one process."""
     numbers = [number for number, _ in trace.results]
     for batch, tokens in enumerate(trace.results[-1][1]):
         x = batch
@@ -127,8 +123,8 @@ def _judge_tokens(trace: Trace) -> None:
                 x = _work(x, number)
             if token != x:
                 reason = (
-                    f"Token {place} of batch {batch} must be {x}, got {shown(token)}, in the ring "
-                    f"of {count(trace.world_size, 'rank')}."
+                    f"Token {place} of batch {batch} must be {x}, but is {shown(token)}, in the "
+                    f"ring of {count(trace.world_size, 'rank')}."
                 )
                 raise Wrong(reason, _VALUE_HINT)
 
@@ -136,21 +132,21 @@ def _judge_tokens(trace: Trace) -> None:
 def inner_iterations(function: Answer, *, seed: int | None = None) -> CheckResult:
     """Checks a function that chooses the settings of a generation ring.
 
-    ``function(N)`` returns (T, async_comm): a ring of N stages must finish with T inner iterations,
-    each stage must work at least 80 % of the time while decoding, and T must be as small as
-    possible, because every batch under way needs a cache on every stage. The function runs on its
-    own rank, so that an endless one can be stopped.
+    ``function(N)`` returns (T, async_comm). A ring of N stages must finish with T inner iterations,
+    and each stage must work at least 80 % of the time while decoding. T must be as small as
+    possible, because every batch in the ring needs a cache on every stage. The function runs on its
+    own rank, so that an endless loop can be stopped.
 
     Args:
         function: the answer.
-        seed: seed of the sizes; None for a random one.
+        seed: the seed of the sizes; None for a random seed.
 
     Returns:
         The verdict.
 
     Example:
         >>> print(inner_iterations(lambda N: (N, False), seed=1).reason)
-        With 10 stages (10, False) keeps a stage at work 100 % of the time, and 8 inner iterations would be enough for 80 %.
+        With 10 stages (10, False) keeps a stage busy 100 % of the time, but 8 inner iterations would be enough for 80 %.
     """  # noqa: E501
     return examine("inner_iterations", function, _judge_settings, seed)
 
@@ -176,7 +172,7 @@ def _judge_setting(size: int, answer: Setting | str) -> None:
 
     if isinstance(answer, str):
         raise wrong(
-            f"the answer must be a number of 1 or more and True or False, got {answer}.",
+            f"your answer must be a positive integer and True or False, got {answer}.",
             "Return a pair such as (4, False).",
         )
     turns, async_comm = answer
@@ -184,27 +180,27 @@ def _judge_setting(size: int, answer: Setting | str) -> None:
         limits = "1 to 2 N - 1" if async_comm else "2 to N"
         raise wrong(
             f"{answer} never finishes.",
-            f"Look at the map: with async_comm={async_comm} a ring finishes for T from {limits}.",
+            f"Look at the map: with async_comm={async_comm}, a ring finishes for T from {limits}.",
         )
     use = steady_use(size, turns, async_comm)
     percent = f"{100 * float(use):.0f} %"
     if use < WANTED:
         form = "T / N up to T = N" if async_comm else "(T - 1) / (N - 1)"
         hint = (
-            f"With async_comm={async_comm} a stage works {form} of the time. Which T makes that 80 "
-            "%? Round up, and mind exact fifths."
+            f"With async_comm={async_comm}, a stage works {form} of the time. Which T makes that "
+            "80 %? Round up, but do not round up exact fifths."
         )
         raise wrong(
-            f"{answer} keeps a stage at work {percent} of the time, which is less than 80 %.", hint
+            f"{answer} keeps a stage busy {percent} of the time, which is less than 80 %.", hint
         )
     fewest = math.ceil(WANTED * size)  # T / N of the time, with async_comm
     if turns > fewest:
         hint = (
-            "Which of the two kinds of messages needs fewer batches for the same share? And do not "
-            "round up more than needed."
+            "Which value of async_comm needs fewer batches for the same share? Do not round up "
+            "more than needed."
         )
         raise wrong(
-            f"{answer} keeps a stage at work {percent} of the time, and "
+            f"{answer} keeps a stage busy {percent} of the time, but "
             f"{count(fewest, 'inner iteration')} would be enough for 80 %.",
             hint,
         )

@@ -1,9 +1,8 @@
-"""Grades a notebook in a kernel of its own.
+"""Grades a notebook in a separate kernel, and converts lessons to assignments.
 
-Also makes of a lesson an assignment for nbgrader and otter. An exercise is a cell with the tag
-``exercise`` that ends in a call of a check. It is taken apart into the answer and the call, which
-the grader makes anew: what the notebook shows, and what a student has made of the call's name, do
-not count.
+An exercise is a cell with the tag ``exercise`` that ends with a call of a check. The grader splits
+it into the answer and the call, and runs the call itself. The outputs in the notebook do not count,
+and a student cannot replace the check.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ from ringsim import check
 from ringsim.check.editions import make_edition, tags_of
 from ringsim.errors import ArgumentError, RingError
 
-POINTS: Final = 1  # of each exercise
-CELL_S: Final = 400.0  # for one cell, on a busy machine; a check ends before
-_CALL: Final = "_ringsim_check"  # what the grader calls the package of the checks
+POINTS: Final = 1  # for each exercise
+CELL_S: Final = 400.0  # the time limit of a cell, longer than a check takes on a busy machine
+_CALL: Final = "_ringsim_check"  # the name of ringsim.check in the grader's cells
 
 
 class Exercise(NamedTuple):
-    """One exercise, taken apart.
+    """One exercise, split into its parts.
 
     Attributes:
-        name: the cell's identity.
-        check: name of the check; empty where the cell has no call of one.
-        answer: what the student has written.
-        call: the call of the check, ``check.ring(pass_round)``.
+        name: the id of the cell.
+        check: the name of the check; empty if the cell calls none.
+        answer: the student's code.
+        call: the call of the check, such as ``check.ring(pass_round)``.
     """
 
     name: str
@@ -46,28 +45,28 @@ class Exercise(NamedTuple):
 def read_notebook(path: Path) -> Any:
     """Reads a notebook.
 
-    Raises RingError where it cannot be, or where what reads and runs notebooks is not installed.
+    Raises RingError if that fails, or if nbclient or nbformat is not installed.
     """
     try:
         import nbclient  # noqa: F401  # if it is missing, that is reported before anything runs
         import nbformat
     except ModuleNotFoundError as error:
         raise RingError(
-            f"nbclient must be installed to grade, got no {error.name}. Install it: pip install "
-            "nbclient ipykernel."
+            f"grading needs {error.name}, which is not installed. Install it: pip install nbclient "
+            "ipykernel."
         ) from None
     try:
         return nbformat.read(path, as_version=4)
-    except Exception as error:  # of many types: a file may hold anything
+    except Exception as error:  # of many types, because a file may contain anything
         raise RingError(
-            f"the notebook must be readable, got {path}: {error}. Save it again in Jupyter."
+            f"cannot read the notebook {path}: {error}. Save it again in Jupyter."
         ) from None
 
 
 def take_apart(name: str, source: str) -> Exercise:
-    r"""Takes an exercise apart.
+    r"""Splits an exercise into its parts.
 
-    Where the call itself is the answer, its keywords go to a dictionary of the student's.
+    If the answer is in the call itself, its keywords become a dictionary in the student's code.
 
     Example:
         >>> take_apart("share", "def share(numbers):\n    return 0\n\n\ncheck.hello(share)").call
@@ -96,7 +95,7 @@ def take_apart(name: str, source: str) -> Exercise:
 
 
 def _find_check(statement: ast.stmt) -> Any:
-    """Returns the call of a check that a statement is, or None."""
+    """Returns the call of a check in a statement, or None."""
     match statement:
         case ast.Expr(ast.Call(ast.Attribute(ast.Name("check"), name)) as call):
             return call if name in check.__all__ else None
@@ -108,7 +107,7 @@ def _takes_seed(checked: str) -> bool:
 
 
 def find_exercises(notebook: Any) -> dict[str, Exercise]:
-    """Returns the exercises of a notebook by the identities of their cells, in order."""
+    """Returns the exercises of a notebook by the ids of their cells, in order."""
     cells = (
         cell for cell in notebook.cells if cell.cell_type == "code" and "exercise" in tags_of(cell)
     )
@@ -118,20 +117,20 @@ def find_exercises(notebook: Any) -> dict[str, Exercise]:
 def grade(path: Path, *, seed: int | None = None, lesson: Path | None = None) -> dict[str, Any]:
     """Grades a notebook.
 
-    Runs it from top to bottom in a fresh kernel, without the cells of solutions, and judges every
-    exercise. Whoever calls it trusts the students: their code runs with the rights of the caller.
-    It blocks until the last cell has ended.
+    Runs the notebook from top to bottom in a new kernel, without solution cells, and judges every
+    exercise. Grade only students whom you trust: their code runs with your permissions. It blocks
+    until the last cell has ended.
 
     Args:
         path: the notebook.
-        seed: seed of the sizes and data of all checks; None for a random one.
-        lesson: the notebook as it was handed out, whose calls of checks then count, whatever the
-            students have made of them.
+        seed: the seed of the sizes and data of all checks; None for a random seed.
+        lesson: the notebook as handed out; its calls of checks replace those in the students'
+            notebook.
 
     Returns:
-        Plain data, for JSON: ``notebook``, ``seed``, ``points``, ``of``, and ``exercises``, a
-        dictionary each: its name, ``check``, ``verdict``, ``points``, ``of``, ``reason`` and
-        ``hint``.
+        Plain data for JSON: ``notebook``, ``seed``, ``points``, ``of``, and ``exercises``, a list
+        of dictionaries with the keys ``exercise``, ``check``, ``verdict``, ``points``, ``of``,
+        ``reason`` and ``hint``.
 
     Raises:
         RingError: a notebook cannot be read, or has no exercises.
@@ -140,8 +139,8 @@ def grade(path: Path, *, seed: int | None = None, lesson: Path | None = None) ->
     calls = find_exercises(notebook if lesson is None else read_notebook(lesson))
     if not calls:
         raise ArgumentError(
-            f'a notebook must have exercises, got {path} without a cell with the tag "exercise". '
-            "Take a lesson."
+            f'no exercises in {path}: no cell has the tag "exercise". Pass the notebook of a '
+            "lesson."
         )
     seed = random.SystemRandom().randrange(10**6) if seed is None else seed
     rows = {name: _row(exercise, {}) for name, exercise in calls.items()}
@@ -164,7 +163,7 @@ def _row(exercise: Exercise, judged: dict[str, Any]) -> dict[str, Any]:
         "verdict": verdict,
         "points": POINTS if verdict == "passed" else 0,
         "of": POINTS,
-        "reason": judged.get("reason", "The notebook has no such cell any more."),
+        "reason": judged.get("reason", "This cell is missing in the notebook."),
         "hint": judged.get("hint", ""),
     }
 
@@ -172,7 +171,7 @@ def _row(exercise: Exercise, judged: dict[str, Any]) -> dict[str, Any]:
 def _judge_all(
     notebook: Any, calls: dict[str, Exercise], directory: Path, seed: int
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Runs the cells; yields a row for each exercise that was reached."""
+    """Runs the cells; yields a row for each exercise that it reaches."""
     import nbformat
     from nbclient import NotebookClient
     from nbclient.exceptions import DeadKernelError
@@ -212,7 +211,7 @@ def _judge(run: Any, exercise: Exercise, source: str, seed: int) -> dict[str, An
     written = take_apart(exercise.name, source)
     outputs = run(written.answer)
     if exercise.check and all(output.output_type != "error" for output in outputs):
-        word = secrets.token_hex(16)  # by which nobody else can sign
+        word = secrets.token_hex(16)  # so that students cannot forge a verdict
         seeded = f", seed={seed})" if _takes_seed(exercise.check) else ")"
         call = exercise.call.replace("check.", f"{_CALL}.", 1)[:-1] + seeded
         outputs += run(
@@ -232,7 +231,7 @@ def _judge(run: Any, exercise: Exercise, source: str, seed: int) -> dict[str, An
             "reason": f"The cell did not end within {CELL_S:g} s.",
             "hint": "Look for a loop that never ends.",
         }
-    reason = errors[0].splitlines()[0] if errors else "The cell has no call of a check."
+    reason = errors[0].splitlines()[0] if errors else "The cell calls no check."
     return {
         "reason": reason,
         "hint": "Run the cell in Jupyter, and read the error from its last line upwards.",
@@ -242,16 +241,17 @@ def _judge(run: Any, exercise: Exercise, source: str, seed: int) -> dict[str, An
 def write_assignment(lesson: Path, directory: Path) -> list[Path]:
     """Writes a lesson without its solutions as an assignment.
 
-    A notebook with nbgrader's metadata, and a folder of tests for otter. In the notebook each
-    exercise is a cell for the answer, followed by a locked cell with the check, which is worth a
-    point.
+    The assignment is a notebook with nbgrader's metadata, and a folder of tests for otter. In the
+    notebook, each exercise is a cell for the answer, followed by a locked cell with the check,
+    which is worth one point.
 
     Args:
         lesson: the notebook.
-        directory: gets a notebook of the same name, and ``tests`` with a file for each exercise.
+        directory: the directory for a notebook of the same name, and ``tests`` with one file per
+            exercise.
 
     Returns:
-        The files.
+        The files that were written.
 
     Raises:
         RingError: the lesson cannot be read.
@@ -275,7 +275,7 @@ def write_assignment(lesson: Path, directory: Path) -> list[Path]:
             f"verdict = {exercise.call}\ndisplay(verdict)\nassert verdict.passed, verdict.reason"
         )
         check_cell = nbformat.v4.new_code_cell(judged, id=f"{name}-check")
-        # the answer's own cell is not nbgrader's: it is kept
+        # the cell of the answer stays as it is, without nbgrader's metadata
         check_cell.metadata["nbgrader"] = {
             "schema_version": 3,
             "grade_id": check_cell.id,

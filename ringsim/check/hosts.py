@@ -1,4 +1,4 @@
-"""The lesson on several hosts: which two of them have a slow link between them."""
+"""The check of the lesson on several hosts: the two hosts with a slow link between them."""
 
 from __future__ import annotations
 
@@ -22,53 +22,50 @@ from ringsim.traces.value import Trace
 __all__ = ["slow_link"]
 
 RUNS: Final = 6
-ALPHA_NS: Final = 50_000  # of a message, on any link
+ALPHA_NS: Final = 50_000  # latency on any link
 NS_PER_BYTE: Final = 1.0  # on a good link
-SLOW: Final = 8  # times as long on the slow one
+SLOW: Final = 8  # the factor of the slow link
 LATE_NS: Final = 300_000_000
 STALL_NS: Final = 3_000_000_000
-# two pairs of hosts of each run, in turn
+# the misleading messages of two pairs of hosts; runs alternate between the rows
 MISLEADING: Final = (("busy", "late"), ("stall", "small"))
 SIZES: Final = (8, 64 * 1024, 128 * 1024, 256 * 1024, 4 * 1024**2)
 LARGEST: Final = len(SIZES) - 1
 PAYLOADS: Final = Tables(payloads=tuple(Payload("uint8", (size,), size) for size in SIZES))
 Pair = tuple[str, str]  # hosts, in alphabetical order
 _PAIR_HINT: Final = (
-    "Return the names of the two hosts as they stand in hosts, in any order: return first, second."
+    "Return the names of the two hosts, as written in hosts, in any order: return first, second."
 )
 _HINTS: Final = {
     "inner": (
-        "The hosts of a message are hosts[src] and hosts[dst]. A link between two hosts is asked "
-        "for: leave out messages within one."
+        "The hosts of a message are hosts[src] and hosts[dst]. Look for a link between two hosts: "
+        "leave out messages within one host."
     ),
     "busy": (
-        "Many large messages take long on a good link, too. Divide "
-        "the size of each by its own time."
+        "Many large messages also take long on a good link. Divide the size of each message by its "
+        "own time."
     ),
     "stall": (
-        "One message may stall on a good link. A median over all messages of two hosts does not "
-        "mind, a sum or a maximum does."
+        "A message may stall on a good link. This changes a sum or a maximum over the messages of "
+        "two hosts, but not a median."
     ),
     "late": (
-        "While the sender is not there yet, nothing is on the link. The time on the link is "
-        "transfer_ns, without late_sender_ns."
+        "Until the sender arrives, the link is idle. The time on the link is transfer_ns, without "
+        "late_sender_ns."
     ),
     "small": (
-        "A message of a few bytes takes its latency, on any link. Compare "
-        "messages of 64 KiB and more."
+        "A message of a few bytes takes only its latency, on any link. Compare messages of 64 KiB "
+        "and more."
     ),
     "": (
-        "For each two hosts: the median of size_bytes / transfer_ns over the messages of 64 KiB "
-        "and more, in both directions."
+        "For each pair of hosts, compute the median of size_bytes / transfer_ns over the messages "
+        "of 64 KiB and more, in both directions."
     ),
 }
 
 
 class _Run(NamedTuple):
-    """A run to be judged.
-
-    Its messages, the host of each rank, the slow pair, and what other pairs mislead by.
-    """
+    """A made-up run: messages, the host of each rank, the slow pair, and misleading pairs."""
 
     messages: Any
     hosts: list[str]
@@ -80,14 +77,14 @@ def slow_link(function: Answer, *, seed: int | None = None) -> CheckResult:
     """Checks a function that finds the slow link between two hosts.
 
     ``function(messages, hosts)`` gets the table ``trace.to_pandas("messages")`` of a run and
-    ``trace.hosts``, the name of each rank's host, and returns the names of two hosts. It is tried
-    on made-up runs on 3 to 5 hosts, in which one link is eight times as slow as the others, both
-    ways. Other messages take long too, for other reasons: they are many, stalled once, were sent
-    late, are small, or stay within a host.
+    ``trace.hosts``, the name of each rank's host, and returns the names of two hosts. The check
+    uses made-up runs on 3 to 5 hosts, in which one link is eight times as slow as the others, in
+    both directions. Other messages also take long, for other reasons: they are many, one stalled,
+    they were sent late, they are small, or they stay within a host.
 
     Args:
         function: the answer.
-        seed: seed of the runs; None for a random one.
+        seed: the seed of the runs; None for a random seed.
 
     Returns:
         The verdict.
@@ -106,7 +103,7 @@ def _judge(examination: Examination) -> str:
         names = sorted(set(run.hosts))
         if isinstance(answer, str) or not set(answer) <= set(names):
             raise Wrong(
-                f"The answer must be the names of two hosts, got {shown(answer)}.", _PAIR_HINT
+                f"Your answer must be the names of two hosts, got {shown(answer)}.", _PAIR_HINT
             )
         if answer != run.slow:
             first, second = answer
@@ -141,7 +138,7 @@ def _make_up(draw: random.Random, misleading: Sequence[str]) -> _Run:
 def _messages(
     draw: random.Random, hosts: list[str], pair: Pair, slow: Pair, decoy: str | None
 ) -> Iterator[tuple[int, ...]]:
-    """Yields the send and the recv of each message between two hosts' ranks, or within one."""
+    """Yields the send and the recv of each message between a pair of hosts, or within one host."""
     ranks = [rank for rank, host in enumerate(hosts) if host in pair]
     edges = [
         (src, dst) for src, dst in permutations(ranks, 2) if {hosts[src], hosts[dst]} == set(pair)

@@ -1,6 +1,6 @@
-"""Fresh patients for the lesson on diagnosis.
+"""New patients for the lesson on diagnosis: pipelines with one fault each.
 
-Pipelines with one fault each, drawn from a name, so that no two students get the same.
+A patient is drawn from a name, so that each student gets a different one.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ FAULTS: Final = (
 
 
 class Case(NamedTuple):
-    """A pipeline and what is wrong with it.
+    """A pipeline and its fault.
 
     Attributes:
         kind: the fault, one of ``ringsim.traces.findings.KINDS``.
-        rank: whose fault it is; for faults between two ranks, the one that sends.
-        microbatch: in which forward pass it happens.
-        world_size: number of stages.
-        microbatches: number of microbatches.
-        rows: of an activation.
+        rank: the faulty rank; for faults between two ranks, the rank that sends.
+        microbatch: the microbatch whose forward pass has the fault.
+        world_size: the number of stages.
+        microbatches: the number of microbatches.
+        rows: the number of rows of an activation.
         trains: whether backward passes follow the forward passes.
-        inject: how computing times vary, and who is slow.
+        inject: the variation of computing times, and the slow rank.
     """
 
     kind: str
@@ -56,7 +56,7 @@ class Case(NamedTuple):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Whom the fault concerns."""
+        """The ranks that the fault concerns."""
         return (
             (self.rank,)
             if self.kind in ("straggler", "rank_failed")
@@ -65,15 +65,15 @@ class Case(NamedTuple):
 
 
 def patient(name: str) -> Trace:
-    """Returns the trace of a pipeline that is ill, to be diagnosed with ``check.diagnose``.
+    """Returns the trace of a faulty pipeline, to diagnose with ``check.diagnose``.
 
-    A run on a virtual clock, the same for a name.
+    The run is on a virtual clock, and always the same for a name.
 
     Args:
-        name: anything that is one student's own: a name, a number and a date for one more.
+        name: any text of your own, such as your name; add a number or a date for another patient.
 
     Raises:
-        ArgumentError: the name is no text, or empty.
+        ArgumentError: the name is not a string, or is empty.
 
     Example:
         >>> from ringsim.check import diagnose
@@ -85,9 +85,7 @@ def patient(name: str) -> Trace:
     """
     given: object = name
     if not isinstance(given, str) or not given.strip():
-        raise ArgumentError(
-            f"name must be a text that is not empty, got {say(name)}. Write your name."
-        )
+        raise ArgumentError(f"name must be a non-empty string, got {say(name)}. Pass your name.")
     case = draw(given.strip())
     try:
         trace = ringsim.simulate(
@@ -102,12 +100,12 @@ def patient(name: str) -> Trace:
 
 
 def draw(name: str) -> Case:
-    """Draws what a patient has."""
+    """Draws the pipeline and the fault of a patient."""
     random = Random(name.encode(errors="surrogatepass"))
     kind = random.choice(FAULTS)
     world_size, microbatches = random.randint(3, 7), random.randint(4, 9)
     rank = random.randrange(world_size if kind in ("straggler", "rank_failed") else world_size - 1)
-    if kind == "straggler":  # who is slow shows in the long run
+    if kind == "straggler":  # a slow rank shows only in a long run
         microbatches += world_size
     vary = Jitter(fraction=0.2, seed=random.randrange(2**31))
     return Case(
@@ -119,11 +117,8 @@ def draw(name: str) -> Case:
 
 
 def _work(case: Case) -> None:
-    """What each rank does.
-
-    All forward, with an empty message back for each activation, then perhaps all backward.
-    """
-    import torch  # here: the checks can be loaded without it
+    """Runs a rank: forward passes, with an empty reply to each activation, and backward passes."""
+    import torch  # here, so that the checks can be loaded without it
 
     from ringsim import comm as dist
 
@@ -164,6 +159,6 @@ def _work(case: Case) -> None:
 
 
 def _compute(name: str, microbatch: int, seconds: float) -> None:
-    """Stands for the layers of a stage."""
+    """Takes the time of the layers of a stage."""
     with ringsim.span(name, stage=ringsim.current_ring().rank, microbatch=microbatch):
         ringsim.compute(seconds)

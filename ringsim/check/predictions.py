@@ -1,4 +1,4 @@
-"""Predictions: what somebody says before a cell answers it, and what was found."""
+"""The check of predictions, which students make before a cell shows the result."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ __all__ = ["prediction"]
 
 
 def prediction(said: Any, found: Any, *, unit: str = "", within: float = 0.3) -> CheckResult:
-    """Compares a prediction with what was found.
+    """Compares a prediction with the result.
 
     Args:
-        said: a number or a word, written down before; None for nothing yet, which does not pass.
-        found: what it turned out to be.
-        unit: of numbers.
-        within: how far off a number may be, as a fraction of what was found; words must be the
-            same.
+        said: the prediction, a number or a word; None if there is none yet, which does not pass.
+        found: the result.
+        unit: the unit of numbers.
+        within: the tolerance for a number, as a fraction of the result; words must be equal.
 
     Returns:
-        The verdict, with both.
+        The verdict, with the prediction and the result.
 
     Example:
         >>> prediction(60, 63.2, unit="ms")
         check.prediction: passed
-          You said 60 ms, and it was 63.2 ms.
+          You predicted 60 ms, and it was 63.2 ms.
         >>> prediction("deadlock", "ends").passed
         False
     """
     if said is None:
-        hint = "Put it into the cell above that asks for it, run that cell, then this one again."
+        hint = (
+            "Write it into the cell above that asks for it, run that cell, and run this one again."
+        )
         return CheckResult("prediction", False, "Write your prediction first.", hint)
     if is_number(said) and is_number(found):
         close, of = abs(said - found) <= within * abs(found), f" {unit}" if unit else ""
-        reason = f"You said {said:g}{of}, and it was {found:.3g}{of}."
+        reason = f"You predicted {said:g}{of}, and it was {found:.3g}{of}."
     else:
-        close, reason = said == found, f"You said {shown(said)}, and it was {shown(found)}."
-    return CheckResult(
-        "prediction", close, reason, "" if close else "Why? Read on, and look at the picture again."
-    )
+        close, reason = said == found, f"You predicted {shown(said)}, and it was {shown(found)}."
+    hint = "" if close else "Why? Read on, and look at the picture again."
+    return CheckResult("prediction", close, reason, hint)

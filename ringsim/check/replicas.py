@@ -1,7 +1,4 @@
-"""The lesson on data parallelism.
-
-The mean of gradients over the replicas of a stage, in one bucket.
-"""
+"""The check of the lesson on data parallelism: the mean gradients over the replicas of a stage."""
 
 from __future__ import annotations
 
@@ -29,15 +26,14 @@ SIZES: Final = ((2, 2), (1, 3), (3, 2))  # stages and replicas
 SHAPES: Final[tuple[tuple[int, ...], ...]] = ((3, 4), (4,), (), (2, 1, 5))
 NUMBERS: Final = sum(math.prod(shape) for shape in SHAPES)
 _BUCKET_HINT: Final = (
-    "Join them in one tensor, torch.cat([gradient.flatten() for gradient in gradients]). Reduce "
-    "that, and copy each part back to where it came from."
+    "Join the gradients in one tensor, torch.cat([gradient.flatten() for gradient in gradients]). "
+    "Reduce that tensor, and copy each part back to its gradient."
 )
 _PLACE_HINT: Final = (
-    "What counts is what stands in the tensors of the list afterwards: "
-    "gradient.copy_(...) writes into one."
+    "Write the result into the tensors of the list: gradient.copy_(...) writes into a tensor."
 )
 _MEAN_HINT: Final = (
-    "all_reduce adds up. Divide by the number of replicas, dist.get_world_size(replicas)."
+    "all_reduce only adds. Divide by the number of replicas, dist.get_world_size(replicas)."
 )
 _GROUP_HINT: Final = (
     "Pass the group: dist.all_reduce(bucket, group=replicas). Other stages have other parameters."
@@ -51,21 +47,21 @@ def average_gradients(function: Answer, *, seed: int | None = None) -> CheckResu
     """Checks a function that averages gradients over the replicas of a stage.
 
     ``function(gradients, replicas)`` gets the gradients of this rank's stage, a list of float32
-    tensors, and the process group of the ranks that have the same stage. It writes the mean over
-    the group into each tensor, by a single ``all_reduce`` of them all. It is called on pipelines of
-    several stages and replicas. The trace must show one such operation, on that group, of as many
-    bytes as the gradients have.
+    tensors, and the process group of the ranks with the same stage. It writes the mean over the
+    group into each tensor, with a single ``all_reduce`` for all tensors. The check uses pipelines
+    with several stages and replicas. The trace must show one such operation, on that group, with
+    exactly as many bytes as the gradients.
 
     Args:
         function: the answer.
-        seed: seed of the numbers; None for a random one.
+        seed: the seed of the numbers; None for a random seed.
 
     Returns:
-        The verdict; its trace is that of the last run.
+        The verdict; its trace shows the last run.
 
     Example:
         >>> print(average_gradients(lambda gradients, replicas: None, seed=1).reason)
-        With 2 stages and 2 replicas the gradients of rank 0 are what they were before.
+        With 2 stages and 2 replicas the gradients of rank 0 are unchanged.
     """
     return examine("average_gradients", function, _judge, seed)
 
@@ -89,7 +85,7 @@ def _judge(examination: Examination) -> str:
 def _average_on_rank(
     function: Answer, stages: int, secret: int
 ) -> tuple[list[float], list[float] | None]:
-    """Returns the gradients of this rank before and after; None if they have other shapes then."""
+    """Returns the gradients of this rank before and after; None if their shapes have changed."""
     import torch  # here, so that a process that only starts ranks does not load it
 
     from ringsim import comm as dist
@@ -115,14 +111,15 @@ def _average_on_rank(
 def _judge_waits(trace: Trace, about: str) -> None:
     for event in trace:
         if event.kind == "collective" and event.status != "ok":
-            raise Wrong(f"{about} rank {event.rank}'s {event.op} is never waited for.", _WAIT_HINT)
+            reason = f"{about} rank {event.rank} never waits for its {event.op}."
+            raise Wrong(reason, _WAIT_HINT)
 
 
 def _judge_numbers(trace: Trace, stages: int, about: str) -> None:
-    """The gradients must be the means; of some that are not, it is said what they are."""
+    """Raises ``Wrong`` unless the gradients are the means; recognizes common wrong values."""
     for rank, (_, found) in enumerate(trace.results):
         if found is None:
-            reason = f"{about} the gradients of rank {rank} have other shapes than before."
+            reason = f"{about} the gradients of rank {rank} have changed their shapes."
             raise Wrong(reason, _PLACE_HINT)
     before, after = map(np.array, zip(*trace.results, strict=True))
     size = len(before)
@@ -134,21 +131,21 @@ def _judge_numbers(trace: Trace, stages: int, about: str) -> None:
             continue
         mixed = [everything / number for number in (1, size, replicas)]
         if np.array_equal(after[rank], before[rank]):
-            what, hint = "what they were before", _PLACE_HINT
+            what, hint = "unchanged", _PLACE_HINT
         elif np.allclose(after[rank], total):
-            what, hint = "the sum over the replicas, and must be the mean", _MEAN_HINT
+            what, hint = "the sum over the replicas, but must be the mean", _MEAN_HINT
         elif np.allclose(after[rank], total / size):
-            what = f"divided by the {size} ranks of the world, not by those of the group"
+            what = f"divided by the {size} ranks of the world, not by the ranks of the group"
             hint = _MEAN_HINT
         elif any(np.allclose(after[rank], like) for like in mixed):
-            what, hint = "mixed with those of other stages", _GROUP_HINT
+            what, hint = "mixed with the gradients of other stages", _GROUP_HINT
         else:
             what, hint = "not the mean over its replicas", f"{_BUCKET_HINT} {_MEAN_HINT}"
         raise Wrong(f"{about} the gradients of rank {rank} are {what}.", hint)
 
 
 def _judge_operations(trace: Trace, stages: int, about: str) -> None:
-    """Each rank must have called one all_reduce, on its group, of all gradients at once."""
+    """Raises ``Wrong`` unless each rank called one all_reduce of all gradients on its group."""
     events = trace.events
     for rank in range(trace.world_size):
         called = np.flatnonzero(
@@ -161,7 +158,7 @@ def _judge_operations(trace: Trace, stages: int, about: str) -> None:
         if names != ["all_reduce"]:
             called_ones = ", ".join(dict.fromkeys(names)) or "none"
             raise Wrong(
-                f"{who} must call one all_reduce, called {count(len(names), 'operation')} "
+                f"{who} must call one all_reduce, but called {count(len(names), 'operation')} "
                 f"({called_ones}).",
                 _BUCKET_HINT,
             )
@@ -170,12 +167,12 @@ def _judge_operations(trace: Trace, stages: int, about: str) -> None:
         due = tuple(range(rank % stages, trace.world_size, stages))
         if members != due:
             raise Wrong(
-                f"{who} must reduce over ranks {due}, and did so over {members}.", _GROUP_HINT
+                f"{who} must reduce over ranks {due}, but reduced over {members}.", _GROUP_HINT
             )
         sent = events.size_bytes[index]
         if sent != 4 * NUMBERS:
             raise Wrong(
-                f"{who} must reduce {4 * NUMBERS} bytes, as many as it has gradients, and "
-                f"reduced {sent}.",
+                f"{who} must reduce {4 * NUMBERS} bytes, the size of its gradients, but reduced "
+                f"{sent}.",
                 _BUCKET_HINT,
             )

@@ -1,7 +1,4 @@
-"""The lesson on the ring: which pairs of ranks get a group.
-
-Numbers that go round until every rank knows their sum.
-"""
+"""The checks of the lesson on the ring: its pairs of ranks, and a sum passed around."""
 
 from __future__ import annotations
 
@@ -32,17 +29,17 @@ Pairs = list[tuple[int, int]]
 _SENT: Final = ("token", " to its successor")
 _RECEIVED: Final = ("token", " from its predecessor")
 _HINT: Final = (
-    "Group i joins rank i and its successor, which is rank (i + 1) % "
-    "N: the last rank's successor is rank 0."
+    "Group i has rank i and its successor, rank (i + 1) % N: the successor of the last rank is "
+    "rank 0."
 )
 _COUNT_HINT: Final = (
-    "Each round passes one token on: what I received last I send next. After N - 1 rounds every "
-    "number has been at every rank: for _ in range(ring.world_size - 1)."
+    "Pass one token on in each round: send the token that you received last. After N - 1 rounds "
+    "every number has been on every rank: for _ in range(ring.world_size - 1)."
 )
 _SUM_HINT: Final = (
-    "Keep two things apart: the token, which is passed on as it came, and the total, to which "
-    "every token that arrives is added. Receive into a fresh tensor, torch.empty_like(token): the "
-    "one that is being sent must not change meanwhile."
+    "Keep two tensors: the token, which you pass on unchanged, and the total, to which you add "
+    "every token that arrives. Receive into a new tensor, torch.empty_like(token), because a "
+    "tensor that you are sending must not change."
 )
 
 
@@ -50,15 +47,15 @@ def pair_groups(function: Answer, *, seed: int | None = None) -> CheckResult:
     """Checks a function that lists the pairs of a ring.
 
     ``function(N)`` returns a list of N pairs (predecessor, successor): pair i is (i, (i + 1) mod
-    N). A ring of one has none. The function runs on its own rank, so that an endless one can be
-    stopped.
+    N). A ring of one rank has no pairs. The function runs on its own rank, so that an endless loop
+    can be stopped.
 
     Args:
         function: the answer.
-        seed: seed of the sizes; None for a random one.
+        seed: the seed of the sizes; None for a random seed.
 
     Returns:
-        The verdict; its trace, where there is one, draws the groups that the answer asks for.
+        The verdict; its trace, if it has one, draws the groups of the answer.
 
     Example:
         >>> print(pair_groups(lambda N: [(i, i + 1) for i in range(N - 1)], seed=1).reason)
@@ -91,21 +88,23 @@ def _judge_pairs(size: int, answer: Pairs | str) -> None:
 
     if isinstance(answer, str):
         raise wrong(
-            f"For {ranks} the answer must be a list of pairs of ranks, got {answer}.",
+            f"For {ranks} your answer must be a list of pairs of ranks, got {answer}.",
             "Return a list such as [(0, 1), (1, 0)].",
         )
     pairs = ", ".join(map(str, answer))
     if size == 1:
-        hint = "A rank does not send to itself: for N == 1 the list is empty."
-        raise wrong(f"A ring of 1 rank has no pairs, got {len(answer)}: {pairs}.", hint)
+        hint = "A rank does not send to itself: return an empty list if N == 1."
+        raise wrong(
+            f"A ring of 1 rank has no pairs, but your answer has {len(answer)}: {pairs}.", hint
+        )
     strange = [pair for pair in answer if pair not in due]
     missing = [pair for pair in due if pair not in answer]
     if missing == [(size - 1, 0)] and len(answer) == size - 1:
         raise wrong(f"The ring of {ranks} is not closed: {missing[0]} is missing.")
     if size > 2 and sorted((succ, pred) for pred, succ in answer) == sorted(due):
-        hint = "The predecessor comes first: it is the one that sends."
+        hint = "The predecessor comes first, because it sends."
         raise wrong(
-            f"In the ring of {ranks} the pairs are the wrong way round: {answer[0]} instead of "
+            f"In the ring of {ranks} the pairs are the wrong way around: {answer[0]} instead of "
             f"{answer[0][::-1]}.",
             hint,
         )
@@ -115,22 +114,25 @@ def _judge_pairs(size: int, answer: Pairs | str) -> None:
             f"successor is not rank {strange[0][1]}."
         )
     if missing and size == 2:
-        hint = "Between two ranks there are two edges, there and back, and each has its own group."
+        hint = "Two ranks have two edges, one in each direction, and each edge has its own group."
         raise wrong(
-            f"A ring of 2 ranks has 2 pairs, (0, 1) and (1, 0), got {pairs or 'none'}.", hint
+            "A ring of 2 ranks has 2 pairs, (0, 1) and (1, 0), but your answer has "
+            f"{pairs or 'none'}.",
+            hint,
         )
     if missing:
         raise wrong(
-            f"The ring of {ranks} lacks {count(len(missing), 'pair')}, the first of them "
-            f"{missing[0]}."
+            f"In the ring of {ranks}, {count(len(missing), 'pair')} "
+            f"{'is' if len(missing) == 1 else 'are'} missing, beginning with {missing[0]}."
         )
     if len(answer) > size:
         raise wrong(
-            f"The ring of {ranks} has {size} pairs, got {len(answer)}: some are there twice."
+            f"The ring of {ranks} has {size} pairs, but your answer has {len(answer)}: some occur "
+            "twice."
         )
     hint = (
-        "All ranks must list the groups in the same order, or they would build different groups at "
-        "the same time."
+        "All ranks must list the groups in the same order, or they would create different groups "
+        "at the same time."
     )
     raise wrong(
         f"The pairs of the ring of {ranks} must come in order, pair i for the edge from rank i, "
@@ -140,10 +142,7 @@ def _judge_pairs(size: int, answer: Pairs | str) -> None:
 
 
 def _picture(size: int, answer: Pairs) -> Trace | None:
-    """Returns a trace without events that draws the groups of an answer.
-
-    As far as they can be drawn.
-    """
+    """Returns a trace without events that draws those groups of an answer that can be drawn."""
     if size == 1:
         return None
     groups = [
@@ -159,23 +158,23 @@ def _picture(size: int, answer: Pairs) -> Trace | None:
 
 
 def ring(function: Answer, *, seed: int | None = None) -> CheckResult:
-    """Checks a function that passes numbers round the ring until every rank knows their sum.
+    """Checks a function that passes numbers around the ring until every rank knows their sum.
 
     ``function(token)`` gets this rank's own number, a float32 tensor of shape (1,), which no other
-    rank knows, and returns the sum of all ranks' numbers. It does so by messages between
-    neighbours: N - 1 sends to the successor on its group and N - 1 recvs from the predecessor on
-    its group, on every rank, and nothing else. The check runs it on 1, 2, 3 and more ranks.
+    rank knows, and returns the sum of all ranks' numbers. Every rank must make N - 1 sends to its
+    successor on the successor's group and N - 1 recvs from its predecessor on the predecessor's
+    group, and no other operations. The check uses 1, 2, 3 and more ranks.
 
     Args:
         function: the answer.
-        seed: seed of the sizes and numbers; None for a random one.
+        seed: the seed of the sizes and numbers; None for a random seed.
 
     Returns:
-        The verdict; its trace shows what was really sent.
+        The verdict; its trace shows the messages.
 
     Example:
         >>> print(ring(lambda token: token, seed=1).reason)
-        Rank 0 of 3 must send 2 tokens to its successor, sent none.
+        Rank 0 of 3 must send 2 tokens to its successor, but sent none.
     """
     return examine("ring", function, _judge_rounds, seed)
 
@@ -210,12 +209,12 @@ def _judge_sums(trace: Trace) -> None:
     for rank, (number, answer) in enumerate(trace.results):
         if answer == due:
             continue
-        own = ", its own number alone" if answer == number else ""
+        own = ", only its own number" if answer == number else ""
         reason = (
-            f"Rank {rank} of {size} must return the sum of all numbers, {shown(due)}, got "
+            f"Rank {rank} of {size} must return the sum of all numbers, {shown(due)}, but returned "
             f"{shown(answer)}{own}."
         )
         hint = ALONE_HINT if size == 1 else _SUM_HINT
         if isinstance(answer, str):
-            hint = "The function must end in a return on every rank."
+            hint = "Return the sum on every rank."
         raise Wrong(reason, hint)

@@ -1,7 +1,4 @@
-"""The lessons on schedules and prediction.
-
-1F1B; an order that fills its bubble; as few microbatches as a limit on the bubble allows.
-"""
+"""The checks of the lessons on schedules and prediction: 1F1B, smaller bubbles, microbatches."""
 
 from __future__ import annotations
 
@@ -31,64 +28,64 @@ from ringsim.traces.units import count
 __all__ = ["fast_schedule", "fewest_microbatches", "schedule"]
 
 Size = tuple[int, int]  # ranks and microbatches
-MOST_RANKS: Final = 4  # of pictures
+MOST_RANKS: Final = 4  # in pictures
 _LISTS_HINT: Final = (
-    'Return the actions of one rank as a list of texts, such as ["0F0", "0B0"]: stage, kind, '
+    'Return the actions of one rank as a list of strings, such as ["0F0", "0B0"]: stage, kind, '
     "microbatch. The stage is the rank."
 )
 _RULE_HINT: Final = (
-    "Write the order for 3 ranks and 4 microbatches down by hand, and compare it with what your "
-    "function gives. ringsim.pipeline.validate finds the same fault."
+    "Write down the order for 3 ranks and 4 microbatches by hand, and compare it with the result "
+    "of your function. ringsim.pipeline.validate finds the same fault."
 )
 _MEMORY_HINT: Final = (
-    "A forward adds an activation, a backward takes one away. Rank s may begin with min(p - s - 1, "
-    "m) forwards; from then on each further forward is followed by a backward at once."
+    "A forward adds an activation, and a backward frees one. Rank s may begin with min(p - s - 1, "
+    "m) forwards; after that, do a backward immediately after each forward."
 )
 _TIME_HINT: Final = (
-    "Some rank waits where it could compute. Rank s begins with min(p - s - 1, m) forwards, so "
-    "that its first backward finds the gradient "
-    "just made; then one forward and one backward in turn; at the end the backwards that are left."
+    "Some rank waits while it could compute. Begin on rank s with min(p - s - 1, m) forwards, so "
+    "that its first backward finds its gradient ready. Then alternate between one forward and one "
+    "backward, and end with the remaining backwards."
 )
 _FAST_HINT: Final = (
-    "The last rank has no time to lose with W while others wait for its I. Let rank s do W of a "
-    "microbatch s turns after its I: then all "
-    "ranks hold p activations at most, and the W that are left fill the gap at the end."
+    "The last rank must not spend time on W while others wait for its I. Let rank s do the W of a "
+    "microbatch s turns after its I: then every rank holds at most p activations, and the "
+    "remaining W fill the gap at the end."
 )
 _MOST: Final = 2**53  # microbatches that a float can count
-_ROUNDING: Final = 1e-9  # of a bubble: who counts it in another way may be that far off
-_NUMBER_HINT: Final = "Return one whole number, 1 or more."
+_ROUNDING: Final = 1e-9  # the rounding error of a bubble that is computed in another way
+_NUMBER_HINT: Final = "Return one positive integer."
 _LOSS_HINT: Final = (
-    "A formula that knows no messages counts too little: in 1F1B they cost something for each "
+    "A formula without messages gives too few microbatches: in 1F1B, messages cost time for each "
     "microbatch. Ask the simulator: "
     'ringsim.simulate_schedule("1f1b", costs, num_ranks=..., num_microbatches=..., '
     'semantics="buffered").bubble'
 )
 _MORE_HINT: Final = (
-    "Begin with 1 microbatch, and take one more until the simulated bubble is small enough."
+    "Begin with 1 microbatch, and add one at a time until the simulated bubble is small enough."
 )
 
 
 def schedule(function: Answer, *, seed: int | None = None) -> CheckResult:
     """Checks a function that writes 1F1B.
 
-    ``function(rank, num_ranks, num_microbatches)`` returns what one rank does, in order, as a list
-    of texts: ``"2F0"`` is the forward of microbatch 0 on stage 2, and ``B`` a backward; each rank
-    has the stage of its number. The schedule must be complete and free of deadlock, with at most
-    min(p - s, m) live activations on rank s, and take no longer than the formula says, also with
-    fewer microbatches than ranks. Then it trains a small model on real ranks.
+    ``function(rank, num_ranks, num_microbatches)`` returns the actions of one rank, in order, as a
+    list of strings: ``"2F0"`` is the forward of microbatch 0 on stage 2, and ``B`` is a backward.
+    Stage r is on rank r. The schedule must be complete and free of deadlocks, have at most
+    min(p - s, m) live activations on rank s, and take no longer than the formula, also with fewer
+    microbatches than ranks. Finally, the check trains a small model with it on real ranks.
 
     Args:
         function: the answer.
-        seed: seed of the sizes and data; None for a random one.
+        seed: the seed of the sizes and data; None for a random seed.
 
     Returns:
-        The verdict; its trace is that of the training step.
+        The verdict; its trace shows the training step.
 
     Example:
         >>> def all_forwards_first(rank, num_ranks, num_microbatches):
         ...     return [f"{rank}{kind}{i}" for kind in "FB" for i in range(num_microbatches)]
         >>> print(schedule(all_forwards_first, seed=1).reason)
-        With 2 ranks and 4 microbatches rank 0 holds 4 live activations at a time, and may hold 2.
+        With 2 ranks and 4 microbatches rank 0 holds 4 live activations, but may hold only 2.
     """
     return examine("schedule", function, _judge_1f1b, seed)
 
@@ -96,23 +93,23 @@ def schedule(function: Answer, *, seed: int | None = None) -> CheckResult:
 def fast_schedule(function: Answer, *, seed: int | None = None) -> CheckResult:
     """Checks a function that writes a schedule with a smaller bubble than 1F1B's.
 
-    For the memory of 1F1B's first rank. ``function(rank, num_ranks, num_microbatches)`` is as for
-    `schedule`. ``I`` and ``W`` are the halves of a backward. Where a forward, an ``I`` and a ``W``
-    take one unit each, the step must take 3 m + p - 1 units at most (1F1B takes 3 (m + p - 1)), and
-    no rank may hold more than p live activations. It is asked for p microbatches and more. Then it
-    trains a small model on real ranks.
+    ``function(rank, num_ranks, num_microbatches)`` is as for `schedule`; ``I`` and ``W`` are the
+    halves of a backward. If a forward, an ``I`` and a ``W`` take one unit each, the step must take
+    at most 3 m + p - 1 units (1F1B takes 3 (m + p - 1)). No rank may hold more than p live
+    activations, which is the memory of 1F1B's first rank. The check uses p microbatches and more.
+    Finally, it trains a small model with the schedule on real ranks.
 
     Args:
         function: the answer.
-        seed: seed of the sizes and data; None for a random one.
+        seed: the seed of the sizes and data; None for a random seed.
 
     Returns:
-        The verdict; its trace is that of the training step.
+        The verdict; its trace shows the training step.
 
     Example:
         >>> from ringsim.pipeline import zb_h1
         >>> print(fast_schedule(lambda rank, p, m: zb_h1(p, m).actions[rank], seed=1).reason)
-        The answer calls zb_h1 of ringsim, and must do that by itself.
+        Your answer calls ringsim's zb_h1, but must do this work itself.
     """
     return examine("fast_schedule", function, _judge_fast, seed)
 
@@ -130,8 +127,8 @@ def _judge_1f1b(examination: Examination) -> str:
             _judge_time(each, costs, makespan(step, costs), _TIME_HINT)
     _train(examination, schedules[3])
     return (
-        f"1F1B for {len(sizes)} pipelines: complete, min(p - s, m) live activations, no longer "
-        "than the formula; and it trains."
+        f"Right for {len(sizes)} pipelines: complete, at most min(p - s, m) live activations, no "
+        "longer than the formula; and it trains a model."
     )
 
 
@@ -146,12 +143,13 @@ def _judge_fast(examination: Examination) -> str:
         _judge_time(each, Costs(), makespan(step), _FAST_HINT)
     _train(examination, schedules[2])
     return (
-        f"Fast enough for {len(sizes)} pipelines, with p live activations at most; and it trains."
+        f"Fast enough for {len(sizes)} pipelines, with at most p live activations; and it trains a "
+        "model."
     )
 
 
 def _ask(examination: Examination, sizes: Sequence[Size]) -> list[Schedule]:
-    """Returns the schedules of an answer, each whole and free of deadlock."""
+    """Returns the schedules of an answer, each complete and free of deadlocks."""
     cases = [(rank, *size) for size in sizes for rank in range(size[0])]
     answers = examination.ask(cases, _read_row)
     return [_read(size, [row for _, row in islice(answers, size[0])]) for size in sizes]
@@ -162,11 +160,12 @@ def _read_row(row: Any) -> list[str]:
 
 
 def _read(size: Size, rows: list[list[str] | str]) -> Schedule:
-    """Returns the schedule that an answer is, checked."""
+    """Returns an answer as a valid schedule."""
     num_ranks, num_microbatches = size
     about = _about(*size)
     if strange := [row for row in rows if isinstance(row, str)]:
-        raise Wrong(f"{about} the answer must be a list of actions, got {strange[0]}.", _LISTS_HINT)
+        reason = f"{about} your answer must be a list of actions, got {strange[0]}."
+        raise Wrong(reason, _LISTS_HINT)
     try:
         actions = tuple(tuple(map(parse_action, row)) for row in rows)
         found = Schedule("your schedule", num_microbatches, tuple(range(num_ranks)), actions)
@@ -175,7 +174,7 @@ def _read(size: Size, rows: list[list[str] | str]) -> Schedule:
         raise Wrong(f"{about}: {' '.join(str(error).split())}", _RULE_HINT) from None
     if found.lowered:
         raise Wrong(
-            f"{about} the answer must leave out sends and receives: they are put in for it.",
+            f"{about} your answer must not have sends and receives: they are added to it.",
             _LISTS_HINT,
         )
     return found
@@ -186,9 +185,9 @@ def _about(num_ranks: int, num_microbatches: int) -> str:
 
 
 def _too_much(schedule: Schedule, costs: Costs, reason: str, hint: str) -> Wrong:
-    """Returns the error for a schedule that is whole, but not good enough.
+    """Returns the error for a schedule that is complete, but not good enough.
 
-    It shows the step as it was evaluated, if that is small enough to be read.
+    It shows the step as evaluated, if the picture is small enough to read.
     """
     size = schedule.num_ranks
     picture = simulate_schedule(schedule, costs).trace() if size <= MOST_RANKS else None
@@ -199,7 +198,7 @@ def _too_much(schedule: Schedule, costs: Costs, reason: str, hint: str) -> Wrong
 def _judge_kinds(schedule: Schedule) -> None:
     for action in chain(*schedule.actions):
         if action.kind in "IW":
-            reason = f"1F1B does a backward in one piece, got {action}."
+            reason = f"1F1B does each backward as a whole, got {action}."
             raise Wrong(reason, "Write B for a whole backward.")
 
 
@@ -207,16 +206,16 @@ def _judge_memory(schedule: Schedule, allowed: Sequence[int]) -> None:
     for rank, (live, most) in enumerate(zip(evaluate(schedule).peak_live, allowed, strict=True)):
         if live > most:
             held = count(live, "live activation")
-            reason = f"rank {rank} holds {held} at a time, and may hold {most}"
+            reason = f"rank {rank} holds {held}, but may hold only {most}"
             raise _too_much(schedule, Costs(), reason, _MEMORY_HINT)
 
 
 def _judge_time(schedule: Schedule, costs: Costs, most: Any, hint: str) -> None:
     took = evaluate(schedule, costs).makespan
     if took > most:
-        reason = f"the step takes {took} units, and must take {most} at most"
+        reason = f"the step takes {took} units, but must take at most {most}"
         if costs != Costs():
-            reason += f", where F takes {costs.forward} and B {costs.backward}"
+            reason += f", if F takes {costs.forward} and B takes {costs.backward}"
         raise _too_much(schedule, costs, reason, hint)
 
 
@@ -228,7 +227,7 @@ def _train(examination: Examination, schedule: Schedule) -> None:
         if row is not None:
             about = _about(size, schedule.num_microbatches)
             reason = (
-                f"{about} stage {rank} gets another gradient for {row.parameter} than one process."
+                f"{about} stage {rank} has another gradient for {row.parameter} than one process."
             )
             raise Wrong(reason, _RULE_HINT)
 
@@ -247,7 +246,7 @@ def _step_on_rank(_: Answer, schedule: Schedule, secret: int) -> Any:
 
 
 class _Case(NamedTuple):
-    """A pipeline whose forwards take 1."""
+    """A pipeline whose forwards take 1 unit."""
 
     num_ranks: int
     backward: int
@@ -260,16 +259,16 @@ class _Case(NamedTuple):
 
 
 def fewest_microbatches(function: Answer, *, seed: int | None = None) -> CheckResult:
-    """Checks a function that chooses how many microbatches a step of 1F1B should have.
+    """Checks a function that chooses the number of microbatches for a 1F1B step.
 
-    ``function(num_ranks, costs, limit)`` returns the smallest number of microbatches with which the
-    bubble is ``limit`` of the step or less. ``costs`` is a ``Costs`` with the times of a forward,
-    of a backward and of a message, which travels as soon as it is sent. It runs on its own rank, so
-    that an endless search can be stopped; such a number always exists.
+    ``function(num_ranks, costs, limit)`` returns the smallest number of microbatches for which the
+    bubble is at most the fraction ``limit`` of the step. ``costs`` is a ``Costs`` with the times of
+    a forward, a backward and a message, which leaves as soon as it is sent. The function runs on
+    its own rank, so that an endless search can be stopped. Such a number always exists.
 
     Args:
         function: the answer.
-        seed: seed of the sizes and times; None for a random one.
+        seed: the seed of the sizes and times; None for a random seed.
 
     Returns:
         The verdict.
@@ -279,7 +278,7 @@ def fewest_microbatches(function: Answer, *, seed: int | None = None) -> CheckRe
         >>> def without_messages(num_ranks, costs, limit):
         ...     return max(1, math.ceil((num_ranks - 1) * (1 - limit) / limit))
         >>> print(fewest_microbatches(without_messages, seed=1).reason)
-        With 4 ranks, F 1, B 2 and 0.5 a message, 9 microbatches have a bubble of 40.0 %, and 25 % is allowed.
+        With 4 ranks, F 1, B 2 and 0.5 per message, 9 microbatches have a bubble of 40.0 %, but at most 25 % is allowed.
     """  # noqa: E501
     return examine("fewest_microbatches", function, _judge, seed)
 
@@ -297,7 +296,7 @@ def _judge(examination: Examination) -> str:
         (8, draw.choice((0.5, 1, 2))),
     ):
         backward = 2 if num_ranks == 4 else draw.randrange(1, 4)
-        # for each microbatch, however many there are
+        # for each microbatch, independently of their number
         lost = 2 * latency * (num_ranks - 1) / num_ranks
         least = lost / (1 + backward + lost)
         limit = math.ceil(100 * (least + 0.05)) / 100
@@ -307,8 +306,8 @@ def _judge(examination: Examination) -> str:
     for case, (_, answer) in zip(cases, answers, strict=True):
         _judge_number(case, answer)
     return (
-        f"Right for {len(cases)} pipelines of 1 to 8 ranks, with messages that take time and "
-        "without."
+        f"Right for {len(cases)} pipelines of 1 to 8 ranks, with instant messages and with slower "
+        "ones."
     )
 
 
@@ -318,17 +317,17 @@ def _read_number(answer: Any) -> int | str:
 
 def _judge_number(case: _Case, answer: int | str) -> None:
     ranks = count(case.num_ranks, "rank")
-    about = f"With {ranks}, F 1, B {case.backward} and {case.latency:g} a message"
+    about = f"With {ranks}, F 1, B {case.backward} and {case.latency:g} per message"
     if isinstance(answer, str):
         raise Wrong(
-            f"{about}, the answer must be a number of microbatches, got {answer}.", _NUMBER_HINT
+            f"{about}, your answer must be a number of microbatches, got {answer}.", _NUMBER_HINT
         )
     bubble = _bubble(case, answer)
     if bubble > case.limit + _ROUNDING:
         have = "have" if answer > 1 else "has"
         reason = (
-            f"{about}, {count(answer, 'microbatch')} {have} a bubble of {100 * bubble:.1f} %, and "
-            f"{100 * case.limit:.0f} % is allowed."
+            f"{about}, {count(answer, 'microbatch')} {have} a bubble of {100 * bubble:.1f} %, but "
+            f"at most {100 * case.limit:.0f} % is allowed."
         )
         raise Wrong(reason, _LOSS_HINT)
     enough = next(
@@ -336,12 +335,12 @@ def _judge_number(case: _Case, answer: int | str) -> None:
     )
     if enough < answer and _bubble(case, enough) <= case.limit - _ROUNDING:
         raise Wrong(
-            f"{about}, {count(answer, 'microbatch')} are more than needed: {enough} would do.",
+            f"{about}, {count(answer, 'microbatch')} are more than needed: {enough} would suffice.",
             _MORE_HINT,
         )
 
 
 def _bubble(case: _Case, num_microbatches: int) -> float:
-    """Returns the part of the step in which a rank does not compute, by the closed form."""
+    """Returns the fraction of the step in which a rank does not compute, by the closed form."""
     took = float(makespan(Step("1f1b", case.num_ranks, num_microbatches), case.costs, "buffered"))
     return 1 - num_microbatches * (1 + case.backward) / took

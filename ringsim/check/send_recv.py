@@ -1,4 +1,4 @@
-"""The lesson on deadlocks: every rank sends and receives, and nobody waits forever."""
+"""The check of the lesson on deadlocks: every rank sends and receives, without a deadlock."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ WAYS: Final = {
 _WORLD_SIZES: Final = (3, 2, 4, 5)
 _WAY_HINTS: Final = {
     "order": (
-        "Use dist.send and dist.recv alone: what differs from rank to rank is which of the two "
-        "comes first."
+        "Use only dist.send and dist.recv. Some ranks must send first, and others must receive "
+        "first."
     ),
     "isend": "Post the send with dist.isend, receive, and then wait() for the handle.",
     "batch": (
-        "Make a list of two dist.P2POp, give it to dist.batch_isend_irecv, and wait() for every "
+        "Make a list of two dist.P2POp, pass it to dist.batch_isend_irecv, and wait() for every "
         "handle that it returns."
     ),
 }
 _VALUE_HINT: Final = (
-    "Receive into a fresh tensor, torch.empty_like(mine), and return that: what is being sent "
-    "must not change before its wait() is over, "
-    "and what is being received is not there before its wait() is over."
+    "Receive into a new tensor, torch.empty_like(mine), and return that tensor. Until wait() "
+    "returns, do not change a tensor that you are sending, and do not read a tensor that you are "
+    "receiving."
 )
 _COUNT_HINT: Final = "Each call sends one tensor, to ring.succ, and receives one, from ring.pred."
 
@@ -56,31 +56,30 @@ def no_deadlock(
 ) -> CheckResult:
     """Checks an exchange in which ranks send to the successor and receive from the predecessor.
 
-    ``function(mine)`` gets this rank's tensor, float32 of one dimension, and returns the one of its
-    predecessor, a tensor of the same shape. It is run in rings of 2 to 5 ranks, each with a small,
-    a middling and a large tensor. If ranks wait for each other forever, the verdict says which, in
-    what and where, and shows who waits for whom.
+    ``function(mine)`` gets this rank's tensor, float32 of one dimension, and returns its
+    predecessor's tensor, which has the same shape. The check uses rings of 2 to 5 ranks, each with
+    a small, a medium and a large tensor. If ranks wait for each other forever, the verdict lists
+    these ranks, their operations and lines, and shows a picture of the waits.
 
     Args:
         function: the answer.
-        way: "order" for send and recv alone, "isend" for a send that is posted and waited for
+        way: "order" for only send and recv, "isend" for a send that is posted and waited for
             later, "batch" for batch_isend_irecv; None for any of them.
-        seed: seed of the sizes and numbers; None for a random one.
+        seed: the seed of the sizes and numbers; None for a random seed.
 
     Returns:
-        The verdict; its trace shows what was sent, and its diagnosis who waits for whom.
+        The verdict; its trace shows the messages, and its diagnosis shows the waits.
 
     Raises:
         ArgumentError: there is no such way.
 
     Example:
         >>> print(no_deadlock(lambda mine: mine, seed=1).reason)
-        Rank 0 of 3 must send 3 tensors to its successor, sent none.
+        Rank 0 of 3 must send 3 tensors to its successor, but sent none.
     """
     if way is not None and way not in WAYS:
         raise ArgumentError(
-            f"way must be one of {', '.join(map(repr, WAYS))} or None, got {shown(repr(way))}. "
-            "Say which one is to be shown."
+            f"way must be one of {', '.join(map(repr, WAYS))} or None, got {shown(repr(way))}."
         )
     return examine("no_deadlock", function, lambda examination: _judge(examination, way), seed)
 
@@ -98,13 +97,13 @@ def _judge(examination: Examination, way: str | None) -> str:
         lambda blank: _judge_values(blank, [1]), _exchange_on_rank, 2, [1], draw.randrange(10**6)
     )
     return (
-        f"Nobody waited in vain in rings of {listed(_WORLD_SIZES)} ranks, with 4 bytes, a few kB "
-        "and a megabyte."
+        f"No rank got stuck in rings of {listed(_WORLD_SIZES)} ranks, with 4 bytes, a few kB and a "
+        "megabyte."
     )
 
 
 def _exchange_on_rank(function: Answer, lengths: list[int], secret: int) -> list[str | None]:
-    """Exchanges a tensor of each length; says what is wrong with each that was returned."""
+    """Exchanges a tensor of each length; returns a complaint or None for each."""
     import torch  # here, so that a process that only starts ranks does not load it
 
     from ringsim.ring import current_ring
@@ -121,29 +120,29 @@ def _exchange_on_rank(function: Answer, lengths: list[int], secret: int) -> list
 def _complain(
     answer: tuple[tuple[int, ...], list[float]] | str, length: int, own: float, due: float
 ) -> str | None:
-    """Returns the reason why an answer is not a tensor full of ``due``, or None."""
+    """Returns a complaint if an answer is not a tensor filled with ``due``, or None."""
     if isinstance(answer, str):
-        return f"got {answer}"
+        return f"but returned {answer}"
     shape, numbers = answer
     if shape != (length,):
-        return f"got one of shape {shape}"
+        return f"but returned a tensor of shape {shape}"
     if numbers == [own] * length:
-        return "got its own"
+        return "but returned its own"
     for place, number in enumerate(numbers):
         if number != due:
-            return f"and number {place} of it differs"
+            return f"but number {place} of the returned tensor differs"
     return None
 
 
 def _fill(secret: int, number: int, rank: int) -> float:
-    """The number that one rank's tensor is full of."""
+    """Returns the number that fills a rank's tensor."""
     return float(random.Random(f"{secret}/{number}/{rank}").randrange(1, 10**6))
 
 
 def _judge_messages(trace: Trace, exchanges: int) -> None:
-    """One send to the successor and one recv from the predecessor a call.
+    """Raises ``Wrong`` unless each call makes one send and one recv, both matched.
 
-    Each with a partner, and nothing else.
+    The send must go to the successor, and the recv must be from the predecessor.
     """
     events = trace.events
     collectives = np.flatnonzero(events.kind == COLLECTIVE)
@@ -151,7 +150,7 @@ def _judge_messages(trace: Trace, exchanges: int) -> None:
         called = collectives[events.rank[collectives] == side.rank]
         if len(called):
             reason = (
-                f"{side.who} called {OP_NAMES[events.op[called[0]]]}, and only messages between "
+                f"{side.who} called {OP_NAMES[events.op[called[0]]]}, but only messages between "
                 "neighbours are allowed."
             )
             raise Wrong(reason, _COUNT_HINT)
@@ -159,9 +158,9 @@ def _judge_messages(trace: Trace, exchanges: int) -> None:
         more = len(side.events) - number
         if number != exchanges or more:
             to = "to its successor" if side.kind == SEND else "from its predecessor"
-            others = f", and {count(more, 'other')}" if more else ""
+            others = f" and {count(more, 'other')}" if more else ""
             reason = (
-                f"{side.who} must {side.verb} {count(exchanges, 'tensor')} {to}, {side.done} "
+                f"{side.who} must {side.verb} {count(exchanges, 'tensor')} {to}, but {side.done} "
                 f"{number or 'none'}{others}."
             )
             raise Wrong(reason, _COUNT_HINT)
@@ -173,19 +172,19 @@ def _judge_values(trace: Trace, lengths: list[int]) -> None:
         for length, complaint in zip(lengths, complaints, strict=True):
             if complaint is not None:
                 reason = (
-                    f"Rank {rank} of {trace.world_size} must return the tensor of its predecessor, "
-                    f"of shape ({length},), {complaint}."
+                    f"Rank {rank} of {trace.world_size} must return its predecessor's tensor, of "
+                    f"shape ({length},), {complaint}."
                 )
                 raise Wrong(reason, _VALUE_HINT)
 
 
 def _judge_way(trace: Trace, way: str) -> None:
-    """The exchange must have been made in the way that the exercise is about."""
+    """Raises ``Wrong`` unless the exchange was made in the way of the exercise."""
     used = {event.op for event in trace if event.kind in ("send", "recv")}
     if used <= set(WAYS[way]) and (way != "isend" or used & {"isend", "irecv"}):
         return
     reason = (
-        f"It works, but with {' and '.join(sorted(used))}: this exercise is about the way called "
-        f"{way}."
+        f"Your answer works, but with {' and '.join(sorted(used))}: this exercise is about the way "
+        f'"{way}".'
     )
     raise Wrong(reason, _WAY_HINTS[way])

@@ -1,7 +1,4 @@
-"""The lesson on stages: which layers each stage gets.
-
-A tensor of any shape from stage to stage, in two messages.
-"""
+"""The checks of the lesson on stages: dividing layers, and sending a tensor of any shape."""
 
 from __future__ import annotations
 
@@ -32,37 +29,39 @@ __all__ = ["hand_over", "partition"]
 
 Cut = list[list[int]]  # for each stage, its layers
 _ENTRIES_HINT: Final = (
-    "The answer is a list with one entry a stage, also for a stage without layers: range(3, 3) is "
-    "an empty range."
+    "Return a list with one entry per stage, also for a stage without layers: range(3, 3) is an "
+    "empty range."
 )
 _LOST_HINT: Final = (
-    "num_layers // num_stages layers for each stage leave num_layers % num_stages over. Give one "
-    "more to each of the first so many stages."
+    "With num_layers // num_stages layers per stage, num_layers % num_stages layers remain. Give "
+    "one of them to each of the first num_layers % num_stages stages."
 )
 _ORDER_HINT: Final = (
-    "Stages are cut from front to back: where one ends, the next begins. Keep a running start."
+    "Divide the layers from front to back: each stage begins where the previous one ends. Keep the "
+    "next start in a variable."
 )
 _BALANCE_HINT: Final = (
-    "A pipeline is as fast as its slowest stage. Do not give all that is left over to one stage: "
-    "the first num_layers % num_stages stages get one layer each."
+    "A pipeline is as fast as its slowest stage. Do not give all remaining layers to one stage: "
+    "give one more layer to each of the first num_layers % num_stages stages."
 )
 _ITEM_BYTES: Final = 4  # float32
 _MOST_DIMENSIONS: Final = 4
 Shape = tuple[int, ...]
 Floats = npt.NDArray[np.float32]
 _RAISED_HINT: Final = (
-    "Only neighbours within the line talk: rank 0 has no predecessor, the last rank no successor, "
-    "and a single rank has neither. A recv needs a tensor of the size that is sent, so the shape "
-    "must come first. Tensors that are sent must be contiguous."
+    "Stages form a line: rank 0 has no predecessor, the last rank has no successor, and a single "
+    "rank has neither. A recv needs a tensor of the size that is sent, so send the shape first. "
+    "Tensors that you send must be contiguous."
 )
 _TWO_MESSAGES_HINT: Final = (
-    "Two messages for each tensor: first one int64 tensor with the number of dimensions and the "
-    "dimensions, then the payload. A message "
-    "for each dimension would make a network wait several times."
+    "Send two messages for each tensor: first one int64 tensor with the number of dimensions and "
+    "the dimensions, and then the payload. A message for each dimension would cost several "
+    "latencies."
 )
 _FIXED_HINT: Final = (
-    "The receiver makes room for the header before it knows anything, so its size must not depend "
-    "on the shape. A tensor has at most 4 dimensions here: fill up with zeros."
+    "The receiver must create a tensor for the header before it knows the shape, so the size of "
+    "the header must not depend on the shape. Tensors have at most 4 dimensions here: pad the "
+    "header with zeros."
 )
 _VALUE_HINT: Final = (
     "Receive into torch.empty(shape) with the shape from the header, and return that tensor. Send "
@@ -71,16 +70,16 @@ _VALUE_HINT: Final = (
 
 
 def partition(function: Answer, *, seed: int | None = None) -> CheckResult:
-    """Checks a function that cuts a model's layers into stages.
+    """Checks a function that divides a model's layers among stages.
 
     ``function(num_layers, num_stages)`` returns a list with the layers of each stage, as ranges or
-    lists of numbers. Any cut passes that holds every layer once, in order, in stages that differ by
-    one layer at most; with more stages than layers some are empty. The function runs on its own
-    rank, so that an endless one can be stopped.
+    lists of numbers. Every layer must occur once, in order, and the stages must differ by at most
+    one layer; with more stages than layers, some stages are empty. The function runs on its own
+    rank, so that an endless loop can be stopped.
 
     Args:
         function: the answer.
-        seed: seed of the sizes; None for a random one.
+        seed: the seed of the sizes; None for a random seed.
 
     Returns:
         The verdict, with its reason.
@@ -90,7 +89,7 @@ def partition(function: Answer, *, seed: int | None = None) -> CheckResult:
         ...     share = num_layers // num_stages
         ...     return [range(stage * share, (stage + 1) * share) for stage in range(num_stages)]
         >>> print(partition(whole_shares_only, seed=1).reason)
-        With 10 layers and 4 stages 2 layers are lost, the first of them layer 8.
+        With 10 layers and 4 stages 2 layers are missing, beginning with layer 8.
     """
     return examine("partition", function, _judge, seed)
 
@@ -119,24 +118,24 @@ def _judge_cut(num_layers: int, num_stages: int, cut: Cut | str) -> None:
 
     if isinstance(cut, str):
         raise wrong(
-            f"the answer must be a list of ranges, one for each stage, got {cut}",
+            f"your answer must be a list of ranges, one for each stage, got {cut}",
             "Return a list such as [range(0, 2), range(2, 4)].",
         )
     if len(cut) != num_stages:
-        raise wrong(f"the answer must have one entry for each stage, got {len(cut)}", _ENTRIES_HINT)
+        reason = f"your answer must have one entry for each stage, got {len(cut)}"
+        raise wrong(reason, _ENTRIES_HINT)
     given = [layer for layers in cut for layer in layers]
     strange = [layer for layer in given if not 0 <= layer < num_layers]
     if strange:
         raise wrong(
             f"there is no layer {strange[0]}",
-            "Layers are numbered from 0 to num_layers - 1. range(a, b) ends before b.",
+            "Layers are numbered from 0 to num_layers - 1, and range(a, b) ends before b.",
         )
     lost = sorted(set(range(num_layers)) - set(given))
     if lost:
         are = "is" if len(lost) == 1 else "are"
-        raise wrong(
-            f"{count(len(lost), 'layer')} {are} lost, the first of them layer {lost[0]}", _LOST_HINT
-        )
+        reason = f"{count(len(lost), 'layer')} {are} missing, beginning with layer {lost[0]}"
+        raise wrong(reason, _LOST_HINT)
     twice = [layer for layer in given if given.count(layer) > 1]
     if twice:
         raise wrong(f"layer {twice[0]} is in more than one place", _ORDER_HINT)
@@ -145,29 +144,29 @@ def _judge_cut(num_layers: int, num_stages: int, cut: Cut | str) -> None:
     lengths = [len(layers) for layers in cut]
     if max(lengths) - min(lengths) > 1:
         raise wrong(
-            f"stages must differ by one layer at most, got {shown(lengths)} layers", _BALANCE_HINT
+            f"stages must differ by at most one layer, got {shown(lengths)} layers", _BALANCE_HINT
         )
 
 
 def hand_over(function: Answer, *, seed: int | None = None) -> CheckResult:
-    """Checks a function that hands a tensor to the next stage, which does not know its shape.
+    """Checks a function that sends a tensor to the next stage, which does not know its shape.
 
-    ``function(tensor)`` is called on every rank with a float32 tensor of 1 to 4 dimensions, another
-    shape on each. It sends the tensor to the rank after and returns the one from the rank before;
-    the line is open: rank 0 receives nothing and returns None, the last rank sends nothing. Each
-    tensor travels in two messages on the pair group: a header of one size for all, and the payload.
-    The check runs it on 1, 2, 3 and more ranks.
+    The check calls ``function(tensor)`` on every rank with a float32 tensor of 1 to 4 dimensions,
+    with a different shape on each rank. The function sends its tensor to the next rank and returns
+    the tensor of the previous rank. Stages form a line: rank 0 receives nothing and returns None,
+    and the last rank sends nothing. Each tensor travels in two messages on the pair group: a header
+    of the same size for all shapes, and the payload. The check uses 1, 2, 3 and more ranks.
 
     Args:
         function: the answer.
-        seed: seed of the sizes and shapes; None for a random one.
+        seed: the seed of the sizes and shapes; None for a random seed.
 
     Returns:
-        The verdict; its trace shows what was really sent.
+        The verdict; its trace shows the messages.
 
     Example:
         >>> print(hand_over(lambda tensor: None, seed=1).reason)
-        Rank 0 of 3 must send 2 messages to rank 1, a header and a payload, sent none.
+        Rank 0 of 3 must send 2 messages to rank 1, a header and a payload, but sent none.
     """
     return examine("hand_over", function, _judge_hand_over, seed)
 
@@ -191,16 +190,16 @@ def _judge_hand_over(examination: Examination) -> str:
 
 
 def _shape_of(rank: int, secret: int) -> Shape:
-    """Draws a shape; neighbours have different ones, and all numbers of dimensions occur early."""
+    """Draws a rank's shape; neighbours differ, and all numbers of dimensions occur early."""
     draw = random.Random(f"{secret}/{rank}")
     dimensions = 1 + (rank + secret) % _MOST_DIMENSIONS
     return tuple(draw.randrange(2, 8) for _ in range(dimensions))
 
 
 def _hand_over_on_rank(function: Answer, secret: int) -> tuple[Shape, list[float]] | str | None:
-    """Makes this rank's tensor, which counts from 1000 times its rank.
+    """Calls the answer with this rank's tensor, and returns the result as plain numbers.
 
-    Returns what the answer gives for it in plain numbers.
+    The numbers of the tensor count up from 1000 times the rank.
     """
     import torch  # here, so that a process that only starts ranks does not load it
 
@@ -214,10 +213,7 @@ def _hand_over_on_rank(function: Answer, secret: int) -> tuple[Shape, list[float
 
 
 def _judge_messages(trace: Trace, secret: int, headers: dict[int, Shape]) -> None:
-    """Two messages over each boundary.
-
-    A header as long as all before it, then as many bytes as the tensor has.
-    """
+    """Raises ``Wrong`` unless each tensor travels as a header of fixed size and a payload."""
     for side in sides(trace):
         is_send = side.kind == SEND
         who, done = side.who, side.done
@@ -225,14 +221,14 @@ def _judge_messages(trace: Trace, secret: int, headers: dict[int, Shape]) -> Non
         source, target = (side.rank, side.peer) if is_send else (side.peer, side.rank)
         if source >= target:
             if found:
-                reason = f"{who} {done} {count(len(found), 'message')}, and the line ends there."
+                reason = f"{who} {done} {count(len(found), 'message')}, but the line ends there."
                 raise Wrong(reason, _RAISED_HINT)
             continue
         if len(found) != 2:
             direction = f"{'to' if is_send else 'from'} rank {side.peer}"
             reason = (
-                f"{who} must {side.verb} 2 messages {direction}, a header and a payload, {done} "
-                f"{len(found) or 'none'}."
+                f"{who} must {side.verb} 2 messages {direction}, a header and a payload, but "
+                f"{done} {len(found) or 'none'}."
             )
             raise Wrong(reason, _TWO_MESSAGES_HINT)
         header_bytes, payload_bytes = found
@@ -240,43 +236,44 @@ def _judge_messages(trace: Trace, secret: int, headers: dict[int, Shape]) -> Non
         due_bytes = math.prod(shape) * _ITEM_BYTES
         if payload_bytes != due_bytes:
             reason = (
-                f"{who} must {side.verb} a payload of {due_bytes} bytes of shape {shape} after the "
-                f"header, {done} {payload_bytes} bytes."
+                f"{who} must {side.verb} a payload of {due_bytes} bytes for shape {shape} after "
+                f"the header, but {done} {payload_bytes} bytes."
             )
             raise Wrong(reason, _VALUE_HINT)
         headers.setdefault(header_bytes, shape)
         if len(headers) > 1:
             (first, of), (second, other) = headers.items()
             reason = (
-                f"The header must have one size for all, got {first} bytes for shape {of} and "
-                f"{second} bytes for shape {other}."
+                f"The header must have the same size for all shapes, got {first} bytes for shape "
+                f"{of} and {second} bytes for shape {other}."
             )
             raise Wrong(reason, _FIXED_HINT)
 
 
 def _judge_values(trace: Trace, secret: int) -> None:
-    """Every rank but the first must return what the rank before was given."""
+    """Raises ``Wrong`` unless each rank returns the tensor of the previous rank, or None."""
     for rank, answer in enumerate(trace.results):
         who = f"Rank {rank} of {trace.world_size}"
         got = f"shape {answer[0]}" if isinstance(answer, tuple) else answer
         if rank == 0:
             if answer is not None:
                 tensor = "a tensor" if isinstance(answer, tuple) else answer
-                reason = f"{who} has no predecessor and must return None, got {tensor}."
+                reason = f"{who} has no predecessor and must return None, but returned {tensor}."
                 raise Wrong(reason, _RAISED_HINT)
             continue
         due = _shape_of(rank - 1, secret)
         if not isinstance(answer, tuple) or answer[0] != due:
-            raise Wrong(f"{who} must return a tensor of shape {due}, got {got}.", _VALUE_HINT)
+            reason = f"{who} must return a tensor of shape {due}, but returned {got}."
+            raise Wrong(reason, _VALUE_HINT)
         if answer[1] != _numbers_of(rank - 1, due).ravel().tolist():
             reason = (
-                f"{who} must return the numbers that rank {rank - 1} was given, and got others, or "
-                "these in another order."
+                f"{who} must return the numbers of rank {rank - 1}, but returned others, or the "
+                "same in another order."
             )
             raise Wrong(reason, _VALUE_HINT)
 
 
 def _numbers_of(rank: int, shape: Shape) -> Floats:
-    """Returns the numbers that a rank is given: they count along the first dimension first."""
+    """Returns the numbers of a rank's tensor, which count up along the first dimension first."""
     counted = 1000 * rank + np.arange(math.prod(shape), dtype=np.float32)
     return counted.reshape(shape, order="F")

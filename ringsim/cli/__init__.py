@@ -1,4 +1,4 @@
-"""The command line: one verb a job."""
+"""The command line: one function per command."""
 
 from __future__ import annotations
 
@@ -32,15 +32,14 @@ VERBS = (
 )
 
 
-# What an installation for reading and drawing leaves out: the name it is imported by, and its
-# package.
+# The modules that an installation for reading and drawing leaves out, and their packages.
 _LEFT_OUT = {"torch": "torch", "cloudpickle": "cloudpickle", "google": "protobuf", "shtab": "shtab"}
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors quote what was written without what commands a terminal.
+    """A parser whose errors quote arguments without terminal control characters.
 
-    Those of the verbs are made of it, too.
+    The parsers of the commands are also of this class.
     """
 
     def error(self, message: str) -> NoReturn:
@@ -61,7 +60,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _PrintCompletion(argparse.Action):
-    """Prints what makes a shell complete our verbs and options, and ends."""
+    """Prints a shell script that completes commands and options, and exits."""
 
     def __call__(
         self,
@@ -83,13 +82,13 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"ringsim {ringsim.__version__}")
     how = (
-        'print what completes verbs and options in a shell: eval "$(ringsim --print-completion '
-        'bash)" in its start-up file'
+        "print a script that completes commands and options; for bash, add this line to ~/.bashrc: "
+        'eval "$(ringsim --print-completion bash)"'
     )
     parser.add_argument(
         "--print-completion", action=_PrintCompletion, choices=("bash", "zsh", "tcsh"), help=how
     )
-    verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
+    verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for add_verb in VERBS:
         add_verb(verbs)
     return parser
@@ -99,15 +98,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line.
 
     Args:
-        argv: the arguments, without the program's name; None for those of this process.
+        argv: the arguments, without the program's name; None for the arguments of this process.
 
     Returns:
-        The exit code: 0 done, 1 a run or file failed, 2 a bad argument, 130 interrupted.
+        The exit code: 0 for success, 1 if a run or file failed, 2 for a bad argument, 130 if
+        interrupted.
     """
     try:
         options, unknown = make_parser().parse_known_args(argv)
         if unknown:
-            # the verb's, whose help has what may have been meant
+            # the command's parser, whose help lists the options that may have been meant
             options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
         code: int = options.run(options)
     except ArgumentError as error:
@@ -119,19 +119,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         if package is None:
             raise
         return _say(
-            f"{package} must be installed for this, got a Python without it. Install it, see "
+            f"this command needs {package}, which is not installed. Install it: see "
             "docs/installing.md.",
             1,
         )
     except KeyboardInterrupt as error:
         return _say(error if isinstance(error, Interrupted) else "interrupted", 130)
     except BrokenPipeError:
-        # the reader of our output has left: nothing to say, and nobody to say it to
+        # the reader of our output has gone, so a message would reach no one
         sys.stderr.close()
         return 0
     return code
 
 
-def _say(what: object, code: int) -> int:
-    print(f"ringsim: {what}", file=sys.stderr)
+def _say(message: object, code: int) -> int:
+    print(f"ringsim: {message}", file=sys.stderr)
     return code

@@ -1,8 +1,8 @@
 """``ringsim demo`` and ``ringsim generate``, with the programs that they run on the ranks.
 
-``worker`` trains a small transformer, cut into stages, to write like Shakespeare's sonnets, letter
-by letter. ``generation_worker`` generates tokens on a ring of stages with a small transformer whose
-layers take their time.
+``worker`` trains a small transformer, split into stages, to write like Shakespeare's sonnets,
+letter by letter. ``generation_worker`` generates tokens on a ring of stages with a small
+transformer whose layers are slowed down.
 """
 
 from __future__ import annotations
@@ -42,21 +42,25 @@ if TYPE_CHECKING:
     from ringsim.pipeline.transformer import SmallTransformer
     from ringsim.traces.value import Trace
 
-# this many steps are repeated in one process; until then rounding errors stay small
+# this many steps are repeated in one process; rounding errors stay small in so few
 CHECKED_STEPS, TOLERANCE = 3, 1e-3
 
 
 def add_demo(verbs: Verbs[argparse.ArgumentParser]) -> None:
-    """Adds the verb."""
+    """Adds the command."""
     help_text = (
-        "train a small transformer on Shakespeare's sonnets, cut into stages on real ranks; record "
-        "it and draw it"
+        "train a small transformer on Shakespeare's sonnets, split into stages on real ranks, and "
+        "record and draw the run"
     )
     parser = add_verb(verbs, "demo", help_text, "ringsim demo -n 4 -o demo", run_demo)
     parser.add_argument(
-        "-n", "--ranks", type=int, default=4, help="number of ranks, one stage each (default: 4)"
+        "-n",
+        "--ranks",
+        type=int,
+        default=4,
+        help="number of ranks, with one stage each (default: 4)",
     )
-    add_out(parser, "DIR", "where trace and pictures go (default: demo)", "demo")
+    add_out(parser, "DIR", "directory for the trace and the pictures (default: demo)", "demo")
 
 
 def run_demo(options: argparse.Namespace) -> int:
@@ -67,7 +71,7 @@ def run_demo(options: argparse.Namespace) -> int:
 
     make_directory(options.out)
     print(
-        f"starting {count(options.ranks, 'rank')} (Gloo, joined in a ring), a stage of the "
+        f"starting {count(options.ranks, 'rank')} in a ring (Gloo), with one stage of the "
         "transformer each ...",
         flush=True,
     )
@@ -77,27 +81,27 @@ def run_demo(options: argparse.Namespace) -> int:
     expected = expected_losses(CHECKED_STEPS)
     if compare_losses(losses[:CHECKED_STEPS], expected, tolerance=TOLERANCE).first_step is not None:
         raise RingError(
-            f"the ring must learn what one process learns, losses {expected}, got "
-            f"{losses[:CHECKED_STEPS]}. Please report this."
+            f"the ring did not learn like one process: its losses are {losses[:CHECKED_STEPS]}, "
+            f"not {expected}. Please report this."
         )
     print(
-        f"\nloss {losses[0]:.3f} -> {losses[-1]:.3f}; the first {CHECKED_STEPS} steps lose as "
-        "much in one process. It writes now:\n"
+        f"\nloss {losses[0]:.3f} -> {losses[-1]:.3f}; the losses of the first {CHECKED_STEPS} "
+        "steps are the same in one process. The model now writes:\n"
     )
     print("\n".join(f"    {line}" for line in lines))
     file = options.out / "run.ringtrace"
     print(f"\n{trace.summary()}\n")
     save_trace(trace, file)
     write_pictures(trace, options.out)
-    print(f"\nlook again with: ringsim show {file}")
+    print(f"\nto see this summary again, run: ringsim show {file}")
     return 0
 
 
 def add_generate(verbs: Verbs[argparse.ArgumentParser]) -> None:
-    """Adds the verb."""
+    """Adds the command."""
     help_text = (
-        "generate tokens on a ring of stages: prefill against decode, "
-        "and the effect of inner iterations"
+        "generate tokens on a ring of stages, and compare prefill with decode and numbers of "
+        "inner iterations"
     )
     parser = add_verb(
         verbs,
@@ -107,13 +111,17 @@ def add_generate(verbs: Verbs[argparse.ArgumentParser]) -> None:
         run_generate,
     )
     parser.add_argument(
-        "-n", "--ranks", type=int, default=4, help="number of ranks, one stage each (default: 4)"
+        "-n",
+        "--ranks",
+        type=int,
+        default=4,
+        help="number of ranks, with one stage each (default: 4)",
     )
     parser.add_argument(
         "--inner",
         type=int,
         metavar="T",
-        help="batches on their way at a time (default: as many as ranks)",
+        help="number of batches in the ring at the same time (default: the number of ranks)",
     )
     parser.add_argument(
         "--async",
@@ -122,19 +130,24 @@ def add_generate(verbs: Verbs[argparse.ArgumentParser]) -> None:
         help="post the send and the receive of a step together",
     )
     parser.add_argument(
-        "--tokens", type=int, default=8, help="tokens for each prompt, 3 or more (default: 8)"
+        "--tokens", type=int, default=8, help="tokens per prompt, at least 3 (default: 8)"
     )
     parser.add_argument(
         "--job-ms",
         type=float,
         default=10.0,
         metavar="MS",
-        help="how long a stage takes for a token (default: 10)",
+        help="time in ms that a stage computes per token (default: 10)",
     )
     parser.add_argument(
-        "--compare", action="store_true", help="measure other numbers of inner iterations, too"
+        "--compare", action="store_true", help="also measure other numbers of inner iterations"
     )
-    add_out(parser, "DIR", "where trace and pictures go (default: generation)", "generation")
+    add_out(
+        parser,
+        "DIR",
+        "directory for the trace and the pictures (default: generation)",
+        "generation",
+    )
 
 
 def run_generate(options: argparse.Namespace) -> int:
@@ -145,15 +158,15 @@ def run_generate(options: argparse.Namespace) -> int:
     turns = num_stages if options.inner is None else options.inner
     if options.tokens < 3 or num_stages < 2:
         raise ArgumentError(
-            f"--tokens must be 3 or more and --ranks 2 or more, got {options.tokens} and "
+            f"--tokens must be at least 3 and --ranks at least 2, got {options.tokens} and "
             f"{num_stages}. With fewer there is nothing to compare."
         )
-    # before any rank is started
+    # before any rank starts
     check_can_finish(num_stages, turns, options.tokens, options.async_comm)
     make_directory(options.out)
 
     print(
-        f"starting {count(num_stages, 'rank')}, a stage each; "
+        f"starting {count(num_stages, 'rank')} with one stage each; "
         f"{count(turns, 'inner iteration')} ...",
         flush=True,
     )
@@ -162,10 +175,7 @@ def run_generate(options: argparse.Namespace) -> int:
         generation_worker, world_size=1, args=(num_stages, options.tokens, turns, False, 0.0, 0.0)
     )
     if trace.results != alone.results * num_stages:
-        raise RingError(
-            "the ring must generate what one process generates, got "
-            "other tokens. Please report this."
-        )
+        raise RingError("the ring generated other tokens than one process. Please report this.")
     use = measure_stage_use(trace)
     print(_report(options, turns, trace, use))
 
@@ -185,7 +195,7 @@ def run_generate(options: argparse.Namespace) -> int:
 
 
 def _generate(options: argparse.Namespace, turns: int, async_comm: bool) -> Trace:
-    """Runs the demonstration; reading prompts takes a stage twice as long as decoding."""
+    """Runs the demonstration; a prefill takes a stage twice as long as a decode."""
     decode_s = options.job_ms / 1000
     return ringsim.trace(
         generation_worker,
@@ -195,9 +205,9 @@ def _generate(options: argparse.Namespace, turns: int, async_comm: bool) -> Trac
 
 
 def _others(num_stages: int, turns: int, async_comm: bool) -> list[tuple[int, bool]]:
-    """Returns the other settings that can finish, up to one turn more than there are stages.
+    """Returns the other settings that can finish, up to one turn more than the number of stages.
 
-    More would take long.
+    More turns would take long.
     """
     return [
         (number, posted)
@@ -208,7 +218,7 @@ def _others(num_stages: int, turns: int, async_comm: bool) -> list[tuple[int, bo
 
 
 def _report(options: argparse.Namespace, turns: int, trace: Trace, use: list[StageUse]) -> str:
-    """Returns what was measured, next to what the plan takes with jobs of that length."""
+    """Returns the measurements, next to the times of the plan with jobs of that length."""
     num_stages, num_tokens = options.ranks, options.tokens
     prefill = fmean(stage.prefill_s for stage in use)
     decode = fmean(stage.decode_s for stage in use)
@@ -218,18 +228,17 @@ def _report(options: argparse.Namespace, turns: int, trace: Trace, use: list[Sta
     due = max(times[-1][1] for times in run.times)
     took = use[0].idle_s + turns * (use[0].prefill_s + (num_tokens - 1) * use[0].decode_s)
     rows = [(f"stage {stage:>3}  {1e3 * row.prefill_s:>10.1f}  {1e3 * row.decode_s:>9.1f}  "
-            f"{1e3 * row.idle_s:>7.0f}  {row.decode_use:>12.0%}")
+            f"{1e3 * row.idle_s:>7.0f}  {row.decode_use:>10.0%}")
             for stage, row in enumerate(use)]  # fmt: skip
     tokens = sum(len(row) for row in trace.results[0])
     return "\n".join(
         [
             "",
-            "           prefill ms  decode ms  idle ms  works, decoding",
+            "           prefill ms  decode ms  idle ms  decode use",
             *rows,
             "",
-            f"first to last job: {took:.3f} s; with these jobs and messages "
-            f"that take no time: {due:.3f} s",
-            f"{tokens} tokens, {tokens / took:.0f} a second; "
+            f"first to last job: {took:.3f} s; with instant messages it would be {due:.3f} s",
+            f"{tokens} tokens, {tokens / took:.0f} per second; "
             f"{count_messages(num_stages, turns, num_tokens)} messages of states and tokens",
             _line(num_stages, turns, options.async_comm, _mean_use(use)),
         ]
@@ -251,7 +260,8 @@ def _mean_use(use: list[StageUse]) -> float:
 
 SCHEDULE = "1f1b"
 NUM_LAYERS, HIDDEN, HEADS = 4, 64, 4
-NUM_MICROBATCHES, BATCH, LENGTH = 8, 8, 32  # of these: sequences a microbatch, letters a sequence
+# microbatches per step, sequences per microbatch, letters per sequence
+NUM_MICROBATCHES, BATCH, LENGTH = 8, 8, 32
 NUM_STEPS = 40
 PROMPTS = ("Shall I ", "My love ", "When in ", "Thy beaut")
 TEMPERATURE = 0.5
@@ -259,13 +269,14 @@ REPORT_EVERY = 5  # steps
 
 
 class Task(NamedTuple):
-    """What every rank makes for itself, the same on each.
+    """The data and the model, which every rank creates identically.
 
     Attributes:
-        letters: the alphabet: letter *i* has the token id *i*.
+        letters: the alphabet; letter *i* has the token id *i*.
         text: the token ids of the sonnets, shape (letters of the text,).
         model: the whole model; a rank trains its own stage of it.
-        optimizer: of all its parameters; those of other stages have no gradient, and stay.
+        optimizer: the optimizer of all parameters; parameters of other stages have no gradient and
+            stay unchanged.
     """
 
     letters: str
@@ -274,12 +285,12 @@ class Task(NamedTuple):
     optimizer: Optimizer
 
     def microbatches(self, step: int) -> tuple[list[Tensor], list[Tensor]]:
-        """Draws the training data of a step from anywhere in the text.
+        """Draws the training data of a step from random places in the text.
 
-        It is the same for the same number.
+        The same step number always gives the same data.
 
         Returns:
-            The inputs and the targets, the letters after them: for each microbatch token ids, shape
+            The inputs and the targets (the following letters): token ids for each microbatch, shape
             (batch, letters).
         """
         import torch
@@ -296,12 +307,12 @@ class Task(NamedTuple):
         return [self.letters.index(letter) for letter in words]
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Returns the text that token ids stand for."""
+        """Returns the text for token ids."""
         return "".join(self.letters[token] for token in token_ids)
 
 
 def make_task() -> Task:
-    """Reads the sonnets and makes the model; each rank does so for itself.
+    """Reads the sonnets and creates the model, on each rank separately.
 
     Example:
         >>> task = make_task()
@@ -328,14 +339,14 @@ def make_task() -> Task:
 def worker(num_steps: int = NUM_STEPS) -> tuple[list[float], list[str]]:
     """Trains, then writes a few lines.
 
-    Every rank of a ring calls it, and rank 0 prints how it goes.
+    Every rank of a ring calls it; rank 0 prints the progress.
 
     Args:
-        num_steps: how many steps to train, 1 or more.
+        num_steps: the number of training steps, at least 1.
 
     Returns:
-        The loss of each step (how surprised the model is by a letter, on average, in nats), and a
-        line for each of ``PROMPTS``; the same on every rank.
+        The loss of each step (the model's average surprise at a letter, in nats), and a line for
+        each of ``PROMPTS``; identical on every rank.
     """
     import torch
 
@@ -388,18 +399,18 @@ def generation_worker(
     prefill_s: float,
     decode_s: float,
 ) -> list[list[int]]:
-    """Generates from prompts of 5 to 8 tokens, two a batch, with a model of random weights.
+    """Generates from prompts of 5 to 8 tokens, two per batch, with a model of random weights.
 
-    Every rank of a ring calls it. Each layer rests after its work, for as long as a larger one
-    would compute. A resting rank needs no core, so that many stages can be observed on few cores.
+    Every rank of a ring calls it. Each layer sleeps after its work, for the time that a larger
+    layer would compute. A sleeping rank needs no core, so you can observe many stages on few cores.
 
     Args:
-        num_layers: layers of the model; as many as there are stages for one a stage.
-        num_tokens: tokens for each prompt.
-        num_inner_iterations: batches on their way at a time.
+        num_layers: the number of layers; one per stage if it equals the number of stages.
+        num_tokens: the number of tokens per prompt.
+        num_inner_iterations: the number of batches in the ring at the same time.
         async_comm: whether a step's send and receive are posted together.
-        prefill_s: how long a layer rests after it has read prompts, in seconds.
-        decode_s: the same for one token.
+        prefill_s: how long a layer sleeps after reading prompts, in seconds.
+        decode_s: how long a layer sleeps after one token, in seconds.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""The input of ``ringsim simulate``: a model, a ring, a schedule and links, as a small TOML file.
+"""Reads the input of ``ringsim simulate``: a model, a ring, a schedule and links, in a TOML file.
 
 ::
 
@@ -12,9 +12,9 @@
                                                  rank = 2
                                                  factor = 1.5
 
-Instead of a name, ``[schedule]`` may have ``actions``, written out. Instead of times, ``[model]``
-may have the shapes of a transformer and the arithmetic that a rank does per second. Instead of
-``[link]`` and ``[[edge]]``, ``[topology]`` may say which links the ranks share.
+Instead of a name, ``[schedule]`` may list its ``actions``. Instead of times, ``[model]`` may have
+the shapes of a transformer and the floating-point operations that a rank does per second. Instead
+of ``[link]`` and ``[[edge]]``, ``[topology]`` may describe which links the ranks share.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ if TYPE_CHECKING:
 # simulated without writing out their actions; stage s is on rank s
 _BY_RULE: Final = ("gpipe", "afab", "1f1b")
 _MOST_FORWARDS: Final = 20_000_000
-_MOST_WRITTEN_OUT: Final = 1_000_000  # of the other schedules: half a minute and a gigabyte
-_MOST_REHEARSED: Final = 100_000  # by ranks that take turns: a minute
-_FREE: Final = Link(0.0, 0.0)  # of one rank, which sends nothing
+_MOST_WRITTEN_OUT: Final = 1_000_000  # for the other schedules: half a minute and a gigabyte
+_MOST_REHEARSED: Final = 100_000  # by simulated ranks: a minute
+_FREE: Final = Link(0.0, 0.0)  # for one rank, which sends nothing
 _TOPOLOGIES: Final = ("hosts", "full_bisection", "ring")
 
 Links = Link | dict[tuple[int, int], Link]
@@ -65,9 +65,9 @@ Network = Hosts | FullBisection | RingLinks
 
 @dataclass(frozen=True)
 class Description:
-    """A step to be simulated, with what messages cost where they meet no others.
+    """A step to simulate, with the costs of messages that do not compete for a link.
 
-    Slow ranks and degraded links are included.
+    The costs include slow ranks and degraded links.
     """
 
     schedule: Step | Schedule
@@ -82,7 +82,7 @@ class Description:
 
     @property
     def needs_ranks(self) -> bool:
-        """Whether the order of events depends on times, so that ranks must run through the step."""
+        """Whether the order of events depends on times, so that ranks must run the step."""
         return self.topology is not None or bool(self.jitter)
 
     @property
@@ -92,7 +92,7 @@ class Description:
 
     def rehearse(self) -> Trace:
         """Simulates the step on ranks, with shared links and jitter."""
-        from ringsim.pipeline.executor import rehearse  # it needs torch
+        from ringsim.pipeline.executor import rehearse  # needs torch
         from ringsim.simulator.api import simulate
 
         step = _write_out(self.schedule)
@@ -110,7 +110,7 @@ class Description:
         )
 
     def simulate(self) -> ScheduleRun:
-        """Simulates the step by its schedule, without shared links and jitter."""
+        """Simulates the step from its schedule, without shared links and jitter."""
         step: Any = self.schedule
         counts: dict[str, Any] = {}
         if isinstance(step, Step):
@@ -128,25 +128,23 @@ class Description:
 
 
 def read_description(file: Path) -> Description:
-    """Reads a description, a TOML file, and checks everything in it.
+    """Reads a description from a TOML file and checks everything in it.
 
     Raises:
         RingError: the file cannot be read.
-        ArgumentError: it is not TOML, has an unknown key or lacks one, or a value breaks its rule.
+        ArgumentError: the file is not TOML, a key is unknown or missing, or a value is invalid.
     """
     name = escape(str(file), lines=False)
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise RingError(
-            f"the description must be a readable text file, got {error}. Look at its name."
-        ) from None
+        raise RingError(f"cannot read the description: {error}. Check the path.") from None
     try:
         tables = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         # not only TOMLDecodeError: numbers of 5,000 digits, a thousand brackets
         raise ArgumentError(
-            f"the description must be TOML, got {error} ({name}). Look at that line."
+            f"the description is not valid TOML: {error} ({name}). Fix that line."
         ) from None
     return _describe(TomlTable("the description", name, tables))
 
@@ -156,8 +154,8 @@ def _describe(whole: TomlTable) -> Description:
     shares = "topology" in whole
     if shares and ("link" in whole or "edge" in whole):
         raise ArgumentError(
-            f"the links must be said once, got [topology] and [link] or [[edge]] ({whole.file}). "
-            "Take one of them out."
+            "the links must be described once, got [topology] and [link] or [[edge]] "
+            f"({whole.file}). Remove [topology] or the others."
         )
     every_link = whole.table("topology" if shares else "link")
     edges, slow, degrade, jitter = (
@@ -182,8 +180,8 @@ def _describe(whole: TomlTable) -> Description:
     own = [_read_edge(each, num_ranks) for each in edges]
     if twice := [edge for edge in own if own.count(edge) > 1]:
         raise ArgumentError(
-            f"[[edge]] must name a link once, got from {twice[0][0]} to {twice[0][1]} again "
-            f"({whole.file}). Take one out."
+            f"each [[edge]] must be another link, got two from {twice[0][0]} to {twice[0][1]} "
+            f"({whole.file}). Remove one of them."
         )
     links |= {edge: _read_link(each) for edge, each in zip(own, edges, strict=True)}
     factor, seed = number(1), at_least(0)
@@ -215,18 +213,17 @@ def _describe(whole: TomlTable) -> Description:
 
 
 def _check_sizes(described: Description, num_stages: int, file: str) -> None:
-    """Refuses what takes too long to simulate, and times that are too long for a trace."""
+    """Refuses steps that take too long to simulate or do not fit into a trace."""
     forwards = num_stages * described.schedule.num_microbatches
     if described.needs_ranks and forwards > _MOST_REHEARSED:
         raise ArgumentError(
-            f"a step with [topology] or [[jitter]] must have {_MOST_REHEARSED:,} forward passes "
-            f"or fewer, got {forwards:,} ({file}). "
-            "Take fewer microbatches."
+            f"a step with [topology] or [[jitter]] must have at most {_MOST_REHEARSED:,} forward "
+            f"passes, got {forwards:,} ({file}). Use fewer microbatches."
         )
     if described.needs_ranks and described.size_bytes == 0:
         raise ArgumentError(
-            f"activation must be above 0 with [topology] or [[jitter]], got 0 ({file}). Say what "
-            "a stage sends."
+            f"activation must be positive with [topology] or [[jitter]], got 0 ({file}). Set it "
+            "to the size that a stage sends."
         )
     costs, links = described.costs, described.link
     times = [
@@ -234,15 +231,14 @@ def _check_sizes(described: Description, num_stages: int, file: str) -> None:
     ]
     each_link = [links] if isinstance(links, Link) else links.values()
     slowest = max((link.time_s(described.size_bytes) for link in each_link), default=0.0)
-    # As if everything came one after the other, with the largest jitter.
+    # as if everything ran one after the other, with the largest jitter
     most_s = (
         2 * described.schedule.num_microbatches * (float(sum(times)) + 2 * num_stages * slowest)
     )
     if not most_s <= LONGEST_S:
         raise ArgumentError(
-            "a step must last 285 years at most, since a trace counts ns, got times that could "
-            f"add up to {most_s:.3g} s ({file}). "
-            "Look at the units, and at bandwidths and factors."
+            "a step must last at most 285 years, because a trace counts ns, got times that could "
+            f"add up to {most_s:.3g} s ({file}). Check the units, bandwidths and factors."
         )
 
 
@@ -254,32 +250,31 @@ def _read_step(schedule: TomlTable, num_ranks: int) -> Step:
         step = Step(name, num_ranks, num_microbatches, num_chunks)
     except ScheduleError as error:
         raise ArgumentError(
-            f"chunks must be what the schedule allows, got {num_chunks} ({schedule.file}): {error}"
+            f"the schedule does not allow chunks = {num_chunks} ({schedule.file}): {error}"
         ) from None
     size = step.num_stages * num_microbatches
     most = _MOST_FORWARDS if name in _BY_RULE else _MOST_WRITTEN_OUT
     if size > most:
         raise ArgumentError(
-            f"a step of {name} must have {most:,} forward passes or fewer, got {size:,} "
-            f"({schedule.file}). Take fewer microbatches."
+            f"a {name} step must have at most {most:,} forward passes, got {size:,} "
+            f"({schedule.file}). Use fewer microbatches."
         )
     return step
 
 
 def _read_actions(schedule: TomlTable, num_ranks: int) -> Schedule:
-    """Reads a schedule that is written out, one line a rank."""
+    """Reads a schedule that lists its actions, one line per rank."""
     try:
         own = from_text(schedule.read("actions", TEXT))
         validate(own)
     except ScheduleError as error:
         raise ArgumentError(
-            f"actions must be a schedule, got one that is not ({schedule.file}): "
-            f"{' '.join(str(error).split())}"
+            f"actions is not a valid schedule ({schedule.file}): {' '.join(str(error).split())}"
         ) from None
     if own.num_ranks != num_ranks:
         raise ArgumentError(
-            f"actions must be for the {num_ranks} ranks of [ring], got {own.num_ranks} "
-            f"({schedule.file}). Write a line for each rank."
+            f"actions must have one line for each of the {num_ranks} ranks of [ring], got "
+            f"{own.num_ranks} ({schedule.file})."
         )
     return own
 
@@ -298,8 +293,7 @@ def _read_times(model: TomlTable) -> tuple[Costs, int]:
         if backwards:
             raise ArgumentError(
                 f"{model.name} must have backward, or its halves input and weight, got "
-                f"{backwards[0]} beside these ({model.file}). "
-                "Take the one or the others out."
+                f"{backwards[0]} and a half ({model.file}). Remove {backwards[0]} or the halves."
             )
     else:
         backward = times("backward")
@@ -308,13 +302,13 @@ def _read_times(model: TomlTable) -> tuple[Costs, int]:
     size = model.quantity("activation", SIZE, 0)
     if 0 < size < 1:
         raise model.wrong(
-            "activation", "0, or a byte or more", f"{size:g} bytes", "Look at its unit."
+            "activation", "0 or at least 1 byte", f"{size:g} bytes", "Check its unit."
         )
     return costs, round(size)
 
 
 def _read_shapes(model: TomlTable, num_stages: int) -> tuple[Costs, int]:
-    """Derives the costs of the stages of a transformer from its shapes and the speed of a rank."""
+    """Derives the costs of a transformer's stages from its shapes and the speed of a rank."""
     positive = at_least(1)
     num_layers, hidden = model.read("layers", positive), model.read("hidden_size", positive)
     heads = model.read("heads", positive)
@@ -329,11 +323,11 @@ def _read_shapes(model: TomlTable, num_stages: int) -> tuple[Costs, int]:
     tokens = sequence * sequences
     if hidden % heads:
         raise model.wrong(
-            "hidden_size", "a multiple of heads", f"{hidden} and {heads}", "Change one of them."
+            "hidden_size", f"a multiple of heads ({heads})", f"{hidden}", "Change one of them."
         )
     if heads % kv_heads:
         raise model.wrong(
-            "heads", "a multiple of kv_heads", f"{heads} and {kv_heads}", "Change one of them."
+            "heads", f"a multiple of kv_heads ({kv_heads})", f"{heads}", "Change one of them."
         )
     # queries, keys, values, output
     linear = [(hidden, hidden), (hidden, narrow), (hidden, narrow), (hidden, hidden)]
@@ -357,8 +351,8 @@ def _read_link(table: TomlTable, which: str = "") -> Link:
     """Reads latency and bandwidth, from keys that begin with ``which``."""
     bandwidth = table.quantity(f"{which}bandwidth", BANDWIDTH)
     if bandwidth * LONGEST_S < 1:
-        got = f"{bandwidth:g} bytes a second" if bandwidth else "0"
-        raise table.wrong(f"{which}bandwidth", "above 0", got, "Nothing would ever arrive.")
+        got = f"{bandwidth:g} bytes/s" if bandwidth else "0"
+        raise table.wrong(f"{which}bandwidth", "positive", got, "No message would ever arrive.")
     return Link(table.quantity(f"{which}latency", TIME), 1 / bandwidth)
 
 
@@ -381,7 +375,7 @@ def _neighbours(num_ranks: int) -> Iterator[tuple[int, int]]:
 
 
 def _idle_links(topology: Network, num_ranks: int) -> dict[tuple[int, int], Link]:
-    """Returns what messages between neighbours cost when they meet no others."""
+    """Returns the costs of messages between neighbours if the network is otherwise idle."""
     found = {}
     for src, dst in _neighbours(num_ranks):
         links = [hop.link for hop in topology.route(src, dst, num_ranks)]
@@ -392,7 +386,7 @@ def _idle_links(topology: Network, num_ranks: int) -> dict[tuple[int, int], Link
 
 
 def _read_edge(table: TomlTable, num_ranks: int) -> tuple[int, int]:
-    """Reads which link is meant.
+    """Reads the two ranks of a link.
 
     Neighbouring stages are on neighbouring ranks, so messages take no other links.
     """
@@ -406,7 +400,7 @@ def _read_edge(table: TomlTable, num_ranks: int) -> tuple[int, int]:
             "from and to",
             f"neighbours in a ring of {num_ranks}",
             f"{src} and {dst}",
-            "Stages send to no others.",
+            "Stages send only to neighbours.",
         )
     return src, dst
 
@@ -428,7 +422,7 @@ def _times(costs: Costs) -> tuple[Any, ...]:
 def _lay_links(
     num_ranks: int, link: Link, links: dict[tuple[int, int], Link], inject: Sequence[Injection]
 ) -> dict[tuple[int, int], Link]:
-    """Returns every link of a ring, slower where ``inject`` says so."""
+    """Returns every link of a ring, with the slowdowns in ``inject``."""
     laid = {}
     for src, dst in _neighbours(num_ranks):
         laid[src, dst] = degraded(links.get((src, dst), link), degraded_by(inject, src, dst))

@@ -1,8 +1,7 @@
-"""``ringsim doctor``.
+"""``ringsim doctor``: a report on this machine, its backends, and the running ringsim processes.
 
-What works on this machine, which backend each device uses and why, and which processes of ringsim
-are running. The backend follows from where the tensors are: "cpu" is always Gloo and "gpu" is
-always NCCL. Machines differ in whether that works, what it runs over, and how fast it is.
+The backend depends on where the tensors are: "cpu" always means Gloo and "gpu" always means NCCL.
+Machines differ in whether a backend works, in its network, and in its speed.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ from ringsim.traces.bandwidths import load as load_table
 from ringsim.traces.units import bytes_text, count
 
 _STORE_PEER: Final = "::ffff:127.0.0.1"  # loopback, as torch's store client sees it
-_LOOK_UPS: Final = 32  # at once: from here on ranks have been seen to wait
-# the C library gives up a silent name server after five seconds, and asks again
+_LOOK_UPS: Final = 32  # at the same time: with this many, ranks have been observed to wait
+# the C library waits five seconds for a silent name server, and then asks again
 _LOOK_UP_LIMIT_S: Final = 6.0
 _SLOW_LOOK_UP_S: Final = 0.5
-NO_TORCH: Final = "torch is not installed: traces can be read and drawn, ranks cannot run"
+NO_TORCH: Final = "torch is not installed: you can read and draw traces, but not run ranks"
 MEASURE: Final = {
     "gloo": "not measured: run `ringsim bandwidth`",
     "nccl": "not measured: run `ringsim bandwidth --device gpu`",
@@ -49,16 +48,16 @@ MEASURE: Final = {
 
 @dataclass(frozen=True)
 class BackendFacts:
-    """What torch and the environment say about the backends.
+    """The facts about the backends, from torch and the environment.
 
     Attributes:
-        has_torch: torch is installed.
-        has_gloo: this torch was built with Gloo.
-        has_nccl: this torch was built with NCCL.
-        gpus: names of the GPUs that torch finds.
-        direct_pairs: number of pairs of GPUs that can read each other's memory, over NVLink or
-            PCIe: torch does not say which.
-        interface: the network interface that Gloo would use between ranks of this machine; None if
+        has_torch: whether torch is installed.
+        has_gloo: whether this torch was built with Gloo.
+        has_nccl: whether this torch was built with NCCL.
+        gpus: the names of the GPUs that torch finds.
+        direct_pairs: the number of GPU pairs that can read each other's memory, over NVLink or
+            PCIe (torch does not report which).
+        interface: the network interface that Gloo would use between ranks on this machine; None if
             Gloo chooses.
     """
 
@@ -72,9 +71,9 @@ class BackendFacts:
 
 @dataclass(frozen=True)
 class BackendChoice:
-    """Which backend ``comm_device`` means on this machine, and why, in one sentence.
+    """The backend for a ``comm_device`` on this machine, and the reason in one sentence.
 
-    "gloo" or "nccl", or None if it cannot run here.
+    The backend is "gloo" or "nccl", or None if it cannot run here.
     """
 
     comm_device: str
@@ -84,7 +83,7 @@ class BackendChoice:
 
 @dataclass(frozen=True)
 class Criterion:
-    """One row of the table of criteria: what is compared, and what holds for each backend here."""
+    """One row of the comparison: a criterion, and its value for each backend on this machine."""
 
     name: str
     nccl: str
@@ -92,33 +91,33 @@ class Criterion:
 
 
 def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:
-    """Adds the verb."""
+    """Adds the command."""
     parser = add_verb(
         verbs,
         "doctor",
-        "say what works on this machine, which backend is used and why",
+        "check this machine, and show which backend is used and why",
         "ringsim doctor --bandwidths links.json",
         run,
     )
     parser.add_argument(
         "--bandwidths",
         metavar="FILE",
-        help="a table that `ringsim bandwidth -o FILE` measured here, for the comparison",
+        help="bandwidths to compare with, measured on this machine by `ringsim bandwidth -o FILE`",
     )
     add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints what it finds; returns the exit code: 0 if ranks can run here."""
+    """Prints the findings; returns the exit code: 0 if ranks can run here."""
     table = load_table(options.bandwidths) if options.bandwidths else None
     facts = backend_facts()
     findings = list(examine(facts))
-    with contextlib.suppress(RingError):  # which the launcher's line says
+    with contextlib.suppress(RingError):  # the "launcher" line reports it
         launched = find_launched()
         if facts.has_torch and launched is not None and launched.world_size > 1:
             found = examine_job()
             if found is None:
-                return 0  # rank 0 says it
+                return 0  # rank 0 prints it
             findings += found
     choices = [choose_backend(device, facts) for device in ("cpu", "gpu")]
     criteria = backend_criteria(facts, table)
@@ -187,7 +186,7 @@ def _torch(facts: BackendFacts) -> Iterator[tuple[bool, str, str]]:
     if facts.gpus:
         yield True, "GPUs", f"{len(facts.gpus)}: {', '.join(facts.gpus)}"
     else:
-        yield False, "GPUs", "none: ranks compute on processors"
+        yield False, "GPUs", "none: ranks compute on CPUs"
     yield _backend("NCCL", "gpu", facts)
 
 
@@ -195,7 +194,7 @@ def _backend(what: str, comm_device: str, facts: BackendFacts) -> tuple[bool, st
     choice = choose_backend(comm_device, facts)
     if choice.backend is None:
         return False, what, choice.reason
-    return True, what, f'comm_device="{comm_device}" uses it'
+    return True, what, f'used for comm_device="{comm_device}"'
 
 
 def _loopback() -> tuple[bool, str, str]:
@@ -210,16 +209,16 @@ def _loopback() -> tuple[bool, str, str]:
 
 
 def _name_look_up() -> tuple[bool, str, str]:
-    """Times what torch's store client does for each rank.
+    """Times the name look-up that torch's store client does for each rank.
 
-    It looks up the name of the address that it has connected to. Many ranks ask at once, and a name
-    server may drop some of a burst of questions; so this asks as many times at once.
+    The client looks up the name of the address that it has connected to. Many ranks ask at the same
+    time, and a name server may drop some requests of a burst; so this sends a burst.
     """
     took_s: list[float] = []
 
     def look_up() -> None:
         begin_s = time.monotonic()
-        with contextlib.suppress(OSError):  # "no such name" is an answer, too
+        with contextlib.suppress(OSError):  # "no such name" is also an answer
             socket.getnameinfo((_STORE_PEER, 0), socket.NI_NUMERICSERV)
         took_s.append(time.monotonic() - begin_s)
 
@@ -231,15 +230,15 @@ def _name_look_up() -> tuple[bool, str, str]:
         thread.join(max(deadline_s - time.monotonic(), 0.0))
     slowest_s = max(took_s) if len(took_s) == len(threads) else math.inf
     if slowest_s < _SLOW_LOOK_UP_S:
-        return True, "name look-up", f"the name of {_STORE_PEER} takes {1e3 * slowest_s:.1f} ms"
+        return True, "name look-up", f"looking up {_STORE_PEER} takes {1e3 * slowest_s:.1f} ms"
     how_long = (
         f"{slowest_s:.1f} s" if math.isfinite(slowest_s) else f"more than {_LOOK_UP_LIMIT_S:.0f} s"
     )
     return (
         False,
         "name look-up",
-        f"the name of {_STORE_PEER} takes {how_long}, and torch looks it up whenever a rank "
-        f"starts. Add this line to /etc/hosts: {_STORE_PEER} localhost",
+        f"looking up {_STORE_PEER} takes {how_long}, and torch does it whenever a rank starts. "
+        f"Add this line to /etc/hosts: {_STORE_PEER} localhost",
     )
 
 
@@ -247,24 +246,24 @@ def _start_method() -> tuple[bool, str, str]:
     from ringsim.launch.ranks import has_fork_server
 
     text = (
-        "fresh interpreters (seconds a rank). Only on Linux: the fork server, parked ranks, "
-        "waking blocked ranks (they are ended instead), ending ranks whose interpreter hangs when "
-        "the launcher is killed"
+        "fresh interpreters (seconds per rank). The following work only on Linux: the fork server, "
+        "parked ranks, waking blocked ranks (here they are killed), and killing ranks whose "
+        "interpreter hangs when the launcher is killed"
     )
     if has_fork_server():
         text = (
-            "fork server with torch loaded (milliseconds a rank); ranks end with the launcher, "
-            "however it ends"
+            "fork server with torch loaded (milliseconds per rank); ranks always end with the "
+            "launcher"
         )
     return True, "start method", text
 
 
 def _launcher() -> tuple[bool, str, str]:
-    """Says what ``initialize_distributed()`` would find in this process, without starting MPI."""
+    """Describes what ``initialize_distributed()`` would find here, without starting MPI."""
     try:
         return True, "launcher", str(discover(ask_mpi=False))
     except RingError as error:
-        # what to do says whoever meets it: initialize_distributed()
+        # only the failure; the remedy is for a program that calls initialize_distributed()
         return False, "launcher", str(error).partition(". ")[0]
 
 
@@ -285,13 +284,13 @@ def _processes() -> tuple[bool, str, str]:
         f"{words.get(kind, kind)}: {', '.join(sorted(pids, key=int))}"
         for kind, pids in sorted(found.items())
     )
-    return True, "processes", text or "none of ringsim's"
+    return True, "processes", text or "no ringsim processes"
 
 
 def backend_facts() -> BackendFacts:
     """Collects the facts about the backends on this machine.
 
-    Starts nothing, and initialises no GPU where torch finds none.
+    Starts nothing, and initialises no GPU if torch finds none.
     """
     if importlib.util.find_spec("torch") is None:
         return BackendFacts()
@@ -318,7 +317,7 @@ def backend_facts() -> BackendFacts:
 
 
 def choose_backend(comm_device: str, facts: BackendFacts) -> BackendChoice:
-    """Says which backend ``comm_device`` means, whether it can run here, and why.
+    """Returns the backend for ``comm_device``, whether it can run here, and the reason.
 
     Raises:
         ArgumentError: ``comm_device`` is neither "cpu" nor "gpu".
@@ -335,7 +334,7 @@ def choose_backend(comm_device: str, facts: BackendFacts) -> BackendChoice:
     if not facts.has_torch:
         reason = NO_TORCH
     elif comm_device == "cpu" and not facts.has_gloo:
-        reason = "this torch was built without Gloo, which moves tensors between processors"
+        reason = "this torch was built without Gloo, which moves tensors between CPUs"
     elif comm_device == "cpu":
         backend, reason = "gloo", "the tensors are in host memory, and Gloo works on every machine"
     elif not facts.gpus:
@@ -346,20 +345,18 @@ def choose_backend(comm_device: str, facts: BackendFacts) -> BackendChoice:
         most = count(len(facts.gpus), "rank")
         backend = "nccl"
         reason = (
-            f"the tensors are in GPU memory; up to {most} here, one on each GPU, since NCCL "
-            "refuses two on one"
+            f"the tensors are in GPU memory; up to {most} here, one on each GPU, because NCCL "
+            "refuses two ranks on one GPU"
         )
     return BackendChoice(comm_device, backend, reason)
 
 
 def backend_criteria(facts: BackendFacts, table: Bandwidths | None = None) -> list[Criterion]:
-    """Compares the backends by what is known of this machine.
-
-    Tensor location, interconnect, bandwidth and use.
+    """Compares the backends on this machine by tensor location, interconnect, bandwidth and use.
 
     Args:
-        facts: what is known.
-        table: bandwidths measured here, if there are any.
+        facts: the facts about the backends.
+        table: bandwidths measured on this machine, if available.
 
     Example:
         >>> for row in backend_criteria(
@@ -367,7 +364,7 @@ def backend_criteria(facts: BackendFacts, table: Bandwidths | None = None) -> li
         ... )[:2]:
         ...     print(f"{row.name}: {row.gloo}")
         tensor location: host memory
-        interconnect: TCP sockets over lo, also between ranks of one machine
+        interconnect: TCP sockets over lo, also between ranks on one machine
     """
     over = f"TCP sockets over {facts.interface}" if facts.interface else "TCP sockets"
     gpus = ", ".join(f"{facts.gpus.count(name)} x {name}" for name in dict.fromkeys(facts.gpus))
@@ -379,13 +376,13 @@ def backend_criteria(facts: BackendFacts, table: Bandwidths | None = None) -> li
             "host memory",
         ),
         Criterion(
-            "interconnect", _between_gpus(facts), f"{over}, also between ranks of one machine"
+            "interconnect", _between_gpus(facts), f"{over}, also between ranks on one machine"
         ),
         Criterion("bandwidth", _bandwidth("nccl", facts, table), _bandwidth("gloo", facts, table)),
         Criterion(
             "use",
             f"ranks on GPUs, one each{no_use}",
-            "ranks on processors; tensors that were offloaded to host memory; learning, anywhere",
+            "ranks on CPUs; tensors offloaded to host memory; learning on any machine",
         ),
     ]
 
@@ -402,34 +399,34 @@ def _between_gpus(facts: BackendFacts) -> str:
     if not number:
         return "NVLink, PCIe or a network between GPUs; none here"
     if number == 1:
-        return "one GPU: nothing to be connected with on this machine"
+        return "none: this machine has only one GPU"
     pairs = number * (number - 1) // 2
     if facts.direct_pairs == pairs:
         return (
-            f"all {number} GPUs read each other's memory, over NVLink "
-            "or PCIe (torch does not say which)"
+            f"all {number} GPUs can read each other's memory, over NVLink "
+            "or PCIe (torch does not report which)"
         )
     return (
-        f"{facts.direct_pairs} of {count(pairs, 'pair')} of GPUs read each other's memory; the "
+        f"{facts.direct_pairs} of {count(pairs, 'GPU pair')} can read each other's memory; the "
         "others go through host memory"
     )
 
 
 def _bandwidth(backend: str, facts: BackendFacts, table: Bandwidths | None) -> str:
-    """Returns what was measured, what was published, or how to measure."""
+    """Returns the measured bandwidth, the published one, or the command that measures it."""
     measured = None if table is None else _measured(backend, table)
     if measured is not None:
         return measured
     if backend == "nccl" and not facts.gpus:
-        # with Matplotlib, which most commands need not load
+        # on use: it loads Matplotlib, which most commands do not need
         from ringsim.plot.charts import FIGURES
 
         rates = [
             figure.bandwidth_gb_per_s for figure in FIGURES if figure.bandwidth_gb_per_s is not None
         ]
         return (
-            f"not measurable here; published: {min(rates):g} to {max(rates):g} GB/s, depending on "
-            "the link (docs/bandwidth.md)"
+            f"cannot be measured here; published: {min(rates):g} to {max(rates):g} GB/s, depending "
+            "on the link (docs/bandwidth.md)"
         )
     return MEASURE[backend]
 
@@ -444,5 +441,5 @@ def _measured(backend: str, table: Bandwidths) -> str | None:
     text = f"up to {best:.3g} GB/s ({pattern} {src} -> {dst})"
     half_bytes = table.fits[slowest].n_half_bytes
     if math.isfinite(half_bytes):
-        text += f", half of it from {bytes_text(round(half_bytes))} on"
+        text += f", half of that at {bytes_text(round(half_bytes))}"
     return f"{text}, measured {table.metadata.get('date') or ''}".rstrip()

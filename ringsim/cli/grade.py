@@ -1,4 +1,4 @@
-"""``ringsim grade``: the points of a student's notebook."""
+"""``ringsim grade``: grades a student's notebook."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from ringsim.errors import escape
 
 
 def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:
-    """Adds the verb."""
+    """Adds the command."""
     parser = add_verb(
         verbs,
         "grade",
-        "grade the exercises of a notebook, in a kernel of its own",
+        "grade the exercises of a notebook in a separate kernel",
         "ringsim grade 01_ring.ipynb --lesson handed_out/01_ring.ipynb --seed 7 --csv",
         run,
     )
-    parser.add_argument("notebook", type=Path, help="a lesson with a student's answers")
+    parser.add_argument("notebook", type=Path, help="lesson with a student's answers")
     parser.add_argument(
         "--seed",
         type=int,
-        help="of the sizes and data of all checks (default: a random one, which is printed)",
+        help="seed for the sizes and data of all checks (default: a random seed, which is printed)",
     )
     parser.add_argument(
         "--lesson",
         type=Path,
         metavar="FILE",
-        help="the notebook as it was handed out: its checks count",
+        help="notebook as handed out, whose checks are used",
     )
     parser.add_argument(
         "--assignment",
         type=Path,
         metavar="DIR",
-        help="grade nothing, but write an assignment for nbgrader and otter",
+        help="write an assignment for nbgrader and otter instead of grading",
     )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print everything as JSON")
-    form.add_argument("--csv", action="store_true", help="print a row for each exercise")
+    form.add_argument("--csv", action="store_true", help="print one CSV row per exercise")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Does what the verb says; returns the exit code."""
+    """Grades a notebook or writes an assignment; returns the exit code."""
     from ringsim.check import grading  # on use: a process that only reads traces does not load it
 
     if options.assignment is not None:

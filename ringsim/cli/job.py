@@ -1,7 +1,4 @@
-"""``ringsim doctor`` inside a job.
-
-What its ranks tell each other of their hosts, over the store that they meet at.
-"""
+"""``ringsim doctor`` inside a job: the ranks exchange facts about their hosts."""
 
 from __future__ import annotations
 
@@ -25,16 +22,16 @@ _SOURCE: Final = Path("/sys/devices/system/clocksource/clocksource0/current_cloc
 
 
 def examine_job() -> list[tuple[bool, str, str]] | None:
-    """Has all ranks of the job build the ring, as a program would.
+    """Builds the ring on all ranks of the job, as a program would.
 
-    Returns on rank 0 what is to be said of it, None elsewhere. Every rank calls it. It blocks until
-    all are there, 30 s at most.
+    Every rank calls it. It blocks until all ranks have called it, at most 30 s. Returns the
+    findings on rank 0, and None on other ranks.
     """
     from ringsim.comm.torch_private import default_store
     from ringsim.launch.clocks import name_clock
     from ringsim.ring import current_ring, destroy_distributed, initialize_distributed
 
-    before = listening()  # a launcher may leave sockets of its own open
+    before = listening()  # a launcher may leave its own sockets open
     try:
         initialize_distributed()
         ring, store = current_ring(), cast("Any", default_store())
@@ -62,7 +59,7 @@ def examine_job() -> list[tuple[bool, str, str]] | None:
 
 
 def _describe(said: list[dict[str, Any]]) -> Iterator[tuple[bool, str, str]]:
-    """Yields (works, what, detail) of what the ranks said, by rank.
+    """Yields (works, what, detail) from the facts that the ranks sent, by rank.
 
     Example:
         >>> rank = {"clock": "a", "source": "tsc", "interface": "eth0", "addresses": ["10.0.0.1"]}
@@ -74,7 +71,7 @@ def _describe(said: list[dict[str, Any]]) -> Iterator[tuple[bool, str, str]]:
         networks: node0: eth0, 10.0.0.1; node1: eth0, 10.0.0.1
         clocks: 1 clock; node0: tsc; node1: tsc
         listening: node0: 2 sockets; node1: 2 sockets; none is open to every network
-        ring: crosses hosts 4 times, 2 would do: initialize_distributed(ring_order="hosts")
+        ring: crosses hosts 4 times, 2 would suffice: initialize_distributed(ring_order="hosts")
     """
     hosts = [str(one["host"]) for one in said]
     ranks = {
@@ -92,7 +89,7 @@ def _describe(said: list[dict[str, Any]]) -> Iterator[tuple[bool, str, str]]:
         return (
             ", ".join([some[0]["interface"] or "as Gloo chooses", *used])
             if used
-            else "loopback alone"
+            else "only loopback"
         )
 
     yield True, "hosts", "; ".join(f"{host}: {name_ranks(some)}" for host, some in ranks.items())
@@ -119,7 +116,7 @@ def _describe(said: list[dict[str, Any]]) -> Iterator[tuple[bool, str, str]]:
     yield not everywhere, "listening", f"{listens}; {where}"
     crossed, needed = count_crossings(hosts), count_crossings(sorted(hosts))
     hint = (
-        f', {needed} would do: initialize_distributed(ring_order="hosts")'
+        f', {needed} would suffice: initialize_distributed(ring_order="hosts")'
         if crossed > needed
         else ""
     )
@@ -127,10 +124,7 @@ def _describe(said: list[dict[str, Any]]) -> Iterator[tuple[bool, str, str]]:
 
 
 def listening() -> dict[str, str]:
-    """Returns the address of each socket that this process listens on, by the socket's number.
-
-    As /proc has them (Linux).
-    """
+    """Returns the address of each socket that this process listens on, by inode (Linux only)."""
     found = {}
     inodes = set()
     for name in Path("/proc/self/fd").glob("*"):
@@ -139,7 +133,7 @@ def listening() -> dict[str, str]:
     for table in Path("/proc/self/net").glob("tcp*"):
         for words in map(str.split, table.read_text().splitlines()[1:]):
             if words[3] == _LISTENS and words[9] in inodes:
-                # words of four bytes, each in the order of this machine
+                # four-byte words in the byte order of this machine
                 packed = bytes.fromhex(words[1].partition(":")[0])
                 found[words[9]] = str(ip_address(np.frombuffer(packed, "u4").byteswap().tobytes()))
     return found

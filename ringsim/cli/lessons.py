@@ -1,7 +1,4 @@
-"""``ringsim lessons`` and ``ringsim lab``.
-
-The lessons, copied to where one can write in them, and opened.
-"""
+"""``ringsim lessons`` and ``ringsim lab``: copy the lessons to a writable place, and open them."""
 
 from __future__ import annotations
 
@@ -15,32 +12,33 @@ from pathlib import Path
 
 from ringsim.cli.verb import Verbs, add_verb, make_directory, tell_written
 from ringsim.errors import RingError, escape
+from ringsim.traces.units import count
 
 _DIRECTORY = "ringsim-lessons"
 _EDITION = "student"
 
 
 def add_lessons(verbs: Verbs[argparse.ArgumentParser]) -> None:
-    """Adds the verb that copies them."""
+    """Adds the command that copies the lessons."""
     parser = add_verb(
         verbs,
         "lessons",
-        "copy the lessons into a directory; what is there already stays",
+        "copy the lessons into a directory and keep the files that are already there",
         "ringsim lessons",
         copy,
     )
-    _add_directory(parser, f"; of other editions {_DIRECTORY}-EDITION")
-    words = "student (the default; no solutions), instructor (everything) or slides"
+    _add_directory(parser, f", or {_DIRECTORY}-EDITION for other editions")
+    words = "student (without solutions), instructor (complete) or slides (default: student)"
     parser.add_argument("--edition", default=_EDITION, help=words)
 
 
 def add_lab(verbs: Verbs[argparse.ArgumentParser]) -> None:
-    """Adds the verb that opens them."""
+    """Adds the command that opens the lessons."""
     _add_directory(
         add_verb(
             verbs,
             "lab",
-            "open the lessons in JupyterLab, copied where they are not there yet",
+            "copy missing lessons, and open the lessons in JupyterLab",
             "ringsim lab",
             open_lab,
         )
@@ -53,7 +51,7 @@ def _add_directory(parser: argparse.ArgumentParser, more: str = "") -> None:
         type=Path,
         nargs="?",
         metavar="DIR",
-        help=f"where they go (default: {_DIRECTORY}{more})",
+        help=f"directory for the lessons (default: {_DIRECTORY}{more})",
     )
 
 
@@ -66,32 +64,32 @@ def copy(options: argparse.Namespace) -> int:
     for file in written:
         tell_written(file)
     if kept:
-        print(f"kept {len(kept)} that {'was' if len(kept) == 1 else 'were'} there already")
-    print(f"open them: ringsim lab {escape(str(directory), lines=False)}")
+        print(f"kept {count(len(kept), 'file')} already there")
+    print(f"to open the lessons, run: ringsim lab {escape(str(directory), lines=False)}")
     return 0
 
 
 def copy_lessons(directory: Path, edition: str) -> tuple[list[Path], list[Path]]:
-    """Copies an edition of the lessons, and their data, into a directory, which is made.
+    """Copies an edition of the lessons and their data into a directory, which is created.
 
     Returns:
-        What it has written, and what was there and stays.
+        The files written, and the files kept because they already existed.
 
     Raises:
         ArgumentError: there is no such edition.
         RingError: the directory cannot be written.
     """
-    # on use: what only reads traces does not load the checks
+    # on use: commands that only read traces do not load the checks
     from ringsim.check.editions import make_edition
 
     written, kept = list[Path](), list[Path]()
     with as_file(files("ringsim") / "lessons") as lessons:
         patterns = ["*.ipynb", "data/*.ringtrace", "data/*.json", "data/*.png"]
         if edition == "instructor":
-            patterns.append("data/*.py")  # they have the answers
+            patterns.append("data/*.py")  # these files have the answers
         for source in sorted(file for pattern in patterns for file in lessons.glob(pattern)):
             target = directory / source.relative_to(lessons)
-            if target.exists():  # somebody's answers may be in it
+            if target.exists():  # it may have the user's answers
                 kept.append(target)
                 continue
             content = source.read_bytes()
@@ -103,18 +101,18 @@ def copy_lessons(directory: Path, edition: str) -> tuple[list[Path], list[Path]]
                 target.write_bytes(content)
             except OSError as error:
                 raise RingError(
-                    f"the lessons must be writable to {escape(str(target), lines=False)}, got "
-                    f"{error}."
+                    f"cannot write the lesson {escape(str(target), lines=False)}: {error}. "
+                    "Choose another directory."
                 ) from None
             written.append(target)
     return written, kept
 
 
 def open_lab(options: argparse.Namespace) -> int:
-    """Opens the lessons in JupyterLab, and ends when that does; returns its exit code."""
+    """Opens the lessons in JupyterLab and waits until it ends; returns its exit code."""
     if importlib.util.find_spec("jupyterlab") is None:
         raise RingError(
-            "JupyterLab must be installed, got a Python without it. Install it: pip install "
+            "this command needs JupyterLab, which is not installed. Install it: pip install "
             "'ringsim[lab]'."
         )
     directory = options.directory or Path(_DIRECTORY)

@@ -1,4 +1,4 @@
-"""``ringsim bandwidth``: what the links of a ring on this machine give."""
+"""``ringsim bandwidth``: measures the links of a ring on this machine."""
 
 from __future__ import annotations
 
@@ -29,34 +29,34 @@ _WAYS: Final = (".json", ".csv", ".png", ".svg")
 
 
 def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:
-    """Adds the verb."""
+    """Adds the command."""
     parser = add_verb(
         verbs,
         "bandwidth",
-        "measure latency and bandwidth of a ring's links against message size",
+        "measure the latency and bandwidth of a ring's links by message size",
         "ringsim bandwidth -n 2 --sizes 8,4K,1M --limit 20 -o links.png -o links.json",
         run,
     )
     parser.add_argument(
-        "-n", "--ranks", type=int, help="number of ranks (default: 2; under torchrun: all)"
+        "-n", "--ranks", type=int, help="number of ranks (default: 2, or all under torchrun)"
     )
     parser.add_argument(
         "--sizes",
         type=_sizes,
         metavar="LIST",
-        help="sizes, as in 8,4K,1MiB; units of 1024 (default: 8 B to 256 MiB)",
+        help="message sizes, such as 8,4K,1MiB; K is 1024 bytes (default: 8 B to 256 MiB)",
     )
     parser.add_argument(
         "--pattern",
         action="append",
         choices=("pingpong", "oneway", "exchange", "shift", "all_reduce"),
-        help="what the ranks do; may be given several times (default: pingpong)",
+        help="pattern of messages; repeat for several (default: pingpong)",
     )
     parser.add_argument(
         "--edge",
         type=_edge,
         metavar="SRC,DST",
-        help="one edge of the ring alone, as in 0,1 (default: each in turn)",
+        help="measure only this edge of the ring, such as 0,1 (default: each edge in turn)",
     )
     parser.add_argument(
         "--device",
@@ -65,14 +65,16 @@ def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:
         help="cpu for Gloo, gpu for NCCL (default: cpu)",
     )
     parser.add_argument(
-        "--no-ceilings", action="store_true", help="leave out raw TCP and memory copy"
+        "--no-ceilings",
+        action="store_true",
+        help="do not measure raw TCP and memory copies",
     )
     parser.add_argument(
         "--limit",
         type=float,
         default=60.0,
         metavar="SECONDS",
-        help="about how long it may take (default: 60)",
+        help="approximate time limit (default: 60)",
     )
     add_json(parser)
     parser.add_argument(
@@ -82,13 +84,13 @@ def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="write the table (.json to be read again, .csv) or the chart (.png, .svg); may be "
-        "given several times",
+        help="write the table (.csv, or .json to load later) or the chart (.png, .svg); repeat for "
+        "several",
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Does what the verb says; returns the exit code."""
+    """Measures the links, prints and writes the table; returns the exit code."""
     for file in options.out:
         check_ending("-o", file, _WAYS)
     table = ringsim.bandwidth(
@@ -101,7 +103,7 @@ def run(options: argparse.Namespace) -> int:
         limit_s=options.limit,
     )
     launched = find_launched()
-    # of ranks that a launcher started, all have the table, and one prints it
+    # if a launcher started the ranks, all have the table, and rank 0 prints it
     if launched is None or launched.rank == 0:
         tell(options, lambda: table, lambda: list_rows(table))
         for file in options.out:
@@ -120,8 +122,8 @@ def _write(table: Bandwidths, file: Path) -> None:
             table.to_pandas().to_csv(file, index=False)
         except OSError as error:
             raise RingError(
-                f"the file of -o must be writable, got {error}. Make the directory, or choose "
-                "another file."
+                f"cannot write the table: {error}. Create the directory, or choose another file "
+                "with -o."
             ) from None
     tell_written(file)
 
@@ -132,7 +134,7 @@ def _sizes(text: str) -> list[int]:
         match = re.fullmatch(r"\s*(\d+)\s*([kmg]?)(?:i?b)?\s*", word.lower())
         if match is None:
             raise argparse.ArgumentTypeError(
-                f"a size must be a number of bytes, or have a unit (4K, 1MiB), got {word!r}"
+                f"a size must be a number, with a unit or without (4K, 1MiB, 8), got {word!r}"
             )
         sizes.append(int(match[1]) * _UNITS[match[2]])
     return sizes
@@ -141,5 +143,5 @@ def _sizes(text: str) -> list[int]:
 def _edge(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"(\d+)(?:,|->|>)(\d+)", text)
     if match is None:
-        raise argparse.ArgumentTypeError(f"an edge must be two ranks, as in 0,1, got {text!r}")
+        raise argparse.ArgumentTypeError(f"an edge must be two ranks, such as 0,1, got {text!r}")
     return int(match[1]), int(match[2])

@@ -1,4 +1,4 @@
-"""``ringsim trace`` and ``merge``: record a script on N ranks; join what several hosts recorded."""
+"""``ringsim trace`` and ``merge``: record a script on N ranks, and join parts of several hosts."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 
 def add_trace(verbs: Verbs[argparse.ArgumentParser]) -> None:
-    """Adds the verb."""
+    """Adds the command."""
     parser = add_verb(
         verbs,
         "trace",
-        "run a torch.distributed script on N ranks, as torchrun would, and record it",
+        "run a torch.distributed script on N ranks, like torchrun, and record it",
         "ringsim trace -n 4 -o run.ringtrace train.py --steps 10",
         run_trace,
     )
@@ -42,12 +42,12 @@ def add_trace(verbs: Verbs[argparse.ArgumentParser]) -> None:
         "-f",
         "--force",
         action="store_true",
-        help="replace that file if it exists, instead of taking the next free name",
+        help="overwrite an existing trace file (default: use the next free name)",
     )
     parser.add_argument(
         "script",
         metavar="SCRIPT",
-        help="the script, or with -m the module, followed by its own arguments",
+        help="script (or module, with -m), followed by its arguments",
     )
     parser.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="...", help=argparse.SUPPRESS
@@ -55,16 +55,16 @@ def add_trace(verbs: Verbs[argparse.ArgumentParser]) -> None:
 
 
 def add_merge(verbs: Verbs[argparse.ArgumentParser]) -> None:
-    """Adds the verb."""
+    """Adds the command."""
     parser = add_verb(
         verbs,
         "merge",
-        "join the parts that the ranks of one run left on several hosts",
+        "join the parts of a run that its ranks wrote on several hosts",
         "ringsim merge run.ringtrace node1/run.ringtrace.parts node2/run.ringtrace.parts",
         run_merge,
     )
     parser.add_argument("out", type=Path, metavar="OUT", help="trace file to write")
-    parser.add_argument("parts", nargs="+", metavar="PARTS", help="a directory of parts")
+    parser.add_argument("parts", nargs="+", metavar="PARTS", help="directory of parts")
 
 
 def run_merge(options: argparse.Namespace) -> int:
@@ -81,26 +81,26 @@ def add_rank_options(parser: argparse.ArgumentParser) -> None:
         "-n",
         "--ranks",
         type=int,
-        help="number of ranks (default: 2, or those that the script, torchrun, srun or mpirun "
+        help="number of ranks (default: 2, or as many as the script, torchrun, srun or mpirun "
         "starts)",
     )
     parser.add_argument(
-        "-m", "--module", action="store_true", help="SCRIPT is a module, as for python -m"
+        "-m", "--module", action="store_true", help="run SCRIPT as a module, like python -m"
     )
     parser.add_argument(
         "--device",
         choices=("cpu", "gpu"),
         default="cpu",
-        help="what the ranks compute on (default: cpu)",
+        help="device of the ranks (default: cpu)",
     )
     parser.add_argument(
-        "--limit", type=float, metavar="SECONDS", help="end the run after this long"
+        "--limit", type=float, metavar="SECONDS", help="stop the run after this time"
     )
     parser.add_argument(
         "--check",
         choices=CHECKS,
         default="basic",
-        help="which mistakes raise an error; full: also buffers used too early and handles never "
+        help="mistakes that raise an error; full adds buffers used too early and handles never "
         "waited for (default: basic)",
     )
 
@@ -109,13 +109,15 @@ def run_trace(options: argparse.Namespace) -> int:
     """Records a script and saves its trace; returns the exit code."""
     name = options.script.rpartition(".")[2] if options.module else Path(options.script).stem
     out: Path = options.out or Path(f"{name}.ringtrace")
-    # by torchrun, srun or mpirun
+    # launched by torchrun, srun or mpirun
     if (launched := find_launched()) is not None and launched.world_size > 1:
         launched.export()  # the script's init_process_group knows torchrun's variables only
         return record_rank(options, out)
     if not options.force and out.exists():
         there, out = out, next_free(out)
-        print(f"{escape(str(there))} exists: writing {escape(str(out))} (-f replaces it)")
+        print(
+            f"{escape(str(there))} exists, writing {escape(str(out))} instead (use -f to overwrite)"
+        )
     with keep_what_was_recorded(out):
         trace = run_script(options, keep_at=out.with_name(out.name + ".parts"))
     trace.save(out)
@@ -125,7 +127,7 @@ def run_trace(options: argparse.Namespace) -> int:
 
 
 def next_free(file: Path) -> Path:
-    """Returns the path of a file that does not exist yet, with a number.
+    """Returns the first path with a number that does not exist yet.
 
     Example:
         >>> next_free(Path("no/such/run.ringtrace"))
@@ -136,16 +138,16 @@ def next_free(file: Path) -> Path:
 
 
 def record_rank(options: argparse.Namespace, out: Path) -> int:
-    """Records the rank that this process is: a launcher has started it.
+    """Records this process as one rank of a launcher's job.
 
-    Rank 0 writes the file, and says so.
+    Rank 0 writes the file, and prints its path.
     """
     from ringsim.launch.worlds import record_program
 
     if options.ranks is not None:
         raise ArgumentError(
-            f"-n must be left out where a launcher starts the ranks, got {options.ranks}. Leave "
-            "it out, or the launcher."
+            f"-n must be omitted if a launcher starts the ranks, got {options.ranks}. Remove -n, "
+            "or run without the launcher."
         )
     written = record_program(
         options.script, options.arguments, out, check=options.check, module=options.module
@@ -159,15 +161,13 @@ def record_rank(options: argparse.Namespace, out: Path) -> int:
 def run_script(options: argparse.Namespace, *, keep_at: Path | None = None) -> Trace:
     """Runs ``options.script`` with ``options.arguments`` on ranks.
 
-    Those that ``add_rank_options`` describes.
-
     Args:
-        options: the parsed command line.
-        keep_at: directory for the ranks' records, None for one that is removed.
+        options: the parsed command line, with the options of ``add_rank_options``.
+        keep_at: the directory for the ranks' records; None for a temporary one.
 
     Raises:
-        ArgumentError: there is no such script, or ``keep_at`` exists already.
-        RingError: the run failed; ``error.trace`` is what was recorded until then.
+        ArgumentError: there is no such script, or ``keep_at`` already exists.
+        RingError: the run failed; ``error.trace`` is the trace up to the failure.
     """
     from ringsim.launch.api import make_kind
     from ringsim.launch.job import pack_script
@@ -177,16 +177,16 @@ def run_script(options: argparse.Namespace, *, keep_at: Path | None = None) -> T
     script = Path(options.script)
     if not options.module and not script.is_file():
         raise ArgumentError(
-            f"SCRIPT must be a Python file, got {options.script!r}, which is not there."
+            f"no such script: {options.script!r}. Give the path of a Python file, or -m MODULE."
         )
     if keep_at is not None and keep_at.exists():
         file = keep_at.with_suffix("")
         raise ArgumentError(
-            f"{keep_at} must not exist before the run: an earlier run left it. Look at it with: "
-            f"ringsim show {file}. Then remove it."
+            f"{keep_at} already exists: a previous run left it. To see that run: "
+            f"ringsim show {file}. Then remove the directory."
         )
     ranks = 2 if options.ranks is None else options.ranks
-    # torch's own limit: the script sets what it wants
+    # torch's default timeout; the script may set its own
     kind = make_kind(ranks, options.device, 1800, ring=False)
     job = replace(
         pack_script(options.script, options.arguments, seed=0, module=options.module),
@@ -201,7 +201,7 @@ def run_script(options: argparse.Namespace, *, keep_at: Path | None = None) -> T
 
 
 def run_alone(script: Path, options: argparse.Namespace) -> Trace:
-    """Runs a script that starts its own ranks in this process.
+    """Runs a script in this process, because it starts its own ranks.
 
     Raises:
         RankFailed: the script raised.
@@ -211,8 +211,8 @@ def run_alone(script: Path, options: argparse.Namespace) -> Trace:
     from ringsim.launch.ranks import get_launcher
     from ringsim.launch.worlds import record_program
 
-    get_launcher().close()  # with what the ranks have left
-    print(f"{script} starts its own ranks: it runs again, without others", flush=True)
+    get_launcher().close()  # with everything that the first ranks have left
+    print(f"{script} starts its own ranks: running it again in one process", flush=True)
     with tempfile.TemporaryDirectory(prefix="ringsim-") as directory:
         path = Path(directory, "run.ringtrace")
         try:
@@ -225,7 +225,7 @@ def run_alone(script: Path, options: argparse.Namespace) -> Trace:
             raise RankFailed(text, trace=ringsim.load(path) if path.exists() else None) from error
         if not path.exists():
             raise RingError(
-                "a script must make a process group to be recorded, got none with a rank 0 "
-                f"({script}). Let it make one."
+                f"nothing to record: {script} created no process group with a rank 0. Call "
+                "init_process_group in the script."
             )
         return ringsim.load(path)

@@ -12,17 +12,25 @@ from difflib import get_close_matches
 from fractions import Fraction
 from typing import Any, Final
 
-from ringsim.errors import LONGEST_S, ArgumentError, is_integer, is_list, is_number, say
+from ringsim.errors import (
+    LONGEST_S,
+    ArgumentError,
+    is_integer,
+    is_list,
+    is_number,
+    name_integers,
+    say,
+)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """What a value must be.
+    """A rule for a value.
 
     Attributes:
-        words: the rule, for errors.
-        fits: whether a value keeps it.
-        make: the type that a value is to have.
+        words: the rule in words, for errors.
+        fits: a function that returns whether a value follows the rule.
+        make: the type to convert a value to.
     """
 
     words: str
@@ -31,18 +39,19 @@ class Rule:
 
 
 def at_least(least: int = 0) -> Rule:
-    """Returns the rule for a whole number."""
-    words = f"a whole number from {least}"
-    return Rule(words, lambda value: is_integer(value) and number(least).fits(value), int)
+    """Returns the rule for an integer."""
+    return Rule(
+        name_integers(least), lambda value: is_integer(value) and number(least).fits(value), int
+    )
 
 
 def number(least: float = 0.0) -> Rule:
     """Returns the rule for any number."""
-    words = f"a number from {least:g}"
+    words = f"a number of at least {least:g}" if least else "a non-negative number"
     return Rule(words, lambda value: is_number(value) and value >= least, float)
 
 
-TEXT: Final = Rule("a text", lambda value: isinstance(value, str), str)
+TEXT: Final = Rule("a string", lambda value: isinstance(value, str), str)
 TRUTH: Final = Rule("true or false", lambda value: isinstance(value, bool), bool)
 
 
@@ -51,10 +60,10 @@ class Units:
     """The units that a quantity may have.
 
     Attributes:
-        factors: what each is in the first one. Exact, so that 10 us are 1e-05 s without a rounding
-            error.
-        most: the largest quantity that is taken, in the first one.
-        rule: says so.
+        factors: the factor from each unit to the first, as an exact number, so that 10 us are
+            1e-05 s without a rounding error.
+        most: the largest accepted quantity, in the first unit.
+        rule: the limit in words, for errors.
     """
 
     factors: Mapping[str, Fraction | int]
@@ -62,22 +71,22 @@ class Units:
     rule: str
 
     def keys(self, what: str) -> dict[str, Fraction | int]:
-        """Returns the keys that give a quantity, with the factor of each."""
+        """Returns the keys for a quantity, with the factor of each."""
         return {f"{what}_{unit}": factor for unit, factor in self.factors.items()}
 
 
-# of any number: far beyond anything sensible, far below the limit of a float
+# the limit for any number: far above sensible values, far below the largest float
 _LARGEST: Final = 1e30
 TIME: Final = Units(
     {"s": 1, "ms": Fraction("1e-3"), "us": Fraction("1e-6"), "ns": Fraction("1e-9")},
     LONGEST_S,
-    "285 years or less, since a trace counts ns",
+    "at most 285 years, because a trace counts ns",
 )
 SIZE: Final = Units(
-    {"bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}, 2**53, f"{2**53:,} bytes or less"
+    {"bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}, 2**53, f"at most {2**53:,} bytes"
 )
 BANDWIDTH: Final = Units(
-    {"gb_per_s": 10**9, "mb_per_s": 10**6}, _LARGEST, f"{_LARGEST:g} bytes a second or less"
+    {"gb_per_s": 10**9, "mb_per_s": 10**6}, _LARGEST, f"at most {_LARGEST:g} bytes/s"
 )
 
 
@@ -85,13 +94,13 @@ class TomlTable:
     """One table of a TOML file.
 
     Reading a key checks its value; ``finish`` rejects the keys that were not read. Every method
-    raises ArgumentError if a value breaks its rule. A default of None means that the key must be
-    there.
+    raises ArgumentError if a value breaks its rule. A default of None means that the key is
+    required.
 
     Args:
-        name: as the file spells it, ``[link]``.
-        file: the file that holds it, for errors.
-        entries: what ``tomllib`` read.
+        name: the name as the file spells it, such as ``[link]``.
+        file: the file that has the table, for errors.
+        entries: the entries, from ``tomllib``.
 
     Example:
         >>> link = TomlTable("[link]", "run.toml", {"latency_us": 10, "bandwidth_gb_per_s": 12.5})
@@ -135,11 +144,11 @@ class TomlTable:
         if not rule.fits(value):
             raise self.wrong(key, rule.words, say(value))
         if is_number(value) and value > _LARGEST:
-            raise self.wrong(key, f"{_LARGEST:g} or less", say(value))
+            raise self.wrong(key, f"at most {_LARGEST:g}", say(value))
         return rule.make(value)
 
     def choice(self, key: str, names: tuple[str, ...], default: str | None = None) -> str:
-        """Returns one of several words."""
+        """Returns the value of a key that must be one of several words."""
         value = self._find(key, default)
         if value not in names:
             near = get_close_matches(value, names, 1) if isinstance(value, str) else []
@@ -147,34 +156,34 @@ class TomlTable:
                 key,
                 f"one of {', '.join(names)}",
                 say(value),
-                f"Did you mean {near[0]!r}?" if near else "Change the line.",
+                f"Did you mean {near[0]!r}?" if near else "Change this value.",
             )
         return str(value)
 
     def quantity(
         self, what: str, units: Units, default: Any = None, *, by_stage: bool = False
     ) -> Any:
-        """Returns a number in the unit whose factor is 1.
+        """Returns a quantity, in the unit whose factor is 1.
 
-        Its key ends in its unit, such as ``latency_us``. With ``by_stage``, the file may have a
-        list, which becomes a tuple with one for each stage.
+        The key ends in the unit, such as ``latency_us``. With ``by_stage``, the file may have a
+        list with one quantity per stage, which becomes a tuple.
         """
         keys = units.keys(what)
         self._known += keys
         found = [key for key in keys if key in self]
         if what in self:
             raise ArgumentError(
-                f"{self.name} must say the unit of {what}, got {what} ({self.file}). Write "
+                f"{what} in {self.name} must have a unit in its key, got none ({self.file}). Write "
                 f"{' or '.join(keys)}."
             )
         if len(found) > 1:
             raise ArgumentError(
                 f"{self.name} must have {what} once, got {' and '.join(found)} ({self.file}). "
-                "Take one out."
+                "Remove one of them."
             )
         if not found and default is None:
             raise ArgumentError(
-                f"{self.name} must have {what}, got none ({self.file}). Write {' or '.join(keys)}."
+                f"{self.name} has no {what} ({self.file}). Add {' or '.join(keys)}."
             )
         if not found:
             return default
@@ -187,7 +196,7 @@ class TomlTable:
 
     def _measure(self, key: str, value: Any, factor: Fraction | int, units: Units) -> float:
         if not is_number(value) or value < 0:
-            raise self.wrong(key, "a number from 0", say(value))
+            raise self.wrong(key, "a non-negative number", say(value))
         exact = Fraction(value) * factor
         if exact > units.most:
             raise self.wrong(key, units.rule, say(value))
@@ -196,26 +205,24 @@ class TomlTable:
     def finish(self) -> None:
         """Rejects keys that were not read, here and in the inner tables.
 
-        The error names the most similar key that was.
+        The error suggests the most similar known key.
         """
         for key in self._entries:
             if key not in self._known:
                 near = get_close_matches(key, self._known, 1, cutoff=0.5)
                 hint = (
-                    f"Did you mean {near[0]}?" if near else f"It may have {', '.join(self._known)}."
+                    f"Did you mean {near[0]}?" if near else f"Known keys: {', '.join(self._known)}."
                 )
-                raise ArgumentError(
-                    f"{self.name} must have keys that are known, got {key} ({self.file}). {hint}"
-                )
+                raise ArgumentError(f"{self.name} has an unknown key: {key} ({self.file}). {hint}")
         for table in self._inner:
             table.finish()
 
     def wrong(
-        self, what: str, rule: str, got: str, hint: str = "Change the line."
+        self, what: str, rule: str, got: str, hint: str = "Change this value."
     ) -> ArgumentError:
-        """Makes the error about a value."""
+        """Returns the error for an invalid value."""
         return ArgumentError(
-            f"{what} must be {rule}, got {got} ({self.name} of {self.file}). {hint}"
+            f"{what} must be {rule}, got {got} ({self.name} in {self.file}). {hint}"
         )
 
     def _find(self, key: str, default: Any) -> Any:
@@ -224,6 +231,6 @@ class TomlTable:
             near = get_close_matches(
                 key, [each for each in self._entries if each not in self._known], 1
             )
-            hint = f"It has {near[0]}; is that meant?" if near else "Add the line."
-            raise ArgumentError(f"{self.name} must have {key}, got none ({self.file}). {hint}")
+            hint = f"Did you mean {key} instead of {near[0]}?" if near else "Add this key."
+            raise ArgumentError(f"{self.name} has no {key} ({self.file}). {hint}")
         return self._entries.get(key, default)

@@ -1,7 +1,4 @@
-"""The verbs that look at trace files.
-
-``ringsim show``, ``open``, ``compare``, ``figures`` and ``explain``.
-"""
+"""The commands that read traces: ``show``, ``open``, ``compare``, ``figures`` and ``explain``."""
 
 from __future__ import annotations
 
@@ -42,22 +39,22 @@ if TYPE_CHECKING:
     from ringsim.traces.value import Trace
 
 
-NEWEST: Final = "or a script (.py) for its newest trace in this directory"
+NEWEST: Final = "or a script (.py) to use its newest trace in this directory"
 PICTURES: Final = (".png", ".svg", ".pdf", ".html")
-# The method of Trace, by the ending of the path.
+# the method of Trace for each extension of the path
 EXPORTS: Final = {".pftrace": "to_perfetto", ".json": "to_chrome"}
 
 
 def add_show(verbs: Verbs[argparse.ArgumentParser]) -> None:
-    """Adds the verb."""
+    """Adds the command."""
     parser = add_verb(
         verbs,
         "show",
-        "summarise a trace file, and draw it",
+        "summarise or draw a trace file",
         "ringsim show demo/run.ringtrace -o pictures",
         run_show,
     )
-    parser.add_argument("file", type=Path, metavar="FILE", help=f"a trace file, {NEWEST}")
+    parser.add_argument("file", type=Path, metavar="FILE", help=f"trace file, {NEWEST}")
     add_out(
         parser,
         "DIR|FILE",
@@ -71,7 +68,7 @@ def add_show(verbs: Verbs[argparse.ArgumentParser]) -> None:
         action="append",
         default=[],
         metavar="PATH",
-        help=f"write it for another tool, which the ending says: {', '.join(EXPORTS)}",
+        help="export the trace to a file for other viewers: .pftrace (Perfetto) or .json (Chrome)",
     )
 
 
@@ -81,7 +78,7 @@ def run_show(options: argparse.Namespace) -> int:
     if out is not None and out.suffix and not out.is_dir():
         check_ending("-o", out, PICTURES)
     options.file = find_newest(options.file)
-    # a summary alone needs no whole trace
+    # the summary does not need the whole trace
     trace = None if out is None and not options.export else ringsim.load(options.file)
     totals = (
         _count(options.file, options.json)
@@ -106,7 +103,7 @@ def run_show(options: argparse.Namespace) -> int:
 
 
 def _count(file: Path, whole_table: bool) -> Totals:
-    """Counts a trace file, and says on a terminal how far that is where it takes long."""
+    """Counts a trace file; on a terminal, shows the progress if it takes long."""
     lines: list[Progress] = []
 
     def on_rank(rank: int, world_size: int) -> None:
@@ -131,7 +128,7 @@ def write_page(traces: Sequence[Trace], file: Path, names: Sequence[str] = ()) -
 
 
 def add_open(verbs: Verbs[argparse.ArgumentParser]) -> None:
-    """Adds the verb."""
+    """Adds the command."""
     parser = add_verb(
         verbs,
         "open",
@@ -144,10 +141,12 @@ def add_open(verbs: Verbs[argparse.ArgumentParser]) -> None:
         type=Path,
         nargs="+",
         metavar="FILE",
-        help=f"a trace file, {NEWEST}; or several, on one axis",
+        help=f"trace file, {NEWEST}; several are shown on one axis",
     )
-    add_out(parser, "FILE", "where to write the page (default: FILE.html)")
-    parser.add_argument("--no-browser", action="store_true", help="only write the page")
+    add_out(parser, "FILE", "page to write (default: FILE.html)")
+    parser.add_argument(
+        "--no-browser", action="store_true", help="write the page without opening it"
+    )
 
 
 def run_open(options: argparse.Namespace) -> int:
@@ -157,17 +156,17 @@ def run_open(options: argparse.Namespace) -> int:
     names = [path.name for path in files] if len(files) > 1 else []
     write_page([ringsim.load(path) for path in files], page, names)
     if not options.no_browser and not webbrowser.open(page.resolve().as_uri()):
-        print("no browser was found: open that file in one")
+        print("no browser found: open this file in a browser yourself")
     return 0
 
 
 def add_compare(verbs: Verbs[argparse.ArgumentParser]) -> None:
-    """Adds the verb."""
+    """Adds the command."""
     example = "ringsim compare before.ringtrace after.ringtrace -o both.html"
     parser = add_verb(
         verbs,
         "compare",
-        "say where two runs differ, or how far off a prediction was",
+        "show how two runs differ, or how accurate a prediction was",
         example,
         run_compare,
     )
@@ -176,18 +175,18 @@ def add_compare(verbs: Verbs[argparse.ArgumentParser]) -> None:
         type=Path,
         nargs=2,
         metavar="FILE",
-        help=f"before and after, measured and simulated: a trace file, {NEWEST}",
+        help=f"runs before and after, or measured and simulated; each is a trace file, {NEWEST}",
     )
     add_out(
         parser,
         "FILE",
-        f"draw one over the other ({', '.join(PICTURES)}); .html has both on one axis",
+        f"draw both runs, one above the other ({', '.join(PICTURES)}); .html is interactive",
     )
     add_json(parser)
 
 
 def run_compare(options: argparse.Namespace) -> int:
-    """Compares two trace files; returns the exit code, which does not depend on what differs."""
+    """Compares two trace files; returns the exit code, which does not depend on the result."""
     if options.out is not None:
         check_ending("-o", options.out, PICTURES)
     files = [find_newest(path) for path in options.files]
@@ -207,7 +206,7 @@ def run_compare(options: argparse.Namespace) -> int:
 
 
 def _differences(comparison: Comparison) -> dict[str, object]:
-    # the same for all files, and two even if it is one file
+    # the keys do not depend on the files, and there are two even for one file
     names = replace(comparison, called=None).names
     runs = zip(names, (comparison.real_steps_s, comparison.virtual_steps_s), strict=True)
     return {
@@ -218,7 +217,7 @@ def _differences(comparison: Comparison) -> dict[str, object]:
     }
 
 
-# For what a figure is: the ending of its file, and how it is drawn.
+# the purpose of a figure: the extension of its file, and its style
 PURPOSES: Final[dict[str, tuple[str, Style]]] = {
     "paper": (".pdf", {"figsize": (3.3, None), "compact": True}),  # the width of a column
     "slide": (".png", {"figsize": (9.6, 5.4), "dpi": 200}),
@@ -227,26 +226,26 @@ PURPOSES: Final[dict[str, tuple[str, Style]]] = {
 
 
 def add_figures(verbs: Verbs[argparse.ArgumentParser]) -> None:
-    """Adds the verb."""
+    """Adds the command."""
     example = "ringsim figures run.ringtrace --for paper -o figures"
     parser = add_verb(
         verbs, "figures", "draw a trace file for a paper, a slide or a page", example, run_figures
     )
-    parser.add_argument("file", type=Path, metavar="FILE", help="a trace file (.ringtrace)")
+    parser.add_argument("file", type=Path, metavar="FILE", help="trace file (.ringtrace)")
     parser.add_argument(
         "--for",
         dest="purpose",
         choices=PURPOSES,
         default="web",
-        help="paper: PDF, 3.3 inches wide, two sizes of letters, no title; slide: PNG, "
-        "1920 x 1080; web: SVG (default)",
+        help="paper: PDF, 3.3 inches wide, two font sizes, no title; slide: PNG, 1920 x 1080; "
+        "web: SVG (default: web)",
     )
-    parser.add_argument("--dark", action="store_true", help="light on dark")
-    add_out(parser, "DIR", "the directory (default: figures)", "figures")
+    parser.add_argument("--dark", action="store_true", help="use a dark background")
+    add_out(parser, "DIR", "directory for the figures (default: figures)", "figures")
 
 
 def run_figures(options: argparse.Namespace) -> int:
-    """Draws a trace file's ring and timeline, and what else it has to show.
+    """Draws the ring and the timeline of a trace file, and bandwidths and waits if it has them.
 
     Returns the exit code.
     """
@@ -283,24 +282,23 @@ def _numbers(totals: Totals) -> dict[str, object]:
 
 
 def add_explain(verbs: Verbs[argparse.ArgumentParser]) -> None:
-    """Adds the verb."""
+    """Adds the command."""
     parser = add_verb(
         verbs,
         "explain",
-        "say why a run ended as it did, or what made it slow",
+        "explain why a run failed or why it was slow",
         "ringsim explain run.ringtrace\n  ringsim explain -n 4 -o waits.png train.py --steps 10",
         run_explain,
     )
     add_rank_options(parser)
-    add_out(parser, "PNG", "draw who waits for whom into this file")
+    add_out(parser, "PNG", "draw which ranks wait for which into this file")
     add_json(parser)
     parser.add_argument(
         "script",
         metavar="FILE|SCRIPT",
-        help="a trace file, or a script (.py). Of a script, the newest trace in this directory is "
-        "read if it is newer than the script. "
-        "If there is none, or if you give -n, another option of a run or arguments, the script "
-        "is run first.",
+        help="trace file, or script (.py) to use its newest trace in this directory; a script is "
+        "run first if no trace is newer than the script, or if you pass arguments or an option "
+        "for the run, such as -n",
     )
     parser.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="...", help=argparse.SUPPRESS
@@ -308,7 +306,7 @@ def add_explain(verbs: Verbs[argparse.ArgumentParser]) -> None:
 
 
 def runs_script(options: argparse.Namespace) -> bool:
-    """Returns whether ``explain`` is to run a script, not to read its newest trace."""
+    """Returns whether ``explain`` must run a script instead of reading its newest trace."""
     script = Path(options.script)
     if script.suffix != ".py":
         return False
@@ -332,10 +330,10 @@ def run_explain(options: argparse.Namespace) -> int:
             if error.trace is None:
                 raise
             trace, failed = error.trace, True
-    elif options.arguments:  # which are a script's
+    elif options.arguments:  # only a script has arguments
         raise ArgumentError(
-            f"A trace file must come last, got {' '.join(options.arguments)!r} after it. Put "
-            "options before it."
+            f"the trace file must come last, got {' '.join(options.arguments)!r} after it. Put "
+            "options before the file."
         )
     else:
         trace = ringsim.load(find_newest(Path(options.script)))
@@ -351,7 +349,9 @@ def run_explain(options: argparse.Namespace) -> int:
 
 
 def find_newest(file: Path) -> Path:
-    """Returns the newest trace in this directory of a script, and prints which; another file as is.
+    """Returns the newest trace of a script in this directory, and prints its name.
+
+    A file that is not a script is returned unchanged.
 
     Raises:
         ArgumentError: the script has no trace here.
@@ -361,8 +361,8 @@ def find_newest(file: Path) -> Path:
     kept = list_traces(file)
     if not kept:
         raise ArgumentError(
-            f"{file} must have been traced in this directory, got no {file.stem}.ringtrace. "
-            f"Record it: ringsim trace {file}."
+            f"this directory has no trace of {file}: no {file.stem}.ringtrace. "
+            f"Record one: ringsim trace {file}."
         )
     newest = max(kept, key=lambda trace: trace.stat().st_mtime_ns)
     others = f", the newest of {len(kept)}" if len(kept) > 1 else ""

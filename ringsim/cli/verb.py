@@ -1,4 +1,4 @@
-"""What the verbs share: the layout of their help, and writing pictures."""
+"""Shared code of the commands: the layout of their help, their output, and pictures."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def add_verb(
     example: str,
     run: Callable[[argparse.Namespace], int],
 ) -> argparse.ArgumentParser:
-    """Adds a verb, with an example at the end of its help."""
+    """Adds a command, with an example at the end of its help."""
     parser = verbs.add_parser(
         name,
         help=help_text,
@@ -47,32 +47,32 @@ def add_out(
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """Adds the option that ``tell`` obeys."""
+    """Adds the option that makes ``tell`` print JSON."""
     parser.add_argument(
-        "--json", action="store_true", help="print JSON, for programs, instead of words"
+        "--json", action="store_true", help="print JSON for programs instead of text"
     )
 
 
 def tell(
     options: argparse.Namespace, words: Callable[[], object], numbers: Callable[[], object]
 ) -> None:
-    """Prints what was found: in words, or as JSON where that was asked for."""
+    """Prints the results: in words, or as JSON if the user asked for it."""
     print(json.dumps(numbers(), indent=2) if options.json else words())
 
 
 def list_rows(table: Any) -> Any:
-    """Returns the rows of a table as JSON has them."""
+    """Returns the rows of a table as JSON objects."""
     return json.loads(table.to_pandas().to_json(orient="records"))
 
 
 def write_pictures(trace: Trace, directory: Path) -> None:
-    """Draws a trace into a directory, as ``ring.png`` and ``timeline.png``, and says so."""
+    """Draws a trace into a directory, as ``ring.png`` and ``timeline.png``; prints their paths."""
     write_picture(trace.plot_ring(), directory / "ring.png")
     write_picture(trace.plot_timeline(), directory / "timeline.png")
 
 
 def tell_written(file: object) -> None:
-    """Says where something was written; a name may be somebody else's."""
+    """Prints the path of a file that was written, escaped because its name may be untrusted."""
     print(f"wrote {escape(str(file), lines=False)}")
 
 
@@ -84,33 +84,32 @@ def save_trace(trace: Trace, file: Path) -> None:
 
 @contextlib.contextmanager
 def keep_what_was_recorded(file: Path | None) -> Iterator[None]:
-    """Saves what a run that fails has recorded until then, and says so."""
+    """Saves the partial trace of a run that fails, and prints its path."""
     try:
         yield
     except (RingError, Interrupted) as error:
         if error.trace is not None and file is not None:
             error.trace.save(file)
-            print(f"what was recorded until then: {escape(str(file))}")
+            print(f"wrote the trace up to the failure: {escape(str(file))}")
         raise
 
 
 def check_ending(option: str, file: Path, endings: Iterable[str]) -> None:
-    """Raises ArgumentError unless a file ends as the kinds do that an option can write."""
+    """Raises ArgumentError if an option cannot write files with this extension."""
     if file.suffix not in endings:
         raise ArgumentError(
-            f"the file of {option} must end in one of {', '.join(endings)}, got {str(file)!r}. "
-            "Choose one."
+            f"the file of {option} must end in {' or '.join(endings)}, got {str(file)!r}."
         )
 
 
 def make_directory(path: Path) -> None:
-    """Makes a directory that may be there; raises RingError if it cannot."""
+    """Creates a directory if it does not exist; raises RingError if that fails."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
         raise RingError(
-            f"a directory must be writable, got {escape(str(path), lines=False)}: {error}. "
-            "Choose another place with -o."
+            f"cannot create the directory {escape(str(path), lines=False)}: {error}. "
+            "Choose another directory."
         ) from None
 
 
@@ -120,7 +119,7 @@ def write_picture(axes: Axes, file: Path) -> None:
     Its directory is created if necessary.
 
     Raises:
-        RingError: it cannot be written.
+        RingError: the file cannot be written.
     """
     import matplotlib.pyplot as plt
 
@@ -132,8 +131,8 @@ def write_picture(axes: Axes, file: Path) -> None:
         save_figure(figure, file, dpi=figure.dpi)
     except (OSError, ValueError) as error:
         raise RingError(
-            f"the picture must be writable to {escape(str(file), lines=False)}, got {error}. "
-            "Choose another place with -o."
+            f"cannot write the picture to {escape(str(file), lines=False)}: {error}. "
+            "Choose another path with -o."
         ) from None
     finally:
         plt.close(figure)

@@ -1,4 +1,4 @@
-"""``ringsim simulate``: a script, or a described training step, on ranks that need not exist."""
+"""``ringsim simulate``: simulates a script or a described training step on simulated ranks."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ _BANDWIDTH_GBPS: Final = 10.0
 
 
 def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:
-    """Adds the verb."""
-    help_text = "simulate a script for torchrun, or a described training step, on a virtual clock"
+    """Adds the command."""
+    help_text = "simulate a torchrun script or a described training step on a virtual clock"
     example = (
         "ringsim simulate -n 64 --save run.ringtrace train.py --steps 10\n"
         "  ringsim simulate --plot run.png docs/examples/pipeline.toml"
     )
     parser = add_verb(verbs, "simulate", help_text, example, run)
-    parser.add_argument("-n", "--ranks", type=int, help="number of ranks of a script (default: 2)")
-    module_help = "the script is a module, as for python -m"
+    parser.add_argument("-n", "--ranks", type=int, help="number of ranks for a script (default: 2)")
+    module_help = "run SCRIPT as a module, like python -m"
     parser.add_argument("-m", "--module", action="store_true", help=module_help)
     add_network(parser)
     parser.add_argument("--save", type=Path, metavar="FILE.ringtrace", help="save the trace")
@@ -55,39 +55,40 @@ def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:
         "file",
         type=Path,
         metavar="SCRIPT|FILE.toml",
-        help="a script, followed by its own arguments; or a description, see docs/simulation.md",
+        help="script followed by its arguments, or description (see docs/simulation.md)",
     )
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
 
 def add_network(parser: argparse.ArgumentParser) -> None:
-    """Adds the options for the clock that a script runs on; a description has its own."""
+    """Adds the options for the virtual clock of a script; a description has its own."""
     parser.add_argument(
         "--latency-us",
         type=float,
         default=_LATENCY_US,
         metavar="US",
-        help="latency of a message between two ranks of a script (default: %(default)g)",
+        help="latency of each link in microseconds, for a script (default: %(default)g)",
     )
     parser.add_argument(
         "--bandwidth-gbps",
         type=float,
         default=_BANDWIDTH_GBPS,
         metavar="GB/S",
-        help="bandwidth of each link, in 1e9 bytes a second (default: %(default)g)",
+        help="bandwidth of each link in 1e9 bytes/s, for a script (default: %(default)g)",
     )
     parser.add_argument(
         "--semantics",
         default="rendezvous",
-        help="when messages leave: rendezvous (Gloo), buffered (MPI), grouped (NCCL)",
+        help="when messages leave: rendezvous (like Gloo), buffered (like MPI) or grouped (like "
+        "NCCL); default: rendezvous",
     )
     parser.add_argument(
         "--measure-compute",
         action="store_true",
-        help="let computing take the time that it takes here; without, it takes none",
+        help="measure compute time on this machine (default: computing takes no time)",
     )
     parser.add_argument(
-        "--limit", type=float, metavar="SECONDS", help="end the simulation after this long"
+        "--limit", type=float, metavar="SECONDS", help="stop the simulation after this time"
     )
 
 
@@ -116,7 +117,7 @@ def run(options: argparse.Namespace) -> int:
 def _write(
     options: argparse.Namespace, make_trace: Callable[[], Trace], plot: Callable[[], Axes]
 ) -> int:
-    """Saves and draws what was simulated, if that was asked for."""
+    """Saves and draws the simulated run, if the user asked for it."""
     if options.save is not None:
         save_trace(make_trace(), options.save)
     if options.plot is not None:
@@ -171,7 +172,7 @@ def _describe_topology(topology: Network) -> str:
 def _report(described: Description, step: ScheduleRun, ran: Trace | None) -> str:
     """Returns the step in a few lines, next to a closed form.
 
-    If ranks ran it, next to what it takes with unshared links and no jitter.
+    If ranks ran the step, it is next to its time with unshared links and no jitter instead.
     """
     more, rows = "", {"step": _say(step.makespan)}
     if ran is None:
@@ -179,13 +180,13 @@ def _report(described: Description, step: ScheduleRun, ran: Trace | None) -> str
         of_step, of_work = step.bubble, idle / busy if busy else 0.0
         rows["closed form"] = _formula(described, step)
     else:
-        bubble, alone = ran.bubble(), "over links of their own"
+        bubble, alone = ran.bubble(), "without shared links"
         of_step, of_work = bubble.of_total, bubble.of_ideal
         if described.topology is not None:
             more = f", {_describe_topology(described.topology)}"
         if described.jitter:
             more += ", jitter"
-            alone += " and without jitter"
+            alone += " and jitter"
         rows = {
             "step": _say(ran.metadata["end_ns"] * 1e-9),
             "undisturbed": f"{_say(step.makespan)} {alone}",
@@ -197,7 +198,7 @@ def _report(described: Description, step: ScheduleRun, ran: Trace | None) -> str
     title = (
         f"{step.name} on {count(step.num_ranks, 'rank')}, "
         f"{count(step.num_microbatches, 'microbatch')} (simulated, {described.semantics}, "
-        f"{bytes_text(described.size_bytes)} a message{more})"
+        f"{bytes_text(described.size_bytes)} per message{more})"
     )
     return "\n".join([title, *(f"  {name:<15}{text}" for name, text in rows.items())])
 
@@ -216,24 +217,24 @@ def _describe_path(step: ScheduleRun) -> dict[str, str]:
         if each.gain > 0
     ][:3]
     if levers:
-        found["10 % faster"] = f"saves of the step: {', '.join(levers)}"
+        found["10 % faster"] = f"shortens the step by: {', '.join(levers)}"
     return found
 
 
 def _formula(described: Description, step: ScheduleRun) -> str:
-    """Returns what the closed form says about this step.
+    """Returns the time of this step by its closed form.
 
-    Or else about the same step without its messages.
+    If there is none, returns the time of the step with instant messages.
     """
     if step.closed_form is not None:
         return _say(step.closed_form)
     shape = described.schedule
     if isinstance(shape, Schedule):
-        return "none for a schedule of one's own"
+        return "none for a custom schedule"
     if not described.stages_differ:
         try:
             due = _say(makespan(shape, described.costs))
-            return f"none with these messages; {due} if they took no time"
+            return f"none with these messages; {due} with instant messages"
         except ScheduleError as error:
             return f"none: {error}"
     forward, backward = (
@@ -245,17 +246,17 @@ def _formula(described: Description, step: ScheduleRun) -> str:
     )
     if shape.name in ("gpipe", "afab"):
         due = _say(gpipe_makespan(shape.num_microbatches, forward, backward))
-        return f"none with these messages; {due} if they took no time"
+        return f"none with these messages; {due} with instant messages"
     if shape.name == "1f1b":
         least = one_f_one_b_bound(shape.num_microbatches, forward, backward)
-        return f"none for stages that differ; {_say(least)} at least"
+        return f"none for stages that differ; at least {_say(least)}"
     return "none for stages that differ"
 
 
 def _live(described: Description) -> str:
-    """Returns how many activations are live at a time.
+    """Returns the number of activations that are live at the same time.
 
-    By formula for a named schedule, counted for others.
+    For a named schedule it comes from a formula, for others from counting.
     """
     shape = described.schedule
     try:
@@ -264,9 +265,9 @@ def _live(described: Description) -> str:
         return f"no formula: {error}"
     most, least = max(peaks), min(peaks)
     if most == least:
-        return f"{most:,} live at a time on every rank"
+        return f"{most:,} live at the same time on every rank"
     return (
-        f"{most:,} live at a time on rank {peaks.index(most)}, {least:,} on rank "
+        f"{most:,} live at the same time on rank {peaks.index(most)}, {least:,} on rank "
         f"{peaks.index(least)}"
     )
 

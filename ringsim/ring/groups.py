@@ -128,7 +128,7 @@ def check_ring_arguments(
         >>> check_ring_arguments("127.0.0.1", 29500, 4, 4, 0, "cpu", 30, None)
         Traceback (most recent call last):
         ...
-        ringsim.errors.ArgumentError: rank must be a whole number from 0 to 3, got 4 (world_size 4). Give each process its own rank.
+        ringsim.errors.ArgumentError: rank must be an integer from 0 to 3, got 4 (world_size 4). Give each process its own rank.
     """  # noqa: E501
     world_size = read_whole("world_size", world_size, 1, None, "", "Pass the number of processes.")
     rank = read_whole(

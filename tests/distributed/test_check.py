@@ -1,6 +1,6 @@
-"""Checks on real ranks: what ends a run early is a reason.
+"""Checks on real ranks, which end a run early for some reasons.
 
-Answers are judged on simulated ranks, and by the lessons on real ones.
+Other tests judge answers on simulated ranks, and the lessons judge them on real ranks.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def test_numbers_that_travel_beside_real_messages(tmp_path: Path) -> None:
         return sum(float(Path(place, str(rank)).read_text()) for rank in range(ring.world_size))
 
     reason = verdict(check.ring, rounds_of_zeros).reason
-    assert "the answer is the same where every message carries zeros" in reason
+    assert "your answer is the same even if every message contains only zeros" in reason
 
 
 def test_what_cannot_travel_is_a_reason() -> None:
@@ -126,7 +126,7 @@ UNENDED: list[tuple[Answer, Answer, str, float, str]] = [
     (check.no_deadlock, computes_forever, "CPU_S", 0.5, " after 0.5 s of CPU time."),
     (check.no_deadlock, never_ends, "ASLEEP_S", 0.2, ": for 0.2 s no rank did anything, "),
     (check.timed_op, WAITING, "ASLEEP_S", 0.2, ": for 0.2 s"),
-    (check.hello, never_ends, "LIMIT_S", 0.5, " in time, and had "),
+    (check.hello, never_ends, "LIMIT_S", 0.5, " in time and got only "),
 ]
 
 

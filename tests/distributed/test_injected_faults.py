@@ -145,7 +145,7 @@ def test_degraded_link_slows_batched_messages_too() -> None:
 def test_failing_rank_raises_in_place_of_its_operation_on_both_clocks() -> None:
     at_op = 3
     fault = ringsim.Fail(1, at_op)
-    words = f"rank 1 of 2 was made to fail in place of its operation {at_op}"
+    words = f"rank 1 of 2 was made to fail instead of posting operation {at_op}"
     with pytest.raises(RankFailed, match=words) as real:
         ringsim.trace(_talk, world_size=2, args=(4, 8), inject=[fault])
     with pytest.raises(RankFailed) as virtual:
