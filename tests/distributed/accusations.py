@@ -1,6 +1,6 @@
-"""Findings that accuse somebody, and those that only say that somebody was slow.
+"""Findings that blame ranks for an error, as opposed to findings of slow ranks and links.
 
-A busy machine makes ranks slow: tests of programs that are right leave such findings out.
+A busy machine slows ranks down, so tests of correct programs ignore findings of slowness.
 """
 
 from __future__ import annotations
@@ -11,6 +11,6 @@ SLOW_KINDS = ("link", "slow_link", "late_sender", "late_receiver", "straggler")
 
 
 def accused(trace: Trace) -> list[tuple[str, tuple[int, ...]]]:
-    """Returns the kind and the ranks of each finding that accuses somebody."""
+    """Returns the kind and the ranks of each finding that is not about slowness."""
     findings = trace.explain().findings
     return [(one.kind, one.ranks) for one in findings if one.kind not in SLOW_KINDS]

@@ -1,7 +1,7 @@
 """The programs of tests/distributed/faults.md.
 
-Each is one row of its table, and does one thing wrong, or only looks as if it did. The lines that a
-row's finding must name are marked with ``# here``.
+Each program is one row of its table, and makes one mistake, or only seems to. Lines that the row's
+finding must name are marked with ``# here``.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import torch
 Worker = Callable[..., bool | None]
 
 FAST_S = 1.0  # from the last event to the end, for messages
-SLOW_S = 3.0  # and for everything else
-SHORT_S = 4.0  # limit of a run that only a limit ends
-# for those that run side by side, and may have to be silent for 3 s first
+SLOW_S = 3.0  # the same time for all other operations
+SHORT_S = 4.0  # the limit of a run that only a limit ends
+# for programs that run at the same time, and may have to be silent for 3 s first
 EASE: Any = {"within_s": 8.0, "limit_s": 20.0}
 
 
@@ -28,13 +28,13 @@ class Fault(NamedTuple):
     """A program and how to run it.
 
     Attributes:
-        worker: what every rank runs; where it returns something, this must be True.
-        size: number of ranks.
-        within_s: how soon after the last event the run must be over; None where only a limit ends
-            it.
-        options: for ``ringsim.trace``.
-        args: returns the worker's arguments.
-        lines: those that the error must name, and no others.
+        worker: the function that every rank runs; if it returns a value, this must be True.
+        size: the number of ranks.
+        within_s: the maximum time from the last event to the end of the run; None if only a limit
+            ends the run.
+        options: the options for ``ringsim.trace``.
+        args: a function that returns the worker's arguments.
+        lines: the lines that the error must name, and no others.
     """
 
     worker: Worker
@@ -56,7 +56,7 @@ def fault(
     blame: Sequence[Callable[..., Any]] = (),
     **options: Any,
 ) -> Callable[[Worker], Worker]:
-    """Makes a worker the program of a row.
+    """Registers a worker as the program of a row.
 
     The first lines of the functions in ``blame`` count as marked.
     """
@@ -72,20 +72,20 @@ def fault(
 
 
 def marked_lines(worker: Callable[..., Any]) -> set[int]:
-    """Returns the lines of a program that are marked as those to blame."""
+    """Returns the marked lines of a program."""
     lines, first = inspect.getsourcelines(worker)
     return {first + offset for offset, line in enumerate(lines) if "# here" in line}
 
 
 def large(value: int) -> torch.Tensor:
-    """Returns a message of 256 MB; it takes some 50 ms from rank to rank."""
+    """Returns a message of 256 MB, which takes about 50 ms from rank to rank."""
     return torch.full((1 << 28,), value, dtype=torch.uint8)
 
 
 def die_within(message: torch.Tensor) -> None:
-    """Kills this process once a message begins to arrive: its buffer, of zeros, is no longer.
+    """Kills this process when a message begins to arrive, that is, when its buffer changes.
 
-    No clock says when that is.
+    This cannot be done with a fixed delay.
     """
 
     def watch() -> None:

@@ -16,7 +16,7 @@ from rank_server import free_port
 import ringsim
 
 HERE = "127.0.0.1"
-SHORT_S = 1.0  # of a rendezvous that must fail
+SHORT_S = 1.0  # the timeout of a rendezvous that must fail
 # ranks that meet by themselves, at this port
 MEETS: dict[str, Any] = {"ring": False, "within_s": None, "args": lambda: (free_port(),)}
 
@@ -55,7 +55,7 @@ def one_is_missing_in_the_monitored_barrier() -> None:
         dist.monitored_barrier()  # here
 
 
-# what rank 0 calls, what rank 1 calls; tests/golden/faults/simulated.txt quotes these lines
+# the calls of rank 0 and of rank 1; tests/golden/faults/simulated.txt quotes these lines
 # fmt: off
 # ruff: disable[E501]
 COLLECTIVES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
@@ -107,7 +107,7 @@ def a_reduction_that_is_waited_for_late() -> None:
         dist.broadcast(tensor, 0)  # here
 
 
-# how many ranks there are, and how each of them meets the others
+# the number of ranks, and the call with which each of them meets the others
 MEETINGS: dict[str, tuple[int, Callable[[int, int], None]]] = {
     "30": (3, lambda port, rank: meet(port, 2 if rank == 0 else 3, rank)),  # rank 0 expects fewer
     "31a": (2, lambda port, rank: meet(port, 2 + rank, rank)),  # rank 1 expects more
@@ -119,7 +119,7 @@ MEETINGS: dict[str, tuple[int, Callable[[int, int], None]]] = {
     "33c": (2, lambda port, _: meet(port, 2, "0")),  # type: ignore[arg-type]
     "34": (2, lambda port, rank: meet(port if rank == 0 else 1, 2, rank)),  # another port
     "36": (4, lambda port, rank: meet(port, 2, rank % 2)),  # two jobs on one port
-    "37a": (2, lambda port, _: meet(port, 2, 1, head="192.0.2.1")),  # an address that nobody has
+    "37a": (2, lambda port, _: meet(port, 2, 1, head="192.0.2.1")),  # an unused address
     "37b": (2, lambda port, _: meet(port, 2, 1, head="no-such-machine.invalid")),
     "39a": (3, lambda port, rank: meet(port, 3, rank) if rank < 2 else None),  # rank 2 never comes
     "39b": (3, lambda port, rank: meet(port, 3, rank) if rank > 0 else None),  # rank 0 never comes

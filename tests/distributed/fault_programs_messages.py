@@ -1,6 +1,6 @@
-"""Messages that never meet, ranks that are gone.
+"""Programs with messages that never match, and ranks that are gone.
 
-Rows 1 to 7, 15 to 23 and 47 to 49 of tests/distributed/faults.md.
+They are rows 1 to 7, 15 to 23 and 47 to 49 of tests/distributed/faults.md.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fault_programs import SHORT_S, SLOW_S, die_within, fault, large
 
 import ringsim
 
-LONG_S = 30  # longer than any run of these is allowed to take
+LONG_S = 30  # longer than any of these runs may take
 OWN_LIMIT = dt.timedelta(seconds=0.3)
 SHORT = {"limit_s": 2.0}  # for programs that only a limit ends
 

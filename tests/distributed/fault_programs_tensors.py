@@ -1,6 +1,6 @@
-"""Tensors, ranks, tags and handles that are not right.
+"""Programs with wrong tensors, ranks, tags and handles.
 
-Rows 8 to 14, 45, 46, 50, 51 and 56 to 71 of tests/distributed/faults.md.
+They are rows 8 to 14, 45, 46, 50, 51 and 56 to 71 of tests/distributed/faults.md.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fault_programs import SHORT_S, fault
 import ringsim
 
 FULL = {"check": "full"}
-# what rank 0 sends, into what rank 1 receives
+# the tensor that rank 0 sends, and the buffer of rank 1
 SENT: dict[str, tuple[Callable[[], torch.Tensor], Callable[[], torch.Tensor]]] = {
     "8": (lambda: torch.zeros(8), lambda: torch.zeros(4)),
     "9": (lambda: torch.zeros(4), lambda: torch.zeros(8)),
@@ -44,7 +44,7 @@ def unlike(row: str) -> None:
 for _row in SENT:
     fault(_row, args=lambda row=_row: (row,))(unlike)  # type: ignore[misc]
 
-# what rank 0 sends, to whom, with which tag
+# the tensor that rank 0 sends, its destination and its tag
 REFUSED: dict[str, tuple[Callable[[], Any], int, int]] = {
     "13a": (lambda: torch.zeros(2, 3).t(), 1, 0),
     "14": (lambda: torch.zeros(2, 3).to_sparse(), 1, 0),
@@ -100,7 +100,7 @@ def the_largest_tag() -> bool:
 
 
 def arrives(tensor: torch.Tensor, tag: int = 0) -> bool:
-    """Sends a tensor from rank 0 to rank 1; tells whether all its bits arrived."""
+    """Sends a tensor from rank 0 to rank 1; returns whether all its bits arrived."""
     if dist.get_rank() == 0:
         dist.send(tensor, 1, tag=tag)
         return True
@@ -223,7 +223,7 @@ def goes_on_after_a_time_out() -> None:
         except RuntimeError:
             dist.recv(torch.zeros(4), 1)  # here
     else:
-        ringsim.compute(0.6)  # virtual on simulated ranks
+        ringsim.compute(0.6)  # virtual time on simulated ranks
         dist.send(torch.ones(4), 0)
 
 

@@ -1,6 +1,6 @@
 """The rows of the table in tests/distributed/faults.md.
 
-Which of them end otherwise on simulated ranks, and how an outcome is compared with one.
+The module also lists rows with a different outcome on simulated ranks, and compares outcomes.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ PROGRAMS = (
     wrong_modules,
     wrong_threads,
 )
-# as people write them
+# programs as people write them
 AS_WRITTEN = {row for row, fault in FAULTS.items() if fault.worker.__module__.startswith("wrong_")}
 DOCUMENT = Path(__file__).parent / "faults.md"
 RIGHT = ("fine", "cannot be seen")  # such a program ends well
-LIMIT_S = 60  # of a run; nothing here comes near it
+LIMIT_S = 60  # for one run; no program here comes near it
 
 
 class Row(NamedTuple):
-    """What the document says of one fault.
+    """The entry of one fault in the document.
 
-    A kind of finding, or one of RIGHT; the ranks it may name; the errors that may be raised. The
-    ranks are in the order in which the finding has them, the culprit first.
+    It has a kind of finding, or one of RIGHT; the ranks that the finding may name; and the errors
+    that may be raised. The ranks are in the order of the finding, with the culprit first.
     """
 
     kind: str
@@ -59,7 +59,7 @@ def read_rows() -> dict[str, Row]:
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if re.fullmatch(r"\d+[a-z]?", cells[0]):
             number, _, _, kind, ranks, error, _ = cells
-            assert number not in rows, f"row {number} is there twice"
+            assert number not in rows, f"row {number} appears twice"
             named = tuple(
                 tuple(int(rank) for rank in some.split(",") if rank) for some in ranks.split(" or ")
             )
@@ -74,7 +74,7 @@ ALIVE, TIME, MEET, THREADS = (
     "simulated ranks need no rendezvous: the ring is there",
     "a simulated rank has one thread",
 )
-ELSEWHERE: dict[str, str] = {  # rows that are not run, and why
+ELSEWHERE: dict[str, str] = {  # rows that are not run, with the reasons
     **dict.fromkeys(("6b", "7b", "19", "68b", "90a", "90c"), TIME),
     "26e": "a sleep takes no time of the virtual clock",
     **dict.fromkeys(("21", "22", "69", "89a"), ALIVE),
@@ -85,13 +85,13 @@ ELSEWHERE: dict[str, str] = {  # rows that are not run, and why
     **dict.fromkeys(("70", *(f"88{letter}" for letter in "abcdefgh")), THREADS),
     "81": "is_completed() is true when the message has come",
 }
-OTHERWISE: dict[str, Row] = {  # rows that end a little differently, see faults.md
+OTHERWISE: dict[str, Row] = {  # rows with slightly different outcomes, see faults.md
     "59": Row("fine", (), ("none",))
 }
 
 
 class Outcome(NamedTuple):
-    """How a run ended: the error, if any, and what was recorded."""
+    """The end of a run: the error, if any, and the trace."""
 
     error: errors.RingError | errors.Interrupted | None
     trace: Trace | None
@@ -113,9 +113,9 @@ def run(fault: Fault) -> Outcome:
 
 
 def judge(number: str, row: Row, error: Any, trace: Trace | None) -> None:
-    """Compares how the program of a row ended with what the row says.
+    """Compares the outcome of a program with its row.
 
-    The error, the kind of the finding, its ranks and lines.
+    It compares the error, and the kind, ranks and lines of the finding.
     """
     fault = FAULTS[number]
     assert ("none" if error is None else type(error).__name__) in row.errors, error
@@ -138,9 +138,9 @@ def judge(number: str, row: Row, error: Any, trace: Trace | None) -> None:
 
 
 def judge_on_ranks(number: str, outcome: Outcome) -> None:
-    """Compares how a run on real ranks ended with its row.
+    """Compares the outcome of a run on real ranks with its row.
 
-    Also how long after its last event it did so.
+    It also checks the time from the last event to the end of the run.
     """
     error, trace = outcome
     judge(number, ROWS[number], error, trace)
@@ -148,6 +148,6 @@ def judge_on_ranks(number: str, outcome: Outcome) -> None:
     if trace is None or within_s is None or not len(trace):
         return
     frame = trace.to_pandas()
-    frame.loc[frame["status"] != "ok", "done_ns"] = 0  # others are ended by the verdict
+    frame.loc[frame["status"] != "ok", "done_ns"] = 0  # the verdict ended the others
     last_ns = frame[["post_ns", "wait_ns", "done_ns"]].max().max()
     assert (trace.metadata["end_ns"] - last_ns) / 1e9 < within_s

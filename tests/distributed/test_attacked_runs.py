@@ -1,6 +1,6 @@
-"""What a hostile machine does to a run.
+"""Tests of runs on a hostile machine.
 
-It ends in one error of ringsim's own, with what was recorded until then, or not at all.
+Such a run fails with a single ringsim error and the events recorded so far, or does not fail.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
 
 def go_on(there: Path) -> None:
-    """Talks until the file is there."""
+    """Communicates until the file exists."""
     flag = torch.zeros(1)
     dist.all_reduce(flag)
     (there.parent / str(os.getpid())).touch()
@@ -42,7 +42,7 @@ def go_on(there: Path) -> None:
 def attacked(
     there: Path, attack: Callable[[], None], error: type[BaseException], words: str
 ) -> Any:
-    """Makes a run that is attacked once both ranks are at work; returns its error."""
+    """Attacks a run while both ranks are working; returns its error."""
 
     def wait_and_attack() -> None:
         until(lambda: len(list(there.parent.iterdir())) == 2)
@@ -60,7 +60,7 @@ def test_a_second_interrupt_and_more(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def interrupt() -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
-    for name in ("kill", "wait_for_end", "close"):  # what the first one leads to
+    for name in ("kill", "wait_for_end", "close"):  # steps that follow the first interrupt
         place = f"ringsim.launch.ranks.ForkedRanks.{name}"
         going_on = pkgutil.resolve_name(place)
         monkeypatch.setattr(place, lambda ranks, going_on=going_on: (interrupt(), going_on(ranks)))
@@ -121,7 +121,7 @@ def call():
 def test_closed_streams_a_full_disk_behind_one_strict_warnings_and_neighbours_called_random_and_torch(  # noqa: E501
     way: str, tmp_path: Path
 ) -> None:
-    """None of them is worth an error."""
+    """None of these causes an error."""
     (tmp_path / "program.py").write_text(PROGRAM)
     (tmp_path / "elsewhere").mkdir()
     for name in ("random", "torch", "numpy"):

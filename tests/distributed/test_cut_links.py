@@ -1,8 +1,7 @@
-"""Several hosts, and what becomes of a recording when something is cut or killed.
+"""Tests of recordings on several hosts when links are cut, or ranks and hosts are killed.
 
-A link between them, or ranks and hosts: all cases at once. The hosts are namespaces that forked
-ranks enter. Each case waits for what ranks say, never for a time, but for a link that is down for 3
-s.
+All cases run at the same time. The hosts are namespaces that forked ranks enter. Cases wait for
+messages of the ranks, not for a fixed time, except that one link is down for 3 s.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ PATIENCE_S = 60
 
 
 def enter_host(machine: str, name: str, private: str) -> None:
-    """Moves this process, which has one thread, to a host of its own network and names."""
+    """Moves this process, which has one thread, to a host with its own network and names."""
     libc = ctypes.CDLL(None, use_errno=True)
     with open(f"/run/netns/{machine}") as network:
         assert libc.setns(network.fileno(), CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
@@ -54,7 +53,7 @@ def enter_host(machine: str, name: str, private: str) -> None:
 
 
 def messages(rank: int, directory: Path) -> None:
-    """Ranks 0 and 1 exchange messages until the file ``enough`` is there."""
+    """Ranks 0 and 1 exchange messages until the file ``enough`` exists."""
     on = torch.ones(1)
     while on.item():
         if rank == 0:
@@ -76,9 +75,14 @@ def waits(rank: int, directory: Path) -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """What the ranks do, how many are on each host, what happens to them, and the limit.
+    """A test case.
 
-    That of the group's operations.
+    Attributes:
+        program: the function that every rank runs.
+        ranks: the number of ranks on each host.
+        happens: the function that cuts links or kills ranks.
+        limit_s: the time limit of the group's operations.
+        cables: the names of the networks.
     """
 
     program: Callable[[int, Path], None]
@@ -93,40 +97,40 @@ class Case:
 
 @dataclass(frozen=True)
 class Happening:
-    """A case that is under way."""
+    """A running case."""
 
     case: Case
     machines: tuple[str, ...]
     directory: Path
 
     def go_on(self) -> None:
-        """Lets the ranks record, once all have joined; then lets happen what does."""
+        """Lets the ranks record after all have joined, then cuts or kills."""
         ranks = range(sum(self.case.ranks))
         for rank in ranks:
             self.wait_for(f"joined-{rank}")
         listened = self.listeners()
-        assert all(host.count("LISTEN") for host in listened), "Gloo's"
+        assert all(host.count("LISTEN") for host in listened), "Gloo must listen"
         (self.directory / "record").touch()
         for rank in ranks:
             self.wait_for(f"going-{rank}")
         if self.case.program is barriers:
             self.wait_for("gathering")
         assert self.listeners() == listened, (
-            "recording, watching, comparing clocks and gathering listen nowhere"
+            "recording, watching, comparing clocks and gathering must not listen anywhere"
         )
         self.case.happens(self)
 
     def wait_for(self, name: str, words: str = "") -> None:
-        """Waits until a file is there, and has some words in it."""
+        """Waits until a file exists and contains some words."""
         deadline = time.monotonic() + PATIENCE_S
         while not ((path := self.directory / name).exists() and words in path.read_text()):
             assert time.monotonic() < deadline, (
-                f"{name} must say {words!r}: {path.read_text() if path.exists() else None}"
+                f"{name} must contain {words!r}: {path.read_text() if path.exists() else None}"
             )
             time.sleep(0.01)
 
     def listeners(self) -> list[str]:
-        """Returns what listens on each host."""
+        """Returns the listening sockets of each host."""
         return [
             command("ip", "netns", "exec", name, "ss", "--tcp", "--udp", "--listening", "--numeric")
             for name in self.machines
@@ -149,9 +153,9 @@ def down_for_a_while(case: Happening) -> None:
 
 
 def down_for_good(case: Happening) -> None:
-    """Of two networks the one that carries the messages.
+    """Cuts the network that carries the messages, and keeps the other one.
 
-    It comes back so that the ranks can end.
+    The network comes back later so that the ranks can end.
     """
     case.link("data", "down")
     case.wait_for("said-0", "though both sides have posted")
@@ -165,7 +169,7 @@ def rank_dies(case: Happening) -> None:
 
 
 def host_dies(case: Happening) -> None:
-    """The one of the last rank."""
+    """Kills the last host."""
     last = len(case.machines) - 1
     case.link("cable", "down", last)
     case.kill(*(rank for rank in range(sum(case.case.ranks)) if case.case.host(rank) == last))
@@ -183,15 +187,15 @@ def sender_dies(case: Happening) -> None:
 
 
 def barriers(rank: int, directory: Path) -> None:
-    """Leaves a part of more chunks than fit into the store at once."""
+    """Leaves a part with more chunks than fit into the store at the same time."""
     for _ in range(300):
         dist.barrier()
 
 
 def pause_gathering(sender: int, directory: Path) -> None:
-    """Has rank 0 stop in the midst of what one rank sends, say "gathering" and wait for "go on".
+    """Makes rank 0 pause between the chunks of one rank.
 
-    Every rank calls it.
+    Rank 0 then creates the file "gathering", and waits for the file "go on". Every rank calls this.
     """
     take = pkgutil.resolve_name("ringsim.launch.block:Store.take")
 
@@ -264,7 +268,7 @@ def be_rank(name: str, machines: tuple[str, ...], directory: str, rank: int) -> 
 def ended(
     server: RankServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, tuple[Path, list[Ended]]]]:
-    """Runs all cases; where each left its files, and how its ranks ended."""
+    """Runs all cases; yields the directory of each, and the ends of its ranks."""
     with ExitStack() as made:
         asked, happenings = [], {}
         for number, (name, case) in enumerate(CASES.items()):
@@ -288,7 +292,7 @@ def ended(
 
 
 def expected(row: str) -> tuple[str, tuple[int, ...]]:
-    """Returns the kind of finding and the ranks that faults.md has in one of its rows."""
+    """Returns the kind of finding and the ranks in a row of faults.md."""
     (line,) = re.findall(rf"^\| {row} \|.*$", DOCUMENT.read_text(), re.MULTILINE)
     _, _, _, kind, ranks, _ = (cell.strip() for cell in line.strip("|").split("|"))
     return kind, tuple(int(rank) for rank in ranks.split(",") if rank)
@@ -299,7 +303,7 @@ def said(case: tuple[Path, list[Ended]], rank: int) -> list[str]:
 
 
 def lasted_s(finding: Any) -> float:
-    """Returns for how long a link stood still."""
+    """Returns the time during which nothing moved on a link."""
     found = re.match(
         r"nothing moved on the link between hosts node0 and node1 for (\d+\.?\d*) s, and then ",
         finding.message,
@@ -311,9 +315,9 @@ def lasted_s(finding: Any) -> float:
 def test_a_link_that_was_down_is_told_of_once_it_is_back(
     ended: dict[str, tuple[Path, list[Ended]]],
 ) -> None:
-    """Both traces used to say nothing.
+    """Checks that the trace reports the link.
 
-    Or that two hosts had not compared the one clock that they have.
+    Earlier versions reported nothing, or that two hosts with the same clock had not compared it.
     """
     case = ended["down for a while"]
     trace = ringsim.load(case[0] / "run.ringtrace")
@@ -324,7 +328,7 @@ def test_a_link_that_was_down_is_told_of_once_it_is_back(
         line,
     )
     assert found is not None, line
-    assert float(found[2]) > DOWN_S - 1, "of which a second may pass between two beats"
+    assert float(found[2]) > DOWN_S - 1, "up to a second may be lost between two beats"
     assert (trace.metadata["complete"], trace.metadata["notes"]) == (True, [found[1]])
     finding = trace.explain().findings[0]
     assert (finding.kind, finding.ranks) == expected("h1")
@@ -339,20 +343,20 @@ def test_a_link_that_is_down_for_good_is_named_while_both_sides_have_posted(
     link = "on the link between hosts node0 and node1"
     waits = rf"rank [01] waits in (send to|recv from) [01] .* at {Path(__file__).name}:"
     lasts = rf"nothing moves {link}, although both sides have posted\.\n  {waits}"
-    assert re.search(lasts, text), "a send may be done already"
+    assert re.search(lasts, text), "either the send or the recv must be named"
     assert re.search(rf"nothing moved {link} for about \d+ s; then it recovered", text)
     trace = ringsim.load(case[0] / "run.ringtrace")
     finding = trace.explain().findings[0]
     assert (trace.metadata["complete"], finding.kind, finding.ranks) == (True, *expected("h2"))
-    assert lasted_s(finding) > 5, "until rank 0 had said so"
+    assert lasted_s(finding) > 5, "the link was down until rank 0 reported it"
 
 
 def test_a_rank_that_dies_on_another_host_is_named_and_its_fellow_victims_are_not(
     ended: dict[str, tuple[Path, list[Ended]]],
 ) -> None:
-    """Rank 0 cannot see that it died; a rank beside it can.
+    """Rank 0 cannot see the death, but a rank on the same host can.
 
-    It used to be "not recorded", and nobody stuck for good.
+    Earlier versions called the rank "not recorded", and no rank stuck.
     """
     trace = ringsim.load(ended["a rank dies"][0] / "run.ringtrace")
     (finding,) = trace.explain().findings
@@ -379,9 +383,9 @@ def test_a_host_that_dies_is_named_and_its_fellow_victims_are_not(
 def test_where_rank_0s_host_dies_one_rank_of_each_other_says_how_to_join_the_parts(
     name: str, ended: dict[str, tuple[Path, list[Ended]]]
 ) -> None:
-    """Its link is down, so the store does not answer, and does not fail.
+    """The link of rank 0's host is down, so the store neither answers nor fails.
 
-    Ranks used to wait for it, for many minutes.
+    In earlier versions, ranks waited for the store for many minutes.
     """
     case, ranks = ended[name], CASES[name].ranks
     assert [one.how for one in case[1]] == ["killed"] * ranks[0] + ["returned"] * sum(ranks[1:])
@@ -389,7 +393,7 @@ def test_where_rank_0s_host_dies_one_rank_of_each_other_says_how_to_join_the_par
     for rank in range(ranks[0], sum(ranks)):
         lines = said(case, rank)
         if CASES[name].host(rank) == CASES[name].host(rank - 1):
-            assert lines == [], "another rank of its host says it"
+            assert lines == [], "another rank of this host must report it"
             continue
         (line,) = lines
         found = re.search(r"They are in (\S+): .* by ringsim merge (\S+) DIRECTORY", line)
@@ -418,7 +422,7 @@ def test_a_host_that_dies_while_its_parts_come_is_named_with_where_they_lie(
 ) -> None:
     case = ended["a host dies in gathering"]
     trace = ringsim.load(case[0] / "run.ringtrace")
-    assert {*trace.events.rank} == {0, 1}, "what the other host has comes all the same"
+    assert {*trace.events.rank} == {0, 1}, "the parts of the other host must still arrive"
     assert not trace.metadata["complete"]
     (note,) = [note for note in trace.metadata["notes"] if "did not come" in note]
     assert note.startswith(

@@ -1,6 +1,6 @@
-"""The watcher in ranks that something else started: ``with ringsim.trace(path)`` on one machine.
+"""Tests of the watcher in ranks of another launcher: ``with ringsim.trace(path)`` on one machine.
 
-All programs run side by side before the first test, for most of them wait for something.
+All programs run at the same time before the first test, because most of them mainly wait.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], int, tuple[Any, ...]]] = {}
 
 
 def on_ranks(size: int, *args: Any, name: str = "") -> Callable[..., Any]:
-    """Makes a worker one of the programs that are run.
+    """Adds a worker to the programs.
 
-    It is called with a directory, its rank and these arguments.
+    The worker is called with a directory, its rank and these arguments.
     """
 
     def register(worker: Callable[..., Any]) -> Callable[..., Any]:
@@ -53,7 +53,7 @@ class Played(NamedTuple):
 
 @pytest.fixture(scope="module")
 def played(server: RankServer, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Played]:
-    """Returns how a program ended, and the directory that it had."""
+    """Returns a function that gives the ends of a program's ranks, and its directory."""
     folders = {name: tmp_path_factory.mktemp("run") for name in PROGRAMS}
     ranks = [
         (name, str(folders[name]), rank)
@@ -90,7 +90,7 @@ def test_ranks_raise_where_they_are_stuck(played: Callable[[str], Played]) -> No
     for text, raised_at, after_s, has_trace in results(ranks):
         assert text.startswith("deadlock: ranks 0 and 1 wait for each other.\n  rank 0 waits for ")
         assert raised_at == line
-        assert after_s < PATIENCE.total_seconds() - 1, "it is not torch's time-out that ends it"
+        assert after_s < PATIENCE.total_seconds() - 1, "the rank must end before torch's timeout"
         assert has_trace
     trace = ringsim.load(folder / "run.ringtrace")
     assert [(finding.kind, set(finding.ranks)) for finding in trace.explain().findings] == [
@@ -133,13 +133,13 @@ def saves_a_checkpoint(directory: str, rank: int) -> str:
                 model(torch.ones(2, 4)).sum().backward()
             dist.barrier()
         except RuntimeError:
-            time.sleep(3.5)  # it has 2 s to raise once it is woken
+            time.sleep(3.5)  # longer than the 2 s in which a woken rank must raise
             Path(directory, f"checkpoint-{rank}").touch()
     return "left the block"
 
 
 def test_a_rank_that_has_left_its_wait_in_cpp_may_finish(played: Callable[[str], Played]) -> None:
-    """In 0.2.0 it was ended after 2 s: no checkpoint, and no file."""
+    """0.2.0 killed such ranks after 2 s, so there was no checkpoint and no file."""
     ranks, folder = played("saves_a_checkpoint")
     assert results(ranks) == ["left the block"] * 2
     assert len(list(folder.glob("checkpoint-*"))) == 2
@@ -149,7 +149,7 @@ def test_a_rank_that_has_left_its_wait_in_cpp_may_finish(played: Callable[[str],
 
 @on_ranks(2)
 def waits_for_its_own_thread(directory: str, rank: int) -> str:
-    """Rank 0 is in no operation, and waits for an event that nobody sets."""
+    """Rank 0 is in no operation, and waits for an event that no thread sets."""
     path, pid = join(directory, rank, 2), torch.tensor([os.getpid()])
     if rank == 1:
         dist.recv(pid, 0)
@@ -178,9 +178,9 @@ def test_the_file_says_what_the_error_says_of_a_rank_whose_threads_wait(
 @on_ranks(3, "done", name="rank 0 is done")
 @on_ranks(3, "killed", name="rank 0 is killed")
 def watched_by_another(directory: str, rank: int, how: str) -> list[float]:
-    """Rank 0 goes, by itself or killed, and the others wait for each other.
+    """Rank 0 returns or is killed, and the others wait for each other.
 
-    Returns for how long, by the error's word.
+    Returns the waiting times that the error reports.
     """
     path = join(directory, rank, 3)
     if rank == 0:
@@ -197,24 +197,24 @@ def watched_by_another(directory: str, rank: int, how: str) -> list[float]:
 def test_another_rank_watches_once_rank_0_is_gone(
     played: Callable[[str], Played], how: str
 ) -> None:
-    """0.1.0 let them hang; and where rank 0 was dead, nothing told."""
+    """In 0.1.0 the ranks hung, and if rank 0 was dead, nothing was reported."""
     ranks, folder = played(f"rank 0 is {how}")
     assert [each.how for each in ranks] == [
         "killed" if how == "killed" else "returned",
         "returned",
         "returned",
     ]
-    trace = ringsim.load(folder / "run.ringtrace")  # of a rank 0 that was killed: what was left
+    trace = ringsim.load(folder / "run.ringtrace")  # from the parts if rank 0 was killed
     (finding,) = (each for each in trace.explain().findings if each.kind == "deadlock")
     assert finding.ranks == (1, 2)
     for operation, heard_s in zip(finding.operations, ranks[1].value, strict=True):
-        assert operation.waited_s >= heard_s > 0  # 0.1.0's file knew some microseconds
+        assert operation.waited_s >= heard_s > 0  # a few microseconds in files of 0.1.0
 
 
 @on_ranks(3)
 def taken_in_turn(directory: str, rank: int) -> None:
     with ringsim.trace(join(directory, rank, 3)):
-        time.sleep((0.0, 1.3, 2.6)[rank])  # long enough for each to take over from the one before
+        time.sleep((0.0, 1.3, 2.6)[rank])  # long enough for each rank to take over
 
 
 def test_a_rank_that_takes_over_leaves_nothing_behind(played: Callable[[str], Played]) -> None:
@@ -225,7 +225,7 @@ def test_a_rank_that_takes_over_leaves_nothing_behind(played: Callable[[str], Pl
 
 @on_ranks(2)
 def blocks_from_the_start(directory: str, rank: int) -> str:
-    """A block around everything: what disagrees is found, at the latest when all have left it."""
+    """A mismatch in a block around everything is found before or when all ranks leave it."""
     dist.init_process_group(
         "gloo", store=dist.FileStore(f"{directory}/store", 2), rank=rank, world_size=2
     )
@@ -242,9 +242,9 @@ def blocks_from_the_start(directory: str, rank: int) -> str:
 
 @on_ranks(2)
 def plain_blocks(directory: str, rank: int) -> None:
-    """A send that begins before a block meets a recv in it.
+    """A send that begins before a block matches a recv in it.
 
-    The sizes of what follows differ.
+    The next message has another size.
     """
     dist.init_process_group(
         "gloo", store=dist.FileStore(f"{directory}/store", 2), rank=rank, world_size=2
@@ -274,7 +274,7 @@ def test_what_happened_before_a_block_is_not_held_against_it(
 
 
 def test_a_block_around_everything_finds_what_disagrees(played: Callable[[str], Played]) -> None:
-    """A watcher that looks while both sides wait ends them; else the end of the block tells."""
+    """The watcher ends the ranks if it looks while both wait, else the block's end reports it."""
     ranks, folder = played("blocks_from_the_start")
     found = ringsim.load(folder / "run.ringtrace").explain()
     assert found.kind == "message_mismatch"
@@ -296,7 +296,7 @@ def test_ranks_that_nothing_else_reaches_are_ended_and_leave_their_parts(
 ) -> None:
     ranks, folder = played("from_anybody")
     assert [each.how for each in ranks] == ["killed", "killed"]
-    # it is not the limit of the server that ends them
+    # the watcher ended them, not the limit of the server
     assert (folder / "run.ringtrace.parts" / "verdict.json").exists()
     (finding,) = ringsim.load(folder / "run.ringtrace").explain().findings
     assert (finding.kind, finding.ranks) == ("deadlock", (0, 1))
@@ -310,7 +310,7 @@ def blocks_in_turn(directory: str, rank: int) -> list[str]:
             if number == 0:
                 dist.barrier()
             elif rank == 0:
-                time.sleep(1.2)  # much longer than ranks may stay in one state
+                time.sleep(1.2)  # much longer than the watcher lets ranks stay in one state
                 dist.send(torch.zeros(1), 1)
             elif rank == 1:
                 dist.recv(torch.zeros(1), 0)
@@ -345,7 +345,7 @@ def test_where_there_are_no_named_pipes_it_records_and_says_that_it_does_not_wat
 
 @on_ranks(1)
 def alone(directory: str, rank: int) -> list[str]:
-    """Returns the pipes that are there within the block."""
+    """Returns the pipes that exist within the block."""
     with ringsim.trace(join(directory, rank, 1)):
         dist.barrier()
         return sorted(path.name for path in Path(directory).rglob("*") if path.is_fifo())
@@ -359,12 +359,12 @@ def test_a_rank_that_is_alone_begins_and_ends_its_part(played: Callable[[str], P
 
 @on_ranks(2)
 def fails_while_another_works(directory: str, rank: int) -> None:
-    """A wait of rank 0 reaches the limit of its group: it asks where rank 1 is."""
+    """A wait of rank 0 reaches its group's timeout, and rank 0 asks where rank 1 is."""
     path = join(directory, rank, 2)
     group = dist.new_group(timeout=timedelta(seconds=1))
     if rank == 1:
         with ringsim.trace(path):
-            time.sleep(6)  # at work, for longer than rank 0 waits
+            time.sleep(6)  # working for longer than rank 0 waits
     else:
         with pytest.raises(RuntimeError, match="Timed out"), ringsim.trace(path):
             dist.recv(torch.zeros(3), 1, group)

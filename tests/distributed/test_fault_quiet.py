@@ -1,6 +1,6 @@
-"""Correct programs that look as if they were stuck, or as if their sides disagreed.
+"""Tests of correct programs that seem stuck, or whose sides seem to disagree.
 
-Nobody is accused, and the results are right.
+No rank is blamed, and the results are right.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ AT_ONCE = 5
 LIMIT_S = 60
 
 
-# -- programs that look as if they were stuck; each returns a number that is known beforehand
+# -- programs that seem stuck; each returns a known number
 
 
 def odd_ring_in_mixed_order(rounds: int = 60) -> float:
-    """One rank receives first, all others send first: it goes round, one after the other."""
+    """One rank receives first, all others send first, so the ranks unblock one after the other."""
     ring = ringsim.current_ring()
     token, fresh = torch.tensor([float(ring.rank)]), torch.empty(1)
     for _ in range(rounds):
@@ -57,9 +57,9 @@ def odd_ring_in_mixed_order(rounds: int = 60) -> float:
 
 
 def scrambled_waits(count: int = 40) -> float:
-    """Everything is posted, of another size under each tag.
+    """Ranks post all messages, with a different size for each tag.
 
-    It is waited for in an order that differs from rank to rank.
+    Each rank waits for them in a different order.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     order = random.Random(rank)
@@ -80,7 +80,7 @@ def scrambled_waits(count: int = 40) -> float:
 
 
 def long_compute() -> float:
-    """All wait for one rank, which computes, and sleeps, and computes."""
+    """All ranks wait for rank 0, which computes and sleeps."""
     rank, size = dist.get_rank(), dist.get_world_size()
     tensor = torch.zeros(1)
     if rank == 0:
@@ -96,7 +96,7 @@ def long_compute() -> float:
 
 
 def early_finisher() -> float:
-    """The last rank posts its message and returns; it is asked for long after."""
+    """The last rank posts its message and returns, long before rank 0 receives the message."""
     rank, size = dist.get_rank(), dist.get_world_size()
     tensor = torch.full((4,), 7.0)
     if rank == size - 1:
@@ -110,10 +110,10 @@ def early_finisher() -> float:
 
 
 def refused_and_tried_again(rounds: int = 60) -> float:
-    """A send of another size raises when it is posted.
+    """Sends of unsupported tensors raise when they are posted.
 
-    The program catches that, and sends what the other side expects. The refusal may be read later
-    than the post: until then it could be taken for the other side of the recv.
+    The program catches the error, and sends the expected tensor. The watcher may read the error
+    later than the post, and until then the failed send could match the recv.
     """
     ring, total = ringsim.current_ring(), 0.0
     for turn in range(rounds):
@@ -129,7 +129,7 @@ def refused_and_tried_again(rounds: int = 60) -> float:
 
 
 def large_message_for_anybody(size_bytes: int = 1 << 27) -> float:
-    """A message is on its way to a recv from anybody; the receiver waits for the next one."""
+    """A message to a recv from any source is in flight; the receiver waits for the next message."""
     rank = dist.get_rank()
     large, small = torch.zeros(size_bytes, dtype=torch.uint8), torch.zeros(1)
     if rank == 0:
@@ -143,9 +143,9 @@ def large_message_for_anybody(size_bytes: int = 1 << 27) -> float:
 
 
 def beside_a_recv_from_anybody(size_bytes: int = 1 << 26) -> float:
-    """All wait for a message that a recv from anybody might have got, as far as is recorded.
+    """Both ranks wait for a large message that takes long to arrive.
 
-    It takes its time to come.
+    According to the records, a recv from any source might have received it.
     """
     rank = dist.get_rank()
     large, small = torch.zeros(size_bytes, dtype=torch.uint8), torch.zeros(1)
@@ -166,7 +166,7 @@ def beside_a_recv_from_anybody(size_bytes: int = 1 << 26) -> float:
 
 
 def stopped_and_continued() -> float:
-    """A rank is stopped by a signal for a while, and all others wait for it."""
+    """A signal stops a rank for a while, and all others wait for it."""
     rank, size = dist.get_rank(), dist.get_world_size()
     tensor = torch.zeros(1)
     if rank == 0:
@@ -180,9 +180,9 @@ def stopped_and_continued() -> float:
 
 
 def help_from_another_thread() -> float:
-    """The first threads wait for each other.
+    """The main threads wait for each other.
 
-    A second thread, which has said nothing yet, will free them.
+    A second thread, which has not communicated yet, will free them.
     """
     rank = dist.get_rank()
     tensor = torch.zeros(1)
@@ -203,7 +203,7 @@ def help_from_another_thread() -> float:
 
 
 def collectives_between() -> float:
-    """Messages and collectives take turns; some arrive late, and some need not wait."""
+    """Messages and collectives alternate; some arrive late, and some need not wait."""
     rank, size = dist.get_rank(), dist.get_world_size()
     tensor, total = torch.zeros(1), torch.ones(1)
     for turn in range(6):
@@ -222,9 +222,9 @@ def collectives_between() -> float:
 
 
 def monitored_barriers() -> float:
-    """One rank after the other comes late, longer than ranks may stay in one state.
+    """One rank after the other is late, once for longer than ranks may stay in one state.
 
-    Messages are under way meanwhile.
+    Messages are in flight during this time.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     arrived, total = torch.empty(1), 0.0
@@ -243,9 +243,9 @@ def monitored_barriers() -> float:
 
 
 def random_storm(steps: int = 150) -> float:
-    """All draw the same messages, of any size, and do their part in its order, by send or by isend.
+    """All ranks draw the same messages of different sizes, and run their side in this order.
 
-    Returns how much went astray.
+    Returns the number of wrong or missing elements.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     order, mine = random.Random(7), random.Random(rank)
@@ -269,7 +269,7 @@ def random_storm(steps: int = 150) -> float:
     return missing
 
 
-# program -> (number of ranks, what rank r of that many returns)
+# program -> (number of ranks, function of (rank, number of ranks) that returns the rank's result)
 PROGRAMS: dict[Callable[..., float], tuple[int, Callable[[int, int], float]]] = {
     odd_ring_in_mixed_order: (5, lambda rank, size: (rank - 60) % size),
     scrambled_waits: (3, lambda rank, size: (size - 1) * sum(range(40))),
@@ -288,9 +288,9 @@ PROGRAMS: dict[Callable[..., float], tuple[int, Callable[[int, int], float]]] = 
 
 @pytest.fixture(scope="module")
 def runs(nothing_left_behind: None) -> dict[Callable[..., float], Future[Trace]]:
-    """Runs all of them side by side."""
+    """Runs all programs at the same time."""
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(AT_ONCE) as pool:
-        patch.setattr("ringsim.launch.watcher.RELAX", 1.0)  # it always looks as often as it can
+        patch.setattr("ringsim.launch.watcher.RELAX", 1.0)  # look as often as possible
         return {
             program: pool.submit(ringsim.trace, program, world_size=size, limit_s=LIMIT_S)
             for program, (size, _) in PROGRAMS.items()
@@ -305,37 +305,37 @@ def test_a_program_that_only_looks_stuck_ends_as_it_should(
     assert runs[program].result().results == [expected(rank, size) for rank in range(size)]
 
 
-# -- programs whose sides look as if they disagreed
+# -- programs whose sides seem to disagree
 
 
 def among_many_buffers() -> Any:
-    """Uses many buffers while messages are on their way, but never one of theirs."""
+    """Uses many buffers while messages are in flight, but does not change those of the messages."""
     ring = ringsim.current_ring()
     weight, buffer, sums = torch.ones(8, requires_grad=True), torch.zeros(17), []
     for _ in range(3):
         sent = (weight * 2).detach().clone()
         works: list[Any] = [
             dist.isend(sent, ring.succ),
-            dist.isend(sent, ring.succ, tag=3),  # two that only read may share
+            dist.isend(sent, ring.succ, tag=3),  # two sends may share a buffer
             dist.irecv(buffer[:8], ring.pred),
             dist.irecv(buffer[8:16], ring.pred, tag=3),
         ]
-        loss = (weight.sum() * 3) + sent.sum()  # reading what is being sent is fine
+        loss = (weight.sum() * 3) + sent.sum()  # reading a buffer being sent is allowed
         loss.backward()
         torch.empty_like(buffer)
         buffer.view(17)[:4]
-        buffer[16] = 1.0  # beside the messages
+        buffer[16] = 1.0  # not part of any message
         for work in reversed(works):
             work.wait()
         sums.append(float(buffer.sum()))
         dist.all_reduce(buffer)
         buffer.zero_()
-    dist.all_reduce(torch.zeros(4, 3).t())  # in another order, the same on all ranks
+    dist.all_reduce(torch.zeros(4, 3).t())  # transposed in memory on all ranks
     return sums, str(weight.grad)
 
 
 def other_shapes() -> Any:
-    """Flat against shaped, ones that do not count, nothing at all."""
+    """Sends tensors to buffers of other shapes but equal sizes, including empty ones."""
     ring, received = ringsim.current_ring(), []
     for sent, size in [
         ((2, 3), (6,)),
@@ -358,7 +358,7 @@ RIGHT = [name for name in right_messages.PROGRAMS if name != "a_mistake_is_caugh
 
 
 def all_of_them() -> list[Any]:
-    for name in RIGHT:  # they look at their results themselves
+    for name in RIGHT:  # these programs check their results themselves
         right_messages.PROGRAMS[name][0]()
         dist.barrier()
     return [(worker.__name__, worker()) for worker in COMPARED]
@@ -375,7 +375,7 @@ def test_nothing_is_refused_and_the_results_are_those_of_an_unchecked_run() -> N
 
 
 def test_what_is_not_asked_for_is_not_checked() -> None:
-    """A receiver with room to spare: Gloo fills a part of it."""
+    """Gloo fills part of a larger buffer."""
 
     def worker() -> list[float]:
         received = torch.zeros(8)

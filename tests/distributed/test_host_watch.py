@@ -1,6 +1,6 @@
-"""Several hosts that watch each other over the store.
+"""Tests of hosts that watch each other over the store.
 
-What stands still everywhere, what fell silent, and what came back.
+They find deadlocks between hosts, and hosts that fall silent and return.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ UNTIL = (
 
 
 def set_limits(limits: dict[str, float]) -> None:
-    """Sets limits of the watch in this process."""
+    """Sets time limits of the watch in this process."""
     for name, limit_s in limits.items():
         pytest.MonkeyPatch().setattr(f"ringsim.launch.{name}", limit_s)
 
 
 def wait_for_each_other(directory: str, rank: int) -> list[str]:
-    """Two ranks on two hosts: directories of parts that only their own ranks see.
+    """Two ranks wait for each other, with separate directories of parts, as on two hosts.
 
-    A thread ends the deadlock once it has been told of.
+    A thread ends the deadlock after it has been reported.
     """
     os.environ["RINGSIM_PARTS"] = f"{directory}/host-{rank}"
     often = {"joined.TAKE_OVER_S", "hosts.LOOK_S", "hosts.BEAT_S", "hosts.STILL_S"}
@@ -68,7 +68,7 @@ def test_a_deadlock_between_hosts_is_told_with_rank_and_line(
     ranks = [(str(tmp_path), rank) for rank in range(2)]
     said, silent = results(server.run(wait_for_each_other, ranks))
     (sentence,) = said  # the rest of the run is right
-    # not for how long they wait, which nobody's clock says
+    # without the waiting time, which no single clock measures
     waits = rf"rank 0 waits in recv from 1 .* at {Path(__file__).name}:\d+"
     stuck = rf"nothing moves on any host \(ranks 0, 1 on .*\). .*deadlock: .*: {waits}.* {UNTIL}"
     assert re.fullmatch(stuck, sentence)
@@ -77,9 +77,9 @@ def test_a_deadlock_between_hosts_is_told_with_rank_and_line(
 
 
 def is_never_heard(directory: str, rank: int, entered: bool) -> list[str]:
-    """Rank 1, on a host of its own, falls silent where it has just entered the block.
+    """Rank 1, on a separate host, falls silent before the block or after entering it.
 
-    Or before it, until rank 0 has told of it.
+    It continues after rank 0 has reported this.
     """
     os.environ["RINGSIM_PARTS"] = f"{directory}/host-{rank}"
     set_limits({"hosts.LOST_S": 0.5})
@@ -112,7 +112,7 @@ def is_never_heard(directory: str, rank: int, entered: bool) -> list[str]:
 def test_a_host_that_is_gone_before_its_first_word_is_told_of(
     entered: bool, server: RankServer, tmp_path: Path
 ) -> None:
-    """Nothing used to be said for as long as the groups' time-out, 30 minutes by default."""
+    """Earlier versions reported nothing before the group's timeout, 30 minutes by default."""
     ranks = [(str(tmp_path), rank, entered) for rank in range(2)]
     said, _ = results(server.run(is_never_heard, ranks))
     words = r"nothing has come from host \S+ \(rank 1\) for 0 s: it is lost, or cut off\."

@@ -1,4 +1,4 @@
-"""Rank 0 of several hosts: what it says of one that falls silent, and of a link that is down."""
+"""Tests of rank 0's reports on silent hosts and on links that are down."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ringsim.traces.events import IN_FLIGHT, OP_CODES, Group, Payload, Tables, m
 
 
 def rank_0(directory: Path, world_size: int) -> Any:
-    """Stands for the recorder of rank 0."""
+    """Returns a stand-in for the recorder of rank 0."""
     return SimpleNamespace(rank=0, world_size=world_size, directory=directory)
 
 
@@ -51,7 +51,7 @@ def test_a_silent_host_is_named_and_so_is_a_link_that_recovered(
         return watch.said[-1]
 
     beat("far", 1, 0.0)
-    beat("farther", hosts.OVER, 0.0)  # has left, and need say nothing more
+    beat("farther", hosts.OVER, 0.0)  # has left, so it sends no more beats
     assert said(1).startswith(
         "nothing has come from host node1 (rank 1) for 0 s: it is lost, "
         "or cut off. ringsim ends no rank"
@@ -94,7 +94,7 @@ atexit.register(ending.set)  # the first
 
 
 def test_a_process_ends_only_after_a_beat_that_is_held_up(tmp_path: Path) -> None:
-    """Otherwise the interpreter, which is ending, would abort when torch's store answers."""
+    """Otherwise the ending interpreter would abort when torch's store answers."""
     ended = subprocess.run(
         [sys.executable, "-c", HELD_UP, str(tmp_path)], capture_output=True, text=True, check=False
     )
@@ -104,9 +104,9 @@ def test_a_process_ends_only_after_a_beat_that_is_held_up(tmp_path: Path) -> Non
 def test_a_link_on_which_nothing_moves_is_named_by_its_hosts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ranks 0 and 1 are on one host, rank 2 is on another.
+    """Ranks 0 and 1 are on one host, and rank 2 is on another.
 
-    1 and 2 have posted both sides of a message, and rank 0 waits for rank 1.
+    Ranks 1 and 2 have posted both sides of a message, and rank 0 waits for rank 1.
     """
     keys, here = Store(dist.HashStore(), "run"), {**place_of(tmp_path), "start_ns": 1}
     for rank, place in enumerate(({}, {}, {"id": "far", "host": "node1"})):
@@ -114,7 +114,7 @@ def test_a_link_on_which_nothing_moves_is_named_by_its_hosts(
     monkeypatch.setattr(Store, "clone", lambda keys: keys)
     watch = hosts.Judge(keys, rank_0(tmp_path, 3), lambda: "stands")
     hosts.Beat(number=1, state=7).put(keys.within("hosts"), "far")
-    watch._look("stands")  # all stand from here on
+    watch._look("stands")  # from here on, no rank makes progress
     ops = (("recv", 0, 1), ("send", 1, 2), ("recv", 2, 1))
     stuck = {"post_ns": [1, 2, 3], "wait_ns": [2, 3, 4], "done_ns": [-1] * 3, "tag": [0] * 3}
     names = {"status": [IN_FLIGHT] * 3, "group": [0] * 3, "payload": [0] * 3}
@@ -124,7 +124,7 @@ def test_a_link_on_which_nothing_moves_is_named_by_its_hosts(
     watch._judge(Trace(events, {"world_size": 3}))
     watch._explained = True
     assert watch._doubt.may_take_s == pytest.approx(3 * 32 / STALL_BYTES_PER_S)
-    watch._doubt.may_take_s = -hosts.LOST_S  # it has lasted already
+    watch._doubt.may_take_s = -hosts.LOST_S  # so that it has already lasted too long
     watch._look("stands")
     watch._look("")
     link = "on the link between hosts " + " and ".join(sorted([here["host"], "node1"]))
@@ -132,4 +132,4 @@ def test_a_link_on_which_nothing_moves_is_named_by_its_hosts(
         f"nothing moves {link}",
         f"nothing moved {link} for about 0 s; then it recovered",
     ]
-    assert "rank 0" not in watch.said[0], "a fellow victim"
+    assert "rank 0" not in watch.said[0], "rank 0 only waits for rank 1"

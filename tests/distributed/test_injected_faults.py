@@ -1,7 +1,4 @@
-"""What ``inject=`` does to real ranks, read from their traces.
-
-Also that it means the same on a virtual clock.
-"""
+"""Tests of ``inject=`` on real ranks, read from their traces, and on the virtual clock."""
 
 from __future__ import annotations
 
@@ -25,14 +22,14 @@ def _compute_alike() -> None:
 
 
 def _computed_ns(trace: ringsim.Trace) -> Any:
-    """How long each computation of each rank took, in ns, a row for each rank."""
+    """Returns the durations of all computations in ns, one row per rank."""
     spans = trace.to_pandas().query("kind == 'span'")
     took_ns = spans["done_ns"] - spans["post_ns"]
     return np.stack([took_ns[spans["rank"] == rank] for rank in range(trace.world_size)])
 
 
 def _talk(rounds: int, numel: int) -> list[float]:
-    """Both ranks send to each other by turns; returns what was received."""
+    """The two ranks send to each other alternately; returns the received values."""
     import torch
 
     from ringsim import comm as dist
@@ -52,7 +49,7 @@ def _talk(rounds: int, numel: int) -> list[float]:
 
 
 def _transfers(trace: ringsim.Trace, src: int) -> Any:
-    """How long the messages of a rank took, in ns, from when both sides were posted."""
+    """Returns the durations of a rank's messages in ns, from the time both sides were posted."""
     events, messages = trace.events, trace.messages
     took_ns = events.done_ns[messages.recv] - np.maximum(
         events.post_ns[messages.send], events.post_ns[messages.recv]
@@ -68,7 +65,7 @@ def _operations(trace: Any) -> list[str]:
 
 
 def test_slow_rank_computes_longer_and_each_draws_its_own_jitter() -> None:
-    """As long at least as on a virtual clock, which nothing else makes longer."""
+    """Real computations take at least as long as on a virtual clock, which adds no delays."""
     inject = [ringsim.Slow(1, 10), ringsim.Jitter(0.1, seed=11)]
     real_ns = _computed_ns(ringsim.trace(_compute_alike, world_size=3, inject=inject))
     wanted_ns = _computed_ns(
@@ -83,7 +80,7 @@ def test_slow_rank_computes_longer_and_each_draws_its_own_jitter() -> None:
 
 
 def _sleeps(worker: Callable[..., Any], *args: Any) -> tuple[Any, list[float]]:
-    """Runs a worker; returns its result, and how long each sleep of this rank was to last, in s."""
+    """Runs a worker; returns its result, and the durations of this rank's sleeps in s."""
     sleep, asked = time.sleep, list[float]()
 
     def note(seconds: float) -> None:
@@ -98,9 +95,9 @@ def _sleeps(worker: Callable[..., Any], *args: Any) -> tuple[Any, list[float]]:
 
 
 def _check_delays(trace: ringsim.Trace, slow_src: int) -> None:
-    """Messages from one rank are held back where they arrive.
+    """Checks that receivers delay the messages of one rank, and no others.
 
-    Each for as long as its receiver slept at least; no others are.
+    Each message takes at least as long as its receiver slept.
     """
     size = trace.world_size
     for src in range(size):
@@ -114,9 +111,9 @@ def _check_delays(trace: ringsim.Trace, slow_src: int) -> None:
 
 
 def test_degraded_link_is_slow_one_way_and_carries_the_same() -> None:
-    """The injected sleeps are known.
+    """Checks the injected sleeps of each direction.
 
-    On a busy machine one direction may be slower than the other without any.
+    Total times would not do, because on a busy machine the directions differ without any sleeps.
     """
     inject = [ringsim.Degrade(0, 1, 30)]
     trace = ringsim.trace(
@@ -153,7 +150,7 @@ def test_failing_rank_raises_in_place_of_its_operation_on_both_clocks() -> None:
         ringsim.trace(_talk, world_size=2, args=(4, 8), inject=[fault])
     with pytest.raises(RankFailed) as virtual:
         ringsim.simulate(_talk, world_size=2, args=(4, 8), link=LINK, inject=[fault])
-    assert "dist." in str(real.value)  # the user's line
+    assert "dist." in str(real.value)  # the line of the user's program
     assert str(virtual.value).splitlines()[0] == str(real.value).splitlines()[0]
     for error in (real.value, virtual.value):
         assert error.rank == 1

@@ -1,6 +1,6 @@
-"""Launching: what a worker finds and what comes back, and one error for each bad end.
+"""Tests of launching: the surroundings of workers, their results, and one error per bad end.
 
-Also what is left of processes, sockets and files.
+They also check that no processes, sockets or files remain.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
 
 def pass_round(rounds: int = 1, *, step: float = 1.0) -> float:
-    """Passes a number round the ring; every rank adds to it."""
+    """Passes a number around the ring; every rank adds to it."""
     ring = ringsim.current_ring()
     token = torch.tensor([float(ring.rank)])
     for _ in range(rounds if ring.world_size > 1 else 0):
@@ -48,7 +48,7 @@ def pass_round(rounds: int = 1, *, step: float = 1.0) -> float:
 
 
 def fails(error: type[BaseException], words: str | None, *call: Any, **options: Any) -> Any:
-    """Makes a run that ends badly, and returns its error; all ranks are gone by then."""
+    """Runs ranks that must fail; returns the error after all ranks have ended."""
     with pytest.raises(error, match=words) as caught:
         ringsim.trace(*call, **options)
     left = descendants(os.getpid()).values()
@@ -56,7 +56,7 @@ def fails(error: type[BaseException], words: str | None, *call: Any, **options: 
     return caught.value
 
 
-# -- what a worker finds, and what comes back
+# -- the surroundings of workers, and their results
 
 
 @pytest.mark.parametrize("world_size", [1, 3, 8])
@@ -82,7 +82,7 @@ def test_large_results_belong_to_the_caller() -> None:
             if isinstance(sent, torch.Tensor):
                 assert (got.dtype, got.requires_grad) == (sent.dtype, sent.requires_grad)
                 assert torch.equal(got, sent)
-        result[0][0] = -1.0  # one's own
+        result[0][0] = -1.0  # a result can be changed
         assert float(result[0][0].sum()) == -1024
         assert result[1] is result[2]
         assert np.array_equal(result[6], expected[6])
@@ -92,9 +92,9 @@ def test_large_results_belong_to_the_caller() -> None:
 def test_a_function_travels_whose_module_was_loaded_by_its_path(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As pytest loads files of tests with ``--import-mode=importlib``.
+    """Tests a module loaded like test files under ``--import-mode=importlib``.
 
-    With what it uses of another such file, and with modules of a class of their own.
+    The function uses another such module, and modules whose class is not the usual one.
     """
     text = "import torch\nfrom strange.helpers import one\n"
     text += "def two(): return one() + len([torch.ops, torch.backends.cudnn])"
@@ -109,7 +109,7 @@ def test_a_function_travels_whose_module_was_loaded_by_its_path(
 def test_ranks_see_the_callers_surroundings_as_they_are_now(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Seen:  # a local class comes back as itself
+    class Seen:  # results have the same local class
         def __init__(self) -> None:
             self.pid = os.getpid()
             setting, left = os.environ.get("MY_SETTING"), "GONE" in os.environ
@@ -134,10 +134,10 @@ def test_ranks_see_the_callers_surroundings_as_they_are_now(
     assert all(isinstance(seen, Seen) for seen in first + second)
     place = "now", False, str(tmp_path), "/somewhere/else", ["me", "--flag"], [min(before)]
     assert [seen.place for seen in second] == [place] * 2
-    assert len({seen.pid for seen in first + second}) == 4, "a rank is never used twice"
+    assert len({seen.pid for seen in first + second}) == 4, "no rank may be used twice"
     assert [seen.drawn for seen in first] == [seen.drawn for seen in second]
     assert first[0].drawn != first[1].drawn
-    torch.manual_seed(6)  # the seed and the rank
+    torch.manual_seed(6)  # the seed plus the rank
     assert first[1].drawn[2] == float(torch.rand(1))
     assert first[1].drawn == ringsim.trace(Seen, world_size=1, seed=6).results[0].drawn
 
@@ -197,20 +197,20 @@ def test_a_worker_may_initialise_as_a_script_does_and_listens_on_loopback_alone(
 
     def worker(initialise: Callable[[], int]) -> tuple[int, set[str]]:
         succ = initialise()
-        dist.new_group([0, 1])  # a group of the worker's own stays on loopback, too
+        dist.new_group([0, 1])  # a group that the worker creates also stays on loopback
         return succ, listening()
 
-    # first, the values in force
+    # the current values come first
     for initialise, ring in ((as_ringsim, True), (as_ringsim, False), (as_torch, False)):
         results = ringsim.trace(worker, world_size=2, args=(initialise,), ring=ring).results
         assert [succ for succ, _ in results] == [1, 0]
         addresses = set().union(*(seen for _, seen in results))
-        assert addresses, "every rank listens: Gloo's pairs connect to it"
+        assert addresses, "every rank must listen, because Gloo's pairs connect to it"
         assert addresses <= {"0100007F", "00000000000000000000000001000000"}, addresses
 
 
 def test_what_a_run_leaves_is_for_its_user_alone() -> None:
-    """Its directories are 0700 while the ranks run, whatever the umask allows."""
+    """Directories of a run have mode 0700 while ranks run, even with a permissive umask."""
     there = Path(tempfile.gettempdir())
 
     def modes() -> dict[str, int]:
@@ -218,14 +218,14 @@ def test_what_a_run_leaves_is_for_its_user_alone() -> None:
 
     before = os.umask(0)
     try:
-        # five: not those that were parked before
+        # five ranks, so that no parked ranks are used
         found = ringsim.trace(modes, world_size=5).results[0]
     finally:
         os.umask(before)
     assert {stat.S_IMODE(mode) for mode in found.values() if stat.S_ISDIR(mode)} == {0o700}
     files = [name for name, mode in found.items() if not stat.S_ISDIR(mode)]
-    assert any(name.endswith(".events") for name in files), "the look found what the ranks write"
-    assert all("/" in name for name in files), "every file lies in one of them"
+    assert any(name.endswith(".events") for name in files), "files that ranks write must be found"
+    assert all("/" in name for name in files), "every file must be in a directory"
 
 
 def logged() -> None:
@@ -251,7 +251,7 @@ def test_a_decorator_runs_on_ranks() -> None:
         ringsim.traced(logged)
 
 
-# -- one error for every way in which a run can end badly
+# -- one error per way in which a run can fail
 
 
 def test_the_first_failure_is_reported_with_the_users_line() -> None:
@@ -265,7 +265,7 @@ def test_the_first_failure_is_reported_with_the_users_line() -> None:
         dist.recv(torch.zeros(4), ring.pred, group=ring.pred_group)
 
     words = "^rank 1 of 4 raised ZeroDivisionError: "
-    # If the blocked recv were waited for, the test would reach its limit.
+    # If the launcher waited for the blocked recv, the test would reach its limit.
     error = fails(RankFailed, words, worker, world_size=4, timeout_s=1000.0)
     assert "print(1 / (ring.rank - 1))" in str(error)
     assert f"line {worker.__code__.co_firstlineno + 5}, in worker" in str(error)
@@ -278,7 +278,7 @@ def test_the_first_failure_is_reported_with_the_users_line() -> None:
 
 
 def wait_for(rank: int, then: Callable[[], object]) -> None:
-    """Every rank but one waits for a message from that one, which does something else."""
+    """All ranks wait for a message from one rank, which calls ``then`` instead."""
     if dist.get_rank() != rank:
         dist.recv(torch.zeros(4), rank)
     else:
@@ -296,8 +296,8 @@ CALL = r"dist\.recv\(torch\.zeros\(4\), rank\)"
         (Deadlock, None, lambda: dist.recv(torch.zeros(4), 1 - dist.get_rank()), 2, {}),
         (RankFailed, "rank 1 of 3 raised SystemExit: 3", wait_for, 3,
          {"args": (1, lambda: sys.exit(3))}),
-        # Some other rank might still send: only the limit of an operation, and that of the run,
-        # know better.
+        # The sleeping ranks might still send, so only the timeout of an operation or the time limit
+        # of the run ends these.
         (RankFailed, CALL, wait_for, 2, {"args": SLEEPS, "timeout_s": 1}),
         (RunTimeout, r"limit_s=0.5 s, got no result from ranks \[0, 1\] of 2", time.sleep, 2,
          {"args": (100,), "limit_s": 0.5}),
@@ -384,12 +384,12 @@ def test_a_terminals_interrupt_ends_all_ranks_and_reaches_the_caller_alone(tmp_p
     assert until(lambda: all(gone(int(pid)) for _, pid in names), 5)
 
 
-# -- ranks with processes of their own, which keep a dead rank's channel and connections open unless
-# they end with it
+# -- ranks with child processes, which keep a dead rank's channel and connections open unless they
+# end with it
 
 
-LONG_S = 50.0  # what a child would take
-KEPT: list[object] = []  # what a rank must not drop
+LONG_S = 50.0  # the duration of a child
+KEPT: list[object] = []  # objects that a rank must keep alive
 
 
 def fork() -> int:
@@ -401,7 +401,7 @@ def fork() -> int:
 
 
 def start_process(new_session: bool = False) -> int:
-    """It has all the files of the rank."""
+    """Starts a process that inherits all files of the rank."""
     words = ["sleep", str(LONG_S)]
     return subprocess.Popen(words, close_fds=False, start_new_session=new_session).pid
 
@@ -443,9 +443,10 @@ def test_end_of_a_rank_is_seen_though_its_child_lives(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A killed rank was found out when its child ended.
+    """The end of a rank is noticed before its child ends.
 
-    Others that had one went on ``EXIT_S`` later: here long enough to tell.
+    Earlier versions noticed a killed rank when its child ended, and other ends ``EXIT_S`` later.
+    The value here is long enough to notice this delay.
     """
     monkeypatch.setattr("ringsim.launch.ranks.EXIT_S", 50.0)
 
@@ -461,7 +462,7 @@ def test_end_of_a_rank_is_seen_though_its_child_lives(
     assert (found.kind, 1 in found.findings[0].ranks) == (kind, True), str(found)
     assert "ok" not in error.trace.to_pandas().query("rank == 0").status.tolist()
     first_ns, last_ns = error.trace.metadata["given_up_ns"], error.trace.metadata["end_ns"]
-    assert last_ns - first_ns < 50e9  # for a channel that stays open it is waited that long
+    assert last_ns - first_ns < 50e9  # the launcher waits this long for an open channel
 
 
 def test_a_child_ends_with_its_rank_unless_it_leads_a_session() -> None:
@@ -474,7 +475,7 @@ def test_a_child_ends_with_its_rank_unless_it_leads_a_session() -> None:
     assert until(lambda: gone(service))
 
 
-# -- whoever dies first, and how often one launches
+# -- the death of the script, and repeated launches
 
 
 SCRIPT = """
@@ -497,9 +498,9 @@ SCRIPT = """
 def test_a_script_needs_no_guard_and_no_rank_and_no_child_of_one_outlives_it(
     tmp_path: Path,
 ) -> None:
-    """Neither a script, whatever its name, nor what follows ``python -c``.
+    """Tests scripts with odd names and ``python -c``.
 
-    However Python was started, and whatever signal ends it.
+    Python is started in different ways, and ended by different signals.
     """
     scripts = {"script.py", os.fsdecode(b"\xe9.py")}
     for name in scripts:
@@ -530,11 +531,11 @@ def test_a_script_needs_no_guard_and_no_rank_and_no_child_of_one_outlives_it(
             assert lines[:2] == ["once\n", "[0, 1] True\n"]
             pids += [int(pid) for line in lines[2:] for pid in line.split()[2:]]
             process.send_signal(number)
-        until(lambda: all(map(gone, pids)))  # four servers end their ranks side by side
+        until(lambda: all(map(gone, pids)))  # four servers end their ranks at the same time
         left = [pid for pid in pids if not gone(pid)]
         assert [Path(f"/proc/{pid}/cmdline").read_text() for pid in left] == []
         assert until(lambda: {path.name for path in tmp_path.iterdir()} == scripts), (
-            "a file is left"
+            "a file remains"
         )
     finally:
         for process in running.values():
@@ -574,14 +575,14 @@ def test_many_runs_leak_nothing() -> None:
         ringsim.trace(pass_round, world_size=2)
     fds_after, threads_after, kib_after = resources()
     assert (fds_after, threads_after) == (fds, threads)
-    assert kib_after - kib < 12 * 100  # a run's trace takes some 10 KiB, a record that is kept 100
+    assert kib_after - kib < 12 * 100  # a trace takes about 10 KiB, a leaked record 100 KiB
 
 
 def test_works_without_a_fork_server(monkeypatch: pytest.MonkeyPatch) -> None:
     def worker() -> float:
         result = pass_round(step=3.0)
         if ringsim.current_ring().rank == 1:
-            time.sleep(0.3)  # so that the other's result is there
+            time.sleep(0.3)  # until the result of the other rank has arrived
             kill()
         return result
 
@@ -594,7 +595,7 @@ def test_works_without_a_fork_server(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ranks_that_never_come_up_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("ranks", "run", "supervisor"):
         monkeypatch.setattr(f"ringsim.launch.{module}.START_S", 0.2)  # loading torch takes longer
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")  # needs another fork server
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")  # needs a new fork server
     words = r"ranks must come up within 0\.2 s, got 0 of 2 by then\. Call again"
     fails(RingError, words, pass_round, world_size=2)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")

@@ -1,6 +1,6 @@
-"""The fork server and parked ranks.
+"""Tests of the fork server and parked ranks.
 
-Which calls take them, what ends them, and who can reach them.
+They check which calls use them, when they end, and that other users cannot reach them.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
 
 def succ() -> int:
-    """Uses the ring: what the next rank says is its number."""
+    """Runs a collective; returns the number of the next rank."""
     ring = ringsim.current_ring()
     dist.all_reduce(torch.ones(1))
     return ring.succ
 
 
 def call() -> Any:
-    """Runs two ranks; returns the fork server that they came from."""
+    """Runs two ranks; returns the fork server that started them."""
     assert ringsim.trace(succ, world_size=2).results == [1, 0]
     return get_launcher()._server
 
@@ -52,9 +52,9 @@ def park(park_s: float) -> tuple[ForkedRanks, list[int]]:
 
 @contextlib.contextmanager
 def going_on(there: Path) -> Iterator[tuple[Future[ringsim.Trace], list[int]]]:
-    """Keeps a run of another thread going for the length of a block.
+    """Keeps a run in another thread active for the duration of a block.
 
-    Gives its future, and the processes of its ranks.
+    Yields its future and the process ids of its ranks.
     """
 
     def worker() -> int:
@@ -86,12 +86,12 @@ def test_values_read_at_the_start_take_another_server_and_no_rank_outlives_its_s
     with going_on(tmp_path / "other") as (other, _):
         monkeypatch.setenv("OMP_NUM_THREADS", "1")
         assert ringsim.trace(torch.get_num_threads, world_size=1).results == [1]
-    assert other.result().results == [0, 1]  # of the server before
-    with pytest.raises(RingError):  # not a hang
+    assert other.result().results == [0, 1]  # from the previous server
+    with pytest.raises(RingError):  # and does not hang
         ringsim.trace(worker, world_size=2)
     monkeypatch.delenv("OMP_NUM_THREADS")
     assert until(lambda: all(gone(int(path.name)) for path in there.iterdir())), "a rank is left"
-    call()  # of another server
+    call()  # uses another server
 
 
 def test_parked_ranks_end_when_nobody_comes() -> None:
@@ -104,9 +104,9 @@ def test_parked_ranks_end_when_nobody_comes() -> None:
 
 
 def test_a_call_just_when_parked_ranks_end_has_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In 0.2.0 the launcher looked for traces of their end, which came after it.
+    """In 0.2.0 about half of such calls failed.
 
-    About half of such calls failed.
+    The launcher then looked for signs that appeared only after the ranks had ended.
     """
     park_s = 0.2
     monkeypatch.setattr(ranks, "PARKED_S", park_s)
@@ -116,9 +116,9 @@ def test_a_call_just_when_parked_ranks_end_has_ranks(monkeypatch: pytest.MonkeyP
 
 
 def knock(port: int) -> str:
-    """Connects to a port of loopback, and says what came of it."""
+    """Connects to a port on loopback; returns the result."""
     try:
-        # not create_connection, which imports what another user may not read
+        # create_connection would import files that another user may not read
         with socket.socket() as connection:
             connection.settimeout(0.2)
             connection.connect(("127.0.0.1", port))
@@ -129,7 +129,7 @@ def knock(port: int) -> str:
 
 
 def knock_as_another_user(ports: list[int]) -> set[str]:
-    """Connects to ports of loopback, as nobody if this is root, and says what came of each."""
+    """Connects to ports on loopback, as an unprivileged user if possible; returns the results."""
     read, write = os.pipe()
     if (pid := os.fork()) == 0:
         try:
@@ -151,9 +151,9 @@ def test_nobody_else_reaches_the_store_that_a_ring_has_met_over() -> None:
         ring = ringsim.current_ring()
         place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         store = dist.TCPStore(*place, is_master=False)
-        held = store.check(["ringsim/0/head"])  # of the roll-call, in the store that they met over
+        held = store.check(["ringsim/0/head"])  # a key of the roll-call
         dist.destroy_process_group()
-        dist.init_process_group("gloo")  # over env://, as under torchrun
+        dist.init_process_group("gloo")  # with env://, as under torchrun
         dist.all_reduce(total := torch.ones(1))
         return ring.port - place[1], held, total.item()
 
@@ -170,7 +170,7 @@ def test_ranks_do_without_a_fork_server_that_is_stopped_and_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ranks, "ANSWER_S", 0.5)
-    monkeypatch.setattr(ranks, "EXIT_S", 0.2)  # nobody says that its ranks have ended
+    monkeypatch.setattr(ranks, "EXIT_S", 0.2)  # no server reports that the ranks have ended
     monkeypatch.setattr(supervisor, "_LOST_S", 0.2)
     with going_on(tmp_path / "dying") as (dying, pids), going_on(tmp_path / "other") as (other, _):
         stopped = get_launcher()._server
@@ -187,7 +187,7 @@ def test_a_fork_server_obeys_to_the_last_word(tmp_path: Path) -> None:
     server = call()
     directory = tmp_path / "ringsim-of-a-run"
     directory.mkdir()
-    # and the answer is not read: the server's next look at the socket is an error
+    # the answer is not read, so the server's next read of the socket is an error
     server._put("answer", "")
     assert select.select([server._control], [], [], 5.0)[0]
     os.kill(server._process.pid, signal.SIGSTOP)

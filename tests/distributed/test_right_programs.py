@@ -1,6 +1,6 @@
-"""Right programs, as users write them, unchanged.
+"""Tests of correct programs, unchanged and as users write them.
 
-Each is recorded whole, with its exact number of calls, and nobody is accused.
+Each record is complete, has the exact number of calls, and blames no rank.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ for module in (right_messages, right_modules):
     cloudpickle.register_pickle_by_value(module)
 PROGRAMS = right_messages.PROGRAMS
 CALLS = ("send", "recv", "collective")
-# findings that accuse nobody: the run finished, but might be faster
+# kinds of findings that blame no rank: the run finished, but might be faster
 SLOW = {"link", "slow_link", "late_sender", "late_receiver", "straggler"}
 
 
@@ -63,9 +63,9 @@ def test_nobody_is_accused(trace: Trace) -> None:
     assert trace.metadata["not_recorded"] == []
 
 
-# How many ranks, and what they call. FSDP2: four units, gathered for the forward pass and, but for
-# the outermost, again for the backward pass; the norm of what is sharded is one all_reduce. GPipe
-# and 1F1B: a message each way at each boundary for each microbatch.
+# The number of ranks and their calls. FSDP2 has four units, gathered for the forward pass and,
+# except for the outermost, again for the backward pass; the norm of sharded gradients is one
+# all_reduce. GPipe and 1F1B send one message in each direction per boundary and microbatch.
 SCRIPTS = {
     "data_parallel": (2, {"all_gather": 2, "broadcast": 8, "all_reduce": 6}),
     "fully_sharded": (2, {"all_gather_single": 28, "reduce_scatter_single": 16, "all_reduce": 4}),

@@ -1,7 +1,7 @@
-"""What the watcher finds in runs of which the test knows more than a program could say.
+"""Tests of the watcher in special runs.
 
-Random programs of messages, for which a machine says who gets stuck; ranks that stop to record; and
-ranks that nobody wakes in time.
+The runs are random message programs, for which a machine computes the stuck ranks; ranks that stop
+recording; and ranks that are not woken in time.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ GROUPS = (
 
 
 def play(programs: Programs) -> dict[int, list[int]]:
-    """Plays this rank's program; every message says which post of which rank it is.
+    """Runs this rank's program; every message contains its rank and its position in the program.
 
-    Returns what each recv that was waited for got.
+    Returns the message of each recv that the rank waited for.
     """
     ring, received, handles = ringsim.current_ring(), {}, []
     groups = {0: None, 1 + ring.rank: ring.succ_group, 1 + ring.pred: ring.pred_group}
@@ -70,7 +70,7 @@ def play(programs: Programs) -> dict[int, list[int]]:
 
 
 def expected_results(machine: Machine) -> list[dict[int, list[int]]]:
-    """Returns what ``play`` returns, by the machine."""
+    """Returns the results of ``play`` on each rank according to the machine."""
     return [
         {
             op.line - 1: [op.partner.rank, op.partner.line - 1]
@@ -81,13 +81,13 @@ def expected_results(machine: Machine) -> list[dict[int, list[int]]]:
     ]
 
 
-# test_diagnose_machines asks the same of the record alone, and more often
+# test_diagnose_machines runs this test on records, without real ranks, and more often
 @settings(max_examples=settings.default.max_examples // 3)
 @given(parts=st.lists(programs_of_messages(GROUPS), min_size=1, max_size=6))
 def test_ranks_are_told_where_the_machine_says_so(parts: list[Programs]) -> None:
     stuck = [bool(run_to_the_end(part, GROUPS).unfinished) for part in parts]
     ending = [part for part, is_stuck in zip(parts, stuck, strict=True) if not is_stuck]
-    # one run for all that end, and one that does not
+    # one run contains all parts that finish, and one part that does not
     programs = joined([*ending, *[part for part in parts if part not in ending][:1]], 3)
     machine = run_to_the_end(programs, GROUPS)
     note(f"{programs}\n{awaited(machine)}")
@@ -102,26 +102,26 @@ def test_ranks_are_told_where_the_machine_says_so(parts: list[Programs]) -> None
         return
     diagnosis = error.diagnosis
     assert said(diagnosis)
-    # it may come while others are still on their way into it
+    # the diagnosis may come before all ranks have run into the deadlock
     assert said(diagnosis) <= awaited(machine)
     assert said_circles(diagnosis) <= circles_of(machine)
     assert named(diagnosis) >= {one.rank for one in said(diagnosis)}
     kinds = {"deadlock", "tag_mismatch", "group_mismatch", "peer_exited"}
     assert {finding.kind for finding in diagnosis.findings} <= kinds
     assert type(error) is (PeerExited if diagnosis.kind == "peer_exited" else Deadlock)
-    # what is in the file is what the watcher saw
+    # the file contains everything that the watcher saw
     assert said(error.trace.explain()) >= said(diagnosis)
 
 
-MAXIMUM = 600  # the real one, two million, takes minutes to reach
+MAXIMUM = 600  # the real maximum of two million takes minutes to reach
 ROUNDS = 400  # two messages each: the last 200 messages are not recorded
 STOPS = (0, 3)  # a sender and a receiver stop to record
 
 
 def to_and_fro() -> int:
-    """Messages both ways in each pair.
+    """Ranks of a pair exchange messages.
 
-    Then one that its sender sends late, when a rank that looked stuck would have been found out.
+    The last message is so late that the watcher would report a rank that looked stuck.
     """
     rank, token = dist.get_rank(), torch.zeros(1)
     peer, sends = rank ^ 1, rank % 2 == 0
@@ -164,7 +164,7 @@ def send_too_little(count: int) -> None:
 def test_what_disagrees_is_told_if_ranks_are_gone_from_there_before_they_are_woken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Gloo fills a part of the tensor and says nothing: no program has caught that."""
+    """Gloo fills part of the tensor without an error, so the program cannot catch the mismatch."""
     tell = Followed.tell
 
     def tell_too_late(self: Any, message: Any) -> None:
@@ -172,6 +172,6 @@ def test_what_disagrees_is_told_if_ranks_are_gone_from_there_before_they_are_wok
             tell(self, message)
 
     monkeypatch.setattr(Followed, "tell", tell_too_late)
-    count = 40_000_000  # under way for long, so that the watcher may find rank 1 waiting
+    count = 40_000_000  # in flight for long enough that the watcher finds rank 1 waiting
     with pytest.raises(MessageMismatch, match=rf"rank 0 sends float32\[{count}\]"):
         ringsim.trace(send_too_little, world_size=2, args=(count,))
