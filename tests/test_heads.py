@@ -1,4 +1,4 @@
-"""Where a rank looks for rank 0: what a machine's name leads to, and addresses that cannot be."""
+"""Tests of the address at which a rank looks for rank 0, including impossible addresses."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def join(head: str, port: int, rank: int = 0, world_size: int = 1, timeout_s: fl
 
 @pytest.fixture
 def node07(monkeypatch: pytest.MonkeyPatch) -> str:
-    """Returns this machine's name, as Debian's /etc/hosts has it.
+    """Returns this machine's name, set up as in Debian's /etc/hosts.
 
-    It leads to loopback here, to the network elsewhere.
+    The name means loopback on this machine, and the network on other machines.
     """
     real = socket.getaddrinfo
 
@@ -45,7 +45,7 @@ def node07(monkeypatch: pytest.MonkeyPatch) -> str:
     try:
         free_port(DEBIAN)
     except OSError:
-        pytest.skip("this system has 127.0.0.1 alone on its loopback interface")
+        pytest.skip("this system has only 127.0.0.1 on its loopback interface")
     return "node07"
 
 
@@ -64,7 +64,7 @@ def test_gloo_is_kept_on_loopback_only_where_the_head_says_so_everywhere(
 def test_who_joins_by_the_name_does_not_take_it_for_local_either(
     node07: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Under torchrun rank 0 joins too: the store is the agent's."""
+    """Tests ranks under torchrun, where rank 0 also joins a store that the agent created."""
     store = TCPStore(DEBIAN, 0, is_master=True, wait_for_workers=False)
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     monkeypatch.setenv("MASTER_PORT", str(store.port))

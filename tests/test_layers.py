@@ -1,12 +1,12 @@
-"""The house: which rooms there are, and on which floor each stands.
+"""Tests of the house: its rooms (modules and packages) and the floors (layers) that contain them.
 
-Nothing imports upwards or in a circle. Read from the source. Every import of ringsim counts: those
-inside functions and those for type checkers too. The exception are values, such as ``Trace``, whose
-methods import what draws, writes or explains them. The tables of dotted names (the contents in
-``ringsim/__init__.py`` and its like) are not imports: they are resolved on use, and a test below
-names the files that may have one.
+No module imports upwards or in a cycle. The tests read imports from the source, and every import of
+ringsim counts, including imports inside functions and for type checkers. The only exceptions are
+values, such as ``Trace``, whose methods import code that draws, writes or explains them. Tables of
+dotted names (such as the contents in ``ringsim/__init__.py``) are not imports, because they are
+resolved on use. A test below lists the files that may have one.
 
-The examples in the docstrings run, module by module.
+Another test runs the examples in docstrings, module by module.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ MODULES = {
     for path in sorted((ROOT / "ringsim").rglob("*.py"))
 }
 
-# From below. A room imports from the floors under its own, and within a package from its own files.
-# Neighbours on a floor do not know each other, but for one: plot draws what prediction compares.
+# The lowest floor comes first. A room imports from lower floors, and a package from its own files.
+# Rooms on the same floor do not import each other, except for the pairs in NEIGHBOURS.
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("errors", "state", "provenance"),
     ("link", "faults", "environment", "schedules"),
@@ -44,7 +44,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS, start=1) for room in rooms}
 NEIGHBOURS = {("plot", "prediction"), ("view", "plot")}
-# modules of values whose methods import what draws, writes or explains them
+# modules of values whose methods import code that draws, writes or explains them
 VALUES = {
     "ringsim.traces.value",
     "ringsim.traces.bandwidths",
@@ -55,7 +55,7 @@ VALUES = {
 # tables of public names; type checkers see the same names as imports
 CONTENTS = {"ringsim", "ringsim.pipeline"}
 DATA = {"numpy", "pandas", "pyarrow"}
-# beyond the standard library and numpy; what type checkers alone import does not count
+# libraries other than the standard library and numpy, not counting imports for type checkers
 LIBRARIES: dict[str, set[str]] = {
     "environment": {"mpi4py"},
     "traces": DATA,
@@ -84,9 +84,9 @@ def room_of(module: str) -> str:
 
 @cache
 def imports(source: str, methods: bool = True) -> tuple[tuple[str, int, bool], ...]:
-    """Lists (dotted name, line, whether for type checkers alone) of every import.
+    """Returns (dotted name, line, whether only for type checkers) for every import.
 
-    ``from a import b`` gives ``a.b``. Those of methods are left out unless ``methods`` is true.
+    ``from a import b`` gives ``a.b``. Imports inside methods count only if ``methods`` is true.
     """
     tree = ast.parse(source)
     if not methods:
@@ -113,7 +113,7 @@ def imports(source: str, methods: bool = True) -> tuple[tuple[str, int, bool], .
 
 
 def own_module(name: str) -> str | None:
-    """Returns the module of ringsim that a dotted name means, None for what lies outside."""
+    """Returns the ringsim module that a dotted name refers to; None if it is not in ringsim."""
     if name.partition(".")[0] != "ringsim":
         return None
     while name not in MODULES:
@@ -122,7 +122,7 @@ def own_module(name: str) -> str | None:
 
 
 def complaints(module: str, source: str) -> list[str]:
-    """Lists the imports of a module that break the rule."""
+    """Returns the imports of a module that break a rule."""
     room = room_of(module)
     floor = FLOOR[room]
     found = []
@@ -153,7 +153,7 @@ def complaints(module: str, source: str) -> list[str]:
 
 def test_every_room_has_a_floor() -> None:
     assert set(FLOOR) == {room_of(module) for module in MODULES if module != "ringsim"}, (
-        "say in FLOORS and docs/explanation/architecture.md where it stands"
+        "add the new room to FLOORS and docs/explanation/architecture.md"
     )
 
 
@@ -230,13 +230,13 @@ def test_rule_finds_what_breaks_it(module: str, source: str, why: str) -> None:
 
 
 def users_of(pattern: str) -> set[str]:
-    """Returns the modules whose code, without comments and text, has something of this form."""
+    """Returns the modules with code that matches a pattern, ignoring comments and strings."""
     found = set()
     for module, path in MODULES.items():
         if not re.search(pattern, source := path.read_text()):
             continue
         tree = ast.parse(source)
-        for node in ast.walk(tree):  # docstrings and messages say what they like
+        for node in ast.walk(tree):  # docstrings and messages are not code
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 node.value = ""
         if re.search(pattern, ast.unparse(tree)):
@@ -262,7 +262,7 @@ def test_nothing_behind_the_back_of_python_and_torch() -> None:
 
 
 def starts_no_ranks(room: str) -> bool:
-    """Tells whether the examples of a room run in one process."""
+    """Returns whether the examples of a room run in one process."""
     return FLOOR[room] <= FLOOR["topologies"] or room in {
         "diagnose",
         "compute_costs",
@@ -289,8 +289,8 @@ def test_examples_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)  # examples may save files
     loaded = importlib.import_module(module)
-    for name in dir(loaded):  # a name that is found on first use changes what doctest walks over
+    for name in dir(loaded):  # load names first, because that changes the dict doctest iterates
         getattr(loaded, name)
     failed, tried = doctest.testmod(loaded, optionflags=doctest.ELLIPSIS)
-    assert tried, "the examples of this module are never run"
+    assert tried, "doctest must find the examples of this module"
     assert not failed, capsys.readouterr().out
