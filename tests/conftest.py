@@ -1,7 +1,7 @@
-"""What every test gets.
+"""Fixtures and hooks for all tests.
 
-An order, a seed, a clean environment, a rank state of its own, and a look for processes left
-behind.
+They order the tests, set seeds, clean the environment, reset the rank state, and look for processes
+left behind.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from ringsim.errors import Interrupted, RingError
 from ringsim.state import RankState, change_state, get_state
 from ringsim.traces.findings import Diagnosis
 
-pytest_plugins = ["verdicts"]  # its fixture
+pytest_plugins = ["verdicts"]  # for its fixture
 
 # A property is tried on the same few examples in every run, and on many new ones in `make soak`.
-# Ranks share the cores: the time of one says nothing.
+# There are no deadlines, because ranks share the cores.
 IGNORED = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture]
 hypothesis.settings.register_profile(
     "soak", max_examples=600, deadline=None, suppress_health_check=IGNORED
@@ -48,7 +48,7 @@ hypothesis.settings.load_profile("ringsim")
 
 
 class SameConstants(HypothesisProvider):
-    """Draws no constants of the modules that are loaded, which depend on the tests before."""
+    """Draws no constants from loaded modules, because those depend on the tests before."""
 
     _local_constants = Constants()
 
@@ -58,26 +58,26 @@ def pytest_configure(config: pytest.Config) -> None:
         AVAILABLE_PROVIDERS["hypothesis"] = SameConstants
 
 
-# A shell that starts the tests in the background may have Ctrl-C ignored, which every process that
-# a test starts would inherit.
+# A shell that starts the tests in the background may make them ignore Ctrl-C, and every process
+# that a test starts would inherit this.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Tests that take long, and are not the only ones of their kind: `make test-long` runs them. A line
-# is a test, a case of one ("test[case]"), or all its cases but the first ("test[").
+# Long tests for which similar shorter ones exist; `make test-long` runs them. A line is a test, one
+# of its cases ("test[case]"), or all its cases except the first ("test[").
 LONG = frozenset((Path(__file__).parent / "long.txt").read_text().split("\n"))
 LEFT_BEHIND_AFTER_S = 60.0  # a process that is ending gets this long to do so
-# What the fork server, fresh ranks and a browser call themselves: they may stay for the next call,
-# or the next test.
+# The names of the fork server, fresh ranks and browsers, which may stay for the next call or the
+# next test.
 WAITING = ("ringsim-server", "ringsim-parked", "chrom")
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Quick tests come first, then those on real ranks, then the lessons.
+    """Runs quick tests first, then those on real ranks, then the lessons.
 
-    What breaks everything breaks early. Workers travel by value, as from a notebook, so that no
-    rank imports pytest.
+    A bug that breaks everything then shows early. Workers are pickled by value, as from a notebook,
+    so that no rank imports pytest.
     """
     for module in {getattr(item, "module", None) for item in items} - {None}:
         cloudpickle.register_pickle_by_value(module)
@@ -85,8 +85,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "distributed" in item.path.parts:
             item.add_marker("distributed")
-            # One after the other, while another process does the rest; jobs of MPI share nothing
-            # with other ranks.
+            # These run one after the other, while another process runs the rest. MPI jobs have
+            # their own group, because they share nothing with other ranks.
             item.add_marker(pytest.mark.xdist_group("mpi" if "mpi" in item.path.stem else "ranks"))
         elif "notebook" in item.path.stem:
             item.add_marker("notebooks")
@@ -115,9 +115,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def empty_diagnoses() -> Iterator[list[str]]:
-    """The errors of runs so far whose diagnosis has no finding.
+    """Collects errors of runs whose diagnosis has no finding.
 
-    Such an error says that nothing is wrong.
+    Such an error reports that nothing is wrong.
     """
     found: list[str] = []
 
@@ -136,7 +136,7 @@ def empty_diagnoses() -> Iterator[list[str]]:
 def every_diagnosis_finds_something(empty_diagnoses: list[str]) -> Iterator[None]:
     yield
     found = [empty_diagnoses.pop() for _ in list(empty_diagnoses)]
-    assert not found, "an error whose diagnosis finds nothing must have none"
+    assert not found, "an error must not have a diagnosis without findings"
 
 
 @pytest.fixture(autouse=True)
@@ -152,7 +152,7 @@ def seed() -> None:
     np.random.seed(0)
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)
-        # several, for tensors as small as here, wait for each other most of the time
+        # with tensors this small, several threads mostly wait for each other
         sys.modules["torch"].set_num_threads(1)
 
 
@@ -166,9 +166,9 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def fresh_state(clean_environment: None) -> Iterator[None]:
-    """The rank state is the default one before and after a test.
+    """Gives each test the default rank state, and restores it afterwards.
 
-    No ring, no recorder, the real ``print``.
+    There is no ring and no recorder, and ``print`` is the built-in one.
     """
     yield
     if get_state().ring is not None:
@@ -185,7 +185,7 @@ def fresh_state(clean_environment: None) -> Iterator[None]:
 def no_process_left(fresh_state: None) -> Iterator[None]:
     """Fails a test that leaves a process behind.
 
-    Other than those of ringsim that wait for the next call.
+    Processes of ringsim that wait for the next call may stay.
     """
     before = busy_processes()
     yield
@@ -197,10 +197,7 @@ def no_process_left(fresh_state: None) -> Iterator[None]:
 
 
 def busy_processes() -> dict[int, str]:
-    """Returns the processes that this one has started, and they in turn.
-
-    Less those that just wait for the next call.
-    """
+    """Returns the descendants of this process, except those that only wait for the next call."""
     multiprocessing.active_children()  # reaps those that have ended
     return {
         pid: name for pid, name in descendants(os.getpid()).items() if not name.startswith(WAITING)

@@ -1,4 +1,4 @@
-"""Rank 0 on torch's fake backend: one process, no messages, every function of torch.distributed."""
+"""Rank 0 on torch's fake backend, which runs torch.distributed in one process without messages."""
 
 from __future__ import annotations
 

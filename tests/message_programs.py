@@ -1,6 +1,6 @@
-"""Programs of messages drawn at random, for a ``Machine`` or for real ranks.
+"""Random message programs, for a ``Machine`` or for real ranks.
 
-Also what must be said of those that get stuck.
+The module also works out the right diagnosis of programs that get stuck.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Programs = list[list[Instruction]]
 
 
 class Awaits(NamedTuple):
-    """A rank that waits in vain: in what, and for whom."""
+    """A rank that waits forever: its operation, and the rank that it waits for."""
 
     rank: int
     peer: int
@@ -35,17 +35,18 @@ def programs_of_messages(
     apart: bool = False,
     at_once: bool = False,
 ) -> Programs:
-    """Draws programs of which about half come to an end.
+    """Draws programs, about half of which finish.
 
-    Whole messages, some spoilt, waited for in any order, never, or twice.
+    They consist of complete messages, some of them damaged. Ranks wait for their operations in any
+    order, never, or twice.
 
     Args:
-        draw: hypothesis's.
-        groups: those that messages may use; the first holds all ranks.
-        collectives: whether ranks meet in some, too.
-        anybody: whether some messages may be received from anybody.
-        apart: whether those have a tag of their own.
-        at_once: whether programs end by waiting for all that is open at once.
+        draw: the function that hypothesis passes.
+        groups: the groups for messages; the first contains all ranks.
+        collectives: whether to include collectives.
+        anybody: whether to receive some messages from any source.
+        apart: whether messages received from any source have a separate tag.
+        at_once: whether programs end with one wait for all open operations.
     """
     posts: Programs = [[] for _ in groups[0].ranks]
     for _ in range(draw(st.integers(0, 8))):
@@ -66,10 +67,7 @@ def programs_of_messages(
 
 @st.composite
 def _spoilt(draw: st.DrawFn, posts: list[Instruction]) -> list[Instruction]:
-    """Drops a post now and then.
-
-    Or moves it to the front, or posts it once more, or under another tag.
-    """
+    """Occasionally drops a post, moves it to the front, repeats it, or changes its tag."""
     what = draw(st.sampled_from(["no"] * 12 + ["drop", "swap", "tag", "again"])) if posts else "no"
     if what == "no":
         return posts
@@ -84,13 +82,14 @@ def _spoilt(draw: st.DrawFn, posts: list[Instruction]) -> list[Instruction]:
 
 @st.composite
 def _with_waits(draw: st.DrawFn, posts: list[Instruction], at_once: bool) -> list[Instruction]:
-    """Puts waits behind posts.
+    """Adds waits after posts.
 
-    At once (or a blocking call), a few posts later, at the end in any order, never, or twice.
+    A wait comes immediately (or the call blocks), a few posts later, at the end in any order,
+    never, or twice.
     """
     program: list[Instruction] = []
-    later: list[int] = []  # handles that are still to be waited for
-    handles, patient = 0, draw(st.booleans())  # the patient wait for nothing before all is posted
+    later: list[int] = []  # handles to wait for later
+    handles, patient = 0, draw(st.booleans())  # patient: post everything before the first wait
     for op, *about in posts:
         how = (
             "later"
@@ -117,7 +116,7 @@ def _with_waits(draw: st.DrawFn, posts: list[Instruction], at_once: bool) -> lis
 
 
 def joined(parts: Sequence[Programs], size: int) -> Programs:
-    """Writes programs of messages one behind the other, each with tags of its own."""
+    """Concatenates message programs, each with its own tags."""
     whole: Programs = [[] for _ in range(size)]
     for number, part in enumerate(parts):
         for program, mine in zip(whole, part, strict=True):
@@ -138,7 +137,7 @@ def run_to_the_end(programs: Programs, groups: Sequence[Any]) -> Machine:
 
 
 def awaited(machine: Machine) -> set[Awaits]:
-    """Returns who waits, and in what message, by the machine: at the end, for ever."""
+    """Returns the ranks that a machine leaves waiting at the end, with their messages."""
     return {
         Awaits(op.rank, op.peer, op.op.endswith("send"), machine.groups[op.group].name, op.tag)
         for ops in machine.awaited
@@ -148,7 +147,7 @@ def awaited(machine: Machine) -> set[Awaits]:
 
 
 def said(diagnosis: Any) -> set[Awaits]:
-    """Returns who waits for ever, and in what, by a diagnosis."""
+    """Returns the ranks that wait forever according to a diagnosis, with their messages."""
     return {
         Awaits(
             edge.rank,
@@ -163,7 +162,7 @@ def said(diagnosis: Any) -> set[Awaits]:
 
 
 def circles(following: dict[int, int]) -> set[frozenset[int]]:
-    """Returns the circles of ranks of which each waits for one other."""
+    """Returns the cycles of ranks that wait for each other."""
     found = set()
     for rank in following:
         way = [rank]
@@ -179,12 +178,12 @@ def circles_of(machine: Machine) -> set[frozenset[int]]:
 
 
 def said_circles(diagnosis: Any) -> set[frozenset[int]]:
-    """Returns the circles that a diagnosis marks."""
+    """Returns the cycles that a diagnosis marks."""
     return circles({edge.rank: edge.peer for edge in diagnosis.edges if edge.in_cycle})
 
 
 def named(diagnosis: Any) -> set[int]:
-    """Returns all ranks that the findings name, and what is folded under them."""
+    """Returns all ranks named by the findings, including nested ones."""
     return {
         rank
         for root in diagnosis.findings

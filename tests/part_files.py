@@ -1,4 +1,4 @@
-"""Parts of ranks, written by hand: records, names, facts."""
+"""Parts of ranks written by hand, with records, names and facts."""
 
 from __future__ import annotations
 

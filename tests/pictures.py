@@ -1,4 +1,4 @@
-"""What a picture shows, read off its axes."""
+"""Functions that read the contents of a picture from its axes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from matplotlib.transforms import Bbox
 
 
 def words(ax: Axes) -> str:
-    """All words in a picture but those of title, axes and legend, one text after the other."""
+    """Returns the text in a picture, except for the title, axes and legend."""
     return "\n".join(text.get_text() for panel in (ax, *ax.child_axes) for text in panel.texts)
 
 
@@ -26,16 +26,16 @@ def title(ax: Axes) -> str:
 
 
 def drawn(artists: Any, prefix: str) -> dict[str, Any]:
-    """Artists by their id, of those that begin so."""
+    """Returns artists by id, if the id has this prefix."""
     return {str(one.get_gid()): one for one in artists if (one.get_gid() or "").startswith(prefix)}
 
 
 def boxes(
     ax: Axes, gid: str | None = None, row: int | None = None
 ) -> list[tuple[float, float, float, float]]:
-    """(left, right, top, bottom) of the boxes of an id or of all, of one row or of all, sorted.
+    """Returns (left, right, top, bottom) of the boxes, sorted.
 
-    Y grows downwards.
+    Selects an id and a row if given. Y grows downwards.
     """
     corners = [
         path.vertices
@@ -48,12 +48,12 @@ def boxes(
 
 
 def spans(ax: Axes, gid: str, row: int | None = None) -> list[tuple[float, float]]:
-    """(left, right) of the same."""
+    """Returns (left, right) of the boxes with an id, optionally in one row."""
     return [(round(box[0], 6), round(box[1], 6)) for box in boxes(ax, gid, row)]
 
 
 def bars(ax: Axes) -> dict[str, list[tuple[float, float]]]:
-    """(left, right) of the boxes by the word that the legend has for their look."""
+    """Returns (left, right) of the boxes, by their label in the legend."""
     found: dict[str, list[tuple[float, float]]] = {}
     for group in ax.collections:
         if isinstance(group, PolyCollection):
@@ -65,7 +65,7 @@ def bars(ax: Axes) -> dict[str, list[tuple[float, float]]]:
 
 
 def overlap(one: Bbox, other: Bbox) -> float:
-    """By how many pixels two boxes lie over each other; 0 and less where they do not."""
+    """Returns the overlap of two boxes in pixels, zero or negative if they do not overlap."""
     return float(
         min(
             min(one.x1, other.x1) - max(one.x0, other.x0),
@@ -76,12 +76,12 @@ def overlap(one: Bbox, other: Bbox) -> float:
 
 def assert_apart(found: list[Bbox], most: float = 1.5) -> None:
     assert all(overlap(one, other) < most for one, other in combinations(found, 2)), (
-        "pixels of overlap"
+        f"texts overlap by {most} pixels or more"
     )
 
 
 def assert_within(ax: Axes) -> list[Bbox]:
-    """No words are cut off; returns the room that those beside title and axes take."""
+    """Checks that no text is cut off; returns the boxes of text outside title and axes."""
     ax.figure.canvas.draw()
     beside = [*ax.texts, *(ax.get_legend().get_texts() if ax.get_legend() else [])]
     canvas, (low, high) = ax.figure.bbox, sorted(ax.get_ylim())
@@ -112,7 +112,7 @@ VISION = {
     ),
 }  # fmt: skip
 TO_XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
-CONTRAST = 4.5  # WCAG AA: words can be read
+CONTRAST = 4.5  # WCAG AA, for readable text
 
 
 def xyz(colour: Any, vision: str = "normal") -> np.ndarray:
@@ -122,18 +122,18 @@ def xyz(colour: Any, vision: str = "normal") -> np.ndarray:
 
 
 def lab(colour: Any, vision: str = "normal") -> np.ndarray:
-    """CIE L*a*b* of a colour as somebody sees it; distances of 2 can just be seen side by side."""
+    """Returns CIE L*a*b* of a colour with this vision; a distance of 2 is barely visible."""
     share = xyz(colour, vision) / (TO_XYZ @ np.ones(3))
     f = np.where(share > 0.008856, np.cbrt(share), 7.787 * share + 16 / 116)
     return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
 
 
 def distance(one: Any, other: Any) -> float:
-    """As who sees the least of it sees it."""
+    """Returns the distance of two colours for the vision that separates them least."""
     return min(float(np.linalg.norm(lab(one, vision) - lab(other, vision))) for vision in VISION)
 
 
 def contrast(one: Any, other: Any) -> float:
-    """The ratio of two colours' lightness, from 1 to 21."""
+    """Returns the contrast ratio of two colours, from 1 to 21."""
     dark, light = sorted(float(xyz(colour)[1]) + 0.05 for colour in (one, other))
     return light / dark

@@ -1,4 +1,4 @@
-"""Models, steps and prompts for tests of pipelines, and the process that they are compared with."""
+"""Models, steps and prompts for pipeline tests, and a single process to compare them with."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 0.02}
 
 @dataclass(frozen=True)
 class Case:
-    """One step: which model, which microbatches, how it is run."""
+    """A pipeline step: its model, microbatches and options."""
 
     num_microbatches: int = 4
     num_layers: int = 4
@@ -38,9 +38,10 @@ class Case:
 
 
 def make_model(case: Case) -> nn.Module:
-    """A transformer, or a sequential model.
+    """Returns a transformer or a sequential model.
 
-    The latter's width differs at every boundary, or its ends share a transposed weight.
+    The sequential model has a different width at every boundary, or its first and last layer share
+    a transposed weight.
     """
     torch.manual_seed(case.seed)
     if case.make == "transformer":
@@ -85,7 +86,7 @@ class _Product(nn.Module):
 def make_microbatches(case: Case) -> tuple[list[Tensor], list[Tensor]]:
     """Returns token ids and aligned targets, some of them ignored.
 
-    With ``same_shapes=False`` of several batch sizes and lengths.
+    With ``same_shapes=False`` they have several batch sizes and lengths.
     """
     generator = torch.Generator().manual_seed(1000 + case.seed)
     inputs, targets = [], []
@@ -105,7 +106,7 @@ def single_process(
     targets: Sequence[Tensor],
     masks: Sequence[Tensor] | None = None,
 ) -> float:
-    """The oracle: the whole model, one microbatch after the other; gradients land in the model."""
+    """Runs the whole model on one microbatch after the other, and leaves gradients in it."""
     total = 0.0
     for index, (tokens, target) in enumerate(zip(inputs, targets, strict=True)):
         logits = model(tokens) if masks is None else model(tokens, masks[index])
@@ -124,10 +125,7 @@ def gradients(model: nn.Module) -> dict[str, Tensor]:
 
 
 def difference(mine: dict[str, Tensor], reference: dict[str, Tensor]) -> float:
-    """Returns the worst difference of the gradients that there are.
-
-    Relative to the largest number of the reference.
-    """
+    """Returns the largest difference of any gradient, relative to the largest reference value."""
     return max(
         (
             float((grad - reference[n]).abs().max() / reference[n].abs().max().clamp(min=1e-30))
@@ -138,7 +136,7 @@ def difference(mine: dict[str, Tensor], reference: dict[str, Tensor]) -> float:
 
 
 def train_all(cases: Sequence[Case]) -> list[tuple[float, dict[str, Tensor]]]:
-    """Runs on each rank: the loss and the gradients of each case."""
+    """Returns the loss and the gradients of each case; runs on each rank."""
     found = []
     for case in cases:
         model = make_model(case)
@@ -159,7 +157,7 @@ def catch(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
 def complaints(
     cases: Sequence[Case], results: Sequence[list[tuple[float, dict[str, Tensor]]]]
 ) -> list[str]:
-    """Says what is wrong with what the ranks found."""
+    """Lists the differences between the ranks' results and the reference."""
     said = []
     for case, *by_rank in zip(cases, *results, strict=True):
         reference, tolerance = make_model(case), TOLERANCES[case.dtype]
@@ -175,7 +173,7 @@ def complaints(
                     f"{difference(held, gradients(reference))}"
                 )
         if missing := set(gradients(reference)) - {name for _, held in by_rank for name in held}:
-            said.append(f"{case}: nobody has gradients of {sorted(missing)}")
+            said.append(f"{case}: no rank has gradients of {sorted(missing)}")
     return said
 
 
@@ -201,9 +199,9 @@ def small_model(layers: int = 5, seed: int = 3) -> nn.Module:
 
 
 def one_by_one(model: nn.Module, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
-    """The oracle: each prompt alone, the whole sequence read again for each token.
+    """Continues each prompt separately, and reads the whole sequence again for each token.
 
-    No cache, no padding, no stages.
+    It uses no cache, no padding and no stages.
     """
     model.eval()
     rows = []
@@ -218,7 +216,7 @@ def one_by_one(model: nn.Module, prompts: list[list[int]], num_tokens: int) -> l
 
 
 def settings_for(world_size: int) -> list[dict[str, Any]]:
-    """All settings that finish, some in one round and some in several."""
+    """Returns all settings that finish, some in one round and some in several."""
     return [
         {
             "num_inner_iterations": turns,
@@ -232,5 +230,5 @@ def settings_for(world_size: int) -> list[dict[str, Any]]:
 
 
 def generate_all(settings: list[dict[str, Any]], num_tokens: int) -> list[list[list[int]]]:
-    """Runs on each rank: the tokens with each of the settings."""
+    """Returns the tokens with each of the settings; runs on each rank."""
     return [generate(small_model(), PROMPTS, num_tokens, **each) for each in settings]

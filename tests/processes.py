@@ -1,4 +1,4 @@
-"""Processes and sockets, as Linux tells of them in /proc."""
+"""Processes and sockets, read from /proc."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-# Set by launchers and schedulers, and read by torch.distributed, by Gloo or by ringsim: a test must
-# not see the caller's.
+# Variables that launchers and schedulers set, and that torch.distributed, Gloo or ringsim read.
+# Tests must not see those of the caller.
 RANK_VARIABLES = (
     *(
         "RANK",
@@ -36,7 +36,7 @@ RANK_VARIABLES = (
 
 
 def descendants(pid: int) -> dict[int, str]:
-    """Returns the processes that a process has started, and those that these have: pid -> name."""
+    """Returns the descendants of a process: pid -> name."""
     children: dict[int, str] = {}
     try:
         tasks = list(Path(f"/proc/{pid}/task").iterdir())
@@ -49,7 +49,7 @@ def descendants(pid: int) -> dict[int, str]:
 
 
 def read(file: Path) -> str:
-    """Returns the text of a file of /proc; "" where the process, or the thread, has just ended."""
+    """Returns the text of a file in /proc, "" if the process or thread has just ended."""
     try:
         return file.read_text()
     except OSError:
@@ -57,23 +57,23 @@ def read(file: Path) -> str:
 
 
 def gone(pid: int) -> bool:
-    """Whether a process has ended (a zombie has)."""
+    """Returns whether a process has ended; a zombie counts as ended."""
     return read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()[:1] in ([], ["Z"])
 
 
 def until(condition: Callable[[], bool], limit_s: float = 30.0) -> bool:
     """Waits for a condition.
 
-    Returns whether it came true before the limit, which is there against hangs.
+    Returns whether it became true before the limit, which prevents hangs.
     """
     deadline = time.monotonic() + limit_s
     while not (true := condition()) and time.monotonic() < deadline:
         time.sleep(0.01)
-    return true  # as it was then: it may have changed since
+    return true  # not evaluated again, because it may have changed since
 
 
 def listening() -> set[str]:
-    """Returns the addresses on which this process listens, in hexadecimal digits."""
+    """Returns the addresses on which this process listens, in hexadecimal."""
     return {address for address, _ in _list_listening("self")}
 
 

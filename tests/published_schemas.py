@@ -1,8 +1,8 @@
 """The parts of Perfetto's published schema that ringsim writes or reads.
 
-Typed out from its source a second time, apart from ``exchange/schemas.py``:
-protos/perfetto/trace of https://github.com/google/perfetto. A field that ringsim wrote with another
-number or type than these is unknown to the parser.
+They are copied from protos/perfetto/trace of https://github.com/google/perfetto, independently of
+``exchange/schemas.py``. If ringsim wrote a field with another number or type, the parser would
+report an unknown field.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PERFETTO = {
 def compile_schema(messages: dict[str, str]) -> dict[str, Any]:
     """Returns the message classes by name.
 
-    A field is "number name type", with a star where it repeats.
+    A field is "number name type", with a star if it repeats.
     """
     package = "perfetto"
     file = descriptor_pb2.FileDescriptorProto(
@@ -68,10 +68,7 @@ def compile_schema(messages: dict[str, str]) -> dict[str, Any]:
 
 
 def parse_whole(kind: Any, data: bytes) -> Any:
-    """Returns the message that the bytes are.
-
-    The schema knows each field of it and would write it in the same way.
-    """
+    """Returns the parsed message; fails if the schema lacks one of its fields."""
     message = kind()
     message.ParseFromString(data)
     assert_known(message)

@@ -16,7 +16,7 @@ from ringsim.errors import TraceFileError
 WORLD_SIZE = 3
 INT32 = st.integers(NONE, 2**31 - 1)
 TIME = st.one_of(st.integers(0, 1000), st.integers(0, 2**63 - 1))
-# a file returns the other characters escaped
+# after loading, all other characters are escaped
 WORDS = st.text(st.characters(exclude_categories=["Cc", "Cs"]), max_size=8)
 LENGTHS = st.lists(st.integers(0, 2**40), max_size=3)
 ROWS = st.lists(LENGTHS, max_size=2)
@@ -57,7 +57,7 @@ json_values = st.recursive(
 
 
 def row(names: dict[str, list[Any]]) -> st.SearchStrategy[dict[str, int]]:
-    """Returns one event whose numbers refer to ``names``."""
+    """Returns a strategy for one event whose numbers refer to ``names``."""
     numbers = {
         column: st.integers(NONE, len(names[f"{column}s"]) - 1)
         for column in ("group", "payload", "label", "file")
@@ -84,7 +84,7 @@ def row(names: dict[str, list[Any]]) -> st.SearchStrategy[dict[str, int]]:
 def from_rows(
     rows: list[dict[str, int]], names: dict[str, list[Any]], metadata: dict[str, Any]
 ) -> Trace:
-    """Returns a trace of events ordered by rank, numbered as they come."""
+    """Returns a trace of events ordered by rank, and numbered in this order."""
     rows = sorted(rows, key=lambda one: one["rank"])
     columns = {name: [one[name] for one in rows] for name in (rows or [{"rank": 0}])[0]}
     return load_columns(columns, names, **metadata)

@@ -1,9 +1,9 @@
 """A small machine that runs programs of sends, recvs and collectives as Gloo does.
 
-An independent answer to who can go on. A program is a list of instructions for each rank. What a
-rank may do next never depends on time, so which ranks finish does not depend on the order in which
-the machine lets them run. Recvs from any rank are the exception: which message they get is settled
-when the later of the two is posted, and stays so.
+It computes independently which ranks can continue. A program is a list of instructions for each
+rank. The next instruction of a rank never depends on time, so the set of ranks that finish does not
+depend on the order in which the machine runs them. Recvs from any source are the exception: their
+message is chosen when the later of the two operations is posted, and does not change afterwards.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 from trace_file import ANY_SOURCE, make_trace
 
 # ("send" | "recv" | "isend" | "irecv", peer, tag, group), ("barrier" | "all_reduce", group), or
-# ("wait", which handle), or ("wait_all",), which waits for all at once, as for a batch
-# under one handle
+# ("wait", handle), or ("wait_all",), which waits for all operations together, like a batch with one
+# handle
 Instruction = tuple[Any, ...]
 BLOCKING = ("send", "recv", "barrier", "all_reduce")
 
@@ -41,9 +41,9 @@ class Op:
 
 @dataclass
 class Machine:
-    """Runs ``programs``; ``groups`` are numbered, and have names and members.
+    """A machine that runs ``programs``; ``groups`` are numbered, and have names and members.
 
-    ``choose`` picks one of several that a message may belong to.
+    ``choose`` picks one of several operations that may match.
     """
 
     programs: Sequence[Sequence[Instruction]]
@@ -85,9 +85,9 @@ class Machine:
         return [one for one in self.posted[rank] if one.is_collective and one.group == group]
 
     def _others(self, op: Op) -> list[Op]:
-        """Returns what a new operation's other side may be.
+        """Returns the operations that may match a new one.
 
-        Of each kind the first that has none.
+        Those are the first unmatched operations of each kind.
         """
         found: dict[tuple[int, int], Op] = {}
         for rank in range(len(self.programs)) if op.peer == ANY_SOURCE else [op.peer]:
@@ -102,7 +102,7 @@ class Machine:
         return list(found.values())
 
     def step(self, rank: int) -> bool:
-        """Lets a rank do one thing; False where it cannot do any."""
+        """Runs one instruction of a rank; returns False if the rank is blocked."""
         self.clock += 1
         if self.awaited[rank]:
             if not all(map(self.is_matched, self.awaited[rank])):
@@ -138,9 +138,9 @@ class Machine:
         choose: Callable[[list[int]], int],
         look: Callable[[Machine], None] = lambda _machine: None,
     ) -> None:
-        """Runs until nobody can do anything.
+        """Runs until every rank is blocked or done.
 
-        ``choose`` picks who goes next, and ``look`` is called after every step.
+        ``choose`` picks the next rank, and ``look`` is called after every step.
         """
         ranks = list(range(len(self.programs)))
         idle: set[int] = set()
@@ -153,7 +153,7 @@ class Machine:
             look(self)
 
     def events(self) -> Any:
-        """Returns what has been recorded so far."""
+        """Returns a trace of the operations so far."""
         carried = {"size_bytes": 32, "file": "program.py"}
         rows = [
             {

@@ -1,6 +1,6 @@
-"""What tests of simulated ranks share: a link, how to run a worker, and what a worker asks or does.
+"""Helpers for tests of simulated ranks: a link, a function that runs workers, and workers.
 
-A process that simulates imports the module of its worker: this one imports little.
+The simulating process imports the module of its worker, so this module imports little.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LINK = ringsim.Link(alpha_s=1e-5, beta_s_per_byte=1e-10)
 
 
 def run(worker: Callable[..., Any], world_size: int = 3, *args: Any, **kwargs: Any) -> list[Any]:
-    """Returns what the ranks return."""
+    """Returns the results of the ranks."""
     return ringsim.simulate(
         worker, world_size=world_size, args=args, **{"link": LINK, **kwargs}
     ).results
@@ -35,13 +35,13 @@ def now_s() -> float:
 
 
 def compute_and_meet() -> None:
-    """Computes, and meets all other ranks."""
+    """Computes, then enters a barrier."""
     ringsim.compute(0.001)
     dist.barrier()
 
 
 def switch() -> None:
-    """Lets all other ranks go on before this one does."""
+    """Lets all other ranks run before this one continues."""
     exchange(
         torch.zeros(2, dtype=torch.float32, device="cpu"),
         torch.zeros(2, dtype=torch.float32, device="cpu"),
@@ -49,7 +49,7 @@ def switch() -> None:
 
 
 def exchange(out: torch.Tensor, back: torch.Tensor) -> torch.Tensor:
-    """Sends to the next rank of the ring, and returns what comes from the one before."""
+    """Sends to the next rank of the ring; returns the tensor from the previous rank."""
     ring = ringsim.current_ring()
     for handle in (
         dist.isend(out, ring.succ, group=ring.succ_group),
@@ -60,7 +60,7 @@ def exchange(out: torch.Tensor, back: torch.Tensor) -> torch.Tensor:
 
 
 def follow_steps(steps: list[list[tuple[Any, ...]]], limits: bool) -> None:
-    """Does what is listed for the rank: computes, sends, receives, and waits."""
+    """Runs the steps listed for this rank: compute, send, receive and wait."""
     handles: list[Any] = []
     for op, about, *rest in steps[dist.get_rank()]:
         if op == "work":
@@ -73,12 +73,12 @@ def follow_steps(steps: list[list[tuple[Any, ...]]], limits: bool) -> None:
             handles.append(post(torch.zeros(rest[0], dtype=torch.uint8), about))
 
 
-# messages: source, destination, bytes, when sent, when asked for
+# messages: source, destination, bytes, time of the isend, time of the irecv
 Plan = list[tuple[int, int, int, float, float]]
 
 
 def post_all(plan: Plan) -> list[float]:
-    """Posts all messages without waiting; returns when each recv was done."""
+    """Posts all messages without waiting; returns the done time of each recv."""
     rank = dist.get_rank()
     sends = [(sent_s, index) for index, (src, _, _, sent_s, _) in enumerate(plan) if src == rank]
     recvs = [(asked_s, index) for index, (_, dst, *_, asked_s) in enumerate(plan) if dst == rank]
@@ -97,6 +97,6 @@ def post_all(plan: Plan) -> list[float]:
 
 
 def draw_by_name() -> list[float]:
-    """Draws by functions that this module imported by name."""
+    """Draws random numbers with functions that this module imported by name."""
     switch()
     return [gauss(0, 1), float(standard_normal())]

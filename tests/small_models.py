@@ -38,8 +38,7 @@ _WINDOWS = {
     "sliding_window": 4,
     "max_window_layers": 1,
 }
-# The names of a configuration and its model in transformers, and what they need beside what is
-# usual.
+# The names of a configuration and its model in transformers, and their additional arguments.
 _KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", "LlamaForCausalLM", _GROUPED),
     "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", _GROUPED | _WINDOWS),
@@ -75,7 +74,7 @@ _KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
         {"ffn_dim": 32, "dropout": 0.0, "word_embed_proj_dim": 8},
     ),
 }
-# share most of their adapters with the others
+# models that share most of their adapters with the others
 MORE = ("mistral", "phi3", "qwen2_moe", "qwen3_moe", "gemma2", "gemma3", "gpt_neox", "bert")
 KINDS = (*(kind for kind in _KINDS if kind not in MORE), "small")
 
@@ -85,7 +84,7 @@ def build(
 ) -> nn.Module:
     """Returns a model in training mode, without dropout unless asked for.
 
-    The test is skipped where transformers is missing.
+    The test is skipped if transformers is missing.
     """
     torch.manual_seed(seed)
     if kind == "small":
@@ -110,16 +109,16 @@ def logits(model: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def tokens(batch: int = 2, length: int = 9, *, seed: int = 0) -> Tensor:
-    """Returns token ids, without those that stand for padding in some models."""
+    """Returns token ids, without any that some models use for padding."""
     return torch.randint(
         3, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(seed)
     )
 
 
 def large_layers(count: int) -> nn.Module:
-    """Returns a Llama with the layers of Llama 2 70B, on the device "meta".
+    """Returns a Llama with layers of the size of Llama 2 70B, on the device "meta".
 
-    By its published configuration.
+    The sizes are those of its published configuration.
     """
     import transformers
 

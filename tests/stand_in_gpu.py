@@ -43,7 +43,7 @@ class StandInGpu:
         self.busy_until_ns = max(self.busy_until_ns, self.now_ns) + work_ns
 
     def call(self) -> None:
-        assert not self.capturing, "the capture of a graph is left alone"
+        assert not self.capturing, "the driver must not be called while a graph is captured"
         self.now_ns += LOOK_NS
         if self.broken:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")

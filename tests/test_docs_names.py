@@ -1,4 +1,4 @@
-"""The names that the docs mention exist: dotted names, options of commands, variables, modules.
+"""Tests that names in the docs exist: dotted names, command options, variables and modules.
 
 For keys of a description, see test_simulation_page.
 """
@@ -25,7 +25,7 @@ PAGES = [
     ROOT / "README.md",
     *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.parent.name != "decisions"),
 ]
-NOT_NAMES = {"ringsim.trace.x", "ringsim.backends"}  # what does not exist; an entry point group
+NOT_NAMES = {"ringsim.trace.x", "ringsim.backends"}  # a nonexistent name; an entry point group
 RESOLVE = """
 import functools, sys, ringsim
 for name in sys.argv[1:]:
@@ -45,7 +45,7 @@ def find(pattern: str) -> set[str]:
 
 def test_a_dotted_name_is_a_module_or_found_by_import_ringsim() -> None:
     names = find(r"(?<![\w./-])ringsim(?:\.[A-Za-z_]\w*)+") - NOT_NAMES
-    # in one order: a name that is found loads modules, in which others are found then
+    # in a fixed order, because resolving a name loads modules and so may define other names
     command = [sys.executable, "-c", RESOLVE, *sorted(names)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert len(names) > 30
@@ -69,7 +69,7 @@ def test_names_that_are_imported_exist() -> None:
 def test_an_option_of_a_command_is_known(page: Path) -> None:
     lines = re.findall(r"(?<![\w-])ringsim (\w+)([^\n`#|]*)", page.read_text("utf-8"))
     for verb, rest in lines:
-        options = rest.partition(".py")[0]  # those behind a script are its own
+        options = rest.partition(".py")[0]  # options after a script belong to the script
         mentioned = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", options))
         if mentioned:
             assert mentioned <= options_of(verb), verb
@@ -84,7 +84,7 @@ def options_of(verb: str) -> set[str]:
 
 
 def test_the_page_of_commands_is_that_of_the_parser() -> None:
-    """To write the page again, run ``python site/command_line.py``."""
+    """Compares the page with the parser; run ``python site/command_line.py`` to update it."""
     script = runpy.run_path(str(ROOT / "site" / "command_line.py"))
     assert script["PAGE"].read_text("utf-8") == script["write_page"]()
 

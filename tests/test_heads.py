@@ -45,7 +45,7 @@ def node07(monkeypatch: pytest.MonkeyPatch) -> str:
     try:
         free_port(DEBIAN)
     except OSError:
-        pytest.skip("this system has 127.0.0.1 alone on its loopback interface")
+        pytest.skip("this system has only 127.0.0.1 on its loopback interface")
     return "node07"
 
 

@@ -122,7 +122,7 @@ def own_module(name: str) -> str | None:
 
 
 def complaints(module: str, source: str) -> list[str]:
-    """Lists the imports of a module that break the rule."""
+    """Returns the imports of a module that break a rule."""
     room = room_of(module)
     floor = FLOOR[room]
     found = []
@@ -153,7 +153,7 @@ def complaints(module: str, source: str) -> list[str]:
 
 def test_every_room_has_a_floor() -> None:
     assert set(FLOOR) == {room_of(module) for module in MODULES if module != "ringsim"}, (
-        "say in FLOORS and docs/explanation/architecture.md where it stands"
+        "add the new room to FLOORS and docs/explanation/architecture.md"
     )
 
 
@@ -292,5 +292,5 @@ def test_examples_run(
     for name in dir(loaded):  # load lazy names first, so that doctest sees a fixed list
         getattr(loaded, name)
     failed, tried = doctest.testmod(loaded, optionflags=doctest.ELLIPSIS)
-    assert tried, "the examples of this module are never run"
+    assert tried, "doctest must find the examples of this module"
     assert not failed, capsys.readouterr().out

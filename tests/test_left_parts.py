@@ -1,4 +1,4 @@
-"""The parts that ranks left are read back: complete, cut at any byte, and damaged."""
+"""Tests that read parts that ranks left behind: complete, cut at any byte, and damaged."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_two_ranks_become_one_trace(parts: Path) -> None:
     trace = load(parts)
     events = trace.events
     assert (events.rank.tolist(), events.seq.tolist()) == ([0, 1, 1, 1], [0, 0, 1, 2])
-    # numbered within the rank, in the order of their first event
+    # threads are numbered per rank, in the order of their first event
     assert events.thread.tolist() == [0, 0, 1, 0]
     assert events.post_ns.tolist() == [100, 50, 70, 200]
     assert events.wait_ns.tolist() == [110, NONE, NONE, NONE]
@@ -79,7 +79,7 @@ def test_what_is_missing_or_cut_is_named_and_the_rest_is_read(parts: Path) -> No
     with pytest.raises(TraceFileError, match="cannot be read either: no rank left a record"):
         load(parts)
     two_ranks(parts)
-    (parts / "rank-x.events").write_text("?")  # not a part of a rank
+    (parts / "rank-x.events").write_text("?")  # not the part of a rank
     (parts / "rank-0.events.bak").write_text("?")
     assert len(load(parts)) == 4
     names = parts / "rank-1.names"
@@ -101,7 +101,7 @@ def test_what_the_ranks_say_of_themselves(parts: Path) -> None:
     write(parts, 0, [], meta(world_size=2, host="a", stopped_at_max=True, note=note))
     write(parts, 1, [], meta(world_size=5) + meta(world_size=2, host="b", stopped_at_max=True))
     trace = load(parts)
-    assert trace.world_size == 2, "the last value counts"
+    assert trace.world_size == 2, "the last value must count"
     stopped = "rank 1 stopped recording at the maximum number of records"
     assert trace.metadata["notes"][:2] == [note, stopped]
     assert "2 hosts, whose clocks were not compared" in trace.metadata["notes"][2]
@@ -113,7 +113,7 @@ def test_run_json_says_what_the_ranks_cannot(parts: Path) -> None:
     (parts / "run.json").write_text(json.dumps({"run_id": "\ud800", "notes": ["a\x1b"]}))
     trace = load(parts)
     said = trace.to_pandas()["run"][0], trace.metadata["notes"][0]
-    assert said == ("\\ud800", "a\\x1b"), "readable, as in a file"
+    assert said == ("\\ud800", "a\\x1b"), "names must be escaped as in a file"
     about = {"run_id": "r1", "world_size": 3, "machine": {"cores": 2}}
     about |= {"not_recorded": ["C++", "more"]}
     (parts / "run.json").write_text(json.dumps(about | {"notes": ["n"]}))
@@ -180,9 +180,9 @@ def test_any_damage_gives_a_trace_that_can_be_saved(data: st.DataObject) -> None
 
 
 def test_a_record_that_a_thread_still_writes_ends_no_record(parts: Path) -> None:
-    """Slot 63 is the last slot of the first read.
+    """Tests a rank that was killed while writing slot 63, the last slot of the first read.
 
-    A rank that was killed while writing it has left records after it.
+    The rank has left records after this slot.
     """
     record = {"op": "isend", "peer": 0}
     records = [record | {"tag": tag, "post_ns": tag} for tag in range(200)]
@@ -193,9 +193,9 @@ def test_a_record_that_a_thread_still_writes_ends_no_record(parts: Path) -> None
 
 @pytest.mark.parametrize("ended", [False, True])
 def test_an_end_without_its_status_is_not_shown(ended: bool, parts: Path) -> None:
-    """The time of the end is written before the status.
+    """Tests a rank that was killed after writing the end time, but before the status.
 
-    A rank that is killed between the two leaves an operation in flight.
+    The operation is still in flight.
     """
     record: dict[str, Any] = {"op": "irecv", "peer": 0, "post_ns": 3, "wait_ns": 4, "done_ns": 5}
     facts = {"world_size": 1} | ({"end_ns": 9} if ended else {})

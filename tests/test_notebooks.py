@@ -16,8 +16,8 @@ from nbclient import NotebookClient
 from processes import RANK_VARIABLES, descendants, gone, until
 
 LESSONS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
-CELL_S = 150  # for one cell; on two quiet cores no cell takes more than five seconds
-MOST_CELLS = 40  # of a lesson, which should take at most 45 minutes
+CELL_S = 150  # limit for one cell; on two quiet cores no cell takes more than five seconds
+MOST_CELLS = 40  # in a lesson, which should take at most 45 minutes
 PARTS = (
     r"^# Lesson \d\d: ",
     r"\*\*You will be able to\*\*",
@@ -80,11 +80,11 @@ def test_a_lesson_has_all_parts_and_no_leftovers(lesson: Path) -> None:
     code = [source(cell) for cell in cells(lesson, "code")]
     first, magic, _ = "".join(code).partition("%%ring")
     assert not magic or "%load_ext ringsim" in first, (
-        "the kernel of these tests may have it from another lesson"
+        "a lesson with %%ring must load the extension, which another lesson may have loaded"
     )
     (picture,) = re.findall(r"^!\[.+\]\((data/.+)\)$", chapters[0], re.MULTILINE)
-    assert (lesson.parent / picture).is_file(), "a picture at the head of the lesson"
-    assert "ipywidgets" not in "".join(code), "what moves is ringsim's own views and explorers"
+    assert (lesson.parent / picture).is_file(), "the lesson must begin with a picture that exists"
+    assert "ipywidgets" not in "".join(code), "use ringsim's views and explorers"
     assert [part for part in PARTS if not re.search(part, text, re.MULTILINE)] == []
     assert len(notebook["cells"]) <= MOST_CELLS
     assert 0 < int(re.search(r"^It takes about (\d+) minutes\. ", text, re.MULTILINE)[1]) <= 45
@@ -97,7 +97,7 @@ def test_a_lesson_has_all_parts_and_no_leftovers(lesson: Path) -> None:
     used = " ".join([*chapters, *code]).lower()
     assert words
     assert [word for word in words if word not in used] == [], (
-        "words of the glossary that do not occur"
+        "the glossary must only list words of the lesson"
     )
     kernel = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
     assert notebook["metadata"] == {"kernelspec": kernel, "language_info": {"name": "python"}}
@@ -106,7 +106,7 @@ def test_a_lesson_has_all_parts_and_no_leftovers(lesson: Path) -> None:
         assert set(cell["metadata"].get("tags", [])) <= {"exercise", "solution"}
         folded = cell["metadata"].get("jupyter") == {"source_hidden": True}
         assert folded is ("solution" in cell["metadata"].get("tags", [])), (
-            "solutions are folded, and nothing else is"
+            "solutions must be folded, and other cells must not"
         )
 
 
@@ -173,7 +173,7 @@ def verdict(lesson: Path, cell: str) -> str:
 
 @each_lesson
 def test_lesson_runs_and_leaves_nothing_behind(lesson: Path) -> None:
-    executed(lesson)  # a cell that raises raises here
+    executed(lesson)  # an error of a cell is raised here
     kernel = CLIENTS[0].km.provisioner.pid
     assert "ringsim-server" in descendants(kernel).values(), "the kernel started no rank"
     assert until(
@@ -201,7 +201,7 @@ def test_the_first_cells_of_a_lesson_run(lesson: Path) -> None:
     client.kc.execute("get_ipython().reset(new_session=True)", silent=True)
     code = [index for index, cell in enumerate(client.nb.cells) if cell.cell_type == "code"]
     for index in code[:FIRST_CELLS]:
-        client.execute_cell(client.nb.cells[index], index)  # a cell that raises raises here
+        client.execute_cell(client.nb.cells[index], index)  # an error of the cell is raised here
 
 
 @each_lesson
@@ -212,7 +212,7 @@ def test_every_picture_can_be_read_aloud(lesson: Path) -> None:
     assert pictures
     for name, output in pictures:
         assert output["metadata"]["image/png"]["alt"].endswith("."), name
-        # the last word starts a table of bandwidths
+        # "pattern" starts a table of bandwidths
         words = ("Trace of ", "Schedule ", "Bubble ", "Prediction ", "pattern ")
         assert output["data"]["text/plain"].startswith(words), name
     drawn = [
@@ -220,7 +220,7 @@ def test_every_picture_can_be_read_aloud(lesson: Path) -> None:
         for name, output in outputs(lesson)
         if {"image/svg+xml", "application/javascript"} & set(output.get("data", {}))
     ]
-    assert drawn == [], "a front end that does not trust the notebook would not show these"
+    assert drawn == [], "front ends do not show these outputs if they do not trust the notebook"
 
 
 @each_lesson
@@ -229,7 +229,7 @@ def test_solutions_pass_and_skeletons_do_not(lesson: Path) -> None:
     assert len(exercises) == len(solutions) > 0
     for exercise, solution in zip(exercises, solutions, strict=True):
         untouched, solved = verdict(lesson, exercise), verdict(lesson, solution)
-        assert untouched.split(":")[0] == solved.split(":")[0], "the same check"
+        assert untouched.split(":")[0] == solved.split(":")[0], "both must be the same check"
         assert ": not yet (" in untouched
         assert "Hint: " in untouched
         assert ": passed (" in solved
@@ -338,7 +338,7 @@ def test_lesson_03_shows_what_it_claims() -> None:
     assert find(r"Gloo \(CPU\)  up to [\d.]+ GB/s \(pingpong 0 -> 1\)", texts["claims-here"])
     sent, through = map(float, find(r"([\d.]+) MB", texts["claims-shared"]))
     assert sent == 67.1
-    assert through > sent, "every byte passed through the loopback interface"
+    assert through > sent, "every byte must pass through the loopback interface"
     assert texts["claims-nvlink"].count("nccl-tests #") >= 10
 
 
@@ -352,9 +352,9 @@ def test_lesson_04_shows_what_it_claims() -> None:
     assert shapes == [*["(2, 9, 64)"] * 3, "(2, 9, 50)"]
     assert texts["shapes-before"].count("(2, 9, 64), 4608 bytes") == 3
     even, uneven = map(float, find(r"\]: (\d+) ms", texts["balance-run"]))
-    # four microbatches and two stages to fill, 20 ms each: a stage never rests for less
+    # four microbatches and two stages to fill, 20 ms each: a step cannot be faster
     assert even >= 120
-    assert uneven >= 180, "four of 40 ms, and two of 10 ms"
+    assert uneven >= 180, "four microbatches of 40 ms, and two of 10 ms"
     shows(texts["balance-run"], "the same loss: True")
     assert [row[:2] for row in columns(texts["empty-run"])] == [[0, 1], [1, 2], [2, 3]]
     assert [row[-1] for row in columns(texts["header-run"])].count(128) == 3
@@ -395,7 +395,7 @@ def test_lesson_06_shows_what_it_claims() -> None:
     texts = texts_of("06")
     for cell in ("measure-run", "order-run", "peer-run"):
         measured, *_ = find(r"^all ranks +(\d+\.\d)%", texts[cell])
-        assert 25 < float(measured) < 60, "the closed form's, and what a busy machine adds"
+        assert 25 < float(measured) < 60, "near the closed form, or above on a busy machine"
         assert find(r"^closed form +25\.0% +25\.0% +33\.3%", texts[cell])
     for cell, expected in (("order-run", "666321"), ("peer-run", "321")):
         peaks = find(r"^rank \d +(\d) +closed form +(\d)", texts[cell])
@@ -431,7 +431,7 @@ def test_lesson_10_shows_what_it_claims() -> None:
     assert "not found" not in texts["predict-constants"]
     median = r"median step: measured \d+\.\d+ ms, predicted (\d+\.\d+) ms"
     predicted, *_ = map(float, find(median, texts["predict-run"]))
-    assert predicted > 165, "resting and messages take longer than nothing"
+    assert predicted > 165, "resting and messages must take some time"
     shows(texts["predict-run"], "baseline nominal: 165.000 ms")
     lost = find(r"slow: (\d+) ms more, 16 times: (\d+) ms more", texts["slow-run"])
     assert lost == [("7", "105"), ("50", "114")]
@@ -516,7 +516,7 @@ def test_lesson_07_shows_what_it_claims() -> None:
         ("4", "a", "100"),
     ]
     assert [(turns, kind, most) for turns, kind, _, most in uses] == full
-    # jobs are not exactly equal
+    # the jobs do not take exactly the same time
     assert all(0 < int(use) <= int(most) + 10 for _, _, use, most in uses)
     shows(texts["jam-run"], "got 5: a stage holds one job")
     assert texts["jam-clock"].count(" waits for stage ") == 4
@@ -566,5 +566,5 @@ def test_lesson_08_compares_costs_by_their_ratio() -> None:
     first, *lines = texts_of("08")["cost-run"].splitlines()
     assert first.startswith("torch's own call: ")
     assert [line.split()[0] for line in lines] == ["ringsim.comm", "timed_op"]
-    # the ratio to torch's own call, whose distance from 1 depends on the machine
+    # the ratio to torch's own call depends on the machine
     assert all(0.5 < float(line.split()[-1]) < 2 for line in lines)

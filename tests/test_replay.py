@@ -1,4 +1,4 @@
-"""Replay: the lessons as recorded, without torch and without running anything."""
+"""Tests of replay: lessons show recorded runs, without torch and without running anything."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import ringsim
 from ringsim.errors import RingError
 
 NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
-# No torch and no plots, which are drawn and checked where the lessons run.
+# Torch is not loaded. Plots are not drawn, because the tests that run the lessons check them.
 PRELUDE = (
     "import sys; sys.modules['torch'] = None; import ringsim; del ringsim.Trace._repr_mimebundle_"
 )
@@ -48,14 +48,14 @@ def test_a_lesson_goes_to_its_end_without_torch(lesson: str, client: NotebookCli
         if "check.prediction" in cell.source:
             assert "Write your prediction first." in texts[cell.id]
         elif "check." in cell.source and lesson != "09_diagnose":
-            assert ": undecided" in texts[cell.id], "no answer has failed"
+            assert ": undecided" in texts[cell.id], "answers must be undecided, not wrong"
     traces = [
         text
         for text in texts.values()
         if "Trace of " in text and "patients.py" not in text and "hosts.py" not in text
     ]
     assert traces or lesson == "11_slow_link", (
-        "which draws recorded files, and replays one run without a picture"
+        "every lesson except 11 must replay a run that shows a trace"
     )
     assert all(
         "(replayed, measured, gloo, " in text and "nothing runs here" in text for text in traces

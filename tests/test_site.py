@@ -1,6 +1,6 @@
-"""The pages of the site that have cells.
+"""Tests of site pages that have cells.
 
-What stands there runs in a real kernel, and shows what the text beside it says.
+The cells run in a real kernel, and their outputs match the text of the page.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ringsim import pipeline
 
 ROOT = Path(__file__).parent.parent
 SITE = ROOT / "site"
-SHOWN = {  # by page: what its cells print, at least
+SHOWN = {  # by page: patterns that its cells must print
     "site/gallery": ["deadlock: ranks ", "straggler: rank 1 "],
     "docs/tutorial": [
         r"\[1, 2, 3, 0\]\nTrace of 4 ranks \(measured, ",
@@ -111,7 +111,7 @@ def test_a_page_runs_and_shows_what_it_says(name: str, client: NotebookClient) -
     )
     shown = ""
     for index, cell in enumerate(client.nb.cells):
-        client.execute_cell(cell, index)  # a cell that raises raises here
+        client.execute_cell(cell, index)  # an error of the cell is raised here
         shown += "".join(
             out.get("text", "") + out.get("data", {}).get("text/plain", "") for out in cell.outputs
         )

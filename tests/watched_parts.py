@@ -1,7 +1,4 @@
-"""A watcher over parts that a test writes, by a clock of the test.
-
-Also over a machine whose ranks write them, at any moment.
-"""
+"""Watchers of parts that a test writes, or that the ranks of a machine write, on a fake clock."""
 
 from __future__ import annotations
 
@@ -25,9 +22,9 @@ TICK_S = 0.02
 
 
 class Bench(AbstractContextManager["Bench"]):
-    """A watcher over some ranks, a clock, and what ranks answer.
+    """A watcher of some ranks, with a clock and the answers of ranks.
 
-    Its groups are those of ``part_writer``, each of all ranks.
+    Its groups are those of ``part_writer``, and each contains all ranks.
     """
 
     def __init__(self, directory: Path, size: int) -> None:
@@ -77,7 +74,7 @@ class Bench(AbstractContextManager["Bench"]):
         return self.watcher.look(self.states)
 
     def look_for(self, seconds: float, tick_s: float = TICK_S) -> tuple[Verdict | None, Any]:
-        """Looks for a while; returns the verdict and after how long it came."""
+        """Looks for a while; returns the verdict and the time until it came."""
         start_s = self.now_s
         while self.now_s - start_s <= seconds:
             verdict = self.look()
@@ -88,15 +85,15 @@ class Bench(AbstractContextManager["Bench"]):
 
 
 class WatchedMachine:
-    """Plays a machine's programs into the parts of a bench."""
+    """A machine whose programs are written to the parts of a bench."""
 
     def __init__(self, bench: Bench, machine: Machine) -> None:
         self._bench, self._machine = bench, machine
-        # slot, whether it is waited for, and done
+        # slot, whether a rank waits for it, and whether it is done
         self._written: dict[Op, tuple[int, bool, bool]] = {}
 
     def run(self, order: Any) -> list[Verdict]:
-        """Runs the machine in a drawn order, and looks every now and then, up to three times.
+        """Runs the machine in a drawn order, and looks up to three times on the way.
 
         Returns all verdicts.
         """
@@ -118,7 +115,7 @@ class WatchedMachine:
         return [verdict for verdict in verdicts if verdict is not None]
 
     def _write(self, writer: Writer, op: Op) -> None:
-        """Writes down what has become of an operation since the last time."""
+        """Writes the changes of an operation since the last call."""
         recorder = writer.recorder
         slot, waited, done = self._written.get(op, (None, False, False))
         if slot is None:

@@ -120,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         return _say(
             f"this command needs {package}, which is not installed. Install it: see "
-            "docs/installing.md.",
+            "docs/how-to/install.md.",
             1,
         )
     except KeyboardInterrupt as error:

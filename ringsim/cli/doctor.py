@@ -426,7 +426,7 @@ def _bandwidth(backend: str, facts: BackendFacts, table: Bandwidths | None) -> s
         ]
         return (
             f"cannot be measured here; published: {min(rates):g} to {max(rates):g} GB/s, depending "
-            "on the link (docs/bandwidth.md)"
+            "on the link (docs/how-to/measure-links.md)"
         )
     return MEASURE[backend]
 

@@ -55,7 +55,7 @@ def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:
         "file",
         type=Path,
         metavar="SCRIPT|FILE.toml",
-        help="script followed by its arguments, or description (see docs/simulation.md)",
+        help="script and its arguments, or description (see docs/reference/descriptions.md)",
     )
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 

@@ -72,7 +72,7 @@ def fault(
 
 
 def marked_lines(worker: Callable[..., Any]) -> set[int]:
-    """Returns the lines of a program that are marked as those to blame."""
+    """Returns the marked lines of a program."""
     lines, first = inspect.getsourcelines(worker)
     return {first + offset for offset, line in enumerate(lines) if "# here" in line}
 

@@ -16,7 +16,7 @@ from rank_server import free_port
 import ringsim
 
 HERE = "127.0.0.1"
-SHORT_S = 1.0  # of a rendezvous that must fail
+SHORT_S = 1.0  # the timeout of a rendezvous that must fail
 # ranks that meet by themselves, at this port
 MEETS: dict[str, Any] = {"ring": False, "within_s": None, "args": lambda: (free_port(),)}
 
@@ -55,7 +55,7 @@ def one_is_missing_in_the_monitored_barrier() -> None:
         dist.monitored_barrier()  # here
 
 
-# what rank 0 calls, what rank 1 calls; tests/golden/faults/simulated.txt quotes these lines
+# the calls of rank 0 and of rank 1; tests/golden/faults/simulated.txt quotes these lines
 # fmt: off
 # ruff: disable[E501]
 COLLECTIVES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {

@@ -1,6 +1,6 @@
 """Messages that do not match, and ranks that are gone.
 
-Rows 1 to 7, 15 to 23 and 47 to 49 of tests/distributed/faults.md.
+They are rows 1 to 7, 15 to 23 and 47 to 49 of tests/distributed/faults.md.
 """
 
 from __future__ import annotations

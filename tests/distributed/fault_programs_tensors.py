@@ -1,6 +1,6 @@
 """Invalid tensors, ranks, tags and handles.
 
-Rows 8 to 14, 45, 46, 50, 51 and 56 to 71 of tests/distributed/faults.md.
+They are rows 8 to 14, 45, 46, 50, 51 and 56 to 71 of tests/distributed/faults.md.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ def goes_on_after_a_time_out() -> None:
         except RuntimeError:
             dist.recv(torch.zeros(4), 1)  # here
     else:
-        ringsim.compute(0.6)  # virtual on simulated ranks
+        ringsim.compute(0.6)  # virtual time on simulated ranks
         dist.send(torch.ones(4), 0)
 
 

@@ -59,7 +59,7 @@ def read_rows() -> dict[str, Row]:
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if re.fullmatch(r"\d+[a-z]?", cells[0]):
             number, _, _, kind, ranks, error, _ = cells
-            assert number not in rows, f"row {number} is there twice"
+            assert number not in rows, f"row {number} appears twice"
             named = tuple(
                 tuple(int(rank) for rank in some.split(",") if rank) for some in ranks.split(" or ")
             )
@@ -85,7 +85,7 @@ ELSEWHERE: dict[str, str] = {  # rows that are not run, with the reason
     **dict.fromkeys(("70", *(f"88{letter}" for letter in "abcdefgh")), THREADS),
     "81": "is_completed() is true when the message has come",
 }
-OTHERWISE: dict[str, Row] = {  # rows that end a little differently, see faults.md
+OTHERWISE: dict[str, Row] = {  # rows with slightly different outcomes, see faults.md
     "59": Row("fine", (), ("none",))
 }
 
@@ -148,6 +148,6 @@ def judge_on_ranks(number: str, outcome: Outcome) -> None:
     if trace is None or within_s is None or not len(trace):
         return
     frame = trace.to_pandas()
-    frame.loc[frame["status"] != "ok", "done_ns"] = 0  # others are ended by the verdict
+    frame.loc[frame["status"] != "ok", "done_ns"] = 0  # the verdict ended the others
     last_ns = frame[["post_ns", "wait_ns", "done_ns"]].max().max()
     assert (trace.metadata["end_ns"] - last_ns) / 1e9 < within_s

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
 
 def go_on(there: Path) -> None:
-    """Talks until the file is there."""
+    """Communicates until the file exists."""
     flag = torch.zeros(1)
     dist.all_reduce(flag)
     (there.parent / str(os.getpid())).touch()

@@ -53,7 +53,7 @@ def enter_host(machine: str, name: str, private: str) -> None:
 
 
 def messages(rank: int, directory: Path) -> None:
-    """Ranks 0 and 1 exchange messages until the file ``enough`` is there."""
+    """Ranks 0 and 1 exchange messages until the file ``enough`` exists."""
     on = torch.ones(1)
     while on.item():
         if rank == 0:
@@ -101,14 +101,14 @@ class Happening:
         for rank in ranks:
             self.wait_for(f"joined-{rank}")
         listened = self.listeners()
-        assert all(host.count("LISTEN") for host in listened), "Gloo's"
+        assert all(host.count("LISTEN") for host in listened), "Gloo must listen"
         (self.directory / "record").touch()
         for rank in ranks:
             self.wait_for(f"going-{rank}")
         if self.case.program is barriers:
             self.wait_for("gathering")
         assert self.listeners() == listened, (
-            "recording, watching, comparing clocks and gathering listen nowhere"
+            "recording, watching, comparing clocks and gathering must not listen anywhere"
         )
         self.case.happens(self)
 
@@ -117,7 +117,7 @@ class Happening:
         deadline = time.monotonic() + PATIENCE_S
         while not ((path := self.directory / name).exists() and words in path.read_text()):
             assert time.monotonic() < deadline, (
-                f"{name} must say {words!r}: {path.read_text() if path.exists() else None}"
+                f"{name} must contain {words!r}: {path.read_text() if path.exists() else None}"
             )
             time.sleep(0.01)
 
@@ -161,7 +161,7 @@ def rank_dies(case: Happening) -> None:
 
 
 def host_dies(case: Happening) -> None:
-    """The one of the last rank."""
+    """Kills the last host."""
     last = len(case.machines) - 1
     case.link("cable", "down", last)
     case.kill(*(rank for rank in range(sum(case.case.ranks)) if case.case.host(rank) == last))
@@ -187,7 +187,7 @@ def barriers(rank: int, directory: Path) -> None:
 def pause_gathering(sender: int, directory: Path) -> None:
     """Makes rank 0 stop while one rank sends, report "gathering" and wait for "go on".
 
-    Every rank calls it.
+    Rank 0 then creates the file "gathering", and waits for the file "go on". Every rank calls this.
     """
     take = pkgutil.resolve_name("ringsim.launch.block:Store.take")
 
@@ -320,7 +320,7 @@ def test_a_link_that_was_down_is_told_of_once_it_is_back(
         line,
     )
     assert found is not None, line
-    assert float(found[2]) > DOWN_S - 1, "of which a second may pass between two beats"
+    assert float(found[2]) > DOWN_S - 1, "up to a second may be lost between two beats"
     assert (trace.metadata["complete"], trace.metadata["notes"]) == (True, [found[1]])
     finding = trace.explain().findings[0]
     assert (finding.kind, finding.ranks) == expected("h1")
@@ -335,7 +335,7 @@ def test_a_link_that_is_down_for_good_is_named_while_both_sides_have_posted(
     link = "on the link between hosts node0 and node1"
     waits = rf"rank [01] waits in (send to|recv from) [01] .* at {Path(__file__).name}:"
     lasts = rf"nothing moves {link}, although both sides have posted\.\n  {waits}"
-    assert re.search(lasts, text), "a send may be done already"
+    assert re.search(lasts, text), "either the send or the recv must be named"
     assert re.search(rf"nothing moved {link} for about \d+ s; then it recovered", text)
     trace = ringsim.load(case[0] / "run.ringtrace")
     finding = trace.explain().findings[0]
@@ -385,7 +385,7 @@ def test_where_rank_0s_host_dies_one_rank_of_each_other_says_how_to_join_the_par
     for rank in range(ranks[0], sum(ranks)):
         lines = said(case, rank)
         if CASES[name].host(rank) == CASES[name].host(rank - 1):
-            assert lines == [], "another rank of its host says it"
+            assert lines == [], "another rank of this host must report it"
             continue
         (line,) = lines
         found = re.search(r"They are in (\S+): .* by ringsim merge (\S+) DIRECTORY", line)
@@ -414,7 +414,7 @@ def test_a_host_that_dies_while_its_parts_come_is_named_with_where_they_lie(
 ) -> None:
     case = ended["a host dies in gathering"]
     trace = ringsim.load(case[0] / "run.ringtrace")
-    assert {*trace.events.rank} == {0, 1}, "what the other host has comes all the same"
+    assert {*trace.events.rank} == {0, 1}, "the parts of the other host must still arrive"
     assert not trace.metadata["complete"]
     (note,) = [note for note in trace.metadata["notes"] if "did not come" in note]
     assert note.startswith(

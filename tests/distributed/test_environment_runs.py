@@ -1,6 +1,6 @@
-"""Discovery in ranks that real launchers started.
+"""Tests of discovery in ranks that real launchers started.
 
-Torchrun, ``mpirun`` where one is installed, and ringsim itself.
+The launchers are torchrun, ``mpirun`` if one is installed, and ringsim itself.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 MPIRUN = find_mpirun()
 HAS_MPI4PY = importlib.util.find_spec("mpi4py") is not None
 
-# What a rank of a script says about itself: found without an argument, a message round the ring,
-# and found again; and where its launcher is hidden, found by MPI.
+# The script for each rank: it reports the ring found without arguments, a message passed around it,
+# and a second discovery. If its launcher is hidden, it reports the ring found by MPI.
 SAY = """
     import json, os, sys
     import torch
@@ -59,9 +59,9 @@ SAY = """
 
 
 def run(directory: Path, command: Sequence[str], *words: str, **variables: str) -> list[Any]:
-    """Runs the script under a launcher, and ends all of it at the limit.
+    """Runs the script under a launcher, and ends all its processes at the limit.
 
-    Returns what the ranks have said, by rank.
+    Returns the reports of the ranks, in the order of ranks.
     """
     script = directory / "script.py"
     script.write_text(textwrap.dedent(SAY))
@@ -98,10 +98,10 @@ def test_torchrun(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(
-    MPIRUN is None, reason="no mpirun beside this Python or on PATH: pip install 'ringsim[mpi]'"
+    MPIRUN is None, reason="no mpirun next to this Python or on PATH: pip install 'ringsim[mpi]'"
 )
 def test_mpirun(tmp_path: Path) -> None:
-    """MPI is the last resort, asked where the launcher does not say on which machine a rank is."""
+    """MPI is the last resort, used if the launcher does not report the machine of a rank."""
     words = ["mpi4py"] if HAS_MPI4PY else []
     reports = run(
         tmp_path, [str(MPIRUN), "-n", "2", sys.executable], *words, MASTER_PORT=str(free_port())
@@ -120,9 +120,9 @@ def test_mpirun(tmp_path: Path) -> None:
 
 
 def join_without_arguments(directory: str) -> tuple[Any, ...]:
-    """Joins a ring by what the launcher says.
+    """Joins a ring, using the variables of the launcher.
 
-    Or, in a group that the script made, by what the group says.
+    If the script has created a group, the ring uses this group.
     """
     import torch.distributed as dist
 
@@ -145,9 +145,9 @@ def join_without_arguments(directory: str) -> tuple[Any, ...]:
 def test_ranks_of_ringsim_need_no_arguments_either(
     ring: bool, own_group: bool, tmp_path: Path
 ) -> None:
-    """With a ring, it is the one that exists.
+    """Checks that ranks find their ring, or build one if there is none.
 
-    Without, it is built over the store of the launcher, or over the group of the script.
+    They build it with the store of the launcher, or with the group of the script.
     """
     directory = str(tmp_path) if own_group else ""
     assert ringsim.trace(

@@ -31,7 +31,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], int, tuple[Any, ...]]] = {}
 def on_ranks(size: int, *args: Any, name: str = "") -> Callable[..., Any]:
     """Registers a worker as a program to run.
 
-    It is called with a directory, its rank and these arguments.
+    The worker is called with a directory, its rank and these arguments.
     """
 
     def register(worker: Callable[..., Any]) -> Callable[..., Any]:
@@ -139,7 +139,7 @@ def saves_a_checkpoint(directory: str, rank: int) -> str:
 
 
 def test_a_rank_that_has_left_its_wait_in_cpp_may_finish(played: Callable[[str], Played]) -> None:
-    """In 0.2.0 it was ended after 2 s: no checkpoint, and no file."""
+    """0.2.0 killed such ranks after 2 s, so there was no checkpoint and no file."""
     ranks, folder = played("saves_a_checkpoint")
     assert results(ranks) == ["left the block"] * 2
     assert len(list(folder.glob("checkpoint-*"))) == 2
@@ -309,7 +309,7 @@ def blocks_in_turn(directory: str, rank: int) -> list[str]:
             if number == 0:
                 dist.barrier()
             elif rank == 0:
-                time.sleep(1.2)  # much longer than ranks may stay in one state
+                time.sleep(1.2)  # much longer than the watcher lets ranks stay in one state
                 dist.send(torch.zeros(1), 1)
             elif rank == 1:
                 dist.recv(torch.zeros(1), 0)
@@ -344,7 +344,7 @@ def test_where_there_are_no_named_pipes_it_records_and_says_that_it_does_not_wat
 
 @on_ranks(1)
 def alone(directory: str, rank: int) -> list[str]:
-    """Returns the pipes that are there within the block."""
+    """Returns the pipes that exist within the block."""
     with ringsim.trace(join(directory, rank, 1)):
         dist.barrier()
         return sorted(path.name for path in Path(directory).rglob("*") if path.is_fifo())

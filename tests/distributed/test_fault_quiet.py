@@ -80,7 +80,7 @@ def scrambled_waits(count: int = 40) -> float:
 
 
 def long_compute() -> float:
-    """All wait for one rank, which computes, and sleeps, and computes."""
+    """All ranks wait for rank 0, which computes and sleeps."""
     rank, size = dist.get_rank(), dist.get_world_size()
     tensor = torch.zeros(1)
     if rank == 0:
@@ -110,7 +110,7 @@ def early_finisher() -> float:
 
 
 def refused_and_tried_again(rounds: int = 60) -> float:
-    """A send of another size raises when it is posted.
+    """Sends of unsupported tensors raise when they are posted.
 
     The program catches the error, and sends the expected size. The refusal may be read later than
     the post: until then, the post may look like the other side of the recv.
@@ -166,7 +166,7 @@ def beside_a_recv_from_anybody(size_bytes: int = 1 << 26) -> float:
 
 
 def stopped_and_continued() -> float:
-    """A rank is stopped by a signal for a while, and all others wait for it."""
+    """A signal stops a rank for a while, and all others wait for it."""
     rank, size = dist.get_rank(), dist.get_world_size()
     tensor = torch.zeros(1)
     if rank == 0:
@@ -203,7 +203,7 @@ def help_from_another_thread() -> float:
 
 
 def collectives_between() -> float:
-    """Messages and collectives take turns; some arrive late, and some need not wait."""
+    """Messages and collectives alternate; some arrive late, and some need not wait."""
     rank, size = dist.get_rank(), dist.get_world_size()
     tensor, total = torch.zeros(1), torch.ones(1)
     for turn in range(6):
@@ -222,7 +222,7 @@ def collectives_between() -> float:
 
 
 def monitored_barriers() -> float:
-    """One rank after the other comes late, longer than ranks may stay in one state.
+    """One rank after the other is late, once for longer than ranks may stay in one state.
 
     Meanwhile, messages are in flight.
     """
@@ -316,11 +316,11 @@ def among_many_buffers() -> Any:
         sent = (weight * 2).detach().clone()
         works: list[Any] = [
             dist.isend(sent, ring.succ),
-            dist.isend(sent, ring.succ, tag=3),  # two that only read may share
+            dist.isend(sent, ring.succ, tag=3),  # two sends may share a buffer
             dist.irecv(buffer[:8], ring.pred),
             dist.irecv(buffer[8:16], ring.pred, tag=3),
         ]
-        loss = (weight.sum() * 3) + sent.sum()  # reading what is being sent is fine
+        loss = (weight.sum() * 3) + sent.sum()  # reading a buffer being sent is allowed
         loss.backward()
         torch.empty_like(buffer)
         buffer.view(17)[:4]
@@ -330,7 +330,7 @@ def among_many_buffers() -> Any:
         sums.append(float(buffer.sum()))
         dist.all_reduce(buffer)
         buffer.zero_()
-    dist.all_reduce(torch.zeros(4, 3).t())  # in another order, the same on all ranks
+    dist.all_reduce(torch.zeros(4, 3).t())  # transposed in memory on all ranks
     return sums, str(weight.grad)
 
 

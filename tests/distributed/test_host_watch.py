@@ -27,13 +27,13 @@ UNTIL = (
 
 
 def set_limits(limits: dict[str, float]) -> None:
-    """Sets limits of the watch in this process."""
+    """Sets time limits of the watch in this process."""
     for name, limit_s in limits.items():
         pytest.MonkeyPatch().setattr(f"ringsim.launch.{name}", limit_s)
 
 
 def wait_for_each_other(directory: str, rank: int) -> list[str]:
-    """Two ranks on two hosts: directories of parts that only their own ranks see.
+    """Two ranks wait for each other, with separate directories of parts, as on two hosts.
 
     A thread ends the deadlock after it has been reported.
     """

@@ -104,9 +104,9 @@ def test_a_process_ends_only_after_a_beat_that_is_held_up(tmp_path: Path) -> Non
 def test_a_link_on_which_nothing_moves_is_named_by_its_hosts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ranks 0 and 1 are on one host, rank 2 is on another.
+    """Ranks 0 and 1 are on one host, and rank 2 is on another.
 
-    1 and 2 have posted both sides of a message, and rank 0 waits for rank 1.
+    Ranks 1 and 2 have posted both sides of a message, and rank 0 waits for rank 1.
     """
     keys, here = Store(dist.HashStore(), "run"), {**place_of(tmp_path), "start_ns": 1}
     for rank, place in enumerate(({}, {}, {"id": "far", "host": "node1"})):
@@ -132,4 +132,4 @@ def test_a_link_on_which_nothing_moves_is_named_by_its_hosts(
         f"nothing moves {link}",
         f"nothing moved {link} for about 0 s; then it recovered",
     ]
-    assert "rank 0" not in watch.said[0], "a fellow victim"
+    assert "rank 0" not in watch.said[0], "rank 0 only waits for rank 1"

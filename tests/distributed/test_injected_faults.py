@@ -111,7 +111,7 @@ def _check_delays(trace: ringsim.Trace, slow_src: int) -> None:
 
 
 def test_degraded_link_is_slow_one_way_and_carries_the_same() -> None:
-    """The injected sleeps are known.
+    """Checks the injected sleeps of each direction.
 
     On a busy machine, one direction may be slower than the other without them.
     """
@@ -150,7 +150,7 @@ def test_failing_rank_raises_in_place_of_its_operation_on_both_clocks() -> None:
         ringsim.trace(_talk, world_size=2, args=(4, 8), inject=[fault])
     with pytest.raises(RankFailed) as virtual:
         ringsim.simulate(_talk, world_size=2, args=(4, 8), link=LINK, inject=[fault])
-    assert "dist." in str(real.value)  # the user's line
+    assert "dist." in str(real.value)  # the line of the user's program
     assert str(virtual.value).splitlines()[0] == str(real.value).splitlines()[0]
     for error in (real.value, virtual.value):
         assert error.rank == 1

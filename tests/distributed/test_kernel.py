@@ -1,6 +1,6 @@
-"""In a real Jupyter kernel.
+"""Tests in a real Jupyter kernel.
 
-Functions from cells, pictures, one error, Interrupt, and nothing left behind.
+They cover functions from cells, pictures, errors, Interrupt, and processes and files left behind.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from jupyter_client.blocking import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 from processes import descendants, gone, until
 
-CELL_S = 150.0  # for one cell; a loaded machine needs some time for the first ranks
+CELL_S = 150.0  # limit for one cell; on a busy machine the first ranks take some time
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-Output = tuple[str, dict[str, Any]]  # kind and content, as the notebook format has them
+Output = tuple[str, dict[str, Any]]  # kind and content, as in the notebook format
 
 
 class Reply:
-    """What a cell gave back.
+    """The outputs of a cell.
 
-    All that was printed, what each error shows, without colours, and the content of each rich
+    It has the printed text, the text of each error without colours, and the content of each rich
     output.
     """
 
@@ -37,7 +37,7 @@ class Reply:
             elif kind == "error":
                 self.errors.append(_COLOURS.sub("", "\n".join(content["traceback"])))
             elif "display_id" not in content.get("transient", {}):
-                # the progress of what takes long
+                # other outputs are progress lines
                 self.shown.append(content)
                 self.value = content["data"]["text/plain"]
 
@@ -48,15 +48,15 @@ class Kernel:
     def __init__(self, manager: KernelManager, client: BlockingKernelClient) -> None:
         self.manager = manager
         self.client = client
-        # it is there while the kernel runs
+        # the id exists while the kernel runs
         self.pid: int = manager.provisioner.pid  # type: ignore[union-attr, assignment]
 
     def run(self, code: str) -> Reply:
-        """Runs a cell and returns what it gave back, errors included."""
+        """Runs a cell; returns its outputs, including errors."""
         return Reply(self.follow(self.client.execute(code)))
 
     def follow(self, cell: str) -> Iterator[Output]:
-        """Yields the outputs of a cell as they come, until it has ended."""
+        """Yields the outputs of a cell as they arrive, until it ends."""
         deadline = time.monotonic() + CELL_S
         while True:
             message = self.client.get_iopub_msg(timeout=max(deadline - time.monotonic(), 0.01))
@@ -71,9 +71,9 @@ class Kernel:
 
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
-    """One kernel for all tests, each of which leaves it as it was.
+    """Yields one kernel for all tests, which must not change its state.
 
-    Nothing outlives it once it is shut down.
+    No process or file remains after it is shut down.
     """
     directory = tmp_path_factory.mktemp("kernel")
     manager = KernelManager(kernel_name="python3", transport="ipc", ip=str(directory / "channel"))
@@ -87,7 +87,7 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
         assert (first.text, first.errors) == ("", [])
         yield running
         left = descendants(running.pid)
-        assert any(name.startswith("ringsim") for name in left.values()), "the fork server is there"
+        assert any(name.startswith("ringsim") for name in left.values()), "no fork server"
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=False)
@@ -97,7 +97,7 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
 
 
 def assert_picture(shown: dict[str, Any], begins: str, alt: str) -> None:
-    """A picture has words beside it, and words for who cannot see it."""
+    """Checks that a picture has a text version and an alternative text."""
     assert set(shown["data"]) == {"image/png", "text/plain"}
     assert shown["data"]["text/plain"].startswith(begins)
     assert shown["metadata"]["image/png"]["alt"].startswith(alt)
@@ -126,7 +126,7 @@ def test_functions_globals_and_classes_of_cells_travel(kernel: Kernel) -> None:
             "Point, p.x) for p in points]"
         )
         assert reply.value == repr([(True, (scale * rank, setting, 1)) for rank in range(3)]), (
-            "a cell that is run again counts"
+            "functions must use the latest version of a cell"
         )
 
 
@@ -138,7 +138,7 @@ def test_functions_globals_and_classes_of_cells_travel(kernel: Kernel) -> None:
     ["%run {}", "get_ipython().safe_execfile('{}', get_ipython().user_ns, raise_exceptions=True)"],
 )
 def test_a_script_runs_in_ipython(kernel: Kernel, tmp_path: Path, how: str) -> None:
-    """By the magic, and by what ``ipython script.py`` calls."""
+    """Runs the script by the magic, and by the function that ``ipython script.py`` calls."""
     script = tmp_path / "script.py"
     script.write_text(
         "import ringsim, torch\ndef worker():\n    torch.distributed.all_reduce(sums := "
@@ -206,7 +206,7 @@ LOCK = "import threading\nlock = threading.Lock()\nget_ipython().run_cell_magic(
 @pytest.mark.parametrize(
     ("cell", "words"),
     [
-        # lines as the notebook counts them
+        # lines are counted as in the notebook
         ("%%ring -n 2\nx = 1\nif ring.rank == 1:\n    x / 0", "line 4, in <module>\n      x / 0"),
         ("%%ring -n 2\nx = = 1", "    x = = 1\n        ^\nSyntaxError: invalid syntax"),
         ("%%ring -n 0\n1", "ArgumentError: world_size must be an integer from 1 to 1024, got 0."),
@@ -250,7 +250,7 @@ def blocked():
     ring = ringsim.current_ring()
     print(os.getpid(), force=True)
     if ring.rank == 0:
-        time.sleep(1000)  # it might still send: so nobody can call the others stuck
+        time.sleep(1000)  # it might still send, so the others are not stuck
     dist.recv(torch.empty(2), ring.pred, group=ring.pred_group)
 ringsim.trace(blocked, world_size=3)
 """
@@ -261,13 +261,13 @@ def test_interrupt_ends_a_blocked_cell(kernel: Kernel) -> None:
     pids: list[int] = []
     while len(pids) < 3:
         kind, content = next(outputs)
-        if kind != "display_data":  # the progress line, where the machine is busy
+        if kind != "display_data":  # a progress line, on a busy machine
             pids += [int(line.split()[-1]) for line in content["text"].splitlines()]
     kernel.manager.interrupt_kernel()
-    (error,) = Reply(outputs).errors  # long before rank 0 has slept
+    (error,) = Reply(outputs).errors  # long before rank 0 wakes up
     assert error.startswith("Interrupted: the run was interrupted after ")
     assert all(gone(pid) for pid in pids)
-    # reaped, too
+    # the processes have also been reaped
     assert not [
         name for name in descendants(kernel.pid).values() if name.startswith("ringsim-rank")
     ]

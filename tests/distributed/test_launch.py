@@ -37,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
 
 def pass_round(rounds: int = 1, *, step: float = 1.0) -> float:
-    """Passes a number round the ring; every rank adds to it."""
+    """Passes a number around the ring; every rank adds to it."""
     ring = ringsim.current_ring()
     token = torch.tensor([float(ring.rank)])
     for _ in range(rounds if ring.world_size > 1 else 0):
@@ -82,7 +82,7 @@ def test_large_results_belong_to_the_caller() -> None:
             if isinstance(sent, torch.Tensor):
                 assert (got.dtype, got.requires_grad) == (sent.dtype, sent.requires_grad)
                 assert torch.equal(got, sent)
-        result[0][0] = -1.0  # one's own
+        result[0][0] = -1.0  # a result can be changed
         assert float(result[0][0].sum()) == -1024
         assert result[1] is result[2]
         assert np.array_equal(result[6], expected[6])
@@ -109,7 +109,7 @@ def test_a_function_travels_whose_module_was_loaded_by_its_path(
 def test_ranks_see_the_callers_surroundings_as_they_are_now(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Seen:  # a local class comes back as itself
+    class Seen:  # results have the same local class
         def __init__(self) -> None:
             self.pid = os.getpid()
             setting, left = os.environ.get("MY_SETTING"), "GONE" in os.environ
@@ -134,10 +134,10 @@ def test_ranks_see_the_callers_surroundings_as_they_are_now(
     assert all(isinstance(seen, Seen) for seen in first + second)
     place = "now", False, str(tmp_path), "/somewhere/else", ["me", "--flag"], [min(before)]
     assert [seen.place for seen in second] == [place] * 2
-    assert len({seen.pid for seen in first + second}) == 4, "a rank is never used twice"
+    assert len({seen.pid for seen in first + second}) == 4, "no rank may be used twice"
     assert [seen.drawn for seen in first] == [seen.drawn for seen in second]
     assert first[0].drawn != first[1].drawn
-    torch.manual_seed(6)  # the seed and the rank
+    torch.manual_seed(6)  # the seed plus the rank
     assert first[1].drawn[2] == float(torch.rand(1))
     assert first[1].drawn == ringsim.trace(Seen, world_size=1, seed=6).results[0].drawn
 
@@ -200,12 +200,12 @@ def test_a_worker_may_initialise_as_a_script_does_and_listens_on_loopback_alone(
         dist.new_group([0, 1])  # a group created by the worker also stays on loopback
         return succ, listening()
 
-    # first, the values in force
+    # the current values come first
     for initialise, ring in ((as_ringsim, True), (as_ringsim, False), (as_torch, False)):
         results = ringsim.trace(worker, world_size=2, args=(initialise,), ring=ring).results
         assert [succ for succ, _ in results] == [1, 0]
         addresses = set().union(*(seen for _, seen in results))
-        assert addresses, "every rank listens: Gloo's pairs connect to it"
+        assert addresses, "every rank must listen, because Gloo's pairs connect to it"
         assert addresses <= {"0100007F", "00000000000000000000000001000000"}, addresses
 
 
@@ -224,8 +224,8 @@ def test_what_a_run_leaves_is_for_its_user_alone() -> None:
         os.umask(before)
     assert {stat.S_IMODE(mode) for mode in found.values() if stat.S_ISDIR(mode)} == {0o700}
     files = [name for name, mode in found.items() if not stat.S_ISDIR(mode)]
-    assert any(name.endswith(".events") for name in files), "the look found what the ranks write"
-    assert all("/" in name for name in files), "every file lies in one of them"
+    assert any(name.endswith(".events") for name in files), "files that ranks write must be found"
+    assert all("/" in name for name in files), "every file must be in a directory"
 
 
 def logged() -> None:
@@ -265,7 +265,7 @@ def test_the_first_failure_is_reported_with_the_users_line() -> None:
         dist.recv(torch.zeros(4), ring.pred, group=ring.pred_group)
 
     words = "^rank 1 of 4 raised ZeroDivisionError: "
-    # If the blocked recv were waited for, the test would reach its limit.
+    # If the launcher waited for the blocked recv, the test would reach its limit.
     error = fails(RankFailed, words, worker, world_size=4, timeout_s=1000.0)
     assert "print(1 / (ring.rank - 1))" in str(error)
     assert f"line {worker.__code__.co_firstlineno + 5}, in worker" in str(error)
@@ -387,8 +387,8 @@ def test_a_terminals_interrupt_ends_all_ranks_and_reaches_the_caller_alone(tmp_p
 # end with it
 
 
-LONG_S = 50.0  # what a child would take
-KEPT: list[object] = []  # what a rank must not drop
+LONG_S = 50.0  # the duration of a child
+KEPT: list[object] = []  # objects that a rank must keep alive
 
 
 def fork() -> int:
@@ -400,7 +400,7 @@ def fork() -> int:
 
 
 def start_process(new_session: bool = False) -> int:
-    """It has all the files of the rank."""
+    """Starts a process that inherits all files of the rank."""
     words = ["sleep", str(LONG_S)]
     return subprocess.Popen(words, close_fds=False, start_new_session=new_session).pid
 
@@ -530,7 +530,7 @@ def test_a_script_needs_no_guard_and_no_rank_and_no_child_of_one_outlives_it(
         left = [pid for pid in pids if not gone(pid)]
         assert [Path(f"/proc/{pid}/cmdline").read_text() for pid in left] == []
         assert until(lambda: {path.name for path in tmp_path.iterdir()} == scripts), (
-            "a file is left"
+            "a file remains"
         )
     finally:
         for process in running.values():

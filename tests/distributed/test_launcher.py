@@ -1,4 +1,4 @@
-"""The fork server and parked ranks.
+"""Tests of the fork server and parked ranks.
 
 The tests cover the calls that take them, their ends, and access from other processes.
 """
@@ -38,7 +38,7 @@ def succ() -> int:
 
 
 def call() -> Any:
-    """Runs two ranks; returns the fork server that they came from."""
+    """Runs two ranks; returns the fork server that started them."""
     assert ringsim.trace(succ, world_size=2).results == [1, 0]
     return get_launcher()._server
 
@@ -91,7 +91,7 @@ def test_values_read_at_the_start_take_another_server_and_no_rank_outlives_its_s
         ringsim.trace(worker, world_size=2)
     monkeypatch.delenv("OMP_NUM_THREADS")
     assert until(lambda: all(gone(int(path.name)) for path in there.iterdir())), "a rank is left"
-    call()  # of another server
+    call()  # uses another server
 
 
 def test_parked_ranks_end_when_nobody_comes() -> None:
@@ -106,7 +106,7 @@ def test_parked_ranks_end_when_nobody_comes() -> None:
 def test_a_call_just_when_parked_ranks_end_has_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """In 0.2.0, the launcher looked too early for signs of their end.
 
-    About half of such calls failed.
+    The launcher then looked for signs that appeared only after the ranks had ended.
     """
     park_s = 0.2
     monkeypatch.setattr(ranks, "PARKED_S", park_s)
@@ -151,9 +151,9 @@ def test_nobody_else_reaches_the_store_that_a_ring_has_met_over() -> None:
         ring = ringsim.current_ring()
         place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         store = dist.TCPStore(*place, is_master=False)
-        held = store.check(["ringsim/0/head"])  # of the roll-call, in the store that they met over
+        held = store.check(["ringsim/0/head"])  # a key of the roll-call
         dist.destroy_process_group()
-        dist.init_process_group("gloo")  # over env://, as under torchrun
+        dist.init_process_group("gloo")  # with env://, as under torchrun
         dist.all_reduce(total := torch.ones(1))
         return ring.port - place[1], held, total.item()
 

@@ -1,7 +1,7 @@
-"""Programs that were written for version 0.2.0 run unchanged, on both clocks.
+"""Tests that programs written for version 0.2.0 run unchanged on both clocks.
 
-``golden/programs_0_2`` has them as its README, its docs and its lessons had them. What each one
-must give is worked out here.
+``golden/programs_0_2`` contains the programs of its README, docs and lessons. This file works out
+their expected results.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import pages  # noqa: E402
 import pages_comm  # noqa: E402
 
 for module in (communication, lessons, pages, pages_comm):
-    cloudpickle.register_pickle_by_value(module)  # as cells of a notebook are
+    cloudpickle.register_pickle_by_value(module)  # like cells of a notebook
 
 LINK = ringsim.Link(alpha_s=10e-6, beta_s_per_byte=8e-11)
 Worker = Callable[..., Any]
@@ -47,7 +47,7 @@ def of_pred(size: int) -> list[float]:
 
 
 def pairs_of(rank: int, size: int) -> tuple[list[int], list[int]]:
-    """The members of the groups with the predecessor and the successor."""
+    """Returns the members of the groups with the predecessor and the successor."""
     return sorted([(rank - 1) % size, rank]), sorted([rank, (rank + 1) % size])
 
 
@@ -138,7 +138,7 @@ def test_a_round_takes_what_the_link_says() -> None:
 
 
 def test_a_rehearsal_sends_what_its_schedule_says() -> None:
-    """GPipe, two stages, eight microbatches: one message each way for each of them."""
+    """With GPipe, each of eight microbatches needs one message in each direction."""
     for clock in ("real", "virtual"):
         messages = run(clock, pages.two_sizes, 2).to_pandas("messages")
         counts = messages.groupby(["src", "dst", "size_bytes"]).size()
@@ -197,12 +197,12 @@ def reduce_with_the_names_of_deepspeed() -> tuple[float, list[str]]:
 @pytest.mark.parametrize("clock", ["real", "virtual"])
 def test_a_program_with_the_names_of_deepspeed(clock: str) -> None:
     results = run(clock, reduce_with_the_names_of_deepspeed, 2).results
-    assert [value for value, _ in results] == [2.0, 2.0]  # the greatest is 1, and twice that
+    assert [value for value, _ in results] == [2.0, 2.0]  # the maximum 1, doubled by the sum
 
 
 @pytest.mark.parametrize("file", ["backend.py", "communication_backend.py"])
 def test_a_backend_that_is_an_object_is_told_what_takes_its_place(file: str) -> None:
-    """Backends have become torch's own: the one thing of 0.2.0 that runs no longer."""
+    """Backends of 0.2.0 no longer run, because ringsim now uses torch's backends."""
     program = compile((PLACE / file).read_text(), file, "exec")
     with pytest.raises(
         RingError, match=r"backends are now torch's own\. (Derive a class from|Use)"
@@ -214,7 +214,7 @@ def test_a_backend_that_is_an_object_is_told_what_takes_its_place(file: str) -> 
 
 
 def test_the_sessions_of_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)  # they load a trace of the figures
+    monkeypatch.chdir(ROOT)  # because the sessions load a trace of the figures
     text = (PLACE / "pipeline.md").read_text().replace("```\n", "\n")
     session = doctest.DocTestParser().get_doctest(text, {}, "pipeline.md", None, 0)
     assert len(session.examples) > 30
@@ -226,7 +226,7 @@ def test_the_sessions_of_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_cell_of_ranks(capsys: pytest.CaptureFixture[str]) -> None:
-    """Lesson 00."""
+    """Runs a cell of lesson 00."""
     from IPython.core.interactiveshell import InteractiveShell
 
     shell = InteractiveShell()

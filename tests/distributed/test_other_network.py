@@ -1,4 +1,4 @@
-"""Ports opened by a run on this machine cannot be reached from another machine.
+"""Tests that another machine cannot reach the ports that a run opens.
 
 The machines are network namespaces, each with a cable to a switch; the network of the testing
 machine is not touched. Creating namespaces needs privileges. Without them the test is skipped, and
@@ -89,10 +89,10 @@ def machines(request: pytest.FixtureRequest) -> Iterator[tuple[str, ...]]:
 def test_no_socket_of_a_run_is_reachable_from_another_network(machines: tuple[str, ...]) -> None:
     here, there = machines
     printed = command("ip", "netns", "exec", here, sys.executable, str(PROGRAM), HERE, there)
-    # before this line, ranks that connected by themselves report so
+    # earlier lines are reports of ranks that connected by themselves
     said = json.loads(printed.splitlines()[-1])
-    assert said["cable works"], "what listens everywhere is found"
+    assert said["cable works"], "a port that is open to all machines must be found"
     assert all(ports for run in said["ports"] for ports in run), (
-        "every rank listens: Gloo's pairs connect to it"
+        "every rank must listen, because Gloo's pairs connect to it"
     )
     assert said["reachable"] == [[], []]

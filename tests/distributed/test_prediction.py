@@ -1,6 +1,6 @@
-"""From real ranks to a prediction and back, on any machine.
+"""Tests of predictions from measurements on real ranks, on any machine.
 
-Tests which events are compared, not how accurate the prediction is.
+They check the compared events, not the accuracy of the prediction.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def test_prediction_of_more_ranks_is_compared_operation_by_operation() -> None:
         compute=calibration,
     )
     comparison = ringsim.compare(real, virtual)
-    steps = 3 * 3  # the spans of the steps themselves are not compared
+    steps = 3 * 3  # spans of whole steps are not compared
     assert len(comparison.real_index) == len(real.to_pandas().query("kind != 'mark'")) - steps
     assert comparison.steps.count == 3
     assert comparison.nominal_s is not None

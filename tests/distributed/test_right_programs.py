@@ -63,9 +63,9 @@ def test_nobody_is_accused(trace: Trace) -> None:
     assert trace.metadata["not_recorded"] == []
 
 
-# How many ranks, and what they call. FSDP2: four units, gathered for the forward pass and, but for
-# the outermost, again for the backward pass; the norm of what is sharded is one all_reduce. GPipe
-# and 1F1B: a message each way at each boundary for each microbatch.
+# The number of ranks and their calls. FSDP2 has four units, gathered for the forward pass and,
+# except for the outermost, again for the backward pass; the norm of sharded gradients is one
+# all_reduce. GPipe and 1F1B send one message in each direction per boundary and microbatch.
 SCRIPTS = {
     "data_parallel": (2, {"all_gather": 2, "broadcast": 8, "all_reduce": 6}),
     "fully_sharded": (2, {"all_gather_single": 28, "reduce_scatter_single": 16, "all_reduce": 4}),

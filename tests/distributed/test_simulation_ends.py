@@ -1,6 +1,6 @@
-"""How a simulation ends: by Ctrl-C, a limit, a crash, a wait for ever, a thread, an error.
+"""Tests of simulations that end by Ctrl-C, a limit, a crash, an endless wait, a thread or an error.
 
-Each one runs in a process of its own, so the caller is always as it was.
+Each simulation runs in a separate process, so the state of the caller never changes.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from ringsim.cli import main
 from ringsim.errors import Deadlock, Interrupted, RankFailed, RingError, RunTimeout
 
 LINK = ringsim.Link(alpha_s=1e-5, beta_s_per_byte=1e-10)
-LIMIT_S = 100.0  # of a run; nothing here comes near it
+LIMIT_S = 100.0  # for one run; no test comes near it
 Worker = Callable[..., Any]
 
 
 def simulate(worker: Worker, world_size: int = 2, *args: Any, limit_s: float = LIMIT_S) -> Any:
-    """Returns what the ranks return."""
+    """Returns the results of the ranks."""
     trace = ringsim.simulate(worker, world_size=world_size, args=args, link=LINK, limit_s=limit_s)
     return trace.results
 
 
 def line_of(worker: Worker) -> str:
-    """Returns "file:line" of the line of a worker that ends in "# here"."""
+    """Returns "file:line" of a worker's line that ends in "# here"."""
     code = worker.__code__
     lines = Path(code.co_filename).read_text().splitlines()
     numbers = range(code.co_firstlineno, len(lines))
@@ -91,7 +91,7 @@ except ringsim.errors.RingError as error:
 
 
 def test_a_machine_without_room_for_the_threads_is_named(tmp_path: Path) -> None:
-    """The limit stands in the simulation's process: no test can make a machine that full."""
+    """The limit is set in the simulating process, because no test can fill a machine like this."""
     (tmp_path / "sitecustomize.py").write_text(REFUSES_THREADS)
     done = subprocess.run(
         [sys.executable, "-c", SIMULATES_SIX],
@@ -125,7 +125,7 @@ def test_a_rank_that_loops_is_ended(how: str, tmp_path: Path) -> None:
         asked_s.append(time.monotonic())
         os.kill(os.getpid(), signal.SIGINT)
 
-    check_that_the_next_one_works()  # now the server is there: what follows starts in a moment
+    check_that_the_next_one_works()  # starts the server, so that later runs start quickly
     if how == "Ctrl-C":
         threading.Thread(target=interrupt).start()
         with pytest.raises(Interrupted, match="the simulation was interrupted after") as caught:
@@ -201,7 +201,7 @@ def test_a_crash_in_c_ends_the_run_with_its_line_and_not_the_caller() -> None:
 
 
 def handle() -> list[int]:
-    """A rank gets its own signals, and another one does not."""
+    """A rank receives its own signals, and other ranks do not."""
     got: list[int] = []
     signal.signal(signal.SIGUSR1, lambda number, frame: got.append(number))
     dist.barrier()
@@ -218,7 +218,7 @@ def test_a_handler_is_called_if_the_rank_sends_itself_the_signal() -> None:
     assert simulate(handle) == [[], [signal.SIGUSR1] * 2]
 
 
-# -- waits for ever
+# -- endless waits
 
 
 def wait_for_a_lock() -> None:
@@ -258,7 +258,7 @@ def test_a_wait_where_a_rank_cannot_give_way_is_found(worker: Worker) -> None:
 
 
 def work_for_longer_than_the_watchdog_waits() -> int:
-    """Sleeps, and waits for a thread of its own: that is no wait for ever."""
+    """Sleeps, and waits for its own thread, which is not an endless wait."""
     answers: queue.Queue[int] = queue.Queue()
 
     def answer() -> None:
@@ -304,7 +304,7 @@ def test_what_no_rank_provides_is_a_deadlock_with_its_line(tmp_path: Path) -> No
 
 
 def meet_in_stores(file: Path) -> list[Any]:
-    """Ranks wait for keys that others set later, and for one that none sets."""
+    """Ranks wait for keys that other ranks set later, and for one that no rank sets."""
     rank = dist.get_rank()
     stores = [
         dist.FileStore(str(file), 3),  # type: ignore[attr-defined]
@@ -365,7 +365,7 @@ def test_a_thread_that_communicates_ends_the_run_with_one_sentence(
         simulate(worker)
     assert type(caught.value) is RingError
     assert "\n" not in str(caught.value)
-    if worker is not talk_in_a_pool:  # it calls torch from a file of Python's library
+    if worker is not talk_in_a_pool:  # here a file of Python's library calls torch
         assert f"at {line_of(worker)} in another thread" in str(caught.value)
     shown = capsys.readouterr()
     assert (shown.out, shown.err) == ("", "")
@@ -429,7 +429,7 @@ def test_an_error_is_that_of_real_ranks(worker: Worker) -> None:
         assert f'{file}", line {line}, in {worker.__name__}' in str(simulated.value)
 
 
-# -- the caller, and what follows
+# -- the caller and later runs
 
 
 def test_a_group_of_the_caller_is_undisturbed() -> None:
@@ -449,7 +449,9 @@ def test_a_group_of_the_caller_is_undisturbed() -> None:
 
 
 def use_defaults_bound_at_import() -> list[float]:
-    from torch.distributed.nn import functional  # its functions have the default group as a default
+    from torch.distributed.nn import (
+        functional,
+    )  # its functions have the default group as a default argument
 
     values = torch.ones(2, requires_grad=True)
     total = functional.all_reduce(values * (1 + dist.get_rank()))

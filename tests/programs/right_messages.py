@@ -1,6 +1,6 @@
-"""Right programs of messages and collectives, as users write them.
+"""Correct programs with messages and collectives, as users write them.
 
-With how often each operation is called by all four ranks together.
+Each is listed with the total number of calls of each operation by its four ranks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PROGRAMS: dict[str, tuple[Callable[[], None], dict[str, int]]] = {}
 
 
 def right(**counts: int) -> Callable[[Callable[[], None]], Callable[[], None]]:
-    """Registers a program for four ranks, with the calls of all ranks together."""
+    """Registers a program for four ranks, with the total number of calls on all ranks."""
 
     def register(program: Callable[[], None]) -> Callable[[], None]:
         PROGRAMS[program.__name__] = program, counts
@@ -35,7 +35,7 @@ def right(**counts: int) -> Callable[[Callable[[], None]], Callable[[], None]]:
 
 
 def place() -> tuple[int, int, int]:
-    """Returns this rank, the next and the one before."""
+    """Returns this rank, the next rank and the previous rank."""
     rank = dist.get_rank()
     return rank, (rank + 1) % SIZE, (rank - 1) % SIZE
 
@@ -122,7 +122,7 @@ def everything_posted_first() -> None:
 
 @right(send=12, recv=12)
 def served_by_whoever_comes() -> None:
-    """Rank 0 answers six questions in the order in which they come."""
+    """Rank 0 answers six questions in the order in which they arrive."""
     rank, _, _ = place()
     message = torch.zeros(1)
     if rank == 0:
@@ -138,7 +138,7 @@ def served_by_whoever_comes() -> None:
 
 @right(send=16, recv=16)
 def work_for_whoever_is_free() -> None:
-    """Rank 0 hands out five tasks, and then a stop to each: requests and answers."""
+    """Rank 0 answers each request with a task, or after five tasks with a stop."""
     rank, _, _ = place()
     message = torch.zeros(1)
     if rank == 0:
@@ -153,7 +153,7 @@ def work_for_whoever_is_free() -> None:
 
 @right(isend=24, recv=24)
 def all_reduce_round_the_ring() -> None:
-    """Reduce-scatter and all-gather, three steps each, written by hand."""
+    """Runs a hand-written reduce-scatter and all-gather of three steps each."""
     rank, after, before = place()
     parts, fresh = list(torch.full((SIZE, 2), float(rank + 1)).unbind()), torch.zeros(2)
     for step in range(2 * (SIZE - 1)):
@@ -209,7 +209,7 @@ def waits_with_limits_that_are_kept() -> None:
 
 @right(isend=12, irecv=12)
 def computes_while_messages_travel() -> None:
-    """Attention in a ring: what came last is used while the next comes."""
+    """Each block is used while the next one arrives, as in ring attention."""
     _, after, before = place()
     block, total = torch.ones(64, 64), torch.zeros(64, 64)
     for _ in range(3):
@@ -367,7 +367,7 @@ def a_mesh() -> None:
     assert float(value) == 4
 
 
-# -- threads, processes, errors that are caught
+# -- threads, processes, caught errors
 
 
 @right(send=12, recv=12)
@@ -411,7 +411,7 @@ def an_executor() -> None:
 
 @right(recv=8, send=8)
 def an_executor_in_turn() -> None:
-    """Messages on one pair from several threads, which Python orders."""
+    """Several threads send messages between the same ranks, in an order fixed by Python."""
     rank, _, _ = place()
     received = torch.zeros(1)
     with ThreadPoolExecutor(3) as pool:
@@ -451,7 +451,7 @@ def asyncio_in_turn() -> None:
 
 @right(recv=12, send=12)
 def fetched_ahead() -> None:
-    """A thread receives batches into a queue, and the first thread computes with them."""
+    """A thread receives batches into a queue, and the main thread computes with them."""
     rank, _, _ = place()
     if rank % 2 == 0:
         for turn in range(6):
@@ -473,7 +473,7 @@ def fetched_ahead() -> None:
 
 @right(send=3, recv=3)
 def sent_by_a_timer() -> None:
-    """All ranks sleep for longer than it takes to tell that one is stuck.
+    """Ranks wait long enough to be considered stuck.
 
     Rank 1 is in no operation.
     """
@@ -532,7 +532,7 @@ def a_step_is_tried_again() -> None:
 
 @right(isend=8, recv=4)
 def a_mistake_is_caught() -> None:
-    """A peer that is not there, as a program finds out how many there are."""
+    """A program tries a nonexistent peer to find out the number of ranks."""
     _, after, before = place()
     with contextlib.suppress(ValueError, RuntimeError):
         dist.isend(torch.zeros(1), SIZE)

@@ -1,6 +1,6 @@
-"""Right programs of modules.
+"""Correct programs with torch's modules.
 
-DistributedDataParallel, FSDP2, DTensor, pipelines, optimizers, checkpoints.
+They use DistributedDataParallel, FSDP2, DTensor, pipelines, optimizers and checkpoints.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def step(module: nn.Module, optimizer: Any = None) -> None:
     optimizer.step()
 
 
-# -- DistributedDataParallel: when it is built, it gathers the number of parameters, and broadcasts
-# their shapes and values; after the first step it broadcasts the buckets, and their sizes
+# -- DistributedDataParallel: its constructor gathers the number of parameters, and broadcasts their
+# shapes and values. After the first step it broadcasts the buckets and their sizes.
 
 
 @right(all_gather=4, broadcast=16, all_reduce=12)
@@ -220,7 +220,7 @@ def collectives_with_gradients() -> None:
 
 @right(all_to_all_single=8)
 def experts() -> None:
-    """Tokens go to the rank of their expert, and back."""
+    """Tokens travel to the rank of their expert and back."""
     tokens, at_expert, back = torch.arange(8.0).reshape(4, 2), torch.zeros(4, 2), torch.zeros(4, 2)
     dist.all_to_all_single(at_expert, tokens)
     dist.all_to_all_single(back, at_expert * 2)
@@ -230,8 +230,8 @@ def experts() -> None:
 # -- pipelines, data, checkpoints
 
 
-# Before the first step the stages agree, there and back, on how shapes are found (send, recv), and
-# tell each other theirs, in two messages each.
+# Before the first step, the stages agree on the way to find shapes, with a message in each
+# direction. Then they exchange shapes, in two messages each.
 def pipeline(name: str, stages: int = 1, **options: Any) -> None:
     from torch.distributed import pipelining
 

@@ -1,8 +1,8 @@
-"""Runs a command on a monotonic clock of its own.
+"""Runs a command with a shifted monotonic clock.
 
-Python shift_clock.py NS COMMAND ..., with NS as an offset, also a negative one. The `unshare` of
-the system takes whole seconds alone. The offset is written before any process is in the new time
-namespace: see time_namespaces(7).
+Usage: python shift_clock.py NS COMMAND ..., where NS is the offset, which may be negative. The
+system command `unshare` accepts only whole seconds. The offset is written before any process enters
+the new time namespace, see time_namespaces(7).
 """
 
 import ctypes
@@ -16,4 +16,4 @@ if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWTIME):
 seconds, ns = divmod(int(sys.argv[1]), 10**9)
 with open("/proc/self/timens_offsets", "w") as offsets:
     offsets.write(f"monotonic {seconds} {ns}\nboottime {seconds} {ns}\n")
-os.execvp(sys.argv[2], sys.argv[2:])  # which enters it
+os.execvp(sys.argv[2], sys.argv[2:])  # this enters the namespace

@@ -1,4 +1,4 @@
-"""Programs for ``torch.distributed``, unchanged on both clocks; each returns its results."""
+"""Programs for ``torch.distributed`` that run unchanged on both clocks and return their results."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from torch.utils.checkpoint import checkpoint
 
 SIZE = 4
 Program = Callable[[], Any]
-EXACT: dict[str, Program] = {}  # programs whose results are equal bit for bit
-CLOSE: dict[str, Program] = {}  # programs that add up floats of several ranks
+EXACT: dict[str, Program] = {}  # programs with bitwise equal results
+CLOSE: dict[str, Program] = {}  # programs that add floats from several ranks
 
 
 def exact(program: Program) -> Program:
@@ -64,7 +64,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 2) ->
 
 @exact
 def ring_attention() -> torch.Tensor:
-    """Keys and values go round; each rank adds up the softmax block by block."""
+    """Keys and values travel around the ring; each rank adds up the softmax block by block."""
     rank, size = dist.get_rank(), dist.get_world_size()
     generator = torch.Generator().manual_seed(rank)
     query, key, value = torch.randn(3, 5, 8, generator=generator).unbind()
@@ -133,7 +133,7 @@ def top_k_by_gathered_pairs() -> list[tuple[float, int]]:
 
 @exact
 def tokens_to_their_experts() -> torch.Tensor:
-    """A mixture of experts: tokens travel by all_to_all with uneven parts, and come back."""
+    """Tokens of a mixture of experts travel by all_to_all with uneven splits, and return."""
     rank, size = dist.get_rank(), dist.get_world_size()
     counts = [(rank + expert) % 3 for expert in range(size)]
     incoming = torch.empty(size, dtype=torch.int64)
@@ -292,7 +292,7 @@ def a_transformer_layer_under_ddp() -> list[float]:
 
 @close
 def dropout_draws_on_each_rank() -> torch.Tensor:
-    """Each rank draws its own mask: the generators are those of real ranks."""
+    """Each rank draws its own mask, with the same generator as on real ranks."""
     values = functional.dropout(torch.ones(64), 0.5)
     total = values.clone()
     dist.all_reduce(total)

@@ -1,6 +1,6 @@
-"""Wrong programs as people write them, of ``torch.distributed`` alone.
+"""Wrong programs as people write them, using only ``torch.distributed``.
 
-Rows 72 to 84 of tests/distributed/faults.md.
+They are rows 72 to 84 of tests/distributed/faults.md.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def tensor(count: int = 4) -> torch.Tensor:
     return torch.zeros(count)
 
 
-# -- ranks part
+# -- ranks take different branches
 
 
 @fault("72a", **EASE)
@@ -139,7 +139,7 @@ def the_last_batch_is_smaller() -> None:
 
 @fault("75d", **EASE)
 def parts_to_exchange_that_disagree() -> None:
-    """What a rank takes is not what it gives."""
+    """The splits of the two ranks do not match."""
     splits = [1, 3]
     dist.all_to_all_single(tensor(), tensor(), splits, splits)  # here
 
@@ -175,7 +175,7 @@ def of_one_size_in_another_order() -> bool:
     order = [first, second] if dist.get_rank() == 0 else [second, first]
     for each in order:
         dist.all_reduce(each)
-    return bool(first[0] == 11.0 and second[0] == 11.0)  # 2.0 and 20.0 were meant
+    return bool(first[0] == 11.0 and second[0] == 11.0)  # the program wanted 2.0 and 20.0
 
 
 # -- groups
@@ -183,7 +183,7 @@ def of_one_size_in_another_order() -> bool:
 
 @fault("78a", size=3, **EASE)
 def made_by_its_members_alone() -> None:
-    """Which is well, until the next group is made."""
+    """This works until the ranks create the next group."""
     if dist.get_rank() < 2:
         dist.new_group([0, 1])  # here
     dist.new_group([0, 1, 2])  # here
@@ -198,7 +198,7 @@ def a_root_outside_the_group() -> None:
 
 @fault("78c", size=3, **EASE)
 def a_collective_of_others() -> bool:
-    """What torch does with it: it warns, and returns."""
+    """For ranks outside the group, torch only warns and returns."""
     group = dist.new_group([0, 1])
     dist.all_reduce(tensor(), group=group)
     return True
@@ -206,7 +206,7 @@ def a_collective_of_others() -> bool:
 
 @fault("78d", size=3, **EASE)
 def three_groups_of_two() -> None:
-    """Each rank begins with the group that it opens."""
+    """Each rank begins with the group in which it is the first member."""
     groups = [dist.new_group([first, (first + 1) % 3]) for first in range(3)]
     rank = dist.get_rank()
     for group in (groups[rank], groups[rank - 1]):
@@ -228,7 +228,7 @@ def no_modulo() -> None:
 
 @fault("79b", size=3, **EASE)
 def a_chain_that_is_no_ring() -> None:
-    """Everybody waits for who is before it, the first as well."""
+    """Every rank waits for the previous one, including rank 0."""
     rank, size = dist.get_rank(), dist.get_world_size()
     dist.recv(tensor(), (rank - 1) % size)  # here
     dist.send(tensor(), (rank + 1) % size)
@@ -287,7 +287,7 @@ def one_result_too_many_is_waited_for() -> None:
 
 @fault("80c", **EASE)
 def an_answer_is_waited_for_on_both_sides() -> None:
-    """A server that answers with a tag of its own, and a client that asks twice."""
+    """A server answers with a separate tag, and a client asks twice."""
     if dist.get_rank() == 0:
         dist.send(tensor(), 1, tag=1)
         dist.send(tensor(), 1, tag=1)  # here
@@ -310,7 +310,7 @@ def a_monitored_barrier_in_a_loop_of_other_length() -> None:
         dist.monitored_barrier(timeout=dt.timedelta(seconds=1))  # here
 
 
-# -- on the way out
+# -- when the program ends
 
 
 @fault("83a", size=3, **EASE)

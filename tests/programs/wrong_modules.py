@@ -1,6 +1,6 @@
 """Wrong programs with DDP, FSDP2, DTensor and torch's pipelines: rows 85 to 87 of faults.md.
 
-What takes long to load is imported where it is used: every rank of every program loads this file.
+Functions import slow modules themselves, because every rank of every program loads this file.
 """
 
 from __future__ import annotations

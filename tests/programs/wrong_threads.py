@@ -1,4 +1,4 @@
-"""Wrong programs with threads and processes of their own: rows 88 to 90 of faults.md."""
+"""Wrong programs that start threads and processes: rows 88 to 90 of faults.md."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def tensor(count: int = 4) -> torch.Tensor:
 
 @fault("88a", **EASE)
 def a_lock_that_the_receiver_holds() -> None:
-    """The thread that would send needs the lock that the first thread holds while it receives."""
+    """The sending thread needs a lock that the main thread holds while it receives."""
     rank, lock = dist.get_rank(), threading.Lock()
 
     def sends() -> None:
@@ -112,7 +112,7 @@ def the_thread_that_fills_a_queue_raises() -> None:
 
 @fault("88g", **EASE)
 def two_threads_with_collectives() -> None:
-    """The order in which they start differs from rank to rank."""
+    """The threads start in a different order on each rank."""
     order = [tensor(4), tensor(8)] if dist.get_rank() == 0 else [tensor(8), tensor(4)]
 
     def reduces(gradient: torch.Tensor) -> None:

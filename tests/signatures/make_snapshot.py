@@ -1,7 +1,7 @@
-"""Writes down the public names and signatures of a torch.distributed, read from its source; nothing of it is imported.
+"""Writes the public names and signatures of torch.distributed to a file, from its source and without importing it.
 
-``python tests/signatures/make_snapshot.py [WHEEL ...]`` writes ``torch-<version>.json`` beside this file for each wheel of torch (of any
-platform), and for the torch that is installed where no wheel is named.
+``python tests/signatures/make_snapshot.py [WHEEL ...]`` writes ``torch-<version>.json`` next to this file for each torch wheel (for any
+platform). Without arguments it reads the installed torch.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ def make_snapshot(read: Callable[[str], str], version: str) -> dict[str, Any]:
 
     Args:
         read: returns the text of a file, given its path in the wheel.
-        version: of torch.
+        version: the version of torch.
 
     Returns:
-        ``torch``: the version; ``functions``: the parameters of each public function, without annotations; ``classes``: the same of the
+        ``torch``: the version; ``functions``: the parameters of each public function, without annotations; ``classes``: the parameters of
         constructors written in Python; ``names``: all public names of ``distributed_c10d``.
     """
     functions, classes, names = {}, {}, []
@@ -39,7 +39,7 @@ def make_snapshot(read: Callable[[str], str], version: str) -> dict[str, Any]:
                 classes[node.name] = next((_spell(each.args) for each in node.body if getattr(each, "name", "") == "__init__"), "")
             elif path == SOURCES[0] and isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
                 names = ast.literal_eval(node.value)
-    # Deprecated spellings and helpers for torch's own modules are public by name alone.
+    # Deprecated spellings and helpers for torch's own modules are public only by name.
     public = {name: text for name, text in functions.items() if name in names or name in _exported(read(SOURCES[2]))}
     public_classes = {name: text for name, text in classes.items() if name in names and text}
     return {
@@ -51,7 +51,7 @@ def make_snapshot(read: Callable[[str], str], version: str) -> dict[str, Any]:
 
 
 def _exported(source: str) -> set[str]:
-    """Returns what ``torch/distributed/__init__.py`` defines or imports by name."""
+    """Returns the names that ``torch/distributed/__init__.py`` defines or imports."""
     found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom):
@@ -76,7 +76,7 @@ def snapshot_of_wheel(path: Path) -> dict[str, Any]:
 
 
 def snapshot_of_installed() -> dict[str, Any]:
-    """Makes the snapshot of the torch that is installed."""
+    """Makes the snapshot of the installed torch."""
     torch = importlib.metadata.distribution("torch")
     return make_snapshot(lambda name: Path(str(torch.locate_file(name))).read_text(), torch.version.partition("+")[0])
 

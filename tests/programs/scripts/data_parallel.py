@@ -1,4 +1,4 @@
-"""The example of DistributedDataParallel, as torch's notes on torchrun have it."""
+"""The DistributedDataParallel example from torch's notes on torchrun."""
 
 import torch
 import torch.distributed as dist

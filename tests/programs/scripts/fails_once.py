@@ -1,7 +1,7 @@
-"""A message around all ranks.
+"""A program that passes a message around all ranks.
 
-Under torchrun the last rank fails before it, once, and the others wait until their agents restart
-them. If they failed, too, an agent might restart the last rank for theirs, and not count that.
+Under torchrun the last rank first fails once, and the others wait until their agents restart them.
+If the others also failed, an agent might restart the last rank because of them, without counting.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""A small transformer under FSDP2, as torch's tutorial wraps it: layer by layer, then the whole."""
+"""A small transformer under FSDP2: each layer and then the model are wrapped, as in a tutorial."""
 
 import torch
 import torch.distributed as dist

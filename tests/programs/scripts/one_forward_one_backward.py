@@ -1,6 +1,6 @@
-"""A 1F1B loop in the shape of picotron's.
+"""A 1F1B loop like picotron's.
 
-Shapes known beforehand, an exchange in a batch in the steady state, synchronous waits.
+Shapes are known beforehand, exchanges in the steady state are batched, and waits are synchronous.
 """
 
 import torch
@@ -17,7 +17,7 @@ model = nn.Linear(8, 8)
 
 
 def communicate(*operations):
-    """Does (what, tensor, peer) together; returns what was received."""
+    """Runs several (operation, tensor, peer) together; returns the received tensor."""
     operations = [
         (what, torch.empty(SHAPE) if what is dist.irecv else tensor, peer)
         for what, tensor, peer in operations

@@ -1,4 +1,4 @@
-"""A transformer cut by hand and trained with GPipe, in the shape of torch's pipelining tutorial."""
+"""A transformer split by hand and trained with GPipe, as in torch's pipelining tutorial."""
 
 import os
 
@@ -32,7 +32,7 @@ class Transformer(nn.Module):
 
 
 def manual_model_split(model):
-    """Leaves each rank its layers; the first has the embedding, the last the head."""
+    """Keeps only this rank's layers; the first rank has the embedding, the last the head."""
     share = LAYERS // world_size
     for index in range(LAYERS):
         if index // share != rank:
