@@ -593,7 +593,7 @@ def test_a_failing_result_shows_text_and_then_the_picture(displayed: list[Any]) 
         (exchange("recv", "send"), "In a ring of 3, ranks 0, 2 and 1 wait for each other."),
         (
             exchange("send", "recv", sends="isend", tag=1),
-            "with tag 1.",
+            "receives with tag 1.",
         ),
         (exchange("send", "recv", sends="isend", group=None), "receives on group "),
         (exchange("send", "recv", "recv", sends="isend"), "wait for each other"),
