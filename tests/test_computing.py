@@ -19,7 +19,7 @@ LINK = Link(alpha_s=1.0, beta_s_per_byte=0.0)
 @pytest.mark.parametrize(
     ("inject", "seconds", "took_s"),
     [
-        ([], [3600, 0.25], [3600, 0.25]),  # nobody sleeps
+        ([], [3600, 0.25], [3600, 0.25]),  # no rank sleeps
         ([Slow(0, 2.5)], [2], [5.0]),
     ],
 )

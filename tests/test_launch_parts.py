@@ -1,4 +1,4 @@
-"""Parts of launching that need no ranks: what a run shows, and what decides what it is like."""
+"""Tests of the parts of launching that need no ranks, such as the output of a run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ringsim.launch.results import read_result, write_result
 
 
 def test_values_read_at_the_start_are_told_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call under other values needs ranks of another server."""
+    """A call with other values needs ranks of another server."""
     read = "OMP_NUM_THREADS TORCH_GLOO_LAZY_INIT GLOO_SOCKET_IFNAME LD_PRELOAD CUDA_VISIBLE_DEVICES"
     others = "HOME PATH MY_SETTING RANK OMPX"
     for name in f"{read} {others}".split():
@@ -35,7 +35,7 @@ def test_runs_on_gpus_alone_have_a_limit_by_default(monkeypatch: pytest.MonkeyPa
         return run.run(None, SimpleNamespace(comm_device=device), run.RunOptions(limit_s))
 
     monkeypatch.setattr(run, "get_launcher", mock.Mock())
-    give_back = SimpleNamespace  # the limit of the run is its result
+    give_back = SimpleNamespace  # returns the limit of the run
     monkeypatch.setattr(run, "_Run", lambda *of: give_back(finish=lambda: of[-1].limit_s))
     found = [limit("cpu", None), limit("cpu", 5), limit("gpu", None), limit("gpu", 5)]
     assert found == [None, 5, run.GPU_LIMIT_S, 5]
@@ -64,7 +64,7 @@ def test_only_what_is_no_plain_tensor_is_copied_into_the_pickle(tmp_path: Path) 
     assert list(tmp_path.iterdir()) == []
 
 
-# -- what a run shows while it goes on
+# -- the output during a run
 
 HIDDEN = "a\n<mark>hid\nand\n<mark>b\n<mark>last\n<mark>"
 ALL = "a\nhid\nand\nb\nlast\n"
@@ -79,10 +79,10 @@ ALL = "a\nhid\nand\nb\nlast\n"
             False,
             "one\ntwo\n\nthree",
         ),
-        # Hidden text is kept, and shown to who asks for it.
+        # Hidden text is kept, and shown on request.
         ([(HIDDEN, "a\nb\n"), ("", "")], False, ALL),
         ([(HIDDEN, ALL), ("", "")], True, ALL),
-        # A character that is cut in two is not harmed.
+        # A character that arrives in two parts is read correctly.
         ([(b"sp\xc3", ""), (b"\xa4ter\n\xff\n", "später\n\ufffd\n")], False, "später\n\ufffd\n"),
     ],
 )
@@ -95,7 +95,7 @@ def test_output(
 ) -> None:
     config = RankConfig(str(tmp_path), 2, 3, "cpu", 30.0, ring=True, mark="<mark>")
     file, output = config.file("out"), RankOutput(config, show=True, show_hidden=show_hidden)
-    output.follow()  # the rank has not started
+    output.follow()  # the rank has not started yet
     for number, (written, shown) in enumerate(steps, 1):
         with file.open("ab") as stream:
             stream.write(written if isinstance(written, bytes) else written.encode())
@@ -107,7 +107,7 @@ def test_output(
 
 def test_the_progress_line_comes_late_and_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
     def shown(is_terminal: bool, quiet_s: float) -> list[str]:
-        """Returns what is shown after the first update, after a second one, and at the end."""
+        """Returns the output after the first update, after the second one, and at the end."""
         stream, seen = io.StringIO(), []
         monkeypatch.setattr(stream, "isatty", lambda: is_terminal)
         monkeypatch.setattr(sys, "stderr", stream)
@@ -121,6 +121,6 @@ def test_the_progress_line_comes_late_and_goes_away(monkeypatch: pytest.MonkeyPa
         return [*seen, stream.getvalue()]
 
     words = "\r\x1b[Kringsim: 4 ranks, 0 s, 1 done, 3 of 8 measured"
-    assert shown(is_terminal=True, quiet_s=2.0) == ["", "", ""], "a short run shows nothing"
+    assert shown(is_terminal=True, quiet_s=2.0) == ["", "", ""], "a short run must show nothing"
     assert shown(is_terminal=True, quiet_s=0.0) == [words, words, f"{words}\r\x1b[K"]
     assert shown(is_terminal=False, quiet_s=0.0) == ["", "", ""]

@@ -50,7 +50,7 @@ def test_tokens_are_those_of_one_process_with_every_setting_that_finishes(
 ) -> None:
     settings = [{}, *settings_for(size)]
     due = one_by_one(small_model(), PROMPTS, 6)
-    assert len({*map(tuple, due)}) == len(PROMPTS), "the tokens must tell the prompts apart"
+    assert len({*map(tuple, due)}) == len(PROMPTS), "the tokens must differ between prompts"
     trace = simulate(generate_all, size, settings, 6, semantics=semantics)
     assert trace.results == [[due] * len(settings)] * size
     assert not trace.unmatched
@@ -241,7 +241,7 @@ def test_a_ring_that_never_ends_is_refused_with_the_nearest_that_does(
         plan.check_can_finish(stages, turns, num_tokens=2, async_comm=async_comm)
     assert rule in str(refused.value)
     assert str(refused.value).endswith(remedy)
-    # a single token never goes round
+    # a single token never travels around the ring
     plan.check_can_finish(stages, turns, num_tokens=1, async_comm=async_comm)
 
 
@@ -285,7 +285,7 @@ def test_the_ring_takes_as_long_as_its_plan_and_sends_as_much(
     trace = simulate(generate_all, size, [settings], num_tokens, compute=ByToken(7e-3, 3e-3))
     due = plan.time_generation(size, turns, rounds, num_tokens, 7, 3, async_comm=async_comm)
     table = trace.to_pandas()
-    assert not (table["kind"] == "collective").any(), "nobody waits for all"
+    assert not (table["kind"] == "collective").any(), "no rank may wait for all others"
     spans = table[table["kind"] == "span"]
     took_ns = spans["done_ns"].max() - spans["post_ns"].min()
     assert took_ns == 1e6 * makespan(due)

@@ -74,7 +74,7 @@ def test_what_ranks_share_is_in_the_order_of_their_places() -> None:
 
 
 def test_a_real_rank_is_charged_nothing_and_counts_nothing() -> None:
-    charge("F", 0, 0, count=lambda: pytest.fail("nobody asked"))
+    charge("F", 0, 0, count=lambda: pytest.fail("no cost was requested"))
 
 
 def generation(jobs: str) -> ringsim.Trace:

@@ -1,4 +1,4 @@
-"""Where a number comes from: the line below a picture, and what a trace keeps of the machine."""
+"""Tests of provenance: the line below a picture, and the description of the machine in a trace."""
 
 from __future__ import annotations
 

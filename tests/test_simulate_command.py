@@ -1,6 +1,6 @@
-"""``ringsim simulate``.
+"""Tests of ``ringsim simulate``.
 
-What it shows of schedules and of networks, and that mistakes are told in one line.
+They check its output for schedules and networks, and its one-line errors.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SMALL: dict[str, Any] = {
 
 
 def write(directory: Path, tables: dict[str, Any]) -> Path:
-    """Writes a description; what JSON writes for a value, TOML reads."""
+    """Writes a description, with values as JSON, which TOML can read."""
     lines = []
     for name, content in tables.items():
         for one in content if isinstance(content, list) else [content]:
@@ -44,13 +44,13 @@ def write(directory: Path, tables: dict[str, Any]) -> Path:
 
 
 def changed(table: str, **entries: Any) -> dict[str, Any]:
-    """``SMALL`` with entries of one table changed, and those that are None taken out."""
+    """Returns ``SMALL`` with changed entries in one table; None removes an entry."""
     merged = {**SMALL.get(table, {}), **entries}
     return {**SMALL, table: {key: value for key, value in merged.items() if value is not None}}
 
 
 def ask(file: Path) -> dict[str, Any]:
-    """Returns what the command says of a description, as numbers."""
+    """Returns the command's numbers for a description."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         assert main(["simulate", "--json", str(file)]) == 0
@@ -59,7 +59,7 @@ def ask(file: Path) -> dict[str, Any]:
 
 
 def find_durations(file: Path) -> dict[str, dict[int, float]]:
-    """Returns how long a computation of each kind takes in the trace of a step, by stage."""
+    """Returns the mean duration of each kind of computation in the trace of a step, by stage."""
     saved = file.with_suffix(".ringtrace")
     with contextlib.redirect_stdout(io.StringIO()):
         assert main(["simulate", "--save", str(saved), str(file)]) == 0
@@ -84,7 +84,7 @@ def show(file: Path, capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
-# -- what it says
+# -- its output
 
 
 def test_the_example_says_what_its_file_says(
@@ -211,13 +211,15 @@ def test_a_schedule_of_ones_own_is_written_out(
     }
     text = show(write(tmp_path, tables), capsys)
     named = ask(write(tmp_path, {**changed("schedule", microbatches=2), "ring": {"ranks": 2}}))
-    assert f"  step           {1e3 * named['step_s']:,.6g} ms\n" in text, "it is 1F1B"
+    assert f"  step           {1e3 * named['step_s']:,.6g} ms\n" in text, (
+        "both must take the same time"
+    )
     assert text.startswith("own on 2 ranks, 2 microbatches (simulated")
     assert "  closed form    none for a schedule of one's own\n" in text
     assert "2 live at a time on rank 0, 1 on rank 1" in text
 
 
-# -- what is wrong with it
+# -- mistakes in a description
 
 
 @pytest.mark.parametrize(
@@ -365,7 +367,7 @@ TABLES: dict[str, Any] = {
 
 
 def from_python(**network: Any) -> float:
-    """What the step of ``TABLES`` takes, in seconds."""
+    """Returns the duration of the step of ``TABLES``, in seconds."""
     args = make_schedule("interleaved_1f1b", 4, 8, 2), Costs(forward=0.01, backward=0.02)
     trace = ringsim.simulate(
         rehearse, world_size=4, args=args, kwargs={"size_bytes": 4 * 2**20}, **network
@@ -375,7 +377,7 @@ def from_python(**network: Any) -> float:
 
 def from_file(directory: Path, **tables: Any) -> dict[str, Any]:
     found = ask(write(directory, {**TABLES, **tables}))
-    assert "undisturbed_s" in found  # it needed ranks
+    assert "undisturbed_s" in found  # the command ran simulated ranks
     return found
 
 

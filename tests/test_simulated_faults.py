@@ -26,7 +26,7 @@ NUMBERS = [number for number in ROWS if number not in ELSEWHERE]
 def test_a_fault_ends_as_the_document_says(number: str) -> None:
     fault, error, trace = FAULTS[number], None, None
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # some programs are wrong in that way
+        warnings.simplefilter("ignore")  # some programs cause warnings by mistake
         try:
             trace = simulate(fault.worker, world_size=fault.size, args=fault.args(), link=LINK)
         except errors.RingError as raised:

@@ -1,6 +1,6 @@
-"""torchrun on three hosts that share no directory, no process numbers, no name and no clock.
+"""Tests of torchrun on three hosts without a common directory, process ids, names or clock.
 
-One trace an attempt.
+Each attempt has one trace.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from test_other_network import machines as machines
 
 import ringsim
 
-AHEAD_NS = (0, 5 * 10**9, -(10**6))  # of the clock of each host
+AHEAD_NS = (0, 5 * 10**9, -(10**6))  # the offset of each host's clock
 PROGRAMS = Path(__file__).parent.parent / "programs"
 PROGRAM = PROGRAMS / "scripts" / "fails_once.py"
-# Runs the rest of its arguments on a host: $1 its name, $2 a directory that it alone sees, $3 its
-# hosts file, $4 gets a copy of $2.
+# Runs the remaining arguments on a host: $1 is its name, $2 a directory that only this host sees,
+# $3 its hosts file; $4 receives a copy of $2.
 HOST = """
 hostname $1 && mount --make-rprivate / && mount -t tmpfs tmpfs $2 && mount --bind $3 /etc/hosts || exit 1
 private=$2 copy=$4; shift 4; cd $private; "$@"; code=$?; cp -r $private/. $copy; exit $code
@@ -45,13 +45,13 @@ HOSTS_FILE = "127.0.0.1 localhost\n" + "".join(
     f"{address} node{number}\n" for number, address in enumerate(ADDRESSES)
 )
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
-PROCESSES = ["-p", "--mount-proc"]  # an option of `unshare`: process numbers of its own
+PROCESSES = ["-p", "--mount-proc"]  # options of `unshare` for separate process ids
 
 
 def on_hosts(machines: tuple[str, ...], tmp_path: Path, *options: list[str]) -> list[list[str]]:
-    """Returns for each host the words that run what follows them there.
+    """Returns the command prefix that runs a program on each host.
 
-    Each has its own ``options``; skips where it cannot be made.
+    Each host has its own ``options``. The test is skipped if a host cannot be created.
     """
     unshare = [f"ip netns exec {name} unshare -m -u --kill-child -f".split() for name in machines]
     try:
@@ -70,7 +70,7 @@ def on_hosts(machines: tuple[str, ...], tmp_path: Path, *options: list[str]) -> 
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Returns this process's environment without what a launcher left there."""
+    """Returns this process's environment without the variables of launchers."""
     kept = {
         name: value for name, value in os.environ.items() if not name.startswith(RANK_VARIABLES)
     }
@@ -78,7 +78,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def on_each(hosts: list[list[str]], *words: str, **variables: str) -> list[str]:
-    """Runs torchrun on all hosts at once, which must end well; returns what it said on each."""
+    """Runs torchrun on all hosts at the same time; returns its output on each."""
     options = f"--nnodes={len(hosts)} --max-restarts=1 --rdzv-id=job --rdzv-backend=c10d"
     options += f" --rdzv-endpoint={HERE}:29400 -m ringsim"
     torchrun = [*TORCHRUN, *options.split(), *words]
@@ -91,7 +91,7 @@ def on_each(hosts: list[list[str]], *words: str, **variables: str) -> list[str]:
 
 
 def tell_doctor(said: str) -> dict[str, tuple[bool, str]]:
-    """Returns whether each thing works that ``ringsim doctor --json`` tells of, and the details."""
+    """Returns the rows of ``ringsim doctor --json``: whether each part works, and the details."""
     return {
         row["what"]: (row["works"], row["detail"])
         for row in json.loads(said[said.index("{") :])["found"]
@@ -107,9 +107,9 @@ def tell_doctor(said: str) -> dict[str, tuple[bool, str]]:
 def test_one_trace_an_attempt_without_a_shared_directory(
     store: str, machines: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """In torchrun's own store ranks meet again only by initialize_distributed.
+    """Tests both stores; in torchrun's own, ranks can meet again only by initialize_distributed.
 
-    See ``test_a_restart_in_the_store_of_torchrun``.
+    See ``test_a_restart_in_the_store_of_torchrun_may_fail_in_torch_and_the_error_says_why``.
     """
     program, size = tmp_path / "program.py", len(machines)
     text = PROGRAM.read_text()
@@ -133,14 +133,14 @@ def test_one_trace_an_attempt_without_a_shared_directory(
     where = "; ".join(f"{name}: rank {rank}" for rank, name in enumerate(names))
     assert told["hosts"] == (True, where)
     assert told["clocks"][1].startswith(f"{size} clocks; node0: ")
-    assert told["listening"][0], "ringsim opens no socket to every network"
+    assert told["listening"][0], "ringsim must not listen on every network"
     assert told["ring"] == (True, f"crosses hosts {size} times")
     assert "wrote" in said[0]
     first, second = (
         ringsim.load(tmp_path / "node0" / name) for name in ("run.ringtrace", "run.1.ringtrace")
     )
     assert (first.hosts[0], first.hosts[-1], second.hosts) == (names[0], names[-1], names), (
-        "others may be ended later"
+        "the first trace may lack ranks that ended later"
     )
     for number, trace in enumerate((first, second)):
         assert (trace.metadata["job"], trace.metadata["attempt"]) == ("job", number)
@@ -150,7 +150,7 @@ def test_one_trace_an_attempt_without_a_shared_directory(
     assert sorted(second.to_pandas().query("kind != 'mark'")["op"]) == sorted(expected)
     slow = [finding for finding in second.explain().findings if finding.kind == "slow_link"]
     assert sorted(one.ranks for one in slow) == ([(0, 2), (1, 2)] if sent else []), (
-        "those of the host whose way out is narrow"
+        "only links of the host with a slow network must be found"
     )
     assert all(one.hint.startswith("All slow links lead to host node2") for one in slow)
     reference, *clocks = second.clocks
@@ -161,16 +161,18 @@ def test_one_trace_an_attempt_without_a_shared_directory(
     for clock in clocks:
         assert clock.uncertainty_ns is not None
         assert abs(clock.offset_ns + AHEAD_NS[clock.ranks[0]]) <= clock.uncertainty_ns < 10**9
-    assert second.makespan_s < 5, "what one clock was ahead of the others"
+    assert second.makespan_s < 5, "the offset of a clock must not count"
     rows = [label.get_text() for label in second.plot_timeline().get_yticklabels()]
-    assert [row.split()[0] for row in rows] == names, "a group of rows for each host"
+    assert [row.split()[0] for row in rows] == names, "there must be a group of rows per host"
     assert first.metadata["run_id"] != second.metadata["run_id"]
     assert [end["rank"] for end in first.metadata["ends"] if "sys.exit(no)" in end["about"]] == [
         size - 1
     ]
     for name in names[1:]:
         left = {path.name for path in (tmp_path / name).iterdir()} - {"failed"}
-        assert left == {"run.ringtrace.parts"}, "of the attempt that has no receipt"
+        assert left == {"run.ringtrace.parts"}, (
+            "only parts of the attempt without a receipt may be left"
+        )
 
 
 RESTARTED = """
@@ -180,7 +182,7 @@ import torch.distributed as dist
 
 again = os.environ["TORCHELASTIC_RESTART_COUNT"] == "1"
 if again and os.environ["RANK"] == "1":
-    signal.pause()  # its address in the store is that of the one before it
+    signal.pause()  # the store still has the address of its predecessor
 dist.init_process_group("gloo", timeout=timedelta(seconds=0.2 if again else 60))
 if dist.get_rank() == 1:
     sys.exit("no")
@@ -191,9 +193,9 @@ signal.pause()
 def test_a_restart_in_the_store_of_torchrun_may_fail_in_torch_and_the_error_says_why(
     tmp_path: Path,
 ) -> None:
-    """The agent keeps its store, and so what the first ranks wrote there.
+    """The agent keeps its store, with the entries of the first ranks.
 
-    Gloo's error was not seen to be one of it.
+    Earlier versions did not recognize this cause in Gloo's error.
     """
     program = tmp_path / "program.py"
     program.write_text(RESTARTED)
@@ -202,7 +204,7 @@ def test_a_restart_in_the_store_of_torchrun_may_fail_in_torch_and_the_error_says
     words = [*TORCHRUN, *options.split(), "trace", "-o", file, str(program)]
     ended = subprocess.run(words, env=environment(), capture_output=True, text=True, check=False)
     assert ended.returncode
-    # without an address it would not connect
+    # the error about connecting shows that the store had an address
     (note,) = re.findall(r"RuntimeError: Gloo connectFullMesh failed .*\n(.*)", ended.stderr)
     assert (
         "Set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on all machines, or call "

@@ -1,6 +1,6 @@
-"""Slurm and MPI on two hosts that share no directory.
+"""Tests of Slurm and MPI on two hosts without a common directory.
 
-The script stays as it is, and one trace comes back.
+The script is unchanged, and one trace is written.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ BATCH = """#!/bin/sh
 srun {python} -m ringsim trace -o run.ringtrace {program} && srun {python} -m ringsim doctor --json > doctor.json
 echo $? > ended
 """  # noqa: E501
-# A node of the cluster: $1 has the configuration. The first one runs the batch file; the other
-# stays until its input ends.
+# A node of the cluster; $1 has the configuration. The first node runs the batch file, and the other
+# one remains until its input ends.
 NODE = """
 mkdir -m 700 state spool
 munged --force --foreground --socket=$PWD/munge.socket --key-file=$1/munge.key --pid-file=munge.pid --log-file=munge.log \
@@ -63,7 +63,7 @@ cat job.log; exit $code
 def start(
     hosts: list[list[str]], script: str, *arguments: str, **variables: str
 ) -> list[subprocess.Popen[str]]:
-    """Runs a shell script on both hosts; each reads what it is told."""
+    """Runs a shell script on both hosts, with a pipe for its input."""
     words = ["sh", "-c", script, "sh", *arguments]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     known = environment(**variables)
@@ -71,20 +71,17 @@ def start(
 
 
 def check_doctor(said: str) -> None:
-    """Looks at what the doctor says of three ranks of one host and one of the other."""
+    """Checks the doctor's output for three ranks on one host and one on the other."""
     told = tell_doctor(said)
     assert told["hosts"] == (True, "node0: ranks 0, 1 and 2; node1: rank 3")
     assert told["networks"] == (True, f"node0: cable, {HERE}; node1: cable, {THERE}")
     assert told["clocks"][1].startswith("1 clock; node0: ")
-    assert told["listening"][0], "ringsim opens no socket to every network"
+    assert told["listening"][0], "ringsim must not listen on every network"
     assert told["ring"] == (True, "crosses hosts 2 times")
 
 
 def check(trace: ringsim.Trace) -> None:
-    """Looks whether a trace has three ranks of one host and one of the other.
-
-    Each with its messages.
-    """
+    """Checks that a trace has three ranks on one host and one on the other, with all messages."""
     assert [one["host"] for one in trace.metadata["ranks"]] == ["node0", "node0", "node0", "node1"]
     ops = sorted(trace.to_pandas().query("kind != 'mark'")["op"])
     assert ops == ["barrier"] * 4 + ["isend"] * 4 + ["recv"] * 4
@@ -123,9 +120,9 @@ def test_a_batch_file_of_slurm(machines: tuple[str, ...], tmp_path: Path) -> Non
 
 @contextmanager
 def remote_shell(machines: tuple[str, ...], tmp_path: Path) -> Iterator[tuple[list[str], str]]:
-    """Yields the words that run a command on the first host, and the path of a program.
+    """Yields the prefix of commands on the first host, and the path of a remote shell.
 
-    It does so on the host that it is told.
+    The remote shell runs a command on a given host.
     """
     nodes = start(on_hosts(machines, tmp_path, [], []), "echo $$; read end")
     try:
@@ -167,14 +164,14 @@ def test_mpirun_with_a_remote_shell(
 ) -> None:
     mpirun = require_mpi()
     if "HYDRA" not in command(mpirun, "--version"):
-        pytest.skip("mpirun must be MPICH's, whose options are used here")
+        pytest.skip("this test needs the mpirun of MPICH, because it uses its options")
     head = ["-genv", "MASTER_ADDR", HERE]
     doctor = [[*head, "-genv", "GLOO_SOCKET_IFNAME", "cable", *DOCTOR]] if examined else []
     with remote_shell(machines, tmp_path) as (enter, remote):
         options = f"-launcher rsh -launcher-exec {remote} -iface cable -hosts node0:3,node1:1 -n 4"
         words = [*enter, mpirun, *options.split(), "-wdir", str(tmp_path / "private")]
         without, run, *asked = run_words(words, TRACE, [*head, *TRACE], *doctor)
-    assert without.returncode, "each rank would start ranks of its own"
+    assert without.returncode, "otherwise each rank would start new ranks"
     assert "head_ip must be said by the launcher" in without.stderr, without
     assert not run.returncode, run.stdout + run.stderr
     for one in asked:
