@@ -86,7 +86,9 @@ def test_times_are_within_what_is_stated_and_in_order(
         for slot, (before_ns, work_ns, pause_ns) in enumerate(program):
             timed.run(slot, before_ns=before_ns, work_ns=work_ns, pause_ns=pause_ns)
             asked.add(gpu.asked)
-        assert len(asked) == 1, "after the first anchor no event is asked until the record is read"
+        assert len(asked) == 1, (
+            "after the first anchor, no event may be queried until the record is read"
+        )
         gpu.now_ns = max(gpu.now_ns, gpu.busy_until_ns)
         within_ns = timed.check(list(range(len(program))))
     flat = [time_ns for slot in sorted(timed.written) for time_ns in timed.written[slot]]

@@ -541,7 +541,7 @@ def test_tied_weights_frozen_without_data_and_in_a_step_that_fails() -> None:
         assert math.isnan(loss)
     with pytest.raises(RingError, match="rank 1 of 2 raised ValueError: no loss today") as caught:
         simulate(partial(train, fails=True), 2)
-    assert "waited in vain" not in str(caught.value), "it shares nothing on its way out"
+    assert "waited in vain" not in str(caught.value), "a failing rank must not wait for others"
 
 
 def drop(ways: list[tuple[str, bool, int | None]]) -> list[tuple[float, dict[str, Tensor]]]:

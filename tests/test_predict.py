@@ -1,6 +1,7 @@
-"""Calibration, comparison and scaling.
+"""Tests of calibration, comparison and scaling.
 
-Constants recovered from traces made with them, errors computed by hand, many ranks from few.
+They recover constants from traces made with them, check errors computed by hand, and scale a few
+ranks to many.
 """
 
 from __future__ import annotations
@@ -288,7 +289,7 @@ ONE_TWO = Costs(forward=0.001, backward=0.002)
 
 
 def test_every_prediction_says_what_makes_its_constants_doubtful() -> None:
-    """In full when printed, and briefly in the line under its plots."""
+    """The repr shows the doubts in full, and the line below plots shows them briefly."""
     real = recorded("1f1b", 2, ONE_TWO)
     virtual = predict(
         rehearse,
@@ -306,7 +307,7 @@ def test_every_prediction_says_what_makes_its_constants_doubtful() -> None:
 
 
 def test_a_worker_is_predicted_with_all_that_the_trace_tells() -> None:
-    """Its computations, messages, posting, and the cores that its ranks share."""
+    """These are its computations, messages, posts, and the cores that its ranks share."""
     real = recorded("1f1b", 2, ONE_TWO)
     found = calibrate(real)
 
@@ -481,7 +482,7 @@ def test_a_run_without_steps_is_one_step() -> None:
     slow = compare(one_message(1, 5.0), one_message(1, 6.0, posts_until=4)).to_pandas()
     assert slow.set_index(["rank", "operation"]).second_s.to_dict() == pytest.approx(
         {(0, "isend"): 0.002, (0, "(program)"): 0.003, (1, "irecv"): 0.004, (1, "(program)"): 0}
-    ), "what posting takes is the program's"
+    ), "the time to post must count as the program's"
 
 
 def test_runs_with_nothing_in_common_are_refused_and_others_say_what_they_lack() -> None:
@@ -493,12 +494,12 @@ def test_runs_with_nothing_in_common_are_refused_and_others_say_what_they_lack()
             compare(real, virtual)
     longer = compare(step(steps=2), step(steps=1))
     assert (longer.steps.count, longer.unpaired) == (1, (0, 0)), (
-        "steps that only one has are left out"
+        "steps of only one run must be left out"
     )
     assert compare(step(), one_message(1, 3, 3)).unpaired[0] > 0
     wide, narrow = make_schedule("1f1b", 4, 4), make_schedule("gpipe", 2, 4)
     wider = compare(trace_of(evaluate(wide)), trace_of(evaluate(narrow)))
-    assert wider.unpaired == (4 * 4, 0), "the computations of the stages that only one has"
+    assert wider.unpaired == (4 * 4, 0), "computations of other stages must count"
 
 
 def slowed(schedule: str = "1f1b", *, stage: int = 1, since: int = 3, by_ms: float = 2.0) -> Trace:

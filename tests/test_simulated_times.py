@@ -1,6 +1,6 @@
-"""Times on the virtual clock.
+"""Tests of times on the virtual clock.
 
-Closed forms, injections, shared cores, and collectives computed by hand.
+They use closed forms, injections, shared cores, and collectives computed by hand.
 """
 
 from __future__ import annotations
@@ -459,7 +459,7 @@ def test_an_all_to_all_moves_the_pieces_that_there_are() -> None:
 def test_a_ring_of_many_ranks_costs_a_flow_for_each(topology: Topology) -> None:
     trace = simulate(call, world_size=1000, args=("all_reduce",), topology=topology, record=False)
     assert trace.makespan_s == pytest.approx(expected_s("all_reduce", 1000)), (
-        "known without events, too"
+        "the makespan must be known without events"
     )
 
 

@@ -146,7 +146,7 @@ def test_steps_groups_and_what_is_still_in_flight() -> None:
     assert stuck.explain().findings
     part = stuck.filter(ranks=0).explain()
     assert str(part) == "Nothing wrong was found in this part of a run of 2 ranks.", (
-        "the reason for the wait may be in another part"
+        "a wait must not be blamed, because its reason may be in another part"
     )
 
 

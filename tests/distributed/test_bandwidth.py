@@ -75,7 +75,7 @@ def test_a_ring_of_one_has_its_memory_alone() -> None:
     table = ringsim.bandwidth(1, [4096], ["pingpong", "all_reduce"], limit_s=6)
     check_columns(table.columns)
     assert table.series() == [("all_reduce", "gloo", -1, -1), ("copy", "memcpy", -1, -1)]
-    assert table.columns["busbw_gb_per_s"][0] == 0, "a single rank moves nothing over a link"
+    assert table.columns["busbw_gb_per_s"][0] == 0, "a single rank must not use a link"
 
 
 LARGE = 2**24  # a size with one warm-up instead of three

@@ -328,7 +328,7 @@ def test_a_link_that_was_down_is_told_of_once_it_is_back(
         line,
     )
     assert found is not None, line
-    assert float(found[2]) > DOWN_S - 1, "up to a second may be lost between two beats"
+    assert float(found[2]) > DOWN_S - 1, "at most a second may be missing"
     assert (trace.metadata["complete"], trace.metadata["notes"]) == (True, [found[1]])
     finding = trace.explain().findings[0]
     assert (finding.kind, finding.ranks) == expected("h1")
@@ -348,7 +348,7 @@ def test_a_link_that_is_down_for_good_is_named_while_both_sides_have_posted(
     trace = ringsim.load(case[0] / "run.ringtrace")
     finding = trace.explain().findings[0]
     assert (trace.metadata["complete"], finding.kind, finding.ranks) == (True, *expected("h2"))
-    assert lasted_s(finding) > 5, "the link was down until rank 0 reported it"
+    assert lasted_s(finding) > 5, "the link must be down until rank 0 reports it"
 
 
 def test_a_rank_that_dies_on_another_host_is_named_and_its_fellow_victims_are_not(

@@ -103,9 +103,9 @@ threading.Thread(target=gather).start()
 def test_a_process_that_ends_long_before_rank_0_leaves_the_block_still_gives_its_part(
     tmp_path: Path,
 ) -> None:
-    """After 2 s it used to leave a part there that is too large for the store.
+    """Tests a part that is too large for the store, while rank 0 is busy for long.
 
-    Rank 0 may have much more to do at the end.
+    Earlier versions left such a part behind after 2 s.
     """
     there, here = tmp_path / "there", tmp_path / "here"
     here.mkdir()

@@ -140,7 +140,7 @@ def test_one_trace_an_attempt_without_a_shared_directory(
         ringsim.load(tmp_path / "node0" / name) for name in ("run.ringtrace", "run.1.ringtrace")
     )
     assert (first.hosts[0], first.hosts[-1], second.hosts) == (names[0], names[-1], names), (
-        "the first trace may lack ranks that ended later"
+        "the first trace must name at least the first and the last host"
     )
     for number, trace in enumerate((first, second)):
         assert (trace.metadata["job"], trace.metadata["attempt"]) == ("job", number)
@@ -171,7 +171,7 @@ def test_one_trace_an_attempt_without_a_shared_directory(
     for name in names[1:]:
         left = {path.name for path in (tmp_path / name).iterdir()} - {"failed"}
         assert left == {"run.ringtrace.parts"}, (
-            "only parts of the attempt without a receipt may be left"
+            "only the parts of an attempt without a receipt must be left"
         )
 
 

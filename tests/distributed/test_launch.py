@@ -535,7 +535,7 @@ def test_a_script_needs_no_guard_and_no_rank_and_no_child_of_one_outlives_it(
         left = [pid for pid in pids if not gone(pid)]
         assert [Path(f"/proc/{pid}/cmdline").read_text() for pid in left] == []
         assert until(lambda: {path.name for path in tmp_path.iterdir()} == scripts), (
-            "a file remains"
+            "a file is left"
         )
     finally:
         for process in running.values():
