@@ -82,7 +82,7 @@ class Program:
     Attributes:
         looking: a semaphore released when a check begins that may find that the thread returned.
         look: a semaphore that lets such a check continue.
-        tells: whether the thread enters a block after it has returned.
+        tells: whether the thread enters a block after it returns.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -216,7 +216,7 @@ def test_models_train_as_in_one_process() -> None:
         assert {name for _, held in by_rank for name in held} == set(due)
 
 
-# -- what training loops do with a step
+# -- steps in training loops
 
 
 def compare_to(reference: nn.Module, model: nn.Module) -> float:

@@ -1,6 +1,6 @@
-"""The programs of tests/distributed/faults.md on simulated ranks.
+"""Tests of the programs of tests/distributed/faults.md on simulated ranks.
 
-They end as the document says of real ones, with the same findings.
+They end as the document describes for real ranks, with the same findings.
 """
 
 from __future__ import annotations

@@ -373,7 +373,7 @@ def test_nothing_that_reads_a_trace_can_execute_one() -> None:
 
 
 def survives(damaged: bytes) -> None:
-    """Checks that only a TraceFileError comes out, or the same trace.
+    """Checks that loading raises a TraceFileError, or returns the same trace.
 
     The trace is the same if the damage hit data without meaning, such as the date of a member.
     """

@@ -356,7 +356,7 @@ def test_a_rank_that_dies_on_another_host_is_named_and_its_fellow_victims_are_no
 ) -> None:
     """Rank 0 cannot see the death, but a rank on the same host can.
 
-    Earlier versions called the rank "not recorded", and no rank stuck.
+    Earlier versions reported the rank as "not recorded", and reported no stuck rank.
     """
     trace = ringsim.load(ended["a rank dies"][0] / "run.ringtrace")
     (finding,) = trace.explain().findings

@@ -309,7 +309,7 @@ def test_a_program_that_only_looks_stuck_ends_as_it_should(
 
 
 def among_many_buffers() -> Any:
-    """Uses many buffers while messages are in flight, but does not change those of the messages."""
+    """Uses many buffers while messages are in flight, but does not change the messages' buffers."""
     ring = ringsim.current_ring()
     weight, buffer, sums = torch.ones(8, requires_grad=True), torch.zeros(17), []
     for _ in range(3):

@@ -25,7 +25,7 @@ from ringsim.errors import PeerExited
 
 RAISED = r"raised ValueError: no such layer \(.*test_recorded_ends.py, line "
 DIED = r"\n  rank 1 died within the recorded block, by a signal or os._exit\(\)"
-CASES = [  # which rank leaves, how, when, and the kind and the words of the finding
+CASES = [  # the rank that leaves, how and when it leaves, and the kind and words of the finding
     (1, "raises", "while they wait", "rank_failed", f"rank 1 {RAISED}"),
     (1, "raises", "before they wait", "rank_failed", f"rank 1 {RAISED}"),
     (1, "exits", "while they wait", "peer_exited", r"\n  rank 1 left with sys.exit\(0\)"),

@@ -329,9 +329,7 @@ def freeze_chrome(trace: Any, there: Path) -> str:
     trace.to_chrome(there)
     content = json.loads(there.read_text())
     events = content.pop("traceEvents")
-    content["otherData"]["ringsim"] = sorted(
-        content["otherData"]["ringsim"]
-    )  # the metadata are frozen elsewhere, and contain the path of this folder
+    content["otherData"]["ringsim"] = sorted(content["otherData"]["ringsim"])  # frozen elsewhere, and contains this folder's path
     return tell_text("\n".join(json.dumps(each, sort_keys=True).replace(str(HERE), "golden") for each in (content, *events)))
 
 
