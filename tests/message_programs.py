@@ -44,7 +44,7 @@ def programs_of_messages(
         draw: the function that hypothesis passes.
         groups: the groups for messages; the first contains all ranks.
         collectives: whether to include collectives.
-        anybody: whether to receive some messages from any source.
+        anybody: whether some messages are received from any source.
         apart: whether messages received from any source have a separate tag.
         at_once: whether programs end with one wait for all open operations.
     """

@@ -55,7 +55,7 @@ def make_model(case: Case) -> nn.Module:
         )
         return model.to(case.dtype)
     if case.make == "transposed":
-        # its strides are not those of a new tensor
+        # its strides differ from those of a new tensor
         weight = nn.Parameter(torch.randn(6, 4, dtype=case.dtype).t())
         inner = [
             nn.Embedding(VOCABULARY, 4),

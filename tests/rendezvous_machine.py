@@ -87,7 +87,7 @@ class Machine:
     def _others(self, op: Op) -> list[Op]:
         """Returns the operations that may match a new one.
 
-        Those are the first unmatched operations of each kind.
+        These are, for each rank, its first unmatched operations with this peer and with any source.
         """
         found: dict[tuple[int, int], Op] = {}
         for rank in range(len(self.programs)) if op.peer == ANY_SOURCE else [op.peer]:

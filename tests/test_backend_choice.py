@@ -23,7 +23,7 @@ Doctor = Callable[..., dict[str, Any]]
 @pytest.fixture
 def doctor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Doctor:
     """Runs the doctor for a machine with these GPUs and this version of torch."""
-    # whose name needs no name server
+    # a name that needs no name server
     monkeypatch.setattr("ringsim.cli.doctor._STORE_PEER", "127.0.0.1")
 
     def ask(
@@ -152,7 +152,7 @@ def test_the_screen_explains_the_choice_and_a_broken_table_is_refused(
 def test_without_torch_the_doctor_still_speaks(tmp_path: Path) -> None:
     """A fake package hides torch, as on a machine without torch.
 
-    Neither the spec nor the import is found.
+    Python finds neither its spec nor the module.
     """
     script = (
         "import importlib.util as u, sys\n"

@@ -84,7 +84,7 @@ def test_series_can_be_picked_and_have_fits_but_ceilings(table: Bandwidths) -> N
     assert set(table.fits) == {there, back, published}
     link = table.fits[back]
     assert (link.alpha_s, link.beta_s_per_byte) == pytest.approx((20e-6, 2e-9))
-    assert make_bandwidths(line(1, 1)[:1], {}).fits == {}, "a series of one size"
+    assert make_bandwidths(line(1, 1)[:1], {}).fits == {}, "a series with one size has no fit"
 
 
 def test_it_reads_as_a_table_with_its_fits_and_as_a_sentence(table: Bandwidths) -> None:
@@ -204,7 +204,7 @@ def test_files_that_cannot_be_read_or_written(table: Bandwidths, tmp_path: Path)
     ]:
         with pytest.raises(TraceFileError, match=message):
             use()
-    assert list(tmp_path.iterdir()) == [], "nothing half-written is left"
+    assert list(tmp_path.iterdir()) == [], "no partial file may remain"
 
 
 WHOLE = (DATA / "bandwidth-gloo.json").read_bytes()

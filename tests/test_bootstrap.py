@@ -97,7 +97,7 @@ for method in ("set", "get", "multi_get", "add", "compare_set", "check", "wait")
 
 @pytest.fixture(autouse=True)
 def hasty_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The store outlives its host, which need not wait until others have read an error."""
+    """Makes hosts leave immediately: the store outlives them, so others can still read an error."""
     monkeypatch.setattr(bootstrap, "_READERS_GRACE_S", 0.05)
 
 
@@ -149,7 +149,7 @@ def test_a_rank_that_comes_twice_ends_it_for_all_who_do_not_run_yet() -> None:
     store = CountingStore()
 
     def start_after_rank_0() -> Any:
-        # otherwise the ranks present at the verdict are a matter of luck
+        # otherwise the ranks present at the verdict depend on timing
         store.wait(["ringsim/0/start/0"], timedelta(seconds=10))
         return start(store, 1, whole_world(3)[1])
 
@@ -197,10 +197,10 @@ def test_the_host_stays_until_the_others_have_left_and_then_sends_others_away() 
 def test_restarted_ranks_follow_rank_0_and_not_what_an_earlier_attempt_left(
     left_behind: list[int],
 ) -> None:
-    """In torchrun's store.
+    """Tests restarts in torchrun's store.
 
-    The processes of the earlier attempt are dead, wherever they had stopped, and any rank may be
-    restarted before rank 0.
+    The processes of the earlier attempt died at different places, and any rank may be restarted
+    before rank 0.
     """
     store = dist.HashStore()
 

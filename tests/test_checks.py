@@ -107,7 +107,7 @@ REFUSED: dict[Mistake, tuple[str, list[str]]] = {
     lambda: dist.isend(WHOLE(), 1, group=outside()): (f"isend {OUTSIDE}", []),
     lambda: dist.send(WHOLE(), 0): (ITSELF, []),
 }
-# The same, if torch itself rejects the operation with its own message.
+# The same cases if torch itself rejects the operation with its own message.
 EXPLAINED: dict[Mistake, tuple[str, list[str]]] = {
     lambda: dist.isend(WHOLE(), 0): (ITSELF, ["isend"]),
     lambda: dist.isend(WHOLE(), 1, tag=-1): (

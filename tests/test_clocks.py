@@ -1,6 +1,6 @@
-"""Times of several clocks, made comparable.
+"""Tests that align the times of several clocks.
 
-The tests check the bounds that follow from the comparisons, and that nothing else changes.
+They check the bounds that follow from clock comparisons, and that nothing else changes.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def test_what_the_clocks_showed_comes_back(
     assert events.post_ns.min() == 0
     back = unalign(events, moved).post_ns
     apart = (back - back.min()) - (raw.post_ns - raw.post_ns.min())
-    assert np.abs(apart).max() <= 1, "for two times that became one"
+    assert np.abs(apart).max() <= 1, "times must be restored up to rounding"
     again = align(unalign(events, moved), moved)
     for name in ("post_ns", "wait_ns", "done_ns"):
         assert np.array_equal(getattr(again, name), getattr(events, name))
@@ -123,6 +123,6 @@ def test_clocks_that_ask_clocks_and_some_that_nobody_asked() -> None:
     assert found[2]["samples"][0][:2] == [500, -4000]
     assert abs(found[2]["samples"][0][2] - 50) <= 1
     assert found[2]["samples"][1][2] > 50 + DRIFT_PPM * 1e-6 * SECOND, (
-        "the drift of the asked clock since its own comparison counts"
+        "the drift of the other clock since its own comparison must count"
     )
     assert find_clocks({0: metas[0], 1: {"clock": "a"}}, 0) == []

@@ -55,7 +55,7 @@ def test_collectives_whose_call_was_left_out_take_no_part() -> None:
     ("first", "length_ns"),
     [
         ({"wait_ns": 30}, 20),  # from its wait until the last rank arrived
-        ({"wait_ns": 30, "done_ns": 40}, 10),  # it was done before
+        ({"wait_ns": 30, "done_ns": 40}, 10),  # it was done earlier
         ({"wait_ns": 70}, 0),  # the last rank had arrived
         ({"wait_ns": NONE}, 0),
         ({"wait_ns": 30, "done_ns": NONE, "status": "in_flight"}, 0),

@@ -138,7 +138,7 @@ def test_star_brings_what_torchs_star_brings() -> None:
 def test_functions_that_a_tool_has_wrapped_are_taken_as_they_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Regardless of the wrapper and its place."""
+    """Tests several wrappers in several places."""
     wrappers: list[Any] = [
         functools.partial,
         lambda function: lambda *args, **kwargs: function(*args, **kwargs),
@@ -210,7 +210,7 @@ def test_function_and_fallback_take_what_torch_takes(name: str, text: str) -> No
     wanted = signature_of(text)
     communicates = "group" in wanted.parameters or name == "batch_isend_irecv"
     assert name in WRAPPED or name in functions.QUESTIONS or not communicates, (
-        "a new function of torch needs a fallback, or a place among the questions"
+        "a new function of torch needs a fallback, or an entry in QUESTIONS"
     )
     if communicates and not hasattr(native, name) and name not in functions.QUESTIONS:
         assert outline(inspect.signature(WRAPPED[name])) == outline(wanted)

@@ -1,7 +1,7 @@
-"""Twenty thousand damaged files, of all kinds that ringsim reads.
+"""Tests with 20,000 damaged files of all kinds that ringsim reads.
 
-Each is refused with a ringsim error or fully read, within little memory. `make soak` reads a
-million files (benchmarks/soak_files.py).
+Each file is refused with a ringsim error or read completely, using little memory. `make soak` reads
+a million files (benchmarks/soak_files.py).
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from ringsim.pipeline import from_csv, from_text, to_csv, to_text
 from ringsim.schedules import make_schedule
 from ringsim.traces import bandwidths
 
-INPUTS = 20_000  # of all kinds together
-# kinds that take longer get fewer files
+INPUTS = 20_000  # the number of files of all kinds together
+# slower kinds get fewer files
 SLOW = {"trace": 600, "a part of a trace": 300, "parts of a run": 400, "bandwidths": 600}
-# one in so many loaded files is read in full, which takes longer than loading it
+# one out of this number of loaded files is read in full, which takes longer than loading
 ASKED = 20
-DRAWN = 1000  # one in so many is also drawn
-# the limit beyond the current memory: a reader of 5 kB files that needs more has been misled
+DRAWN = 1000  # one out of this number is also drawn
+# the limit beyond the current memory; a 5 kB file that needs more has misled its reader
 MEMORY_BYTES = 2 * 2**30
 
 WHOLES = real_files()

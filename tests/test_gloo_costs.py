@@ -160,7 +160,7 @@ def test_constants_are_found_again_in_a_run_that_was_made_with_them() -> None:
     assert found.gloo.collective_s <= made.collective_s + 8 * made.carrying.time_s(0) / 2
     assert found.gloo.collective_s + 8 * found.gloo.carrying.time_s(0) / 2 >= made.collective_s
     assert found.gloo.stall_s == pytest.approx(made.stall_s, rel=0.1)
-    # some are hidden behind another message
+    # some are hidden by another message
     assert found.gloo.stall_share == pytest.approx(made.stall_share, rel=0.35)
     assert found.missing == ()
     # some wait for a core

@@ -1,4 +1,4 @@
-"""Frozen results for users stay as they were: see golden/freeze.py, which can rewrite the files."""
+"""Tests that the frozen results do not change; golden/freeze.py can rewrite their files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import freeze
 @pytest.mark.parametrize("file", freeze.FILES)
 def test_users_get_what_they_got(file: str) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # torch's, for names that it will drop
+        warnings.simplefilter("ignore", FutureWarning)  # from torch, for names to be removed
         now, kept = freeze.FILES[file](), (freeze.HERE / file).read_text()
     if file.startswith(("names/", "faults/")):
         # additional data is allowed

@@ -86,7 +86,9 @@ def test_times_are_within_what_is_stated_and_in_order(
         for slot, (before_ns, work_ns, pause_ns) in enumerate(program):
             timed.run(slot, before_ns=before_ns, work_ns=work_ns, pause_ns=pause_ns)
             asked.add(gpu.asked)
-        assert len(asked) == 1, "after the first anchor no event is asked until the record is read"
+        assert len(asked) == 1, (
+            "after the first anchor, no event may be queried until the record is read"
+        )
         gpu.now_ns = max(gpu.now_ns, gpu.busy_until_ns)
         within_ns = timed.check(list(range(len(program))))
     flat = [time_ns for slot in sorted(timed.written) for time_ns in timed.written[slot]]
@@ -112,8 +114,8 @@ def test_clocks_may_drift_otherwise_after_a_reading(timed: Timed) -> None:
 
 
 # Problems that begin before operation 0 or 1, and end before operation 2: the operations with times
-# if the record is read meanwhile, the number without and the reason given, and the operations with
-# times at the end.
+# if the record is read before that, the number without times and the reason given, and the
+# operations with times at the end.
 TROUBLES: dict[str, tuple[int, dict[str, Any], list[int], int, str, list[int]]] = {
     "the work has not passed": (1, {"busy_until_ns": LATER}, [0], 1, "had not ended", [0, 1, 2]),
     "a graph is captured": (1, {"capturing": True}, [], 1, "were captured", [0, 2]),

@@ -38,7 +38,7 @@ HARMLESS = set(
 def hostile_file(path: Path, source: str) -> Path:
     """Writes the file of a real run, with the attack in place of every name.
 
-    Every string about the machine is replaced, too, by the attack.
+    The attack also replaces every string about the machine.
     """
     text, events = take_apart(DATA / f"{source}.ringtrace")
     meta = json.loads(text)
@@ -90,7 +90,7 @@ def test_names_are_shown_and_nothing_of_them_runs(
     diagnosis = trace.explain()
 
     assert set(trace._repr_mimebundle_()[0]) == {"text/plain", "image/png"}, (
-        "no HTML: nothing to escape"
+        "there must be no HTML, so nothing needs escaping"
     )
     tags = Tags(diagnosis._repr_mimebundle_()["text/html"])
     assert [(tag, set(attributes)) for tag, attributes in tags.found] == [
@@ -98,7 +98,7 @@ def test_names_are_shown_and_nothing_of_them_runs(
         ("img", {"alt", "src"}),
     ]
     assert (tags.found[1][1]["src"] or "").startswith("data:image/png;base64,")
-    assert tags.text == str(diagnosis), "all words are displayed"
+    assert tags.text == str(diagnosis), "the whole text must be displayed"
 
     assert main(["figures", str(path), "--for", "web", "-o", str(tmp_path)]) == 0
     assert main(["explain", "-o", str(tmp_path / "x.svg"), str(path)]) == 0

@@ -63,17 +63,17 @@ def test_each_group_is_waited_for_by_itself() -> None:
     works[3].fails = True
     works[3].done.set()
     assert ends(recorder, [2, 3]) == [IN_FLIGHT, IN_FLIGHT, OK, ERROR]
-    late.begin_tensor(made[1])()  # the program has waited for the one queued after the first
+    late.begin_tensor(made[1])()  # the program has waited for the second one
     before = recorder.read()
     assert before.status.tolist() == [IN_FLIGHT, OK, OK, ERROR]
-    late.begin_tensor(made[2])()  # and for one that was already done
+    late.begin_tensor(made[2])()  # and for the third, which was already done
     works[0].done.set()
     assert ends(recorder, [0]) == [OK, OK, OK, ERROR]
     late.stop()
     after = recorder.read()
     assert after.done_ns[1:3].tolist() == before.done_ns[1:3].tolist()
     assert after.wait_ns[2] == NONE
-    assert after.wait_ns[3] != NONE, "it broke, and was not refused"
+    assert after.wait_ns[3] != NONE, "it failed later, so it was not refused"
 
 
 class Program:
@@ -82,7 +82,7 @@ class Program:
     Attributes:
         looking: a semaphore released when a check begins that may find that the thread returned.
         look: a semaphore that lets such a check continue.
-        tells: whether the thread enters a block after it has returned.
+        tells: whether the thread enters a block after it returns.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:

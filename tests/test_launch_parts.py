@@ -35,7 +35,7 @@ def test_runs_on_gpus_alone_have_a_limit_by_default(monkeypatch: pytest.MonkeyPa
         return run.run(None, SimpleNamespace(comm_device=device), run.RunOptions(limit_s))
 
     monkeypatch.setattr(run, "get_launcher", mock.Mock())
-    give_back = SimpleNamespace  # the limit of the run is its result
+    give_back = SimpleNamespace  # returns the limit of the run
     monkeypatch.setattr(run, "_Run", lambda *of: give_back(finish=lambda: of[-1].limit_s))
     found = [limit("cpu", None), limit("cpu", 5), limit("gpu", None), limit("gpu", 5)]
     assert found == [None, 5, run.GPU_LIMIT_S, 5]
@@ -95,7 +95,7 @@ def test_output(
 ) -> None:
     config = RankConfig(str(tmp_path), 2, 3, "cpu", 30.0, ring=True, mark="<mark>")
     file, output = config.file("out"), RankOutput(config, show=True, show_hidden=show_hidden)
-    output.follow()  # the rank has not started
+    output.follow()  # the rank has not started yet
     for number, (written, shown) in enumerate(steps, 1):
         with file.open("ab") as stream:
             stream.write(written if isinstance(written, bytes) else written.encode())
@@ -121,6 +121,6 @@ def test_the_progress_line_comes_late_and_goes_away(monkeypatch: pytest.MonkeyPa
         return [*seen, stream.getvalue()]
 
     words = "\r\x1b[Kringsim: 4 ranks, 0 s, 1 done, 3 of 8 measured"
-    assert shown(is_terminal=True, quiet_s=2.0) == ["", "", ""], "a short run shows nothing"
+    assert shown(is_terminal=True, quiet_s=2.0) == ["", "", ""], "a short run must show nothing"
     assert shown(is_terminal=True, quiet_s=0.0) == [words, words, f"{words}\r\x1b[K"]
     assert shown(is_terminal=False, quiet_s=0.0) == ["", "", ""]

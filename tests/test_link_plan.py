@@ -108,14 +108,16 @@ def test_a_row_holds_medians_and_percentiles() -> None:
 def test_rows_of_whole_groups() -> None:
     (row,) = rows_of("gloo all_reduce -1 -1 1000", (0, 0.1), (1, 0.15), (2, 0.2))
     found = [row["latency_us"], row["algbw_gb_per_s"], row["busbw_gb_per_s"]]
-    assert found == pytest.approx([0.2, 5.0, 5.0 * 2 * 2 / 3]), "the slowest rank counts"
+    assert found == pytest.approx([0.2, 5.0, 5.0 * 2 * 2 / 3]), "the slowest rank must count"
     rows = rows_of("gloo shift -1 -1 1000", (0, 0.1), (1, 0.2), (2, 0.3))
     assert [(row["src"], row["dst"], row["latency_us"]) for row in rows] == [
         (0, 1, 0.2),
         (1, 2, 0.3),
         (2, 0, 0.1),
     ]
-    assert rows_of("gloo all_reduce -1 -1 1000", (0, 0.1)) == [], "not all have measured it"
+    assert rows_of("gloo all_reduce -1 -1 1000", (0, 0.1)) == [], (
+        "sizes that some rank did not measure must be missing"
+    )
     assert rows_of("of something else", (0, 1.0)) == []
 
 

@@ -77,7 +77,9 @@ def test_the_sizes_are_the_powers_of_two_from_8_bytes_to_256_mib() -> None:
     table = ringsim.bandwidth(link=LINK, edge=(0, 1))
     assert table.columns["size_bytes"].tolist() == [2**power for power in range(3, 29)]
     table = ringsim.bandwidth(sizes=2 ** np.arange(4, 2, -1), edge=(0, 1), link=LINK)
-    assert table.columns["size_bytes"].tolist() == [8, 16], "in numpy's numbers, in any order"
+    assert table.columns["size_bytes"].tolist() == [8, 16], (
+        "numpy numbers and any order must be accepted"
+    )
 
 
 @pytest.mark.parametrize("pattern", ["pingpong", "exchange", "shift"])
@@ -109,7 +111,9 @@ def test_streams_and_all_reduces_take_their_closed_forms() -> None:
     assert columns["busbw_gb_per_s"] == pytest.approx(columns["algbw_gb_per_s"] * 2 * 3 / 4)
     table = ringsim.bandwidth(2, [8], link=Link(0.0, 0.0))
     assert times_us(table, "pingpong", 0, 1) == [0.0]
-    assert np.isnan(table.columns["algbw_gb_per_s"]).all(), "no time, no bandwidth"
+    assert np.isnan(table.columns["algbw_gb_per_s"]).all(), (
+        "without a time there must be no bandwidth"
+    )
 
 
 def test_edges_differ_where_their_links_do() -> None:

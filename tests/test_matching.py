@@ -24,7 +24,7 @@ Rows = list[tuple[int, str, int, int, str]]
 
 
 def program(rows: Rows, **metadata: Any) -> Trace:
-    """A trace of (rank, op, peer, tag, group), in posting order on each rank."""
+    """Returns a trace of (rank, op, peer, tag, group), in posting order on each rank."""
     return make_trace([dict(zip(ROW, row, strict=True)) for row in rows], **metadata)
 
 
@@ -222,7 +222,7 @@ def test_the_parts_make_up_the_whole(trace: Trace) -> None:
     finished = matched[waits.blocked_ns[matched] != NONE]
     in_order = finished[events.done_ns[finished] >= events.wait_ns[finished]]
     assert np.array_equal(parts.sum(axis=0)[in_order], waits.blocked_ns[in_order])
-    assert not np.delete(parts.sum(axis=0), matched).any(), "for the others the cause is unknown"
+    assert not np.delete(parts.sum(axis=0), matched).any(), "unmatched: no cause"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
-"""Programs of sends and recvs take as long in SimGrid, if it is installed.
+"""Tests that programs of sends and recvs take as long as in SimGrid, if it is installed.
 
-It is the Debian package ``python3-simgrid``, for the system's Python.
+SimGrid is in the Debian package ``python3-simgrid``, for the system's Python.
 """
 
 from __future__ import annotations

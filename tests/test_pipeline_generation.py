@@ -50,7 +50,7 @@ def test_tokens_are_those_of_one_process_with_every_setting_that_finishes(
 ) -> None:
     settings = [{}, *settings_for(size)]
     due = one_by_one(small_model(), PROMPTS, 6)
-    assert len({*map(tuple, due)}) == len(PROMPTS), "the tokens must tell the prompts apart"
+    assert len({*map(tuple, due)}) == len(PROMPTS), "the tokens must differ between prompts"
     trace = simulate(generate_all, size, settings, 6, semantics=semantics)
     assert trace.results == [[due] * len(settings)] * size
     assert not trace.unmatched

@@ -39,7 +39,7 @@ def test_what_no_header_can_name_is_refused(payload: Any) -> None:
 def test_a_batch_with_one_handle_is_waited_for_whoever_asks_first(
     first: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NCCL gives one handle for a batch, and fills the buffers when it is waited for."""
+    """NCCL returns one handle per batch, and fills the buffers during the wait."""
 
     class Batch:
         def __init__(self, operations: Sequence[Any]) -> None:
@@ -59,9 +59,9 @@ def test_a_batch_with_one_handle_is_waited_for_whoever_asks_first(
 
 
 def test_what_ranks_share_is_in_the_order_of_their_places() -> None:
-    """A sum is the same to the last bit on every rank.
+    """A sum is bitwise equal on every rank, although the order of addition matters.
 
-    1e16 + 1 - 1e16 is 0, and 1e16 - 1e16 + 1 is 1.
+    For example, 1e16 + 1 - 1e16 is 0, but 1e16 - 1e16 + 1 is 1.
     """
 
     def share() -> tuple[list[float], float]:

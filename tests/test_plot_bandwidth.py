@@ -88,7 +88,9 @@ def test_a_fit_says_how_sure_it_is() -> None:
         for row in rows(lambda size: line(size) * noise[size] ** 75)
     ]
     ax = table(wild).plot()
-    assert (len(drawn(ax, "fit ")), drawn(ax, "n half")) == (1, []), "alpha is not known"
+    assert (len(drawn(ax, "fit ")), drawn(ax, "n half")) == (1, []), (
+        "without alpha there must be no half size"
+    )
 
 
 def test_a_break_is_not_bridged_and_each_side_has_its_fit() -> None:
@@ -108,7 +110,9 @@ def test_each_curve_says_where_it_comes_from_and_no_two_labels_overlap() -> None
     measured, made = [one for one in ax.lines if str(one.get_gid()).startswith("median gloo")]
     assert (measured.get_linestyle(), made.get_linestyle()) == ("-", "--")
     assert measured.get_color() == made.get_color()
-    assert (len(drawn(ax, "ceiling tcp")), len(drawn(ax, "fit "))) == (1, 5), "a ceiling has none"
+    assert (len(drawn(ax, "ceiling tcp")), len(drawn(ax, "fit "))) == (1, 5), (
+        "a ceiling must have no fit"
+    )
     labels = {"Gloo pingpong", "Gloo pingpong, simulated", "TCP, no torch", "NCCL", "MPI", "mine"}
     ax.figure.canvas.draw()
     written = [text for text in ax.texts if text.get_text() in labels]
@@ -116,7 +120,9 @@ def test_each_curve_says_where_it_comes_from_and_no_two_labels_overlap() -> None
     assert_apart([Text.get_window_extent(text) for text in written], 3)
     assert min(contrast(text.get_color(), "white") for text in written) > CONTRAST
     coloured = [text.get_color() for text in written if text.get_text() != "TCP, no torch"]
-    assert min(contrast(colour, "#15181c") for colour in coloured) >= 3, "on a dark ground"
+    assert min(contrast(colour, "#15181c") for colour in coloured) >= 3, (
+        "too little contrast on a dark background"
+    )
     colours = {
         one.get_color() for one in ax.lines if re.match("median|ceiling", str(one.get_gid()))
     }

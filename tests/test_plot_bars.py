@@ -54,7 +54,7 @@ def test_bars_cover_every_event_once_and_merging_keeps_all_of_their_time(
     starts = bars.rank // ranks * ranks, bars.lane, bars.start_ns // slot_ns, bars.look
     found = set(zip(merged.rank, merged.lane, merged.slot, merged.look, strict=True))
     assert set(zip(*(column[short] for column in starts), strict=True)) <= found, (
-        "of no length, too"
+        "bars without length must also be drawn"
     )
     assert merged.share.sum() * ranks * slot_ns == pytest.approx(lasts[short].sum())
     assert ((merged.low >= 0) & (merged.low <= merged.high) & (merged.high <= 1)).all()

@@ -37,7 +37,7 @@ def test_a_message_counts_from_the_later_post(times_us: tuple[float, ...], is_bo
     ((sizes, gb_per_s),) = points(ax)
     assert (sizes.tolist(), gb_per_s.tolist()) == ([20_000], [2.0])
     (dot,) = (one for one in ax.lines if str(one.get_gid()).startswith("messages"))
-    assert (dot.get_markerfacecolor() == "none") is is_bound, "a lower bound is an open point"
+    assert (dot.get_markerfacecolor() == "none") is is_bound, "a lower bound must be an open point"
     assert ("lower bound" in " ".join(legend(ax))) is is_bound
     assert title(ax) == "1 message: at best 2 GB/s, with 19.5 KiB"
 

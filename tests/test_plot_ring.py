@@ -64,7 +64,7 @@ def test_ranks_go_clockwise_and_each_arrow_leads_from_its_sender_to_its_receiver
         for point, rank in zip((start, tip), way, strict=True):
             distances = np.hypot(*(point - centres).T)
             assert distances.argmin() == rank
-            assert distances[rank] >= nodes[f"rank-{rank}"].radius, "nothing under a node"
+            assert distances[rank] >= nodes[f"rank-{rank}"].radius, "arrows must end outside nodes"
 
 
 def test_arrows_are_as_wide_as_their_bytes_and_can_be_seen() -> None:
@@ -102,7 +102,7 @@ def test_neighbouring_groups_never_look_alike_and_no_words_overlap(world_size: i
         names = [f"forward-ring:{rank}>{(rank + 1) % world_size}" for rank in range(world_size)]
         colours = [arrows[name].get_facecolor() for name in names]
         assert all(colours[rank] != colours[rank - 1] for rank in range(world_size))
-        assert colours[-1] not in colours[:-1], "the edge that closes the ring"
+        assert colours[-1] not in colours[:-1], "the closing edge must have another colour"
 
 
 def test_messages_outside_the_ring_cross_it_and_what_is_not_drawn_is_said() -> None:
@@ -114,7 +114,9 @@ def test_messages_outside_the_ring_cross_it_and_what_is_not_drawn_is_said() -> N
     ax = story.trace().plot_ring()
     across = patches(ax, "outside-")
     assert sorted(across) == ["outside-0-1-world", "outside-0-2-world"]
-    assert max(np.hypot(*path.get_xy().T).max() for path in across.values()) < 1, "in the circle"
+    assert max(np.hypot(*path.get_xy().T).max() for path in across.values()) < 1, (
+        "must be in the circle"
+    )
     assert not patches(ax, "forward-")
     assert title(ax) == "4 ranks: 2 messages, 8 KiB, none on the ring"
     assert words(ax).count("nothing sent") == 4
@@ -164,7 +166,7 @@ def test_above_sixteen_ranks_a_matrix_is_drawn_that_keeps_every_byte() -> None:
     assert (ax.get_ylabel(), picture.colorbar.ax.get_ylabel()) == ("sending rank", "bytes sent")
     ax.figure.canvas.draw()
     assert any("KiB" in label.get_text() for label in picture.colorbar.ax.get_yticklabels())
-    assert ax.get_ylim()[0] > ax.get_ylim()[1], "rank 0 on top"
+    assert ax.get_ylim()[0] > ax.get_ylim()[1], "rank 0 must be on top"
     assert "1 x 1" not in words(ax)
     for size, shared in ((17, 1), (257, 2)):
         cells = ring_trace(size).plot_ring().images[0].get_array()

@@ -113,10 +113,10 @@ def test_everybody_can_tell_the_looks_apart(draw: Callable[[], Axes], looks: int
         if one.get_hatch() == other.get_hatch():
             colours = one.get_facecolor(), other.get_facecolor()
             assert distance(*colours) > 20, (one.get_label(), other.get_label())
-            assert abs(lab(colours[0])[0] - lab(colours[1])[0]) > 15, "in grey, too"
+            assert abs(lab(colours[0])[0] - lab(colours[1])[0]) > 15, "too close in grey"
     for patch in patches:
         ink = lab(patch.get_facecolor()) - lab(patch.get_edgecolor())
-        assert not patch.get_hatch() or np.linalg.norm(ink) > 12, "a texture is seen on its colour"
+        assert not patch.get_hatch() or np.linalg.norm(ink) > 12, "the texture is invisible"
 
 
 def test_neighbours_in_the_ring_differ_also_without_colour() -> None:
@@ -144,12 +144,12 @@ def test_a_notebook_gets_the_whole_picture_in_our_style(kind: str) -> None:
     with mpl.rc_context(USERS_STYLE):
         data, about = VALUES[kind]()._repr_mimebundle_()
         assert mpl.rcParams["font.size"] == 23.0
-    assert plt.get_fignums() == [], "nothing for the notebook to show a second time"
+    assert plt.get_fignums() == [], "the notebook must not show the picture a second time"
     assert about["image/png"]["alt"]
     pixels = plt.imread(io.BytesIO(base64.b64decode(data["image/png"])))[:, :, :3]
     assert 300 <= pixels.shape[0] <= 1200
     for edge in (pixels[:3], pixels[-3:], pixels[:, :3], pixels[:, -3:]):
-        assert (edge == 1.0).all(), "no word is cut off"
+        assert (edge == 1.0).all(), "no word may be cut off"
 
 
 def test_the_notebooks_picture_is_the_same_each_time_and_says_what_the_trace_is() -> None:
@@ -165,7 +165,7 @@ def test_the_notebooks_picture_is_the_same_each_time_and_says_what_the_trace_is(
     without, with_timeline = (
         plt.imread(io.BytesIO(png(trace))).shape[1] for trace in (Story(3).trace(), mark.trace())
     )
-    assert without < with_timeline / 1.5, "no empty timeline"
+    assert without < with_timeline / 1.5, "there must be no empty timeline"
 
 
 @every_picture

@@ -167,7 +167,7 @@ def test_every_kind_of_trace_can_be_drawn(trace: Trace, said: str) -> None:
     ax = trace.plot_timeline()
     ax.figure.canvas.draw()
     assert title(ax) == said
-    assert "(" in ax.get_xlabel(), "the unit"
+    assert "(" in ax.get_xlabel(), "the label must have a unit"
     assert "measured on Example CPU, 2 cores" in words(ax)
     if "ran for" in said:  # a late start moves the axis, and the label reports this
         since = "time since the first event (ms), which came 1 s after the start of the run"
@@ -178,12 +178,14 @@ def test_every_kind_of_trace_can_be_drawn(trace: Trace, said: str) -> None:
 def test_many_events_are_merged_and_counted_and_their_arrows_come_from_all_pairs() -> None:
     ax = many_events(60_000).plot_timeline()
     merged, every = re.findall(r"merged: ([\d,]+) of ([\d,]+) bars", words(ax))[0]
-    assert merged == every, "all of them are shorter than a pixel"
+    assert merged == every, "all bars shorter than a pixel must be merged"
     shown = sum(len(group.get_paths()) for group in drawn(ax.collections, "density-").values())
     assert 60_000 <= int(every.replace(",", "")) > 1.2 * shown
     assert sum(len(group.X) for group in arrows(ax)) == 160
     assert "Arrows: 160 of 20,000 messages" in words(ax)
-    assert len(np.unique(np.concatenate([group.Y for group in arrows(ax)]))) == 8, "every sender's"
+    assert len(np.unique(np.concatenate([group.Y for group in arrows(ax)]))) == 8, (
+        "every sender must have an arrow"
+    )
     times = np.concatenate([group.X for group in arrows(ax)])
     assert np.histogram(times, bins=5)[0].min() >= 16
 
@@ -191,14 +193,18 @@ def test_many_events_are_merged_and_counted_and_their_arrows_come_from_all_pairs
 def test_many_ranks_share_rows_and_arrows_come_from_the_whole_time() -> None:
     """One row per rank would be lower than a pixel, and take 10 s for 1,000 ranks."""
     ax = many_events(12_000, world_size=600).plot_timeline()
-    assert (rows(ax)[0], rows(ax)[-1]) == ("ranks 0–15", "ranks 576–591"), "every second is named"
+    assert (rows(ax)[0], rows(ax)[-1]) == ("ranks 0–15", "ranks 576–591"), (
+        "every second row must be named"
+    )
     assert "Each row is 16 ranks: the height is the share of their time." in words(ax)
     assert not any(
         group.get_hatch() for group in ax.collections if isinstance(group, PolyCollection)
     )
     times = np.concatenate([group.X for group in arrows(ax)])
     assert np.histogram(times, bins=4)[0].min() >= 20
-    assert min(abs(group.V).min() for group in arrows(ax)) > 0.9, "from row to row"
+    assert min(abs(group.V).min() for group in arrows(ax)) > 0.9, (
+        "arrows must connect different rows"
+    )
 
 
 def test_rows_of_a_pixel_are_plain_and_leave_no_gap() -> None:
@@ -313,7 +319,7 @@ def test_words_say_measured_and_closed_form(usual: tuple[Axes, Axes]) -> None:
     mine = from_text("rank 0: 0F0 0F1 0B1 0B0\nrank 1: 1F0 1F1 1B1 1B0", name="mine")
     unknown = plot_schedule(mine)
     assert title(unknown) == "mine, 2 ranks, 2 microbatches: bubble 33 %"
-    assert not curves(unknown, "bound"), "without a closed form nothing is claimed"
+    assert not curves(unknown, "bound"), "there must be no bound without a closed form"
     assert "rank 0: 2\nrank 1: 2" in words(unknown)
 
 
@@ -334,9 +340,9 @@ def test_every_box_with_room_has_its_number_and_phases_lie_over_their_boxes(
     assert phases(ax, "cool-down")[3] == pytest.approx((25, 27), abs=0.1)
     many = plot_schedule(make_schedule("1f1b", 64, 16))
     assert len(boxes(many, "actions-F-0")) == 64 * 16
-    assert not phases(many, "warm-up"), "no room over such low rows"
+    assert not phases(many, "warm-up"), "low rows must have no brackets"
     assert not [text for text in words(many).splitlines() if text.isdigit()]
-    assert len(curves(many, "live")) == 4, "more could not be told apart"
+    assert len(curves(many, "live")) == 4, "there must be only four curves"
 
 
 def test_the_curve_has_the_peaks_and_the_bounds(usual: tuple[Axes, Axes]) -> None:
@@ -350,7 +356,7 @@ def test_the_curve_has_the_peaks_and_the_bounds(usual: tuple[Axes, Axes]) -> Non
 def test_stages_of_one_rank_are_told_apart() -> None:
     ax = plot_schedule(make_schedule("interleaved_1f1b", 2, 4))
     first, second = (drawn(ax.collections, f"actions-F-{at}")[f"actions-F-{at}"] for at in (0, 1))
-    assert second.get_facecolor().sum() > first.get_facecolor().sum(), "paler"
+    assert second.get_facecolor().sum() > first.get_facecolor().sum(), "the second must be paler"
     assert len(boxes(ax, "actions-F-0")) == len(boxes(ax, "actions-F-1")) == 2 * 4
     assert "paler: later stage of the rank" in legend(ax)
     assert rows(ax) == ["rank 0\nstages 0, 2", "rank 1\nstages 1, 3"]
@@ -372,7 +378,7 @@ def test_the_last_step_is_drawn_unless_another_is_asked_for() -> None:
         ax = trace.plot_timeline(step=step)
         assert title(ax).startswith(f"{name}, 2 ranks, 2 microbatches")
         found = [span for gid in drawn(ax.collections, "boxes-") for span in spans(ax, gid)]
-        assert len(found) == (0 if step == 0 else 2 * 4), "the messages of the step alone"
+        assert len(found) == (0 if step == 0 else 2 * 4), "only messages of the step must be drawn"
         assert all(ax.get_xlim()[0] <= start < end <= ax.get_xlim()[1] for start, end in found)
     assert "transfer" in legend(ax)
     assert "step 1 of 2, 18 ms\n" in words(trace.plot_timeline(step=0))
@@ -388,7 +394,7 @@ def test_a_step_is_shown_where_there_is_one_and_nothing_is_stuck() -> None:
     add_step(story, known("1f1b", 2, 2), 1.0, (0, 1), "1f1b")
     assert story.trace().plot_timeline().child_axes
     own = plt.figure().add_subplot()
-    assert not story.trace().plot_timeline(ax=own).child_axes, "no curve on axes of one's own"
+    assert not story.trace().plot_timeline(ax=own).child_axes, "a user's axes must have no curves"
     story.op(0, "recv", (30, 30, -1), peer=1, group="world", tag=0, size_bytes=8)
     assert title(story.trace().plot_timeline()) == "Stuck: 1 operation never finished"
 
@@ -497,8 +503,8 @@ def test_large_schedules_are_maps_whose_colours_add_up(ranks: int) -> None:
     by_row = np.bincount(row, weights=np.asarray(run.busy)) / np.bincount(row)
     assert busy == pytest.approx(by_row)
     first = shares.reshape(-1, *image.shape[:2])[:, :, 5]
-    assert first[:, 0].argmax() == 0, "rank 0 goes forward"
-    assert first[:, -1] == pytest.approx(0), "and the last rank waits"
+    assert first[:, 0].argmax() == 0, "rank 0 must begin with a forward pass"
+    assert first[:, -1] == pytest.approx(0), "the last rank must wait"
 
 
 # -- predictions
@@ -533,7 +539,9 @@ def test_colours_say_how_far_off_each_end_is(comparison: Any) -> None:
 
 def test_words_say_the_error_of_the_step_and_of_all(comparison: Any) -> None:
     ax = comparison.plot()
-    assert title(ax) == "Predicted 32.4 ms, measured 36 ms: 10.0 % too short", "the median is drawn"
+    assert title(ax) == "Predicted 32.4 ms, measured 36 ms: 10.0 % too short", (
+        "the median step must be drawn"
+    )
     off = "step 2 of 3: all steps are off by 7.4 % on average, 10.0 % at most"
     assert f"1F1B, 3 ranks; {off}" in words(ax)
     assert [line.get_xdata()[0] for line in ax.lines[-2:]] == pytest.approx([36, 32.4])

@@ -49,7 +49,9 @@ def assert_readable(ax: Axes) -> None:
     taken += [text.get_window_extent() for text in ax.texts if "→" not in str(text)]
     assert_apart([*labels.values()], 1)
     for one, box in labels.items():
-        assert all(overlap(box, other) < 1 for other in taken), f"{one!r} covers something"
+        assert all(overlap(box, other) < 1 for other in taken), (
+            f"{one!r} covers another text or a node"
+        )
         assert ax.figure.bbox.x0 <= box.x0 < box.x1 <= ax.figure.bbox.x1
     missing = [line.split()[6] for line in words(ax).splitlines() if line.startswith("No room was")]
     assert len(labels) + sum(map(int, missing)) == len(patches(ax, "waits-"))

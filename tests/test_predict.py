@@ -1,6 +1,7 @@
-"""Calibration, comparison and scaling.
+"""Tests of calibration, comparison and scaling.
 
-Constants recovered from traces made with them, errors computed by hand, many ranks from few.
+They recover constants from traces made with them, check errors computed by hand, and scale a few
+ranks to many.
 """
 
 from __future__ import annotations
@@ -288,7 +289,7 @@ ONE_TWO = Costs(forward=0.001, backward=0.002)
 
 
 def test_every_prediction_says_what_makes_its_constants_doubtful() -> None:
-    """In full when printed, and briefly in the line under its plots."""
+    """The repr shows the doubts in full, and the line below plots shows them briefly."""
     real = recorded("1f1b", 2, ONE_TWO)
     virtual = predict(
         rehearse,
@@ -306,7 +307,7 @@ def test_every_prediction_says_what_makes_its_constants_doubtful() -> None:
 
 
 def test_a_worker_is_predicted_with_all_that_the_trace_tells() -> None:
-    """Its computations, messages, posting, and the cores that its ranks share."""
+    """These are its computations, messages, posts, and the cores that its ranks share."""
     real = recorded("1f1b", 2, ONE_TWO)
     found = calibrate(real)
 

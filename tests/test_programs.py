@@ -69,7 +69,7 @@ def test_a_simulated_step_takes_as_long_again_and_on_another_link_as_long_as_the
 
 
 def pass_round(rounds: int) -> None:
-    """Works unevenly, passes a tensor on while it works on, and adds it up with all others."""
+    """Computes unevenly, passes a tensor around while computing, and sums it over all ranks."""
     ring = ringsim.current_ring()
     token = torch.zeros(250)
     for _ in range(rounds):
@@ -92,9 +92,9 @@ def test_a_simulated_worker_takes_as_long_again() -> None:
 
 @st.composite
 def programs(draw: st.DrawFn) -> list[list[ProgramStep]]:
-    """Programs of three ranks, in order except for messages that are waited for later.
+    """Draws programs of three ranks, which run in order except for delayed waits.
 
-    Every message has its other side.
+    Every message has both sides.
     """
     ranks: list[list[ProgramStep]] = [[], [], []]
     front: list[tuple[int, ...]] = [(), (), ()]

@@ -1,6 +1,6 @@
-"""Simulated schedules against the evaluator, an independent calculation, and rehearsed steps.
+"""Tests that compare simulated schedules with the evaluator, another calculation and real steps.
 
-Also covers critical path, slack, sensitivity, and traces.
+They also cover critical paths, slack, sensitivity, and traces.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def draw_links(chance: random.Random, ranks: int) -> Links:
 def draw_schedule(chance: random.Random) -> Schedule:
     """Draws an unnamed schedule of a whole step.
 
-    Any placement, whole and split backwards, in any order that can finish.
+    It may have any placement, whole or split backwards, and any order that can finish.
     """
     ranks, microbatches = chance.randint(1, 4), chance.randint(1, 5)
     stage_ranks = tuple(chance.randrange(ranks) for _ in range(chance.randint(1, 6)))

@@ -208,7 +208,9 @@ def test_a_schedule_of_ones_own_is_written_out(
     }
     text = show(write(tmp_path, tables), capsys)
     named = ask(write(tmp_path, {**changed("schedule", microbatches=2), "ring": {"ranks": 2}}))
-    assert f"  step           {1e3 * named['step_s']:,.6g} ms\n" in text, "it is 1F1B"
+    assert f"  step           {1e3 * named['step_s']:,.6g} ms\n" in text, (
+        "both must take the same time"
+    )
     assert text.startswith("own on 2 ranks, 2 microbatches (simulated")
     assert "  closed form    none for a custom schedule\n" in text
     assert "2 live at the same time on rank 0, 1 on rank 1" in text
@@ -372,7 +374,7 @@ def from_python(**network: Any) -> float:
 
 def from_file(directory: Path, **tables: Any) -> dict[str, Any]:
     found = ask(write(directory, {**TABLES, **tables}))
-    assert "undisturbed_s" in found  # it needed ranks
+    assert "undisturbed_s" in found  # the command ran simulated ranks
     return found
 
 

@@ -401,10 +401,7 @@ def test_memory_of_numpy_is_held_until_its_message_is_done(semantics: str) -> No
 
 
 def call_again() -> list[Any]:
-    """Calls that differ from an earlier one of the rank only in their tensors.
-
-    Also calls that differ only in the other arguments.
-    """
+    """Repeats calls of the rank with other tensors, or with other arguments."""
     rank, group, found = place(), dist.new_group(), list[Any]()
     for value in (1.0, 10.0):
         mine, whole, part = torch.full((3,), value * rank), torch.zeros(9), torch.zeros(1)

@@ -1,4 +1,4 @@
-"""The programs of tests/distributed/faults.md on simulated ranks.
+"""Tests of the programs of tests/distributed/faults.md on simulated ranks.
 
 They end as documented for real ranks, with the same findings.
 """

@@ -1,6 +1,6 @@
-"""Simulated ranks as the programs that run on them see them.
+"""Tests of simulated ranks from the view of their programs.
 
-Covers arguments, rings, groups, output, and unsupported features.
+They cover arguments, rings, groups, output, and unsupported features.
 """
 
 from __future__ import annotations

@@ -345,7 +345,7 @@ def test_messages_and_modes_do_not_get_into_each_others_way(
 
 
 def test_a_caller_may_have_a_loop() -> None:
-    """As in a notebook, whose cells run inside an event loop."""
+    """Tests a caller inside an event loop, such as the cell of a notebook."""
 
     async def main() -> list[Any]:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()

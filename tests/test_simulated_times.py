@@ -1,6 +1,6 @@
-"""Times on the virtual clock.
+"""Tests of times on the virtual clock.
 
-Closed forms, injections, shared cores, and collectives computed by hand.
+They use closed forms, injections, shared cores, and collectives computed by hand.
 """
 
 from __future__ import annotations

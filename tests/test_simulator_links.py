@@ -1,6 +1,6 @@
-"""Private links, fair shares, and shared links.
+"""Tests of private links, fair shares and shared links.
 
-Computed by hand, and in exact numbers.
+The expected times are computed by hand, or as exact fractions.
 """
 
 from __future__ import annotations

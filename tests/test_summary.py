@@ -1,6 +1,6 @@
-"""A trace in a few lines and as a table of numbers, and the same for a file, read rank by rank.
+"""Tests of the summary of a trace and of a file, as text and as a table.
 
-``ringsim show`` counts a file without loading all of it, whatever its row groups contain.
+``ringsim show`` counts a file rank by rank, without loading all of it, for any row groups.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def test_every_operation_and_group_has_its_numbers() -> None:
     assert stats.to_pandas()["count"].tolist() == [3, 1, 1, 1]
     assert json.loads(json.dumps(stats.to_dict(), allow_nan=False))[1]["algbw_gb_per_s"] is None
     lines = str(stats).splitlines()
-    assert len({len(line) for line in lines}) == 1, "the columns are aligned"
+    assert len({len(line) for line in lines}) == 1, "the columns must be aligned"
     said = "all_reduce world 3 3 8.79 KiB 20 µs 28 µs 30 µs 0.15 0.20 20 %"
     assert lines[1].split() == said.split()
 
@@ -145,7 +145,7 @@ def test_a_file_says_what_its_trace_says(
 
 
 def one_step_less(trace: Trace) -> Trace:
-    """The same trace, but rank 1 was killed before its last step."""
+    """Returns the trace as if rank 1 had been killed before its last step."""
     events = trace.events
     late = (events.rank == 1) & (events.post_ns > 0.45 * events.post_ns.max())
     return Trace(events.select(~late), trace.metadata)

@@ -1,4 +1,4 @@
-"""The private names of torch in use: the installed torch has all of them, and may lack any."""
+"""Tests of torch's private names: the installed torch has all of them, but may lack any."""
 
 from __future__ import annotations
 

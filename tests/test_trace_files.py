@@ -1,8 +1,7 @@
-"""A trace as a file.
+"""Tests of trace files.
 
-A saved trace loads unchanged, saving is all or nothing, and anything else gives one clear error:
-foreign, hostile or randomly damaged files never raise another error, execute code or use much
-memory.
+A saved trace loads unchanged, and saving is all or nothing. Foreign, hostile or randomly damaged
+files give one clear error; they never raise another error, execute code or use much memory.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ def test_no_thread_of_arrow_is_at_work(tmp_path: Path) -> None:
     words = [sys.executable, "-c", code, str(tmp_path / "run.ringtrace")]
     more = subprocess.run(words, check=True, capture_output=True, text=True).stdout
     assert int(more.split()[-1]) == 0, (
-        "an Arrow thread that holds a Python buffer when the interpreter ends aborts it"
+        "no Arrow thread may remain, because it can abort the ending interpreter"
     )
 
 
@@ -374,7 +373,7 @@ def test_nothing_that_reads_a_trace_can_execute_one() -> None:
 
 
 def survives(damaged: bytes) -> None:
-    """Checks that only a TraceFileError comes out, or the same trace.
+    """Checks that loading raises a TraceFileError, or returns the same trace.
 
     The trace is the same if the damage hit data without meaning, such as the date of a member.
     """
@@ -449,7 +448,7 @@ def test_a_small_file_cannot_ask_for_much_memory(
     trace = load_columns({"rank": np.zeros(count), "op": np.ones(count)}, {}, world_size=1)
     trace.save(path)
     assert path.stat().st_size * 4 < count
-    assert len(load(path)) == count, "few events are free"
+    assert len(load(path)) == count, "a few events must always be allowed"
     monkeypatch.setattr("ringsim.traces.files.FREE_EVENTS", 1000)
     for use in (load, trace.save):
         says = r"50000 events in [0-9]+ bytes, more than 4 per byte"

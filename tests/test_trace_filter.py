@@ -1,7 +1,7 @@
-"""A part of a trace has the selected events.
+"""Tests of parts of a trace.
 
-It matches nothing that the whole trace did not match, and is saved, drawn and explained like any
-other trace.
+A part has the selected events, and no matches that the whole trace does not have. It is saved,
+drawn and explained like any other trace.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def test_a_part_is_what_meets_all_conditions_and_matches_as_the_whole_does(
     part, other = trace.filter(**first).filter(**then), trace.filter(**then).filter(**first)
     there = set(ids(part))
     assert there == set(ids(trace.filter(**first))) & set(ids(trace.filter(**then)))
-    assert ids(part) == [one for one in ids(trace) if one in there], "in the same order"
+    assert ids(part) == [one for one in ids(trace) if one in there], "events must keep their order"
     for name in COLUMNS:
         assert np.array_equal(getattr(part.events, name), getattr(other.events, name))
     assert part.apart.tolist() == other.apart.tolist()
@@ -78,7 +78,7 @@ def test_a_part_is_what_meets_all_conditions_and_matches_as_the_whole_does(
     assert calls(part) == {call for call in calls(trace) if set(call) <= there}
     alone = set(ids(trace, trace.messages.unmatched))
     assert set(ids(part, part.messages.unmatched)) == alone & there, (
-        "an operation matched in the whole is not blamed in the part"
+        "an operation matched in the whole must not be blamed in the part"
     )
 
 
@@ -146,7 +146,7 @@ def test_steps_groups_and_what_is_still_in_flight() -> None:
     assert stuck.explain().findings
     part = stuck.filter(ranks=0).explain()
     assert str(part) == "Nothing wrong was found in this part of a run of 2 ranks.", (
-        "the reason for the wait may be in another part"
+        "a wait must not be blamed, because its reason may be in another part"
     )
 
 
@@ -185,7 +185,7 @@ def test_a_part_that_is_read_is_what_filter_gives(
         part, wanted = ringsim.load(file, **conditions), ringsim.load(file).filter(**conditions)
     assert ids(part) == ids(wanted)
     assert pairs(part) == pairs(wanted)
-    assert calls(part) <= calls(wanted), "a call that the whole did not complete is also apart"
+    assert calls(part) <= calls(wanted), "no call may be complete only in the part"
     assert set(wanted.apart.tolist()) <= set(part.apart.tolist())
     assert set(part.messages.unmatched.tolist()) <= set(wanted.messages.unmatched.tolist())
 

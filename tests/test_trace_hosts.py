@@ -60,7 +60,7 @@ def test_the_summary_tells_what_went_across_hosts_and_counts_what_cannot_be() ->
         samples=[[time_ns, -5 * SECOND, 600] for time_ns in (0, 10 * SECOND)],
     ).summary()
     line = r"hosts +node0, node1; clocks known to ±(.*); 1 message arrived before being sent"
-    assert re.findall(line, said) == ["5.6 µs"], "in the middle of 10 s"
+    assert re.findall(line, said) == ["5.6 µs"], "the bound must be that in the middle of 10 s"
     assert "    across hosts: 2 messages, 5.86 KiB, 2 GB/s, blocked 6.9 µs" in said
     assert "within hosts" not in said
 

@@ -1,4 +1,4 @@
-"""The records of a rank, followed while it writes: at any moment the same as read as a whole."""
+"""Tests of following a rank's records while it writes, compared with reading them as a whole."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_what_is_in_flight_was_so_when_the_newest_record_was_written(
         assert len(slots) - before < 100  # no read lasts as long as the rank writes
         status[batch.slots] = batch.records["status"]
         assert (status[: batch.slots.max()] == OK).all()
-    assert len(slots) > FIRST_CHUNK, "and the file has grown"
+    assert len(slots) > FIRST_CHUNK, "the file must have grown"
 
 
 def test_what_has_a_status_is_whole_though_it_is_written_during_a_look(
@@ -235,7 +235,7 @@ def test_who_reads_all_of_a_rank_that_writes_faster_comes_to_an_end(
 
     def go_on_and_read(*where: int) -> bytes:
         looks[0] += 1
-        assert looks[0] < 200, "no reading lasts as long as the rank writes"
+        assert looks[0] < 200, "reading must end while the rank still writes"
         if looks[0] == 20:
             writer.recorder.complete(slots[0])
         for _ in range(100):
@@ -272,7 +272,7 @@ def play(writer: Writer, what: str, which: int, group: int, peer: int) -> None:
 
 
 def agree(live: Snapshot, whole: Snapshot) -> None:
-    """Compares two worlds in the facts that both must know."""
+    """Compares the facts that two snapshots must share."""
     assert [view.state == "blocked" for view in live.ranks] == [
         view.state == "blocked" for view in whole.ranks
     ]
@@ -319,9 +319,8 @@ def test_reading_bit_by_bit_is_reading_whole(
         whole = snapshot_of_events(events, size)
         stuck, expected = analyse(world), analyse(whole)
         if not (events.status == ERROR).any():
-            # For a recv from any source the two worlds are certain of different facts; neither
-            # reports a wait
-            # that is not stuck.
+            # For a recv from any source, the two worlds are certain of different facts, but
+            # neither reports a wait that is not stuck.
             assert stuck is None or (
                 expected is not None and set(stuck.ranks) <= set(expected.ranks)
             )

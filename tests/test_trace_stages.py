@@ -172,7 +172,7 @@ def test_spans_inside_a_computation_are_neither_steps_nor_computations(name: str
     for step in (0, 1):
         bubble = trace.bubble(step)
         assert (bubble.schedule, bubble.busy) == ("1f1b", plain.bubble(step).busy)
-        assert bubble.closed_form is not None, "the actions are those of the schedule"
+        assert bubble.closed_form is not None, "the actions must be those of the schedule"
         assert trace.peak_activations(step).peaks == (2, 1)
         assert len(trace.step(step)) == len(plain.step(step)) + len(inside) / 2
 

@@ -1,4 +1,4 @@
-"""The display of a trace.
+"""Tests of the display of a trace.
 
 It is a summary in a terminal, pictures with a text in a notebook, and tables for pandas.
 """

@@ -89,7 +89,9 @@ def test_traces_on_one_axis_are_aligned_at_their_first_operations(
     assert shown.window == pytest.approx((0.3, 0.324))
     shown.window = (0.309, 0.315)
     assert shown.selection["label"].tolist() == ["part 1"]
-    assert shown.selection["post_ns"].tolist() == [10_000_000], "of the first, in its own times"
+    assert shown.selection["post_ns"].tolist() == [10_000_000], (
+        "the selection must be of the first trace, in its own times"
+    )
     shown.traces = shown.traces[::-1]
     assert shown.selection["post_ns"].tolist() == [310_000_000]
 
@@ -120,7 +122,7 @@ def test_a_saved_notebook_holds_the_picture_and_not_the_trace() -> None:
     widgets = ran.metadata.widgets["application/vnd.jupyter.widget-state+json"]["state"]
     (state,) = (each["state"] for each in widgets.values() if "_esm" in each["state"])
     kept = {name: value for name, value in state.items() if name != "_esm"}
-    assert len(str(kept)) < 1000, "only numbers and the program are kept with the widget"
+    assert len(str(kept)) < 1000, "the widget must keep only numbers and the program"
 
 
 @pytest.fixture
@@ -228,7 +230,7 @@ def test_in_jupyterlab_the_view_moves_and_python_knows(lab: tuple[str, Path], pa
         stage.press(key)
     assert page.locator(".jp-Cell").count() == cells
     assert page.evaluate("document.activeElement.hasAttribute('data-lm-suppress-shortcuts')"), (
-        "Notebook 7 asks this element before its parents"
+        "this element must have the attribute, because Notebook 7 checks it first"
     )
     # the view reports its position once it has settled
     until(lambda: window_of(page)[1] < stuck().makespan_s)

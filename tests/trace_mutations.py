@@ -175,7 +175,7 @@ def mutate(wholes: list[Whole], choose: Choose) -> bytes:
     return put_together(meta, events)
 
 
-# --- what reads a trace ---------------------------------------------------------------------------
+# --- reading a trace ------------------------------------------------------------------------------
 
 
 def read_in_full(trace: Trace, *, draw: bool) -> None:

@@ -85,7 +85,7 @@ class Bench(AbstractContextManager["Bench"]):
 
 
 class WatchedMachine:
-    """A machine whose programs are written to the parts of a bench."""
+    """A machine that writes the operations of its ranks to the parts of a bench."""
 
     def __init__(self, bench: Bench, machine: Machine) -> None:
         self._bench, self._machine = bench, machine
@@ -93,7 +93,7 @@ class WatchedMachine:
         self._written: dict[Op, tuple[int, bool, bool]] = {}
 
     def run(self, order: Any) -> list[Verdict]:
-        """Runs the machine in a drawn order, and looks up to three times on the way.
+        """Runs the machine in a drawn order, and looks up to three times after each step.
 
         Returns all verdicts.
         """

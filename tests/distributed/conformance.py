@@ -157,7 +157,7 @@ def make(
 ) -> torch.Tensor:
     """Returns the input of a rank.
 
-    Small integers, so that sums and products are exact in every dtype and order.
+    It has small integers, so sums and products are exact in every dtype and order.
     """
     generator = torch.Generator().manual_seed(1000 * salt + rank)
     numbers = torch.randint(0, 2 if dtype is torch.bool else 4, shape, generator=generator)

@@ -75,11 +75,11 @@ def test_a_ring_of_one_has_its_memory_alone() -> None:
     table = ringsim.bandwidth(1, [4096], ["pingpong", "all_reduce"], limit_s=6)
     check_columns(table.columns)
     assert table.series() == [("all_reduce", "gloo", -1, -1), ("copy", "memcpy", -1, -1)]
-    assert table.columns["busbw_gb_per_s"][0] == 0, "a single rank moves nothing over a link"
+    assert table.columns["busbw_gb_per_s"][0] == 0, "a single rank must not use a link"
 
 
-LARGE = 2**24  # warmed up once, not three times
-TOO_MANY = [2**26 + 2**20 * number for number in range(12)]  # for the time they get
+LARGE = 2**24  # a size with one warm-up instead of three
+TOO_MANY = [2**26 + 2**20 * number for number in range(12)]  # more than fit into the limit
 
 
 def around() -> list[Any]:
@@ -96,7 +96,7 @@ def around() -> list[Any]:
     second = measure(sizes=[512], edge=(0, 1), limit_s=1)
     limited = measure(sizes=TOO_MANY, edge=(0, 1), limit_s=0.6)
     dist.all_reduce(torch.ones(4))
-    assert ringsim.current_ring() is ring, "the ring stays"
+    assert ringsim.current_ring() is ring, "the ring must not change"
     for wrong, words in (
         ({"world_size": 3}, "world_size must be 2 or left out"),
         ({"comm_device": "gpu"}, "comm_device must be that of"),
@@ -118,7 +118,7 @@ def test_a_worker_measures_and_all_ranks_have_the_same_table(inside: Any) -> Non
     assert repr(inside.results[0]) == repr(inside.results[1])
     first, second, _, apart = inside.results[1]
     assert first.columns["size_bytes"].tolist() == [8, 64], (
-        "the second table has nothing of the first"
+        "the second table must contain nothing of the first"
     )
     assert second.columns["size_bytes"].tolist() == [512]
     assert [backend for _, backend, _, _ in apart.series()] == ["gloo", "memcpy"]
@@ -127,7 +127,7 @@ def test_a_worker_measures_and_all_ranks_have_the_same_table(inside: Any) -> Non
     assert not any("the time" in note for note in notes)
     frame = inside.to_pandas().query("op == 'all_reduce' and size_bytes == 16")
     assert sorted(frame["rank"]) == [0, 0, 1, 1], (
-        "the recorder is back after the measurement, also on the rank that was not recorded"
+        "recording must continue after the measurement, also on the rank that was not measured"
     )
 
 
@@ -141,7 +141,7 @@ def test_steps_are_spans_of_the_rank_that_tells_and_warm_ups_do_not_count(inside
         steps = frame[frame["label"] == f"bandwidth gloo {pattern} 0 1 {size}"]
         assert (set(steps["rank"]), set(steps["kind"])) == ({teller}, {"span"})
     assert not frame["size_bytes"].isin([4096, LARGE]).any(), (
-        "what is measured is not slowed down by being recorded"
+        "measured messages must not be recorded, because this would slow them down"
     )
     measured = {label for label in frame["label"].dropna() if label.startswith("bandwidth ")}
     expected = sum(1 if int(label.split()[-1]) >= LARGE else 3 for label in measured)

@@ -46,7 +46,7 @@ def test_rank_0_waits_for_a_rank_that_is_about_to_leave(server: RankServer, tmp_
 
 
 def test_who_was_at_work_when_another_failed_is_not_called_dead() -> None:
-    """A launcher ends it because of the other rank, before the file is written."""
+    """A launcher ends a rank because another one failed, before the file is written."""
     dead = [{"rank": rank, "state": "killed", "about": "is dead", "error": ""} for rank in (1, 2)]
     asleep = {"rank": 2, "state": "running", "about": "asleep", "error": ""}
     ends = gather_ends({0: {"raised": True, "lost": True, "end": None}}, [*dead, asleep], 0)
@@ -90,8 +90,8 @@ def test_clocks_ask_rank_0_or_each_other_and_nobody_is_left_waiting(
     metas = {part.rank: part.meta for part in parts}
     assert [metas[rank]["clock_number"] for rank in range(5)] == [0, 1, 2, 0, 3]
     asked = [metas[rank]["clock 0"][0] for rank in (1, 2, 4)]
-    assert asked == [0, 1, 2], "each asks the previous one"
-    assert ("clock 1" in metas[1]) == (order[0] == 4), "not if the other has left first"
+    assert asked == [0, 1, 2], "each clock must ask the previous one"
+    assert ("clock 1" in metas[1]) == (order[0] == 4), "clock 1 is missing only if it left first"
     found = find_clocks(metas, 0)
     hows = [([0, 3], "reference"), ([1], "store"), ([2], "store"), ([4], "store")]
     assert [(one["ranks"], one["how"]) for one in found] == hows

@@ -145,7 +145,7 @@ def test_a_run_that_never_ends_is_a_reason(
     assert f"A run of 3 ranks did not end{reason}" in result.reason
 
 
-@pytest.mark.parametrize("seed", range(5))  # the tensor may fill while it is judged
+@pytest.mark.parametrize("seed", range(5))  # the tensor may fill during the check
 def test_a_receive_that_is_not_waited_for_is_the_reason(seed: int) -> None:
     def exchange(mine: torch.Tensor) -> torch.Tensor:
         ring, received = ringsim.current_ring(), torch.empty_like(mine)
@@ -202,11 +202,13 @@ def test_real_messages_are_timed_by_the_record(tmp_path: Path) -> None:
 
     trace = check.alphabeta(fit).trace
     assert trace is not None
-    sizes, times_s = json.loads(Path(place).read_text())  # the real messages are asked for last
+    sizes, times_s = json.loads(Path(place).read_text())  # the answer gets real messages last
     table = trace.to_pandas()
     small = table[(table["rank"] == 0) & (table["size_bytes"] == 8)]
     trips = (small["done_ns"].to_numpy()[1::2] - small["post_ns"].to_numpy()[::2]) / 2
     counted = [time_s for size, time_s in zip(sizes, times_s, strict=True) if size == 8]
-    assert counted == pytest.approx((trips[1:] * 1e-9).tolist()), "the first is warm-up"
+    assert counted == pytest.approx((trips[1:] * 1e-9).tolist()), (
+        "every trip except the first must count"
+    )
     assert sizes == sorted(sizes)
     assert set(sizes) == set(table["size_bytes"])

@@ -147,7 +147,7 @@ def test_times_are_the_formulas_and_a_verbose_log_writes_lines() -> None:
         )
         == 2
     )
-    # A log that waited for the send would never get to its receiver.
+    # A log that waited for the send would never run its receiver.
     assert (
         sum(
             line.startswith("isend in reduce_and_pass: isend, world, 4 B, posted") for line in lines

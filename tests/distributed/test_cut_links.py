@@ -320,7 +320,7 @@ def test_a_link_that_was_down_is_told_of_once_it_is_back(
         line,
     )
     assert found is not None, line
-    assert float(found[2]) > DOWN_S - 1, "up to a second may be lost between two beats"
+    assert float(found[2]) > DOWN_S - 1, "at most a second may be missing"
     assert (trace.metadata["complete"], trace.metadata["notes"]) == (True, [found[1]])
     finding = trace.explain().findings[0]
     assert (finding.kind, finding.ranks) == expected("h1")

@@ -225,7 +225,9 @@ def test_a_rank_that_waits_in_cpp_is_seen_to_wait() -> None:
     with pytest.raises(MessageMismatch) as caught:
         ringsim.trace(unequal, world_size=2, limit_s=60)
     (finding,) = caught.value.diagnosis.findings
-    assert caught.value.trace.explain().findings == (finding,), "live as afterwards"
+    assert caught.value.trace.explain().findings == (finding,), (
+        "the trace must give the same finding as the watcher"
+    )
     assert (finding.kind, finding.ranks) == ("collective_mismatch", (0, 1))
     assert {operation.op for operation in finding.operations} == {"all_reduce", "barrier"}
     assert {operation.file for operation in finding.operations} == {__file__}

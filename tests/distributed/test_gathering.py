@@ -27,7 +27,7 @@ def finish_sending() -> None:
 
 
 def hosts(directory: str, rank: int, dies: bool) -> None:
-    """Four ranks on two hosts: two directories of parts that only their own ranks write to."""
+    """Records four ranks as on two hosts, each with its own directory of parts."""
     os.environ["RINGSIM_PARTS"] = f"{directory}/host-{rank // 2}"
     patch = pytest.MonkeyPatch()
     patch.setattr("ringsim.launch.gathering.CHUNK_BYTES", 1 << 10)  # many chunks of few events
@@ -52,7 +52,7 @@ def test_parts_on_other_hosts_come_over_the_store(server: RankServer, tmp_path: 
     trace, inner = (ringsim.load(tmp_path / f"{name}.ringtrace") for name in ("run", "inner"))
     assert (len(trace.events), len(inner.events)) == (4 * 101, 4)
     assert (trace.metadata["complete"], trace.metadata["notes"]) == (True, [])
-    assert not [*tmp_path.glob("host-*/*")], "parts are deleted once rank 0 has them"
+    assert not [*tmp_path.glob("host-*/*")], "parts must be deleted when rank 0 has them"
 
 
 def test_parts_of_a_rank_that_died_come_and_stay(

@@ -118,10 +118,10 @@ def test_an_operation_is_done_when_the_gpu_is() -> None:
         at = mine[mine["op"] == "mark"].set_index("label")["post_ns"]
         first, second = mine[mine["op"] == "all_reduce"].iloc[1:].itertuples()
         assert first.post_ns < at["queued"] < first.wait_ns <= first.done_ns, (
-            "the program was past it before the GPU was"
+            "the program must continue before the GPU begins"
         )
         assert first.done_ns < second.wait_ns <= second.done_ns <= at["done"] + within_ns
-        # The stream was blocked by the operation, not by what was queued before it.
+        # The operation blocked the stream, not the work that was queued before it.
         assert first.done_ns - first.wait_ns < (first.wait_ns - at["before"]) / 2
 
 

@@ -109,7 +109,7 @@ def test_one_trace_an_attempt_without_a_shared_directory(
 ) -> None:
     """In torchrun's own store, restarted ranks meet only with initialize_distributed.
 
-    See ``test_a_restart_in_the_store_of_torchrun``.
+    See ``test_a_restart_in_the_store_of_torchrun_may_fail_in_torch_and_the_error_says_why``.
     """
     program, size = tmp_path / "program.py", len(machines)
     text = PROGRAM.read_text()
@@ -133,14 +133,14 @@ def test_one_trace_an_attempt_without_a_shared_directory(
     where = "; ".join(f"{name}: rank {rank}" for rank, name in enumerate(names))
     assert told["hosts"] == (True, where)
     assert told["clocks"][1].startswith(f"{size} clocks; node0: ")
-    assert told["listening"][0], "ringsim opens no socket to every network"
+    assert told["listening"][0], "ringsim must not listen on every network"
     assert told["ring"] == (True, f"crosses hosts {size} times")
     assert "wrote" in said[0]
     first, second = (
         ringsim.load(tmp_path / "node0" / name) for name in ("run.ringtrace", "run.1.ringtrace")
     )
     assert (first.hosts[0], first.hosts[-1], second.hosts) == (names[0], names[-1], names), (
-        "others may be ended later"
+        "the first trace must name at least the first and the last host"
     )
     for number, trace in enumerate((first, second)):
         assert (trace.metadata["job"], trace.metadata["attempt"]) == ("job", number)
@@ -150,7 +150,7 @@ def test_one_trace_an_attempt_without_a_shared_directory(
     assert sorted(second.to_pandas().query("kind != 'mark'")["op"]) == sorted(expected)
     slow = [finding for finding in second.explain().findings if finding.kind == "slow_link"]
     assert sorted(one.ranks for one in slow) == ([(0, 2), (1, 2)] if sent else []), (
-        "those of the host whose way out is narrow"
+        "only links of the host with a slow network must be found"
     )
     assert all(one.hint.startswith("Check the interface of host node2 first") for one in slow)
     reference, *clocks = second.clocks
@@ -161,16 +161,18 @@ def test_one_trace_an_attempt_without_a_shared_directory(
     for clock in clocks:
         assert clock.uncertainty_ns is not None
         assert abs(clock.offset_ns + AHEAD_NS[clock.ranks[0]]) <= clock.uncertainty_ns < 10**9
-    assert second.makespan_s < 5, "what one clock was ahead of the others"
+    assert second.makespan_s < 5, "the offset of a clock must not count"
     rows = [label.get_text() for label in second.plot_timeline().get_yticklabels()]
-    assert [row.split()[0] for row in rows] == names, "a group of rows for each host"
+    assert [row.split()[0] for row in rows] == names, "there must be a group of rows per host"
     assert first.metadata["run_id"] != second.metadata["run_id"]
     assert [end["rank"] for end in first.metadata["ends"] if "sys.exit(no)" in end["about"]] == [
         size - 1
     ]
     for name in names[1:]:
         left = {path.name for path in (tmp_path / name).iterdir()} - {"failed"}
-        assert left == {"run.ringtrace.parts"}, "of the attempt that has no receipt"
+        assert left == {"run.ringtrace.parts"}, (
+            "only the parts of an attempt without a receipt must be left"
+        )
 
 
 RESTARTED = """
@@ -180,7 +182,7 @@ import torch.distributed as dist
 
 again = os.environ["TORCHELASTIC_RESTART_COUNT"] == "1"
 if again and os.environ["RANK"] == "1":
-    signal.pause()  # its address in the store is that of the one before it
+    signal.pause()  # the store still has the address of its predecessor
 dist.init_process_group("gloo", timeout=timedelta(seconds=0.2 if again else 60))
 if dist.get_rank() == 1:
     sys.exit("no")

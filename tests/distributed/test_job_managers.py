@@ -1,4 +1,4 @@
-"""Slurm and MPI on two hosts that share no directory.
+"""Tests of Slurm and MPI on two hosts without a common directory.
 
 The script stays unchanged, and produces one trace.
 """
@@ -43,8 +43,8 @@ BATCH = """#!/bin/sh
 srun {python} -m ringsim trace -o run.ringtrace {program} && srun {python} -m ringsim doctor --json > doctor.json
 echo $? > ended
 """  # noqa: E501
-# A node of the cluster: $1 has the configuration. The first one runs the batch file; the other
-# stays until its input ends.
+# A node of the cluster; $1 has the configuration. The first node runs the batch file, and the other
+# one remains until its input ends.
 NODE = """
 mkdir -m 700 state spool
 munged --force --foreground --socket=$PWD/munge.socket --key-file=$1/munge.key --pid-file=munge.pid --log-file=munge.log \
@@ -76,7 +76,7 @@ def check_doctor(said: str) -> None:
     assert told["hosts"] == (True, "node0: ranks 0, 1 and 2; node1: rank 3")
     assert told["networks"] == (True, f"node0: cable, {HERE}; node1: cable, {THERE}")
     assert told["clocks"][1].startswith("1 clock; node0: ")
-    assert told["listening"][0], "ringsim opens no socket to every network"
+    assert told["listening"][0], "ringsim must not listen on every network"
     assert told["ring"] == (True, "crosses hosts 2 times")
 
 
@@ -164,7 +164,7 @@ def test_mpirun_with_a_remote_shell(
 ) -> None:
     mpirun = require_mpi()
     if "HYDRA" not in command(mpirun, "--version"):
-        pytest.skip("mpirun must be MPICH's, whose options are used here")
+        pytest.skip("this test needs the mpirun of MPICH, because it uses its options")
     head = ["-genv", "MASTER_ADDR", HERE]
     doctor = [[*head, "-genv", "GLOO_SOCKET_IFNAME", "cable", *DOCTOR]] if examined else []
     with remote_shell(machines, tmp_path) as (enter, remote):

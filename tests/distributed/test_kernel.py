@@ -103,7 +103,7 @@ def assert_picture(shown: dict[str, Any], begins: str, alt: str) -> None:
     assert shown["metadata"]["image/png"]["alt"].startswith(alt)
 
 
-# -- what travels from the cell
+# -- functions and values from cells
 
 
 def test_functions_globals_and_classes_of_cells_travel(kernel: Kernel) -> None:
@@ -130,7 +130,7 @@ def test_functions_globals_and_classes_of_cells_travel(kernel: Kernel) -> None:
         )
 
 
-# -- what is shown
+# -- output
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_ring_magic_keeps_the_trace_under_the_name_asked_for(kernel: Kernel) -> 
     )
 
 
-# -- what is shown when something is wrong
+# -- errors
 
 
 def test_a_failing_rank_shows_one_error_with_the_line_of_the_cell(kernel: Kernel) -> None:
@@ -240,7 +240,7 @@ def test_ring_magic_says_how_it_is_used(kernel: Kernel, line: str, words: str) -
     assert "Usage: %%ring [-n RANKS]" in reply.text
 
 
-# -- how it ends
+# -- interrupts
 
 
 BLOCKED = """

@@ -109,7 +109,7 @@ def test_a_function_travels_whose_module_was_loaded_by_its_path(
 def test_ranks_see_the_callers_surroundings_as_they_are_now(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Seen:  # results have the same local class
+    class Seen:  # results are instances of this local class
         def __init__(self) -> None:
             self.pid = os.getpid()
             setting, left = os.environ.get("MY_SETTING"), "GONE" in os.environ
@@ -167,7 +167,7 @@ def test_output_is_kept_by_rank_and_shown_tagged(capsys: pytest.CaptureFixture[s
 
 
 def test_what_is_printed_comes_out_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
-    r"""In 0.2.0 ``print("\x0e")`` hid what the rank printed after it."""
+    r"""In 0.2.0 ``print("\x0e")`` hid the later output of the rank."""
     control = "".join(map(chr, {*range(32), 127, 0x85, 0x2028} - {ord("\n")}))
 
     def worker() -> str:
@@ -530,7 +530,7 @@ def test_a_script_needs_no_guard_and_no_rank_and_no_child_of_one_outlives_it(
         left = [pid for pid in pids if not gone(pid)]
         assert [Path(f"/proc/{pid}/cmdline").read_text() for pid in left] == []
         assert until(lambda: {path.name for path in tmp_path.iterdir()} == scripts), (
-            "a file remains"
+            "a file is left"
         )
     finally:
         for process in running.values():

@@ -50,7 +50,7 @@ def trace() -> Trace:
 def test_the_step_of_a_pipeline_of_torch_is_read_like_ours(trace: Trace) -> None:
     bubble = trace.bubble()
     assert bubble.schedule == "1f1b"
-    assert bubble.closed_form is not None, "the actions are those of the schedule of that name"
+    assert bubble.closed_form is not None, "the actions must be those of the named schedule"
     assert all(0 < busy < bubble.makespan for busy in bubble.busy)
 
 

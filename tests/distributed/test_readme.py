@@ -1,6 +1,6 @@
-"""The programs of README.md and of the how-to guides do as the pages say.
+"""Tests that programs of README.md and the how-to guides do what the pages describe.
 
-Guides with cells are run by `test_site`; here are the programs of the others.
+`test_site` runs guides with cells; this file runs the programs of the other guides.
 """
 
 from __future__ import annotations

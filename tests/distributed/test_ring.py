@@ -209,7 +209,7 @@ def look_at_sockets(port: int, rank: int, host: str) -> tuple[Any, ...]:
     del extra
     destroy_distributed()
     gc.collect()
-    assert during, "Gloo and the store listen somewhere: the look at them failed"
+    assert during, "Gloo and the store must listen, so the check itself failed"
     return came, during - LOOPBACK, interface, os.environ.get("GLOO_SOCKET_IFNAME")
 
 
@@ -240,7 +240,7 @@ def come_back(port: int, rank: int, times: int) -> list[int]:
     kept, came, before = [], [], builtins.print
     for index in range(times):
         initialize_distributed(HERE, port, 3, rank, rank, "cpu", timeout_s=LONG_S)
-        assert builtins.print is not before, "prints are suppressed within the ring only"
+        assert builtins.print is not before, "prints must be suppressed within the ring"
         came.append(pass_on(rank))
         if index % 2:
             kept.append(current_ring())
@@ -412,7 +412,7 @@ def test_ends(server: RankServer) -> None:
     for words, took_s in results(stuck):  # the timeout applies to the pair groups
         assert words != "received"
         assert took_s >= 1.4 or "closed" in words, (
-            "the other rank may end first, and then there is no wait"
+            "the wait must be long unless the other rank ended first"
         )
     assert results(undone) == [False, False]
     assert [each.how for each in alone] == ["returned", "killed"]

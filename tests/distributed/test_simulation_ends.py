@@ -449,9 +449,7 @@ def test_a_group_of_the_caller_is_undisturbed() -> None:
 
 
 def use_defaults_bound_at_import() -> list[float]:
-    from torch.distributed.nn import (
-        functional,
-    )  # its functions have the default group as a default argument
+    from torch.distributed.nn import functional  # the default group is a default argument in it
 
     values = torch.ones(2, requires_grad=True)
     total = functional.all_reduce(values * (1 + dist.get_rank()))

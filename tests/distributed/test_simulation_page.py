@@ -1,6 +1,6 @@
-"""The programs in the explanations of the virtual clock run.
+"""Tests that the programs in the explanations of the virtual clock run.
 
-The keys of a description, in docs/reference/descriptions.md, are those that are read.
+Another test compares the keys in docs/reference/descriptions.md with those that ringsim reads.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def test_programs_run_one_after_the_other(capsys: pytest.CaptureFixture[str]) ->
     programs = [block for page in PAGES for block in blocks(page, "python")]
     for number, block in enumerate(programs):
         exec(compile(block, "page", "exec"), names)
-        if number == 0:  # a token goes round
+        if number == 0:  # a token travels around the ring
             assert (names["real"].results[0], names["virtual"].results[0]) == (4.0, 1000.0)
             assert names["virtual"].makespan_s == pytest.approx(
                 1000 * (1e-3 + 10e-6 + 1024 * 8e-11), rel=1e-6

@@ -1,7 +1,7 @@
-"""What users get, kept as text: simulated traces, makespans, signatures, the fault table, exported files, old trace files.
+"""Frozen results for users, as text: simulated traces, makespans, signatures, the fault table, exported files, old trace files.
 
-``python tests/golden/freeze.py`` writes the files again, of which ``test_golden.py`` checks each. Only public names are used, so the data
-outlive any change inside. A change of these files is a change for users: say in the changelog what it is.
+``python tests/golden/freeze.py`` rewrites the files, and ``test_golden.py`` checks each of them. The script uses only public names, so
+internal changes do not affect the files. A change of these files is a change for users: describe it in the changelog.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ for folder in (HERE, TESTS, TESTS / "distributed"):
 
 import programs  # noqa: E402
 
-FIRST_ROWS = 40  # of a table, in words; a hash stands for all
+FIRST_ROWS = 40  # the rows of a table kept as text; a hash covers all rows
 OLD = ("old_simulated", "old_measured")  # trace files written by an earlier version
 EXPORTED = ("messages_by_tag_and_shape", "reductions", "training_1f1b")
 
@@ -55,14 +55,14 @@ def digest(text: str) -> str:
 
 
 def tell_table(frame: pd.DataFrame) -> Iterator[str]:
-    """Gives the first rows in words, and a hash of each column; a path keeps its last part."""
+    """Yields the first rows as text, and a hash of each column; paths are shortened to their last part."""
     frame = frame.copy()
     if "file" in frame:
         frame["file"] = [str(file).rpartition("/")[2] for file in frame["file"].astype(object)]
     words = pd.DataFrame({name: [str(value) for value in frame[name].astype(object)] for name in frame}, columns=list(frame))
     yield f"{len(frame)} rows"
     for name, column in words.items():
-        text = frame[name].dtype == object and pd.api.types.is_string_dtype(frame[name])  # as pandas 2 calls it
+        text = frame[name].dtype == object and pd.api.types.is_string_dtype(frame[name])  # the dtype in pandas 2
         yield f"{name}: {digest(chr(10).join(column))} ({'str' if text else frame[name].dtype.name})"
     yield ",".join(words)
     yield from (",".join(row) for row in words.head(FIRST_ROWS).itertuples(index=False))
@@ -75,7 +75,7 @@ def tell_findings(diagnosis: Any) -> Iterator[str]:
 
 
 def run(name: str) -> tuple[Any, errors.RingError | None]:
-    """Returns the trace of a program, and what it raised."""
+    """Returns the trace of a program, and its error, if any."""
     worker, world_size, options = programs.PROGRAMS[name]
     try:
         return ringsim.simulate(worker, world_size=world_size, **options), None
@@ -120,12 +120,12 @@ ONE_COST = {
 
 
 def rising_costs(num_stages: int) -> Costs:
-    """Each stage has its own times."""
+    """Returns costs that differ between stages."""
     return Costs(*([Fraction(start + stage, 3) for stage in range(num_stages)] for start in (1, 2, 3)), latency=Fraction(1, 4))
 
 
 def tell_time(make: Callable[[], Any]) -> str:
-    """Returns an exact time, or the error in its place."""
+    """Returns an exact time, or the name of the error."""
     try:
         time = make()
     except errors.RingError as error:
@@ -186,21 +186,21 @@ DEEPSPEED = """
 
 
 def tell_signature(value: Any) -> str:
-    """Returns names and defaults; annotations are read by people and by type checkers."""
+    """Returns a signature with names and defaults, without annotations."""
     try:
         signature = inspect.signature(value)
     except (TypeError, ValueError):
         return "(...)"
     kept = [parameter.replace(annotation=parameter.empty) for parameter in signature.parameters.values()]
     text = str(signature.replace(parameters=kept, return_annotation=signature.empty))
-    while (shorter := re.sub(r"<[^<>]*>", "...", text)) != text:  # a default that has no words of its own
+    while (shorter := re.sub(r"<[^<>]*>", "...", text)) != text:  # a default without a readable text
         text = shorter
     return text
 
 
 def tell_class(name: str, kind: type) -> Iterator[str]:
-    """Gives a class's arguments, attributes and methods: those of Python's own classes apart."""
-    yield name if issubclass(kind, enum.Enum) else f"{name}{tell_signature(kind)}"  # that of an Enum is Python's
+    """Yields the arguments, attributes and methods of a class, except for those of Python's own classes."""
+    yield name if issubclass(kind, enum.Enum) else f"{name}{tell_signature(kind)}"  # an Enum has Python's signature
     known = {each for base in kind.__mro__ if base.__module__ in ("builtins", "typing", "enum") for each in vars(base)}
     fields = {field.name for field in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else set()
     for member in sorted({*(each for each in dir(kind) if not each.startswith("_")), *fields} - known):
@@ -221,7 +221,7 @@ def tell_value(name: str, value: Any) -> Iterator[str]:
 
 
 def public_names(module: Any) -> list[str]:
-    """Returns the names of a module; of those that stand for torch.distributed only ringsim's own."""
+    """Returns the public names of a module; for ``ringsim.comm``, only those that torch.distributed lacks."""
     import torch.distributed
 
     if module is deepspeed:
@@ -239,7 +239,7 @@ def freeze_names(module_name: str) -> str:
 
 
 def freeze_results() -> str:
-    """Classes that users meet as the result of a call."""
+    """Returns the classes of results that users get from calls."""
     trace, _ = run("training_1f1b")
     step = ringsim.simulate_schedule("1f1b", num_ranks=2, num_microbatches=4)
     diagnosis = run("all_send_first")[0].explain()
@@ -257,7 +257,7 @@ def freeze_results() -> str:
 
 
 def freeze_commands() -> str:
-    """What each verb takes, an option or argument a line, so that more is no harm."""
+    """Returns the arguments of each command, one per line, so that new ones may be added."""
     from ringsim.cli import main
 
     def usage(*arguments: str) -> str:
@@ -294,7 +294,7 @@ def freeze_fault_table() -> str:
 
 
 def freeze_simulated_faults() -> str:
-    """How the programs of the fault table end on simulated ranks, one a line; a line of theirs stands here as its text."""
+    """Returns the end of each fault program on simulated ranks, one per line; program lines are quoted as text."""
     import fault_programs
     import test_simulated_faults as simulated
 
@@ -329,7 +329,7 @@ def freeze_chrome(trace: Any, there: Path) -> str:
     trace.to_chrome(there)
     content = json.loads(there.read_text())
     events = content.pop("traceEvents")
-    content["otherData"]["ringsim"] = sorted(content["otherData"]["ringsim"])  # its metadata stand elsewhere, and name this folder
+    content["otherData"]["ringsim"] = sorted(content["otherData"]["ringsim"])  # frozen elsewhere, and contains this folder's path
     return tell_text("\n".join(json.dumps(each, sort_keys=True).replace(str(HERE), "golden") for each in (content, *events)))
 
 

@@ -1,7 +1,7 @@
 """A program that passes a message around all ranks.
 
 Under torchrun the last rank first fails once, and the others wait until their agents restart them.
-If the others also failed, an agent might restart the last rank because of them, without counting.
+If others also failed, an agent might restart the last rank for them, and not count this restart.
 """
 
 import os
