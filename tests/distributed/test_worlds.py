@@ -1,6 +1,6 @@
-"""Programs that make their own world.
+"""Programs that create their own world.
 
-In a rank that has one already or by processes that they start.
+They do so in a rank that already has one, or in processes that they start.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ WRONG = {"world_size": 3, "rank": 7, "backend": "cpu:gloo,cuda:nccl"}
 
 
 def make_worlds(library: Any) -> list[Any]:
-    """Asks for worlds that differ, then for the one that is there, and for that one again.
+    """Requests different worlds, then the existing one, twice.
 
-    And, when it is gone, for another.
+    After that one is gone, it requests another.
     """
     said: list[Any] = []
     for wrong in [{name: value} for name, value in WRONG.items()] + [
@@ -73,7 +73,7 @@ def test_a_worker_joins_the_world_that_is_there(library: Any) -> None:
 
 
 def two_worlds() -> None:
-    """The first world ends with a message that is never received; the second has three."""
+    """Ends a first world with a message that is never received; the second world has three."""
     rank, payload = dist.get_rank(), torch.ones(7)
     dist.barrier()
     unreceived = dist.isend(payload, 1) if rank == 0 else None
@@ -90,7 +90,7 @@ def two_worlds() -> None:
 
 
 def test_messages_of_two_worlds_never_meet(tmp_path: Path) -> None:
-    """0.2.0 shifted all pairs of the second world by one, and compared no sides there."""
+    """0.2.0 shifted all pairs of the second world by one, and compared none there."""
     trace = ringsim.trace(two_worlds, world_size=2)
     trace.save(tmp_path / "two.ringtrace")
     for each in (trace, ringsim.load(tmp_path / "two.ringtrace")):
@@ -105,7 +105,7 @@ def test_messages_of_two_worlds_never_meet(tmp_path: Path) -> None:
 
 
 def meet_anywhere(directory: Path, *ports: int) -> list[float]:
-    """Meets the other rank in a file, in a place made by ringsim, and at the program's ports."""
+    """Meets the other rank in a file, in ringsim's directory, and at the program's ports."""
     numbers = torch.ones(1)
     places = {"rank": int(os.environ["RANK"]), "world_size": 2}
     for url in (
@@ -155,9 +155,9 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
-    """The pattern of torch's tutorials.
+    """Follows the pattern of torch's tutorials.
 
-    A script that starts its ranks, which meet at a port of their own.
+    A script starts its ranks, which meet at their own port.
     """
     path = tmp_path / "tutorial.py"
     path.write_text(SCRIPT)
@@ -189,7 +189,7 @@ def test_a_script_that_starts_its_ranks_is_told_to_leave_n_out(
 
 
 def trace_script(directory: Path, *words: str) -> str:
-    """Runs the command line in this process; returns what it printed."""
+    """Runs the command line in this process; returns its output."""
     os.chdir(directory)
     with contextlib.redirect_stdout(io.StringIO()) as said:
         assert main(["trace", *words]) == 0
