@@ -433,7 +433,7 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {
         ),
         (
             lambda rank, p, m: zero_bubble(rank, p, m)[:-1],
-            "must make the weights' gradients of microbatch 3, got none (rank 0). Add 0W3",
+            "must compute the weights' gradients of microbatch 3, got none (rank 0). Add 0W3",
         ),
         (lambda rank, p, m: None, "your answer must be a list of actions, got None."),
     ],
