@@ -150,7 +150,7 @@ def down_for_good(case: Happening) -> None:
     It is restored, so that the ranks can end.
     """
     case.link("data", "down")
-    case.wait_for("said-0", "though both sides have posted")
+    case.wait_for("said-0", "although both sides have posted")
     case.link("data", "up")
     case.wait_for("said-0", "then it recovered")
     (case.directory / "enough").touch()
@@ -161,7 +161,7 @@ def rank_dies(case: Happening) -> None:
 
 
 def host_dies(case: Happening) -> None:
-    """Kills the last host."""
+    """Cuts off and kills the host of the last rank."""
     last = len(case.machines) - 1
     case.link("cable", "down", last)
     case.kill(*(rank for rank in range(sum(case.case.ranks)) if case.case.host(rank) == last))
