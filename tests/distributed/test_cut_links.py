@@ -388,7 +388,7 @@ def test_where_rank_0s_host_dies_one_rank_of_each_other_says_how_to_join_the_par
             assert lines == [], "another rank of this host must report it"
             continue
         (line,) = lines
-        found = re.search(r"They are in (\S+): .* by ringsim merge (\S+) DIRECTORY", line)
+        found = re.search(r"They are in (\S+)\. Join .*: ringsim merge (\S+) DIRECTORY", line)
         assert found is not None, line
         file = found[2]
         parts.append(found[1])
@@ -416,7 +416,7 @@ def test_a_host_that_dies_while_its_parts_come_is_named_with_where_they_lie(
     trace = ringsim.load(case[0] / "run.ringtrace")
     assert {*trace.events.rank} == {0, 1}, "the parts of the other host must still arrive"
     assert not trace.metadata["complete"]
-    (note,) = [note for note in trace.metadata["notes"] if "did not come" in note]
+    (note,) = [note for note in trace.metadata["notes"] if "did not arrive" in note]
     assert note.startswith(
         "the parts of ranks [2] did not arrive from host node2. They are there in "
     )

@@ -177,7 +177,7 @@ def test_what_arrives_is_not_trusted(
     gathered.fetch([0, 1], lambda: True)
     came = [path.name for path in tmp_path.rglob("rank-*") if path.suffix != ".arriving"]
     assert sorted(came) == FILES * comes
-    told = [re.search(r"ranks \[1\] .*host node2: .* /there", said) for said in gathered.missing]
+    told = [re.search(r"ranks \[1\] .*host node2\. .* /there", said) for said in gathered.missing]
     assert [found is not None for found in told] == [True] * (not comes)
     gathered.acknowledge(whole=True, keep=True)
     # it did not wait for a request, so it does not wait for a receipt
@@ -197,5 +197,5 @@ def test_one_rank_of_a_host_says_how_to_join_the_parts_that_nobody_took(
         path = Path("run.ringtrace")
         Offer(gone, rank, tmp_path, place_of(tmp_path), path, failed=False).give()
     said = capsys.readouterr().err
-    told = re.findall(r"\[rank (\d)\].*They are in (.*): join .*ringsim merge run.ringtrace", said)
+    told = re.findall(r"\[rank (\d)\].*They are in (.*)\. Join .*ringsim merge run.ringtrace", said)
     assert told == [("2", str(tmp_path))]
