@@ -179,7 +179,7 @@ def test_what_was_recorded_until_then_is_there_and_no_process(
     # The parts that a killed launcher leaves are read, and a later run does not overwrite the
     # evidence.
     assert main(["trace", "-n", "2", "-o", "SIGKILL.ringtrace", "script.py"]) == 2
-    assert "SIGKILL.ringtrace.parts must not exist" in capsys.readouterr().err
+    assert "SIGKILL.ringtrace.parts already exists" in capsys.readouterr().err
 
 
 def test_a_module_is_run_and_no_file_is_lost(
