@@ -23,7 +23,7 @@ async def _coroutine() -> None: ...
     ("worker", "arguments", "words"),
     [
         (42, {"world_size": 2}, "worker must be a function"),
-        (None, {"world_size": 2}, "not what it returns"),
+        (None, {"world_size": 2}, "not its result"),
         (_coroutine, {"world_size": 2}, "async"),
         (print, {}, "world_size must be an integer"),
         (print, {"world_size": 0}, "got 0"),

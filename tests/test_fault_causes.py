@@ -225,18 +225,18 @@ def disagree(options: list[dict[str, Any]]) -> None:
     train_step_pipeline(model, [torch.ones(2, 3)] * count, [torch.tensor([0, 1])] * count, **mine)
 
 
-ANOTHER = r"another {} on rank \d than on rank \d"
+DIFFERENT = r"different {} on ranks \d and \d"
 
 
 @pytest.mark.parametrize(
     ("odd", "words"),
     [
-        ({"count": 7}, r"one of [78] microbatches on rank \d and one of [78] on rank \d"),
-        ({"schedule": "gpipe"}, ANOTHER.format("schedule")),
-        ({"partition": [1, 3, 2, 2]}, ANOTHER.format("partition of the model")),
+        ({"count": 7}, r"[78] microbatches on rank \d but [78] on rank \d"),
+        ({"schedule": "gpipe"}, DIFFERENT.format("schedules")),
+        ({"partition": [1, 3, 2, 2]}, DIFFERENT.format("partitions of the model")),
         (
             {"schedule": "gpipe", "partition": [1, 3, 2, 2]},
-            ANOTHER.format("schedule") + " and " + ANOTHER.format("partition of the model"),
+            DIFFERENT.format("schedules") + " and " + DIFFERENT.format("partitions of the model"),
         ),
     ],
 )
