@@ -264,7 +264,7 @@ def test_another_group_than_that_of_a_rank_that_has_left() -> None:
     words = said(LEFT, makes(1, (0, 1, 2), (0, (0, 1))), RUNS)
     assert words.startswith(
         "group order mismatch: the ranks create different groups as group number 1.\n"
-        "  rank 1 calls new_group (groups of the world, ranks[0,1,2])"
+        "  rank 1 calls new_group"
     )
 
 
