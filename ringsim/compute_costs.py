@@ -220,7 +220,7 @@ class PostingCosts(Protocol):
 
     @property
     def around_s(self) -> float:
-        """The time of the program around each call of ``ringsim.compute``."""
+        """The program's own time around each ``ringsim.compute`` call."""
         ...
 
     def post_s(self, sends: bool, size_bytes: int, *, met: bool = True) -> float:

@@ -31,7 +31,7 @@ class Slow:
 
     Args:
         rank: the rank.
-        factor: the factor for its computing times, at least 1.
+        factor: the factor by which its computing times are multiplied, at least 1.
 
     Raises:
         ArgumentError: a value is invalid.

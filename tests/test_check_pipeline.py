@@ -419,7 +419,10 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {
         (only_with_enough, f"With 4 ranks and 2 microbatches {LONG}"),
         (with_halves, "1F1B does each backward as a whole, got 0I0."),
         (turned_round, "must let every rank finish, got a cycle: rank "),
-        (with_messages, "your answer must not have sends and receives: they are added to it."),
+        (
+            with_messages,
+            "your answer must not contain sends or receives: they are added automatically.",
+        ),
         (lambda rank, p, m: ["forward 0"], "an action must be a stage, one of F, B, I, W, "),
         (lambda rank, p, m: None, "your answer must be a list of actions, got None."),
     ],

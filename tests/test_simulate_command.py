@@ -267,7 +267,7 @@ def test_a_schedule_of_ones_own_is_written_out(
         (changed("link", bandwidth_gb_per_s=1e-320),
          "bandwidth must be positive, got 9.99989e-312 bytes/s ([link] in "),
         ({**SMALL, "edge": [{**SMALL["link"], "from": 0, "to": 1}] * 2},
-         "each [[edge]] must be another link, got two from 0 to 1"),
+         "each [[edge]] must describe a different link, got two from 0 to 1"),
         (changed("model", layers=8, hidden_size=30, heads=4, sequence_length=8, flops_per_s=1),
          "hidden_size must be a multiple of heads"),
         ({**SMALL, "slow": [{"rank": 4, "factor": 2}]},

@@ -58,7 +58,7 @@ _SMALL_HINT: Final = (
 
 
 def gradients(function: Answer, *, seed: int | None = None) -> CheckResult:
-    """Checks a training step over stages.
+    """Checks a training step split across stages.
 
     After the step, every parameter must have the gradient that one process computes. The check
     calls ``function(stage, inputs, targets, loss_fn)`` on every rank. ``stage`` is the rank's part

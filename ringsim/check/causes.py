@@ -83,7 +83,7 @@ def diagnose(trace: Trace, kind: str, ranks: int | Iterable[int], event: int | N
             "tag_mismatch", "straggler", ...
         ranks: the ranks of the fault: all ranks of the cycle, both sides of the message, or the
             slow rank.
-        event: the number of an event that shows the fault: a row of ``trace.to_pandas()``.
+        event: an event that shows the fault, as its row number in ``trace.to_pandas()``.
 
     Returns:
         The verdict. The hint helps you to find the answer without giving it away.

@@ -492,7 +492,7 @@ def _unended(world_size: int, effort: _Effort) -> Wrong:
 
 
 def plain_number(answer: Any) -> float | str:
-    """Returns an answer as a number, also if it is an array or tensor of one element.
+    """Returns an answer as a number, even if it is a one-element array or tensor.
 
     Other answers become a short text.
     """

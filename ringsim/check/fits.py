@@ -37,7 +37,7 @@ _WEIGHT_HINT: Final = (
 )
 _RAISED_HINT: Final = (
     "Your function gets two numpy arrays of the same length: sizes in bytes and times in seconds, "
-    "with each size several times."
+    "and each size occurs several times."
 )
 
 

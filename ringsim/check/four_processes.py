@@ -123,7 +123,7 @@ def _judge_sums(numbers: Sequence[int], trace: Trace) -> None:
 
 def _judge_spans(trace: Trace) -> None:
     events = list(trace)
-    hint = f'Put the work into the block of: with ringsim.span("{SPAN_NAME}"):'
+    hint = f'Put the work inside this block: with ringsim.span("{SPAN_NAME}"):'
     for rank in range(trace.world_size):
         who = f"Rank {rank} of {trace.world_size}"
         own = [event for event in events if event.rank == rank and event.status == "ok"]

@@ -1,4 +1,4 @@
-"""The check of predictions, which students make before a cell shows the result."""
+"""Checks the predictions that students make before a cell shows the result."""
 
 from __future__ import annotations
 

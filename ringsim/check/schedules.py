@@ -174,7 +174,8 @@ def _read(size: Size, rows: list[list[str] | str]) -> Schedule:
         raise Wrong(f"{about}: {' '.join(str(error).split())}", _RULE_HINT) from None
     if found.lowered:
         raise Wrong(
-            f"{about} your answer must not have sends and receives: they are added to it.",
+            f"{about} your answer must not contain sends or receives: "
+            "they are added automatically.",
             _LISTS_HINT,
         )
     return found

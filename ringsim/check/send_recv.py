@@ -71,7 +71,7 @@ def no_deadlock(
         The verdict; its trace shows the messages, and its diagnosis shows the waits.
 
     Raises:
-        ArgumentError: there is no such way.
+        ArgumentError: the name of the way is unknown.
 
     Example:
         >>> print(no_deadlock(lambda mine: mine, seed=1).reason)

@@ -180,7 +180,8 @@ def _describe(whole: TomlTable) -> Description:
     own = [_read_edge(each, num_ranks) for each in edges]
     if twice := [edge for edge in own if own.count(edge) > 1]:
         raise ArgumentError(
-            f"each [[edge]] must be another link, got two from {twice[0][0]} to {twice[0][1]} "
+            f"each [[edge]] must describe a different link, "
+            f"got two from {twice[0][0]} to {twice[0][1]} "
             f"({whole.file}). Remove one of them."
         )
     links |= {edge: _read_link(each) for edge, each in zip(own, edges, strict=True)}

@@ -732,7 +732,7 @@ def _unanswered(where: str, found: str) -> RendezvousFailed:
 
 
 def _numeric(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Returns a host's numeric address, None for a name."""
+    """Returns a host's numeric address, or None if the host is a name."""
     try:
         return ipaddress.ip_address(host)
     except ValueError:

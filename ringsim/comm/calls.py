@@ -605,7 +605,7 @@ def _check_together(reading: Reading, call: Call) -> None:
         gift, room = call.inputs[group.rank()].numel(), call.outputs[place].numel()
         if gift != room:
             raise Refused(
-                f"{takes} must have room for the {gift} elements that this rank gives itself, "
+                f"{takes} must have room for the {gift} elements that this rank sends to itself, "
                 f"got room for {room} ({group.here()}). Use the same size for both."
             )
     else:

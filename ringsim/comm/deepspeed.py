@@ -441,7 +441,7 @@ def init_distributed(
     are set in the environment.
 
     Args:
-        dist_backend: torch's name of the backend, "gloo" or "nccl"; "mpi" for ringsim's own
+        dist_backend: torch's name for the backend, "gloo" or "nccl"; "mpi" for ringsim's own
             backend; None for NCCL if GPUs are present, else Gloo.
         auto_mpi_discovery: whether to ask MPI for the rank if no launcher provides it.
         distributed_port: the port on which rank 0 listens, unless the launcher or MASTER_PORT sets
@@ -603,7 +603,7 @@ def patch_aws_sm_env_for_torch_nccl_backend(verbose: bool = True) -> None:
         verbose: whether to log the discovered settings through ``logging``.
 
     Raises:
-        RingError: the process does not run in SageMaker, or some of its variables are missing.
+        RingError: the process is not running in SageMaker, or some SageMaker variables are missing.
     """
     _set(_find("sagemaker", "SM_TRAINING_ENV", "MASTER_ADDR", "MASTER_PORT"), verbose)
 

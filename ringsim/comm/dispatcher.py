@@ -184,7 +184,7 @@ class _UnderWay(NamedTuple):
 
 
 class LateWaits:
-    """The waits for collectives that the program waits for in C++, to record their ends.
+    """The collectives that the program waits for in C++, tracked to record when those waits end.
 
     One thread per group waits for its collectives, one after the other. If the program is seen to
     wait, its own wait is recorded instead.

@@ -106,7 +106,7 @@ def _monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: b
 def make_function(
     name: str, signature: inspect.Signature, native: Callable[..., Any] | None
 ) -> FunctionType:
-    """Creates the replacement for one of torch's functions that communicate.
+    """Creates the replacement for one of torch's communication functions.
 
     Args:
         name: the name of the function.

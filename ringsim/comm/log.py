@@ -601,7 +601,7 @@ def _number_payload(recorder: Recorder, given: dict[str, Any]) -> int:
 
 
 def _gather(default: Store, mine: Logged, rank: int, world_size: int) -> LogTable:
-    """Creates the table of all ranks over a store.
+    """Builds the table for all ranks, exchanging their data through a store.
 
     Every rank calls it. It blocks until all ranks have called it, or for slightly more than
     ``_WAIT_S``.

@@ -381,7 +381,7 @@ def _mean(values: Ints) -> float:
 
 
 def straggler_ns(events: Events, *, by_tag: bool = True) -> Ints:
-    """Returns the time that each operation was blocked before the last rank it needs had posted.
+    """Returns the time each operation spent blocked until the last rank it needed had posted.
 
     The k-th operation with a name, group and payload on one rank is matched with the k-th on the
     others, provided that all ranks of the group have the same number of them, because ranks may log

@@ -88,7 +88,7 @@ class MessageGroup(PythonGroup):
             tensor: the tensor to receive into, as large as the sent tensor; it must be filled when
                 the handle's ``wait`` returns.
             src: the sender's rank in the group; None for any rank.
-            tag: the tag, which matches the sender's.
+            tag: the tag, which must match the sender's.
 
         Returns:
             A handle, whose method ``_source_rank`` returns the sender's rank in the group.

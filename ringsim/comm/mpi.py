@@ -124,7 +124,7 @@ def import_mpi() -> Any:
 
 
 def start_mpi() -> int:
-    """Starts MPI in a process of ``mpirun``; returns the rank once all processes have started it.
+    """Starts MPI in a process of ``mpirun``; returns the rank when all processes have done so.
 
     It then unlinks MPICH's shared memory, so that killed ranks leave no file.
     """
@@ -257,8 +257,8 @@ class _Maker:
                         values["group_name"] = desc
                 else:
                     raise RingError(
-                        "the default process group must use the backend 'mpi' before another group "
-                        f'can, got {dist.get_backend()!r}. Call init_process_group("mpi").'
+                        "another group can use the backend 'mpi' only if the default process group "
+                        f'does, got {dist.get_backend()!r}. Call init_process_group("mpi").'
                     )
             return call(*given.args, **given.kwargs)
 

@@ -155,7 +155,7 @@ def _reduce_scatter(mpi: Any, comm: Any, call: Call) -> Started:
 
 
 def _complete_reduction(call: Call, rows: torch.Tensor, outputs: Tensors) -> None:
-    """Fills the outputs from MPI's total, one row, or from the parts of all ranks.
+    """Fills the outputs from MPI's total (a single row) or from the parts of all ranks.
 
     In the second case torch reduces the parts.
     """

@@ -140,7 +140,7 @@ class Names:
         self._recorder.set_meta("not_checked", sentences)
 
     def meet_message(self, tensors: Any) -> int:
-        """Numbers the payload of a message; NONE if it is invalid, because torch will reject it."""
+        """Returns a number for a message's payload, or NONE if torch will reject it."""
         try:
             tensor = tensors[0]
             if tensor.is_meta:

@@ -46,7 +46,7 @@ def check_reduction(op: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Ten
 
 @functools.cache
 def find_refusal(dtype: torch.dtype, how: str) -> str:
-    """Returns the reason why torch does not support a reduction of a dtype, "" if it does.
+    """Returns the reason torch cannot apply a reduction to a dtype, or "" if it can.
 
     The reduction is tried with one number.
 

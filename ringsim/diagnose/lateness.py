@@ -42,7 +42,7 @@ _KINDS: Final = ("late_sender", "late_receiver", "straggler")
 
 
 class _Waits(NamedTuple):
-    """Waits for late ranks, as columns of the same length."""
+    """The waits for late ranks, as columns of equal length."""
 
     waiter: Ints  # rank
     late: Ints  # rank
@@ -157,7 +157,7 @@ class _Blame(NamedTuple):
 
     @property
     def share(self) -> float:
-        """The share of the worst rank in all waiting."""
+        """The worst rank's share of all waiting time."""
         return float(self.length_ns[self.worst] / max(self.length_ns.sum(), 1))
 
 

@@ -241,7 +241,7 @@ def _count_alike(columns: Sequence[Ints]) -> Iterator[tuple[int, int]]:
 
 
 def _worst(found: Iterable[tuple[Any, Any, Finding]]) -> tuple[Finding, ...]:
-    """Returns at most ``MOST_FINDINGS`` findings, ordered by the values before them."""
+    """Returns at most ``MOST_FINDINGS`` findings, sorted by the key paired with each."""
     return tuple(one[-1] for one in sorted(found, key=lambda one: one[:2])[:MOST_FINDINGS])
 
 

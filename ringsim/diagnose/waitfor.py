@@ -299,7 +299,7 @@ def _cycle_through(start: int, graph: Mapping[int, Sequence[tuple[int, ...]]]) -
 
 
 class _Ways:
-    """Removes ranks from a graph, and then ranks without a remaining edge."""
+    """Removes ranks from a graph, then any ranks left without edges."""
 
     def __init__(self, graph: dict[int, list[tuple[int, ...]]]) -> None:
         self._graph = graph

@@ -304,14 +304,14 @@ class _File:
 
 
 def read_profiler(paths: str | PathLike[str] | Sequence[str | PathLike[str]]) -> Trace:
-    """Reads the files of ``torch.profiler`` from the ranks of a run on Gloo.
+    """Reads the ``torch.profiler`` files from the ranks of a Gloo run.
 
     Operations of ``torch.distributed`` become operations, and ``record_function`` blocks become
     spans; other operators and kernels are left out. Each rank must have profiled with
     ``record_shapes=True``: otherwise the profiler does not record peers and sizes. The profiler
     does not record when a rank began to wait (``wait_ns`` is unknown), or the group of an
-    operation: ranks are read as ranks of the world, and the trace has a note if the run had other
-    groups. Clocks of several hosts are not aligned.
+    operation: ranks are taken as global ranks, and the trace has a note if the run had other
+    groups. The clocks of different hosts are not aligned.
 
     Args:
         paths: the files written by ``export_chrome_trace``, one per rank, gzipped or not; or a

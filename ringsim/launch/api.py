@@ -67,8 +67,8 @@ def trace(
     With a function, it starts ``world_size`` processes, joins them in a process group and a ring,
     calls ``worker(*args, **kwargs)`` in each, and returns when all have finished. You can define
     the function in a notebook cell, and need no ``if __name__`` guard. ``ringsim.current_ring()``
-    returns its place in the ring. On Linux, processes that it starts end with their rank, unless
-    they lead their own session.
+    returns its place in the ring. On Linux, processes started by the worker are ended when their
+    rank ends, unless they lead their own session.
 
     With a path, it returns a context manager for scripts whose ranks another launcher started, such
     as torchrun. Every rank enters it, and rank 0 writes one file at the end of the block.

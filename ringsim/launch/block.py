@@ -89,7 +89,7 @@ class Store:
         return sealed[4:] if self._seal(sealed[4:]) == sealed[:4] else None
 
     def take(self, key: str, patience: Callable[[], bool]) -> bytes | None:
-        """Returns the same as ``read``, and deletes the key."""
+        """Like ``read``, but also deletes the key."""
         data = self.read(key, patience)
         self._ask(lambda: self.store.delete_key(key))
         return data
@@ -122,7 +122,7 @@ class Store:
 
 
 def longest_pause_s(waiting: int) -> float:
-    """Returns the longest pause between two looks for a key, given the number of waiting ranks.
+    """Returns the longest interval between polls for a key, given the number of waiting ranks.
 
     Example:
         >>> [round(longest_pause_s(waiting), 3) for waiting in (1, 30, 1000)]

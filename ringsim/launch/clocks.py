@@ -46,7 +46,7 @@ FAN_OUT: Final = 16  # askers of these others
 
 
 def name_boot() -> str:
-    """Returns the id of this boot of this machine, whose ranks see the same file systems."""
+    """Returns this machine's boot id; ranks with the same id see the same file systems."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -156,7 +156,7 @@ def find_above(number: int) -> int:
 
 
 def compare(store: Any, number: int, above: int) -> tuple[int, int, int]:
-    """Compares this clock with another that answers; blocks for some round trips.
+    """Compares this clock with a peer's that answers requests; blocks for several round trips.
 
     The other clock is read after the question and before the answer, so each round trip limits the
     offset. The intersection of all limits is more exact than the shortest round trip, because the

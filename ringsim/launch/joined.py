@@ -133,7 +133,7 @@ class JoinedWatch:
         return list_unfinished(pids, self._tell, self._hear_places)
 
     def stop(self) -> None:
-        """Ends this rank's part; blocks for at most one look."""
+        """Ends this rank's part; blocks for at most one poll."""
         self._stopped.set()
         os.write(self._ear, f"{_BYE}\n".encode())
         self._listening.join()  # it may begin to watch before

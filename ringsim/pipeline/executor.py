@@ -248,8 +248,8 @@ def rehearse(
         size_bytes: the size of each activation and each gradient; 0 sends no messages.
         steps: the number of steps, one after the other.
         ahead: the number of computations between posting a receive and using it, as in ``lower``.
-            It has no effect on NCCL and with the semantics "grouped", which need one order on both
-            sides (``lower_in_step``).
+            It has no effect on NCCL or with "grouped" semantics, which require the same order on
+            both sides (``lower_in_step``).
 
     Raises:
         ArgumentError: an argument is invalid, or the schedule has another number of ranks.

@@ -434,7 +434,8 @@ def send_gradient(tensor: Tensor, microbatch: int) -> None:
 
     Raises:
         ArgumentError: ``tensor`` is None, so there is no gradient.
-        MessageMismatch: the predecessor expects a different message; it also raises.
+        MessageMismatch: the predecessor expects a different message; the predecessor raises this
+        error as well.
         RingError: the ring has one rank.
 
     Example:

@@ -170,7 +170,7 @@ class GradientRow(NamedTuple):
 
 @dataclass(frozen=True)
 class GradientReport:
-    """The results for all parameters, different ones first; true if all are equal.
+    """The results for all parameters, mismatches first; true if all gradients are equal.
 
     Attributes:
         rows: one row per parameter.

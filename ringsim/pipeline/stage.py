@@ -149,7 +149,7 @@ class Stage(nn.Module):
 
     @contextmanager
     def _seeded(self, place: int, where: Tensor) -> Iterator[None]:
-        """Seeds the random numbers of a part of the model, and restores those of the rank."""
+        """Seeds the random numbers for a part of the model, then restores the rank's state."""
         if self._seed is None:
             yield
             return
@@ -281,7 +281,7 @@ def forward_stage(stage: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     Args:
         stage: a module, or any function of one tensor.
         x: the input: hidden states, shape (batch, seq, hidden), or token ids, shape (batch, seq),
-            which have no gradient. It must be a leaf. If it has floating-point numbers, its
+            which have no gradient. It must be a leaf. If it is a floating-point tensor, its
             ``requires_grad`` is set.
 
     Returns:
@@ -486,7 +486,7 @@ def _count(stage: Stage, sequences: int, new_tokens: int, tokens_so_far: int) ->
 
 
 def _linear_layers(part: nn.Module) -> Sequence[tuple[int, int, bool]]:
-    """Returns (in, out, whether it is trained) for the linear layers of a module.
+    """Returns (in_features, out_features, trained) for each linear layer of a module.
 
     GPT-2's ``Conv1D`` also counts as a linear layer.
     """

@@ -431,7 +431,7 @@ def _list_notes(trace: Trace) -> tuple[str, ...]:
 def _draw_recorded(
     rows: Rows, trace: Trace, step: int, ranks: list[int], axis: TimeAxis
 ) -> list[Artist]:
-    """Draws the sends and recvs of a step by their states.
+    """Draws the sends and recvs of a step, coloured by state.
 
     Returns the legend's entries.
     """
@@ -452,7 +452,7 @@ def plot_schedule(
         schedule: the schedule. A ``Schedule`` is timed first: forward 1, backward 2 or 1 for each
             half, messages take no time. For other costs pass the result of ``evaluate(schedule,
             costs)``.
-        ax: the axes to draw on; None creates a new figure, which also has the live activations.
+        ax: the axes to draw on; None creates a new figure that also shows the live activations.
         **look: the size, theme and other options of the new figure, see
             `ringsim.traces.display.Style`.
 

@@ -112,7 +112,7 @@ def share_out(traces: Sequence[Trace], numbers: Sequence[Ints]) -> Parts:
 
 
 def _list_parts(trace: Trace) -> tuple[Ints, Ints, Ints]:
-    """Returns the event, the part and the seconds of each moment.
+    """Returns the event, the part and the time in seconds for each moment.
 
     A moment in which a rank waits and then receives data becomes two.
     """

@@ -111,7 +111,8 @@ def make_schedule(
     Raises:
         ArgumentError: a count is less than 1, or the step would have more than 100 million forward
             passes.
-        ScheduleError: no schedule has that name, or the schedule has another number of chunks.
+        ScheduleError: no schedule has that name, or the schedule requires a different number of
+        chunks.
 
     Example:
         >>> make_schedule("1f1b", num_ranks=2, num_microbatches=4).stage_ranks

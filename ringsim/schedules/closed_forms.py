@@ -117,7 +117,7 @@ def makespan(step: Step, costs: Costs = _UNIT, semantics: Semantics = "buffered"
 
     Raises:
         ScheduleError: no formula is known for this step with these costs.
-        ArgumentError: the semantics is unknown.
+        ArgumentError: unknown semantics.
 
     Example:
         >>> [
@@ -259,7 +259,7 @@ def bubble_of_ideal(step: Step, costs: Costs = _UNIT) -> Time:
 
 
 def dualpipe_v_overlapped_idle(num_ranks: int, pair: Time, backward: Time, weight: Time) -> Time:
-    """Returns the bubble by makespan of DualPipeV with overlap.
+    """Returns DualPipeV's bubble with overlap, as a fraction of the makespan.
 
     The hardware runs a forward and a backward at the same time, as one block.
 

@@ -232,7 +232,7 @@ def _row(warm_up: int, put_off: int, num_microbatches: int) -> list[Phase]:
 def interleaved_1f1b(num_ranks: int, num_microbatches: int, num_chunks: int = 2) -> Schedule:
     """Returns interleaved 1F1B: 1F1B over several chunks per rank, depth first.
 
-    Microbatches go in rounds of as many as there are ranks, or a few more. A round passes a rank's
+    Microbatches run in rounds of ``num_ranks``, or slightly more. A round passes a rank's
     first chunk, then its second, and so on: it comes around the ring just when the rank is done
     with the previous chunk.
 

@@ -173,7 +173,7 @@ class GlooCollective:
             )
 
     def _post(self, place: int) -> None:
-        """Posts as many steps of a member as may be in flight."""
+        """Posts as many of a member's steps as may be in flight."""
         member = self._members[place]
         while member.posted < len(member.steps) and member.posted - member.complete < member.most:
             step, number = member.steps[member.posted], member.posted

@@ -161,7 +161,7 @@ class PrivateLinks:
         return 0.0 if line is None else line.free_s
 
     def link_of(self, src: int, dst: int) -> Link:
-        """Returns the cost of an undisturbed message, without carrying one.
+        """Returns the cost of an undisturbed message, without sending one.
 
         Raises ArgumentError if there is no link.
         """

@@ -113,7 +113,7 @@ class SimulatedMessage(SimulatedWork):
 
 @dataclass
 class Connection:
-    """The connection of two ranks in a group, until a time limit closes it."""
+    """The connection between two ranks in a group, until a time limit closes it."""
 
     is_open: bool = True
     # until when each rank was posting on it, if posting takes time

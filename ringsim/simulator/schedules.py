@@ -587,7 +587,7 @@ def _simulate_variants(
     if len(links) != len(costs) or not links:
         raise ArgumentError(
             f"costs and link must have the same length, at least 1, got {len(costs)} and "
-            f"{len(links)}. Pass one link, or one for each."
+            f"{len(links)}. Pass a single link, or one per Costs."
         )
     schedule, has_link = source.schedule, any(each is not None for each in links)
     sizes = spread_sizes(size_bytes, schedule.num_stages, has_link=has_link)

@@ -35,7 +35,7 @@ NEVER: Final = math.inf
 
 
 class Team(Members):
-    """The ranks of a process group, one object for all of them.
+    """The ranks of a process group, as one object that they all share.
 
     Attributes:
         group_name: the name in the trace: "world", "ring:2>3", "1".
@@ -379,5 +379,5 @@ class SimulatedWork(Work):
             )
 
     def place_of_call(self) -> str:
-        """Returns the line that posted it, as " at ring.py:7"; "" if it was not recorded."""
+        """Returns the line that posted the operation, as " at ring.py:7", or "" if unknown."""
         return self.rank.recorder.place_of(self.slots[0]) if self.slots else ""

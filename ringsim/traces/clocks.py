@@ -246,7 +246,7 @@ def are_clocks(value: Any) -> bool:
 
 
 def shift_ns(samples: Sequence[Sample], times: Ints) -> Ints:
-    """Returns the offsets to add to times of a clock.
+    """Returns the offsets to add to a clock's times.
 
     Example:
         >>> shift_ns([[0, 100, 5], [1000, 110, 5]], np.array([-50, 0, 500, 2000])).tolist()

@@ -348,7 +348,7 @@ def told_ends(metas: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def join_events(parts: Sequence[Events]) -> Events:
-    """Joins events, one part after another; equal names of several parts become one.
+    """Concatenates the events of several parts, merging equal names.
 
     Args:
         parts: the parts, each with its own tables. Parts of one rank are in recording order.

@@ -191,7 +191,7 @@ class Trace:
     def makespan_s(self) -> float:
         """The time from the first post to the last recorded moment, in seconds.
 
-        Without events it is the simulated time, or 0.
+        Without events, this is the simulated time if known, else 0.
         """
         events = self.events
         if len(events) == 0:
