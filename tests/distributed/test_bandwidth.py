@@ -98,7 +98,7 @@ def around() -> list[Any]:
     dist.all_reduce(torch.ones(4))
     assert ringsim.current_ring() is ring, "the ring must not change"
     for wrong, words in (
-        ({"world_size": 3}, "world_size must be 2 or left out"),
+        ({"world_size": 3}, "world_size must be 2, or omitted"),
         ({"comm_device": "gpu"}, "comm_device must be that of"),
     ):
         with pytest.raises(ArgumentError, match=words):

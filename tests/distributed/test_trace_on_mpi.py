@@ -142,7 +142,7 @@ def test_a_worker_joins_the_ranks_itself_and_one_is_made_to_fail(mpi: None) -> N
         try:
             dist.isend(torch.ones(1), 1 - dist.get_rank())
         except errors.RankFailed as error:
-            return int(total), dist.get_backend(), str(error).partition(" in place")[0]
+            return int(total), dist.get_backend(), str(error).partition(" instead of")[0]
         return int(total), dist.get_backend(), "well"
 
     options: dict[str, Any] = {"ring": False, "inject": [ringsim.Fail(1, at_op=2)]}
