@@ -99,7 +99,7 @@ def around() -> list[Any]:
     assert ringsim.current_ring() is ring, "the ring must not change"
     for wrong, words in (
         ({"world_size": 3}, "world_size must be 2, or omitted"),
-        ({"comm_device": "gpu"}, "comm_device must be that of"),
+        ({"comm_device": "gpu"}, "as in the existing ring"),
     ):
         with pytest.raises(ArgumentError, match=words):
             ringsim.bandwidth(sizes=[8], **wrong)
