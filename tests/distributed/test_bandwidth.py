@@ -123,7 +123,7 @@ def test_a_worker_measures_and_all_ranks_have_the_same_table(inside: Any) -> Non
     assert second.columns["size_bytes"].tolist() == [512]
     assert [backend for _, backend, _, _ in apart.series()] == ["gloo", "memcpy"]
     notes = apart.metadata["notes"]
-    assert "no TCP over loopback: ranks 0 and 1 are on two machines." in notes
+    assert "no TCP over loopback: ranks 0 and 1 are on different machines." in notes
     assert not any("the time" in note for note in notes)
     frame = inside.to_pandas().query("op == 'all_reduce' and size_bytes == 16")
     assert sorted(frame["rank"]) == [0, 0, 1, 1], (
@@ -153,7 +153,7 @@ def test_the_limit_leaves_out_the_largest_sizes_and_says_so(inside: Any) -> None
     measured = table.columns["size_bytes"].tolist()
     assert measured == TOO_MANY[: len(measured)]
     assert 0 < len(measured) < len(TOO_MANY)
-    note = f"{len(TOO_MANY) - len(measured)} of 12 measurements are not there"
+    note = f"{len(TOO_MANY) - len(measured)} of 12 measurements are missing"
     assert (note in table.metadata["notes"][0], "limit_s=0.6" in repr(table)) == (True, True)
 
 
