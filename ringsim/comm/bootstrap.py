@@ -56,7 +56,7 @@ T = TypeVar("T")
 class BackgroundCall(Generic[T]):
     """A call in a thread that can be abandoned, even when the process ends.
 
-    It is for those of torch's calls that obey no time limit.
+    Use it for torch calls that obey no time limit.
     """
 
     def __init__(self, call: Callable[[], T]) -> None:
@@ -136,7 +136,7 @@ class Card:
 
 
 def in_words(ranks: list[int]) -> str:
-    """Returns ranks as words: "no rank", "rank 2", "ranks 0-2, 5"."""
+    """Returns ranks in words: "no rank", "rank 2", "ranks 0-2, 5"."""
     if not ranks:
         return "no rank"
     runs = []
@@ -175,7 +175,7 @@ def find_fault(cards: list[Card]) -> str | None:
 
 
 def list_rings(cards: list[Card]) -> list[tuple[int, ...]]:
-    """Returns every ring of a world, as its global ranks in order.
+    """Returns all rings of a world, each as its global ranks in order.
 
     The cards must be complete and without a fault.
 
@@ -191,7 +191,7 @@ def list_rings(cards: list[Card]) -> list[tuple[int, ...]]:
 
 
 def _disagreement(head: Card, card: Card, rank: int) -> str | None:
-    """Returns the difference between rank 0's card and that of ``rank``, None if they agree."""
+    """Returns the difference between the cards of rank 0 and ``rank``, or None if they agree."""
     for name in ("world_size", "comm_device"):
         ours, theirs = getattr(head, name), getattr(card, name)
         if ours != theirs:
@@ -546,7 +546,7 @@ def meet(
 
 
 def _follow_rank_0(store: Store, rank: int, world_size: int) -> RollCall:
-    """Joins rank 0's next roll-call in a store that torchrun keeps across all its restarts.
+    """Joins rank 0's next roll-call in a store that torchrun keeps across restarts.
 
     Rank 0 numbers the roll-calls, because each torchrun agent only counts the restarts of its own
     ranks.
@@ -613,7 +613,7 @@ def close_door(descriptor: int, address: str, port: int) -> socket.socket | None
         port: the port to which the socket is bound.
 
     Returns:
-        A socket that holds the port and does not listen, on which ``host`` can open another store;
+        A socket that holds the port and does not listen, on which ``host`` can open a new store, or
         None if another process has taken the port.
     """
     _stop_listening(descriptor)
@@ -630,7 +630,7 @@ def close_door(descriptor: int, address: str, port: int) -> socket.socket | None
 def build_default_group(
     rendezvous: Rendezvous, rank: int, world_size: int, backend: str, timeout: timedelta
 ) -> Callable[[], None]:
-    """Creates torch's default process group over the ranks that met.
+    """Creates torch's default process group of the ranks that met.
 
     Every rank calls it. It blocks until all ranks are connected. If the ranks met on loopback, Gloo
     uses only loopback for this group and all later ones; call the returned function to undo that

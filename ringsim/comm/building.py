@@ -44,7 +44,7 @@ def warn_once(op: str, backend_name: str) -> None:
 
 
 def build(group: ProcessGroup, call: Call) -> Handle:
-    """Begins a collective by messages.
+    """Begins a collective that is built from messages.
 
     Args:
         group: the group of the messages.

@@ -1,4 +1,4 @@
-"""Recording of the collectives issued by C++.
+"""Records the collectives that C++ code issues.
 
 DistributedDataParallel, functional collectives and DTensor issue such collectives. They do not call
 the methods of Python's ``ProcessGroup``, but go through torch's dispatcher, as the operators
@@ -59,7 +59,7 @@ class Issued(NamedTuple):
         args: the other arguments.
         tensors: the tensors from which the size is computed.
         made: the tensors that the collective fills.
-        root: the group rank of the root, NONE if there is none.
+        root: the group rank of the root, or NONE if there is none.
         hand_on: a function that runs the collective; its result must be returned.
     """
 
@@ -252,7 +252,7 @@ class LateWaits:
         return self.begin(() if slot is None else (slot,))
 
     def begin(self, slots: Sequence[int]) -> Callable[[], None]:
-        """Records that the program begins to wait for the unfinished ones of these collectives.
+        """Records that the program begins to wait for any of these collectives that are unfinished.
 
         Returns:
             A function to call when the program has waited.
@@ -314,7 +314,7 @@ class LateWaits:
         items: queue.SimpleQueue[_UnderWay | None],
         left: list[_UnderWay],
     ) -> _UnderWay | None:
-        """Returns the next collective, None at the end.
+        """Returns the next collective, or None at the end.
 
         Meanwhile it determines whether the collectives in ``left`` were waited for, and removes
         them.

@@ -111,7 +111,7 @@ def make_function(
     Args:
         name: the name of the function.
         signature: the signature of torch's function.
-        native: torch's function; None if torch lacks it.
+        native: torch's function, or None if torch lacks it.
 
     Returns:
         The function, with the additional parameters ``prof``, ``log_name`` and ``debug``.
@@ -184,7 +184,7 @@ def _with_extras(signature: inspect.Signature) -> inspect.Signature:
 
 
 def _communicates(name: str, function: Any) -> bool:
-    """Returns whether a function of torch communicates, even if this module does not know it."""
+    """Returns whether a torch function communicates, even if this module does not know it."""
     if type(function) is not FunctionType or name.startswith("_"):
         return False
     if name in QUESTIONS or name in _MAKERS:
@@ -207,7 +207,7 @@ _SPELLINGS: Final = {
 
 
 def _find_communicating() -> Iterator[tuple[str, inspect.Signature, Any]]:
-    """Yields name, signature and torch's function for all functions that communicate.
+    """Yields the name, the signature and torch's function for each function that communicates.
 
     Functions that only a later torch has are included; they are built from messages.
     """

@@ -1,4 +1,4 @@
-"""The times at which GPU operations began to block the program's stream, and at which they ended.
+"""The times at which GPU operations began to block the program's stream and ended.
 
 The times come from CUDA events. On NCCL ``wait()`` returns as soon as the stream has been told to
 wait, long before the GPU is done. So one event is recorded on the stream before the wait, and one
@@ -199,7 +199,7 @@ class _GpuClock:
         self._stream: torch.cuda.Stream | None = None
 
     def record(self) -> torch.cuda.Event | str:
-        """Records an event on the program's stream; returns it, or the reason why it failed."""
+        """Records an event on the program's stream; returns the event or the reason for failure."""
         try:
             # by number, because looking up the device takes longer than recording an event
             with torch.cuda.device(self.gpu.index):
@@ -218,7 +218,7 @@ class _GpuClock:
         return event
 
     def tie(self) -> _Anchor | None:
-        """Returns an anchor, None if its stream is busy.
+        """Returns an anchor, or None if its stream is busy.
 
         The stream may be busy because torch's pool can give the same stream to others.
         """
@@ -263,7 +263,7 @@ def is_nccl(group: ProcessGroup) -> bool:
 
 
 def find_gpu(value: Any) -> torch.device | None:
-    """Returns the GPU of the first GPU tensor, None if there is none.
+    """Returns the GPU of the first GPU tensor, or None if there is none.
 
     Lists and tuples of any depth are searched.
     """

@@ -1,4 +1,4 @@
-"""Injects the faults of ``inject=`` into torch's operations on a real rank.
+"""Injects the ``inject=`` faults into torch's operations on a real rank.
 
 Failures are injected before the recorder, slow links after it.
 
@@ -89,7 +89,7 @@ def _make_failing(at_op: int, recorder: Recorder) -> Replacements:
 
 
 def blank_messages() -> None:
-    """Makes every message of this rank carry zeros from now on, regardless of its tensor.
+    """Makes every message from this rank carry zeros from now on, regardless of its tensor.
 
     It cannot be undone, so do not use it on ranks that are reused.
     """

@@ -1,4 +1,4 @@
-"""Traces in the Trace Event Format of Chrome (chrome://tracing, ui.perfetto.dev, Speedscope).
+"""Traces in Chrome's Trace Event Format (chrome://tracing, ui.perfetto.dev, Speedscope).
 
 The format is JSON, with one event per line and flows::
 
@@ -205,7 +205,7 @@ def read_chrome(path: str | PathLike[str]) -> Trace:
 
 
 def _read_boxes(events: list[dict[str, Any]]) -> Trace:
-    """Reads the slices of another program.
+    """Reads another program's slices.
 
     Begins and ends must be in order of time, as the format requires.
     """
@@ -293,7 +293,7 @@ _DTYPES: Final = {
 
 @dataclass
 class _File:
-    """One rank's file: the number of the rank, and its slices in order of time."""
+    """One rank's file: the rank's number, and its slices in order of time."""
 
     rank: int
     world_size: int
@@ -468,7 +468,7 @@ def _input(event: dict[str, Any], place: int) -> str:
 
 
 def _payload(work: dict[str, Any], times: int) -> Payload | None:
-    """Returns the payload of a work; the first tensor is used for several."""
+    """Returns the payload of a work, taken from the first tensor if there are several."""
     kinds, shapes = work["args"].get("Input type"), work["args"].get("Input Dims")
     if not kinds or not shapes or kinds[0] not in _DTYPES:
         return None

@@ -92,7 +92,7 @@ def to_perfetto(trace: Trace, path: str | PathLike[str]) -> None:
 
 
 class _Writer:
-    """Makes the packets of a trace.
+    """Creates the packets of a trace.
 
     Each name is written once, and then referred to by its number.
     """
@@ -306,7 +306,7 @@ def _read(file: Any) -> Trace:
 
 
 def _pid(track: Any, tracks: dict[int, Any]) -> int:
-    """Returns the process of a track; 0 if none is named."""
+    """Returns the process of a track, or 0 if none is named."""
     for _ in range(_MOST_PARENTS):
         known = tracks.get(track)
         if known is None:

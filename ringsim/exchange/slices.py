@@ -177,7 +177,7 @@ class Slice(NamedTuple):
 
     @property
     def blocked_ns(self) -> int | None:
-        """The time when the rank began to wait for it; None if it never did or is not done."""
+        """The time when the rank began to wait for it, or None if it never did or is not done."""
         waited = (
             self.end_ns != math.inf
             and self.row.wait_ns != NONE

@@ -1,4 +1,4 @@
-"""The creation of a ring's pair groups.
+"""Creates a ring's pair groups.
 
 This module checks the arguments and creates the groups of two ranks in one of two ways. It is the
 only module that creates groups by torch's private API. The public ``new_group`` must be called by
@@ -264,7 +264,7 @@ def build_pair_groups(
     backend: str,
     timeout: timedelta,
 ) -> PairGroups:
-    """Creates this rank's two pair groups, over the default process group.
+    """Creates this rank's two pair groups, on top of the default process group.
 
     Every rank of the world calls it, each for its own ring. It blocks until the neighbours have
     also called it, and on NCCL until the pairs are connected.
@@ -275,7 +275,7 @@ def build_pair_groups(
         rings: all rings of the world, the same list on every rank.
         store: a store that all ranks share, in which this ring's names are unused.
         backend: the backend of the groups.
-        timeout: the limit of each operation on the groups.
+        timeout: the time limit for each operation on the groups.
 
     Returns:
         The group on which this rank receives and the group on which it sends; None and None in a
@@ -354,7 +354,7 @@ def destroy_group(group: dist.ProcessGroup | None) -> None:
 
 
 def _builds_privately() -> bool:
-    """Returns whether members can create a group by themselves with this torch.
+    """Returns whether members can create a group by themselves with this version of torch.
 
     It must be a tested version with all the private names.
     """
@@ -368,7 +368,7 @@ def _builds_privately() -> bool:
 def _build_by_all(
     rank: int, rings: Iterable[Sequence[int]], new_group: Callable[..., Any]
 ) -> tuple[Any, Any]:
-    """Creates the groups by the public API.
+    """Creates the groups through the public API.
 
     Every rank calls ``new_group`` for every pair of every ring, in one order.
     """
@@ -519,7 +519,7 @@ def build_on_torch(
 
 
 def build_on_clock(wanted: RingArguments, undo: ExitStack) -> tuple[PairGroups, tuple[int, ...]]:
-    """Creates all pair groups of simulated ranks, which are connected already.
+    """Creates all pair groups of simulated ranks, which are already connected.
 
     Every rank of the world calls it. It blocks until all ranks have created all groups. Returns the
     groups, and the ring's ranks in order.
@@ -562,7 +562,7 @@ def _check_world(wanted: RingArguments, rank: int, world_size: int) -> None:
 
 
 def _ask_for_rings(wanted: RingArguments) -> list[tuple[int, ...]]:
-    """Returns every ring of the world, the same list on every rank.
+    """Returns all rings of the world; the list is the same on every rank.
 
     Each rank sends its ring as a row of numbers, padded with -1. If the ring is ordered by hosts,
     the row instead has one number above all ranks, which identifies the rank's host.

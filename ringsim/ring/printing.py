@@ -1,4 +1,4 @@
-"""The control of printing: only rank 0's prints are shown, and prints with ``force=True``.
+"""Controls printing: only rank 0's prints and prints with ``force=True`` are shown.
 
 If several ranks print to one terminal, the output is unreadable. ``suppress_output`` replaces
 ``print`` with a version that shows rank 0's lines and passes the other ranks' lines to

@@ -57,7 +57,7 @@ class Ring:
         local_rank: this rank's number on its machine, and the number of its GPU with "gpu".
         head_ip: the address of rank 0's machine.
         port: the port on which rank 0 listens.
-        timeout_s: the limit of one operation, in seconds.
+        timeout_s: the time limit for one operation, in seconds.
         backend: the name of the backend chosen with ``set_backend``; "torch" if none was chosen.
         take_down: a function that destroys the groups of this ring, for ``destroy_distributed``.
         in_order: whether the operations that a rank posts on a group are executed one by one, as on

@@ -117,7 +117,7 @@ class Clock:
         ended_ns: the time at which the last rank ended.
         current: the rank that runs.
         ranks: all ranks.
-        cores: the cores that ranks share; None if each rank has its own.
+        cores: the cores that ranks share, or None if each rank has its own.
         until_s: the time at which the run ends, even if something is due later.
         polls: the number of times since the last post that a rank asked whether an operation is
             done, and it was not.

@@ -63,7 +63,7 @@ _CODES: Final = {kind: code for code, kind in enumerate(_KINDS)}
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """The computations of a schedule: rank by rank, each rank's in its order.
+    """The computations of a schedule, rank by rank, each in its rank's order.
 
     NumPy arrays of one length n.
 
@@ -138,7 +138,7 @@ class Columns:
         )
 
     def sources(self, operations: Ints) -> Ints:
-        """Returns the ranks that send the messages of computations; -1 without a message."""
+        """Returns the ranks that send the messages of computations, or -1 without a message."""
         owner = np.array([*self.stage_ranks, -1])
         step = np.where(self.kind[operations] == FORWARD, -1, 1)
         sources: Ints = owner[
@@ -192,7 +192,7 @@ def _read_actions(schedule: Schedule) -> tuple[Ints, Ints, Ints, Ints]:
 
 
 class _Reader:
-    """The columns of all actions, sends and receives included, and the index of each action."""
+    """The columns of all actions, including sends and receives, and the index of each action."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
@@ -321,7 +321,7 @@ def make_prices(
 ) -> Prices:
     """Returns one set of costs as arrays by stage, after checking it.
 
-    The arguments are those of `simulate_schedule`; sizes are as `spread_sizes` returns them.
+    The arguments are the same as for `simulate_schedule`; sizes are as `spread_sizes` returns them.
 
     Example:
         >>> prices = make_prices((0, 1), Costs(), Link(alpha_s=0.5, beta_s_per_byte=0.25), [8])

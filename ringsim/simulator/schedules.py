@@ -147,7 +147,8 @@ class Setting:
     Attributes:
         source: the schedule.
         prices: the costs of its computations and messages.
-        sizes: the bytes of a message at each boundary between stages; None if they were not given.
+        sizes: the bytes of a message at each boundary between stages, or None if they were not
+            given.
         metadata: the metadata of its traces.
     """
 
@@ -279,7 +280,7 @@ class ScheduleRun:
         return slack
 
     def sensitivity(self, by: float = 0.1, *, most: int = 8) -> Sensitivity:
-        """Finds the stage, link or message size that is worth improving, and the gain.
+        """Finds the stages, links or message sizes that are worth improving, and the gains.
 
         Args:
             by: the improvement, above 0 and below 1: 0.1 makes a thing 10 % faster, or messages
@@ -313,7 +314,7 @@ class ScheduleRun:
     def trace(
         self, *, ranks: Iterable[int] | None = None, between: tuple[float, float] | None = None
     ) -> Trace:
-        """Returns the step as a trace, like a trace of ranks that run it.
+        """Returns the step as a trace, like the trace from ranks that run it.
 
         A unit of the costs is a second.
 
@@ -562,7 +563,7 @@ def _simulate(
 
 
 def _find_schedule(schedule: str | Schedule, *counts: int | None) -> Schedule:
-    """Returns the requested schedule; the counts go with a name."""
+    """Returns the requested schedule; the counts apply to a schedule given by name."""
     if not isinstance(schedule, Schedule):
         given: Any = counts  # make_schedule refuses missing counts
         return make_schedule(schedule, *given)
@@ -605,7 +606,7 @@ def _closed_form(
     sizes: list[int] | None,
     source: Source,
 ) -> Time | None:
-    """Returns the makespan by formula; None if no formula is known.
+    """Returns the makespan by formula, or None if no formula is known.
 
     Formulas assume that all stages, messages and links are alike.
     """

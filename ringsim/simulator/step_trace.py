@@ -32,11 +32,11 @@ def make_trace(
     ranks: Sequence[int] | None,
     between: tuple[float, float] | None,
 ) -> Trace:
-    """Returns the trace of a simulated step; a unit of the costs is a second.
+    """Returns the trace of a simulated step; one unit of cost is one second.
 
     Args:
         times: the times of all events.
-        sizes: the bytes of a message at each boundary between stages; None if they are unknown.
+        sizes: the bytes of a message at each boundary between stages, or None if they are unknown.
         metadata: the metadata of the trace.
         ranks: the ranks whose events to include; None for all. A message is included if both of its
             ranks are.

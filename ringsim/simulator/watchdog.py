@@ -51,7 +51,7 @@ def _look(clock: Clock, over: threading.Event) -> None:
 
 
 def _used_time(thread: int) -> tuple[str, ...]:
-    """Returns the CPU time of a thread in ticks; empty if the system hides it."""
+    """Returns the CPU time of a thread in ticks, or () if the system hides it."""
     try:
         fields = Path(f"/proc/self/task/{thread}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -88,7 +88,7 @@ def _has_threads(clock: Clock) -> bool:
 
 
 def _channel_of(thread: int) -> str:
-    """Returns the kernel function in which a thread sleeps; "" if the system hides it."""
+    """Returns the kernel function in which a thread sleeps, or "" if the system hides it."""
     try:
         return Path(f"/proc/self/task/{thread}/wchan").read_text()
     except OSError:

@@ -44,13 +44,13 @@ class Collective(NamedTuple):
     Attributes:
         name: the simplest torch name.
         family: the row of the table above.
-        shares: the multiple of (n - 1) / n that is its bus factor; 0 for a factor of 1, None for no
+        shares: the bus factor, as a multiple of (n - 1) / n; 0 for a factor of 1, None for no
             factor.
-        others: other names, of torch and DeepSpeed. Ranks may use different names for the same
+        others: other names, from torch and DeepSpeed. Ranks may use different names for the same
             collective.
         root: "src" or "dst" for operations with a root, else empty.
         reduces: whether it combines values.
-        uneven: whether the sizes of the ranks may differ.
+        uneven: whether the ranks' sizes may differ.
     """
 
     name: str
@@ -205,7 +205,7 @@ def _spread(size: int, root: int, have: int, amount: int) -> list[Transfer]:
 
 
 def bus_factor(op: str, group_size: int) -> float:
-    """Returns the factor from the algorithm bandwidth of an operation to its bus bandwidth.
+    """Returns the ratio of an operation's bus bandwidth to its algorithm bandwidth.
 
     Args:
         op: the operation, as torch spells it.

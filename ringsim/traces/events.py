@@ -196,7 +196,7 @@ class Events:
 
     @property
     def size_bytes(self) -> Ints:
-        """The size of each event in bytes (int64), -1 for spans and marks."""
+        """The size of each event in bytes (int64), or -1 for spans and marks."""
         sizes = np.array(
             [payload.size_bytes for payload in self.tables.payloads] + [NONE], dtype=np.int64
         )
@@ -234,7 +234,7 @@ COLUMN_DTYPES.update(
 
 
 def make_events(columns: dict[str, Any], tables: Tables = Tables()) -> Events:
-    """Makes events from columns given by name, each converted to its dtype.
+    """Creates events from columns given by name, each converted to its dtype.
 
     A missing column is filled with -1.
 
@@ -388,7 +388,7 @@ def readable(value: Any, *, lines: bool = False) -> Any:
 
     Args:
         value: any JSON data.
-        lines: whether strings may have several lines; those under the keys "ends", "caught" and
+        lines: whether strings may have several lines; strings under the keys "ends", "caught" and
             "notes" always may.
 
     Example:
@@ -408,7 +408,7 @@ def readable(value: Any, *, lines: bool = False) -> Any:
 
 
 def read_word(value: Any) -> str:
-    """Returns ``value``, made ``readable``.
+    """Returns ``value`` with its strings made ``readable``.
 
     Raises:
         ValueError: it is not a string.
@@ -461,7 +461,7 @@ def word_notice(kind: str, message: str) -> str:
 
 
 def read_notice(label: str) -> tuple[str, str] | None:
-    """Returns the kind and message of a label made by ``word_notice``, None for other labels.
+    """Returns the kind and message of a label made by ``word_notice``, or None for other labels.
 
     Example:
         >>> read_notice("! buffer_hazard: two buffers overlap."), read_notice("warm-up is over")

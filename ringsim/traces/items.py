@@ -110,8 +110,8 @@ def _describe(event: Event) -> str:
 class Message(NamedTuple):
     """One message: a matched send and recv.
 
-    ``stage`` and ``microbatch`` are those of the sender if it has them, else those of the receiver;
-    the other fields are those of the sender.
+    ``stage`` and ``microbatch`` come from the sender if it has them, and else from the receiver;
+    the other fields come from the sender.
     """
 
     src: int

@@ -140,7 +140,7 @@ class CallSites:
         return self.places[key]
 
     def find(self, frame: FrameType | None) -> FrameType | None:
-        """Returns the innermost user frame from ``frame`` outwards, None if there is none."""
+        """Returns the innermost user frame from ``frame`` outwards, or None if there is none."""
         while frame is not None and self.kind(frame.f_code.co_filename) < 0:
             frame = frame.f_back
         return frame

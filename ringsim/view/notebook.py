@@ -97,7 +97,7 @@ class View:
 
     @property
     def window(self) -> tuple[float, float]:
-        """The visible time range, begin and end in seconds; you can also set it.
+        """The visible time range, as its begin and end in seconds; you can also set it.
 
         Several traces share an axis, on which their first operations are aligned. Its times are
         those of the trace that begins last.
@@ -146,7 +146,7 @@ class View:
 
         Args:
             what: a finding of ``trace.explain()``, or the row of an event in ``trace.to_pandas()``,
-                that is the index of ``selection``.
+                which is the index of ``selection``.
 
         Raises:
             ArgumentError: no trace of this view has it.
