@@ -91,7 +91,7 @@ class Members(ABC):
     def check(self, what: str, tensor: Any) -> torch.Tensor:
         """Returns a tensor that the backend supports, detached from its history.
 
-        It raises Refused for any other value.
+        Raises Refused for any other value.
         """
         return cast(torch.Tensor, tensor.detach())
 
@@ -189,7 +189,7 @@ def name_function(
 class Reading:
     """The rules for reading the calls of one collective.
 
-    They cover functions of ``torch.distributed`` and methods of ``ProcessGroup``.
+    The rules cover functions of ``torch.distributed`` and methods of ``ProcessGroup``.
 
     Args:
         names: the names of torch's functions; traces use the first one.
@@ -232,7 +232,7 @@ class Reading:
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the arguments of a call by name.
 
-        It raises TypeError if torch's function does not accept them.
+        Raises TypeError if torch's function does not accept the arguments.
         """
         values = {**dict(zip(self._defaults, args, strict=False)), **kwargs}
         if (
@@ -489,7 +489,7 @@ def _make_cut(group: Members, side: _Side, arguments: Mapping[str, Any]) -> _Cut
 def _cut_evenly(group: Members, whole: torch.Tensor) -> Tensors:
     """Returns equal parts of a tensor's elements, one per rank.
 
-    They share the tensor's memory if they will be written to.
+    The parts share the tensor's memory if they will be written to.
     """
     if not whole.is_contiguous() and whole.shape[0] % group.size() == 0:
         return list(whole.split(whole.shape[0] // group.size()))

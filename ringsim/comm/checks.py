@@ -166,7 +166,7 @@ class Prechecks:
     def explain(self, error: BaseException, tensors: Any, attempt: Attempt) -> None:
         """Raises ArgumentError instead of a library error that is caused by the arguments.
 
-        It returns if the arguments do not explain the error.
+        Returns normally if the arguments do not explain the error.
         """
         if not isinstance(error, Exception) or isinstance(error, RingError):
             return

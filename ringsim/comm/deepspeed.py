@@ -652,7 +652,7 @@ def log_summary(show_straggler: bool = False, return_dict: bool = False) -> dict
     Returns:
         None, or a dictionary with DeepSpeed's keys: ``summary`` and ``straggler_analysis`` by name
         and size in bytes, and ``metadata``. Unlike in DeepSpeed, each value covers all ranks, and
-        each latency is that of one operation.
+        each latency applies to one operation.
     """
     table = _log_summary(show_straggler=show_straggler)
     if not return_dict:

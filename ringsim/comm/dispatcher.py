@@ -186,12 +186,12 @@ class _UnderWay(NamedTuple):
 class LateWaits:
     """The collectives that the program waits for in C++, tracked to record when those waits end.
 
-    One thread per group waits for its collectives, one after the other. If the program is seen to
-    wait, its own wait is recorded instead.
+    One thread per group waits for the group's collectives, one after the other. If the program is
+    seen to wait, its own wait is recorded instead.
 
     DistributedDataParallel waits after it has issued its last bucket. So a collective counts as
     waited for from the time it was issued if its thread returns from C++ after the collective was
-    done, and has issued no other one by then.
+    done, and has issued no other collective by then.
 
     Args:
         recorder: the recorder of the collectives.
@@ -268,7 +268,7 @@ class LateWaits:
                 self._recorder.amend(slot, done_ns=NONE)  # the wait began too late to end before it
 
     def _complete(self, slot: int, status: int = OK) -> bool:
-        """Completes a record, unless another thread has; returns whether it did."""
+        """Completes a record unless another thread already has; returns whether it did."""
         mine = self._open.pop(slot, _DONE) is not _DONE
         if mine:
             self._recorder.complete(slot, status)

@@ -70,7 +70,7 @@ def _build(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Performs a collective by messages; a group in Python uses its own implementation.
 
     Returns:
-        The handle of an asynchronous call; None for other calls and outside the group.
+        The handle of an asynchronous call, or None for other calls and outside the group.
     """
     arguments = READINGS[name].bind(args, kwargs)
     group: Any = arguments["group"] or dist.group.WORLD
@@ -209,7 +209,7 @@ _SPELLINGS: Final = {
 def _find_communicating() -> Iterator[tuple[str, inspect.Signature, Any]]:
     """Yields the name, the signature and torch's function for each function that communicates.
 
-    Functions that only a later torch has are included; they are built from messages.
+    Functions that exist only in later versions of torch are included; they are built from messages.
     """
     known = {name: make_signature(arguments) for name, arguments in _SPELLINGS.items()}
     known |= {name: reading.signature for name, reading in READINGS.items()}

@@ -52,7 +52,7 @@ _NOT_PASSED: Final = "had not ended, or could not be queried, when the record wa
 
 
 class Begun(NamedTuple):
-    """The start of an operation: its GPU, and the event, or the reason why there is no event."""
+    """The start of an operation: its GPU, and the event, or the reason that there is no event."""
 
     gpu: torch.device
     event: torch.cuda.Event | str
@@ -244,7 +244,7 @@ def _count(operations: int) -> str:
 def _place(start: torch.cuda.Event, events: Iterable[torch.cuda.Event]) -> tuple[list[int], int]:
     """Returns the time of each event after ``start`` in ns, and the rounding error of the last.
 
-    The times are added from event to event, because elapsed times are floats of 24 bits: they are
+    The times are added from event to event, because elapsed times are 24-bit floats: they are
     exact to the ns below 16 ms, but after an hour only to 0.2 ms.
     """
     places, place_ns, rounding_ns = [], 0, 0.0
@@ -265,7 +265,7 @@ def is_nccl(group: ProcessGroup) -> bool:
 def find_gpu(value: Any) -> torch.device | None:
     """Returns the GPU of the first GPU tensor, or None if there is none.
 
-    Lists and tuples of any depth are searched.
+    Searches lists and tuples at any depth.
     """
     if isinstance(value, torch.Tensor):
         return value.device if value.is_cuda else None

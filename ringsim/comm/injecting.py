@@ -109,7 +109,7 @@ def blank_messages() -> None:
 class _SlowLinks:
     """A delay for messages that arrive at this rank over slow links.
 
-    A message that takes a time t, after both sides were posted, is made to take ``factor`` * t. Its
+    A message that takes a time t after both sides were posted then takes ``factor`` * t. Its
     arrival is observed only in the wait. If the program begins to wait late, t is the shortest time
     observed for a message of that size.
 
@@ -199,7 +199,7 @@ class _Sends:
     def find_post_ns(self, channel: _Channel, place: int) -> int:
         """Returns the post time of the channel's send number ``place``, which has arrived.
 
-        It is 0 if the send cannot be found.
+        The time is 0 if the send cannot be found.
         """
         part, batch = self._part, self._part.advance()
         mine = (OP_KINDS[batch.records["op"]] == SEND) & (batch.records["peer"] == self._me)

@@ -116,7 +116,7 @@ Logged = tuple[Events, Ints, dict[str, Any]]
 def read_settings(deepspeed_config: Any, **arguments: Any) -> dict[str, Any]:
     """Returns the given settings; an argument overrides the configuration.
 
-    For the arguments see ``configure``. None means that a setting is not given.
+    For the arguments, see ``configure``. None means that a setting is not given.
 
     Raises:
         ArgumentError: a value is of the wrong kind.
@@ -469,7 +469,7 @@ def interrupt_log() -> LogOptions | None:
 def reset_log() -> None:
     """Clears this rank's log, including operations that have not been waited for yet.
 
-    Whether it is on does not change. Any rank may call it at any time; it does not block.
+    The log stays on or off. Any rank may call it at any time; it does not block.
 
     Example:
         >>> reset_log()
@@ -603,7 +603,7 @@ def _number_payload(recorder: Recorder, given: dict[str, Any]) -> int:
 def _gather(default: Store, mine: Logged, rank: int, world_size: int) -> LogTable:
     """Builds the table for all ranks, exchanging their data through a store.
 
-    Every rank calls it. It blocks until all ranks have called it, or for slightly more than
+    Call it on every rank. It blocks until all ranks have called it, or for slightly more than
     ``_WAIT_S``.
     """
     # the n-th summary of this rank belongs to the n-th of every other rank

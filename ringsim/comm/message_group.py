@@ -162,7 +162,7 @@ class MessageGroup(PythonGroup):
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Blocks until every rank of the group has called this method.
 
-        Each rank reports to the first rank, which answers all of them.
+        Each rank reports to the first rank, which answers all ranks.
 
         Args:
             timeout: the limit, a timedelta or seconds, or None for the group's limit.

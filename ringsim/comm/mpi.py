@@ -126,7 +126,7 @@ def import_mpi() -> Any:
 def start_mpi() -> int:
     """Starts MPI in a process of ``mpirun``; returns the rank once all processes have started it.
 
-    It then unlinks MPICH's shared memory, so that killed ranks leave no file.
+    MPICH's shared memory is then also unlinked, so that killed ranks leave no file.
     """
     everybody = import_mpi().COMM_WORLD
     everybody.Barrier()

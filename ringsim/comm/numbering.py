@@ -156,7 +156,7 @@ class Names:
     ) -> tuple[int, int, torch.Tensor | None]:
         """Returns the number of a collective's payload, its root, and an unfit tensor, if any.
 
-        The root is a rank of the group. Missing values are NONE and None, also if the arguments are
+        The root is a rank of the group. Missing values are NONE and None, even if the arguments are
         invalid.
         """
         try:

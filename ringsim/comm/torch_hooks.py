@@ -314,7 +314,7 @@ class _Hooks:
     def fail_given_up(self) -> None:
         """Completes operations whose wait the program gave up at its own time limit.
 
-        It is called when an exception ends the program, perhaps that of the limit.
+        It is called when an exception ends the program, perhaps the exception from the limit.
         """
         for work, other in list(self.others.items()):
             if other.since_ns != NONE and self.take(work) is not None:
@@ -349,7 +349,7 @@ class _Hooks:
                 self.recorder.complete(slot)
 
     def take(self, work: Work) -> Pending | None:
-        """Removes and returns the operations of a handle; None if the handle is unknown."""
+        """Removes and returns a handle's operations; returns None if the handle is unknown."""
         slot = self.pending.pop(work, None)
         return self.others.pop(work, None) if slot is None else Pending([slot])
 
@@ -362,7 +362,7 @@ class _Hooks:
     def complete_with(self, work: Any, slot: int) -> bool:
         """Makes the wait for ``work`` also complete the record at ``slot``.
 
-        It returns False if the handle is unknown.
+        Returns False if the handle is unknown.
         """
         other = self.take(work) if isinstance(work, Work) else None
         if other is None:

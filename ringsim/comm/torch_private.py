@@ -91,7 +91,7 @@ def is_registered(group: ProcessGroup) -> bool:
 def is_unused(group: ProcessGroup) -> bool:
     """Returns whether no operation has been posted on a group.
 
-    It returns False if that is unknown, because only Gloo counts operations.
+    Returns False if the answer is unknown, because only Gloo counts operations.
     """
     count = getattr(group, "_get_sequence_number_for_group", lambda: None)
     try:

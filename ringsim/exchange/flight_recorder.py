@@ -82,11 +82,11 @@ MAX_RANKS: Final = 1 << 20
 def read_flight_recorder(paths: str | PathLike[str] | Sequence[str | PathLike[str]]) -> Trace:
     """Reads dumps from torch's flight recorder, to see which ranks hang and where.
 
-    Dumps of NCCL, Gloo and other backends can be read. Collectives of a group are matched by their
-    sequence number. Collectives that some rank's dump no longer has, because it keeps only the last
-    2,000, are left out. ``explain()`` names the ranks that the others wait for. A dump does not
-    contain the roots of collectives, or, on Gloo, messages between two ranks. Clocks of several
-    hosts are not aligned.
+    You can read dumps from NCCL, Gloo and other backends. The collectives on a group are matched by
+    sequence number. Collectives that some rank's dump no longer has, because a dump keeps only the
+    last 2,000, are left out. ``explain()`` names the ranks that the others wait for. A dump does
+    not contain the roots of collectives, or, on Gloo, messages between two ranks. The clocks of
+    different hosts are not aligned.
 
     Args:
         paths: the files, one per rank, whose names end in the rank's number (before ``.json`` or

@@ -111,7 +111,7 @@ class Ring:
     def group_pairs(self) -> list[tuple[str, tuple[int, int]]]:
         """The name and (predecessor, successor) of every group of this ring, in order.
 
-        This rank is in only two of them.
+        This rank is in only two of these groups.
         """
         return [(pair_name(pair), pair) for pair in all_pairs(self.ranks)]
 
@@ -283,7 +283,7 @@ def get_pipeline_parallel_pred_group() -> dist.ProcessGroup | None:
     ``initialize_distributed``; it does not block.
 
     Returns:
-        The group; None in a ring of one rank.
+        The group, or None in a ring of one rank.
 
     Raises:
         RingError: no ring exists.
@@ -308,7 +308,7 @@ def get_pipeline_parallel_succ_group() -> dist.ProcessGroup | None:
     ``initialize_distributed``; it does not block.
 
     Returns:
-        The group; None in a ring of one rank.
+        The group, or None in a ring of one rank.
 
     Raises:
         RingError: no ring exists.

@@ -54,7 +54,7 @@ def simulate(
 ) -> Trace:
     """Runs a function on simulated ranks, on a virtual clock.
 
-    The function is one that ``ringsim.trace`` could also run: it may use ``torch.distributed``
+    ``ringsim.trace`` could also run the function: it may use ``torch.distributed``
     freely, and its computations are real. All ranks share one process and take turns, though, and
     a cost model determines how long messages take. So you can simulate thousands of ranks, and the
     same call always gives the same trace, byte for byte.

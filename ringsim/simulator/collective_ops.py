@@ -232,7 +232,7 @@ def _find_fault(parts: Sequence[Part]) -> _Fault | None:
 def _move(parts: Sequence[Part]) -> _Fault | None:
     """Moves the data, if there is any.
 
-    Returns the problem with the tensors, or None.
+    Returns the problem with the tensors, or None if there is none.
     """
     has_data = [[not tensor.is_meta for tensor in part.call.tensors] for part in parts]
     if not any(map(any, has_data)):

@@ -45,7 +45,7 @@ class Hop(NamedTuple):
         source: the rank that sends, or -1 for a computation.
         start: its start, which is the end of the previous hop.
         end: its end; for a message, when it arrives or frees the link for the next one.
-        reason: the reason why it did not start earlier.
+        reason: the reason that the hop did not start earlier.
     """
 
     action: Action
@@ -60,7 +60,7 @@ class Hop(NamedTuple):
 class CriticalPath:
     """The chain of computations and messages that takes as long as the step.
 
-    Anything off the chain may be slightly slower at no cost.
+    Anything that is not on the chain could be slightly slower at no cost.
 
     Attributes:
         hops: the hops from the start of the step to its end.

@@ -183,7 +183,7 @@ class Levels:
 def _invert(numbers: Ints, count: int) -> Ints:
     """Returns the index of each number.
 
-    -1 for missing numbers, and an extra entry that keeps -1 as -1.
+    Missing numbers get -1, and an extra entry keeps -1 as -1.
     """
     place = np.full(count + 1, -1, dtype=np.int32)
     place[numbers] = np.arange(len(numbers), dtype=np.int32)

@@ -433,7 +433,7 @@ class SharedCores(PrivateLinks):
     """A private link for each ordered pair of ranks, and cores shared by all ranks.
 
     Each message needs a core for the time it would take on an idle machine, or the time given by
-    the machine's costs of Gloo. The additional time of ``slower`` needs no core.
+    the machine's Gloo costs. The additional time of ``slower`` needs no core.
 
     Args:
         machine: the link, the cores, and the costs of Gloo.
@@ -526,7 +526,7 @@ def make_links(
 ) -> Links:
     """Returns the links of a run, with the arguments of ``ringsim.simulate``.
 
-    Each `Degrade` makes the messages of a pair slower.
+    Each `Degrade` makes the messages between a pair of ranks slower.
     """
     if (link is None) == (topology is None):
         got = "none" if link is None else "both"

@@ -251,7 +251,8 @@ class SimulatedRank(Rank):
             name: the name of the function in torch.distributed.
             team: the group.
             arguments: the arguments of the function, by name.
-            carried: the tensors whose size is recorded, if the function's own are pieces of them.
+            carried: the tensors whose size is recorded, if the function's own tensors are pieces of
+                them.
         """
         reading = READINGS[name]
         call = read_call(name, arguments, team)

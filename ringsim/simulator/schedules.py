@@ -212,7 +212,7 @@ class ScheduleRun:
     def bubble(self) -> float:
         """The fraction of the step in which ranks are idle, over all ranks.
 
-        0 for a step that takes no time.
+        The fraction is 0 for a step that takes no time.
         """
         whole = float(self.makespan) * self.num_ranks
         return float(self.idle.sum()) / whole if whole else 0.0
@@ -261,7 +261,7 @@ class ScheduleRun:
     def critical_path(self) -> CriticalPath:
         """The chain of computations and messages that takes as long as the step.
 
-        Each hop has the reason why it did not start earlier.
+        Each hop contains the reason that it did not start earlier.
         """
         return find_critical_path(self._times)
 
@@ -316,11 +316,11 @@ class ScheduleRun:
     ) -> Trace:
         """Returns the step as a trace, like the trace from ranks that run it.
 
-        A unit of the costs is a second.
+        One unit of cost is one second.
 
         Args:
-            ranks: the ranks whose events to include; None for all. A message is included if both of
-                its ranks are.
+            ranks: the ranks whose events to include; None for all ranks. A message is included if
+                both of its ranks are included.
             between: the start and end of the time to include, in the unit of the costs; None for
                 all. Events that overlap it are included whole.
 
@@ -413,7 +413,7 @@ class WhatIfs:
     def bubble(self) -> Ints:
         """The fraction of the step in which ranks are idle, over all ranks, shape (K,).
 
-        0 for a step that takes no time.
+        The fraction is 0 for a step that takes no time.
         """
         whole = self.makespan * self.busy.shape[1]
         share: Ints = np.divide(
@@ -634,7 +634,7 @@ def _metadata(
 ) -> dict[str, Any]:
     """Returns a description of the simulation, for JSON.
 
-    Without a date, so that the same arguments give the same bytes.
+    The description has no date, so that the same arguments give the same bytes.
     """
     constants: dict[str, Any] = {"semantics": source.semantics, "ahead": source.ahead}
     constants |= {name: _as_json(cost) for name, cost in vars(costs).items()}

@@ -372,7 +372,7 @@ class _Simulation:
     def _judge(self) -> RingError | None:
         """Ends the ranks that can never continue; returns an error with the reason.
 
-        Returns None if there are no such ranks, or if another rank has failed before.
+        Returns None if there are no such ranks, or if a different rank has already failed.
         """
         failed = {report.rank for report in self._reports}
         stuck = [

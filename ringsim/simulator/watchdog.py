@@ -2,8 +2,9 @@
 
 Such a wait would silently stop the clock and all ranks forever. So a thread watches the rank that
 has the baton. The process reports the rank and ends if the rank's thread has slept for some seconds
-without using the CPU: in torch code, on a lock, or for another thread although the worker has none.
-A worker that sleeps in ``time.sleep``, or waits for its own thread or process, is not affected.
+without using the CPU: in torch code, on a lock, or for a different thread although the worker has
+no other thread. A worker that sleeps in ``time.sleep``, or waits for its own thread or process, is
+not affected.
 """
 
 from __future__ import annotations

@@ -183,7 +183,7 @@ class SimulatedWork(Work):
     def wait(self, timeout: Any = None) -> bool:
         """Blocks until the operation is done; returns True.
 
-        At most for ``timeout`` (seconds, or a ``timedelta``) of virtual time.
+        Waits for at most ``timeout`` (seconds, or a ``timedelta``) of virtual time.
 
         Raises:
             RunTimeout: the time limit has passed. If the operation is a message, its two ranks
@@ -363,7 +363,7 @@ class SimulatedWork(Work):
     def complete_record(self, recorder: Recorder, slot: int) -> bool:
         """Makes the wait for this operation complete another record as well.
 
-        Returns False if it was already waited for.
+        Returns False if the program has already waited for the operation.
         """
         if not self.slots or recorder is not self.rank.recorder:
             return False

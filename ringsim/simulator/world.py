@@ -213,7 +213,7 @@ class Worlds:
         Members wait for each other; this takes no time.
 
         Returns:
-            The group; None on a rank that is not a member.
+            The group, or None on a rank that is not a member.
 
         Raises:
             RendezvousFailed: another rank creates a different group at this point.

@@ -114,7 +114,7 @@ _LARGEST_LOAD: Final = 1e9
 class Bandwidths:
     """Measured, published or simulated bandwidths: one row for each pattern, edge and size.
 
-    A notebook shows the chart, a terminal the table.
+    A notebook shows the chart, and a terminal shows the table.
 
     Args:
         columns: numpy arrays of equal length, named and typed as in ``COLUMNS``; NaN if unknown.
@@ -528,7 +528,7 @@ def find_regimes(
 def _breaks(points: Floats) -> list[int]:
     """Returns the index of each size that begins a regime, except the first.
 
-    The rows of ``points`` are sizes, times, p10 and p90.
+    The rows of ``points`` hold the sizes, the times, p10 and p90.
     """
     places = range(1, points.shape[1])
     at = next((place for place in places if _falls(points, place)), None)

@@ -194,7 +194,7 @@ def _compare(
 def _combine(before: Sample, after: Sample) -> list[int]:
     """Returns the comparison that is consistent with two comparisons.
 
-    If they contradict each other, it is the more exact one.
+    If they contradict each other, returns the more exact comparison.
 
     Example:
         >>> _combine([0, 100, 50], [10_000, 180, 50]), _combine([0, 100, 50], [10_000, 300, 20])
@@ -213,7 +213,7 @@ def _combine(before: Sample, after: Sample) -> list[int]:
 def are_clocks(value: Any) -> bool:
     """Returns whether the value is valid as ``metadata["clocks"]``.
 
-    Numbers must be within limits, times ascending, and no clock twice as fast as another.
+    Numbers must be within limits, times must ascend, and no clock may be twice as fast as another.
     """
     if not are_all(value, dict):
         return False

@@ -212,7 +212,7 @@ def bus_factor(op: str, group_size: int) -> float:
         group_size: the number of ranks in its group, at least 1.
 
     Returns:
-        The factor; NaN for an operation without one: a barrier, which carries no data, or an
+        The factor, or NaN for an operation without one: a barrier, which carries no data, or an
         operation whose factor is unknown.
 
     Example:
@@ -243,7 +243,7 @@ def algbw_gb_per_s(size_bytes: int, duration_us: float) -> float:
         duration_us: t, in microseconds.
 
     Returns:
-        The bandwidth; NaN if no data was carried or the time is unknown.
+        The bandwidth, or NaN if no data was carried or the time is unknown.
 
     Example:
         >>> algbw_gb_per_s(1_000_000, 500.0)
@@ -262,7 +262,7 @@ def busbw_gb_per_s(op: str, size_bytes: int, duration_us: float, group_size: int
         group_size: the number of ranks in its group, at least 1.
 
     Returns:
-        The bandwidth; NaN if no data was carried, the time is unknown, or the operation has no
+        The bandwidth, or NaN if no data was carried, the time is unknown, or the operation has no
         factor.
 
     Example:

@@ -102,7 +102,7 @@ _TIMES: Final = ("seq", "post_ns", "wait_ns", "done_ns")
 def save(trace: Trace, path: str | PathLike[str]) -> None:
     """Writes a trace to one file, completely or not at all.
 
-    The same trace gives the same bytes. Results and output of the workers are not saved.
+    The same trace gives the same bytes. The workers' results and output are not saved.
 
     Args:
         trace: the trace to save; its metadata must be JSON-able.
@@ -186,7 +186,7 @@ def load(
 ) -> Trace | list[Trace]:
     """Reads a trace file, several files of different runs, or a part of a run.
 
-    A part of a run is read without the rest of its file. The result equals that of
+    A part of a run is read without reading the rest of the file. The result equals that of
     ``Trace.filter``, with one difference: if the other side of an operation is not read, it may
     never have been posted. All such operations count as left out, and none as unmatched.
 
@@ -304,7 +304,7 @@ def _recover(parts: Path, otherwise: str) -> Trace:
 def _load(path: str, ranks: Numbers | None, between_s: Stretch | None) -> Trace:
     """Reads the row groups that can hold the requested events.
 
-    Checks the checksum of the whole file, or of each page for a part.
+    Checks the whole file's checksum, or each page's checksum if only a part is read.
     """
     is_whole = ranks is None and between_s is None
     with _opened(path) as (file, archive):

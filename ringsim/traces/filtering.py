@@ -1,10 +1,10 @@
 """Selects a part of a trace by ranks, time range, operations, groups or steps.
 
-A part is a trace like any other. Only one thing shows that events were left out: an operation whose
-other side is not in the part, and a collective that is missing on some of the ranks that called it,
-are *apart*. They match nothing, so that no later message takes the place of one that was left out.
-They do not count as unmatched either, because they had a partner. ``metadata["part"]`` lists their
-indices among the events, and describes the selection.
+A part is a trace like any other. There is only one sign that events were left out: an
+operation whose other side is not in the part, and a collective that is missing on some of the ranks
+that called it, are *apart*. They match nothing, so that no later message takes the place of one
+that was left out. They do not count as unmatched either, because they had a partner.
+``metadata["part"]`` lists their indices among the events, and describes the selection.
 """
 
 from __future__ import annotations

@@ -68,9 +68,9 @@ class Operation:
         tag: the tag of the message, or -1 for none.
         group: the name of the process group.
         size_bytes: the size of its payload, or -1 if unknown.
-        dtype: a dtype such as "float32", empty if it has no payload.
+        dtype: a dtype such as "float32", or "" if it has no payload.
         shape: the shape of its payload.
-        file: the user's source file, empty if unknown.
+        file: the user's source file, or "" if unknown.
         line: the line in that file, or -1 if unknown.
         status: "in_flight", "ok" or "error".
         waited_s: the time that the rank has been blocked in it, in seconds.
@@ -307,7 +307,7 @@ class Diagnosis:
     def plot(self, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
         """Draws the graph of waits above the last moments of the timeline.
 
-        With ``ax``, only the graph is drawn.
+        If ``ax`` is given, only the graph is drawn.
         """
         from ringsim.plot.waitfor import plot_waitfor
 
@@ -316,7 +316,7 @@ class Diagnosis:
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         """Returns the text with the picture below it, for Jupyter.
 
-        Without matplotlib, only the text.
+        Without matplotlib, returns only the text.
         """
         data: dict[str, Any] = {"text/plain": str(self)}
         if not shows_images():

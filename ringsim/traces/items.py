@@ -31,8 +31,8 @@ __all__ = ["Event", "Message", "event_at"]
 class Event(NamedTuple):
     """One operation, span or mark.
 
-    Times are in ns from the start of the run, sizes in bytes. None means that a field does not
-    apply, or that a time has not been reached.
+    Times are in ns from the start of the run, and sizes are in bytes. None means that a field does
+    not apply, or that a time has not been reached.
 
     Example:
         >>> from ringsim.traces.events import OP_CODES, Group, Tables, make_events

@@ -110,7 +110,7 @@ class Messages:
     def early(self) -> Ints:
         """The mask of the messages that arrived before they were sent.
 
-        For them, the times of the two ranks are too inexact to compare.
+        For these messages, the times of the two ranks are too inexact to compare.
         """
         done_ns = self.events.done_ns[self.recv]
         early: Ints = (done_ns != NONE) & (done_ns < self.events.post_ns[self.send])
@@ -147,7 +147,7 @@ class Unmatched:
         group: the name of the group.
         tag: the tag of the message.
         size_bytes: the size of the message.
-        file: the source file, empty if unknown.
+        file: the source file, or "" if unknown.
         line: the source line, or -1 if unknown.
         status: "ok", "in_flight" or "error".
     """
@@ -183,9 +183,9 @@ def match(events: Events, *, by_tag: bool = True, apart: Ints | Sequence[int] = 
     """Matches sends with recvs.
 
     Per (group, source, destination, tag), the k-th send matches the k-th recv, in the order in
-    which each rank posted them. A recv from any source takes part once its source is known, that is
-    when it is done; until then it is unmatched. A refused operation takes no part and does not
-    count as unmatched: it never reached the wire.
+    which each rank posted them. A recv from any source takes part once its source is known, which
+    is when the recv is done; until then the recv is unmatched. A refused operation takes no part
+    and does not count as unmatched: it never reached the wire.
 
     Args:
         events: events in posting order, as ``Events`` guarantees.

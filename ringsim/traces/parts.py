@@ -162,7 +162,7 @@ class PartReader:
     def read_all(self) -> Ints:
         """Returns everything that the rank has written so far, in posting order.
 
-        It is for callers that read the part only once.
+        Use it if you read the part only once.
         """
         try:
             until = self._events_path.stat().st_size // RECORD.itemsize
@@ -385,7 +385,7 @@ def _read_settled(file: int, first: int, count: int) -> Ints:
 def _concatenate(parts: Sequence[Ints]) -> Ints:
     """Joins records as bytes.
 
-    Numpy would process each field of each part, which takes ten times as long.
+    Numpy would process each field of each part, which would take ten times as long.
     """
     return (
         np.concatenate([part.view(_BYTES) for part in parts]).view(RECORD) if parts else _NO_RECORDS

@@ -385,14 +385,14 @@ class Recorder:
     def span_begin(self, name: str) -> int | None:
         """Records the start of a span, with the current stage and microbatch.
 
-        Returns its slot, None once recording has stopped.
+        Returns the span's slot, or None once recording has stopped.
         """
         return self._post_span(NONE, NONE, NONE, NONE, self.label(name))
 
     def call_begin(self, label: int, group: int, payload: int) -> int | None:
         """Begins a span that has a group and a size, for a user's own collective.
 
-        Returns its slot, as ``span_begin`` does.
+        Returns the span's slot, as ``span_begin`` does.
         """
         return self._post_span(group, NONE, NONE, payload, label)
 
@@ -436,7 +436,7 @@ class Recorder:
                 members belong together.
 
         Returns:
-            Its number; NONE, here and below, if the disk is full.
+            The group's number, or NONE if the disk is full, as in the methods below.
         """
         group = Group(name, tuple(ranks), self.world)
         line = write_group(group) | ({"fresh": True} if fresh else {})
@@ -519,7 +519,7 @@ class Recorder:
     def records_since(self, bookmark: int) -> Ints:
         """Returns the records of the calling thread, or of the running rank, since a bookmark.
 
-        The result is an array of ``RECORD``, a copy.
+        The result is a copy, as an array of ``RECORD``.
         """
         end = self.bookmark()
         records: Ints = self._store.records[bookmark // _WORDS + 1 : end // _WORDS]

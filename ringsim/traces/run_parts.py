@@ -299,7 +299,7 @@ def _make_piece(
 
 
 def _close_gaps(numbers: Ints, known: list[int]) -> Ints:
-    """Converts a rank's numbers to indices into the known names, -1 for a number without a name."""
+    """Converts a rank's numbers to indices into the known names; -1 for a missing name."""
     place = np.searchsorted(known, numbers)
     there = np.array([*known, NONE])[place] == numbers
     return np.where(there & (numbers >= 0), place, NONE)
@@ -375,7 +375,7 @@ def join_events(parts: Sequence[Events]) -> Events:
 def share_tables(parts: Iterable[Events]) -> Iterator[Events]:
     """Yields the parts of a run with shared tables, which grow from one part to the next.
 
-    The tables of the last part have all names.
+    The tables of the last part contain all names.
     """
     merged: dict[str, dict[Any, int]] = {column: {} for column in TABLE_OF}
     for part in parts:

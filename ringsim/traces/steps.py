@@ -381,7 +381,7 @@ class KnownBubble:
 class Bubble:
     """The idle time of the ranks in a step; its sequences have one entry per rank.
 
-    Measured times are in ns, computed times in the unit of the costs.
+    Measured times are in ns, and computed times are in the unit of the costs.
 
     Attributes:
         schedule: the name of the step.
@@ -534,7 +534,7 @@ def measure_bubble(actions: StageActions) -> Bubble:
 
 
 def _by_formula(actions: StageActions, formula: Callable[[Step], T]) -> T | None:
-    """Applies a closed form to a step; None if there is none for this step."""
+    """Applies a closed form to a step; returns None if the step has no closed form."""
     step = actions.find_known()
     try:
         return None if step is None else formula(step)
@@ -638,7 +638,7 @@ def measure_peaks(actions: StageActions) -> PeakActivations:
 def list_live(actions: StageActions, rank: int) -> tuple[Ints, Ints]:
     """Returns the times at which a rank's number of live activations changes, ascending.
 
-    Also returns the number from each time on.
+    Also returns the number that applies from each time on.
     """
     own = actions.of(rank)
     begins, ends = own.start[own.kind == "F"], own.end[np.isin(own.kind, ("B", "W"))]
@@ -667,7 +667,7 @@ class StageUse(NamedTuple):
 def measure_stage_use(trace: _Recorded) -> list[StageUse]:
     """Measures the load of each stage of a generation ring.
 
-    The share of decoding is that of the first round's batches, from a stage's first decode job to
+    The share of decoding covers the first round's batches, from a stage's first decode job to
     the beginning of the last token's turn, so that filling and draining the ring do not count.
 
     Args:

@@ -72,8 +72,8 @@ class _Edge(NamedTuple):
 class _Went:
     """The messages within hosts, or across hosts.
 
-    For the messages that arrived: their bytes, the time while both sides were posted, and the
-    blocked time.
+    The values cover the messages that arrived: their bytes, the time while both sides were posted,
+    and the blocked time.
     """
 
     number: int = 0
@@ -265,7 +265,7 @@ class Totals:
     def _say_hosts(self) -> list[str]:
         """Returns the accuracy of the clocks, and the messages within hosts and across hosts.
 
-        The list is empty if there was one host.
+        The list is empty if there was only one host.
         """
         names, clocks = list(dict.fromkeys(filter(None, self.run.hosts))), self.run.clocks
         if len(names) < 2 and not clocks:

@@ -215,7 +215,7 @@ class Trace:
     def messages(self) -> Messages:
         """The matched sends and recvs, one row per message.
 
-        NCCL ignores tags, also in simulation: then only the order counts.
+        NCCL ignores tags, even in a simulation; then only the order counts.
         """
         by_tag = self.metadata.get("backend") not in ("nccl", "virtual clock, grouped")
         return match(self.events, by_tag=by_tag, apart=self.apart)
@@ -289,8 +289,8 @@ class Trace:
         """Returns the trace in a form that you can share.
 
         Paths keep their last part, hosts become "host0" and so on, users become "user"; results and
-        output are dropped. Other texts of the program, such as names of spans and groups, stay:
-        check that they reveal nothing private.
+        output are dropped. Other texts from the program, such as span and group names, stay; check
+        that they reveal nothing private.
         """
         from ringsim.traces.redaction import redact
 
@@ -445,7 +445,7 @@ class Trace:
     def bubble(self, step: int | None = None) -> Bubble:
         """Measures the idle time of the ranks of a pipeline in one step.
 
-        The result includes the closed form of the schedule.
+        The result includes the schedule's closed form.
 
         Args:
             step: the index of the step, from 0, or None for the last one.

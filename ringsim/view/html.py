@@ -85,7 +85,7 @@ def to_html(
     """Writes traces as an interactive page, one file that works from disk.
 
     The page also works in a sandboxed frame and offline. It may run only its own script and load
-    only its own style: its policy names their hashes.
+    only its own style: the page's policy names their hashes.
 
     Args:
         traces: a trace, or up to 8 on one axis, aligned at their first operations.
@@ -132,7 +132,7 @@ def check_runs(traces: Trace | Sequence[Trace]) -> tuple[Trace, ...]:
 def page_body(title: str, traces: Iterable[Trace]) -> str:
     """Returns the view's part of a page, still empty.
 
-    It includes the pictures of traces, for printing and for use without scripts.
+    The page includes pictures of the traces, for printing and for use without scripts.
     """
     return (
         part("page.html")
@@ -225,7 +225,7 @@ def pack_all(traces: Sequence[Trace], names: Sequence[str] = ()) -> list[bytes]:
 def align(traces: Sequence[Trace]) -> list[int]:
     """Returns the shift of each trace, in ns.
 
-    The first operations are aligned with the latest of them.
+    All first operations are aligned with the latest first operation.
     """
     begins_ns = [find_begin_ns(trace) for trace in traces]
     return [max(begins_ns) - begin_ns for begin_ns in begins_ns]
@@ -321,7 +321,7 @@ def _after(times: Ints, post: Ints) -> Ints:
 def _narrow(values: Ints) -> Ints:
     """Returns integers in the narrowest type that holds them.
 
-    Beyond 32 bits they become floats, the numbers of JavaScript.
+    Integers beyond 32 bits become floats, as JavaScript's numbers are.
     """
     low, high = int(values.min(initial=0)), int(values.max(initial=0))
     for width in _WIDTHS:
@@ -359,7 +359,8 @@ def _finding(events: Events, finding: Finding) -> dict[str, Any]:
 def find(events: Events, operation: Operation) -> int | None:
     """Returns the index of the event for an operation.
 
-    If several fit, it is the one in flight, or the one that was blocked for the same time.
+    If several events fit, the index belongs to the event in flight, or to the event that was
+    blocked for the same time.
     """
     files = [number for number, name in enumerate(events.tables.files) if name == operation.file]
     alike = np.flatnonzero(
