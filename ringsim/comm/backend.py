@@ -1,4 +1,4 @@
-"""Removed names: backends are now torch's own. Each name raises an error with its replacement."""
+"""Names removed because backends are now torch's own; each raises an error with its replacement."""
 
 from __future__ import annotations
 

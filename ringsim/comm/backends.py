@@ -1,4 +1,4 @@
-"""The choice of the backend for new groups, from all backends registered with torch.
+"""Chooses the backend for new groups from the backends registered with torch.
 
 ``set_backend`` stores a name. ``init_process_group``, ``new_group`` and ``initialize_distributed``
 use it if the program names no backend. Existing groups keep their own backend.
@@ -32,7 +32,7 @@ class CurrentBackend:
     """The type of ``ringsim.comm.cdb``: the backend for new groups, with torch's functions.
 
     Attributes:
-        name: the name of the backend; "torch" for torch's own choice.
+        name: the name of the backend, or "torch" for torch's own choice.
 
     Example:
         >>> backend = CurrentBackend("torch")

@@ -56,7 +56,7 @@ T = TypeVar("T")
 class BackgroundCall(Generic[T]):
     """A call in a thread that can be abandoned, even when the process ends.
 
-    It is for those of torch's calls that obey no time limit.
+    Use it for torch calls that obey no time limit.
     """
 
     def __init__(self, call: Callable[[], T]) -> None:
@@ -68,7 +68,7 @@ class BackgroundCall(Generic[T]):
     def result(self, limit_s: float) -> T:
         """Returns the call's result, or raises the call's exception.
 
-        It raises TimeoutError if the call has not ended within ``limit_s``; the call continues.
+        Raises TimeoutError if the call has not ended within ``limit_s``; the call continues.
         """
         try:
             return self._future.result(max(limit_s, 0.0))
@@ -88,7 +88,7 @@ _LEFT_S = 5.0  # how long an ending process waits for an abandoned thread
 def leave_thread(thread: threading.Thread) -> None:
     """Waits at the interpreter's exit for a thread that was asked to stop.
 
-    If one of torch's calls returned in it later, the process would abort.
+    If a torch call returned in that thread later, the process would abort.
     """
     if thread.is_alive():
         atexit.register(thread.join, _LEFT_S)
@@ -136,7 +136,7 @@ class Card:
 
 
 def in_words(ranks: list[int]) -> str:
-    """Returns ranks as words: "no rank", "rank 2", "ranks 0-2, 5"."""
+    """Returns ranks in words: "no rank", "rank 2", "ranks 0-2, 5"."""
     if not ranks:
         return "no rank"
     runs = []
@@ -175,7 +175,7 @@ def find_fault(cards: list[Card]) -> str | None:
 
 
 def list_rings(cards: list[Card]) -> list[tuple[int, ...]]:
-    """Returns every ring of a world, as its global ranks in order.
+    """Returns all rings of a world, each as its global ranks in order.
 
     The cards must be complete and without a fault.
 
@@ -191,7 +191,7 @@ def list_rings(cards: list[Card]) -> list[tuple[int, ...]]:
 
 
 def _disagreement(head: Card, card: Card, rank: int) -> str | None:
-    """Returns the difference between rank 0's card and that of ``rank``, None if they agree."""
+    """Returns the difference between the cards of rank 0 and ``rank``, or None if they agree."""
     for name in ("world_size", "comm_device"):
         ours, theirs = getattr(head, name), getattr(card, name)
         if ours != theirs:
@@ -205,8 +205,8 @@ def _disagreement(head: Card, card: Card, rank: int) -> str | None:
 class RollCall:
     """One rank's part in the roll-call over a store.
 
-    Every rank calls ``start``, ``finish`` and, at the end, ``leave``. The first two block until all
-    ranks have called them.
+    Every rank calls ``start``, ``finish`` and, at the end, ``leave``. ``start`` and ``finish``
+    block until all ranks have called them.
 
     Args:
         store: the store that all ranks can reach.
@@ -250,7 +250,7 @@ class RollCall:
     def start(self, card: Card, deadline: float) -> list[tuple[int, ...]]:
         """Meets all ranks and compares their cards.
 
-        Returns every ring of this world, as its global ranks in order.
+        Returns all rings of this world, each as its global ranks in order.
 
         Args:
             card: the card of this rank.
@@ -320,7 +320,7 @@ class RollCall:
     def leave(self, limit_s: float) -> None:
         """Announces that this rank no longer needs the store.
 
-        The host waits until no rank needs it, at most ``limit_s`` seconds.
+        The host waits until no rank needs the store, for at most ``limit_s`` seconds.
         """
         try:
             if self.store.add("left", 1) == self.world_size:
@@ -386,7 +386,7 @@ class RollCall:
     def _attendance(self, stage: str) -> str:
         """Lists the ranks that got this far and the ranks that did not.
 
-        It makes N requests, so it is only used for errors.
+        It sends N requests, so it is only used for errors.
         """
         present = [rank for rank in range(self._expected) if self.store.check([f"{stage}/{rank}"])]
         missing = [rank for rank in range(self._expected) if rank not in present]
@@ -441,8 +441,8 @@ class Rendezvous:
 def listen(host: str, port: int, *, timeout_s: float = 30) -> socket.socket:
     """Opens the socket on which rank 0 hosts the store, bound to the address of ``host``.
 
-    If ``host`` is loopback, the socket listens only there. Rank 0, or the process that starts it,
-    calls this. It blocks only for name resolution, at most ``timeout_s`` seconds.
+    If ``host`` is loopback, the socket listens only there. Call it on rank 0, or in the process
+    that starts rank 0. It blocks only for name resolution, at most ``timeout_s`` seconds.
 
     Raises:
         RendezvousFailed: the port is in use, the name is unknown, or the address belongs to another
@@ -485,7 +485,7 @@ def meet(
 ) -> Rendezvous:
     """Connects all ranks of a world to rank 0, and calls the roll.
 
-    Every rank calls it. It blocks until all ranks have arrived, at most ``timeout_s``.
+    Call it on every rank. It blocks until all ranks have arrived, for at most ``timeout_s``.
 
     Args:
         head_ip: the numeric address or the name of rank 0's machine.
@@ -546,7 +546,7 @@ def meet(
 
 
 def _follow_rank_0(store: Store, rank: int, world_size: int) -> RollCall:
-    """Joins rank 0's next roll-call in a store that torchrun keeps across all its restarts.
+    """Joins rank 0's next roll-call in a store that torchrun keeps across restarts.
 
     Rank 0 numbers the roll-calls, because each torchrun agent only counts the restarts of its own
     ranks.
@@ -568,7 +568,7 @@ def _follow_rank_0(store: Store, rank: int, world_size: int) -> RollCall:
 def meet_over(store: Store, rank: int, world_size: int, card: Card, timeout_s: float) -> Rendezvous:
     """Calls the roll over a store that the ranks already share.
 
-    For the arguments, the result and the exceptions see ``meet``.
+    For the arguments, the result and the exceptions, see ``meet``.
     """
     deadline = time.monotonic() + timeout_s
     roll = RollCall(store, rank, world_size, reused=True)
@@ -579,7 +579,7 @@ def host(listener: socket.socket, timeout_s: float) -> Store:
     """Hosts a store for a rendezvous in this process.
 
     The store takes over a socket from ``listen`` or ``close_door``. It exists as long as it is
-    referenced; a lookup in it waits at most ``timeout_s`` seconds.
+    referenced; a lookup in the store waits at most ``timeout_s`` seconds.
     """
     address, port = listener.getsockname()[:2]
     return reach(address, port, timeout_s, listener.detach())
@@ -588,7 +588,8 @@ def host(listener: socket.socket, timeout_s: float) -> Store:
 def reach(address: str, port: int, timeout_s: float, descriptor: int | None = None) -> Store:
     """Connects to a store, in which a lookup waits at most ``timeout_s`` seconds.
 
-    The store is hosted by another process, or by this one on the listening socket ``descriptor``.
+    The store is hosted by a different process, or by this process on the listening socket
+    ``descriptor``.
     """
 
     def connect() -> Store:
@@ -613,7 +614,7 @@ def close_door(descriptor: int, address: str, port: int) -> socket.socket | None
         port: the port to which the socket is bound.
 
     Returns:
-        A socket that holds the port and does not listen, on which ``host`` can open another store;
+        A socket that holds the port and does not listen, on which ``host`` can open a new store, or
         None if another process has taken the port.
     """
     _stop_listening(descriptor)
@@ -630,11 +631,11 @@ def close_door(descriptor: int, address: str, port: int) -> socket.socket | None
 def build_default_group(
     rendezvous: Rendezvous, rank: int, world_size: int, backend: str, timeout: timedelta
 ) -> Callable[[], None]:
-    """Creates torch's default process group over the ranks that met.
+    """Creates torch's default process group of the ranks that met.
 
-    Every rank calls it. It blocks until all ranks are connected. If the ranks met on loopback, Gloo
-    uses only loopback for this group and all later ones; call the returned function to undo that
-    after the group is destroyed.
+    Call it on every rank. It blocks until all ranks are connected. If the ranks met on loopback,
+    Gloo uses only loopback for this group and all later ones; call the returned function to undo
+    that after the group is destroyed.
     """
     interface = (
         loopback_interface() if rendezvous.loopback and _INTERFACE not in os.environ else None
@@ -682,7 +683,8 @@ def finishing(rendezvous: Rendezvous, timeout_s: float) -> Iterator[None]:
 def leave(rendezvous: Rendezvous, timeout_s: float) -> None:
     """Leaves the store.
 
-    Rank 0 waits, at most a few seconds, until the others no longer need it, then frees the port.
+    Rank 0 waits, at most a few seconds, until the others no longer need the store, and then frees
+    the port.
     """
     limit_s = min(timeout_s, _FAREWELL_S)
     with suppress(TimeoutError):  # a store in a stopped process accepts requests but never answers
@@ -694,8 +696,8 @@ def leave(rendezvous: Rendezvous, timeout_s: float) -> None:
 def _stop_listening(descriptor: int) -> None:
     """Frees the port of a store that is still alive.
 
-    It replaces the store's socket with one that does not listen, because a group or a traceback may
-    keep the store alive, and the store keeps its socket.
+    It replaces the store's socket with a socket that does not listen, because a group or a
+    traceback may keep the store alive, and the store keeps its socket.
     """
     with socket.socket() as idle:
         os.dup2(idle.fileno(), descriptor, inheritable=False)
@@ -742,8 +744,9 @@ def _numeric(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 def _leads_alike(host: str) -> bool:
     """Returns whether a host that resolves to loopback here does so on every machine.
 
-    An address or "localhost" does. A machine's own name does not: its /etc/hosts may map the name
-    to loopback (Debian: 127.0.1.1), while other machines get its address on the network.
+    An address or "localhost" always resolves the same way. A machine's own name does not: its
+    /etc/hosts may map the name to loopback (Debian: 127.0.1.1), while other machines get its
+    address on the network.
     """
     return host == "localhost" or _numeric(host) is not None
 
@@ -776,7 +779,7 @@ def _resolve(host: str, deadline: float) -> list[Address]:
 def loopback_interface() -> str | None:
     """Returns the name of this machine's loopback interface.
 
-    "lo" on Linux, "lo0" on macOS; None if it has another name.
+    The name is "lo" on Linux and "lo0" on macOS; None if it has a different name.
     """
     names = [name for _, name in socket.if_nameindex()]
     return next((name for name in ("lo", "lo0") if name in names), None)

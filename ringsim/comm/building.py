@@ -44,7 +44,7 @@ def warn_once(op: str, backend_name: str) -> None:
 
 
 def build(group: ProcessGroup, call: Call) -> Handle:
-    """Begins a collective by messages.
+    """Begins a collective that is built from messages.
 
     Args:
         group: the group of the messages.
@@ -114,7 +114,7 @@ def _gifts_to(call: Call, rank: int) -> Tensors:
 def _places_for(call: Call, rank: int) -> Tensors:
     """Returns the tensors that receive the data from a rank of the group.
 
-    For reductions, these are buffers.
+    For reductions, these tensors are buffers.
     """
     match call.collective.family:
         case "broadcast" | "scatter":

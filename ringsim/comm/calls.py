@@ -1,4 +1,4 @@
-"""Reading and checking the calls of collectives, which get one form for every backend.
+"""Reads and checks calls of collectives, and gives them the same form for every backend.
 
 ``read_call`` turns a call of a function of ``torch.distributed`` into a ``Call``: the tensors that
 this rank gives and gets, the root, and the reduction. All checks are in this module. A single
@@ -82,7 +82,7 @@ class Members(ABC):
 
     @abstractmethod
     def rank(self) -> int:
-        """Returns this rank's place in the group, -1 outside."""
+        """Returns this rank's place in the group, or -1 outside it."""
 
     def size(self) -> int:
         """Returns the number of ranks in the group."""
@@ -91,7 +91,7 @@ class Members(ABC):
     def check(self, what: str, tensor: Any) -> torch.Tensor:
         """Returns a tensor that the backend supports, detached from its history.
 
-        It raises Refused for any other value.
+        Raises Refused for any other value.
         """
         return cast(torch.Tensor, tensor.detach())
 
@@ -187,9 +187,9 @@ def name_function(
 
 
 class Reading:
-    """The rules to read the calls of one collective.
+    """The rules for reading the calls of one collective.
 
-    They cover functions of ``torch.distributed`` and methods of ``ProcessGroup``.
+    The rules cover functions of ``torch.distributed`` and methods of ``ProcessGroup``.
 
     Args:
         names: the names of torch's functions; traces use the first one.
@@ -232,7 +232,7 @@ class Reading:
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the arguments of a call by name.
 
-        It raises TypeError if torch's function does not accept them.
+        Raises TypeError if torch's function does not accept the arguments.
         """
         values = {**dict(zip(self._defaults, args, strict=False)), **kwargs}
         if (
@@ -356,11 +356,11 @@ class Call:
         carried: the tensors from which the size is computed.
         copies: the factor for their size: the group size if they are one rank's share, else 1.
         results: the user's tensors that hold the result.
-        root: the root, NONE if there is none.
-        op: the reduction, None if there is none.
+        root: the root, or NONE if there is none.
+        op: the reduction, or None if there is none.
         cut_given: a function that cuts the single given tensor into one tensor per rank; None if
             several tensors are given.
-        cut_taken: the same function for the taken tensor.
+        cut_taken: the corresponding function for the single taken tensor.
     """
 
     name: str
@@ -387,7 +387,7 @@ class Call:
 
     @property
     def recorded_name(self) -> str:
-        """The name in a trace, which does not use the newer names of gathers."""
+        """The name in traces, which do not use torch's newer names for gathers."""
         return self.name if self.name in OP_CODES else self.collective.name
 
     @cached_property
@@ -454,7 +454,7 @@ def _read_side(
     is_held: bool,
     given: Tensors = (),
 ) -> Tensors:
-    """Returns the checked tensors of an argument; none if only the root has them."""
+    """Returns the checked tensors of an argument, or no tensors if only the root has them."""
     what, form = side
     value = arguments[what]
     if not is_held:
@@ -489,7 +489,7 @@ def _make_cut(group: Members, side: _Side, arguments: Mapping[str, Any]) -> _Cut
 def _cut_evenly(group: Members, whole: torch.Tensor) -> Tensors:
     """Returns equal parts of a tensor's elements, one per rank.
 
-    They share the tensor's memory if they will be written to.
+    The parts share the tensor's memory if they will be written to.
     """
     if not whole.is_contiguous() and whole.shape[0] % group.size() == 0:
         return list(whole.split(whole.shape[0] // group.size()))
@@ -497,7 +497,7 @@ def _cut_evenly(group: Members, whole: torch.Tensor) -> Tensors:
 
 
 def _cut_rows(group: Members, what: str, sizes: Any, tensor: torch.Tensor) -> Tensors:
-    """Returns each rank's rows of a tensor, as many as ``sizes`` gives, or equally many."""
+    """Returns each rank's rows of a tensor, split according to ``sizes`` or else equally."""
     if tensor.dim() == 0:
         raise Refused(
             f"{what} must have at least one dimension, got a scalar ({group.here()}). "
@@ -716,7 +716,7 @@ def _flatten(value: Any) -> list[torch.Tensor]:
 
 
 def find_root(reading: Reading, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Returns the group rank of a call's root, NONE if it has none."""
+    """Returns the group rank of a call's root, or NONE if it has none."""
     if not reading.collective.root:
         return NONE
     place = 1 if reading.in_place else 2
@@ -727,7 +727,7 @@ def find_root(reading: Reading, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 def find_splits(
     reading: Reading, group_size: int, args: tuple[Any, ...]
 ) -> tuple[tuple[int, ...], ...]:
-    """Returns the bytes that an all_to_all gives to, and takes from, each rank of its group.
+    """Returns the bytes that an all_to_all sends to and receives from each rank of its group.
 
     The result is empty for other collectives, and for a call that torch rejects on its own rank,
     because such a call never reaches another rank.
@@ -761,7 +761,7 @@ def _split_bytes(given: Any, rows: Any, group_size: int) -> tuple[int, ...]:
 
 
 def find_reduction(reading: Reading, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Returns the name of a call's reduction, such as "SUM"; empty if there is none."""
+    """Returns the name of a call's reduction, such as "SUM", or "" if there is none."""
     if not reading.collective.reduces:
         return ""
     for value in (*args[1 if reading.in_place else 2 :], *kwargs.values()):
@@ -776,7 +776,7 @@ _REDUCTIONS: Final = (ReduceOp, ReduceOp.RedOpType)
 
 @cache  # torch takes a microsecond to return the name
 def name_of_reduction(op: Any) -> str:
-    """Returns torch's name of a reduction.
+    """Returns torch's name for a reduction.
 
     Example:
         >>> name_of_reduction(ReduceOp.MAX)

@@ -166,7 +166,7 @@ class Prechecks:
     def explain(self, error: BaseException, tensors: Any, attempt: Attempt) -> None:
         """Raises ArgumentError instead of a library error that is caused by the arguments.
 
-        It returns if the arguments do not explain the error.
+        Returns normally if the arguments do not explain the error.
         """
         if not isinstance(error, Exception) or isinstance(error, RingError):
             return
@@ -204,7 +204,7 @@ def _layout(tensor: torch.Tensor) -> str:
 
 
 def find_fault(tensors: Any, tag: Any, to_itself: bool) -> tuple[str, str] | None:
-    """Returns a description of the fault and a remedy, or None if the arguments are valid."""
+    """Returns a description of the fault with a remedy, or None if the arguments are valid."""
     if isinstance(tag, int) and not 0 <= tag <= _TAG_MAX:
         return (
             f"a tag must be an integer from 0 to {_TAG_MAX:,}, got {tag}",
@@ -254,7 +254,7 @@ class _Use(NamedTuple):
 
 
 class BufferGuard:
-    """A guard of the buffers of messages, which raises an error if the program uses one.
+    """A guard for message buffers in flight; raises an error if the program uses such a buffer.
 
     Args:
         recorder: the recorder of the findings.
@@ -328,7 +328,7 @@ class BufferGuard:
         return wait
 
     def _begin(self, tensors: Any, sends: bool) -> _Use | None:
-        """Returns the buffer use of a message that will be posted, None if there is no buffer."""
+        """Returns the buffer use of a message that will be posted, or None without a buffer."""
         tensor = tensors[0] if tensors else None
         if (
             not isinstance(tensor, torch.Tensor)

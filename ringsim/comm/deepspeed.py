@@ -248,7 +248,7 @@ class ProcessGroup:
 
 
 def get_global_rank(group: Any = None, group_rank: int = 0) -> int:
-    """Returns the global rank of a group's member; None means the group of all ranks."""
+    """Returns the global rank of a group member; None means the group of all ranks."""
     return get_all_ranks_from_group(group)[group_rank]
 
 
@@ -304,7 +304,7 @@ class Accelerator:
         return "nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
 
     def device_count(self) -> int:
-        """Returns the number of GPUs; 1 if there are none."""
+        """Returns the number of GPUs, or 1 if there are none."""
         return torch.cuda.device_count() or 1
 
     def device_name(self, device_index: int | None = None) -> str:
@@ -360,10 +360,10 @@ def get_all_ranks_from_group(group: Any = None) -> list[int]:
 def get_local_rank() -> int:
     """Returns this process's number on its machine.
 
-    It is taken from ``LOCAL_RANK``, else from the ring, else from the launcher.
+    The number comes from ``LOCAL_RANK``, or else from the ring, or else from the launcher.
 
     Raises:
-        RingError: none of them provides the number.
+        RingError: none of these sources provides the number.
     """
     variable = os.environ.get("LOCAL_RANK", "")
     if variable.isdecimal():
@@ -394,17 +394,17 @@ def enable_symm_mem_for_group(group_name: str) -> None:
 
 
 def get_local_rank_from_launcher() -> int:
-    """Returns ``LOCAL_RANK``, or Open MPI's equivalent; 0 if neither is set."""
+    """Returns ``LOCAL_RANK``, or Open MPI's equivalent, or 0 if neither is set."""
     return int(os.environ.get("LOCAL_RANK") or os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK") or 0)
 
 
 def get_world_rank_from_launcher() -> int:
-    """Returns ``RANK``, or Open MPI's equivalent; 0 if neither is set."""
+    """Returns ``RANK``, or Open MPI's equivalent, or 0 if neither is set."""
     return int(os.environ.get("RANK") or os.environ.get("OMPI_COMM_WORLD_RANK") or 0)
 
 
 def get_world_size_from_launcher() -> int:
-    """Returns ``WORLD_SIZE``, or Open MPI's equivalent; 1 if neither is set."""
+    """Returns ``WORLD_SIZE``, or Open MPI's equivalent, or 1 if neither is set."""
     return int(os.environ.get("WORLD_SIZE") or os.environ.get("OMPI_COMM_WORLD_SIZE") or 1)
 
 
@@ -611,7 +611,7 @@ def patch_aws_sm_env_for_torch_nccl_backend(verbose: bool = True) -> None:
 def _find(rule: str, variable: str, *kept: str) -> Discovery:
     """Discovers this process's rank from one launcher's own variables.
 
-    Torch's variables are ignored, except those in ``kept``.
+    Torch's variables are ignored, except the variables in ``kept``.
     """
     if variable not in os.environ or "OMPI_COMM_WORLD_RANK" not in os.environ:
         raise RingError(
@@ -652,7 +652,7 @@ def log_summary(show_straggler: bool = False, return_dict: bool = False) -> dict
     Returns:
         None, or a dictionary with DeepSpeed's keys: ``summary`` and ``straggler_analysis`` by name
         and size in bytes, and ``metadata``. Unlike in DeepSpeed, each value covers all ranks, and
-        each latency is that of one operation.
+        each latency applies to one operation.
     """
     table = _log_summary(show_straggler=show_straggler)
     if not return_dict:

@@ -2,7 +2,7 @@
 
 This module writes the dictionary and the table of ``log_summary``, and the line for an operation.
 As in DeepSpeed, Gbps means 10**9 bits per second, and KB means 1024 bytes. Unlike in DeepSpeed,
-each value covers all ranks, and each latency is that of one operation.
+each value covers all ranks, and each latency applies to one operation.
 
 Source:
     DeepSpeed, ``deepspeed/utils/comms_logging.py``: keys, headings and the format of a line.
@@ -112,7 +112,7 @@ def _latency_us(row: LogRow) -> float:
 def _mean(rows: Sequence[LogRow], value: Callable[[LogRow], float]) -> float:
     """Returns the mean of the known values, weighted by the number of operations of each row.
 
-    If no value is known, it returns 0.
+    Returns 0 if no value is known.
     """
     known = [row for row in rows if not math.isnan(value(row))]
     count = sum(row.count for row in known)

@@ -1,4 +1,4 @@
-"""Recording of the collectives issued by C++.
+"""Records the collectives that C++ code issues.
 
 DistributedDataParallel, functional collectives and DTensor issue such collectives. They do not call
 the methods of Python's ``ProcessGroup``, but go through torch's dispatcher, as the operators
@@ -59,7 +59,7 @@ class Issued(NamedTuple):
         args: the other arguments.
         tensors: the tensors from which the size is computed.
         made: the tensors that the collective fills.
-        root: the group rank of the root, NONE if there is none.
+        root: the group rank of the root, or NONE if there is none.
         hand_on: a function that runs the collective; its result must be returned.
     """
 
@@ -186,12 +186,12 @@ class _UnderWay(NamedTuple):
 class LateWaits:
     """The collectives that the program waits for in C++, tracked to record when those waits end.
 
-    One thread per group waits for its collectives, one after the other. If the program is seen to
-    wait, its own wait is recorded instead.
+    One thread per group waits for the group's collectives, one after the other. If the program is
+    seen to wait, its own wait is recorded instead.
 
     DistributedDataParallel waits after it has issued its last bucket. So a collective counts as
     waited for from the time it was issued if its thread returns from C++ after the collective was
-    done, and has issued no other one by then.
+    done, and has issued no other collective by then.
 
     Args:
         recorder: the recorder of the collectives.
@@ -252,7 +252,7 @@ class LateWaits:
         return self.begin(() if slot is None else (slot,))
 
     def begin(self, slots: Sequence[int]) -> Callable[[], None]:
-        """Records that the program begins to wait for the unfinished ones of these collectives.
+        """Records that the program begins to wait for any of these collectives that are unfinished.
 
         Returns:
             A function to call when the program has waited.
@@ -268,7 +268,7 @@ class LateWaits:
                 self._recorder.amend(slot, done_ns=NONE)  # the wait began too late to end before it
 
     def _complete(self, slot: int, status: int = OK) -> bool:
-        """Completes a record, unless another thread has; returns whether it did."""
+        """Completes a record unless another thread already has; returns whether it did."""
         mine = self._open.pop(slot, _DONE) is not _DONE
         if mine:
             self._recorder.complete(slot, status)
@@ -314,7 +314,7 @@ class LateWaits:
         items: queue.SimpleQueue[_UnderWay | None],
         left: list[_UnderWay],
     ) -> _UnderWay | None:
-        """Returns the next collective, None at the end.
+        """Returns the next collective, or None at the end.
 
         Meanwhile it determines whether the collectives in ``left`` were waited for, and removes
         them.

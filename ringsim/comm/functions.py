@@ -70,7 +70,7 @@ def _build(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Performs a collective by messages; a group in Python uses its own implementation.
 
     Returns:
-        The handle of an asynchronous call; None for other calls and outside the group.
+        The handle of an asynchronous call, or None for other calls and outside the group.
     """
     arguments = READINGS[name].bind(args, kwargs)
     group: Any = arguments["group"] or dist.group.WORLD
@@ -111,7 +111,7 @@ def make_function(
     Args:
         name: the name of the function.
         signature: the signature of torch's function.
-        native: torch's function; None if torch lacks it.
+        native: torch's function, or None if torch lacks it.
 
     Returns:
         The function, with the additional parameters ``prof``, ``log_name`` and ``debug``.
@@ -184,7 +184,7 @@ def _with_extras(signature: inspect.Signature) -> inspect.Signature:
 
 
 def _communicates(name: str, function: Any) -> bool:
-    """Returns whether a function of torch communicates, even if this module does not know it."""
+    """Returns whether a torch function communicates, even if this module does not know it."""
     if type(function) is not FunctionType or name.startswith("_"):
         return False
     if name in QUESTIONS or name in _MAKERS:
@@ -207,9 +207,9 @@ _SPELLINGS: Final = {
 
 
 def _find_communicating() -> Iterator[tuple[str, inspect.Signature, Any]]:
-    """Yields name, signature and torch's function for all functions that communicate.
+    """Yields the name, the signature and torch's function for each function that communicates.
 
-    Functions that only a later torch has are included; they are built from messages.
+    Functions that exist only in later versions of torch are included; they are built from messages.
     """
     known = {name: make_signature(arguments) for name, arguments in _SPELLINGS.items()}
     known |= {name: reading.signature for name, reading in READINGS.items()}

@@ -1,4 +1,4 @@
-"""The times at which GPU operations began to block the program's stream, and at which they ended.
+"""The times at which GPU operations began to block the program's stream and ended.
 
 The times come from CUDA events. On NCCL ``wait()`` returns as soon as the stream has been told to
 wait, long before the GPU is done. So one event is recorded on the stream before the wait, and one
@@ -52,7 +52,7 @@ _NOT_PASSED: Final = "had not ended, or could not be queried, when the record wa
 
 
 class Begun(NamedTuple):
-    """The start of an operation: its GPU, and the event, or the reason why there is no event."""
+    """The start of an operation: its GPU, and the event, or the reason that there is no event."""
 
     gpu: torch.device
     event: torch.cuda.Event | str
@@ -199,7 +199,7 @@ class _GpuClock:
         self._stream: torch.cuda.Stream | None = None
 
     def record(self) -> torch.cuda.Event | str:
-        """Records an event on the program's stream; returns it, or the reason why it failed."""
+        """Records an event on the program's stream; returns the event or the reason for failure."""
         try:
             # by number, because looking up the device takes longer than recording an event
             with torch.cuda.device(self.gpu.index):
@@ -218,7 +218,7 @@ class _GpuClock:
         return event
 
     def tie(self) -> _Anchor | None:
-        """Returns an anchor, None if its stream is busy.
+        """Returns an anchor, or None if its stream is busy.
 
         The stream may be busy because torch's pool can give the same stream to others.
         """
@@ -244,7 +244,7 @@ def _count(operations: int) -> str:
 def _place(start: torch.cuda.Event, events: Iterable[torch.cuda.Event]) -> tuple[list[int], int]:
     """Returns the time of each event after ``start`` in ns, and the rounding error of the last.
 
-    The times are added from event to event, because elapsed times are floats of 24 bits: they are
+    The times are added from event to event, because elapsed times are 24-bit floats: they are
     exact to the ns below 16 ms, but after an hour only to 0.2 ms.
     """
     places, place_ns, rounding_ns = [], 0, 0.0
@@ -263,9 +263,9 @@ def is_nccl(group: ProcessGroup) -> bool:
 
 
 def find_gpu(value: Any) -> torch.device | None:
-    """Returns the GPU of the first GPU tensor, None if there is none.
+    """Returns the GPU of the first GPU tensor, or None if there is none.
 
-    Lists and tuples of any depth are searched.
+    Searches lists and tuples at any depth.
     """
     if isinstance(value, torch.Tensor):
         return value.device if value.is_cuda else None

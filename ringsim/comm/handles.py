@@ -122,7 +122,7 @@ class Handle(Work):
             self._bring()
 
     def _bring(self) -> None:
-        """Runs the final step, outside of the modes of the calling thread.
+        """Runs the final step, outside the calling thread's modes.
 
         It runs in inference mode, because tensors created in that mode may only be changed there.
         """
@@ -132,7 +132,7 @@ class Handle(Work):
                 finish()
 
     def is_completed(self) -> bool:
-        """Returns whether the results are in place; on Gloo, messages complete only in ``wait``."""
+        """Returns whether the results are in place; Gloo's messages complete only in ``wait``."""
         if not self._over and all(work.is_completed() for work in self._works):
             self.wait()
         return self._over
@@ -142,7 +142,7 @@ class Handle(Work):
         return self.is_completed() and self._error is None
 
     def exception(self) -> BaseException | None:
-        """Returns the operation's error, None if there is none."""
+        """Returns the operation's error, or None if there is none."""
         return self._error
 
     def result(self) -> list[torch.Tensor]:
@@ -151,7 +151,7 @@ class Handle(Work):
         return self._results
 
     def source_rank(self) -> int:
-        """Returns the group rank of a received message's sender, -1 before the message arrives."""
+        """Returns the group rank of a message's sender, or -1 before the message arrives."""
         return self._source
 
     def _source_rank(self) -> int:
@@ -160,11 +160,11 @@ class Handle(Work):
     # -- the methods of a future, which torch's coalesced functions return
 
     def done(self) -> bool:
-        """Returns the same as ``is_completed``; the name is that of futures."""
+        """Returns the same as ``is_completed``, under the name that futures use."""
         return self.is_completed()
 
     def value(self) -> list[torch.Tensor]:
-        """Returns the same as ``result``; the name is that of futures."""
+        """Returns the same as ``result``, under the name that futures use."""
         return self.result()
 
     # -- its future

@@ -1,4 +1,4 @@
-"""Injects the faults of ``inject=`` into torch's operations on a real rank.
+"""Injects the ``inject=`` faults into torch's operations on a real rank.
 
 Failures are injected before the recorder, slow links after it.
 
@@ -89,7 +89,7 @@ def _make_failing(at_op: int, recorder: Recorder) -> Replacements:
 
 
 def blank_messages() -> None:
-    """Makes every message of this rank carry zeros from now on, regardless of its tensor.
+    """Makes every message from this rank carry zeros from now on, regardless of its tensor.
 
     It cannot be undone, so do not use it on ranks that are reused.
     """
@@ -109,7 +109,7 @@ def blank_messages() -> None:
 class _SlowLinks:
     """A delay for messages that arrive at this rank over slow links.
 
-    A message that takes a time t, after both sides were posted, is made to take ``factor`` * t. Its
+    A message that takes a time t after both sides were posted then takes ``factor`` * t. Its
     arrival is observed only in the wait. If the program begins to wait late, t is the shortest time
     observed for a message of that size.
 
@@ -199,7 +199,7 @@ class _Sends:
     def find_post_ns(self, channel: _Channel, place: int) -> int:
         """Returns the post time of the channel's send number ``place``, which has arrived.
 
-        It is 0 if the send cannot be found.
+        The time is 0 if the send cannot be found.
         """
         part, batch = self._part, self._part.advance()
         mine = (OP_KINDS[batch.records["op"]] == SEND) & (batch.records["peer"] == self._me)

@@ -116,7 +116,7 @@ Logged = tuple[Events, Ints, dict[str, Any]]
 def read_settings(deepspeed_config: Any, **arguments: Any) -> dict[str, Any]:
     """Returns the given settings; an argument overrides the configuration.
 
-    For the arguments see ``configure``. None means that a setting is not given.
+    For the arguments, see ``configure``. None means that a setting is not given.
 
     Raises:
         ArgumentError: a value is of the wrong kind.
@@ -252,13 +252,13 @@ def _find_first(events: Events) -> Ints:
 
 
 def _read_logged() -> tuple[Events, Ints, tuple[str, ...]]:
-    """Returns this rank's logged operations, whether each is a first one, and the notes."""
+    """Returns this rank's logged operations, a mask of first operations, and the notes."""
     events, logged, notes = _read(_find_log())
     return events.select(logged), _find_first(events)[logged], notes
 
 
 def _find_log() -> LogOptions:
-    """Returns this rank's log, whether it is on, stopped or was never configured."""
+    """Returns this rank's log, even if it is stopped or was never configured."""
     return get_state().log or get_state().stopped_log or LogOptions()
 
 
@@ -308,7 +308,7 @@ class LogOptions:
             args: the positional arguments of the function.
             kwargs: the keyword arguments of the function.
             prof: whether to select this call regardless of the settings.
-            log_name: the name in the log; None for ``op``.
+            log_name: the name in the log, or None for ``op``.
             debug: the caller's name, for ``configure(debug=True)``; None to find it.
         """
         name = log_name or op
@@ -387,8 +387,8 @@ def configure(
 
     Args:
         deepspeed_config: a DeepSpeed configuration, as an object or a dictionary, whose
-            ``comms_logger`` section gives the settings below; arguments override it. In its
-            ``style``, "deepspeed" asks for DeepSpeed's lines and table instead of "ringsim"'s.
+            ``comms_logger`` section gives the settings below; arguments override it. Its ``style``
+            may be "deepspeed", for DeepSpeed's lines and table, instead of "ringsim".
         enabled: True starts the log, False stops it. While it is stopped, operations run as if it
             had never existed.
         prof_all: whether to log every operation, including operations called without
@@ -441,7 +441,7 @@ def _switch(log: LogOptions, selects_all: bool) -> LogOptions:
 
 
 def resume_log(log: LogOptions | None) -> None:
-    """Restarts a log that ``interrupt_log`` returned; does nothing with None."""
+    """Restarts a log that ``interrupt_log`` returned; does nothing if given None."""
     if log is not None:
         log = replace(log, records=begin_records(), switches=())
         change_state(log=_switch(log, log.prof_all), stopped_log=None)
@@ -469,7 +469,7 @@ def interrupt_log() -> LogOptions | None:
 def reset_log() -> None:
     """Clears this rank's log, including operations that have not been waited for yet.
 
-    Whether it is on does not change. Any rank may call it at any time; it does not block.
+    The log stays on or off. Any rank may call it at any time; it does not block.
 
     Example:
         >>> reset_log()
@@ -514,8 +514,8 @@ def timed_op(function: Callable[P, R]) -> Callable[P, R]:
 
     Args:
         function: the function to log. Its parameters ``prof``, ``log_name``, ``debug`` and
-            ``group``, if any, have the same meaning as in ``ringsim.comm``. The logged size is that
-            of the first argument that is a tensor or a list of tensors.
+            ``group``, if any, have the same meaning as in ``ringsim.comm``. The logged size is the
+            size of the first argument that is a tensor or a list of tensors.
 
     Returns:
         The wrapped function.
@@ -603,7 +603,7 @@ def _number_payload(recorder: Recorder, given: dict[str, Any]) -> int:
 def _gather(default: Store, mine: Logged, rank: int, world_size: int) -> LogTable:
     """Builds the table for all ranks, exchanging their data through a store.
 
-    Every rank calls it. It blocks until all ranks have called it, or for slightly more than
+    Call it on every rank. It blocks until all ranks have called it, or for slightly more than
     ``_WAIT_S``.
     """
     # the n-th summary of this rank belongs to the n-th of every other rank
@@ -662,7 +662,7 @@ def _make_table(logs: list[Logged], world_size: int, notes: Iterable[str]) -> Lo
 
 
 def _pack(logged: Logged) -> bytes:
-    """Returns a rank's log as bytes: arrays of numbers, and JSON, without executable content."""
+    """Returns a rank's log as bytes: number arrays and JSON, without executable content."""
     events, first, facts = logged
     columns = {name: getattr(events, name) for name in _COLUMNS}
     text = json.dumps({**facts, "tables": write_tables(events.tables._replace(files=()))})
@@ -679,7 +679,7 @@ def _unpack(data: bytes) -> Logged:
 
 
 def find_place() -> tuple[int, int]:
-    """Returns the rank and the world size; 0 and 1 without a process group."""
+    """Returns the rank and the world size, or 0 and 1 without a process group."""
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
@@ -702,12 +702,13 @@ def log_summary(
     process group, the table covers only this rank.
 
     Args:
-        show_straggler: whether the printed table has a column of straggler time, which the returned
+        show_straggler: whether the printed table has a straggler-time column, which the returned
             data always include.
         return_dict: whether to return a dictionary, as ``LogTable.to_dict`` does.
 
     Returns:
-        The table, the same on every rank: ``str`` returns the text, ``to_pandas()`` a DataFrame.
+        The table, which is the same on every rank. ``str`` returns its text, and ``to_pandas()`` a
+        DataFrame.
 
     Example:
         >>> import torch, torch.distributed as dist

@@ -113,14 +113,14 @@ _STRAGGLER = ("straggler us", "straggler_mean_us", 14, 1)
 
 @dataclass(frozen=True)
 class LogTable:
-    """The table that ``log_summary`` returns, the same on every rank.
+    """The table that ``log_summary`` returns; it is the same on every rank.
 
     Attributes:
         rows: one row per name, operation, group size and message size.
         world_size: the number of ranks in the job.
         ranks: the ranks whose logs are included.
         notes: caveats, such as missing ranks or times that are not comparable.
-        show_straggler: whether the text has the column of straggler time.
+        show_straggler: whether the text includes the straggler-time column.
 
     Example:
         >>> row = LogRow(

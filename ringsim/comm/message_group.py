@@ -87,7 +87,7 @@ class MessageGroup(PythonGroup):
         Args:
             tensor: the tensor to receive into, as large as the sent tensor; it must be filled when
                 the handle's ``wait`` returns.
-            src: the sender's rank in the group; None for any rank.
+            src: the sender's rank in the group, or None for any rank.
             tag: the tag, which must match the sender's.
 
         Returns:
@@ -160,13 +160,13 @@ class MessageGroup(PythonGroup):
         return _begin(lambda: self.start(call), begun, call.results)
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """Blocks until every rank of the group has called it.
+        """Blocks until every rank of the group has called this method.
 
-        Each rank reports to the first rank, which answers all of them.
+        Each rank reports to the first rank, which answers all ranks.
 
         Args:
-            timeout: the limit, a timedelta or seconds; None for the group's limit.
-            wait_all_ranks: whether the first rank names all missing ranks, or only one.
+            timeout: the limit, a timedelta or seconds, or None for the group's limit.
+            wait_all_ranks: whether the first rank names all missing ranks, instead of only one.
 
         Raises:
             RunTimeout: a rank did not call it in time.

@@ -1,4 +1,4 @@
-"""The backend ``mpi`` of torch.distributed, for ranks that ``mpirun`` (or ``srun``) has started.
+"""The ``mpi`` backend for torch.distributed, for ranks started by ``mpirun`` (or ``srun``).
 
 Torch reserves the name "mpi" for its own backend, which its wheels do not contain, so its place is
 empty. ``register`` puts ringsim's backend there, so that ``init_process_group("mpi")`` and
@@ -124,9 +124,9 @@ def import_mpi() -> Any:
 
 
 def start_mpi() -> int:
-    """Starts MPI in a process of ``mpirun``; returns the rank when all processes have done so.
+    """Starts MPI in a process of ``mpirun``; returns the rank once all processes have started it.
 
-    It then unlinks MPICH's shared memory, so that killed ranks leave no file.
+    MPICH's shared memory is then also unlinked, so that killed ranks leave no file.
     """
     everybody = import_mpi().COMM_WORLD
     everybody.Barrier()
@@ -185,7 +185,7 @@ _LOOK_S: Final = 0.002
 
 
 class _Maker:
-    """The factory of groups on the backend "mpi", in place of torch's own class.
+    """The factory for groups on the "mpi" backend, in place of torch's own class.
 
     Attributes:
         world: the group of all ranks, None while the ranks are not connected.
@@ -196,7 +196,7 @@ class _Maker:
         self._made: MpiGroup | None = None
 
     def join(self, timeout: timedelta) -> MpiGroup:
-        """Connects the ranks started by mpirun; all ranks call it, and it blocks until all have.
+        """Connects the ranks started by mpirun. Call it on all ranks; it blocks until all have.
 
         Args:
             timeout: the limit for connecting, and for every operation.
@@ -228,7 +228,7 @@ class _Maker:
         return world
 
     def create(self, ranks: Sequence[int]) -> MpiGroup | None:
-        """Returns the group that ``wrap`` has created; torch calls it on the group's members."""
+        """Returns the group that ``wrap`` created; torch calls this method on the members."""
         made, self._made = self._made, None
         return made
 
@@ -288,7 +288,7 @@ def _share_store(world: MpiGroup) -> Any:
 
 
 def _leave_store(store: Any, rank: int, size: int) -> None:
-    """Leaves the store; its host, rank 0, waits a few seconds until the others have left it.
+    """Leaves the store; its host, rank 0, waits a few seconds for the others to leave it.
 
     Other ranks may still need to read an error from the store.
     """
@@ -302,7 +302,7 @@ def _leave_store(store: Any, rank: int, size: int) -> None:
 
 
 def register() -> None:
-    """Enables groups on MPI in torch.distributed, unless it has MPI or mpi4py is missing."""
+    """Enables groups on MPI in torch.distributed, unless torch has MPI or mpi4py is missing."""
     if getattr(*HAS_MPI, True) or not hasattr(*MAKE_GROUP) or find_spec("mpi4py") is None:
         return
     maker = _Maker()

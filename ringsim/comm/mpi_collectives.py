@@ -212,7 +212,7 @@ def _in_pieces(mpi: Any, data: torch.Tensor, pieces: Tensors) -> list[Any]:
 
 
 def _as_numbers(mpi: Any, tensor: torch.Tensor) -> list[Any] | None:
-    """Returns a plain tensor in MPI's form for reductions, None if MPI lacks the dtype."""
+    """Returns a plain tensor in MPI's form for reductions, or None if MPI lacks the dtype."""
     if tensor.dtype not in _TYPES:
         return None
     return [

@@ -96,7 +96,7 @@ class MpiWork(Handle):
                 self._end()
 
     def _wait(self, timeout: Any) -> None:
-        """Waits until the operation is done, on this rank.
+        """Waits until the operation is done on this rank.
 
         Raises:
             RunTimeout: the time limit, by default the group's, has passed. The operation continues,
@@ -122,7 +122,7 @@ class MpiWork(Handle):
             sleep_s = min(sleep_s * 1.5, _LAST_SLEEP_S)
 
     def _test(self) -> bool:
-        """Tests the request, and takes over the result if it is done; returns whether it is.
+        """Tests the request, and takes over its result if it is done; returns whether it is done.
 
         The call into MPI also lets every other operation of this process make progress.
         """
@@ -196,7 +196,7 @@ class Job:
         """Ends operations that were never waited for: sends get a few seconds, recvs are cancelled.
 
         Args:
-            group: the group of the operations; None for all groups.
+            group: the group of the operations, or None for all groups.
         """
         for work in list(self.under_way):
             if group is not None and work.group is not group:
@@ -221,7 +221,7 @@ class MpiGroup(MessageGroup):
         ranks: the global ranks of the members, in the group's order.
         number: the unique number of the group, the same on all members; 0 for the group of all
             ranks.
-        timeout: the limit of one operation on the group.
+        timeout: the time limit for one operation on the group.
     """
 
     def __init__(
@@ -312,7 +312,7 @@ class MpiGroup(MessageGroup):
     # -- groups
 
     def make_group(self, ranks: Sequence[int], timeout: timedelta) -> MpiGroup | None:
-        """Creates a group of some ranks; all ranks call it, in the same order.
+        """Creates a group of some ranks. Call it on all ranks, in the same order.
 
         Args:
             ranks: the global ranks of the members, in the group's order.
@@ -332,7 +332,7 @@ class MpiGroup(MessageGroup):
         return MpiGroup(self.job, comm, ranks, number, timeout)
 
     def _agree(self, ranks: tuple[int, ...]) -> int:
-        """Checks that all ranks request a group of the same ranks, and returns its number.
+        """Checks that all ranks request a group of the same ranks, and returns the group's number.
 
         Raises:
             ArgumentError: the processes request different groups.

@@ -76,8 +76,8 @@ class Names:
         compared: whether readers of the records compare both sides of each operation.
 
     Attributes:
-        groups: by the id of a group, its number, and the global rank of each group rank.
-        payloads: by dtype and shape, the number of a message's payload.
+        groups: the number and the global ranks of each group, by the group's id.
+        payloads: the numbers of the messages' payloads, by dtype and shape.
     """
 
     def __init__(self, recorder: Recorder, compared: bool) -> None:
@@ -156,7 +156,7 @@ class Names:
     ) -> tuple[int, int, torch.Tensor | None]:
         """Returns the number of a collective's payload, its root, and an unfit tensor, if any.
 
-        The root is a rank of the group. Missing values are NONE and None, also if the arguments are
+        The root is a rank of the group. Missing values are NONE and None, even if the arguments are
         invalid.
         """
         try:

@@ -1,9 +1,9 @@
 """A torch process group whose operations are written in Python.
 
 Torch calls its methods from Python and from C++ (DistributedDataParallel's reducer, functional
-collectives). Each method converts the arguments of the ``ProcessGroup`` method to those of the
-function of ``torch.distributed``, and passes them on: messages to ``begin_message``, collectives to
-``begin_collective``. The groups on the virtual clock and on MPI are such groups.
+collectives). Each method converts the arguments of the ``ProcessGroup`` method to the arguments of
+the function of ``torch.distributed``, and passes them on: messages to ``begin_message``,
+collectives to ``begin_collective``. The groups on the virtual clock and on MPI are such groups.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class PythonGroup(ProcessGroup):
     Args:
         rank: this process's place in the group.
         size: the number of ranks in the group.
-        name: torch's name of the group; torch sets it later if it is empty.
+        name: torch's name for the group; torch sets it later if it is empty.
         desc: the program's description of the group; torch sets it later if it is empty.
         backend_name: the name of the backend.
-        timeout: the limit of each operation.
+        timeout: the time limit for each operation.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class PythonGroup(ProcessGroup):
 
         Args:
             sends: whether the operation is a send.
-            place: the other side's rank in the group, None for any source.
+            place: the other side's rank in the group, or None for any source.
             tensors: a list with one tensor.
             tag: the tag of the message.
         """
@@ -88,12 +88,12 @@ class PythonGroup(ProcessGroup):
 
     @abstractmethod
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """Blocks until every rank of the group has called it."""
+        """Blocks until every rank of the group has called this method."""
 
     # -- torch's queries
 
     def rank(self) -> int:
-        """Returns the calling rank's place in the group, -1 outside."""
+        """Returns the calling rank's place in the group, or -1 outside it."""
         return self._rank
 
     def size(self) -> int:
@@ -118,7 +118,7 @@ class PythonGroup(ProcessGroup):
 
     @property
     def group_name(self) -> str:
-        """Torch's name of the group."""
+        """Torch's name for the group."""
         return self._name
 
     pg_name = group_name
@@ -151,7 +151,7 @@ class PythonGroup(ProcessGroup):
     supports_splitting = supports_coalescing = supports_time_estimate = False
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Sets the limit of each operation."""
+        """Sets the time limit for each operation."""
         self.timeout = timeout
 
     def _set_default_timeout(self, timeout: timedelta) -> None:

@@ -31,9 +31,9 @@ _OF_COMPLEX: Final = ("SUM", "AVG")  # torch.distributed sums complex numbers as
 
 
 def check_reduction(op: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """Returns the function of two tensors that a reduction applies repeatedly.
+    """Returns the two-tensor function that a reduction applies repeatedly.
 
-    It raises ArgumentError unless the reduction is one of torch's eight plain reductions.
+    Raises ArgumentError unless the reduction is one of torch's eight plain reductions.
     """
     step = (
         _STEPS.get(name_of_reduction(op)) if isinstance(op, ReduceOp | ReduceOp.RedOpType) else None

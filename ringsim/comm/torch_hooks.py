@@ -1,4 +1,4 @@
-"""Recording of torch's operations.
+"""Records torch's operations.
 
 During recording, methods of ``ProcessGroup`` and ``Work`` are replaced. Every operation issued by
 Python passes through these classes, regardless of the name by which it was called and of the time
@@ -186,7 +186,7 @@ def _has_own_limit(timeout: timedelta = timedelta(0), *_: Any, **__: Any) -> boo
 
 
 class Pending(NamedTuple):
-    """The operations of a handle, unless it has just one operation of the host with a known peer.
+    """The operations of a handle, unless the handle has only one host operation with a known peer.
 
     ``since_ns`` is the time of the program's first wait for it, if that wait ended at a time limit.
     """
@@ -314,7 +314,7 @@ class _Hooks:
     def fail_given_up(self) -> None:
         """Completes operations whose wait the program gave up at its own time limit.
 
-        It is called when an exception ends the program, perhaps that of the limit.
+        It is called when an exception ends the program, perhaps the exception from the limit.
         """
         for work, other in list(self.others.items()):
             if other.since_ns != NONE and self.take(work) is not None:
@@ -349,12 +349,12 @@ class _Hooks:
                 self.recorder.complete(slot)
 
     def take(self, work: Work) -> Pending | None:
-        """Removes and returns the operations of a handle; None if the handle is unknown."""
+        """Removes and returns a handle's operations; returns None if the handle is unknown."""
         slot = self.pending.pop(work, None)
         return self.others.pop(work, None) if slot is None else Pending([slot])
 
     def say_what_is_missing(self, *on_gpus: str) -> None:
-        """Writes the notes on missing records, and those on GPU operations, into the metadata."""
+        """Writes the notes on missing records and on GPU operations into the metadata."""
         self.missing_on_gpus = on_gpus or self.missing_on_gpus
         if self.missing or self.missing_on_gpus:
             self.recorder.set_meta("not_recorded", [*sorted(self.missing), *self.missing_on_gpus])
@@ -362,7 +362,7 @@ class _Hooks:
     def complete_with(self, work: Any, slot: int) -> bool:
         """Makes the wait for ``work`` also complete the record at ``slot``.
 
-        It returns False if the handle is unknown.
+        Returns False if the handle is unknown.
         """
         other = self.take(work) if isinstance(work, Work) else None
         if other is None:
@@ -372,7 +372,7 @@ class _Hooks:
         return True
 
     def begin_on_gpu(self, group: int, values: Any) -> Begun | None:
-        """Notes that an operation with these arguments begins on a GPU; None for other operations.
+        """Notes that an operation with these arguments begins on a GPU; otherwise returns None.
 
         An operation with a handle blocks only in its wait.
         """
@@ -419,7 +419,7 @@ class _Hooks:
     ) -> tuple[int, int, int]:
         """Returns the numbers of a message's group, peer and payload if one is new or invalid.
 
-        If one is invalid, it may raise an error.
+        An invalid group, peer or payload may raise an error.
         """
         number, ranks = self.meet_group(group)
         peer = ranks.get(rank, NONE) if isinstance(rank, int) else NONE

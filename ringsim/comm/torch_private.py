@@ -1,4 +1,4 @@
-"""All private names of torch that the communication layer uses.
+"""All private torch names that the communication layer uses.
 
 This module also handles versions of torch that lack a name. A ``Place`` is a function that
 recording or checking replaces and later restores; a missing one is skipped. All other names are
@@ -57,13 +57,13 @@ def present(replacements: dict[Place, Any]) -> dict[Place, Any]:
 
 
 def default_store() -> Store | None:
-    """Returns the store of the default process group, None if torch hides it."""
+    """Returns the store of the default process group, or None if torch hides it."""
     ask = getattr(distributed_c10d, "_get_default_store", None)
     return None if ask is None else ask()
 
 
 def default_timeout_s() -> float | None:
-    """Returns the CPU timeout of the default process group, None if torch hides it."""
+    """Returns the CPU timeout of the default process group, or None if torch hides it."""
     try:
         return float(
             distributed_c10d.group.WORLD._get_backend(  # type: ignore[union-attr]
@@ -91,7 +91,7 @@ def is_registered(group: ProcessGroup) -> bool:
 def is_unused(group: ProcessGroup) -> bool:
     """Returns whether no operation has been posted on a group.
 
-    It returns False if that is unknown, because only Gloo counts operations.
+    Returns False if the answer is unknown, because only Gloo counts operations.
     """
     count = getattr(group, "_get_sequence_number_for_group", lambda: None)
     try:
@@ -118,7 +118,7 @@ def is_message(work: Work) -> bool:
 
 
 def source_rank(work: Any) -> int:
-    """Returns the group rank of a received message's sender, -1 if torch does not know it."""
+    """Returns the group rank of a received message's sender, or -1 if torch does not know it."""
     try:
         return int(getattr(work, "_source_rank", lambda: -1)())
     except RuntimeError:  # the operation has no source
@@ -126,7 +126,7 @@ def source_rank(work: Any) -> int:
 
 
 def keys_below_backend_select() -> Any:
-    """Returns the set of dispatch keys after ``BackendSelect``, None if torch lacks or hides it."""
+    """Returns the dispatch keys after ``BackendSelect``, or None if torch lacks or hides them."""
     key = getattr(getattr(torch._C, "DispatchKey", None), "BackendSelect", None)
     ask = getattr(torch._C, "_dispatch_keyset_full_after", None)
     return None if key is None or ask is None else ask(key)

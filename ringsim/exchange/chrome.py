@@ -1,4 +1,4 @@
-"""Traces in the Trace Event Format of Chrome (chrome://tracing, ui.perfetto.dev, Speedscope).
+"""Traces in Chrome's Trace Event Format (chrome://tracing, ui.perfetto.dev, Speedscope).
 
 The format is JSON, with one event per line and flows::
 
@@ -78,7 +78,7 @@ def to_chrome(trace: Trace, path: str | PathLike[str]) -> None:
 
     Ranks are processes; spans and operations are on lanes below them, and an arrow connects each
     send with its recv. ``ringsim.exchange.read_chrome`` returns the same trace, without results and
-    output. A Perfetto file holds the same data in half the bytes.
+    output. A Perfetto file of the same data is half as large.
 
     Args:
         trace: any trace.
@@ -205,9 +205,9 @@ def read_chrome(path: str | PathLike[str]) -> Trace:
 
 
 def _read_boxes(events: list[dict[str, Any]]) -> Trace:
-    """Reads the slices of another program.
+    """Reads another program's slices.
 
-    Begins and ends must be in order of time, as the format requires.
+    The begins and ends must be in time order, as the format requires.
     """
     boxes = Boxes("the Trace Event Format")
     processes: dict[Any, Any] = {}
@@ -234,7 +234,7 @@ def _read_boxes(events: list[dict[str, Any]]) -> Trace:
 
 
 def to_ns(microseconds: Any) -> int:
-    """Converts a time of the format (µs with a fraction) to whole ns."""
+    """Converts one of the format's times (µs with a fraction) to whole ns."""
     if isinstance(microseconds, int | float):
         return round(microseconds * 1000)
     raise ValueError(f"a time is {str(microseconds)[:40]!r}, not a number")
@@ -293,7 +293,7 @@ _DTYPES: Final = {
 
 @dataclass
 class _File:
-    """One rank's file: the number of the rank, and its slices in order of time."""
+    """One rank's file: the rank's number, and its slices in order of time."""
 
     rank: int
     world_size: int
@@ -405,7 +405,7 @@ def _read_file(document: Any) -> _File:
 def _is_within(event: dict[str, Any], others: list[dict[str, Any]]) -> bool:
     """Returns whether a slice begins within one of the others.
 
-    The others are in order of time and do not overlap on one thread.
+    The other slices are in time order and do not overlap on one thread.
     """
     last = bisect_right(others, event["start_ns"], key=lambda one: one["start_ns"]) - 1
     return (
@@ -468,7 +468,7 @@ def _input(event: dict[str, Any], place: int) -> str:
 
 
 def _payload(work: dict[str, Any], times: int) -> Payload | None:
-    """Returns the payload of a work; the first tensor is used for several."""
+    """Returns the payload of a work, taken from the first tensor if there are several."""
     kinds, shapes = work["args"].get("Input type"), work["args"].get("Input Dims")
     if not kinds or not shapes or kinds[0] not in _DTYPES:
         return None

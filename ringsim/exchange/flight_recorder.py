@@ -1,4 +1,4 @@
-"""Dumps of torch's flight recorder.
+"""Dumps from torch's flight recorder.
 
 A dump contains the last collectives of a rank, which torch keeps in memory until a job hangs. Each
 rank has one file, ``<prefix><rank>``, in one of two forms: a pickle (written by
@@ -80,25 +80,26 @@ MAX_RANKS: Final = 1 << 20
 
 
 def read_flight_recorder(paths: str | PathLike[str] | Sequence[str | PathLike[str]]) -> Trace:
-    """Reads dumps of torch's flight recorder, to see which ranks hang and where.
+    """Reads dumps from torch's flight recorder, to see which ranks hang and where.
 
-    Dumps of NCCL, Gloo and other backends can be read. Collectives of a group are matched by their
-    sequence number. Collectives that some rank's dump no longer has, because it keeps only the last
-    2,000, are left out. ``explain()`` names the ranks that the others wait for. A dump does not
-    contain the roots of collectives, or, on Gloo, messages between two ranks. Clocks of several
-    hosts are not aligned.
+    You can read dumps from NCCL, Gloo and other backends. The collectives on a group are matched by
+    sequence number. Collectives that some rank's dump no longer has, because a dump keeps only the
+    last 2,000, are left out. ``explain()`` names the ranks that the others wait for. A dump does
+    not contain the roots of collectives, or, on Gloo, messages between two ranks. The clocks of
+    different hosts are not aligned.
 
     Args:
         paths: the files, one per rank, whose names end in the rank's number (before ``.json`` or
             ``.pickle``); or a directory of such files.
 
     Returns:
-        The trace. Its times are those at which operations were issued. ``wait_ns`` is known only
-        for the first operation that a rank has not finished: the rank counts as waiting for it
+        The trace. Its times are the times at which operations were issued. ``wait_ns`` is known
+        only for the first operation that a rank has not finished: the rank counts as waiting for it
         since it was issued.
 
     Raises:
-        TraceFileError: a file is missing, is not such a dump, or is from the same rank as another.
+        TraceFileError: a file is missing or is not such a dump, or two files are from the same
+            rank.
 
     Example:
         >>> import tempfile
@@ -199,7 +200,7 @@ class _Run:
         self.left_out: Counter[str] = Counter()
 
     def _find_groups(self) -> dict[str, Group]:
-        """Returns the groups by torch's name.
+        """Returns the groups by torch's names for them.
 
         Their members are listed in the dump; otherwise they are the ranks that use the group.
         """
@@ -268,7 +269,7 @@ class _Run:
         return rows.trace({"world_size": self.size, "source": "measured", "notes": notes, **about})
 
     def _read_entry(self, rank: int, entry: dict[str, Any], group: Group) -> dict[str, Any] | None:
-        """Returns the columns of an operation, None for an operation unknown to traces."""
+        """Returns the columns of an operation, or None for an operation unknown to traces."""
         spelled = str(entry["profiling_name"]).rpartition(":")[2]
         frames = entry.get("frames") or []
         message = _MESSAGE.fullmatch(spelled)

@@ -92,9 +92,9 @@ def to_perfetto(trace: Trace, path: str | PathLike[str]) -> None:
 
 
 class _Writer:
-    """Makes the packets of a trace.
+    """Creates the packets of a trace.
 
-    Each name is written once, and then referred to by its number.
+    Each name is written once; later packets refer to the name by its number.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -108,7 +108,7 @@ class _Writer:
     def parts(self, run: str) -> Iterator[bytes]:
         """Yields the file in parts, lane by lane.
 
-        ``run`` is the data of the run without its events.
+        ``run`` is the run's data without its events.
         """
         # a viewer shows whether the run was measured or simulated
         made = plain_text(f"{RUN}: {self._trace.metadata.get('source', 'of unknown source')}")
@@ -245,7 +245,7 @@ def read_perfetto(path: str | PathLike[str]) -> Trace:
 class _Sequence:
     """The state that the packets of one writer have set so far.
 
-    It consists of names by table and number, and the default track of events.
+    The state consists of names by table and number, and the events' default track.
     """
 
     names: dict[tuple[str, int], str] = field(default_factory=dict)
@@ -306,7 +306,7 @@ def _read(file: Any) -> Trace:
 
 
 def _pid(track: Any, tracks: dict[int, Any]) -> int:
-    """Returns the process of a track; 0 if none is named."""
+    """Returns the process of a track, or 0 if none is named."""
     for _ in range(_MOST_PARENTS):
         known = tracks.get(track)
         if known is None:

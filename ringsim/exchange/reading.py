@@ -92,7 +92,7 @@ def list_files(
 
 
 def name_missing(what: str, ranks: Iterable[int], size: int) -> list[str]:
-    """Returns a note that names the ranks without ``what``; none if all ranks have it."""
+    """Returns a note that names the ranks without ``what``, or no note if all ranks have it."""
     missing = sorted(set(range(size)) - set(ranks))
     if not missing:
         return []
@@ -101,7 +101,7 @@ def name_missing(what: str, ranks: Iterable[int], size: int) -> list[str]:
 
 
 def count_item_bytes(dtype: str) -> int:
-    """Returns the number of bytes of one element, given torch's name of its dtype.
+    """Returns the number of bytes in one element, given torch's name for its dtype.
 
     Example:
         >>> [count_item_bytes(dtype) for dtype in ("float32", "float8_e5m2", "bool")]

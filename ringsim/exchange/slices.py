@@ -165,8 +165,8 @@ class Slice(NamedTuple):
     """One event on a lane.
 
     A mark ends at its start, and an event in flight never ends (infinity). ``flow_out`` is the
-    number of the message that it sends, from 1, and ``flow_in`` of the message that it receives; 0
-    for none.
+    number of the message that it sends, from 1, and ``flow_in`` is the number of the message that
+    it receives; each is 0 without such a message.
     """
 
     row: Row
@@ -177,7 +177,7 @@ class Slice(NamedTuple):
 
     @property
     def blocked_ns(self) -> int | None:
-        """The time when the rank began to wait for it; None if it never did or is not done."""
+        """The time when the rank began to wait for it, or None if it never did or is not done."""
         waited = (
             self.end_ns != math.inf
             and self.row.wait_ns != NONE
@@ -280,7 +280,7 @@ def pack_run(trace: Trace, path: str | PathLike[str]) -> str:
 def unpack_run(run: Any, rows: list[Any]) -> Trace:
     """Returns the trace from its rows and the text of ``pack_run``.
 
-    Raises ValueError if they cannot belong to a run.
+    Raises ValueError if the rows cannot belong to a run.
     """
     if not isinstance(run, dict) or run.get("format") != 1:
         raise ValueError("its description of the run does not have format 1")
@@ -310,7 +310,7 @@ class Boxes:
     def end(self, lane: Hashable, end_ns: int) -> None:
         """Ends the slice that began last.
 
-        It does nothing if no slice is open, as at the start of a truncated file.
+        Does nothing if no slice is open, as at the start of a truncated file.
         """
         if self._open[lane]:
             slices, index = self.lanes[lane], self._open[lane].pop()

@@ -1,4 +1,4 @@
-"""The creation of a ring's pair groups.
+"""Creates a ring's pair groups.
 
 This module checks the arguments and creates the groups of two ranks in one of two ways. It is the
 only module that creates groups by torch's private API. The public ``new_group`` must be called by
@@ -29,10 +29,10 @@ which have no rank in common except for the last edge of an odd ring, then the o
     edge 0: ranks 0, 1      edge 2: ranks 2, 3     ...      together
          edge 1: ranks 1, 2      edge 3: ranks 3, 0         then these
 
-On every other backend all ranks call the public ``new_group`` for every pair of every ring, in one
-order. MPI connects its ranks itself; the roll-call then uses the store of its default group. On the
-virtual clock a store cannot be used, because its waits are in real time. There the ranks first
-exchange their rings in one all_gather::
+On every other backend all ranks call the public ``new_group`` for every pair of every ring, in the
+same order. MPI connects its ranks itself; the roll-call then uses the store of its default group.
+On the virtual clock a store cannot be used, because its waits are in real time. There the ranks
+first exchange their rings in one all_gather::
 
     rank 2 of 4, ring_ranks=[2, 3]          all gather   all create, in this order
       |-- all_gather(my ring) ------------> [0,1] [0,1]  "ring:0>1" "ring:1>0"
@@ -264,10 +264,10 @@ def build_pair_groups(
     backend: str,
     timeout: timedelta,
 ) -> PairGroups:
-    """Creates this rank's two pair groups, over the default process group.
+    """Creates this rank's two pair groups, on top of the default process group.
 
-    Every rank of the world calls it, each for its own ring. It blocks until the neighbours have
-    also called it, and on NCCL until the pairs are connected.
+    Call it on every rank of the world, with the rank's own ring. It blocks until the neighbours
+    have also called it, and on NCCL until the pairs are connected.
 
     Args:
         rank: the calling global rank.
@@ -275,10 +275,10 @@ def build_pair_groups(
         rings: all rings of the world, the same list on every rank.
         store: a store that all ranks share, in which this ring's names are unused.
         backend: the backend of the groups.
-        timeout: the limit of each operation on the groups.
+        timeout: the time limit for each operation on the groups.
 
     Returns:
-        The group on which this rank receives and the group on which it sends; None and None in a
+        The group on which this rank receives and the group on which it sends, or None and None in a
         ring of one rank.
     """
     if backend != "gloo" or not _builds_privately():
@@ -316,8 +316,8 @@ def connect(
 ) -> None:
     """Exchanges one element in each direction on each pair of a ring, to connect the pairs.
 
-    The program's first messages then find a connection. Every rank of the ring calls it. It blocks
-    until both pairs of the rank are connected.
+    The program's first messages then find a connection. Call it on every rank of the ring. It
+    blocks until both pairs of the rank are connected.
 
     Args:
         rank: the calling global rank.
@@ -354,9 +354,9 @@ def destroy_group(group: dist.ProcessGroup | None) -> None:
 
 
 def _builds_privately() -> bool:
-    """Returns whether members can create a group by themselves with this torch.
+    """Returns whether members can create a group by themselves with this version of torch.
 
-    It must be a tested version with all the private names.
+    The version must be a tested one that has all the private names.
     """
     gloo = getattr(dist, "ProcessGroupGloo", None)
     needed = ((gloo, "_Options"), (gloo, "create_device"), (c10d, "_register_pg_in_world"))
@@ -368,9 +368,9 @@ def _builds_privately() -> bool:
 def _build_by_all(
     rank: int, rings: Iterable[Sequence[int]], new_group: Callable[..., Any]
 ) -> tuple[Any, Any]:
-    """Creates the groups by the public API.
+    """Creates the groups through the public API.
 
-    Every rank calls ``new_group`` for every pair of every ring, in one order.
+    Every rank calls ``new_group`` for every pair of every ring, in the same order.
     """
     pred_group = succ_group = None
     for pair in itertools.chain.from_iterable(map(all_pairs, rings)):
@@ -464,7 +464,7 @@ def build_on_torch(
 ) -> tuple[PairGroups, tuple[int, ...]]:
     """Meets the other ranks and creates torch's groups for a ring.
 
-    Every rank of the world calls it. It blocks until all ranks have created their groups. Returns
+    Call it on every rank of the world. It blocks until all ranks have created their groups. Returns
     the groups, and the ring's ranks in order.
 
     Args:
@@ -519,10 +519,10 @@ def build_on_torch(
 
 
 def build_on_clock(wanted: RingArguments, undo: ExitStack) -> tuple[PairGroups, tuple[int, ...]]:
-    """Creates all pair groups of simulated ranks, which are connected already.
+    """Creates all pair groups of simulated ranks, which are already connected.
 
-    Every rank of the world calls it. It blocks until all ranks have created all groups. Returns the
-    groups, and the ring's ranks in order.
+    Call it on every rank of the world. It blocks until all ranks have created all groups. Returns
+    the groups, and the ring's ranks in order.
 
     Args:
         wanted: the requested ring.
@@ -562,10 +562,10 @@ def _check_world(wanted: RingArguments, rank: int, world_size: int) -> None:
 
 
 def _ask_for_rings(wanted: RingArguments) -> list[tuple[int, ...]]:
-    """Returns every ring of the world, the same list on every rank.
+    """Returns all rings of the world; the list is the same on every rank.
 
     Each rank sends its ring as a row of numbers, padded with -1. If the ring is ordered by hosts,
-    the row instead has one number above all ranks, which identifies the rank's host.
+    the row instead contains one number above all ranks, which identifies the rank's host.
     """
     size = wanted.world_size
     mine = [size + zlib.crc32(socket.gethostname().encode())] if wanted.by_hosts else wanted.ranks

@@ -35,7 +35,7 @@ class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]  # cloudpickle ha
     """
 
     def reducer_override(self, obj: Any) -> Any:
-        """Returns the recipe to rebuild ``obj``: by import for such modules, else cloudpickle's."""
+        """Returns the recipe for ``obj``: an import for such modules, else cloudpickle's recipe."""
         if (
             isinstance(obj, types.ModuleType)
             and type(obj) is not types.ModuleType
@@ -178,7 +178,7 @@ def _find_unpicklable(
 def _warn_large(
     worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], total_bytes: int
 ) -> None:
-    """Warns that much data is sent to each rank, and names the largest value."""
+    """Warns that a lot of data is sent to each rank, and names the largest value."""
     sizes = {what: len(dumps(value)) for what, value, _ in _captures(worker, args, kwargs)}
     largest = max(sizes, key=lambda what: sizes[what], default="the worker")
     frame: types.FrameType | None = sys._getframe(1)

@@ -1,4 +1,4 @@
-"""The control of printing: only rank 0's prints are shown, and prints with ``force=True``.
+"""Controls printing: only rank 0's prints and prints with ``force=True`` are shown.
 
 If several ranks print to one terminal, the output is unreadable. ``suppress_output`` replaces
 ``print`` with a version that shows rank 0's lines and passes the other ranks' lines to
@@ -22,7 +22,7 @@ def suppress_output(rank: int) -> None:
     """Replaces ``print`` in this process: only rank 0's lines and forced lines are shown.
 
     The new ``print`` takes all arguments of the built-in one, and ``force``. It writes its text in
-    one piece, so that the lines of several ranks do not mix. Only stdout and stderr are affected;
+    one piece, so that lines from different ranks do not mix. Only stdout and stderr are affected;
     text printed to other files is always written. Calling it again is harmless; the last ``rank``
     counts. ``destroy_distributed`` and ``restore_output`` undo it. Each rank calls it for itself;
     it does not block.

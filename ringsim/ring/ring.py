@@ -57,7 +57,7 @@ class Ring:
         local_rank: this rank's number on its machine, and the number of its GPU with "gpu".
         head_ip: the address of rank 0's machine.
         port: the port on which rank 0 listens.
-        timeout_s: the limit of one operation, in seconds.
+        timeout_s: the time limit for one operation, in seconds.
         backend: the name of the backend chosen with ``set_backend``; "torch" if none was chosen.
         take_down: a function that destroys the groups of this ring, for ``destroy_distributed``.
         in_order: whether the operations that a rank posts on a group are executed one by one, as on
@@ -111,7 +111,7 @@ class Ring:
     def group_pairs(self) -> list[tuple[str, tuple[int, int]]]:
         """The name and (predecessor, successor) of every group of this ring, in order.
 
-        This rank is in only two of them.
+        This rank is in only two of these groups.
         """
         return [(pair_name(pair), pair) for pair in all_pairs(self.ranks)]
 
@@ -283,7 +283,7 @@ def get_pipeline_parallel_pred_group() -> dist.ProcessGroup | None:
     ``initialize_distributed``; it does not block.
 
     Returns:
-        The group; None in a ring of one rank.
+        The group, or None in a ring of one rank.
 
     Raises:
         RingError: no ring exists.
@@ -308,7 +308,7 @@ def get_pipeline_parallel_succ_group() -> dist.ProcessGroup | None:
     ``initialize_distributed``; it does not block.
 
     Returns:
-        The group; None in a ring of one rank.
+        The group, or None in a ring of one rank.
 
     Raises:
         RingError: no ring exists.

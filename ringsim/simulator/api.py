@@ -54,7 +54,7 @@ def simulate(
 ) -> Trace:
     """Runs a function on simulated ranks, on a virtual clock.
 
-    The function is one that ``ringsim.trace`` could also run: it may use ``torch.distributed``
+    ``ringsim.trace`` could also run the function: it may use ``torch.distributed``
     freely, and its computations are real. All ranks share one process and take turns, though, and
     a cost model determines how long messages take. So you can simulate thousands of ranks, and the
     same call always gives the same trace, byte for byte.
@@ -69,10 +69,10 @@ def simulate(
         kwargs: the keyword arguments of the worker; each rank gets a copy.
         link: the cost of a message: one link for all pairs of ranks, or a dict with a link for
             each ordered pair (src, dst) that communicates. A busy link delays the next message.
-        semantics: the condition for a message to leave. "rendezvous": a send waits for its recv,
-            as on Gloo. "buffered(65536)": only sends of more bytes wait, as on MPI; "buffered": no
-            send waits. "grouped": the messages of a rank on a group go one after another, except
-            that those of one ``batch_isend_irecv`` go together, as on NCCL.
+        semantics: the condition under which a message leaves. "rendezvous": a send waits for its
+            recv, as on Gloo. "buffered(65536)": only sends of more bytes wait, as on MPI;
+            "buffered": no send waits. "grouped": the messages of a rank on a group go one after
+            another, except that the messages of one ``batch_isend_irecv`` go together, as on NCCL.
         compute: the cost of computing. Either ``ringsim.FlopCosts``; or the result of
             ``ringsim.calibrate``, which also sets the cost of posting a message, and whose
             warnings appear in the notes of the trace; or "measured", which charges the time that
@@ -83,13 +83,13 @@ def simulate(
         seed: the base seed; rank r seeds torch, numpy and random with ``seed + r``.
         inject: the faults to inject: ``Slow``, ``Degrade``, ``Fail``, ``Jitter``.
         record: whether to record the operations. If False, the simulation is faster, and the trace
-            has results only.
+            contains only results.
         stacks: the kind of stack that ranks use. "threads" can run every program. "greenlets" need
             less memory, do not need room for thousands of threads, and are up to 1.5 times as fast
             if programs mostly exchange messages. But on a greenlet, a rank cannot wait inside a
             backward pass or a C++ call, as DDP, FSDP2 and DTensor require; such a wait raises
             RingError. They need ``pip install 'ringsim[greenlets]'``.
-        limit_s: the time limit of the whole run, in seconds of real time; None for no limit.
+        limit_s: the time limit of the whole run, in seconds of real time, or None for no limit.
 
     Returns:
         The trace, with ``results`` and ``output`` by rank, events, and plots.

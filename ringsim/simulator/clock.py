@@ -117,12 +117,13 @@ class Clock:
         ended_ns: the time at which the last rank ended.
         current: the rank that runs.
         ranks: all ranks.
-        cores: the cores that ranks share; None if each rank has its own.
+        cores: the cores that ranks share, or None if each rank has its own.
         until_s: the time at which the run ends, even if something is due later.
         polls: the number of times since the last post that a rank asked whether an operation is
             done, and it was not.
         switches: the number of times the baton has changed hands.
-        give_up: called by another thread, with the reason, if the running rank can never give way.
+        give_up: called from another thread, with the reason, if the running rank can never give
+            way.
         refuse_thread: called if a thread that is not a rank's tries to wait.
         in_order: whether the operations of a rank on a group are carried out one after another.
     """
@@ -198,7 +199,7 @@ class Clock:
         self.sleep_until(self.book(seconds))
 
     def book(self, seconds: float) -> float:
-        """Reserves a core for the calling rank; returns the time at which it is released."""
+        """Reserves a core for the calling rank; returns the time at which the core is released."""
         if self.cores is None:
             return self.now + seconds
         return self.cores.book(self.now, seconds)

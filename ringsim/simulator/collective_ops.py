@@ -87,7 +87,7 @@ class _Choice(NamedTuple):
 
 
 class Part(SimulatedWork):
-    """The part of one rank in a collective, made by ``call``."""
+    """One rank's part in a collective, created by ``call``."""
 
     def __init__(self, rank: Rank, slots: tuple[int, ...], kind: Kind, call: Call) -> None:
         self.call, self.name, self.root = call, call.recorded_name, call.root
@@ -128,7 +128,7 @@ class Meetings:
 
 
 def meet(part: Part, links: Links) -> None:
-    """Adds the part of a rank to its collective; the last part starts the collective.
+    """Adds a rank's part to its collective; the last part starts the collective.
 
     Raises:
         MessageMismatch: another rank has called a different collective at this point.
@@ -200,9 +200,9 @@ def _compare(mine: Part, theirs: Part) -> None:
 
 
 def _unfit(one: Part, other: Part) -> str:
-    """Returns the mismatch between what one rank sends another in an all_to_all and expects.
+    """Returns the mismatch between what one rank sends and another expects in an all_to_all.
 
-    Sizes may differ from pair to pair. Empty if both sides match.
+    Sizes may differ from pair to pair. The text is "" if both sides match.
     """
     given, taken = one.call.inputs[other.place], other.call.outputs[one.place]
     if given.nbytes != taken.nbytes:
@@ -218,7 +218,7 @@ def _unfit(one: Part, other: Part) -> str:
 
 
 def _find_fault(parts: Sequence[Part]) -> _Fault | None:
-    """Returns the problem with a reduction, or None."""
+    """Returns the problem with a reduction, or None if there is none."""
     payload = parts[0].kind.payload
     refusal = (
         find_refusal(parts[0].call.given[0].dtype, payload.reduction) if payload.reduction else ""
@@ -232,7 +232,7 @@ def _find_fault(parts: Sequence[Part]) -> _Fault | None:
 def _move(parts: Sequence[Part]) -> _Fault | None:
     """Moves the data, if there is any.
 
-    Returns the problem with the tensors, or None.
+    Returns the problem with the tensors, or None if there is none.
     """
     has_data = [[not tensor.is_meta for tensor in part.call.tensors] for part in parts]
     if not any(map(any, has_data)):
@@ -394,7 +394,7 @@ def _begin(parts: Sequence[Part], links: Links) -> None:
 
 
 def _complete(parts: Sequence[Part], time_s: float) -> None:
-    """Sets when all parts are done, and wakes the ranks that wait for them."""
+    """Sets the time at which all parts are done, and wakes the ranks that wait for them."""
     for part in parts:
         part.complete(time_s)
 
@@ -444,7 +444,7 @@ def _count_steps(how: str, count: int, size_bytes: int) -> tuple[int, float]:
 
 
 def _go_through(parts: Sequence[Part], links: SharedLinks, rounds: Iterator[_Round]) -> None:
-    """Carries each round when the previous one has arrived, the first one now."""
+    """Carries the first round now, and each later round once the previous one has arrived."""
     group = parts[0].group
     under_way = 0
 

@@ -63,9 +63,9 @@ _CODES: Final = {kind: code for code, kind in enumerate(_KINDS)}
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """The computations of a schedule: rank by rank, each rank's in its order.
+    """The computations of a schedule, rank by rank, each in its rank's order.
 
-    NumPy arrays of one length n.
+    The columns are NumPy arrays of length n.
 
     Attributes:
         name: the name of the schedule.
@@ -115,7 +115,7 @@ class Columns:
 
     @cached_property
     def before(self) -> Ints:
-        """The previous computation on the same rank, -1 for the first; int32, shape (n,)."""
+        """The previous computation on the same rank, or -1 for the first; int32, shape (n,)."""
         before = np.arange(-1, len(self) - 1, dtype=np.int32)
         before[self.first[:-1][np.diff(self.first) > 0]] = -1
         return before
@@ -138,7 +138,7 @@ class Columns:
         )
 
     def sources(self, operations: Ints) -> Ints:
-        """Returns the ranks that send the messages of computations; -1 without a message."""
+        """Returns the ranks that send the messages of computations, or -1 without a message."""
         owner = np.array([*self.stage_ranks, -1])
         step = np.where(self.kind[operations] == FORWARD, -1, 1)
         sources: Ints = owner[
@@ -192,7 +192,7 @@ def _read_actions(schedule: Schedule) -> tuple[Ints, Ints, Ints, Ints]:
 
 
 class _Reader:
-    """The columns of all actions, sends and receives included, and the index of each action."""
+    """The columns of all actions, including sends and receives, and the index of each action."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
@@ -275,7 +275,7 @@ class _Reader:
     def _sort_by_channel(self, send: Ints) -> tuple[Ints, Ints]:
         """Sorts messages by channel (from rank, to rank) and, in each channel, in sending order.
 
-        Returns the order, and a mask of the first message of each channel.
+        Returns the order, and a mask of each channel's first message.
         """
         receiver = self.rank[self.needing]
         order = np.lexsort((send, receiver))  # also by sender, as actions are sorted by rank
@@ -292,7 +292,7 @@ _MOST_BYTES: Final = 2**53  # every size up to here is exact as a float
 class Prices(NamedTuple):
     """Times by stage S, with a last axis of K for several sets of costs.
 
-    Fractions if any cost is a Fraction, float64 otherwise.
+    The arrays hold Fractions if any cost is a Fraction, and float64 otherwise.
 
     Attributes:
         duration: the time of a computation, shape (4, S), by index in ``COMPUTE_KINDS`` and stage.
@@ -321,7 +321,7 @@ def make_prices(
 ) -> Prices:
     """Returns one set of costs as arrays by stage, after checking it.
 
-    The arguments are those of `simulate_schedule`; sizes are as `spread_sizes` returns them.
+    The arguments are the same as for `simulate_schedule`; sizes are as `spread_sizes` returns them.
 
     Example:
         >>> prices = make_prices((0, 1), Costs(), Link(alpha_s=0.5, beta_s_per_byte=0.25), [8])

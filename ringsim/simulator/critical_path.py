@@ -42,10 +42,10 @@ class Hop(NamedTuple):
     Attributes:
         action: a computation, or the send of a message.
         rank: the rank that computes or receives.
-        source: the rank that sends; -1 for a computation.
+        source: the rank that sends, or -1 for a computation.
         start: its start, which is the end of the previous hop.
         end: its end; for a message, when it arrives or frees the link for the next one.
-        reason: the reason why it did not start earlier.
+        reason: the reason that the hop did not start earlier.
     """
 
     action: Action
@@ -60,7 +60,7 @@ class Hop(NamedTuple):
 class CriticalPath:
     """The chain of computations and messages that takes as long as the step.
 
-    Anything off the chain may be slightly slower at no cost.
+    Anything that is not on the chain could be slightly slower at no cost.
 
     Attributes:
         hops: the hops from the start of the step to its end.
@@ -155,7 +155,7 @@ def _walk_messages(hops: list[Hop], times: Times, here: int) -> int:
 
 
 def plain(time: Time) -> Time:
-    """Returns a Python float for a NumPy float; Fractions stay."""
+    """Returns a Python float for a NumPy float; Fractions stay Fractions."""
     return float(time) if isinstance(time, float) else time
 
 
@@ -178,10 +178,10 @@ class Lever:
 
 @dataclass(frozen=True, repr=False)
 class Sensitivity:
-    """The gains of improving single things, the best first.
+    """The gains from improving single things, best first.
 
     Attributes:
-        by: the improvement of each: 0.1 makes it 10 % faster.
+        by: the improvement of each thing: 0.1 makes the thing 10 % faster.
         makespan: the length of the step now.
         levers: the things that were tried.
     """

@@ -53,7 +53,7 @@ class RankEnvironment(MutableMapping[str, str]):
 
     @property
     def _changes(self) -> dict[str, str | None]:
-        """The variables that the calling rank has set; None for a removed one."""
+        """The variables that the calling rank has set, with None for removed variables."""
         return self._clock.current.own.variables if self._clock.is_rank() else self._elsewhere
 
     def __getitem__(self, key: str) -> str:

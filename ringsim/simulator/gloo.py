@@ -1,4 +1,4 @@
-"""The algorithms with which Gloo carries out collectives.
+"""Gloo's algorithms for collectives.
 
 A member of a collective posts one step after another: the messages that it sends and receives
 together. It has one or two steps in flight, and posts the next one when the oldest is complete.
@@ -187,7 +187,7 @@ class GlooCollective:
             self._done(place, self._clock.now_s())
 
     def _meet(self, sends: bool, number: int, source: int, to: int, size_bytes: float) -> None:
-        """Posts one side of a message; if the other side is posted, carries the message."""
+        """Posts one side of a message; if the other side is already posted, carries the message."""
         now_s, queue = self._clock.now_s(), self._waiting[source, to]
         if not queue or queue[0][0] is sends:
             queue.append((sends, number, now_s))
@@ -202,7 +202,7 @@ class GlooCollective:
         )
 
     def _arrive(self, place: int, number: int) -> None:
-        """Notes that a message of a member's step has arrived.
+        """Notes that a message from a member's step has arrived.
 
         The member continues if it waited for this message.
         """

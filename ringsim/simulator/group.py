@@ -40,7 +40,7 @@ class SimulatedGroup(PythonGroup):
         return f"SimulatedGroup({self._name!r}, ranks={list(self.team.ranks)})"
 
     def rank(self) -> int:
-        """Returns the calling rank's place in the group, -1 outside."""
+        """Returns the calling rank's place in the group, or -1 outside it."""
         return self.team.rank()
 
     @property
@@ -67,7 +67,7 @@ class SimulatedGroup(PythonGroup):
         return self._me.begin_collective(name, self.team, arguments, carried)
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """Blocks until every rank of the group has called it."""
+        """Blocks until every rank of the group has called this method."""
         own = None if timeout == DEFAULT_TIMEOUT else timeout
         self._me.begin_monitored_barrier(self.team).wait(own)
 

@@ -55,7 +55,7 @@ class Isolated:
 
 
 class _Nothing:
-    """An object with replaceable attributes, used before there are groups."""
+    """An object with replaceable attributes, used before any groups exist."""
 
 
 class Isolation:
@@ -92,7 +92,7 @@ class Isolation:
             setattr(module, name, self._make_draw(module, method, getattr(module, name)))
 
     def put(self, own: Isolated) -> None:
-        """Activates the state of a rank; seeds a rank that starts."""
+        """Activates the state of a rank; seeds the rank if it is starting."""
         holder = self._holder
         if holder is own:
             return

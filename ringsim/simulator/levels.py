@@ -90,12 +90,12 @@ class Levels:
 
     @cached_property
     def _message_place(self) -> Ints:
-        """The index of each computation's message in ``messages``; -1 without a message."""
+        """The index of each computation's message in ``messages``, or -1 without a message."""
         return _invert(self.messages, len(self.order))
 
     @cached_property
     def _needs(self) -> tuple[Ints, Ints, Ints, Ints, Ints]:
-        """The things that computations and messages need, as indexes.
+        """The things that computations and messages need, as indices.
 
         For each computation, the previous one and its message; for each message, the events it is
         sent, posted and queued after.
@@ -183,7 +183,7 @@ class Levels:
 def _invert(numbers: Ints, count: int) -> Ints:
     """Returns the index of each number.
 
-    -1 for missing numbers, and an extra entry that keeps -1 as -1.
+    Missing numbers get -1, and an extra entry keeps -1 as -1.
     """
     place = np.full(count + 1, -1, dtype=np.int32)
     place[numbers] = np.arange(len(numbers), dtype=np.int32)
@@ -191,7 +191,7 @@ def _invert(numbers: Ints, count: int) -> Ints:
 
 
 def find_levels(columns: Columns) -> Levels | None:
-    """Returns the levels of a schedule; None if its ranks wait for each other in a cycle.
+    """Returns the levels of a schedule, or None if its ranks wait for each other in a cycle.
 
     Example:
         >>> from itertools import pairwise
@@ -331,7 +331,7 @@ class Wave(NamedTuple):
 
 
 def find_wave(schedule: Schedule, ahead: int = 1) -> Wave | None:
-    """Returns the rule for the levels of GPipe or 1F1B; None for any other schedule.
+    """Returns the rule for the levels of GPipe or 1F1B, or None for any other schedule.
 
     Example:
         >>> from ringsim.schedules import zb_h1

@@ -135,13 +135,13 @@ class PrivateLinks:
         arrived: Arrived | None = None,
         apart_s: float = math.inf,
     ) -> float:
-        """Takes a message; returns its arrival time in seconds.
+        """Accepts a message; returns its arrival time in seconds.
 
         Messages from one source to one destination arrive in the order of the calls.
 
         Args:
-            src: the rank that sends it.
-            dst: the rank that receives it.
+            src: the rank that sends the message.
+            dst: the rank that receives the message.
             size_bytes: its size, at least 0.
             ready_s: the time from which it may leave; not in the past.
             arrived: the function that shared links call when it arrives.
@@ -169,7 +169,7 @@ class PrivateLinks:
 
 
 def find_link(link: Link | Mapping[tuple[int, int], Link], src: int, dst: int) -> Link:
-    """Returns the link of a pair of ranks, given one for all pairs or one for each pair.
+    """Returns the link for a pair of ranks, given one for all pairs or one for each pair.
 
     Raises ArgumentError if there is none.
     """
@@ -207,7 +207,7 @@ def fair_paces(
 
     Args:
         routes: the links of each flow, without duplicates.
-        paces: the seconds per byte of each link; 0 for a link that is never full.
+        paces: the seconds per byte of each link, or 0 for a link that is never full.
 
     Example:
         >>> fair_paces([["A"], ["A", "B"], ["B"]], {"A": 1 / 10, "B": 1 / 4})
@@ -303,7 +303,7 @@ class SharedLinks:
         arrived: Arrived | None = None,
         apart_s: float = math.inf,
     ) -> None:
-        """Takes a message, as `PrivateLinks.carry` does.
+        """Accepts a message, as `PrivateLinks.carry` does.
 
         Calls ``arrived``, unless it is None, when the message arrives. Returns None, because the
         arrival depends on messages still to come.
@@ -314,7 +314,7 @@ class SharedLinks:
     def carry_part(
         self, group: int, src: int, dst: int, size_bytes: float, latencies: int, arrived: Arrived
     ) -> None:
-        """Takes the bytes that a collective moves from one rank to another, now.
+        """Accepts the bytes that a collective now moves from one rank to another.
 
         They wait for earlier bytes of the group, and share the links with everything else. If many
         steps use the same link, their bytes may be one flow, which pays the latency of the route
@@ -433,7 +433,7 @@ class SharedCores(PrivateLinks):
     """A private link for each ordered pair of ranks, and cores shared by all ranks.
 
     Each message needs a core for the time it would take on an idle machine, or the time given by
-    the machine's costs of Gloo. The additional time of ``slower`` needs no core.
+    the machine's Gloo costs. The additional time of ``slower`` needs no core.
 
     Args:
         machine: the link, the cores, and the costs of Gloo.
@@ -475,7 +475,7 @@ class SharedCores(PrivateLinks):
         arrived: Arrived | None = None,
         apart_s: float = math.inf,
     ) -> float:
-        """Takes a message, as `PrivateLinks.carry` does; it needs a core once it begins."""
+        """Accepts a message, as `PrivateLinks.carry` does; it needs a core once it begins."""
         begin_s = max(ready_s, self.free_s(src, dst))
         arrives_s = super().carry(src, dst, size_bytes, ready_s)
         gloo = self.gloo
@@ -490,7 +490,7 @@ class SharedCores(PrivateLinks):
     def carry_piece(
         self, gloo: GlooCosts, dst: int, size_bytes: float, ready_s: float, apart_s: float
     ) -> float:
-        """Takes a message of a collective, which no link delays; returns its arrival time."""
+        """Accepts a collective's message, which no link delays; returns its arrival time."""
         return self._stall(gloo, dst, self._handle(gloo, ready_s, size_bytes), apart_s)
 
     def _handle(self, gloo: GlooCosts, begin_s: float, size_bytes: float) -> float:
@@ -526,7 +526,7 @@ def make_links(
 ) -> Links:
     """Returns the links of a run, with the arguments of ``ringsim.simulate``.
 
-    Each `Degrade` makes the messages of a pair slower.
+    Each `Degrade` makes the messages between a pair of ranks slower.
     """
     if (link is None) == (topology is None):
         got = "none" if link is None else "both"

@@ -57,8 +57,8 @@ class SimulatedMessage(SimulatedWork):
     Attributes:
         number: its index among the messages that had to wait for their other side; 0 if the other
             side was already posted.
-        met: the recv of a send.
-        arrives_s: for a send that left before its recv was posted, the arrival time.
+        met: the recv that matches a send.
+        arrives_s: the arrival time of a send that left before its recv was posted.
         entry: the messages carried out together with it, if the messages of a rank go in order.
     """
 
@@ -195,7 +195,7 @@ class Rendezvous:
             self.post(message)
 
     def waiting(self) -> Iterator[SimulatedMessage]:
-        """Yields the messages without their other side."""
+        """Yields the messages whose other side is missing."""
         for channel in self._channels.values():
             yield from channel.waiting
 
@@ -267,7 +267,7 @@ class Rendezvous:
 
 
 class Buffered(Rendezvous):
-    """Like `Rendezvous`, but a message up to a limit leaves as soon as it is sent.
+    """Like `Rendezvous`, but a message up to a size limit leaves as soon as it is sent.
 
     The tensor is copied, and the send is done.
     """
@@ -289,7 +289,7 @@ class Buffered(Rendezvous):
         super()._queue(channel, message)
 
     def _leave(self, send: SimulatedMessage) -> None:
-        """Sends a message; the send is done."""
+        """Sends a message, which completes the send."""
         send.arrives_s = NEVER
         send.complete(self._clock.now)
 

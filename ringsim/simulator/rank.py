@@ -69,7 +69,7 @@ class Shared:
 
         Args:
             tensors: the tensors that it carries.
-            copies: the number of times they count.
+            copies: the number of times that the tensors count.
             op: the reduction, or None.
 
         Raises:
@@ -115,11 +115,11 @@ class SimulatedRank(Rank):
         number: the number of this rank.
         world_size: the number of ranks.
         seed: the seed of its random numbers.
-        fails_at: the number of the operation at which it fails; None if it does not.
+        fails_at: the number of the operation at which it fails, or None if it does not.
 
     Attributes:
         blank: whether its messages carry zeros instead of the data of their tensors.
-        batch: the messages posted so far of a batch; None outside a batch.
+        batch: the messages posted so far of a batch, or None outside a batch.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class SimulatedRank(Rank):
         Args:
             sends: whether it is a send.
             team: the group.
-            place: the other side's rank in the group; None for any source.
+            place: the other side's rank in the group, or None for any source.
             tensors: a list of one tensor.
             tag: the tag of the message.
         """
@@ -207,7 +207,7 @@ class SimulatedRank(Rank):
         raise closed
 
     def _hand_over(self, message: SimulatedMessage) -> None:
-        """Passes a message to the matcher; lets the time pass that posting it takes."""
+        """Passes a message to the matcher, and lets the time for posting it pass."""
         shared, clock = self.shared, self.clock
         costs = shared.costs
         if costs is None:
@@ -251,7 +251,8 @@ class SimulatedRank(Rank):
             name: the name of the function in torch.distributed.
             team: the group.
             arguments: the arguments of the function, by name.
-            carried: the tensors whose size is recorded, if the function's own are pieces of them.
+            carried: the tensors whose size is recorded, if the function's own tensors are pieces of
+                them.
         """
         reading = READINGS[name]
         call = read_call(name, arguments, team)
@@ -293,7 +294,7 @@ class SimulatedRank(Rank):
     # -- failures and delays
 
     def _warm_up(self) -> None:
-        """Lets the time pass that the first operation of a new process takes, once."""
+        """Lets the extra time for a new process's first operation pass, once."""
         seconds, self._first_use_s = self._first_use_s, 0.0
         self.clock.work(seconds)
 
@@ -313,6 +314,6 @@ class SimulatedRank(Rank):
         self._operations += 1
 
     def refuse(self, make_error: Callable[[], BaseException], times: int) -> None:
-        """Makes the rank's next ``times`` operations raise an error: it can never continue."""
+        """Makes the rank's next ``times`` operations raise an error; it can never continue."""
         self._refusal, self._refusals = make_error, times
         self._hooked = True

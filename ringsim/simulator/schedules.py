@@ -147,7 +147,8 @@ class Setting:
     Attributes:
         source: the schedule.
         prices: the costs of its computations and messages.
-        sizes: the bytes of a message at each boundary between stages; None if they were not given.
+        sizes: the bytes of a message at each boundary between stages, or None if they were not
+            given.
         metadata: the metadata of its traces.
     """
 
@@ -211,7 +212,7 @@ class ScheduleRun:
     def bubble(self) -> float:
         """The fraction of the step in which ranks are idle, over all ranks.
 
-        0 for a step that takes no time.
+        The fraction is 0 for a step that takes no time.
         """
         whole = float(self.makespan) * self.num_ranks
         return float(self.idle.sum()) / whole if whole else 0.0
@@ -260,7 +261,7 @@ class ScheduleRun:
     def critical_path(self) -> CriticalPath:
         """The chain of computations and messages that takes as long as the step.
 
-        Each hop has the reason why it did not start earlier.
+        Each hop contains the reason that it did not start earlier.
         """
         return find_critical_path(self._times)
 
@@ -279,7 +280,7 @@ class ScheduleRun:
         return slack
 
     def sensitivity(self, by: float = 0.1, *, most: int = 8) -> Sensitivity:
-        """Finds the stage, link or message size that is worth improving, and the gain.
+        """Finds the stages, links or message sizes that are worth improving, and the gains.
 
         Args:
             by: the improvement, above 0 and below 1: 0.1 makes a thing 10 % faster, or messages
@@ -313,13 +314,13 @@ class ScheduleRun:
     def trace(
         self, *, ranks: Iterable[int] | None = None, between: tuple[float, float] | None = None
     ) -> Trace:
-        """Returns the step as a trace, like a trace of ranks that run it.
+        """Returns the step as a trace, like the trace from ranks that run it.
 
-        A unit of the costs is a second.
+        One unit of cost is one second.
 
         Args:
-            ranks: the ranks whose events to include; None for all. A message is included if both of
-                its ranks are.
+            ranks: the ranks whose events to include; None for all ranks. A message is included if
+                both of its ranks are included.
             between: the start and end of the time to include, in the unit of the costs; None for
                 all. Events that overlap it are included whole.
 
@@ -412,7 +413,7 @@ class WhatIfs:
     def bubble(self) -> Ints:
         """The fraction of the step in which ranks are idle, over all ranks, shape (K,).
 
-        0 for a step that takes no time.
+        The fraction is 0 for a step that takes no time.
         """
         whole = self.makespan * self.busy.shape[1]
         share: Ints = np.divide(
@@ -562,7 +563,7 @@ def _simulate(
 
 
 def _find_schedule(schedule: str | Schedule, *counts: int | None) -> Schedule:
-    """Returns the requested schedule; the counts go with a name."""
+    """Returns the requested schedule; the counts apply to a schedule given by name."""
     if not isinstance(schedule, Schedule):
         given: Any = counts  # make_schedule refuses missing counts
         return make_schedule(schedule, *given)
@@ -605,7 +606,7 @@ def _closed_form(
     sizes: list[int] | None,
     source: Source,
 ) -> Time | None:
-    """Returns the makespan by formula; None if no formula is known.
+    """Returns the makespan by formula, or None if no formula is known.
 
     Formulas assume that all stages, messages and links are alike.
     """
@@ -633,7 +634,7 @@ def _metadata(
 ) -> dict[str, Any]:
     """Returns a description of the simulation, for JSON.
 
-    Without a date, so that the same arguments give the same bytes.
+    The description has no date, so that the same arguments give the same bytes.
     """
     constants: dict[str, Any] = {"semantics": source.semantics, "ahead": source.ahead}
     constants |= {name: _as_json(cost) for name, cost in vars(costs).items()}

@@ -19,7 +19,7 @@ __all__ = ["simulate_script"]
 def simulate_script(
     script: str, arguments: Sequence[str] = (), *, module: bool = False, **options: Any
 ) -> Trace:
-    """Runs a torchrun script on simulated ranks, which its ``init_process_group`` joins.
+    """Runs a torchrun script on simulated ranks; its ``init_process_group`` joins the ranks.
 
     Args:
         script: the path of a Python file, or the name of a module.

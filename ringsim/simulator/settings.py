@@ -1,4 +1,4 @@
-"""The checked arguments of ``ringsim.simulate``, in the form in which processes exchange them."""
+"""The checked arguments of ``ringsim.simulate``, in the form that processes exchange."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Settings"]
 
 @dataclass(frozen=True)
 class Settings:
-    """The arguments of ``ringsim.simulate``, which describes them."""
+    """The arguments of ``ringsim.simulate``; see there for their meaning."""
 
     world_size: int
     link: Link | Mapping[tuple[int, int], Link] | None

@@ -126,7 +126,7 @@ def _pin_to_one_core() -> None:
 
 
 class _Outputs:
-    """The output of simulated ranks, kept by rank and shown like that of real ranks.
+    """The output of simulated ranks, kept by rank and shown like real ranks' output.
 
     Replaces ``sys.stdout`` and ``sys.stderr``.
     """
@@ -258,13 +258,13 @@ class _Simulation:
         return Outcome(self._make_trace(complete=True))
 
     def interrupt(self) -> Outcome:
-        """Returns the outcome so far; called by another thread."""
+        """Returns the outcome so far; called from another thread."""
         trace = self._make_trace(complete=False)
         found = explain(trace)
         return Outcome(trace, None, found if found.findings else None)
 
     def _report_wait(self, reason: str) -> None:
-        """Ends the run because a rank can never give way; called by another thread."""
+        """Ends the run because a rank can never give way; called from another thread."""
         error = RingError(reason, trace=self._make_trace(complete=False))
         self.give_up(Outcome(error.trace, error))
 
@@ -372,7 +372,7 @@ class _Simulation:
     def _judge(self) -> RingError | None:
         """Ends the ranks that can never continue; returns an error with the reason.
 
-        Returns None if there are no such ranks, or if another rank has failed before.
+        Returns None if there are no such ranks, or if a different rank has already failed.
         """
         failed = {report.rank for report in self._reports}
         stuck = [
@@ -464,7 +464,7 @@ class _Simulation:
     # -- the trace
 
     def _make_trace(self, *, complete: bool) -> Trace:
-        """Makes the trace of the events recorded so far."""
+        """Creates the trace from the events recorded so far."""
         events = self._recorder.read()
         tables = events.tables
         files = tuple(rename_file(name, self._cells) for name in tables.files)

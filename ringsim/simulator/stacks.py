@@ -27,7 +27,7 @@ class ThreadStack:
     """A thread, which waits for its own lock.
 
     Args:
-        live: the function that runs on it; None for the stack that is already running.
+        live: the function that runs on it, or None for the stack that is already running.
     """
 
     def __init__(self, live: Callable[[], None] | None) -> None:
@@ -92,7 +92,7 @@ class GreenletStack(ThreadStack):
                 )
 
     def wake(self) -> None:
-        """Does nothing: the stack that waits or ends switches to the woken one."""
+        """Does nothing, because the stack that waits or ends switches to the woken one."""
 
     def wait(self, woken: Any) -> None:
         """Switches to another greenlet; meanwhile gradients are recorded, which is the default."""

@@ -32,14 +32,14 @@ def make_trace(
     ranks: Sequence[int] | None,
     between: tuple[float, float] | None,
 ) -> Trace:
-    """Returns the trace of a simulated step; a unit of the costs is a second.
+    """Returns the trace of a simulated step; one unit of cost is one second.
 
     Args:
         times: the times of all events.
-        sizes: the bytes of a message at each boundary between stages; None if they are unknown.
+        sizes: the bytes of a message at each boundary between stages, or None if they are unknown.
         metadata: the metadata of the trace.
-        ranks: the ranks whose events to include; None for all. A message is included if both of its
-            ranks are.
+        ranks: the ranks whose events to include; None for all ranks. A message is included if both
+            of its ranks are included.
         between: the start and end of the time to include; None for all. Events that overlap it are
             included whole.
 
@@ -219,7 +219,7 @@ def _payloads(
 ) -> tuple[tuple[Payload, ...], Ints]:
     """Returns the payloads of the messages, and the number of each message's payload.
 
-    Empty if the sizes are unknown.
+    There are no payloads if the sizes are unknown.
     """
     if sizes is None:
         return (), np.full(len(some), NONE)

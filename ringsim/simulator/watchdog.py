@@ -2,8 +2,9 @@
 
 Such a wait would silently stop the clock and all ranks forever. So a thread watches the rank that
 has the baton. The process reports the rank and ends if the rank's thread has slept for some seconds
-without using the CPU: in torch code, on a lock, or for another thread although the worker has none.
-A worker that sleeps in ``time.sleep``, or waits for its own thread or process, is not affected.
+without using the CPU: in torch code, on a lock, or for a different thread although the worker has
+no other thread. A worker that sleeps in ``time.sleep``, or waits for its own thread or process, is
+not affected.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def _look(clock: Clock, over: threading.Event) -> None:
 
 
 def _used_time(thread: int) -> tuple[str, ...]:
-    """Returns the CPU time of a thread in ticks; empty if the system hides it."""
+    """Returns the CPU time of a thread in ticks, or () if the system hides it."""
     try:
         fields = Path(f"/proc/self/task/{thread}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -88,7 +89,7 @@ def _has_threads(clock: Clock) -> bool:
 
 
 def _channel_of(thread: int) -> str:
-    """Returns the kernel function in which a thread sleeps; "" if the system hides it."""
+    """Returns the kernel function in which a thread sleeps, or "" if the system hides it."""
     try:
         return Path(f"/proc/self/task/{thread}/wchan").read_text()
     except OSError:

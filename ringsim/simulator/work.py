@@ -58,7 +58,7 @@ class Team(Members):
         return f'Team("{self.group_name}", {name_ranks(self.ranks)})'
 
     def rank(self) -> int:
-        """Returns the calling rank's place in the group, -1 outside."""
+        """Returns the calling rank's place in the group, or -1 outside it."""
         return self.places.get(self.clock.current.number, -1)
 
     def check(self, what: str, tensor: Any) -> torch.Tensor:
@@ -118,7 +118,7 @@ def copy_tensor(source: torch.Tensor, target: torch.Tensor) -> None:
 
 
 def _copy_data(source: torch.Tensor, target: torch.Tensor) -> None:
-    """Copies a tensor into another of the same number of elements; tensors may lack data."""
+    """Copies a tensor into another with the same number of elements; tensors may lack data."""
     if source.is_meta or target.is_meta:
         if source.is_meta and target.is_meta:
             return
@@ -165,7 +165,7 @@ class SimulatedWork(Work):
         awaited: whether its rank has started to wait, so that the record has the time of the wait.
         error: the error that its wait raises, or None.
         peer: the global rank of the other side, or of the root; negative if there is none.
-        tag: the tag of a message; -1 if there is none.
+        tag: the tag of a message, or -1 if there is none.
     """
 
     # class attributes until they change: most operations never change them
@@ -183,7 +183,7 @@ class SimulatedWork(Work):
     def wait(self, timeout: Any = None) -> bool:
         """Blocks until the operation is done; returns True.
 
-        At most for ``timeout`` (seconds, or a ``timedelta``) of virtual time.
+        Waits for at most ``timeout`` (seconds, or a ``timedelta``) of virtual time.
 
         Raises:
             RunTimeout: the time limit has passed. If the operation is a message, its two ranks
@@ -264,7 +264,7 @@ class SimulatedWork(Work):
         """
 
     def complete(self, time_s: float) -> None:
-        """Sets when the operation is done, and wakes its rank at that time if it waits."""
+        """Sets the time at which the operation is done; wakes its rank then if it waits."""
         self.done_s = time_s
         if self.future is not None:
             self.rank.clock.at(time_s, self._bring_future)
@@ -327,7 +327,7 @@ class SimulatedWork(Work):
             raise
 
     def _bring_future(self) -> None:
-        """Lets the rank's own thread complete the future, so that callbacks run there."""
+        """Makes the rank's own thread complete the future, so that callbacks run there."""
         self.rank.errands.append(self._fulfil)
         self.rank.clock.at(self.rank.clock.now, self.rank)
 
@@ -355,7 +355,7 @@ class SimulatedWork(Work):
             self.rank.recorder.complete_at_once(slot)
 
     def close_record(self, status: int) -> None:
-        """Records that the operation is done or has failed, once."""
+        """Records once that the operation is done or has failed."""
         slots, self.slots = self.slots, ()
         for slot in slots:
             self.rank.recorder.complete(slot, status)
@@ -363,7 +363,7 @@ class SimulatedWork(Work):
     def complete_record(self, recorder: Recorder, slot: int) -> bool:
         """Makes the wait for this operation complete another record as well.
 
-        Returns False if it was already waited for.
+        Returns False if the program has already waited for the operation.
         """
         if not self.slots or recorder is not self.rank.recorder:
             return False
@@ -379,5 +379,5 @@ class SimulatedWork(Work):
             )
 
     def place_of_call(self) -> str:
-        """Returns the line that posted the operation, as " at ring.py:7", or "" if unknown."""
+        """Returns the line that posted the operation, such as " at ring.py:7", or "" if unknown."""
         return self.rank.recorder.place_of(self.slots[0]) if self.slots else ""

@@ -213,7 +213,7 @@ class Worlds:
         Members wait for each other; this takes no time.
 
         Returns:
-            The group; None on a rank that is not a member.
+            The group, or None on a rank that is not a member.
 
         Raises:
             RendezvousFailed: another rank creates a different group at this point.
@@ -259,7 +259,7 @@ class Worlds:
         return self._shared.make_kind(Payload("ranks", tuple(sorted(members)), 0))
 
     def _meet(self, making: _Making, makers: Team, members: tuple[int, ...]) -> None:
-        """Waits for the other members; recorded as on real ranks, as a collective of all ranks."""
+        """Waits for the other members; recorded as a collective of all ranks, as on real ranks."""
         rank: Any = self._clock.current
         shared, team, now_s = self._shared, making.group.team, self._clock.now
         if makers.number == NONE:
@@ -366,7 +366,7 @@ class Worlds:
         self._register_in_cpp(name, group)
 
     def _make_set_default(self, call: Callable[..., None]) -> Callable[..., None]:
-        """Makes the replacement for torch's function that sets the default group of a rank."""
+        """Creates the replacement for torch's function that sets the default group of a rank."""
 
         @functools.wraps(call)
         def set_default(group: Any) -> None:
@@ -380,7 +380,7 @@ class Worlds:
         return set_default
 
     def _make_check_batch(self, call: Callable[..., None]) -> Callable[..., None]:
-        """Makes the replacement for the function that ``batch_isend_irecv`` calls first."""
+        """Creates the replacement for the function that ``batch_isend_irecv`` calls first."""
 
         @functools.wraps(call)
         def check_batch(p2p_op_list: Any) -> None:
@@ -391,7 +391,7 @@ class Worlds:
         return check_batch
 
     def _make_init(self, call: Callable[..., None]) -> Callable[..., None]:
-        """Makes ``init_process_group``, which joins the existing ranks."""
+        """Creates the ``init_process_group`` that joins the existing ranks."""
         signature = inspect.signature(call)
 
         @functools.wraps(call)
@@ -419,7 +419,7 @@ class Worlds:
         self._enter(self._generations[number].default)
 
     def _make_wait(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Makes ``Future.wait``, in which a rank gives way while it waits."""
+        """Creates the ``Future.wait`` in which a rank gives way while it waits."""
         clock = self._clock
 
         @functools.wraps(call)

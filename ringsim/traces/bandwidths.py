@@ -114,7 +114,7 @@ _LARGEST_LOAD: Final = 1e9
 class Bandwidths:
     """Measured, published or simulated bandwidths: one row for each pattern, edge and size.
 
-    A notebook shows the chart, a terminal the table.
+    A notebook shows the chart, and a terminal shows the table.
 
     Args:
         columns: numpy arrays of equal length, named and typed as in ``COLUMNS``; NaN if unknown.
@@ -176,14 +176,14 @@ class Bandwidths:
         return found
 
     def series(self) -> list[tuple[str, str, int, int]]:
-        """Returns the (pattern, backend, src, dst) of all series, in order of their first rows."""
+        """Returns the (pattern, backend, src, dst) of each series, in order of its first row."""
         names = ("pattern", "backend", "src", "dst")
         return list(
             dict.fromkeys(zip(*(self.columns[name].tolist() for name in names), strict=True))
         )
 
     def where(self, pattern: str, backend: str, src: int, dst: int) -> Ints:
-        """Returns the mask of the rows of one series, given as listed by ``series``."""
+        """Returns the mask of the rows in one series, given in the form that ``series`` lists."""
         columns = self.columns
         mask: Ints = (
             (columns["pattern"] == pattern)
@@ -263,7 +263,7 @@ class Bandwidths:
         )
 
     def __repr__(self) -> str:
-        """Returns the table as text: one line per row, then the fits."""
+        """Returns the table as text, with one line per row, followed by the fits."""
         header = ("latency", "p10", "p90", "algbw", "busbw", "n")
         lines = [
             f"{'pattern':11} {'backend':8} {'edge':>6} {'size':>9}"
@@ -318,7 +318,7 @@ class Bandwidths:
 
 
 def make_bandwidths(rows: Iterable[Mapping[str, Any]], metadata: dict[str, Any]) -> Bandwidths:
-    """Makes a table from rows.
+    """Creates a table from rows.
 
     Args:
         rows: values of ``COLUMNS`` by name; ``pattern``, ``size_bytes``, ``backend`` and ``kind``
@@ -465,7 +465,7 @@ class Regime:
     Args:
         first: the index of its smallest size.
         last: the index of its largest size.
-        link: the line; None for a single size.
+        link: the line, or None for a single size.
     """
 
     first: int
@@ -489,7 +489,7 @@ def find_regimes(
         p90_s: the 90th percentiles; the medians by default.
 
     Returns:
-        The regimes from small to large: one if there is no break, none if there are no sizes.
+        The regimes from small to large: one regime without a break, and none without sizes.
 
     Example:
         >>> sizes = [2**power for power in range(10, 20)]
@@ -528,7 +528,7 @@ def find_regimes(
 def _breaks(points: Floats) -> list[int]:
     """Returns the index of each size that begins a regime, except the first.
 
-    The rows of ``points`` are sizes, times, p10 and p90.
+    The rows of ``points`` hold the sizes, the times, p10 and p90.
     """
     places = range(1, points.shape[1])
     at = next((place for place in places if _falls(points, place)), None)
@@ -547,7 +547,7 @@ def _falls(points: Floats, at: int) -> bool:
 
 
 def _jump(points: Floats, at: int) -> float | None:
-    """Returns the residuals of both sides' fits if each misses the other side, else None."""
+    """Returns the residuals of both sides' fits if each misses the other side, or else None."""
     sizes, times, low, high = points
     if not LEAST_SIZES <= at <= len(sizes) - LEAST_SIZES:
         return None
@@ -572,7 +572,7 @@ def _jump(points: Floats, at: int) -> float | None:
 
 
 def _line(sizes: Floats, times: Floats) -> Floats:
-    """Returns the best line by relative errors.
+    """Returns the line with the smallest relative errors.
 
     Unlike the line of ``fit_link``, it may start below 0, as is necessary after a change of slope.
     """
@@ -584,5 +584,5 @@ def _line(sizes: Floats, times: Floats) -> Floats:
 
 
 def _misses(line: Floats, sizes: Any, times: Any) -> Any:
-    """Returns the overestimate of the line, as a share of the measured time."""
+    """Returns the line's overestimate, as a share of the measured time."""
     return (line[0] + line[1] * sizes) / times - 1

@@ -1,4 +1,4 @@
-"""Notebook cells: their names replace the names of their temporary files."""
+"""The names of notebook cells, which replace the names of the cells' temporary files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def name_cells(filenames: Iterable[str]) -> dict[str, str]:
 
 
 def rename_file(name: str, cells: Mapping[str, str]) -> str:
-    """Returns a file name with cells named as by ``name_cells``.
+    """Returns a file name, with a cell's file named as by ``name_cells``.
 
     Example:
         >>> rename_file(

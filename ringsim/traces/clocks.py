@@ -1,4 +1,4 @@
-"""Clocks of several machines.
+"""The clocks of several machines.
 
 The ranks compare their clocks during the run, which makes the times of their events comparable. A
 clock (CLOCK_MONOTONIC of one boot and one time namespace) counts from its own starting point, and
@@ -58,10 +58,10 @@ class Clock(NamedTuple):
     """One clock of a run, compared with rank 0's clock.
 
     Attributes:
-        ranks: the ranks that it timed.
+        ranks: the ranks that the clock timed.
         host: the host of these ranks.
-        offset_ns: the offset added to its times at the first comparison, relative to the offset of
-            rank 0's clock.
+        offset_ns: the offset added to the clock's times at the first comparison, relative to the
+            offset of rank 0's clock.
         uncertainty_ns: the largest possible error of a time in this run against rank 0's clock;
             None if the clocks were not compared.
         drift_ppm: how much faster rank 0's clock ran between the first and the last comparison, in
@@ -162,7 +162,7 @@ def find_clocks(metas: Mapping[int, Mapping[str, Any]], start_ns: int) -> list[d
 def _compare(
     meta: Mapping[str, Any], start_ns: int, found: Mapping[int, list[list[int]]]
 ) -> list[list[int]]:
-    """Returns a clock's comparisons with the reference.
+    """Returns a clock's comparisons with the reference clock.
 
     Uses the comparisons with clocks whose own offset is known.
     """
@@ -194,7 +194,7 @@ def _compare(
 def _combine(before: Sample, after: Sample) -> list[int]:
     """Returns the comparison that is consistent with two comparisons.
 
-    If they contradict each other, it is the more exact one.
+    If they contradict each other, returns the more exact comparison.
 
     Example:
         >>> _combine([0, 100, 50], [10_000, 180, 50]), _combine([0, 100, 50], [10_000, 300, 20])
@@ -213,7 +213,7 @@ def _combine(before: Sample, after: Sample) -> list[int]:
 def are_clocks(value: Any) -> bool:
     """Returns whether the value is valid as ``metadata["clocks"]``.
 
-    Numbers must be within limits, times ascending, and no clock twice as fast as another.
+    Numbers must be within limits, times must ascend, and no clock may be twice as fast as another.
     """
     if not are_all(value, dict):
         return False
@@ -293,7 +293,7 @@ def align(events: Events, clocks: Sequence[Mapping[str, Any]]) -> Events:
 
 
 def unalign(events: Events, clocks: Sequence[Mapping[str, Any]]) -> Events:
-    """Returns the events with the times that each clock showed, the inverse of ``align``."""
+    """Returns the events with the times that each clock showed; the inverse of ``align``."""
     return _shift(events, clocks, _shift_back)
 
 
@@ -331,7 +331,7 @@ def _shift(events: Events, clocks: Sequence[Mapping[str, Any]], find: Any) -> Ev
 def align_run(
     events: Events, clocks: Sequence[Mapping[str, Any]], start_ns: int | None
 ) -> tuple[Events, list[dict[str, Any]], int]:
-    """Aligns the events of a run just read, and makes their times count from its start.
+    """Aligns the events of a newly read run, and makes their times count from the run's start.
 
     Args:
         events: the events with the times that the clocks showed.

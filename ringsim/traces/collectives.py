@@ -44,13 +44,13 @@ class Collective(NamedTuple):
     Attributes:
         name: the simplest torch name.
         family: the row of the table above.
-        shares: the multiple of (n - 1) / n that is its bus factor; 0 for a factor of 1, None for no
+        shares: the bus factor, as a multiple of (n - 1) / n; 0 for a factor of 1, None for no
             factor.
-        others: other names, of torch and DeepSpeed. Ranks may use different names for the same
+        others: other names, from torch and DeepSpeed. Ranks may use different names for the same
             collective.
         root: "src" or "dst" for operations with a root, else empty.
         reduces: whether it combines values.
-        uneven: whether the sizes of the ranks may differ.
+        uneven: whether the ranks' sizes may differ.
     """
 
     name: str
@@ -205,14 +205,14 @@ def _spread(size: int, root: int, have: int, amount: int) -> list[Transfer]:
 
 
 def bus_factor(op: str, group_size: int) -> float:
-    """Returns the factor from the algorithm bandwidth of an operation to its bus bandwidth.
+    """Returns the ratio of an operation's bus bandwidth to its algorithm bandwidth.
 
     Args:
         op: the operation, as torch spells it.
         group_size: the number of ranks in its group, at least 1.
 
     Returns:
-        The factor; NaN for an operation without one: a barrier, which carries no data, or an
+        The factor, or NaN for an operation without one: a barrier, which carries no data, or an
         operation whose factor is unknown.
 
     Example:
@@ -243,7 +243,7 @@ def algbw_gb_per_s(size_bytes: int, duration_us: float) -> float:
         duration_us: t, in microseconds.
 
     Returns:
-        The bandwidth; NaN if no data was carried or the time is unknown.
+        The bandwidth, or NaN if no data was carried or the time is unknown.
 
     Example:
         >>> algbw_gb_per_s(1_000_000, 500.0)
@@ -262,7 +262,7 @@ def busbw_gb_per_s(op: str, size_bytes: int, duration_us: float, group_size: int
         group_size: the number of ranks in its group, at least 1.
 
     Returns:
-        The bandwidth; NaN if no data was carried, the time is unknown, or the operation has no
+        The bandwidth, or NaN if no data was carried, the time is unknown, or the operation has no
         factor.
 
     Example:

@@ -13,7 +13,7 @@ Bundle = tuple[dict[str, Any], dict[str, Any]]  # data and metadata, as Jupyter 
 
 
 class Style(TypedDict, total=False):
-    """The style of a picture; all functions ``plot_...`` take these keywords.
+    """The style of a picture; all ``plot_...`` functions take these keywords.
 
     Attributes:
         figsize: the width and height of the new figure in inches; a height of None fits the picture

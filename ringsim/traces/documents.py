@@ -82,7 +82,7 @@ _FORMS: Final[Forms] = dict.fromkeys(
 
 
 def check_metadata(metadata: Any, forms: Forms) -> None:
-    """Raises ValueError unless the metadata, and those of its entries that are read, are valid."""
+    """Raises ValueError unless the metadata and the entries that are read from it are valid."""
     if not isinstance(metadata, dict):
         raise ValueError("the metadata is not an object")
     for key, (is_such, form) in {**_FORMS, **forms}.items():

@@ -1,4 +1,4 @@
-"""Single events, added in any order, that become a trace."""
+"""Makes a trace of single events, added in any order."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Rows:
         self._numbers: dict[str, dict[Any, int]] = {name: {} for name in _NAMED}
 
     def add(self, rank: int, op: str, post_ns: int, **columns: Any) -> None:
-        """Adds one event, given torch's name of its operation; times may count from any moment.
+        """Adds one event, given torch's name for its operation; times may count from any moment.
 
         The other columns are passed by name: ``group`` is a Group, ``payload`` a Payload, ``label``
         and ``file`` are strings.
@@ -62,7 +62,7 @@ class Rows:
     def trace(self, metadata: dict[str, Any]) -> Trace:
         """Returns the trace: each rank's events in posting order, the earliest at 0.
 
-        Raises ValueError if the events cannot be those of a run.
+        Raises ValueError if the events cannot belong to a run.
         """
         first = min((row["post_ns"] for row in self._rows), default=0)
         ordered = sorted(self._rows, key=lambda row: (row["rank"], row["post_ns"]))

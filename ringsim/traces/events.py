@@ -113,7 +113,7 @@ class Group(NamedTuple):
     """A process group: its name and its members.
 
     The name is "world", "ring:2>3", and so on; the members are global ranks in the group's order.
-    ``world`` counts how often the process groups were created again since the recording began.
+    ``world`` counts the times that the process groups were created again since the recording began.
     Names repeat in a new world, and messages of different worlds never match.
     """
 
@@ -127,7 +127,7 @@ class Payload(NamedTuple):
 
     It has a dtype ("float32"), a shape, and a size in bytes, from which the bandwidth is computed.
     ``reduction`` is the way in which an operation combines the values of the ranks, such as "SUM";
-    it is empty for other operations and in files of ringsim 0.1.0. ``strides`` are the strides of
+    it is empty for other operations and in files from ringsim 0.1.0. ``strides`` are the strides of
     tensors that are not contiguous, for collectives that depend on the memory layout. For an
     all_to_all, ``splits`` are the bytes sent to each rank of the group and the bytes received from
     each.
@@ -196,7 +196,7 @@ class Events:
 
     @property
     def size_bytes(self) -> Ints:
-        """The size of each event in bytes (int64), -1 for spans and marks."""
+        """The size of each event in bytes (int64), or -1 for spans and marks."""
         sizes = np.array(
             [payload.size_bytes for payload in self.tables.payloads] + [NONE], dtype=np.int64
         )
@@ -234,7 +234,7 @@ COLUMN_DTYPES.update(
 
 
 def make_events(columns: dict[str, Any], tables: Tables = Tables()) -> Events:
-    """Makes events from columns given by name, each converted to its dtype.
+    """Creates events from columns given by name, each converted to its dtype.
 
     A missing column is filled with -1.
 
@@ -270,7 +270,7 @@ def make_events(columns: dict[str, Any], tables: Tables = Tables()) -> Events:
 def concatenate(parts: Sequence[Events]) -> Events:
     """Concatenates parts of one run.
 
-    There must be at least one part, and all use the tables of the last.
+    There must be at least one part, and all parts use the tables of the last one.
 
     Example:
         >>> events = make_events({"rank": [0, 1], "op": [OP_CODES["send"], OP_CODES["recv"]]})
@@ -388,7 +388,7 @@ def readable(value: Any, *, lines: bool = False) -> Any:
 
     Args:
         value: any JSON data.
-        lines: whether strings may have several lines; those under the keys "ends", "caught" and
+        lines: whether strings may have several lines; strings under the keys "ends", "caught" and
             "notes" always may.
 
     Example:
@@ -408,7 +408,7 @@ def readable(value: Any, *, lines: bool = False) -> Any:
 
 
 def read_word(value: Any) -> str:
-    """Returns ``value``, made ``readable``.
+    """Returns ``value`` with its strings made ``readable``.
 
     Raises:
         ValueError: it is not a string.
@@ -461,7 +461,7 @@ def word_notice(kind: str, message: str) -> str:
 
 
 def read_notice(label: str) -> tuple[str, str] | None:
-    """Returns the kind and message of a label made by ``word_notice``, None for other labels.
+    """Returns the kind and message of a label made by ``word_notice``, or None for other labels.
 
     Example:
         >>> read_notice("! buffer_hazard: two buffers overlap."), read_notice("warm-up is over")

@@ -1,4 +1,4 @@
-"""A trace as one file, ``*.ringtrace``: written completely or not at all, read without trust.
+"""Trace files (``*.ringtrace``), written completely or not at all, and read without trust.
 
 The file is a zip archive with two uncompressed members::
 
@@ -102,7 +102,7 @@ _TIMES: Final = ("seq", "post_ns", "wait_ns", "done_ns")
 def save(trace: Trace, path: str | PathLike[str]) -> None:
     """Writes a trace to one file, completely or not at all.
 
-    The same trace gives the same bytes. Results and output of the workers are not saved.
+    The same trace gives the same bytes. The workers' results and output are not saved.
 
     Args:
         trace: the trace to save; its metadata must be JSON-able.
@@ -186,7 +186,7 @@ def load(
 ) -> Trace | list[Trace]:
     """Reads a trace file, several files of different runs, or a part of a run.
 
-    A part of a run is read without the rest of its file. The result equals that of
+    A part of a run is read without reading the rest of the file. The result equals that of
     ``Trace.filter``, with one difference: if the other side of an operation is not read, it may
     never have been posted. All such operations count as left out, and none as unmatched.
 
@@ -195,7 +195,7 @@ def load(
     note in its metadata reports it.
 
     Args:
-        path: the file, or a directory of parts; or several of them.
+        path: a file or a directory of parts, or several of them.
         ranks: one rank or several; all by default.
         between_s: the begin and end of a time range, in seconds from the start of the run.
 
@@ -290,7 +290,7 @@ def merge(directories: Sequence[str | PathLike[str]]) -> Trace:
 
 
 def _recover(parts: Path, otherwise: str) -> Trace:
-    """Returns the trace made from parts; ``otherwise`` begins the error if that fails."""
+    """Returns the trace made from parts; ``otherwise`` begins the error message on failure."""
     try:
         events, metadata = read_run(parts)
         if not metadata["ranks"]:
@@ -304,7 +304,7 @@ def _recover(parts: Path, otherwise: str) -> Trace:
 def _load(path: str, ranks: Numbers | None, between_s: Stretch | None) -> Trace:
     """Reads the row groups that can hold the requested events.
 
-    Checks the checksum of the whole file, or of each page for a part.
+    Checks the whole file's checksum, or each page's checksum if only a part is read.
     """
     is_whole = ranks is None and between_s is None
     with _opened(path) as (file, archive):
@@ -338,7 +338,7 @@ def _load(path: str, ranks: Numbers | None, between_s: Stretch | None) -> Trace:
 
 
 def read_by_rank(path: str | PathLike[str]) -> Iterator[Trace]:
-    """Yields a run a few whole ranks at a time, in the order of ranks.
+    """Yields a run a few whole ranks at a time, in rank order.
 
     The pieces are traces with the run's metadata; the last may be empty. Memory holds one row group
     and the longest rank at a time.
@@ -459,7 +459,7 @@ def _open_zip(file: BinaryIO) -> zipfile.ZipFile:
 
 
 class _Section(io.RawIOBase):
-    """A member of the archive as a separate file, of which only requested parts are read.
+    """A member of the archive, used as a separate file; only requested parts are read.
 
     To seek backwards, zipfile would read the member from the start.
     """
@@ -599,7 +599,7 @@ def _open_events(source: Any, meta: dict[str, Any]) -> pq.ParquetFile:
 def _read_rows(
     parquet: pq.ParquetFile, tables: Tables, groups: Sequence[int] | None = None
 ) -> Events:
-    """Reads row groups, by default all."""
+    """Reads row groups; by default, reads all of them."""
     table = parquet.read_row_groups(
         range(parquet.num_row_groups) if groups is None else groups, use_threads=False
     )
@@ -623,7 +623,7 @@ def _spans(parquet: pq.ParquetFile) -> Iterator[tuple[int, int, int] | None]:
 
 
 def _is_wanted(first: int, last: int, post_ns: int, ranks: Sequence[int], last_ns: float) -> bool:
-    """Returns whether a row group can hold an event of these ranks, posted by then.
+    """Returns whether a row group can hold an event of these ranks posted up to ``last_ns``.
 
     ``ranks`` is sorted.
     """
@@ -700,7 +700,7 @@ _FORMS: Final[Forms] = {
 
 
 def check_run(events: Events, metadata: Any) -> None:
-    """Raises ValueError unless events and metadata can be those of a run.
+    """Raises ValueError unless the events and metadata can belong to a run.
 
     All readers of a trace rely on this check.
     """

@@ -1,10 +1,10 @@
-"""A part of a trace: some ranks, a time range, some operations, groups or steps.
+"""Selects a part of a trace by ranks, time range, operations, groups or steps.
 
-A part is a trace like any other. Only one thing shows that events were left out: an operation whose
-other side is not in the part, and a collective that is missing on some of the ranks that called it,
-are *apart*. They match nothing, so that no later message takes the place of one that was left out.
-They do not count as unmatched either, because they had a partner. ``metadata["part"]`` lists their
-indices among the events, and describes the selection.
+A part is a trace like any other. There is only one sign that events were left out: an
+operation whose other side is not in the part, and a collective that is missing on some of the ranks
+that called it, are *apart*. They match nothing, so that no later message takes the place of one
+that was left out. They do not count as unmatched either, because they had a partner.
+``metadata["part"]`` lists their indices among the events, and describes the selection.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ def part_of_file(
     """Returns the events that meet the conditions, from a file that was only partly read.
 
     Args:
-        trace: the events read: all of the chosen ranks, at least up to the end of the time range.
+        trace: the events read, with all events of the chosen ranks at least up to the end of the
+            time range.
         chosen: the ranks, as ``choose`` returns them.
         ranks: the ranks as the user gave them.
         between_s: the time range as the user gave it.
@@ -116,7 +117,7 @@ def part_of_file(
 
 
 def take(trace: Trace, kept: Ints, said: Sequence[str] = ()) -> Trace:
-    """Returns the events of a mask as a trace that lists those that are apart."""
+    """Returns the masked events as a trace that lists the operations that are apart."""
     events, messages = trace.events, trace.messages
     apart = np.zeros(len(events), dtype=bool)
     apart[trace.apart] = True

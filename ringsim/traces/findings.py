@@ -63,15 +63,15 @@ class Operation:
     Attributes:
         rank: the rank that posted it.
         op: its name in torch.
-        peer: the global rank of the other side, or the root of a collective; -1 for none, -2 for
-            "from any source".
-        tag: the tag of the message, -1 for none.
+        peer: the global rank of the other side, or the root of a collective; -1 if there is none,
+            and -2 for "from any source".
+        tag: the tag of the message, or -1 for none.
         group: the name of the process group.
-        size_bytes: the size of its payload, -1 if unknown.
-        dtype: a dtype such as "float32", empty if it has no payload.
+        size_bytes: the size of its payload, or -1 if unknown.
+        dtype: a dtype such as "float32", or "" if it has no payload.
         shape: the shape of its payload.
-        file: the user's source file, empty if unknown.
-        line: the line in that file, -1 if unknown.
+        file: the user's source file, or "" if unknown.
+        line: the line in that file, or -1 if unknown.
         status: "in_flight", "ok" or "error".
         waited_s: the time that the rank has been blocked in it, in seconds.
 
@@ -111,7 +111,7 @@ class Operation:
 
     @property
     def place(self) -> str:
-        """The file and line of the call, without directories; empty if unknown.
+        """The file and line of the call, without directories, or "" if unknown.
 
         For example "ring.py:41", or "train.py:40 > ring.py:5" for a call in a thin wrapper.
         """
@@ -153,7 +153,7 @@ class Operation:
 
 
 def payload_text(operation: Operation) -> str:
-    """Returns an operation's payload as "float32[2,3]"; empty if it has none."""
+    """Returns an operation's payload, such as "float32[2,3]", or "" if it has none."""
     return f"{operation.dtype}[{','.join(map(str, operation.shape))}]" if operation.dtype else ""
 
 
@@ -177,9 +177,9 @@ class End(NamedTuple):
         state: "exited", "failed", "killed"; if it had not ended, "running", "blocked", "stopped"
             or "unknown".
         about: the predicate of a sentence for messages: "raised ValueError: no such layer".
-        at_ns: the time, in ns from the start of the run; None if unknown.
-        error: the name of the exception's type, "" for none.
-        how: one of the constants above, "" for none of them.
+        at_ns: the time, in ns from the start of the run, or None if unknown.
+        error: the name of the exception's type, or "" if there was none.
+        how: one of the constants above, or "" if none applies.
     """
 
     state: str
@@ -201,8 +201,8 @@ class Finding:
         operations: the operations that are the evidence.
         message: a headline, then an indented line for each piece of evidence.
         hint: advice, or further observations, one per line; may be empty.
-        consequences: the findings that follow from it.
-        end: the end of the first of the ranks, if that end is the cause.
+        consequences: the findings that follow from this finding.
+        end: the end of the first rank in ``ranks``, if that end is the cause.
 
     Example:
         >>> print(Finding("peer_exited", (0, 1), (), "rank 0 has left.", "Let it send first."))
@@ -229,7 +229,7 @@ _SHOWN: Final = 8  # lines of evidence or consequences
 
 
 def lines_text(lines: Sequence[str]) -> str:
-    """Returns lines indented to follow a headline; only the first ones if there are many.
+    """Returns lines indented to follow a headline, or only the first few if there are many.
 
     Example:
         >>> print("deadlock:" + lines_text(["rank 0 waits", "rank 1 waits"]))
@@ -248,7 +248,7 @@ class Edge:
     Attributes:
         rank: the rank that waits.
         peer: the rank that it waits for.
-        operation: the operation that it waits in; None if unknown.
+        operation: the operation that it waits in, or None if unknown.
         in_cycle: whether the edge is part of the cycle.
     """
 
@@ -268,7 +268,7 @@ class Diagnosis:
         findings: the causes, with their effects folded into ``consequences``; empty if nothing is
             wrong.
         world_size: the number of ranks.
-        edges: the waits of ranks for other ranks.
+        edges: the waits between ranks.
         states: the state of each rank: "running", "blocked", "exited", ...; empty if unknown.
         trace: the recorded trace, for the picture.
         notes: observations that are not faults: the total waiting and its main cause, and errors
@@ -288,7 +288,7 @@ class Diagnosis:
 
     @property
     def kind(self) -> str:
-        """The kind of the root cause, empty if nothing is wrong."""
+        """The kind of the root cause, or "" if nothing is wrong."""
         return self.findings[0].kind if self.findings else ""
 
     def __str__(self) -> str:
@@ -307,7 +307,7 @@ class Diagnosis:
     def plot(self, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
         """Draws the graph of waits above the last moments of the timeline.
 
-        With ``ax``, only the graph is drawn.
+        If ``ax`` is given, only the graph is drawn.
         """
         from ringsim.plot.waitfor import plot_waitfor
 
@@ -316,7 +316,7 @@ class Diagnosis:
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         """Returns the text with the picture below it, for Jupyter.
 
-        Without matplotlib, only the text.
+        Without matplotlib, returns only the text.
         """
         data: dict[str, Any] = {"text/plain": str(self)}
         if not shows_images():
@@ -330,7 +330,7 @@ class Diagnosis:
         }
 
     def picture_html(self) -> str:
-        """Returns the picture as an HTML element, "" without matplotlib."""
+        """Returns the picture as an HTML element, or "" without matplotlib."""
         try:
             from ringsim.plot.waitfor import waitfor_png
 
@@ -345,5 +345,5 @@ class Diagnosis:
 
 
 def waited_text(operation: Operation) -> str:
-    """Returns the time that a rank has waited in an operation, as " for 312 ms"; empty for 0."""
+    """Returns a rank's waiting time in an operation, such as " for 312 ms", or "" for 0."""
     return f" for {time_text(operation.waited_s * 1e9)}" if operation.waited_s > 0 else ""

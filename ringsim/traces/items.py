@@ -31,8 +31,8 @@ __all__ = ["Event", "Message", "event_at"]
 class Event(NamedTuple):
     """One operation, span or mark.
 
-    Times are in ns from the start of the run, sizes in bytes. None means that a field does not
-    apply, or that a time has not been reached.
+    Times are in ns from the start of the run, and sizes are in bytes. None means that a field does
+    not apply, or that a time has not been reached.
 
     Example:
         >>> from ringsim.traces.events import OP_CODES, Group, Tables, make_events
@@ -110,8 +110,8 @@ def _describe(event: Event) -> str:
 class Message(NamedTuple):
     """One message: a matched send and recv.
 
-    ``stage`` and ``microbatch`` are those of the sender if it has them, else those of the receiver;
-    the other fields are those of the sender.
+    ``stage`` and ``microbatch`` come from the sender if it has them, and else from the receiver;
+    the other fields come from the sender.
     """
 
     src: int

@@ -110,7 +110,7 @@ class Messages:
     def early(self) -> Ints:
         """The mask of the messages that arrived before they were sent.
 
-        For them, the times of the two ranks are too inexact to compare.
+        For these messages, the times of the two ranks are too inexact to compare.
         """
         done_ns = self.events.done_ns[self.recv]
         early: Ints = (done_ns != NONE) & (done_ns < self.events.post_ns[self.send])
@@ -147,8 +147,8 @@ class Unmatched:
         group: the name of the group.
         tag: the tag of the message.
         size_bytes: the size of the message.
-        file: the source file, empty if unknown.
-        line: the source line, -1 if unknown.
+        file: the source file, or "" if unknown.
+        line: the source line, or -1 if unknown.
         status: "ok", "in_flight" or "error".
     """
 
@@ -183,9 +183,9 @@ def match(events: Events, *, by_tag: bool = True, apart: Ints | Sequence[int] = 
     """Matches sends with recvs.
 
     Per (group, source, destination, tag), the k-th send matches the k-th recv, in the order in
-    which each rank posted them. A recv from any source takes part once its source is known, that is
-    when it is done; until then it is unmatched. A refused operation takes no part and does not
-    count as unmatched: it never reached the wire.
+    which each rank posted them. A recv from any source takes part once its source is known, which
+    is when the recv is done; until then the recv is unmatched. A refused operation takes no part
+    and does not count as unmatched: it never reached the wire.
 
     Args:
         events: events in posting order, as ``Events`` guarantees.
@@ -325,17 +325,18 @@ def refused(events: Events) -> Ints:
 
 @dataclass(frozen=True, eq=False)
 class Waits:
-    """The blocked time of each event, split by cause: int64 columns in ns, as long as the events.
+    """The blocked time of each event, split by cause: int64 columns in ns, one row per event.
 
     For a matched operation that is done, ``late_sender_ns + late_receiver_ns + transfer_ns ==
     blocked_ns``. Operations without a partner, collectives, spans and marks have 0 in these three
     columns, because the causes of their waits are unknown here.
 
     Attributes:
-        blocked_ns: the time from wait to done; -1 if the event is not done or was not waited for.
+        blocked_ns: the time from wait to done, or -1 if the event is not done or was not waited
+            for.
         late_sender_ns: for a recv, the blocked time before its send was posted.
         late_receiver_ns: for a send, the blocked time before its recv was posted.
-        transfer_ns: the rest; 0 for an event that is not done.
+        transfer_ns: the rest, or 0 for an event that is not done.
     """
 
     blocked_ns: Ints
@@ -426,7 +427,7 @@ class CollectiveCalls:
 
     @classmethod
     def of(cls, events: Events, apart: Ints | Sequence[int] = ()) -> Self:
-        """Sorts the collectives of a run into calls, without those ``apart``.
+        """Sorts the collectives of a run into calls, without the operations ``apart``.
 
         The rest of their calls was left out of the trace.
 
@@ -465,7 +466,7 @@ class CollectiveCalls:
         )
 
     def call_of(self, event: int) -> int:
-        """Returns the number of the call that an event is part of, -1 for none."""
+        """Returns the number of the call that an event is part of, or -1 if there is none."""
         at = int(np.searchsorted(self.event, event))
         return int(self.call[at]) if at < len(self.event) and self.event[at] == event else NONE
 

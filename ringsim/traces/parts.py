@@ -1,4 +1,4 @@
-"""The reader of the files that ranks record, used during a run, after it, and for the log.
+"""Reads the files that ranks record, both during and after a run, and for the log.
 
 A directory of parts holds for each rank ``rank-<r>.events`` (an array of ``RECORD``, zero beyond
 its end) and ``rank-<r>.names`` (JSON lines: the names that the records number, and metadata of the
@@ -59,7 +59,7 @@ _BYTES: Final = np.dtype((np.void, RECORD.itemsize))
 
 
 class Batch(NamedTuple):
-    """Records of one rank, ascending.
+    """Records of one rank, in ascending order.
 
     A batch holds the new records since the last batch, and the records of earlier batches that have
     changed. A record that was in flight appears again when it is waited for or done; a record that
@@ -76,7 +76,7 @@ class Batch(NamedTuple):
 
 
 class PartReader:
-    """Follows the part of one rank, while the rank writes or afterwards.
+    """Follows the part of one rank, while the rank writes it or afterwards.
 
     Its memory does not grow with the part.
 
@@ -96,8 +96,8 @@ class PartReader:
         meta: the metadata of the rank: ``pid``, ``host``, ``start_ns``, ``end_ns`` (after its end),
             and so on.
         more: whether there is more to read now.
-        replaced: whether the last batch began another part, of a later run that replaced the first:
-            earlier batches are void.
+        replaced: whether the last batch began a different part, from a later run that replaced the
+            first; earlier batches are then void.
         unreadable: the number of damaged records and lines, which were left out.
 
     Example:
@@ -162,7 +162,7 @@ class PartReader:
     def read_all(self) -> Ints:
         """Returns everything that the rank has written so far, in posting order.
 
-        It is for callers that read the part only once.
+        Use it if you read the part only once.
         """
         try:
             until = self._events_path.stat().st_size // RECORD.itemsize
@@ -367,7 +367,7 @@ def _read_slots(file: int, slots: Ints) -> tuple[Ints, Ints]:
 
 
 def _read_settled(file: int, first: int, count: int) -> Ints:
-    """Reads records that may be written at this moment, fewer if the file is shorter.
+    """Reads records that a rank may be writing now; returns fewer if the file is shorter.
 
     A record with a status is complete: the status is written last, so a record that has a status at
     the first read is complete at the second. A record in flight may already have its end time,
@@ -385,7 +385,7 @@ def _read_settled(file: int, first: int, count: int) -> Ints:
 def _concatenate(parts: Sequence[Ints]) -> Ints:
     """Joins records as bytes.
 
-    Numpy would process each field of each part, which takes ten times as long.
+    Numpy would process each field of each part, which would take ten times as long.
     """
     return (
         np.concatenate([part.view(_BYTES) for part in parts]).view(RECORD) if parts else _NO_RECORDS

@@ -1,4 +1,4 @@
-"""The recorder: writes the events of a rank as they happen.
+"""The recorder, which writes the events of a rank as they happen.
 
 It works with any transport and any clock. Each event is one record of fixed size
 (``ringsim.traces.events.RECORD``). Data that does not fit into it (groups, shapes, names) is
@@ -112,7 +112,7 @@ class Hooks(NamedTuple):
 class Recorder:
     """Writes the events of one rank to its files, from any thread.
 
-    It can also write those of all simulated ranks to memory.
+    It can also write the events of all simulated ranks to memory.
 
     Args:
         directory: the directory to write to; None keeps the records in memory, to be read with
@@ -129,7 +129,8 @@ class Recorder:
         directory: the directory of the files; meaningless in memory.
         groups: the groups by number; ``payloads``, ``labels`` and ``files`` are the other tables.
         sites: finds the user's line.
-        world: how often the process groups were created again, which helps to tell groups apart.
+        world: how many times the process groups were created again, which helps to tell groups
+            apart.
         users: how many callers have installed hooks that report operations to this recorder.
         hooks: the installed hooks; by default they do nothing.
         on_failure: called when a wait has failed or takes long; may raise an error that explains
@@ -215,7 +216,7 @@ class Recorder:
 
     @property
     def rank(self) -> int:
-        """The rank to record; in memory, the one that is running."""
+        """The rank to record; in memory, the running rank."""
         return self._who() if self._in_memory else self._rank
 
     # -- operations
@@ -293,7 +294,7 @@ class Recorder:
         self._store.words[slot + 1] = self._now()
 
     def complete(self, slot: int, status: int = OK, waited: bool = True) -> None:
-        """Records that an operation is done or, with ERROR, that it raised.
+        """Records that an operation is done or, with ERROR, that it raised an error.
 
         Args:
             slot: the operation.
@@ -384,14 +385,14 @@ class Recorder:
     def span_begin(self, name: str) -> int | None:
         """Records the start of a span, with the current stage and microbatch.
 
-        Returns its slot, None once recording has stopped.
+        Returns the span's slot, or None once recording has stopped.
         """
         return self._post_span(NONE, NONE, NONE, NONE, self.label(name))
 
     def call_begin(self, label: int, group: int, payload: int) -> int | None:
         """Begins a span that has a group and a size, for a user's own collective.
 
-        Returns its slot, as ``span_begin`` does.
+        Returns the span's slot, as ``span_begin`` does.
         """
         return self._post_span(group, NONE, NONE, payload, label)
 
@@ -435,7 +436,7 @@ class Recorder:
                 members belong together.
 
         Returns:
-            Its number; NONE, here and below, if the disk is full.
+            The group's number, or NONE if the disk is full, as in the methods below.
         """
         group = Group(name, tuple(ranks), self.world)
         line = write_group(group) | ({"fresh": True} if fresh else {})
@@ -480,7 +481,7 @@ class Recorder:
             return numbers[key]
 
     def set_meta(self, key: str, value: Any) -> None:
-        """Records one fact about the rank (JSON-able); the last value of a key counts."""
+        """Records one JSON-able fact about the rank; the last value given for a key counts."""
         with self._lock:
             self._store.append({"table": "meta", "key": key, "value": value})
 
@@ -488,7 +489,7 @@ class Recorder:
 
     @property
     def count(self) -> int:
-        """The number of records written; in memory, those of the rank that is running."""
+        """The number of records written; in memory, only the running rank's records."""
         records = self._store.records
         written = records["status"] != 0
         if self._in_memory:
@@ -518,7 +519,7 @@ class Recorder:
     def records_since(self, bookmark: int) -> Ints:
         """Returns the records of the calling thread, or of the running rank, since a bookmark.
 
-        The result is an array of ``RECORD``, a copy.
+        The result is a copy, as an array of ``RECORD``.
         """
         end = self.bookmark()
         records: Ints = self._store.records[bookmark // _WORDS + 1 : end // _WORDS]
@@ -548,7 +549,7 @@ class Recorder:
         return int(self._store.records["group"][slot // _WORDS])
 
     def place_of(self, slot: int) -> str:
-        """Returns the line that posted an operation, as " at ring.py:7"; empty if unknown."""
+        """Returns the line that posted an operation, such as " at ring.py:7", or "" if unknown."""
         record = self._store.records[slot // _WORDS]
         if record["file"] == NONE:
             return ""
@@ -634,7 +635,7 @@ def _fit(value: Any) -> int:
 
 
 def _measure_cost_ns() -> int:
-    """Returns the CPU time of recording one operation in ns, without the communication library.
+    """Returns the CPU time for recording one operation, in ns, without the communication library.
 
     The time covers post, wait and done, and is the minimum of several tries.
     """

@@ -1,4 +1,4 @@
-"""A trace to share: without directories, hosts and users in its names and messages."""
+"""Redacted traces for sharing, without directories, hosts and users in names and messages."""
 
 from __future__ import annotations
 

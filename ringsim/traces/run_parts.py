@@ -1,4 +1,4 @@
-"""All ranks of a run: their joined parts, and the metadata written by them and others."""
+"""Joins the parts of a run's ranks, and the metadata that ranks and other processes wrote."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def read_parts(
     world_size: int | None = None,
     only_rank: int | None = None,
 ) -> tuple[Events, dict[str, Any]]:
-    """Reads the parts of all ranks, or of one.
+    """Reads the parts of all ranks, or of one rank.
 
     The tables of the ranks are merged, threads are numbered from 0 within each rank, and times
     count from the start of the run. A rank may still be writing: its events so far are read.
@@ -137,7 +137,7 @@ def read_parts(
 
 
 class Parts:
-    """The parts of all ranks, or of one; see ``read_parts``.
+    """The parts of all ranks, or of one rank; see ``read_parts``.
 
     Attributes:
         metas: the metadata of each rank.
@@ -176,7 +176,7 @@ class Parts:
     def read(self) -> Iterator[Events]:
         """Reads one rank after another to its end, in pieces of a few thousand events.
 
-        Times are those of the rank's own clock.
+        The times come from the rank's own clock.
         """
         for rank in self.metas:
             with self._told():
@@ -299,7 +299,7 @@ def _make_piece(
 
 
 def _close_gaps(numbers: Ints, known: list[int]) -> Ints:
-    """Converts a rank's numbers to indices into the known names, -1 for a number without a name."""
+    """Converts a rank's numbers to indices into the known names; -1 for a missing name."""
     place = np.searchsorted(known, numbers)
     there = np.array([*known, NONE])[place] == numbers
     return np.where(there & (numbers >= 0), place, NONE)
@@ -314,7 +314,7 @@ def _valid(metas: Iterable[dict[str, Any]], key: str) -> list[Any]:
 
 
 def _first(metas: Iterable[dict[str, Any]], key: str) -> Any:
-    """Returns the first valid value of ``key``, None if there is none."""
+    """Returns the first valid value of ``key``, or None if there is none."""
     return next(iter(_valid(metas, key)), None)
 
 
@@ -325,7 +325,7 @@ def _sentences(metas: Iterable[dict[str, Any]], key: str) -> list[str]:
 
 
 def told_ends(metas: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the ends of the ranks, as recorded by themselves or by other ranks.
+    """Returns the ends of the ranks, as the ranks themselves or other ranks recorded them.
 
     A rank that did not end its part was running until then.
     """
@@ -375,7 +375,7 @@ def join_events(parts: Sequence[Events]) -> Events:
 def share_tables(parts: Iterable[Events]) -> Iterator[Events]:
     """Yields the parts of a run with shared tables, which grow from one part to the next.
 
-    The tables of the last part have all names.
+    The tables of the last part contain all names.
     """
     merged: dict[str, dict[Any, int]] = {column: {} for column in TABLE_OF}
     for part in parts:

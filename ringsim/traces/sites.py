@@ -1,7 +1,7 @@
 """The line of an event: the place where the user's program made the call that posted it.
 
 The line belongs to the innermost frame outside ringsim, the communication library and Python. If a
-thread has no such frame, the line is that of the code that handed it the operation; ringsim's own
+thread has no such frame, the line is in the code that handed it the operation; ringsim's own
 workers have none. If the frame is a thin wrapper, the line of its caller is also recorded.
 """
 
@@ -53,7 +53,7 @@ class CallSites:
         places: file and line in one number, by instruction; for a thin wrapper, by its own and its
             caller's instruction.
         find_handed_over: returns the place where the user handed over the work of the calling
-            thread, NONE if unknown.
+            thread, or NONE if unknown.
     """
 
     def __init__(self, number: Callable[[str], int]) -> None:
@@ -140,7 +140,7 @@ class CallSites:
         return self.places[key]
 
     def find(self, frame: FrameType | None) -> FrameType | None:
-        """Returns the innermost user frame from ``frame`` outwards, None if there is none."""
+        """Returns the innermost user frame from ``frame`` outwards, or None if there is none."""
         while frame is not None and self.kind(frame.f_code.co_filename) < 0:
             frame = frame.f_back
         return frame

@@ -35,7 +35,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class OperationStats:
-    """All operations of one name on one group.
+    """All operations with one name on one group.
 
     An operation is *blocked* from the moment when the program began to wait for it until it was
     done. If that moment is unknown, as for collectives that C++ waits for, the operation is left
@@ -48,14 +48,14 @@ class OperationStats:
         group: the name of the group.
         group_size: the number of ranks in the group.
         count: the number of operations; a collective counts once, however many ranks took part.
-        size_bytes: the total size: messages, or S as nccl-tests defines it.
+        size_bytes: the total size of the messages, or the total S as defined by nccl-tests.
         blocked_p50_us: the median blocked time; NaN, as below, if no blocked time is known.
         blocked_p90_us: the 90th percentile of the blocked times.
         blocked_max_us: the longest blocked time.
-        algbw_gb_per_s: the algorithm bandwidth; NaN if no data was carried.
+        algbw_gb_per_s: the algorithm bandwidth, or NaN if no data was carried.
         busbw_gb_per_s: the bus bandwidth, with the factor of nccl-tests for the size of the group.
-        share: the blocked share of all ranks' time, from 0 to 1 (more if several threads of a rank
-            wait).
+        share: the share of all ranks' time spent blocked, from 0 to 1 (more if several threads of a
+            rank wait).
     """
 
     op: str
@@ -148,7 +148,7 @@ def _say(time_us: float, width: int) -> str:
 
 @dataclass
 class _Share:
-    """The operations of one name on one group, as recorded by some ranks."""
+    """The operations with one name on one group, as recorded by some ranks."""
 
     records: int
     calls: int
@@ -281,7 +281,7 @@ def _make_row(name: str, group: Group, shares: list[_Share], total_us: float) ->
 
 
 def count_calls(ranks: Ints, op: str) -> int:
-    """Returns the number of operations that the records of one name on one group belong to.
+    """Returns the number of operations that the records with one name on one group belong to.
 
     A collective, or a user's own collective, leaves one record on each rank that took part.
 

@@ -93,7 +93,7 @@ class StageActions:
     in ns from the start of the run, computed times in the unit of the costs.
 
     Attributes:
-        schedule: the name of the step, usually that of its schedule.
+        schedule: the name of the step, usually the name of its schedule.
         rank: the rank that computed.
         stage: the stage that it computed for.
         kind: "F", "B", "I" or "W".
@@ -159,7 +159,7 @@ class StageActions:
         return Phases(start, first_backward, last_forward, end)
 
     def find_known(self) -> Step | None:
-        """Returns the step as used by closed forms.
+        """Returns the step in the form that closed forms use.
 
         The result is None unless the ranks ran exactly the actions of the schedule with that name.
         The name is not sufficient, because a user may give any name to a step.
@@ -211,7 +211,7 @@ def find_step(trace: _Recorded, step: int | None = None) -> StageActions:
 
     Args:
         trace: a trace with the spans described above.
-        step: the index of the step, from 0; None for the last one.
+        step: the index of the step, from 0, or None for the last one.
 
     Returns:
         The computations of the step, in ns from the start of the run.
@@ -295,7 +295,7 @@ def number_steps(events: Events) -> Ints:
 
 
 def _find_parents(begin: Ints, end: Ints) -> Ints:
-    """Returns the innermost span around each span, -1 if there is none.
+    """Returns the innermost span around each span, or -1 if there is none.
 
     The spans must be in the order in which they began.
     """
@@ -312,7 +312,7 @@ def _find_parents(begin: Ints, end: Ints) -> Ints:
 
 
 def _find_innermost(begins: Ints, posted: Ints, end: Ints, parents: Ints) -> Ints:
-    """Returns the innermost span in which each event was posted, -1 for none.
+    """Returns the innermost span in which each event was posted, or -1 if there is none.
 
     ``begins`` is the mask of the events that are such spans; ``end`` has one more entry than there
     are spans, for events outside all spans.
@@ -361,7 +361,7 @@ def _find_work(events: Events, names: Collection[str]) -> Ints:
 
 @dataclass(frozen=True)
 class KnownBubble:
-    """The bubble by closed form.
+    """The bubble according to a closed form.
 
     The formula assumes equal stages, backwards that take twice as long as forwards, and messages
     that take no time.
@@ -381,7 +381,7 @@ class KnownBubble:
 class Bubble:
     """The idle time of the ranks in a step; its sequences have one entry per rank.
 
-    Measured times are in ns, computed times in the unit of the costs.
+    Measured times are in ns, and computed times are in the unit of the costs.
 
     Attributes:
         schedule: the name of the step.
@@ -403,12 +403,12 @@ class Bubble:
 
     @property
     def idle(self) -> tuple[float, ...]:
-        """The time that each rank did not compute during the step."""
+        """The time that each rank spent not computing during the step."""
         return tuple(self.makespan - busy for busy in self.busy)
 
     @property
     def span_idle(self) -> tuple[float, ...]:
-        """The time that each rank did not compute between its first and last action."""
+        """The time that each rank spent not computing between its first and last action."""
         return tuple(span - busy for span, busy in zip(self.span, self.busy, strict=True))
 
     @property
@@ -426,12 +426,12 @@ class Bubble:
 
     @property
     def of_total(self) -> float:
-        """The idle time by makespan of all ranks together, as a share of their time."""
+        """The idle time by makespan, over all ranks together, as a share of their time."""
         return _ratio(sum(self.idle), self.makespan * len(self.ranks))
 
     @property
     def of_ideal(self) -> float:
-        """The idle time by makespan of all ranks together, relative to their work.
+        """The idle time by makespan, over all ranks together, relative to their work.
 
         The Megatron papers use this definition; it is (p-1) / m for 1F1B.
         """
@@ -534,7 +534,7 @@ def measure_bubble(actions: StageActions) -> Bubble:
 
 
 def _by_formula(actions: StageActions, formula: Callable[[Step], T]) -> T | None:
-    """Applies a closed form to a step; None if there is none for this step."""
+    """Applies a closed form to a step; returns None if the step has no closed form."""
     step = actions.find_known()
     try:
         return None if step is None else formula(step)
@@ -572,8 +572,8 @@ class PeakActivations:
     Attributes:
         schedule: the name of the step.
         ranks: the ranks that computed, ascending.
-        peaks: the largest number of live activations of each rank.
-        bounds: the number by closed form for each rank; None if there is none.
+        peaks: the largest number of live activations on each rank.
+        bounds: the number by closed form for each rank, or None if there is none.
     """
 
     schedule: str
@@ -601,7 +601,7 @@ def measure_peaks(actions: StageActions) -> PeakActivations:
         actions: the computations of the step, measured or computed from costs.
 
     Returns:
-        The peaks by rank, with those of the closed form if there is one.
+        The peaks by rank, with the closed form's peaks if there is one.
 
     Example:
         >>> from ringsim.traces.events import OP_CODES, Tables, make_events
@@ -638,7 +638,7 @@ def measure_peaks(actions: StageActions) -> PeakActivations:
 def list_live(actions: StageActions, rank: int) -> tuple[Ints, Ints]:
     """Returns the times at which a rank's number of live activations changes, ascending.
 
-    Also returns the number from each time on.
+    Also returns the number that applies from each time on.
     """
     own = actions.of(rank)
     begins, ends = own.start[own.kind == "F"], own.end[np.isin(own.kind, ("B", "W"))]
@@ -653,7 +653,7 @@ class StageUse(NamedTuple):
     Attributes:
         prefill_s: the mean duration of a prefill job, in seconds.
         decode_s: the mean duration of a decode job, in seconds.
-        decode_use: the working share of the time of decoding, over complete turns of the ring.
+        decode_use: the working share of the decoding time, over complete turns of the ring.
         idle_s: the time without a job, between the first job of any stage and the end of the last,
             in seconds.
     """
@@ -667,7 +667,7 @@ class StageUse(NamedTuple):
 def measure_stage_use(trace: _Recorded) -> list[StageUse]:
     """Measures the load of each stage of a generation ring.
 
-    The share of decoding is that of the first round's batches, from a stage's first decode job to
+    The share of decoding covers the first round's batches, from a stage's first decode job to
     the beginning of the last token's turn, so that filling and draining the ring do not count.
 
     Args:

@@ -1,4 +1,4 @@
-"""The storage of a recorder: bytes for records and lines for names, in memory or in two files.
+"""A recorder's storage: bytes for records and lines for names, in memory or in two files.
 
 A recorder calls one method at a time, but a signal handler may call another in the middle of it.
 """

@@ -1,4 +1,4 @@
-"""A run in a few lines.
+"""The summary of a run in a few lines.
 
 ``Trace.summary`` and ``Trace.describe`` print these lines, also for a file that does not fit into
 memory. The ranks of a file are counted one after another. The sends and recvs of a rank stay in
@@ -72,8 +72,8 @@ class _Edge(NamedTuple):
 class _Went:
     """The messages within hosts, or across hosts.
 
-    For the messages that arrived: their bytes, the time while both sides were posted, and the
-    blocked time.
+    The values cover the messages that arrived: their bytes, the time while both sides were posted,
+    and the blocked time.
     """
 
     number: int = 0
@@ -108,7 +108,7 @@ class _Went:
 
 @dataclass
 class Totals:
-    """Sums over the events of a run, counted in one pass or several.
+    """Sums over the events of a run, counted in one or more passes.
 
     Attributes:
         run: the run, for values that do not depend on every event; for a file, the first and the
@@ -183,7 +183,7 @@ class Totals:
 
     @cached_property
     def busiest(self) -> _Edge | None:
-        """The edge that carried the most bytes; of equal edges, that of the lowest ranks.
+        """The edge that carried the most bytes; of equal edges, the edge between the lowest ranks.
 
         It is None if there are no messages.
         """
@@ -197,12 +197,12 @@ class Totals:
 
     @property
     def longest_wait(self) -> str | None:
-        """The longest wait for a partner in words; None if there is none."""
+        """The longest wait for a partner, in words, or None if there is none."""
         return self._longest[0].said if self._longest else None
 
     @cached_property
     def stats(self) -> Stats:
-        """The table of ``Trace.stats`` for the operations counted."""
+        """The table of ``Trace.stats`` for the counted operations."""
         return self.tally.table(self.run.events.tables, self.run.world_size, self.run.makespan_s)
 
     @property
@@ -265,7 +265,7 @@ class Totals:
     def _say_hosts(self) -> list[str]:
         """Returns the accuracy of the clocks, and the messages within hosts and across hosts.
 
-        The list is empty if there was one host.
+        The list is empty if there was only one host.
         """
         names, clocks = list(dict.fromkeys(filter(None, self.run.hosts))), self.run.clocks
         if len(names) < 2 and not clocks:

@@ -148,7 +148,7 @@ class Trace:
 
     @cached_property
     def hosts(self) -> list[str]:
-        """The host name of each rank, by rank; "" if unknown.
+        """The host name of each rank, by rank, or "" if unknown.
 
         A simulation with a topology of hosts calls them "host0", "host1", and so on.
 
@@ -215,7 +215,7 @@ class Trace:
     def messages(self) -> Messages:
         """The matched sends and recvs, one row per message.
 
-        NCCL ignores tags, also in simulation: then only the order counts.
+        NCCL ignores tags, even in a simulation; then only the order counts.
         """
         by_tag = self.metadata.get("backend") not in ("nccl", "virtual clock, grouped")
         return match(self.events, by_tag=by_tag, apart=self.apart)
@@ -241,10 +241,10 @@ class Trace:
     ) -> Trace:
         """Returns a part of the trace: the events that meet all conditions.
 
-        You can save, load and draw it like any other trace. Ranks and times stay those of the run;
-        steps are counted from 0 again. An operation whose other side is left out matches nothing,
-        and the cause of its wait is no longer known. ``summary()`` counts these operations, but
-        ``unmatched`` does not.
+        You can save, load and draw it like any other trace. It keeps the ranks and times of the
+        run; steps are counted from 0 again. An operation whose other side is left out matches
+        nothing, and the cause of its wait is no longer known. ``summary()`` counts these
+        operations, but ``unmatched`` does not.
 
         Args:
             ranks: one rank or several.
@@ -282,15 +282,15 @@ class Trace:
         return filter_trace(self, ranks, between_s, ops, groups, steps)
 
     def step(self, number: int) -> Trace:
-        """Returns the part posted in one pipeline step, from 0; ArgumentError if there is none."""
+        """Returns the part posted in one pipeline step, from 0; raises ArgumentError if missing."""
         return self.filter(steps=number)
 
     def redact(self) -> Trace:
         """Returns the trace in a form that you can share.
 
         Paths keep their last part, hosts become "host0" and so on, users become "user"; results and
-        output are dropped. Other texts of the program, such as names of spans and groups, stay:
-        check that they reveal nothing private.
+        output are dropped. Other texts from the program, such as span and group names, stay; check
+        that they reveal nothing private.
         """
         from ringsim.traces.redaction import redact
 
@@ -308,7 +308,6 @@ class Trace:
             ``late_sender_ns`` is the time that the receiver was blocked before the send was posted,
             ``late_receiver_ns`` the time that the sender was blocked before the recv was posted,
             and ``transfer_ns`` the time from the later of the two posts to the end of the recv.
-            posts to the end of the recv.
 
         Raises:
             ArgumentError: ``which`` names no table.
@@ -402,7 +401,7 @@ class Trace:
         """Draws a timeline of each rank, on ``ax`` if given, else on a new figure.
 
         Args:
-            step: for a pipeline's trace, the index of the step, from 0; None for the last one.
+            step: for a pipeline's trace, the index of the step, from 0, or None for the last one.
             align: whether to align the times of several hosts; False draws the times of each host's
                 own clock.
             ax: the axes to draw on.
@@ -446,10 +445,10 @@ class Trace:
     def bubble(self, step: int | None = None) -> Bubble:
         """Measures the idle time of the ranks of a pipeline in one step.
 
-        The result includes the closed form of the schedule.
+        The result includes the schedule's closed form.
 
         Args:
-            step: the index of the step, from 0; None for the last one.
+            step: the index of the step, from 0, or None for the last one.
 
         Returns:
             The bubble by rank and in total, by makespan and by span.
@@ -465,7 +464,7 @@ class Trace:
         The result includes the closed form.
 
         Args:
-            step: the index of the step, from 0; None for the last one.
+            step: the index of the step, from 0, or None for the last one.
 
         Returns:
             The peaks by rank.

@@ -25,7 +25,7 @@ class Choice(NamedTuple):
     """One choice of an explorer: a slider for numbers, a list for names.
 
     Attributes:
-        name: the argument of the function that makes a frame.
+        name: the argument of the function that creates a frame.
         label: the displayed name.
         value: the initial value.
         options: the possible values.
@@ -72,7 +72,7 @@ class Explorer:
 
     Attributes:
         title: the subject.
-        make: the function that makes the frame of a set of choices.
+        make: the function that creates the frame for a set of choices.
         choices: the choices.
         tab: the panel that is open first; empty for the view's default.
     """
@@ -83,10 +83,10 @@ class Explorer:
     tab: str = ""
 
     def frame(self, **values: Any) -> Frame:
-        """Computes the frame of a set of choices.
+        """Computes the frame for a set of choices.
 
         Args:
-            values: the chosen values by name; others have their initial values.
+            values: the chosen values by name; other choices keep their initial values.
 
         Returns:
             The runs and their results in words.

@@ -1,4 +1,4 @@
-"""The view as one HTML file with the program, its style and the traces, and nothing external.
+"""The view as one self-contained HTML file, with the program, its style and the traces.
 
 A trace is a JSON head followed by columns of numbers, each as narrow as its values allow.
 
@@ -85,7 +85,7 @@ def to_html(
     """Writes traces as an interactive page, one file that works from disk.
 
     The page also works in a sandboxed frame and offline. It may run only its own script and load
-    only its own style: its policy names their hashes.
+    only its own style: the page's policy names their hashes.
 
     Args:
         traces: a trace, or up to 8 on one axis, aligned at their first operations.
@@ -118,7 +118,7 @@ def check_runs(traces: Trace | Sequence[Trace]) -> tuple[Trace, ...]:
     """Returns one trace or several as a tuple.
 
     Raises:
-        ArgumentError: there are none, or too many.
+        ArgumentError: there are no traces, or too many.
     """
     several = tuple(traces) if isinstance(traces, Sequence) else (traces,)
     if not 1 <= len(several) <= MOST_RUNS:
@@ -132,7 +132,7 @@ def check_runs(traces: Trace | Sequence[Trace]) -> tuple[Trace, ...]:
 def page_body(title: str, traces: Iterable[Trace]) -> str:
     """Returns the view's part of a page, still empty.
 
-    It includes the pictures of traces, for printing and for use without scripts.
+    The page includes pictures of the traces, for printing and for use without scripts.
     """
     return (
         part("page.html")
@@ -165,7 +165,7 @@ def write_page(
 
 @cache
 def part(*names: str) -> str:
-    """Returns the concatenated files of ``page/``."""
+    """Returns the concatenated files in ``page/``."""
     here = files("ringsim.view") / "page"
     text = "\n".join((here / name).read_text("utf-8") for name in names)
     return f'"use strict";\n{text}' if names[0].endswith(".js") else text
@@ -212,7 +212,7 @@ def join(head: dict[str, Any], parts: Iterable[bytes]) -> bytes:
 
 
 def pack(data: bytes) -> bytes:
-    """Returns the gzipped data, always the same bytes for the same data."""
+    """Returns the gzipped data; the same data always give the same bytes."""
     return gzip.compress(data, _LEVEL, mtime=0)
 
 
@@ -225,14 +225,14 @@ def pack_all(traces: Sequence[Trace], names: Sequence[str] = ()) -> list[bytes]:
 def align(traces: Sequence[Trace]) -> list[int]:
     """Returns the shift of each trace, in ns.
 
-    The first operations are aligned with the latest of them.
+    All first operations are aligned with the latest first operation.
     """
     begins_ns = [find_begin_ns(trace) for trace in traces]
     return [max(begins_ns) - begin_ns for begin_ns in begins_ns]
 
 
 def find_begin_ns(trace: Trace) -> int:
-    """Returns the post time of the first operation or span of a trace; 0 if it has none."""
+    """Returns the post time of the first operation or span of a trace, or 0 if it has none."""
     posts = trace.events.post_ns[trace.events.kind != MARK]
     return int(posts.min()) if len(posts) else 0
 
@@ -274,7 +274,7 @@ def encode(trace: Trace, later_ns: int = 0, name: str = "") -> bytes:
 
 
 def _hosts(trace: Trace) -> list[int] | None:
-    """Returns the host number of each rank, None if there is at most one host."""
+    """Returns the host number of each rank, or None if there is at most one host."""
     numbers = {name: number for number, name in enumerate(dict.fromkeys(filter(None, trace.hosts)))}
     return [numbers.get(name, NONE) for name in trace.hosts] if len(numbers) > 1 else None
 
@@ -313,7 +313,7 @@ def _columns(trace: Trace, label: Ints, later_ns: int) -> dict[str, Ints]:
 
 
 def _after(times: Ints, post: Ints) -> Ints:
-    """Returns times relative to ``post``, -1 if there is none."""
+    """Returns times relative to ``post``, or -1 if there is none."""
     after: Ints = np.where(times == NONE, NONE, np.maximum(times - post, 0))
     return after
 
@@ -321,7 +321,7 @@ def _after(times: Ints, post: Ints) -> Ints:
 def _narrow(values: Ints) -> Ints:
     """Returns integers in the narrowest type that holds them.
 
-    Beyond 32 bits they become floats, the numbers of JavaScript.
+    Integers beyond 32 bits become floats, as JavaScript's numbers are.
     """
     low, high = int(values.min(initial=0)), int(values.max(initial=0))
     for width in _WIDTHS:
@@ -359,7 +359,8 @@ def _finding(events: Events, finding: Finding) -> dict[str, Any]:
 def find(events: Events, operation: Operation) -> int | None:
     """Returns the index of the event for an operation.
 
-    If several fit, it is the one in flight, or the one that was blocked for the same time.
+    If several events fit, the index belongs to the event in flight, or to the event that was
+    blocked for the same time.
     """
     files = [number for number, name in enumerate(events.tables.files) if name == operation.file]
     alike = np.flatnonzero(

@@ -97,10 +97,10 @@ class View:
 
     @property
     def window(self) -> tuple[float, float]:
-        """The visible time range, begin and end in seconds; you can also set it.
+        """The visible time range, as its begin and end in seconds; you can also set it.
 
-        Several traces share an axis, on which their first operations are aligned. Its times are
-        those of the trace that begins last.
+        Several traces share an axis, on which their first operations are aligned. The axis shows
+        the times of the trace that begins last.
         """
         if self.widget.window:
             from_ns, until_ns = self.widget.window
@@ -121,9 +121,9 @@ class View:
     def selection(self) -> pd.DataFrame:
         """The selection, as rows of ``trace.to_pandas()``.
 
-        It is the selected event and its other side; without one, all events that overlap the
-        window. For several traces, the rows are those of the trace with the selected event, else of
-        the first.
+        The selection contains the selected event and its other side or, without a selected event,
+        all events that overlap the window. For several traces, the rows come from the trace with
+        the selected event, or else from the first trace.
         """
         number, *chosen = self.widget.selected or [0]
         trace = self.traces[number]
@@ -146,7 +146,7 @@ class View:
 
         Args:
             what: a finding of ``trace.explain()``, or the row of an event in ``trace.to_pandas()``,
-                that is the index of ``selection``.
+                which is the index of ``selection``.
 
         Raises:
             ArgumentError: no trace of this view has it.
