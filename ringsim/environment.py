@@ -127,7 +127,7 @@ def _wrong(text: str, rule: str) -> RingError:
 
 @dataclass(frozen=True)
 class Facts:
-    """The values that a launcher has set; None for missing values.
+    """The values that a launcher has set, with None for missing values.
 
     ``advice`` is the remedy if the address of rank 0 is missing.
     """
@@ -188,7 +188,7 @@ def _read_torchrun(environ: Mapping[str, str]) -> Facts:
 
 
 def _read_openmpi(environ: Mapping[str, str]) -> Facts | None:
-    """Reads the variables of Open MPI, and of Azure ML and SageMaker, which use it.
+    """Reads the variables of Open MPI, and of Azure ML and SageMaker, which use Open MPI.
 
     Open MPI itself does not set the address of rank 0; its addresses are those of ``mpirun``.
     """
@@ -227,7 +227,7 @@ def _read_openmpi(environ: Mapping[str, str]) -> Facts | None:
 
 
 def _sagemaker_head(training: str) -> str | None:
-    """Returns the machine of rank 0 in SageMaker's settings, or the first machine of its list."""
+    """Returns rank 0's machine from SageMaker's settings, or the first machine in its list."""
     try:
         settings = json.loads(training)
     except (ValueError, RecursionError):
@@ -354,7 +354,7 @@ def _is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True)
 class Discovery:
-    """The rank of a process, and the source of this information.
+    """A process's rank, and the source of this information.
 
     Attributes:
         rank: the number of the process among all processes, from 0.
@@ -523,7 +523,7 @@ def _check(**arguments: Any) -> dict[str, Any]:
 
 
 def _choose(environ: Mapping[str, str]) -> Facts:
-    """Returns the values of the innermost launcher, completed by torchrun's variables.
+    """Returns the innermost launcher's values, completed with torchrun's variables.
 
     Users also set torchrun's variables by hand.
     """
@@ -590,7 +590,7 @@ def _unfinished(
     environ: Mapping[str, str],
     has_mpi: bool,
 ) -> RingError:
-    """Returns the error for missing values, with the known values and a remedy."""
+    """Returns the error for missing values, which lists the known values and a remedy."""
     passed = {name: repr(value) for name, value in given.items()}
     got = _show({**facts.variables, **passed}) or "nothing"
     names, variables = _join(missing), _join([_VARIABLES[name] for name in missing])
@@ -648,7 +648,7 @@ def _ask_mpi(facts: Facts) -> Facts:
 
 
 def address_towards(machine: str) -> str:
-    """Returns this machine's address towards another machine, without sending anything."""
+    """Returns this machine's address as seen from another machine, without sending anything."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((machine, 9))
@@ -696,7 +696,7 @@ def count_crossings(hosts: Sequence[str]) -> int:
 
 
 def order_by_hosts(hosts: Sequence[Any]) -> tuple[int, ...]:
-    """Orders ranks so that the ranks of each host are adjacent, with hosts in order of appearance.
+    """Orders ranks so that each host's ranks are adjacent, with hosts in order of appearance.
 
     Args:
         hosts: each rank's host, by rank.

@@ -82,14 +82,14 @@ class Link:
 
     @property
     def n_half_bytes(self) -> float:
-        """The message size in bytes that reaches half the bandwidth, alpha / beta.
+        """The message size in bytes at which half the bandwidth is reached, alpha / beta.
 
         Infinite if beta is 0.
         """
         return self.alpha_s / self.beta_s_per_byte if self.beta_s_per_byte else math.inf
 
     def time_s(self, size_bytes: float) -> float:
-        """Returns the time of one message, in seconds.
+        """Returns one message's time in seconds.
 
         Args:
             size_bytes: the size of the message, non-negative.
@@ -199,7 +199,7 @@ def fit_link(
 def _standard_errors(
     columns: npt.NDArray[Any], found: npt.NDArray[Any], free: list[int]
 ) -> npt.NDArray[Any]:
-    """Returns the standard error of both numbers: 0 for a fixed number, NaN without scatter."""
+    """Returns both standard errors: 0 for a fixed number, and NaN if there is no scatter."""
     errors = np.zeros(2)
     if len(columns) <= 2:
         errors[free] = math.nan

@@ -76,7 +76,7 @@ class _Process:
 
 
 def is_plain(state: RankState) -> bool:
-    """Returns whether calls of ``ringsim.comm`` go directly to torch on a rank."""
+    """Returns whether ``ringsim.comm`` calls on a rank go directly to torch."""
     return state.log is None
 
 
@@ -92,7 +92,7 @@ def get_state() -> RankState:
 
 @contextmanager
 def simulated_states() -> Iterator[None]:
-    """Lets ranks of this process have their own states inside the block; see ``enter_rank``."""
+    """Gives this process's ranks their own states inside the block; see ``enter_rank``."""
     before = process.simulates
     process.change(process.state, simulates=True)
     try:
@@ -102,7 +102,7 @@ def simulated_states() -> Iterator[None]:
 
 
 def enter_rank(state: RankState) -> None:
-    """Gives the calling context, that of a simulated rank, its own state."""
+    """Gives the calling context, which is a simulated rank's context, its own state."""
     _simulated.set(state)
 
 

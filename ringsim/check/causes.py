@@ -1,4 +1,4 @@
-"""The check of the lesson on diagnosis: the fault in a trace, its ranks, and an event."""
+"""The check for the lesson on diagnosis: the fault in a trace, its ranks, and an event."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def _judge(
 
 
 def _reject(kind: str, cause: Finding) -> str:
-    """Returns the reason that a kind is wrong, without revealing the right kind."""
+    """Returns the reason why a kind is wrong, without revealing the right kind."""
     article = "An" if kind[0] in "aeiou" else "A"
     if kind in SLOW_KINDS and cause.kind not in SLOW_KINDS:
         return (

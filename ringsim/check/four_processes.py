@@ -1,4 +1,4 @@
-"""The check of the lesson on four processes: each rank adds up its own share of the numbers."""
+"""The check for the lesson on four processes: each rank adds up its own share of the numbers."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def take_apart(name: str, source: str) -> Exercise:
 
 
 def _find_check(statement: ast.stmt) -> Any:
-    """Returns the call of a check in a statement, or None."""
+    """Returns a statement's call of a check, or None."""
     match statement:
         case ast.Expr(ast.Call(ast.Attribute(ast.Name("check"), name)) as call):
             return call if name in check.__all__ else None

@@ -1,4 +1,4 @@
-"""The checks of the lessons on schedules and prediction: 1F1B, smaller bubbles, microbatches."""
+"""The checks for the lessons on schedules and prediction: 1F1B, smaller bubbles, microbatches."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def _about(num_ranks: int, num_microbatches: int) -> str:
 
 
 def _too_much(schedule: Schedule, costs: Costs, reason: str, hint: str) -> Wrong:
-    """Returns the error for a schedule that is complete, but not good enough.
+    """Returns the error for a schedule that is complete but not good enough.
 
     It shows the step as evaluated, if the picture is small enough to read.
     """
@@ -247,7 +247,7 @@ def _step_on_rank(_: Answer, schedule: Schedule, secret: int) -> Any:
 
 
 class _Case(NamedTuple):
-    """A pipeline whose forwards take 1 unit."""
+    """A pipeline in which each forward takes 1 unit."""
 
     num_ranks: int
     backward: int

@@ -144,7 +144,7 @@ def explain(trace: Trace) -> Diagnosis:
 
 
 def _judge(trace: Trace, ends: Mapping[int, End], end_ns: int | None) -> tuple[Snapshot, Diagnosis]:
-    """Returns the open operations at the end of a run, and the diagnosis of them."""
+    """Returns the open operations at the end of a run, and their diagnosis."""
     snapshot = snapshot_of_events(trace.events, trace.world_size, ends, end_ns=end_ns)
     judged = judge(snapshot)
     # At the end of a simulated run, no message was in flight; for real ranks, the watcher records
@@ -194,7 +194,7 @@ def _names(findings: Iterable[Finding]) -> list[tuple[str, set[int]]]:
 
 
 def _find_caught(trace: Trace) -> tuple[list[Finding], list[Finding]]:
-    """Returns the findings whose errors the program caught, and those that it kept retrying.
+    """Returns the findings whose errors the program caught, and the operations it kept retrying.
 
     The metadata may come from an untrusted file.
     """
@@ -248,7 +248,7 @@ def _count_retries(events: Events, rank: int, at_ns: int) -> int:
 
 
 def _distinct(causes: Iterable[Finding]) -> list[Finding]:
-    """Drops findings that repeat an earlier one of the same kind on some of the same ranks."""
+    """Drops findings that repeat an earlier finding of the same kind on some of the same ranks."""
     kept: list[Finding] = []
     for one in causes:
         if not any(one.kind == other.kind and set(one.ranks) & set(other.ranks) for other in kept):
@@ -257,7 +257,7 @@ def _distinct(causes: Iterable[Finding]) -> list[Finding]:
 
 
 def _under(causes: list[Finding], judged: Sequence[Finding]) -> list[Finding]:
-    """Folds each finding into the cause that names one of its ranks, if there is one."""
+    """Folds each finding into a cause that names one of the finding's ranks, if any."""
     alone = []
     for one in judged:
         place = next(
@@ -291,7 +291,7 @@ def _restates(failure: Finding) -> bool:
 
 
 def _renamed(finding: Finding) -> Finding:
-    """Returns a finding, with the kind of a failed rendezvous if its error is one."""
+    """Returns a finding, whose kind is a failed rendezvous if its error is one."""
     failed = finding.end is not None and finding.end.error == "RendezvousFailed"
     return replace(finding, kind="rendezvous_failed") if failed else finding
 

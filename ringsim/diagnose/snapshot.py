@@ -73,7 +73,7 @@ _ABLE: Final = ("unknown", "running")  # states in a finished trace that the eve
 
 @dataclass(frozen=True)
 class OpenOperation:
-    """An operation that a rank has posted and that is not done.
+    """An operation that a rank has posted but not completed.
 
     Attributes:
         operation: the operation.
@@ -109,12 +109,12 @@ class OpenOperation:
 
     @property
     def matched(self) -> bool:
-        """Whether the other side of a message is also posted, as far as is known."""
+        """Whether the message's other side is also known to be posted."""
         return self.counterparts > self.index and not self.taken
 
     @property
     def doubtful(self) -> bool:
-        """Whether it is matched only if other recvs leave a message for it."""
+        """Whether the operation is matched only if other recvs leave a message for it."""
         return self.matched and self.counterparts - self.contested <= self.index
 
 
@@ -141,12 +141,12 @@ class RankSnapshot:
 
     @property
     def awaited(self) -> tuple[OpenOperation, ...]:
-        """The operations in which it is blocked; empty if it is not blocked."""
+        """The operations in which the rank is blocked; empty if it is not blocked."""
         return tuple(one for one in self.posted if one.awaited) if self.state == "blocked" else ()
 
     @property
     def is_out(self) -> bool:
-        """Whether it will post no more operations, whatever the others do.
+        """Whether the rank will post no more operations, whatever other ranks do.
 
         It is gone, or its threads wait for each other.
         """
@@ -154,7 +154,7 @@ class RankSnapshot:
 
     @property
     def left_early(self) -> bool:
-        """Whether it is known to have exited with code 0 before its worker returned."""
+        """Whether the rank is known to have exited with code 0 before its worker returned."""
         left = self.end.how == EXIT_CODE or self.end.error == "SystemExit"
         return self.state == "exited" and left
 
@@ -211,7 +211,7 @@ class Head(NamedTuple):
 
 
 class _RankRecords:
-    """The kept operations and the threads of one rank, numbered by the builder's tables."""
+    """One rank's kept operations and threads, numbered by the builder's tables."""
 
     def __init__(self) -> None:
         self.slots: Ints = np.zeros(0, dtype=np.int64)
@@ -224,7 +224,7 @@ class _RankRecords:
         self._followed: dict[int, int] = {}
 
     def add(self, slots: Ints, records: Ints) -> None:
-        """Adds new records, and replaces changed ones."""
+        """Adds new records, and replaces changed records."""
         self._followed = dict(self._last)
         place = np.searchsorted(self.slots, slots)
         known = place < len(self.slots)
@@ -272,7 +272,7 @@ class _RankRecords:
 
 
 class SnapshotBuilder:
-    """Collects the operations of a live run, and makes snapshots of it.
+    """Collects the operations of a live run, and takes snapshots of it.
 
     Args:
         world_size: the number of ranks.
@@ -343,7 +343,7 @@ class SnapshotBuilder:
 
     @property
     def open_bytes(self) -> int:
-        """The number of bytes in flight, as far as is known."""
+        """The known number of bytes in flight."""
         events = self.events()
         return int(np.maximum(events.size_bytes[events.status == IN_FLIGHT], 0).sum())
 
@@ -437,7 +437,7 @@ def snapshot_of_events(
     *,
     end_ns: int | None = None,
 ) -> Snapshot:
-    """Returns the snapshot of the last moment of a trace, finished, failed or loaded.
+    """Returns a snapshot of the last moment of a finished, failed or loaded trace.
 
     If the last operation of a thread ended with an error while the rank waited for it, it still
     counts as awaited: its wait was ended because it would not end by itself.
@@ -512,7 +512,7 @@ def _make_snapshot(
     dropped: Mapping[tuple[int, ...], int],
     last: Mapping[int, Operation],
 ) -> Snapshot:
-    """Returns a snapshot of events, given masks of the open and the awaited ones.
+    """Returns a snapshot of events, given masks of the open and the awaited events.
 
     ``dropped`` counts the operations that are missing from the events.
     """
@@ -823,7 +823,7 @@ def _channel_key(events: Events, event: int) -> tuple[int, ...]:
 
 
 def _renumber(numbers: Ints, names: Mapping[int, Any], merged: dict[Any, int]) -> Ints:
-    """Translates a rank's numbers into those of a merged table; -1 for a number without a name."""
+    """Translates a rank's numbers into a merged table's numbers, or -1 if a number has no name."""
     known, places = np.unique(numbers, return_inverse=True)
     found = [
         merged.setdefault(names[one], len(merged)) if one in names else NONE

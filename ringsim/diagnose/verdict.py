@@ -1,4 +1,4 @@
-"""Turns the analysis of stuck ranks into findings.
+"""Converts the analysis of stuck ranks to findings.
 
 A finding has the kind of the mistake, its evidence and a hint. Every stuck rank waits, directly or
 through other ranks, for a cycle of ranks that wait for each other or for a rank that is gone. These
@@ -190,7 +190,7 @@ def _cycles(stuck: Stuck) -> list[tuple[int, ...]]:
 
 
 def _waits_for_gone(snapshot: Snapshot, stuck: Stuck) -> dict[tuple[int, ...], list[Hindrance]]:
-    """Returns the waits for ranks that are not stuck but will never answer, by those ranks.
+    """Returns the waits for ranks that are not stuck but will never answer, by awaited rank.
 
     Such a rank has exited or died, or has posted another collective.
     """
@@ -314,7 +314,7 @@ def _collective_finding(
 
 
 def _mismatched_call(link: Hindrance) -> Finding | None:
-    """Returns the finding of ranks that call another collective or create another group.
+    """Returns the finding of ranks that call a different collective or create a different group.
 
     None if there is no such rank.
     """
@@ -402,7 +402,7 @@ def _last_text(snapshot: Snapshot, gone: Sequence[int]) -> str:
 
 
 def _with_threads(snapshot: Snapshot, root: Finding) -> Finding:
-    """Adds the places where threads of its ranks wait outside operations."""
+    """Adds the places where threads of the finding's ranks wait outside operations."""
     said = "".join(
         f"\n  meanwhile, rank {rank} {view.end.about}"
         for rank in root.ranks
@@ -530,7 +530,7 @@ def find_counterpart(snapshot: Snapshot, hindrance: Hindrance) -> Counterpart | 
 
 
 def _faces(mine: OpenOperation, theirs: OpenOperation) -> bool:
-    """Returns whether one is a send and the other a recv that match except for tag and group."""
+    """Returns whether a send and a recv match except for tag and group."""
     send, recv = (mine, theirs) if mine.operation.kind == SEND else (theirs, mine)
     if (send.operation.kind, recv.operation.kind) != (
         SEND,
@@ -544,7 +544,7 @@ def _faces(mine: OpenOperation, theirs: OpenOperation) -> bool:
 
 
 def _doubt(mine: OpenOperation, theirs: OpenOperation) -> str:
-    """Returns a further hint for a pair that may not belong together; "" if both are awaited."""
+    """Returns another hint for a pair that may not belong together, or "" if both are awaited."""
     if theirs.awaited:
         return ""
     send = mine.operation if mine.operation.kind == SEND else theirs.operation
@@ -627,7 +627,7 @@ def _change_order(links: Sequence[Hindrance]) -> list[str]:
 
 
 def advise_in_collective(snapshot: Snapshot, links: Sequence[Hindrance]) -> tuple[str, str]:
-    """Looks for a message in a cycle that passes through a collective.
+    """Searches for a message in a cycle that includes a collective.
 
     Returns an indented line about the missing side of the first one, and a hint.
     """
@@ -669,7 +669,7 @@ def advise_in_collective(snapshot: Snapshot, links: Sequence[Hindrance]) -> tupl
 
 
 def _tried(snapshot: Snapshot, link: Hindrance) -> str:
-    """Returns a hint if the other side of a message was refused and its rank continued."""
+    """Returns a hint if a message's other side was refused and its rank continued."""
     mine = link.posted.operation
     if mine.kind == COLLECTIVE or mine.peer < 0:
         return ""

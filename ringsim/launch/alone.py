@@ -93,7 +93,7 @@ class _Call:
         return time.monotonic() - self._start_s
 
     def _hear(self, limit_s: float | None) -> Any:
-        """Returns the location of the result, None after the limit; shows output meanwhile."""
+        """Shows output until the result arrives; returns its location, or None after the limit."""
         while limit_s is None or self._elapsed_s < limit_s:
             ready = wait([self._channel], timeout=_POLL_S)
             self._output.follow()
@@ -105,7 +105,7 @@ class _Call:
         return None
 
     def _read(self) -> Any:
-        """Reads one message; returns the location of the result if the message has it.
+        """Reads one message; returns the location of the result if the message contains it.
 
         Raises:
             BaseException: the function has raised, or the process has died.

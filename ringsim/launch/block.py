@@ -1,4 +1,4 @@
-"""The name and the store keys that the ranks of a recorded block share.
+"""The name and the store keys shared by the ranks of a recorded block.
 
 The ranks never use the program's messages. Each block has its own keys in the default group's
 store::
@@ -48,7 +48,7 @@ _PLACE: Final = {
 
 
 class Store:
-    """The keys of one recorded block in the store; all values are sealed with its name.
+    """The store keys of one recorded block; all values are sealed with the block's name.
 
     Args:
         store: a torch store, or an object with its ``set``, ``get``, ``check`` and ``delete_key``.
@@ -79,7 +79,7 @@ class Store:
         self.store.set(key, self._seal(data) + data)
 
     def read(self, key: str, patience: Callable[[], bool]) -> bytes | None:
-        """Returns the data under a key as soon as they exist.
+        """Returns the data under a key as soon as the key exists.
 
         None if ``patience()`` ends first, or if the data are invalid.
         """
@@ -158,7 +158,7 @@ def enter_block(rank: int, world_size: int) -> Store:
 
 
 def store_port() -> int:
-    """Returns the port of the default group's store, -1 if it does not use TCP."""
+    """Returns the port of the default group's store, or -1 if the store does not use TCP."""
     store: object = default_store()
     while hasattr(store, "underlying_store"):
         store = store.underlying_store

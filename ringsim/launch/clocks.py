@@ -100,7 +100,7 @@ class ClockComparison:
         self._threads[name].start()
 
     def stop(self, *, failed: bool) -> None:
-        """Compares a last time, unless an error has ended the block.
+        """Compares the clocks one last time, unless an error has ended the block.
 
         On rank 0, call it after the ``stop`` of the others.
         """
@@ -115,7 +115,7 @@ class ClockComparison:
             leave_thread(thread)
 
     def _answer(self) -> None:
-        """Answers questions with the time of this clock."""
+        """Answers requests with this clock's time."""
         store = self._store.clone()
         store.set_timeout(timedelta(days=365))
         store.queue_push(f"clock/turn/{self._number}", "")
@@ -123,7 +123,7 @@ class ClockComparison:
             store.queue_push(f"clock/told/{asker.decode()}", str(time.monotonic_ns()))
 
     def _compare(self, clock: str) -> None:
-        """Asks regularly for the time of the clock above, unless rank 0 has the same clock."""
+        """Regularly requests the time of the clock above, unless rank 0 uses the same clock."""
         theirs = self._find_rank_0(lambda: not self._stopped.is_set())
         if theirs == clock:
             self._recorder.set_meta("clock_number", 0)
@@ -146,7 +146,7 @@ class ClockComparison:
 
 
 def find_above(number: int) -> int:
-    """Returns the number of the clock that a given clock asks, 0 for rank 0's.
+    """Returns the number of the clock above a given clock; rank 0's clock has number 0.
 
     Example:
         >>> [find_above(number) for number in (1, 64, 65, 80, 81)]
@@ -156,7 +156,7 @@ def find_above(number: int) -> int:
 
 
 def compare(store: Any, number: int, above: int) -> tuple[int, int, int]:
-    """Compares this clock with a peer's that answers requests; blocks for several round trips.
+    """Compares this clock with the clock of a responding peer; blocks for several round trips.
 
     The other clock is read after the question and before the answer, so each round trip limits the
     offset. The intersection of all limits is more exact than the shortest round trip, because the

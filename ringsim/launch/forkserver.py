@@ -98,7 +98,7 @@ class Server:
             time.sleep(0.002)
 
     def _receive(self) -> bool:
-        """Handles one message; False when the launcher has closed its end."""
+        """Handles one message; returns False if the launcher has closed its end."""
         try:
             text, fds, _, _ = socket.recv_fds(self._control, _MESSAGE_BYTES, FDS_PER_MESSAGE)
         except ConnectionResetError:

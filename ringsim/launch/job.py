@@ -1,4 +1,4 @@
-"""The data sent to the ranks: the configuration of each, and the packed call."""
+"""The data sent to the ranks: each rank's configuration, and the packed call."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _CELL_LINES_BYTES: Final = 1_000_000
 
 
 def start_environment() -> tuple[tuple[str, str], ...]:
-    """Returns the part of the environment that is read once, when a process starts."""
+    """Returns the environment variables that a process reads only once, when it starts."""
     return tuple(
         sorted((name, value) for name, value in os.environ.items() if START_VALUES.fullmatch(name))
     )
@@ -78,7 +78,7 @@ class RankConfig:
         return replace(self, rank=rank)
 
     def file(self, what: str) -> Path:
-        """Returns a file of the rank in the run's directory.
+        """Returns the path of one of the rank's files in the run's directory.
 
         Args:
             what: "out" for the output of the rank; "crash" for the line of a crash, written by
@@ -152,7 +152,7 @@ def pack_script(script: str, argv: Sequence[str], seed: int, *, module: bool = F
 
 
 def pack_caller() -> Job:
-    """Packs only the caller's environment, directory, import path and loggers."""
+    """Packs only the caller's environment, working directory, import path and loggers."""
     return _pack(None, None, list(sys.argv), 0)
 
 

@@ -110,7 +110,7 @@ class JoinedWatch:
         return verdict.error
 
     def ask_others(self) -> list[dict[str, Any]]:
-        """Asks the other ranks for their places, after a wait of rank 0 broke without a verdict.
+        """Asks the other ranks where they are, after a wait of rank 0 broke without a verdict.
 
         It is called on rank 0, before ``stop``; it ends the watch, and blocks for at most
         ``ANSWER_S``.
@@ -145,7 +145,7 @@ class JoinedWatch:
                 self._path(self._rank, what).unlink(missing_ok=True)
 
     def stands(self) -> str | None:
-        """Returns a text for the state of this host's ranks, if all of them stand still.
+        """Returns a text for the state of this host's ranks, if all of them are at a standstill.
 
         "" if a rank may continue, None if another rank watches them.
         """
@@ -179,7 +179,7 @@ class JoinedWatch:
         _write(self._path(asker, "answers"), f"{(self._rank, question, said)!r}\n")
 
     def _end_wait(self, word: str) -> None:
-        """Shuts the connections, and ends the process if it still waits."""
+        """Shuts down the connections, and ends the process if it is still waiting."""
         awaited = self._recorder.awaited()
         shut_connections(self._keep_port)
         if word == WAKE and not self._leaves(awaited):
@@ -220,7 +220,7 @@ class JoinedWatch:
                 break
 
     def _hear(self) -> list[tuple[int, str, Any]]:
-        """Returns the answers since the last call, as (rank, question, answer)."""
+        """Returns the answers received since the last call, as (rank, question, answer)."""
         with contextlib.suppress(BlockingIOError):
             self._unread += os.read(self._answers, 1 << 16)
         *lines, self._unread = self._unread.split(b"\n")
@@ -232,13 +232,13 @@ class JoinedWatch:
         return {rank: place for rank, question, place in self._hear() if question == WHERE}
 
     def _take_over(self) -> None:
-        """Becomes the watcher, if no other rank watches and there is no verdict yet."""
+        """Becomes the watcher if no other rank is watching and no verdict exists yet."""
         if not self._others_watch() and read_verdict(self._directory) is None:
             with contextlib.suppress(OSError):  # no pipe can be created
                 self._begin_to_watch()
 
     def _others_watch(self) -> bool:
-        """Returns whether a lower rank is in the block, and so watches."""
+        """Returns whether a lower rank is in the block, and therefore watches."""
         return any(_write(self._path(rank, "ear")) for rank in range(self._rank))
 
     def _tell(self, rank: int, word: str) -> None:

@@ -1,4 +1,4 @@
-"""The end of a recorded block on rank 0: collects the ends of the ranks, and writes the file."""
+"""Ends a recorded block on rank 0: collects the ends of the ranks, and writes the trace file."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class Progress:
         self._shown: Any = None  # a notebook's display handle, or True for the terminal
 
     def update(self, done: int, doing: Callable[[], str]) -> None:
-        """Shows the number of ``done`` ranks, and a few words about what they are ``doing``.
+        """Shows the number of ``done`` ranks, and briefly what the ranks are ``doing``.
 
         The line changes only if an update is due.
         """

@@ -1,4 +1,4 @@
-"""The words that ranks and their watcher exchange.
+"""The messages that ranks and their watcher exchange.
 
 They are sent over a channel in ranks started by ringsim (``supervisor``), and over named pipes in
 others (``joined``)::

@@ -1,4 +1,4 @@
-"""Replay: a cell of a lesson shows its recorded run.
+"""Replay: lesson cells show their recorded runs.
 
 If ``RINGSIM_REPLAY`` is set, no rank is started. The records are in an archive next to the lessons,
 made by ``notebooks/data/runs.py``. A run is identified by the text of its function or cell, the
@@ -38,7 +38,7 @@ def is_replaying() -> bool:
 
 
 def refuse(what: str) -> NoReturn:
-    """Raises RingError, because this is not available in a replay."""
+    """Raises RingError because this operation is unavailable in a replay."""
     raise errors.RingError(
         f"{what}: RINGSIM_REPLAY is set, so nothing runs. Unset it, install torch, and restart the "
         "kernel."
@@ -95,7 +95,7 @@ def write_run(
 
 
 def replay(name: str) -> Trace:
-    """Shows the record of a run with the output of the run itself.
+    """Shows a recorded run, with the original output of the run.
 
     Args:
         name: the name of the run, from ``name_run``.

@@ -73,7 +73,7 @@ class _Phase(Enum):
 
 @dataclass(frozen=True)
 class _Block:
-    """A block that this rank is in, or has left.
+    """A block that this rank has entered, and perhaps left.
 
     Attributes:
         keys: the keys shared by its ranks.
@@ -150,7 +150,7 @@ class Recording:
 
     @property
     def written(self) -> Path | None:
-        """The file written by this rank, None if there is none."""
+        """The file written by this rank, or None if it wrote none."""
         return self._block.path if self._block and self._phase is _Phase.SAVED else None
 
     @property
@@ -215,7 +215,7 @@ class Recording:
     # -- entering
 
     def _begin_watch(self, block: _Block, parts: ExitStack, answering: ExitStack) -> None:
-        """Begins to watch for stuck ranks.
+        """Starts watching for stuck ranks.
 
         On a file system without named pipes, the block is recorded without a watcher.
         """
@@ -289,7 +289,7 @@ class Recording:
         hurry: threading.Event,
         others: list[dict[str, Any]],
     ) -> RingError | None:
-        """Collects the parts of all ranks, and writes the file; on rank 0.
+        """On rank 0, collects the parts of all ranks and writes the file.
 
         Returns the error of mismatched operations, if there are any.
         """
@@ -391,7 +391,7 @@ def _enter(path: Path) -> _Block:
 
 
 def _compare_clocks(block: _Block, answering: ExitStack) -> None:
-    """Begins to compare the clocks of several machines."""
+    """Starts comparing the clocks of several machines."""
     # a store within a process blocks all its users while one waits
     if block.world_size == 1 or store_port() < 0:
         return
@@ -404,7 +404,7 @@ def _compare_clocks(block: _Block, answering: ExitStack) -> None:
 
 
 def _prepare_directory(block: _Block) -> None:
-    """Claims the directory of the parts for this block, and writes its metadata there."""
+    """Claims the directory of parts for this block, and writes the block's metadata there."""
     directory, run_id = block.directory, block.keys.run_id
     block.recorder.set_meta("run_id", run_id)
     claim = directory / "run_id"
@@ -436,7 +436,7 @@ def _describe(block: _Block) -> dict[str, Any]:
 
 
 def _agree_on_attempt(keys: Store, path: Path, rank: int, world_size: int) -> int:
-    """Returns the number of this attempt of a restarted job.
+    """Returns the number of the current attempt of a restarted job.
 
     Rank 0 chooses it; the other ranks wait until rank 0 enters the block.
     """
@@ -453,7 +453,7 @@ def _agree_on_attempt(keys: Store, path: Path, rank: int, world_size: int) -> in
 
 
 def _say_why(block: _Block, error: BaseException, left: dict[str, Any]) -> None:
-    """Records the end of this rank in its part, in case rank 0 writes no file.
+    """Records this rank's end in its part, in case rank 0 writes no file.
 
     A rank that lost a peer, or was stuck waiting for one, also records the peer's end.
     """
@@ -471,7 +471,7 @@ def _say_why(block: _Block, error: BaseException, left: dict[str, Any]) -> None:
 
 
 def parts_of(path: Path) -> Path:
-    """Returns the directory of the parts of a trace file.
+    """Returns the directory that holds the parts of a trace file.
 
     It is next to the file, or in ``RINGSIM_PARTS``, on a local disk of each host.
     """
@@ -481,7 +481,7 @@ def parts_of(path: Path) -> Path:
 
 
 def number(path: Path, attempt: int) -> Path:
-    """Returns the path of the file of an attempt of a job.
+    """Returns the path of the file for one attempt of a job.
 
     Example:
         >>> [str(number(Path("out/run.ringtrace"), attempt)) for attempt in range(3)]

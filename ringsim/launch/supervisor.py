@@ -122,7 +122,7 @@ class Followed:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has returned or failed."""
+        """Whether the rank has returned or failed."""
         return self.result is not None or self.report is not None
 
     def tell(self, message: Any) -> None:
@@ -218,7 +218,7 @@ class Supervisor:
             followed.tell(message)
 
     def watch(self) -> None:
-        """Sends the job; returns when all have answered, or when waiting longer is pointless."""
+        """Sends the job; returns when all ranks have answered, or when waiting is pointless."""
         limit_s = self.options.limit_s
         deadline = math.inf if limit_s is None else time.monotonic() + limit_s
         try:
@@ -236,7 +236,7 @@ class Supervisor:
         self._settle()
 
     def end_all(self) -> None:
-        """Ends all ranks, after asking those that still run for their activity."""
+        """Ends all ranks, after asking the running ranks what they are doing."""
         self.given_up_ns = self.given_up_ns or time.monotonic_ns()
         if self.verdict is None:
             self.unfinished = list_unfinished(self.running, self.tell, self._hear_places)
@@ -286,7 +286,7 @@ class Supervisor:
             self._next_look_s = now + self._watcher.pause_s
 
     def _look_for_verdict(self, now: float) -> bool:
-        """Looks for ranks that can never continue, if a look is due; wakes them."""
+        """Looks for ranks that can never continue, if a check is due, and wakes them."""
         if self._watcher is None or now < self._next_look_s:
             return False
         self.verdict = self._watcher.look(
@@ -302,7 +302,7 @@ class Supervisor:
         return True
 
     def _settle(self) -> None:
-        """Sets aside a verdict that has ended no rank; restores one that did so later."""
+        """Sets aside a verdict that has ended no rank; restores a verdict that later ended one."""
         if self.verdict is not None:
             if self._is_caught(self.verdict) and self._has_gone_on(self.verdict):
                 self._set_aside(self.verdict)
@@ -336,7 +336,7 @@ class Supervisor:
         return any((part.read_all()["status"] == ERROR).any() for part in parts)
 
     def _find_stuck(self) -> list[list[int]]:
-        """Returns by rank the slots of the waits of the verdict that are not over."""
+        """Returns, by rank, the slots of the verdict's unfinished waits."""
         heads = self.records.look(to_end=True)
         return [
             [slot for slot in followed.stuck_in if slot in head.awaited]
@@ -344,7 +344,7 @@ class Supervisor:
         ]
 
     def _has_gone_on(self, verdict: Verdict) -> bool:
-        """Returns whether the program ended by itself after a verdict that it caught.
+        """Returns whether the program ended by itself after it caught a verdict.
 
         All ranks returned, or failed later for another reason.
         """
@@ -378,7 +378,7 @@ class Supervisor:
         return self._places
 
     def _read(self, one: Followed) -> None:
-        """Handles one message of a rank, or the end of its channel."""
+        """Handles one message from a rank, or the end of the rank's channel."""
         try:
             what, value = one.channel.recv()
         except (EOFError, OSError):
@@ -433,7 +433,7 @@ class Supervisor:
         return allows is None or allows(self.running.values())
 
     def _report_lost_ranks(self) -> None:
-        """Reports ranks that were already dead at the last look.
+        """Reports ranks that were already dead at the last check.
 
         Their fork server is stopped or stuck, and cannot report it.
         """

@@ -128,7 +128,7 @@ def check_world(wanted: dict[str, Any], maker: str, remedy: str) -> None:
 
 
 def _make_refusal(directory: Path, rank_pid: int, joined: bool = False) -> Callable[[], None]:
-    """Patches torch's rendezvous, so that a call in a process started by a rank ends the run.
+    """Patches torch's rendezvous, so that calling it in a rank's child process ends the run.
 
     Args:
         directory: the directory of the run.
@@ -221,7 +221,7 @@ def record_program(
 
 
 def record_worlds(path: Path, check: str) -> Callable[[], Path | None]:
-    """Records this process and those that it starts, each from joining a world to its end.
+    """Records this process and its child processes, each from joining a world to its end.
 
     Returns a function that ends the recording here.
     """
@@ -260,7 +260,7 @@ def record_worlds(path: Path, check: str) -> Callable[[], Path | None]:
 
 
 class _Arrival:
-    """An object pickled with a new process, which calls a function there.
+    """An object pickled with a new process, to call a function there.
 
     The call happens after the program's main module is loaded.
     """
@@ -273,7 +273,7 @@ class _Arrival:
 
 
 def _follow_processes(on_start: Callable[[], tuple[Any, ...]]) -> None:
-    """Makes processes of ``multiprocessing`` that are not forked begin with a call.
+    """Makes unforked ``multiprocessing`` processes begin with a call.
 
     ``on_start`` returns the call.
     """

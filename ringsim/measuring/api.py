@@ -56,7 +56,7 @@ def bandwidth(
     link: Link | Mapping[tuple[int, int], Link] | None = None,
     topology: Topology | None = None,
 ) -> Bandwidths:
-    """Measures latency and bandwidth of a ring's links as a function of the message size.
+    """Measures the latency and bandwidth of a ring's links as functions of message size.
 
     It also fits a line through the times. In a notebook or a script it starts ``world_size`` ranks,
     as ``ringsim.trace`` does. Ctrl-C then ends the measurement, and the table contains the results
@@ -143,7 +143,7 @@ def _measure_links(
     timeout_s: float,
     make: Callable[[Sequence[int]], Plan],
 ) -> Bandwidths:
-    """Measures in the ranks that already run, or in new ranks."""
+    """Measures in ranks that already run, or in new ranks."""
     load = _load()
     notes: list[str] = []
     if _ranks_run_already():
@@ -177,7 +177,7 @@ def _measure_links(
 
 
 def _check_memory(plan: Plan, ranks: int) -> None:
-    """Checks that the buffers of all ranks fit into half of this machine's memory."""
+    """Checks that all ranks' buffers fit into half of this machine's memory."""
     largest = max(block.size_bytes for block in plan.blocks)
     memory = provenance.machine()["memory_bytes"]
     if memory is not None and 2 * largest * ranks > memory / 2:
@@ -204,7 +204,7 @@ def _ranks_run_already() -> bool:
 def _launch(
     kind: Kind, make: Callable[[Sequence[int]], Plan]
 ) -> tuple[Plan, Samples, list[Any], list[str]]:
-    """Starts ranks and measures in them; after Ctrl-C, the results so far are kept."""
+    """Starts ranks and measures in them; Ctrl-C keeps the results so far."""
     if kind.comm_device == "gpu":
         from ringsim.measuring.worker import check_gpus  # needs torch
 
@@ -227,7 +227,7 @@ def _launch(
 
 
 def _measure(plan: Plan) -> dict[str, Any]:
-    """Runs on each rank, so that only the ranks load torch, not the process that starts them."""
+    """Runs on each rank, so that only ranks load torch, not the process that starts them."""
     from ringsim.measuring.worker import measure
 
     return measure(plan)
@@ -251,7 +251,7 @@ def _doing(directory: Path, total: int) -> str:
 
 
 def _gpus(ranks: Sequence[int], results: Sequence[Any]) -> dict[str, Any]:
-    """Returns the measured GPUs and their connections; an empty dictionary on Gloo."""
+    """Returns the measured GPUs and their connections, or an empty dictionary with Gloo."""
     places = [result["place"] for result in results]
     if not places or places[0] is None:
         return {}
@@ -298,7 +298,7 @@ def _who_else_ran(load: float | None) -> list[str]:
 
 
 def _load() -> float | None:
-    """Returns the machine's load average over the last minute, None if the system has none."""
+    """Returns the machine's load average over the last minute, or None if unavailable."""
     try:
         return round(os.getloadavg()[0], 2)
     except (AttributeError, OSError):

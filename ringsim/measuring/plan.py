@@ -63,7 +63,7 @@ class Block(NamedTuple):
 
     @classmethod
     def from_label(cls, label: str) -> Self | None:
-        """Returns the block of a label, None if the label is not a block's."""
+        """Returns the block with a given label, or None if the label belongs to no block."""
         found = _LABEL.fullmatch(label)
         if found is None:
             return None
@@ -186,7 +186,7 @@ STEPS_MAX: Final = 5000
 
 
 def timed_ranks(block: Block, ranks: Sequence[int]) -> list[int]:
-    """Returns the ranks of a ring that record a block's steps; the first is the leader."""
+    """Returns the ranks that record a block's steps; the first of these ranks is the leader."""
     if block.pattern == "copy":
         return [ranks[0]]
     if block.src < 0:
@@ -195,7 +195,7 @@ def timed_ranks(block: Block, ranks: Sequence[int]) -> list[int]:
 
 
 def step_ns(block: Block, post_ns: Floats, done_ns: Floats) -> Floats:
-    """Returns the times of a message, in ns, from the steps of a block on one rank.
+    """Returns the message times, in ns, from the steps of a block on one rank.
 
     Incomplete steps are left out.
 
@@ -211,7 +211,7 @@ def step_ns(block: Block, post_ns: Floats, done_ns: Floats) -> Floats:
 
 
 def parts_of(block: Block) -> int:
-    """Returns the number of successive messages in a step, by which its time is divided."""
+    """Returns the number of successive messages in a step, by which the step's time is divided."""
     return {"pingpong": 2, "oneway": STREAM, "copy": block.copies}.get(block.pattern, 1)
 
 
@@ -286,7 +286,7 @@ Samples = dict[Block, dict[int, Floats]]
 
 
 def samples_of(events: Events) -> Samples:
-    """Returns the times of the steps of an interrupted run in ns, by block and rank."""
+    """Returns the step times of an interrupted run in ns, by block and rank."""
     found: Samples = {}
     for number, label in enumerate(events.tables.labels):
         block = Block.from_label(label)
@@ -313,7 +313,7 @@ def join_samples(told: Sequence[Mapping[Block, Floats]]) -> Samples:
 def make_rows(
     samples: Samples, ranks: Sequence[int], *, kind: str = "measured"
 ) -> list[dict[str, Any]]:
-    """Converts the times of steps to rows for ``make_bandwidths``, with the ceilings last.
+    """Converts step times to rows for ``make_bandwidths``, with the ceilings last.
 
     A block without times from all its timed ranks is left out.
     """
@@ -359,5 +359,5 @@ def _row(block: Block, times_ns: Floats, group_size: int, kind: str) -> dict[str
 
 
 def _rate(block: Block, time_ns: float) -> float:
-    """Returns the bandwidth in GB/s, NaN for a simulated link that takes no time."""
+    """Returns the bandwidth in GB/s, or NaN for a simulated link that takes no time."""
     return block.size_bytes / time_ns if time_ns else math.nan

@@ -1,4 +1,4 @@
-"""Runs a schedule on ranks: each runs its own list of actions, in order.
+"""Runs a schedule on ranks, each of which runs its own list of actions in order.
 
 The actions of stage s and microbatch i on one rank::
 
@@ -235,7 +235,7 @@ class Executor:
 def rehearse(
     schedule: Schedule, costs: Costs, *, size_bytes: int = 0, steps: int = 1, ahead: int = 1
 ) -> None:
-    """Runs pipeline steps without a model: ranks sleep instead of computing, and send zeros.
+    """Runs pipeline steps without a model; ranks sleep instead of computing, and send zeros.
 
     Every rank of the ring must call it with the same arguments. It blocks until this rank's part is
     done. The ring must have as many ranks as the schedule. The trace looks like the trace of a

@@ -102,7 +102,7 @@ class Mailbox:
             incoming.read_headers()
 
     def take(self, action: Action) -> Tensor | None:
-        """Returns the tensor of a posted receive; None if the gradient does not exist.
+        """Returns the tensor of a posted receive, or None if the gradient does not exist.
 
         It blocks until the tensor has arrived.
 
@@ -123,7 +123,7 @@ class Mailbox:
         self._sent.clear()
 
     def _greet(self) -> None:
-        """Compares the greetings of both neighbours with this rank's, once.
+        """Compares both neighbours' greetings with this rank's greeting, once.
 
         Both sides raise if they differ.
         """
@@ -142,7 +142,7 @@ class Mailbox:
                 )
 
     def _describe_difference(self, peer: int, theirs: Header) -> str:
-        """Describes the difference between a neighbour's greeting and this rank's."""
+        """Describes the difference between a neighbour's greeting and this rank's greeting."""
         mine, rank = self._agreed, self._rank
         words = []
         if theirs.microbatch != mine.microbatch:  # then the digests also differ
@@ -157,7 +157,7 @@ class Mailbox:
         return " and ".join(words)
 
     def _announce(self, action: Action, payload: Payload, route: Route) -> None:
-        """Sends the header of an activation, unless an earlier header applies to it."""
+        """Sends an activation's header, unless an earlier header applies to the activation."""
         announced = self._shapes.find(action)
         if announced is None:
             header = Header("activation", action.microbatch, payload, self._alike)
@@ -261,7 +261,7 @@ def find_boundary(action: Action) -> int:
 
 @contextmanager
 def about(action: Action) -> Iterator[None]:
-    """Gives the operations in a block their stage and microbatch in the trace.
+    """Labels the operations in a block with their stage and microbatch in the trace.
 
     It acts like a span, but records none.
     """

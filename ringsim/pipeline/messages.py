@@ -90,7 +90,7 @@ _DTYPES: Final = (
 
 
 class Payload(NamedTuple):
-    """The properties of a buffer that can hold a message.
+    """The properties of a buffer for a message.
 
     Attributes:
         shape: the shape.
@@ -227,7 +227,7 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Route:
-    """The route to one other rank.
+    """The route to another rank.
 
     Attributes:
         peer: the other rank's global rank.
@@ -251,7 +251,7 @@ class Route:
 
     @classmethod
     def over_edge(cls, ring: Ring, source: int, target: int) -> Route:
-        """Returns the route to the other of two ranks, given by their places in the ring.
+        """Returns the route to the other of two ranks, which are given by their places in the ring.
 
         It uses the edge that carries activations from one to the other.
 
@@ -315,7 +315,7 @@ class Route:
 
 
 def find_routes(ring: Ring, stage_ranks: Sequence[int]) -> Mapping[int, Route]:
-    """Returns the route over each boundary of this rank's stages.
+    """Returns the route across each boundary of this rank's stages.
 
     A boundary has the number of the stage before it.
 
@@ -366,7 +366,7 @@ def find_ring() -> Ring:
 
 
 def _is_gone(ring: Ring) -> bool:
-    """Returns whether the script has destroyed the ring's default group, and so its groups."""
+    """Returns whether the script has destroyed the default group, and thus the ring's groups."""
     if not torch_dist.is_initialized() or torch_dist.get_world_size() != ring.world_size:
         return True
     try:
@@ -377,7 +377,7 @@ def _is_gone(ring: Ring) -> bool:
 
 
 def send_activation(tensor: Tensor, microbatch: int) -> None:
-    """Sends a stage's output to the successor, which calls `recv_activation`.
+    """Sends a stage's output to the successor, which must call `recv_activation`.
 
     It blocks until the tensor has arrived.
 
@@ -403,7 +403,7 @@ def send_activation(tensor: Tensor, microbatch: int) -> None:
 
 
 def recv_activation(microbatch: int) -> Tensor:
-    """Receives a stage's input from the predecessor, which calls `send_activation`.
+    """Receives a stage's input from the predecessor, which must call `send_activation`.
 
     It blocks until the tensor has arrived.
 

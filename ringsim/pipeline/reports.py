@@ -1,4 +1,4 @@
-"""Comparisons of a pipeline with the model in one process.
+"""Compares a pipeline with the same model in one process.
 
 ``single_process_step`` computes reference gradients without a pipeline; ``gradient_report``
 compares the gradient of every parameter with them::
@@ -384,7 +384,7 @@ def _row(
 
 
 def _relative(found: Tensor, expected: Tensor) -> float:
-    """Returns the largest difference, relative to the largest expected value.
+    """Returns the largest difference relative to the largest expected value.
 
     It is infinite if that value is zero or not finite.
     """
@@ -430,7 +430,7 @@ def check_gradient_flow(model: nn.Module) -> dict[str, str]:
 
 
 class Boundary(NamedTuple):
-    """The tensor that one microbatch sends from a stage to the next.
+    """The tensor that a stage sends to the next stage for one microbatch.
 
     The gradient that comes back has the same shape.
 
@@ -455,7 +455,7 @@ def boundary_shapes(
     attention_mask: Tensor | None = None,
     adapter: Adapter | None = None,
 ) -> list[Boundary]:
-    """Runs the stages one after the other, and returns the tensors between them.
+    """Runs the stages one after another, and returns the tensors passed between them.
 
     Args:
         model: the whole model.

@@ -1,4 +1,4 @@
-"""The exchange between ranks at the end of a step.
+"""Exchanges between ranks at the end of a step.
 
 Ranks share the loss, the gradients of tied parameters and the norm of all gradients, and replicas
 average their gradients. Within a ring, all messages use the pair groups, so a ring needs no group
@@ -116,7 +116,7 @@ def gather_over_ring(ring: Ring, value: Tensor) -> list[Tensor]:
 
 
 def sum_over(ring: Ring, places: Sequence[int], value: Tensor) -> Tensor:
-    """Adds up the values of the ranks at these places of the ring.
+    """Adds up the values of the ranks at the given places in the ring.
 
     Each of these ranks must call it, and it blocks until all have. The sum is the same to the last
     bit on each rank, because all add in the order of the places.
@@ -262,7 +262,7 @@ def share_overflow(model: nn.Module, scaler: torch.amp.GradScaler) -> None:
 
 
 def new_replica_group(rings: Sequence[Sequence[int]]) -> Any:
-    """Creates the group of this rank and the ranks at its place in the other rings.
+    """Creates a group of this rank and the ranks at the same place in the other rings.
 
     Every rank of the world must call it once, with the same rings. It blocks like ``new_group``.
 
@@ -289,7 +289,7 @@ def new_replica_group(rings: Sequence[Sequence[int]]) -> Any:
 
 
 def average_gradients(model: nn.Module, group: Any) -> None:
-    """Averages this rank's gradients with those of the ranks that have the same stages.
+    """Averages gradients over this rank and the other ranks that have the same stages.
 
     Every rank of every ring must call it after a step, before clipping gradients. It blocks until
     the ranks of its group have. It does not average the losses of the rings.

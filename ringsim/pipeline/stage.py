@@ -65,7 +65,7 @@ __all__ = [
 
 
 class Stage(nn.Module):
-    """The part of a model that one stage runs; its `parameters` are only those of this part.
+    """The part of a model that one stage runs; `parameters` covers only this part.
 
     Args:
         model: the whole model.
@@ -158,7 +158,7 @@ class Stage(nn.Module):
             yield
 
     def attention_widths(self) -> list[int]:
-        """Returns the width of each layer's attention, 0 for a layer without attention.
+        """Returns the width of each layer's attention, or 0 for a layer without attention.
 
         See `Adapter.attention_width`.
         """
@@ -230,7 +230,7 @@ def check_owned(model: nn.Module, stages: Sequence[Stage]) -> None:
 def tied_parameters(
     model: nn.Module, partition: Sequence[range], *, adapter: Adapter | None = None
 ) -> dict[str, list[int]]:
-    """Finds parameters that several stages use, such as a weight of both embedding and head.
+    """Finds parameters that several stages use, such as a weight shared by embedding and head.
 
     The gradient of such a parameter is the sum over these stages, so their ranks must add up their
     gradients.
@@ -262,7 +262,7 @@ def find_holders(
     numbers: Iterable[int],
     list_parts: Callable[[Stage], Iterable[Any]] = Stage.parameters,
 ) -> dict[Any, set[int]]:
-    """Returns the parts of stages, with the numbers of the stages that hold each of them.
+    """Returns the parts of stages, each with the numbers of the stages that hold the part.
 
     ``numbers`` has one number per stage: its own, or its rank's.
     """

@@ -165,7 +165,7 @@ def train_step_pipeline(
     dropout_seed: int | None = None,
     adapter: Adapter | None = None,
 ) -> float:
-    """Runs the forward and backward passes of one step over the ranks of the ring.
+    """Runs one step's forward and backward passes on the ranks of the ring.
 
     Every rank of the ring must call it with the same arguments. It blocks until all ranks have
     finished the step. Each rank computes its own stages. Afterwards, the following gradients have
@@ -458,7 +458,7 @@ def _prepare(
     forward_only: bool,
     in_step: bool,
 ) -> Schedule:
-    """Returns the checked schedule with sends and receives, or only its forward passes."""
+    """Returns the checked schedule with sends and receives, or only the schedule's forwards."""
     if isinstance(schedule, str):
         schedule = make_schedule(schedule, num_ranks, num_microbatches)
     elif (schedule.num_ranks, schedule.num_microbatches) != (num_ranks, num_microbatches):

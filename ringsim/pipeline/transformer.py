@@ -53,7 +53,7 @@ class KeyValueCache:
 
 
 class CausalAttention(nn.Module):
-    """The attention of each token to itself and to earlier tokens.
+    """Attention from each token to itself and to earlier tokens.
 
     Args:
         hidden_size: the width of the hidden states.
@@ -194,7 +194,7 @@ class SmallTransformer(nn.Module):
         return self.head(self.norm(hidden))
 
     def forward(self, token_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Returns the logits of each next token, shape (batch, tokens, vocabulary).
+        """Returns the logits for each next token, shape (batch, tokens, vocabulary).
 
         Args:
             token_ids: the token ids, shape (batch, tokens), int64.
@@ -210,7 +210,7 @@ class SmallTransformer(nn.Module):
 
 
 def causal_mask(attention_mask: Tensor, tokens: int) -> Tensor:
-    """Returns a mask of the tokens that each new token may attend to.
+    """Returns a mask that shows which tokens each new token may attend to.
 
     These are earlier tokens, without padding, and the token itself.
 

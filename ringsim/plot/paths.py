@@ -22,7 +22,7 @@ def place(angle: Any, radius: float = 1.0) -> Points:
 
 
 def node(rank: int, world_size: int) -> Points:
-    """Returns the position of a rank on the circle, or at its centre if there is only one."""
+    """Returns a rank's position on the circle, or the circle's centre if there is only one rank."""
     return place(node_angle(rank, world_size), 1.0 if world_size > 1 else 0.0)
 
 
@@ -75,7 +75,7 @@ def arrow(path: Points, width: float, *, head: float) -> Points:
 
 
 def beside(path: Points, distance: float) -> Points:
-    """Returns a path at a distance to the left of another, or to the right if negative."""
+    """Returns a parallel path at a distance to the left, or to the right if it is negative."""
     moved: Points = path + distance * _normals(path)
     return moved
 

@@ -30,7 +30,7 @@ class PublishedFigure:
 
 @dataclass(frozen=True)
 class LineRate:
-    """The specified capacity of a link, in one direction and in both together.
+    """The specified capacity of a link, in one direction and in both directions together.
 
     No program reaches this limit.
     """

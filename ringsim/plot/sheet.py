@@ -131,7 +131,7 @@ def _draw_all(figure: Figure, pictures: Sequence[Picture]) -> list[Axes]:
 
 
 def _place(figure: Figure, axes: Sequence[Axes], pictures: Sequence[Picture], around: Any) -> None:
-    """Sets a figure's size from its images and the margins around them, and places the axes.
+    """Sets a figure's size from its images and margins, and positions the axes.
 
     ``around`` has the room on the left, below, on the right and above, in inches.
     """

@@ -221,7 +221,7 @@ def _lay_out(trace: Trace, bars: Bars, axis: TimeAxis, ax: Axes) -> Rows:
 
 
 def _divide(trace: Trace, bars: Bars) -> Lanes:
-    """Divides a row into lanes for the kinds of events in the trace."""
+    """Divides a row into lanes for the kinds of events that the trace contains."""
     has_operations = bool((bars.lane >= bars.depths).any())
     top = -EDGE + ((MARKS + GAP) if (trace.events.kind == MARK).any() else 0)
     split = top if has_operations else EDGE  # between spans, and sends and recvs
@@ -257,7 +257,7 @@ def _draw_open_ends(rows: Rows, bars: Bars, axis: TimeAxis) -> None:
 
 
 def _draw_span_names(rows: Rows, trace: Trace, bars: Bars, axis: TimeAxis) -> None:
-    """Writes name, stage and microbatch into the spans with room, widest first."""
+    """Writes name, stage and microbatch into spans that have room, the widest first."""
     spans = np.flatnonzero(bars.look >= FIRST_SPAN)
     if len(spans) == 0:
         return
@@ -281,7 +281,7 @@ def _draw_span_names(rows: Rows, trace: Trace, bars: Bars, axis: TimeAxis) -> No
 
 
 def _span_texts(trace: Trace, event: int) -> tuple[str, ...]:
-    """Returns the possible texts of a span, from the longest to the shortest."""
+    """Returns the possible texts for a span, from longest to shortest."""
     events = trace.events
     label, stage, microbatch = events.label[event], events.stage[event], events.microbatch[event]
     name = span_text(events.tables.labels[label]) if label != NONE else ""

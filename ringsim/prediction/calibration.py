@@ -57,7 +57,7 @@ FEW: Final = 5  # from this many times on, at least one is cut off at both ends
 
 
 class Moment(IntEnum):
-    """The kind of event at a moment of a rank.
+    """The kind of event at one moment on a rank.
 
     Of moments at the same time, which only a virtual clock has, ends come first.
     """
@@ -80,7 +80,7 @@ _AROUND: Final = (Moment.DONE, Moment.BEGIN, Moment.END)
 
 @dataclass(frozen=True)
 class Calibration:
-    """The constants of a machine.
+    """A machine's constants.
 
     Pass it to ``ringsim.simulate`` as ``compute``, together with its ``topology``;
     ``ringsim.predict`` does both.
@@ -155,7 +155,7 @@ class Calibration:
         return replace(self, gloo=gloo, **_scale(self, times, factor))
 
     def post_s(self, sends: bool, size_bytes: int, *, met: bool = True) -> float:
-        """Returns the time that posting a message takes of its rank, in seconds.
+        """Returns the time that a rank spends on posting a message, in seconds.
 
         Args:
             sends: whether it is a send.
@@ -167,7 +167,7 @@ class Calibration:
         return self.sending.time_s(size_bytes) if met else self.sending_early_s
 
     def time_s(self, work: Work) -> float:
-        """Returns the measured time of a computation of a pipeline stage, in seconds.
+        """Returns the measured time of a pipeline stage's computation, in seconds.
 
         Used for ``compute`` of ``simulate``.
 
@@ -185,7 +185,7 @@ class Calibration:
         return float(self.costs.get_duration(Action(work.stage, work.kind, work.microbatch)))
 
     def __str__(self) -> str:
-        """Returns the constants in a few lines."""
+        """Returns a few lines of text that list the constants."""
         lines = [
             f"link      {_say(self.link)}, from {self.num_messages} messages, +-{self.spread:.0%}",
             f"posting   a send {_say(self.sending)}, before its receive "
@@ -209,7 +209,7 @@ class Calibration:
 
 
 def calibrate(*traces: Trace) -> Calibration:
-    """Measures the constants of a machine from traces of real ranks on it.
+    """Measures a machine's constants from traces of real ranks on that machine.
 
     Two ranks are enough, and better than many, because ranks without a free core have to wait.
     Messages should have at least two sizes, because one size cannot separate latency from
@@ -324,12 +324,12 @@ def _find_doubts(
 
 
 def join_columns(parts: Iterable[Iterable[Ints]]) -> Iterator[Ints]:
-    """Yields each column of several tables of the same columns, joined."""
+    """Yields the joined columns of several tables that have the same columns."""
     return map(np.concatenate, zip(*parts, strict=True))
 
 
 def _scale(constants: object, names: Sequence[str], factor: float) -> dict[str, Any]:
-    """Returns the named times and links, multiplied by ``factor``; None stays None."""
+    """Returns the named times and links multiplied by ``factor``; None remains None."""
     scaled = {}
     for name in names:
         value = getattr(constants, name)
@@ -346,14 +346,14 @@ def _say(link: Link) -> str:
 
 
 def find_asked(events: Events) -> Ints:
-    """Returns the seconds requested from each ``ringsim.compute``; NaN for other events."""
+    """Returns the seconds requested from each ``ringsim.compute``, or NaN for other events."""
     asked_s = np.array([*map(read_label, events.tables.labels), None], dtype=float)
     found: Ints = np.where(events.kind == SPAN, asked_s[events.label], np.nan)
     return found
 
 
 def _sample_messages(trace: Trace) -> tuple[Ints, Ints, Ints]:
-    """Returns the messages observed from beginning to end, or all messages if those are too few.
+    """Returns the messages observed from start to end, or all messages if too few were observed.
 
     The columns are the bytes, the seconds, and whether another message had just been in flight.
     """
@@ -380,7 +380,7 @@ def _sample_messages(trace: Trace) -> tuple[Ints, Ints, Ints]:
 
 
 def _counts(events: Events) -> Ints:
-    """Returns the mask of the events that show the costs of messages and computing.
+    """Returns a mask of the events that reveal the costs of messages and computing.
 
     If messages are sent in pipeline steps, only events of steps count.
     """
@@ -389,13 +389,13 @@ def _counts(events: Events) -> Ints:
 
 
 def _count(sizes: Ints) -> dict[int, int]:
-    """Returns the number of messages of each size that has enough messages."""
+    """Returns the number of messages of each size with enough messages."""
     counts = Counter(sizes.tolist())
     return {size: counts[size] for size in sorted(counts) if counts[size] >= LEAST_MESSAGES}
 
 
 def _fit_messages(sizes: Ints, times: Ints) -> tuple[Link, dict[int, int], float]:
-    """Returns the link, the number of messages of each size, and the spread between parts."""
+    """Returns the link, the number of messages of each size, and the spread across parts."""
     enough = _count(sizes)
     if not enough:
         raise ArgumentError(
@@ -413,7 +413,7 @@ def _fit_messages(sizes: Ints, times: Ints) -> tuple[Link, dict[int, int], float
 
 
 def _typical(times: Ints) -> float:
-    """Returns the mean without the longest and the shortest fiftieth, and without stalls.
+    """Returns the mean, excluding the longest and shortest fiftieths, and any stalls.
 
     Cuts off at least one time at each end if there are five or more; 0 without times.
     """
@@ -423,7 +423,7 @@ def _typical(times: Ints) -> float:
 
 
 def list_moments(trace: Trace) -> tuple[Ints, Ints, Ints]:
-    """Returns the event and the kind of each moment of a rank, and the seconds to the next moment.
+    """Returns the event and the kind of each moment on a rank, and the seconds to the next moment.
 
     The next moment is the next one on the same thread. If messages are sent in pipeline steps, only
     moments of steps count; for ``calibration_worker``, only moments of its computing.
@@ -473,7 +473,7 @@ def _measure_moments(trace: Trace) -> tuple[Ints, Ints, Ints]:
 
 
 def _find_beside(kinds: Ints) -> Ints:
-    """Returns the mask of the moments between the two operations around a computation.
+    """Returns a mask of the moments between the two operations around a computation.
 
     These are the last operation before it and the first one after it.
     """
@@ -483,7 +483,7 @@ def _find_beside(kinds: Ints) -> Ints:
 
 
 def _sample_overshoots(trace: Trace) -> Ints:
-    """Returns the seconds by which each ``ringsim.compute`` lasted longer than requested."""
+    """Returns the seconds by which each ``ringsim.compute`` exceeded its requested time."""
     events = trace.events
     longer_s = (events.done_ns - events.post_ns) * 1e-9 - find_asked(events)
     found: Ints = longer_s[np.isfinite(longer_s) & (events.status == OK)]
@@ -501,7 +501,7 @@ def _find_costs(traces: Sequence[Trace]) -> Costs | None:
 
 
 def median_costs(stage: Ints, kind: Ints, took: Ints) -> Costs:
-    """Returns the median time of each kind of computation on each stage; 0 if there is none.
+    """Returns the median time of each kind of computation on each stage, or 0 if there is none.
 
     Args:
         stage: the stage of each computation.

@@ -123,7 +123,7 @@ class Comparison:
 
     @property
     def predicts(self) -> bool:
-        """Whether the second run is a simulation and the first is not."""
+        """Whether only the second run is a simulation."""
         return (
             self.virtual.metadata.get("source") == "simulated" != self.real.metadata.get("source")
         )
@@ -145,12 +145,12 @@ class Comparison:
 
     @property
     def median_error(self) -> float:
-        """The error of the median step, which a single disturbed step does not affect."""
+        """The median step's error, which a single disturbed step does not affect."""
         return float(np.median(self.virtual_steps_s) / np.median(self.real_steps_s) - 1)
 
     @cached_property
     def operations(self) -> Errors:
-        """The errors in the ends of operations, as fractions of their step's length.
+        """The errors in operation end times, as fractions of the step's length.
 
         0.02 means that an operation ends 2 % of the step too late.
         """
@@ -192,17 +192,17 @@ class Comparison:
         return plot_overlay(self, step=step, ax=ax, **look)
 
     def to_pandas(self) -> pd.DataFrame:
-        """Returns the table of ``differences`` as a DataFrame, with the largest first."""
+        """Returns the ``differences`` table as a DataFrame, with the largest differences first."""
         return self.differences.to_pandas()
 
     def to_html(self, path: str | PathLike[str]) -> None:
-        """Writes both runs to one interactive page, on one axis, with equal ranks side by side."""
+        """Writes both runs to an interactive page, on one axis, with equal ranks side by side."""
         from ringsim.view.html import to_html
 
         to_html([self.real, self.virtual], path, self.names)
 
     def where_it_began(self) -> str:
-        """Returns a sentence that names the step and operation where the runs began to differ.
+        """Returns a sentence that names the step and operation at which the runs began to differ.
 
         Empty if the run became longer but no operation did, apart from waiting. Otherwise names the
         operations of the stage that changed most in the direction of the whole run.
@@ -222,7 +222,7 @@ class Comparison:
         return f"{took} It began with {self.virtual[table.began[row]]!r}."
 
     def __repr__(self) -> str:
-        """Returns the differences in a few lines, with the first rows of the table."""
+        """Returns a few lines of text on the differences, with the first rows of the table."""
         lines = self._tell()
         if self.differences.longer_s.any():
             lines.append(self.differences.to_text(self.names))
@@ -232,7 +232,7 @@ class Comparison:
         return "\n".join(lines)
 
     def describe(self) -> str:
-        """Returns a one-sentence description of the plot, for its alternative text."""
+        """Returns a one-sentence description of the plot, for use as alternative text."""
         what = "A measured run and its prediction" if self.predicts else "Two runs"
         return f"{what}; {'; '.join(line.strip().rstrip('.') for line in self._tell())}."
 
@@ -381,14 +381,14 @@ def compare(real: Trace, virtual: Trace) -> Comparison:
 
 
 def _count_others(events: Events, step: Ints, index: Ints) -> int:
-    """Returns the number of events that have a step and are not at ``index``."""
+    """Returns the number of events that have a step but are not at ``index``."""
     others = (step != NONE) & (events.kind != MARK)
     others[index] = False
     return int(np.count_nonzero(others))
 
 
 def _number_steps(events: Events, num_steps: int) -> Ints:
-    """Returns the step of each event, -1 outside of the first ``num_steps``.
+    """Returns the step of each event, or -1 outside the first ``num_steps`` steps.
 
     If the run has no steps, the whole run is one step.
     """
@@ -414,7 +414,7 @@ def _find_extents(trace: Trace, index: Ints, num_steps: int) -> tuple[Ints, Ints
 
 
 def _find_baselines(trace: Trace, num_steps: int) -> tuple[float | None, float | None]:
-    """Returns the makespan of the last step without communication.
+    """Returns the last step's makespan without communication.
 
     Once with the times requested from ``ringsim.compute``, once with the times of the computations.
     """

@@ -42,7 +42,7 @@ _SHOWN: Final = 8
 
 
 class _Spent(NamedTuple):
-    """The time that one run spent on each event.
+    """The time that a run spent on each event.
 
     Columns of one length; ``event`` is -1 for the program of a run without steps.
     """
@@ -60,7 +60,7 @@ class _Spent(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Differences:
-    """The table of a comparison.
+    """A comparison's table.
 
     Columns of one length, with a row for each step, rank, stage and operation; the largest
     differences come first.
@@ -99,12 +99,12 @@ class Differences:
 
     @cached_property
     def longer_s(self) -> Ints:
-        """The extra time that each row took itself in the second run; negative if it was faster."""
+        """The extra time that each row itself took in the second run; negative if it took less."""
         longer: Ints = self.own_s[:, 1] - self.own_s[:, 0]
         return longer
 
     def find_beginning(self, grown_s: float = 0.0) -> int | None:
-        """Returns the row where the difference began.
+        """Returns the row in which the difference began.
 
         Takes the operation that changed most over all steps, and the first step with at least half
         of its largest change.
@@ -324,7 +324,7 @@ def wait_for_others(trace: Trace) -> Ints:
 
 
 def _line_of(events: Events, index: int) -> str:
-    """Returns the file and line of an event; "" if unknown, and for the program."""
+    """Returns an event's file and line, or "" if unknown or if the event is the program."""
     if index == NONE or events.file[index] == NONE:
         return ""
     file = events.tables.files[events.file[index]].partition(CALLS)[0]
@@ -368,7 +368,7 @@ def _share_out(trace: Trace, name: Ints, step: Ints, program: int) -> _Spent:
 def _nest(
     lane: Ints, start: Ints, end: Ints, stage: Ints, name: Ints, program: int
 ) -> Iterator[Ints]:
-    """Returns the time that each stretch was the innermost of its lane, its stage and its name.
+    """Returns the time for which each stretch was innermost in its lane, and its stage and name.
 
     Also returns whether it counts. Stretches are ordered by lane, then by start. Stretches inside a
     span have its stage; a call of ``ringsim.compute`` is part of the span around it.
@@ -396,7 +396,7 @@ def _nest(
 
 
 def _find_first(spent: Sequence[_Spent], row: Ints, pairs: Sequence[Ints], longer: Ints) -> Ints:
-    """Returns the first event of each row with at least half of the row's largest change.
+    """Returns each row's first event with at least half of the row's largest change.
 
     The rows are those of the second run, numbered by ``row``.
     """

@@ -60,7 +60,7 @@ _POST, _JOIN, _OPEN, _CLOSE = range(4)
 
 @dataclass(frozen=True, slots=True)
 class ProgramStep:
-    """One step of a program: "work", "send", "recv", or "together" for a collective.
+    """One program step: "work", "send", "recv", or "together" for a collective.
 
     Attributes:
         needs: the steps of the same rank that must be done before it; earlier steps, if the program
@@ -391,7 +391,7 @@ class _Replay:
                 heappush(self._due, (waiting.ready_s, self._count(), waiting))
 
     def trace(self) -> Trace:
-        """Returns the trace of the run."""
+        """Returns the run's trace."""
         rows = Rows()
         for mine in self._nodes:
             waits = _find_waits(mine)
@@ -425,7 +425,7 @@ class _Replay:
 
 
 def _find_waits(nodes: list[_Node]) -> list[float]:
-    """Returns the time at which a rank began to wait for each of its steps.
+    """Returns the times at which a rank began to wait for each of its steps.
 
     The wait begins when everything else that a following step needs is done.
     """

@@ -166,7 +166,7 @@ def _with_range(metadata: Mapping[str, Any], times_s: Sequence[float]) -> dict[s
 
 
 def scale(trace: Trace, *, world_size: int, num_microbatches: int | None = None) -> ScheduleRun:
-    """Predicts a pipeline step on more ranks than were recorded.
+    """Predicts a pipeline step on more ranks than the trace recorded.
 
     The schedule stays the same, and the stages are like the recorded ones: the first and the last
     stage keep their times; inner stages take the mean of the recorded inner stages, or of both
@@ -270,7 +270,7 @@ def _predict_schedule(schedule: Schedule | str, trace: Trace, world_size: int) -
 
 
 def _time_step(trace: Trace, schedule: Schedule | str, stages: int, **counts: Any) -> ScheduleRun:
-    """Times a schedule with the costs from a trace; ``counts`` go with a schedule's name."""
+    """Times a schedule with a trace's costs; ``counts`` complete a schedule given by name."""
     calibration = calibrate(trace)
     sends = trace.messages.send
     of_step = sends[in_step(trace.events, 0)[sends]]
@@ -303,7 +303,7 @@ def _time_step(trace: Trace, schedule: Schedule | str, stages: int, **counts: An
 
 
 def _factors(calibration: Calibration) -> tuple[float, float, float]:
-    """Returns the factors by which the constants may differ.
+    """Returns the factors by which the constants may be off.
 
     1, and the factors that shorten and lengthen them by the spread of the calibration.
     """
@@ -311,7 +311,7 @@ def _factors(calibration: Calibration) -> tuple[float, float, float]:
 
 
 def _spread_costs(found: Costs, stages: int, apart: float = 0.0) -> Costs:
-    """Returns the costs of many stages from the costs of a few.
+    """Derives the costs of many stages from the costs of a few.
 
     Each cost includes the time between two computations.
     """
@@ -323,7 +323,7 @@ def _spread_costs(found: Costs, stages: int, apart: float = 0.0) -> Costs:
 
 
 def _spread(times: Any, stages: int, apart: float) -> tuple[float, ...]:
-    """Returns the times of many stages from the times of a few.
+    """Derives the times of many stages from the times of a few.
 
     0 stays, for kinds that the schedule does not have.
     """

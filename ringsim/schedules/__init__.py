@@ -95,7 +95,7 @@ SCHEDULE_NAMES: Final = tuple(_MAKERS)
 def make_schedule(
     name: str, num_ranks: int, num_microbatches: int, num_chunks: int | None = None
 ) -> Schedule:
-    """Makes a schedule by its name.
+    """Creates a schedule from its name.
 
     Args:
         name: one of ``SCHEDULE_NAMES``: ``gpipe`` (or ``afab``), ``1f1b``, ``interleaved_1f1b``,

@@ -1,4 +1,4 @@
-"""The costs of the actions of a schedule, in any unit; ints and Fractions stay exact."""
+"""The costs of a schedule's actions, in any unit; ints and Fractions stay exact."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs programs of sends and receives on a clock, without ranks.
+"""Runs send-and-receive programs on a clock, without ranks.
 
 The results are exact times, and the ranks that would wait for each other forever. Any
 point-to-point program is a list of operations for each rank. There are four operations: computing,
@@ -96,7 +96,7 @@ class Receive:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Waits until this rank's post at a position of its list is done."""
+    """Waits until this rank's post at a position in its list is done."""
 
     position: int
 
@@ -143,7 +143,7 @@ class Blocked(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """The outcome of running programs.
+    """The outcome of a run of programs.
 
     Attributes:
         times: for each rank, (start, end) of each operation that it reached; a post takes no time,
@@ -158,7 +158,7 @@ class Run:
 
     @property
     def cycle(self) -> tuple[Blocked, ...]:
-        """The ranks that wait for each other in a cycle, each for the next.
+        """The ranks in a cycle, each of which waits for the next.
 
         Empty if all wait, directly or indirectly, for a rank that has ended.
         """
@@ -214,7 +214,7 @@ def run_programs(
 
 
 class _Runner:
-    """The programs, the progress of each rank, and the places that ranks wait for."""
+    """The programs, each rank's progress, and the places that ranks wait for."""
 
     def __init__(
         self, programs: Sequence[Sequence[Instruction]], latency: Time, semantics: Semantics
@@ -233,7 +233,7 @@ class _Runner:
             self._advance(self.runnable.pop())
 
     def _advance(self, rank: int) -> None:
-        """Runs one rank to its end, or until it waits for a place that another has not reached."""
+        """Runs one rank to its end, or until it waits for a place another rank has not reached."""
         times = self.times[rank]
         clock = times[-1][1] if times else 0
         for position in range(len(times), len(self.programs[rank])):
@@ -286,7 +286,7 @@ class _Runner:
                     )
 
     def list_blocked(self) -> Iterator[Blocked]:
-        """Yields the ranks that did not reach their end; each of them is in a wait."""
+        """Yields the ranks that did not reach their end; each of these ranks is in a wait."""
         for rank, program in enumerate(self.programs):
             position = len(self.times[rank])
             if position < len(program):
@@ -369,12 +369,12 @@ class Evaluation:
 
     @property
     def makespan(self) -> Time:
-        """The length of the step, until the last computation ends."""
+        """The step's length, until the last computation ends."""
         return max((end for _, end in self._spans), default=0)
 
     @property
     def busy(self) -> tuple[Time, ...]:
-        """The time that each rank computes."""
+        """The time that each rank spends computing."""
         return tuple(
             sum(timed.end - timed.start for timed in self.get_computations(rank))
             for rank in range(self.schedule.num_ranks)
@@ -507,7 +507,7 @@ def _play(
 def _translate(
     row: tuple[Action, ...], schedule: Schedule, costs: Costs
 ) -> tuple[list[Instruction], list[int]]:
-    """Translates a rank's actions to operations, each with the position of its action.
+    """Translates a rank's actions into operations, each with the position of its action.
 
     A computation first waits for its receive; the sends are waited for at the end.
     """

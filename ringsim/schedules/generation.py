@@ -1,4 +1,4 @@
-"""The token ring: the steps of each stage, their times, and the settings with which it finishes.
+"""The token ring: each stage's steps, their times, and the settings with which the ring finishes.
 
 This is plain data, without ranks. A *job* is one token of one batch of prompts at one stage. All
 stages take the jobs in the same order: in each round, T batches take turns, token by token. With
@@ -66,7 +66,7 @@ __all__ = [
 
 
 class Job(NamedTuple):
-    """One token of one batch at one stage: ``token`` 0 reads the prompts, the others decode."""
+    """One token of one batch at one stage: ``token`` 0 reads the prompts, later tokens decode."""
 
     batch: int
     token: int
@@ -140,7 +140,7 @@ def plan_jobs(num_batches: int, num_inner_iterations: int, num_tokens: int) -> l
 
 
 def plan_steps(stage: int, num_stages: int, jobs: list[Job], num_tokens: int) -> Iterator[RingStep]:
-    """Yields the steps of a stage: one step per job, and a last one that sends what is left.
+    """Yields a stage's steps: one step per job, and a last step that sends the remaining output.
 
     The jobs are those of `plan_jobs`.
 

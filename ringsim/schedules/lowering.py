@@ -98,7 +98,7 @@ def get_recv(action: Action, stage_ranks: Sequence[int]) -> Action | None:
 def _message(
     action: Action, stage_ranks: Sequence[int], *, prefix: str, step: int
 ) -> Action | None:
-    """Returns the message between an action's stage and the one ``step`` further in its direction.
+    """Returns the message between an action's stage and the stage ``step`` further along.
 
     The direction of a forward is up, of a backward down.
     """
@@ -147,7 +147,7 @@ def get_needs(action: Action, stage_ranks: Sequence[int]) -> list[tuple[Action, 
 
 
 def _check_places(schedule: Schedule) -> None:
-    """Raises an error for actions that their rank cannot do.
+    """Raises an error for actions that their rank cannot perform.
 
     These are unknown actions, actions of another rank's stages, and duplicates.
     """
@@ -219,7 +219,7 @@ def _check_place(action: Action, rank: int, schedule: Schedule, where: str) -> N
 
 
 def _check_order(schedule: Schedule) -> None:
-    """Raises an error for actions that precede an action that they need from their own rank.
+    """Raises an error for actions that come before an action they need on the same rank.
 
     A backward pass needs its forward pass, ``W`` needs its ``I``, and a stage needs the previous
     one if both are on one rank. In a lowered schedule, a computation also needs its receive, and a

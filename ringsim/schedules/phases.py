@@ -1,4 +1,4 @@
-"""The schedules by name, each as the phases of every rank.
+"""The schedules by name, each given as the phases of every rank.
 
 Schedules with one stage per rank come first, then schedules that go around the ring several times,
 then two that form a V. F is a forward, B a backward; p is the number of ranks, m the number of
@@ -215,7 +215,7 @@ def zb_h2(num_ranks: int, num_microbatches: int) -> Schedule:
 
 
 def _row(warm_up: int, put_off: int, num_microbatches: int) -> list[Phase]:
-    """Returns the phases of a rank.
+    """Returns a rank's phases.
 
     It starts with ``warm_up`` forwards; weights' gradients are always ``put_off`` microbatches
     late.
