@@ -392,7 +392,7 @@ class Discovery:
         Programs and ``init_process_group`` read these variables.
 
         Args:
-            environ: the mapping to write to; None for this process's environment.
+            environ: the mapping to write to, or None for this process's environment.
 
         Returns:
             The five variables that were written.
@@ -429,7 +429,7 @@ def discover(
         world_size: the number of processes. 1 needs no other values: a world of one, on loopback.
         rank: the number of this process.
         local_rank: the number of this process on its machine.
-        environ: the variables to read; None for this process's environment.
+        environ: the variables to read, or None for this process's environment.
         ask_mpi: whether mpi4py may be imported (which starts MPI) as a last resort.
 
     Returns:
@@ -680,7 +680,7 @@ def count_crossings(hosts: Sequence[str]) -> int:
     """Counts the links of a ring between different known hosts.
 
     Args:
-        hosts: the name of each rank's host, in the ring's order; "" if unknown.
+        hosts: the name of each rank's host, in the ring's order, or "" if unknown.
 
     Example:
         >>> (

@@ -243,7 +243,7 @@ def read_whole(
         name: the name of the argument.
         value: the value that was passed; True and False are not integers.
         least: the smallest allowed value.
-        most: the largest allowed value; None for no limit.
+        most: the largest allowed value, or None for no limit.
         where: the calling rank, as in the message: " (rank 2 of 4)".
         hint: the remedy.
 

@@ -127,7 +127,7 @@ def check_links(link: object, world_size: int | None = None) -> None:
 
     Args:
         link: the value that was passed.
-        world_size: the number of ranks; None if unknown.
+        world_size: the number of ranks, or None if unknown.
 
     Raises:
         ArgumentError: the value is neither, or a pair has a nonexistent rank.

@@ -28,14 +28,14 @@ class RankState:
         hidden_output: a function that receives the text hidden by print suppression; None to drop
             the text.
         undo_print: a function that restores ``builtins.print``; None while it is not replaced.
-        backend: the name of the backend for new groups; None for torch's default.
-        log: the ``LogOptions`` of the ``ringsim.comm`` log; None for no log.
+        backend: the name of the backend for new groups, or None for torch's default.
+        log: the ``LogOptions`` of the ``ringsim.comm`` log, or None for no log.
         stopped_log: the stopped log, with its settings and records; None before a log was
             configured.
-        clock: the rank's virtual ``Clock``; None for the real clock.
+        clock: the rank's virtual ``Clock``, or None for the real clock.
         slowdown: the factor for the time of ``ringsim.compute``.
-        jitter: a function that draws the factor for the next computation; None for no jitter.
-        costs: the ``CostTable`` for computations of a stage on the virtual clock; None if they
+        jitter: a function that draws the factor for the next computation, or None for no jitter.
+        costs: the ``CostTable`` for computations of a stage on the virtual clock, or None if they
             take no time.
         sleep_s: the extra time of ``ringsim.compute`` on the virtual clock, like that of a real
             sleep.

@@ -69,7 +69,7 @@ def gradients(function: Answer, *, seed: int | None = None) -> CheckResult:
 
     Args:
         function: the answer.
-        seed: the seed of the sizes, weights and data; None for a random seed.
+        seed: the seed of the sizes, weights and data, or None for a random seed.
 
     Returns:
         The verdict; its trace shows the messages.

@@ -76,7 +76,7 @@ def timed_op(decorator: Answer, *, seed: int | None = None) -> CheckResult:
 
     Args:
         decorator: the answer.
-        seed: the seed of the names and numbers; None for a random seed.
+        seed: the seed of the names and numbers, or None for a random seed.
 
     Returns:
         The verdict, with its reason.
@@ -308,7 +308,7 @@ def ring_all_reduce(function: Answer, *, seed: int | None = None) -> CheckResult
 
     Args:
         function: the answer.
-        seed: the seed of the sizes and numbers; None for a random seed.
+        seed: the seed of the sizes and numbers, or None for a random seed.
 
     Returns:
         The verdict; its trace shows the messages.

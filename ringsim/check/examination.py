@@ -96,9 +96,9 @@ class CheckResult:
         hint: advice on what to try next; empty if the answer passed.
         seed: the seed of sizes and data; pass it to the check again to draw the same sizes and
             data. None if nothing was drawn.
-        world_size: the number of ranks of the run that the reason is about; None if there was no
+        world_size: the number of ranks of the run that the reason is about, or None if there was no
             such run.
-        trace: the trace of that run; None if there is none.
+        trace: the trace of that run, or None if there is none.
         diagnosis: the waits between ranks in that run, if they are the reason.
         undecided: whether the answer neither passed nor failed.
 

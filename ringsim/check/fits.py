@@ -62,7 +62,7 @@ def alphabeta(function: Answer, *, seed: int | None = None) -> CheckResult:
 
     Args:
         function: the answer.
-        seed: the seed of the links and noise; None for a random seed.
+        seed: the seed of the links and noise, or None for a random seed.
 
     Returns:
         The verdict; its trace has the real messages.

@@ -49,7 +49,7 @@ def token_ring(function: Answer, *, seed: int | None = None) -> CheckResult:
 
     Args:
         function: the answer.
-        seed: the seed of the sizes and numbers; None for a random seed.
+        seed: the seed of the sizes and numbers, or None for a random seed.
 
     Returns:
         The verdict; its trace shows the messages.
@@ -139,7 +139,7 @@ def inner_iterations(function: Answer, *, seed: int | None = None) -> CheckResul
 
     Args:
         function: the answer.
-        seed: the seed of the sizes; None for a random seed.
+        seed: the seed of the sizes, or None for a random seed.
 
     Returns:
         The verdict.

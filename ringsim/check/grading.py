@@ -123,7 +123,7 @@ def grade(path: Path, *, seed: int | None = None, lesson: Path | None = None) ->
 
     Args:
         path: the notebook.
-        seed: the seed of the sizes and data of all checks; None for a random seed.
+        seed: the seed of the sizes and data of all checks, or None for a random seed.
         lesson: the notebook as handed out; its calls of checks replace those in the students'
             notebook.
 

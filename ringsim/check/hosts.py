@@ -84,7 +84,7 @@ def slow_link(function: Answer, *, seed: int | None = None) -> CheckResult:
 
     Args:
         function: the answer.
-        seed: the seed of the runs; None for a random seed.
+        seed: the seed of the runs, or None for a random seed.
 
     Returns:
         The verdict.

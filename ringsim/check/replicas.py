@@ -54,7 +54,7 @@ def average_gradients(function: Answer, *, seed: int | None = None) -> CheckResu
 
     Args:
         function: the answer.
-        seed: the seed of the numbers; None for a random seed.
+        seed: the seed of the numbers, or None for a random seed.
 
     Returns:
         The verdict; its trace shows the last run.

@@ -52,7 +52,7 @@ def pair_groups(function: Answer, *, seed: int | None = None) -> CheckResult:
 
     Args:
         function: the answer.
-        seed: the seed of the sizes; None for a random seed.
+        seed: the seed of the sizes, or None for a random seed.
 
     Returns:
         The verdict; its trace, if it has one, draws the groups of the answer.
@@ -167,7 +167,7 @@ def ring(function: Answer, *, seed: int | None = None) -> CheckResult:
 
     Args:
         function: the answer.
-        seed: the seed of the sizes and numbers; None for a random seed.
+        seed: the seed of the sizes and numbers, or None for a random seed.
 
     Returns:
         The verdict; its trace shows the messages.

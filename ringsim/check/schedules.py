@@ -76,7 +76,7 @@ def schedule(function: Answer, *, seed: int | None = None) -> CheckResult:
 
     Args:
         function: the answer.
-        seed: the seed of the sizes and data; None for a random seed.
+        seed: the seed of the sizes and data, or None for a random seed.
 
     Returns:
         The verdict; its trace shows the training step.
@@ -101,7 +101,7 @@ def fast_schedule(function: Answer, *, seed: int | None = None) -> CheckResult:
 
     Args:
         function: the answer.
-        seed: the seed of the sizes and data; None for a random seed.
+        seed: the seed of the sizes and data, or None for a random seed.
 
     Returns:
         The verdict; its trace shows the training step.
@@ -269,7 +269,7 @@ def fewest_microbatches(function: Answer, *, seed: int | None = None) -> CheckRe
 
     Args:
         function: the answer.
-        seed: the seed of the sizes and times; None for a random seed.
+        seed: the seed of the sizes and times, or None for a random seed.
 
     Returns:
         The verdict.

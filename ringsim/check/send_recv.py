@@ -64,8 +64,8 @@ def no_deadlock(
     Args:
         function: the answer.
         way: "order" for only send and recv, "isend" for a send that is posted and waited for
-            later, "batch" for batch_isend_irecv; None for any of them.
-        seed: the seed of the sizes and numbers; None for a random seed.
+            later, "batch" for batch_isend_irecv, or None for any of them.
+        seed: the seed of the sizes and numbers, or None for a random seed.
 
     Returns:
         The verdict; its trace shows the messages, and its diagnosis shows the waits.

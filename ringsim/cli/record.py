@@ -163,7 +163,7 @@ def run_script(options: argparse.Namespace, *, keep_at: Path | None = None) -> T
 
     Args:
         options: the parsed command line, with the options of ``add_rank_options``.
-        keep_at: the directory for the ranks' records; None for a temporary one.
+        keep_at: the directory for the ranks' records, or None for a temporary one.
 
     Raises:
         ArgumentError: there is no such script, or ``keep_at`` already exists.

@@ -161,7 +161,7 @@ def _find_causes(
 ) -> tuple[list[Finding], list[Finding]]:
     """Finds operations that were refused or that disagree.
 
-    Returns the findings that may cause others, and further mismatched messages. A refused operation
+    Returns the findings that may cause others, and other mismatched messages. A refused operation
     may be harmless, if the program caught the error.
     """
     messages = find_message_mismatches(trace)
@@ -228,7 +228,7 @@ def _find_caught(trace: Trace) -> tuple[list[Finding], list[Finding]]:
 def _count_retries(events: Events, rank: int, at_ns: int) -> int:
     """Counts the retries of the operation that a rank waited for at a given time.
 
-    0 if the rank has done anything else since.
+    The count is 0 if the rank has done anything else since.
     """
     mine = np.flatnonzero((events.rank == rank) & (events.kind <= COLLECTIVE))
     columns = (events.op, events.peer, events.tag, events.file, events.line)
@@ -416,7 +416,7 @@ def _name_busy(
 def _find_held(events: Events, snapshot: Snapshot) -> Finding | None:
     """Returns the finding of ranks that are stuck unless their other threads help.
 
-    None if there is none.
+    Returns None if there are no such ranks.
     """
     views = list(snapshot.ranks)
     able = []

@@ -221,7 +221,7 @@ def _raised_inside(error: BaseException) -> bool:
 def _was_on_its_way(error: BaseException, later: list[BaseException]) -> bool:
     """Returns whether later exceptions were raised while this one passed a ``finally``.
 
-    An ``__exit__`` counts like a ``finally``.
+    An ``__exit__`` counts as a ``finally``.
     """
     caught = error.__traceback__
     if caught is None or isinstance(error, GeneratorExit):  # it only closes a generator
@@ -263,7 +263,7 @@ class Report:
         error: the name of the exception's type, or "" if the process died without one.
         text: the exception's message, or the death of the process: "was ended by signal 9
             (SIGKILL)".
-        where: "file, line n, in function" of the user's own line, "" if there is none.
+        where: "file, line n, in function" of the user's own line, or "" if there is none.
         traceback: the user's part of the traceback, with source lines.
         at_ns: the time, on CLOCK_MONOTONIC.
         of_ringsim: whether ``error`` is one of ringsim's own errors.
@@ -272,9 +272,9 @@ class Report:
             step)", or "".
         waited: the place of the wait that held up the exception on its way out, or "".
         frames: the user's lines at which a wait ended, if one did; otherwise those of the error.
-        exit_code: the exit code of the process or of ``sys.exit`` (negative: a signal), None if
+        exit_code: the exit code of the process or of ``sys.exit`` (negative: a signal), or None if
             unknown.
-        printed: its last output.
+        printed: the rank's last output.
     """
 
     rank: int
@@ -391,7 +391,7 @@ def report_death(
 
     Args:
         rank: the rank of the process.
-        exit_code: the exit code as in ``subprocess`` (negative: a signal), None if unknown.
+        exit_code: the exit code as in ``subprocess`` (negative: a signal), or None if unknown.
         at_ns: the time when it was reaped.
         output: the output of the rank; its last line is often a message from C++.
         crash: the output of Python's ``faulthandler``, innermost frame first.
@@ -428,7 +428,7 @@ def report_death(
 def interrupted_once() -> Iterator[None]:
     """Allows Ctrl-C to interrupt the block only once.
 
-    Further ones have no effect while the block cleans up and saves its records.
+    Further interrupts have no effect while the block cleans up and saves its records.
     """
 
     def interrupt(number: int, frame: Any) -> None:
@@ -730,7 +730,7 @@ def clear_verdict(directory: Path) -> None:
 
 
 def read_verdict(directory: Path) -> Verdict | None:
-    """Returns the verdict of a run, None if there is none."""
+    """Returns the verdict of a run, or None if there is none."""
     try:
         said = json.loads((directory / _FILE).read_bytes())
     except OSError:

@@ -9,7 +9,7 @@ shortest of several messages of the same size, and compared with the other links
     host0 - host2     4.3 ms
     host1 - host2    33.6 ms     slow
 
-The links may be slow even if most of them are: a host with a bad interface has slow links to all
+Links can be reported even if most links are slow: a host with a bad interface has slow links to all
 other hosts.
 """
 
@@ -297,7 +297,7 @@ def _find_slow(trace: Trace, ways: Sequence[_Way]) -> list[Finding]:
 def _median_of_others(ascending: Sequence[int], own: int) -> int | None:
     """Returns the (lower) median of numbers, leaving one of them out.
 
-    None if there is no other number.
+    Returns None if there is no other number.
 
     Example:
         >>> (

@@ -1,8 +1,8 @@
 """The open operations of every rank at one moment, and their possible matches.
 
 A snapshot is made from events: the whole trace of a finished or simulated run, or the events that
-a builder keeps of a live run. The builder reads batches as the parts of the ranks grow. It drops
-pairs that are done on both sides and only counts them, so the cost of a look depends on the number
+a builder keeps of a live run. The builder reads batches as the ranks' parts grow. It drops
+pairs that are done on both sides and only counts them, so the cost of a poll depends on the number
 of open operations, not on the length of the run::
 
     channel 0 -> 1      [done][done][done][open]  [open]            sends
@@ -77,7 +77,7 @@ class OpenOperation:
 
     Attributes:
         operation: the operation.
-        group: its group, with the members: two groups may have the same name.
+        group: the operation's group, with its members, because two groups may have the same name.
         awaited: whether the rank is blocked waiting for it; true for all operations of an awaited
             batch.
         index: its place, from 0, among its rank's sends (or recvs) on its channel (group, source,
@@ -127,10 +127,10 @@ class RankSnapshot:
             for each other. "exited": its worker has returned, or its process exited with code 0.
             "failed": it raised. "killed": its process died. In all other states, it can continue.
         posted: the operations that are not done.
-        end: further facts about its end, or about its activity.
+        end: further facts about the rank's end, or about its activity.
         refused: its latest messages that raised instead of being posted, each with the ``index``
             that it would have had.
-        last: the last operation that it posted, if it is gone.
+        last: the last operation that the rank posted, if it is gone.
     """
 
     state: str
@@ -148,7 +148,7 @@ class RankSnapshot:
     def is_out(self) -> bool:
         """Whether the rank will post no more operations, whatever other ranks do.
 
-        It is gone, or its threads wait for each other.
+        The rank is gone, or its threads wait for each other.
         """
         return self.state in GONE or (self.state == "blocked" and not self.awaited)
 
@@ -202,7 +202,7 @@ class Snapshot:
 class Head(NamedTuple):
     """The progress of a rank, and the slots in which it is blocked.
 
-    If the heads of two looks are equal, nothing happened in between.
+    If the heads of two polls are equal, nothing happened in between.
     """
 
     written: int
@@ -262,7 +262,7 @@ class _RankRecords:
     def settled(self) -> Ints:
         """Marks the operations that can no longer be refused.
 
-        They are awaited, done, or followed by another operation of their thread.
+        These operations are awaited, done, or followed by another operation of their thread.
         """
         records = self.records
         mask: Ints = (records["wait_ns"] != NONE) | (records["status"] != IN_FLIGHT)
@@ -399,7 +399,7 @@ class SnapshotBuilder:
     def count_dropped(self, events: Events, event: int) -> int:
         """Returns the number of dropped operations on the channel or group of an event.
 
-        They come before all the kept ones.
+        The dropped operations precede all kept operations.
         """
         return self._dropped.get(_channel_key(events, event), 0)
 
@@ -408,7 +408,7 @@ class SnapshotBuilder:
 
         Args:
             events: the result of ``events``, with nothing added since.
-            calls: the collectives among them.
+            calls: the collectives among the events.
             done: a mask of the operations to drop. They are pairs of a send and its recv, or calls
                 with all members, the earliest of their channel or group.
         """
@@ -719,7 +719,7 @@ def _broken_waits(events: Events, speaks: Ints, thread: Ints) -> Ints:
 def _count_channels(events: Events) -> tuple[Ints, Ints, Ints]:
     """Numbers the sends and recvs of each channel, in columns as long as the events.
 
-    Further columns count the operations of the other side, and the contested ones.
+    Further columns count the operations on the other side, and the contested operations.
     """
     kind = events.kind
     index, counterparts, contested = np.zeros((3, len(events)), dtype=np.int64)

@@ -105,7 +105,7 @@ def judge(snapshot: Snapshot, stuck: Stuck | None = None) -> Diagnosis:
 def blame_threads(findings: Sequence[Finding], failed: Mapping[int, str]) -> tuple[Finding, ...]:
     """Folds findings under the failed thread that caused them.
 
-    ``failed`` describes by rank the error that ended a thread of it.
+    ``failed`` describes, by rank, the error that ended one of the rank's threads.
 
     Example:
         >>> waits = Finding(
@@ -207,7 +207,7 @@ def _waits_for_gone(snapshot: Snapshot, stuck: Stuck) -> dict[tuple[int, ...], l
 def _cycle_finding(snapshot: Snapshot, stuck: Stuck, cycle: tuple[int, ...]) -> Finding:
     """Returns the finding of a cycle.
 
-    It is a mismatch if two of its ranks use different tags or groups, else a deadlock.
+    The finding is a mismatch if two of its ranks use different tags or groups, else a deadlock.
     """
     pairs = zip(cycle, (*cycle[1:], cycle[0]), strict=True)
     links = [
@@ -316,7 +316,7 @@ def _collective_finding(
 def _mismatched_call(link: Hindrance) -> Finding | None:
     """Returns the finding of ranks that call a different collective or create a different group.
 
-    None if there is no such rank.
+    Returns None if there is no such rank.
     """
     mine = link.posted.operation
     wrong = [one for one in link.posted.entered if one.rank in link.peers and not meets(mine, one)]
@@ -422,7 +422,7 @@ def _failure(snapshot: Snapshot, rank: int) -> Finding:
 def _fold(stuck: Stuck, roots: Sequence[Finding]) -> tuple[Finding, ...]:
     """Folds each remaining stuck rank under the root cause that it waits for.
 
-    It may wait directly or through other ranks.
+    A rank may wait directly or through other ranks.
     """
     behind: dict[int, int] = {}
     for index, root in enumerate(roots):

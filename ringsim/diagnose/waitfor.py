@@ -77,7 +77,7 @@ def analyse(snapshot: Snapshot) -> Stuck | None:
             if its other side is posted.
 
     Returns:
-        These ranks and their waits; None if all ranks can still continue.
+        These ranks and their waits, or None if all ranks can still continue.
 
     Example:
         >>> from ringsim.diagnose.snapshot import RankSnapshot
@@ -140,7 +140,7 @@ def analyse(snapshot: Snapshot) -> Stuck | None:
 def hindering(snapshot: Snapshot, rank: int, one: OpenOperation) -> tuple[int, ...]:
     """Returns, ascending, the ranks that must act before a rank's operation can finish.
 
-    For a recv from any source, one of them is enough.
+    For a recv from any source, one of these ranks is enough.
     """
     return _make_need(snapshot, rank, one).hindering(rank)
 
@@ -248,7 +248,7 @@ def _known(snapshot: Snapshot, rank: int) -> bool:
 def find_cycle(hindrances: Iterable[Hindrance]) -> tuple[int, ...]:
     """Returns a shortest cycle of ranks that wait for each other, starting at its lowest rank.
 
-    Empty if there is none.
+    The cycle is empty if there is no such cycle.
     """
     links = list(hindrances)
     ranks = {link.rank for link in links}

@@ -1,6 +1,6 @@
 """The name and the store keys shared by the ranks of a recorded block.
 
-The ranks never use the program's messages. Each block has its own keys in the default group's
+The ranks never use the program's own messages. Each block has its own keys in the default group's
 store::
 
     key                  written by
@@ -58,7 +58,7 @@ class Store:
     Attributes:
         store: the store.
         run_id: the name of the block.
-        asked_s: the time of the unanswered question, on ``time.monotonic``'s clock; if the link is
+        asked_s: the time of the unanswered request, on ``time.monotonic``'s clock; if the link is
             down, the answer may take many minutes.
     """
 

@@ -15,7 +15,7 @@ many clocks, the askers also answer others. No message of the program is needed,
 rank 0 at the start, and no new port is opened: both sides use queues of torch's store, each on its
 own connection, because a wait on a connection blocks all other calls on it.
 
-Only one rank asks at a time. If a question waited behind others, its way there would be longer than
+Only one rank asks at a time. If a request waited behind others, its way there would be longer than
 its way back, and the estimated offset would be wrong.
 """
 
@@ -64,13 +64,13 @@ def name_clock() -> str:
 class ClockComparison:
     """This rank's part in comparing the clocks, from its creation to ``stop``.
 
-    Every rank of the block creates one; none waits.
+    Every rank of the block creates this object without waiting.
 
     Args:
         store: the block's store, one of torch's.
-        recorder: the recorder of this rank, whose part gets the comparisons.
+        recorder: this rank's recorder, whose part receives the comparisons.
         find_rank_0: a function that waits for rank 0 to enter the block, with the given patience,
-            and returns the id of its clock, None if it has none.
+            and returns the id of its clock, or None if it has none.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class ClockComparison:
     def stop(self, *, failed: bool) -> None:
         """Compares the clocks one last time, unless an error has ended the block.
 
-        On rank 0, call it after the ``stop`` of the others.
+        On rank 0, call this method after the ``stop`` of the other ranks.
         """
         self._failed = failed
         self._stopped.set()
@@ -158,9 +158,9 @@ def find_above(number: int) -> int:
 def compare(store: Any, number: int, above: int) -> tuple[int, int, int]:
     """Compares this clock with the clock of a responding peer; blocks for several round trips.
 
-    The other clock is read after the question and before the answer, so each round trip limits the
+    The other clock is read after the request and before the answer, so each round trip limits the
     offset. The intersection of all limits is more exact than the shortest round trip, because the
-    fastest way there and the fastest way back may belong to different ones.
+    fastest way there and the fastest way back may belong to different round trips.
 
     Args:
         store: the block's store, on an exclusive connection.

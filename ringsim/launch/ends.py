@@ -1,6 +1,6 @@
 """Collects how ranks left a recorded block, in the form that a trace stores for ``explain``.
 
-Each rank announces its end, if it can. The ends of the others follow from their records, or from
+Each rank announces its end, if it can. The ends of other ranks follow from their records, or from
 the end of their process.
 """
 
@@ -79,7 +79,7 @@ def is_gone(part: PartReader) -> bool:
 def find_told(directory: Path, ranks: Sequence[int], world_size: int) -> list[dict[str, Any]]:
     """Returns the ends of some ranks, as recorded by other ranks.
 
-    Only these may know the end of a rank on their machine.
+    Only these ranks may know the end of a rank on their machine.
     """
     metas = {}
     for rank in range(world_size):
@@ -111,7 +111,7 @@ def gather_ends(
 ) -> list[dict[str, Any]]:
     """Combines the announced ends (``tell_end``) with the ends of the other ranks.
 
-    They are sorted by rank, for a trace's metadata. A rank that left without an error is listed
+    The ends are sorted by rank, for a trace's metadata. A rank that left without an error is listed
     only if another rank lost a peer: otherwise it may still do its part.
 
     Example:

@@ -1,6 +1,6 @@
 """Transfers the parts of ranks on other hosts to rank 0 over the store.
 
-They are sent in chunks, a few at a time; each is checked, and deleted after it is read.
+The parts are sent in chunks, a few at a time; each chunk is checked, and deleted after it is read.
 
 ::
 
@@ -16,7 +16,7 @@ They are sent in chunks, a few at a time; each is checked, and deleted after it 
 A process that fails does not wait for rank 0, and one that ends waits only briefly, because others
 may wait for its end: if its part fits into the window, it leaves the part in the store, unasked. A
 process with a larger part waits longer. Rank 0 asks one rank per directory for the parts of all
-ranks there, including those that died, one host after the other: the store never has more than
+ranks there, including dead ranks, one host after the other: the store never holds more than
 ``WINDOW`` chunks. The data are trusted no more than a file: they are written next to rank 0's own
 parts, and read in the same way. The process groups of the program are not used, so this works with
 any backend, and after ranks have died.
@@ -70,7 +70,7 @@ class Offer:
         directory: the directory of the parts.
         place: the location as returned by ``place_of`` on entry, because rank 0 may have removed
             the directory since.
-        path: the path of the trace, for a message on how to join the parts by hand.
+        path: the path of the trace, for a message about joining the parts by hand.
         failed: whether an error has ended the block on this rank; this process may then be ended at
             any moment.
     """
@@ -85,7 +85,7 @@ class Offer:
     def make(self) -> None:
         """Sends this host's parts to rank 0 from a thread, unless rank 0 can see the files.
 
-        The process lives until the thread ends.
+        The process stays alive until the thread ends.
         """
         try:
             rank_0 = BackgroundCall(lambda: find_place(self.keys, 0, never)).result(STOPPED_S)
@@ -170,7 +170,7 @@ def _fits(files: Sequence[tuple[Path, int]]) -> bool:
 def send(keys: Store, rank: int, directory: Path, ranks: Sequence[int], *, asked: bool) -> bool:
     """Sends the parts of some ranks.
 
-    Returns whether rank 0 has all of them; if it has not asked, whether they are in the store.
+    Returns whether rank 0 has all parts or, if it has not asked, whether the store has them.
     """
     files = _list(directory, ranks)
     fits = asked or _fits(files)
@@ -206,7 +206,7 @@ class Gathering:
 
     Args:
         keys: the keys of the block.
-        directory: the directory of rank 0's own parts, which gets the others.
+        directory: the directory of rank 0's own parts, to which the other parts are added.
         world_size: the number of ranks.
 
     Attributes:
@@ -321,7 +321,7 @@ class Gathering:
 def _read_list(listed: bytes | None, ranks: Sequence[int]) -> dict[str, int] | None:
     """Returns the names and sizes of the files that a rank offers.
 
-    None if it offers a file that it must not send.
+    Returns None if the rank offers a file that it must not send.
     """
     try:
         said: Any = json.loads(listed or b"0")

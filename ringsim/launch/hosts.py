@@ -16,7 +16,7 @@ One rank per host reports to rank 0, over the store, whether a rank on its host 
                                                     explains
 
 A host *stands still* while each of its ranks waits in recorded operations or is gone, and nothing
-happens there. Rank 0 prints its findings and keeps them in the trace. It ends no rank, because
+happens there. Rank 0 prints its findings and stores them in the trace. It ends no rank, because
 silence proves nothing: the program's own limits do so, and the message names them.
 
 Rank 0 is in one of three states::
@@ -121,9 +121,9 @@ def watch_hosts(keys: Store, recorder: Recorder, stands: Callable[[], str | None
 
     Args:
         keys: the keys of the block.
-        recorder: the recorder of this rank.
+        recorder: this rank's recorder.
         stands: a function that returns a text for the state of this host's ranks if all stand
-            still, "" if some continue, None if another rank watches.
+            still, or "" if some continue, or None if another rank watches.
     """
     watch = (Witness if recorder.rank else Judge)(keys, recorder, stands)
     watch.start()
@@ -246,7 +246,7 @@ class Judge(HostWatch):
     def find_lost(self, ranks: Sequence[int]) -> list[dict[str, Any]]:
         """Returns the ends of ranks whose hosts are silent, as a trace stores them for ``explain``.
 
-        Waits until it is clear which hosts are silent.
+        First waits until it is clear which hosts are silent.
         """
         asked_s = time.monotonic()
         hosts = [

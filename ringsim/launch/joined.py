@@ -16,7 +16,7 @@ nothing while no rank writes to it. A pipe without a listener means that its ran
 The part of a rank on another machine cannot be read here while it is written, so such a rank counts
 as able to continue.
 
-The words are those of ``protocol``, one per line.
+The messages are defined in ``protocol``, one per line.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ _LINE_BYTES: Final = 1 << 12  # up to this length, a line is written atomically
 class JoinedWatch:
     """This rank's part in the watch, from its creation to ``stop``.
 
-    Every rank of the block creates one; none waits for another.
+    Every rank of the block creates this object without waiting for other ranks.
 
     Args:
-        recorder: the recorder of this rank; its directory is the same on all ranks.
+        recorder: this rank's recorder, whose directory is the same on all ranks.
         on_deaths: a function that the watching rank calls, from a thread, with the ranks whose
             processes died without leaving the block.
     """
@@ -102,7 +102,7 @@ class JoinedWatch:
     def unheard(self) -> RingError | None:
         """Returns the verdict on mismatched operations of this rank.
 
-        None if one of its operations has raised the error since.
+        Returns None if one of the rank's operations has raised the error since.
         """
         verdict = None if self._raised.is_set() else read_verdict(self._directory)
         if verdict is None or self._rank in verdict.waiting or self._rank not in verdict.ranks:
@@ -112,7 +112,7 @@ class JoinedWatch:
     def ask_others(self) -> list[dict[str, Any]]:
         """Asks the other ranks where they are, after a wait of rank 0 broke without a verdict.
 
-        It is called on rank 0, before ``stop``; it ends the watch, and blocks for at most
+        Rank 0 calls this method before ``stop``; it ends the watch, and blocks for at most
         ``ANSWER_S``.
 
         Returns:
@@ -147,7 +147,7 @@ class JoinedWatch:
     def stands(self) -> str | None:
         """Returns a text for the state of this host's ranks, if all of them are at a standstill.
 
-        "" if a rank may continue, None if another rank watches them.
+        "" if a rank may continue, or None if another rank watches them.
         """
         if self._watcher is None:
             return None
@@ -194,7 +194,7 @@ class JoinedWatch:
     def _leaves(self, awaited: set[int]) -> bool:
         """Returns whether the waits of this rank end within ``WAKE_S``.
 
-        They end with the verdict's error or, in C++, with torch's own.
+        The waits end with the verdict's error or, in C++, with torch's own error.
         """
         deadline = time.monotonic() + WAKE_S
         while awaited & self._recorder.awaited() and not self._raised.wait(_LOOK_S):

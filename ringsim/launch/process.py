@@ -78,7 +78,7 @@ def become(
     Args:
         channel: the channel to the caller.
         config: the configuration of the process, as rank 0 of 1.
-        enter: a function that sets up the process like the caller's, with some more variables.
+        enter: a function that sets up the process like the caller's, with additional variables.
     """
     process = Process(channel, config)
     try:

@@ -50,7 +50,7 @@ def list_unfinished(
 
     Args:
         pids: the processes by rank.
-        tell: a function that sends a word to a rank.
+        tell: a function that sends a message to a rank.
         hear: a function that waits for answers, for at most the given seconds, and returns the
             places that have arrived.
 

@@ -66,7 +66,7 @@ class RankSet(ABC):
 
     Attributes:
         directory: the run's directory, see ``RankConfig``.
-        channels: the channel of each rank; a closed one means that the rank has ended.
+        channels: the channel of each rank; a closed channel means that the rank has ended.
     """
 
     def __init__(self, kind: Kind, keep_at: Path | None = None) -> None:
@@ -344,7 +344,7 @@ class ForkedRanks(RankSet):
             their.close()
 
     def take(self) -> bool:
-        """Takes parked ranks for a call; False if they have ended in the meantime."""
+        """Takes parked ranks for a call; returns False if they have ended in the meantime."""
         return self.directory.is_dir() and self._server.take(self._name)
 
     def kill(self) -> None:
@@ -377,7 +377,7 @@ class ForkedRanks(RankSet):
 class SpawnedRanks(RankSet):
     """Ranks that are new interpreters, for systems without the fork server (macOS, Windows).
 
-    They start more slowly, but are otherwise the same.
+    These ranks start more slowly, but are otherwise the same.
 
     Args:
         kind: the properties of the ranks.
@@ -552,7 +552,7 @@ class Launcher:
         """Returns ranks of a kind, preferably parked ones.
 
         Raises:
-            RingError: they cannot be started.
+            RingError: the ranks cannot be started.
         """
         try:
             if kind.backend == "mpi":
@@ -569,7 +569,7 @@ class Launcher:
         """Returns new ranks of a kind; parked ranks stay parked.
 
         Raises:
-            RingError: they cannot be started.
+            RingError: the ranks cannot be started.
         """
         if not has_fork_server():
             return self.get(kind)

@@ -57,10 +57,10 @@ def name_run(
         what: the function, or the text of a cell.
         world_size: the number of ranks.
         args: the positional arguments of the function.
-        kwargs: its keyword arguments.
+        kwargs: the function's keyword arguments.
 
     Returns:
-        A short text that depends only on these arguments.
+        A short text that depends only on these three arguments.
 
     Example:
         >>> name_run("print(ring.rank)", 4) == name_run("print(ring.rank)\n", 4) != name_run(
@@ -79,7 +79,7 @@ def write_run(
 ) -> None:
     """Adds a run to an archive.
 
-    The record has its trace, the results and output of its ranks, the shown text, and the error
+    The record contains its trace, its ranks' results and output, the shown text, and the error
     that ended it.
     """
     failed = (

@@ -78,9 +78,9 @@ class _Block:
     Attributes:
         keys: the keys shared by its ranks.
         path: the path of the file.
-        attempt: the number of this attempt of a restarted job, None for other jobs.
-        recorder: the recorder of this rank.
-        own: whether the recorder belongs to this block, not to an enclosing block or run.
+        attempt: the number of this attempt of a restarted job, or None for other jobs.
+        recorder: this rank's recorder.
+        own: whether the recorder belongs to this block rather than to an enclosing block or run.
         place: the location of this rank's part, and its start.
         backend: the backend of the default group.
         first: the number of operations that the recorder already had.
@@ -124,7 +124,7 @@ class Recording:
         path: the file that rank 0 writes, usually ``*.ringtrace``; the same on every rank. An
             existing file is replaced, unless torchrun may restart the ranks: then each attempt has
             its own file, ``run.1.ringtrace`` after ``run.ringtrace``.
-        check: the mistakes that raise an error, see ``ringsim.trace``; the setting of an enclosing
+        check: the mistakes that raise an error (see ``ringsim.trace``); the setting of an enclosing
             block or run takes precedence.
 
     Example:
@@ -438,7 +438,7 @@ def _describe(block: _Block) -> dict[str, Any]:
 def _agree_on_attempt(keys: Store, path: Path, rank: int, world_size: int) -> int:
     """Returns the number of the current attempt of a restarted job.
 
-    Rank 0 chooses it; the other ranks wait until rank 0 enters the block.
+    Rank 0 chooses the directory; the other ranks wait until rank 0 enters the block.
     """
     if rank == 0:
         keys.put("attempt", str(find_attempt(path)).encode())

@@ -69,10 +69,10 @@ class RunOptions:
         keep_at: the directory of the ranks' records, None for a private one that is removed at the
             end.
         doing: a function that returns a few words for the progress line, given the directory of the
-            run; None for none.
-        poll_s: the time between two looks for stuck ranks, in seconds; None for no looks.
+            run, or None for none.
+        poll_s: the interval between polls for stuck ranks, in seconds, or None for no polls.
         allows: a function that returns whether the run may continue, given the processes of the
-            unfinished ranks; None for always.
+            unfinished ranks, or None for always.
     """
 
     limit_s: float | None = None
@@ -97,16 +97,16 @@ class Followed:
     """The launcher's view of one rank.
 
     Attributes:
-        rank: its number.
-        channel: the channel to it; a closed one means that the rank has ended.
-        output: its output.
+        rank: the rank's number.
+        channel: the channel to the rank; a closed channel means that the rank has ended.
+        output: the rank's output.
         pid: its process, after it has joined the others.
         num_threads: the number of torch's threads, after it has loaded the job.
         result: the location of its result in its file, after it has returned.
-        report: its failure.
+        report: the rank's failure, if it failed.
         woken: whether the verdict's error was raised in it, and has not ended a thread.
         stuck_in: the slots of the operations that it waited for at the verdict.
-        seems_dead: whether it was dead at the last look, although its channel is open.
+        seems_dead: whether the rank was dead at the last check, although its channel is open.
     """
 
     rank: int
@@ -315,7 +315,7 @@ class Supervisor:
     def _is_caught(self, verdict: Verdict) -> bool:
         """Returns whether all waits of a verdict are over, without ending a rank or thread.
 
-        They ended with its error or, in C++, with torch's own.
+        The waits ended with the verdict's error or, in C++, with torch's own error.
         """
         left = self._find_stuck()
         over = bool(verdict.waiting) and all(

@@ -1,16 +1,16 @@
 """Watches running ranks, finds stuck or mismatched ranks, and wakes the waiting ranks.
 
-It looks at regular intervals::
+It polls at regular intervals::
 
     read the parts -> blocked ranks -> can a rank still help? -> if not: the same at the next look -> a verdict
                    -> mismatches among operations that can no longer be refused --------------------> a verdict
 
-Two looks give a consistent cut through several ranks: a rank that is blocked in the same operations
-both times, and has posted none in between, was in that state from the end of the first look to the
-beginning of the second. The same holds for the other ranks, over the same time.
+Two polls give a consistent cut through several ranks: a rank that is blocked in the same operations
+both times, and has posted none in between, was in that state from the end of the first poll to the
+start of the second. The same holds for all other ranks, over the same time.
 
 Proofs are preferred to timeouts. A Gloo message needs both sides, so ranks that wait for unposted
-messages from ranks that also wait are stuck: two equal looks are enough. Less certain cases need
+messages from ranks that also wait are stuck: two equal polls are enough. Less certain cases need
 patience:
 
 =====================================  ===========================================================
@@ -84,7 +84,7 @@ class LiveRecords:
     Args:
         directory: the directory of their parts; a rank without a part has done nothing yet.
         world_size: the number of ranks.
-        strangers: whether the directory may have parts of an earlier run; then only the parts of
+        strangers: whether the directory may hold parts of an earlier run; then only the parts of
             living processes count.
 
     Attributes:
@@ -197,13 +197,13 @@ class Watcher:
     Args:
         records: the records of the ranks.
         world_size: the number of ranks.
-        tell: a function that sends a word of ``protocol`` to a rank and returns immediately;
+        tell: a function that sends a message of ``protocol`` to a rank and returns immediately;
             ``hear`` is called with the answer to ``ASK``.
-        poll_s: the shortest time between two looks.
+        poll_s: the shortest time between two polls.
         settle_s: the time without a change before ranks count as stuck.
 
     Attributes:
-        pause_s: the time before the next look.
+        pause_s: the time before the next poll.
     """
 
     def __init__(

@@ -75,19 +75,19 @@ def bandwidth(
     such step per size on a virtual clock; ``ceilings`` and the limits are ignored.
 
     Args:
-        world_size: the number of ranks; None for 2, or for all ranks that already run.
-        sizes: the message sizes in bytes, 1 to 2**30; None for the powers of two from 8 B to 256
+        world_size: the number of ranks, or None for 2, or for all ranks that already run.
+        sizes: the message sizes in bytes, 1 to 2**30, or None for the powers of two from 8 B to 256
             MiB.
         pattern: "pingpong" (there and back), "oneway" (a stream), "exchange" (in both directions at
             the same time), "shift" (all ranks send to their successors at the same time),
             "all_reduce", or a list of these.
         comm_device: "cpu" for Gloo, or "gpu" for NCCL, which needs one GPU per rank and is timed by
             CUDA events.
-        edge: the edge of the ring to measure, as (src, dst); None for all edges.
+        edge: the edge of the ring to measure, as (src, dst), or None for all edges.
         ceilings: whether to also send the same sizes over a raw TCP connection on loopback (Gloo
             only), and to copy them in memory.
         limit_s: the approximate limit of the whole measurement, in seconds.
-        timeout_s: the limit of one blocked operation, in seconds.
+        timeout_s: the limit for each blocked operation, in seconds.
         link: the link of the virtual clock, for all pairs of ranks or for each (src, dst), as for
             ``ringsim.simulate``.
         topology: a topology from ``ringsim.topologies``, instead of ``link``.

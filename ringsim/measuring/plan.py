@@ -45,8 +45,8 @@ class Block(NamedTuple):
     Attributes:
         backend: "gloo" or "nccl"; "tcp" and "memcpy" for the ceilings.
         pattern: one of ``PATTERNS``; "copy" for the ceiling "memcpy".
-        src: the source's global rank, -1 if there is no single edge.
-        dst: the target's global rank, -1 if there is no single edge.
+        src: the source's global rank, or -1 if there is no single edge.
+        dst: the target's global rank, or -1 if there is no single edge.
         size_bytes: the size of one message, or of the buffer.
     """
 

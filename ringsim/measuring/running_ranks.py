@@ -46,7 +46,7 @@ def measure_here(
     the same arguments, and is blocked until all have measured.
 
     Args:
-        world_size: the number of ranks that the caller expects, None for any number.
+        world_size: the number of ranks that the caller expects, or None for any number.
         comm_device: "cpu" or "gpu".
         make: a function that returns the plan for a ring.
 

@@ -126,7 +126,7 @@ class Header(NamedTuple):
         alike: whether all further messages of the step on this boundary have this shape and dtype,
             and so come without a header.
         digest: a number that both sides compute from values that must be equal (in the greeting of
-            a step, the schedule); 0 if there are none.
+            a step, the schedule), or 0 if there are none.
 
     Example:
         >>> header = Header("activation", 3, Payload((2, 16), torch.float32))
@@ -207,7 +207,7 @@ class Transfer:
     """A posted send or receive, whose buffer must not change until `wait` returns.
 
     Attributes:
-        work: the handle; None if there was nothing to send.
+        work: the handle, or None if there was nothing to send.
         tensor: the buffer.
     """
 
@@ -231,7 +231,7 @@ class Route:
 
     Attributes:
         peer: the other rank's global rank.
-        group: the group of the ring's edge; None for the default group.
+        group: the group of the ring's edge, or None for the default group.
         device: the device of buffers: the CPU for Gloo, this rank's GPU for NCCL.
     """
 

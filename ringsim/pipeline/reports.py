@@ -71,7 +71,7 @@ class Reference(NamedTuple):
 
     Attributes:
         loss: the mean of the microbatches' losses.
-        gradients: the gradients by parameter name; None if the parameter is frozen, or the loss
+        gradients: the gradients by parameter name, or None if the parameter is frozen, or the loss
             does not depend on it.
     """
 
@@ -203,7 +203,7 @@ class GradientReport:
 
     @property
     def worst(self) -> float:
-        """The largest difference; 0 if there are no parameters."""
+        """The largest difference, or 0 if there are no parameters."""
         return max((row.difference for row in self.rows), default=0.0)
 
     def __repr__(self) -> str:
@@ -243,7 +243,7 @@ def compare_gradients(
     """Compares gradients, parameter by parameter, without messages.
 
     Args:
-        found: the gradients by parameter name; None for a missing gradient.
+        found: the gradients by parameter name, or None for a missing gradient.
         expected: the expected gradients, for the same names.
         tolerance: the largest relative difference that counts as rounding.
         rank: the rank with the found gradients.

@@ -271,7 +271,7 @@ def new_replica_group(rings: Sequence[Sequence[int]]) -> Any:
             ``initialize_distributed``, all of the same length.
 
     Returns:
-        The group, for `average_gradients`; None on a rank outside all rings.
+        The group, for `average_gradients`, or None on a rank outside all rings.
 
     Raises:
         ValueError: the lengths of the rings differ.

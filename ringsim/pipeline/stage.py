@@ -336,7 +336,7 @@ def backward_stage(x: Tensor, y: Tensor, grad: Tensor | None) -> Tensor | None:
             ``y`` is the loss.
 
     Returns:
-        The gradient of ``x``, for the previous stage; None if ``x`` has none (token ids), or the
+        The gradient of ``x``, for the previous stage, or None if ``x`` has none (token ids), or the
         stage needs no gradients.
 
     Example:
@@ -365,10 +365,10 @@ def backward_input(x: Tensor, y: Tensor, grad: Tensor | None) -> Tensor | None:
     Args:
         x: the input of `forward_stage`.
         y: the output of `forward_stage`.
-        grad: the gradient of ``y`` from the next stage; None on the last stage.
+        grad: the gradient of ``y`` from the next stage, or None on the last stage.
 
     Returns:
-        The gradient of ``x``; None if it has none.
+        The gradient of ``x``, or None if it has none.
 
     Example:
         >>> weight = torch.tensor(2.0, requires_grad=True)

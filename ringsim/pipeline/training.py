@@ -200,7 +200,7 @@ def train_step_pipeline(
         adapter: the adapter of a model that ringsim does not know.
 
     Returns:
-        The mean of the microbatches' losses, the same number on every rank; NaN for a model on
+        The mean of the microbatches' losses, the same number on every rank, or NaN for a model on
         device "meta", which has no loss.
 
     Raises:

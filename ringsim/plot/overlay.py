@@ -64,7 +64,7 @@ def plot_overlay(
 
     Args:
         comparison: the comparison, from ``ringsim.compare``.
-        step: the number of the step, from 0; None for the step of median length.
+        step: the number of the step, from 0, or None for the step of median length.
         ax: the axes to draw on; None creates a new figure.
         **look: the size, theme and other options of the new figure, see
             `ringsim.traces.display.Style`.

@@ -83,7 +83,7 @@ def plot_timeline(
 
     Args:
         trace: a trace, with any number of events.
-        step: the step of a pipeline's trace, from 0; None for the last one.
+        step: the step of a pipeline's trace, from 0, or None for the last one.
         align: whether to align the times of several hosts. False draws the times of each host's own
             clock.
         ax: the axes to draw on; None creates a new figure.

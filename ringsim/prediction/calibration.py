@@ -92,16 +92,16 @@ class Calibration:
         sending_early_s: the time that posting a send takes if its receive is not posted: the bytes
             are copied later, without the rank.
         receiving_s: the time that posting a receive takes.
-        sleep_s: the time by which ``ringsim.compute`` lasts longer than requested; 0 if no trace
+        sleep_s: the time by which ``ringsim.compute`` lasts longer than requested, or 0 if no trace
             contains a call of it.
         around_s: the time that the program takes around each computation, in seconds.
-        cores: the number of cores of the machine; 0 if a trace does not contain it.
-        costs: the measured times of the stages by kind, in seconds; None if no trace contains a
+        cores: the number of cores of the machine, or 0 if a trace does not contain it.
+        costs: the measured times of the stages by kind, in seconds, or None if no trace contains a
             pipeline step.
         num_messages: the number of messages from which ``link`` was measured.
         sizes_bytes: their sizes.
         notes: the reasons to doubt the constants, one sentence each; empty if there are none.
-        gloo: the other costs of Gloo on cores that ranks share; None if the traces show none.
+        gloo: the other costs of Gloo on cores that ranks share, or None if the traces show none.
         missing: the costs that the traces do not show, in a few words each; they count as zero, or
             as the given substitute.
         spread: the uncertainty of message times: the relative standard deviation between fifths of
@@ -295,7 +295,7 @@ def _find_doubts(
 ) -> Iterator[str]:
     """Yields the reasons to doubt the constants, one sentence each.
 
-    ``between_s`` is the usual time around computations; 0 if the costs of stages explain it.
+    ``between_s`` is the usual time around computations, or 0 if the costs of stages explain it.
     """
     if num_sizes == 1:
         yield (

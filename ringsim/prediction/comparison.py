@@ -57,7 +57,7 @@ class Errors:
 
     @classmethod
     def of(cls, errors: Ints | list[float]) -> Errors:
-        """Summarizes errors; NaN if there are none."""
+        """Summarizes errors; the summary is NaN if there are none."""
         values = np.asarray(errors, dtype=np.float64)
         if len(values) == 0:
             return cls(np.nan, np.nan, np.nan, 0)
@@ -84,9 +84,9 @@ class Comparison:
             steps.
         virtual_steps_s: the length of each step in the second run.
         nominal_s: the length of a step if each computation took the requested time, and messages
-            took none; None if no times were requested.
+            took none, or None if no times were requested.
         no_communication_s: the length of a step with the second run's computations, if messages
-            took no time; None if there is no step.
+            took no time, or None if there is no step.
         real_index: the operations and spans that both runs have, as indexes into ``real.events``.
         virtual_index: the same operations and spans, as indexes into ``virtual.events``.
         real_begin_ns: the time at which each step began to compute in ``real``.
@@ -100,7 +100,7 @@ class Comparison:
             step, rank, stage and operation.
         parts: a table of where the time goes (first use, posting, waiting, transfer, computing,
             program), by step and operation.
-        called: the names of the two runs, such as their file names; None for measured and
+        called: the names of the two runs, such as their file names, or None for measured and
             predicted, or first and second.
     """
 
@@ -184,7 +184,7 @@ class Comparison:
         """Draws the prediction over the measurement for one step, on ``ax`` or on a new figure.
 
         Args:
-            step: the number of the step, from 0; None for a step of median length.
+            step: the number of the step, from 0, or None for a step of median length.
             ax: the axes to draw on.
         """
         from ringsim.plot.overlay import plot_overlay

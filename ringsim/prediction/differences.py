@@ -68,16 +68,16 @@ class Differences:
     Attributes:
         step: the index of the step.
         rank: the rank.
-        stage: the pipeline stage, of the event or the span around it; -1 for none.
+        stage: the pipeline stage, of the event or the span around it, or -1 for none.
         operation: the name of the span, torch's name of the operation, or "(program)" for the time
             outside of them.
         counts: the number of events in the first and in the second run; shape (rows, 2).
         own_s: the time that they took themselves, in both runs.
         waited_s: the time that they waited for other ranks, in both runs.
         later_s: how much later the last of them ends in the second run, from the beginning of the
-            step; NaN if one run has none.
+            step, or NaN if one run has none.
         began: the index in the second run's events of the first event that took longer (or
-            shorter); -1 if the first run has no matching event.
+            shorter), or -1 if the first run has no matching event.
         line: the file and line of that event, or of the first event if only one run has the row; ""
             if unknown.
     """
@@ -215,7 +215,7 @@ def pair(first: Trace, second: Trace, steps: Sequence[Ints]) -> tuple[Ints, Ints
     Args:
         first: the first run.
         second: the second run.
-        steps: for each run, the step of each event; -1 for events to leave out.
+        steps: for each run, the step of each event, or -1 for events to leave out.
 
     Returns:
         The indexes of the paired events in either run, in the order of the first run.

@@ -65,8 +65,8 @@ class ProgramStep:
     Attributes:
         needs: the steps of the same rank that must be done before it; earlier steps, if the program
             comes from a trace.
-        peer: the other side of a message, or the root of a collective; -1 for none.
-        group: its group; None for the world.
+        peer: the other side of a message, or the root of a collective, or -1 for none.
+        group: its group, or None for the world.
         size_bytes: the size of the data; for a collective, the S of
             ``ringsim.traces.collectives``.
         op: torch's name of the operation; empty for work.

@@ -177,7 +177,7 @@ def scale(trace: Trace, *, world_size: int, num_microbatches: int | None = None)
         trace: a trace of at least two ranks that ran ``train_step_pipeline`` or ``rehearse`` with
             one of the known schedules.
         world_size: the number of ranks to predict, at least 2.
-        num_microbatches: the number of microbatches; None for as many as were recorded.
+        num_microbatches: the number of microbatches, or None for as many as were recorded.
 
     Returns:
         The predicted step, with its makespan in seconds, bubble and critical path; ``trace()``

@@ -133,7 +133,7 @@ def find_num_chunks(name: str, num_chunks: int | None = None) -> int:
 
     Args:
         name: one of ``SCHEDULE_NAMES``.
-        num_chunks: the number that the user chose; None for none.
+        num_chunks: the number that the user chose, or None for none.
 
     Returns:
         The number; the user's, if the schedule allows any number.

@@ -70,7 +70,7 @@ class Step:
         name: the schedule, as for ``make_schedule``.
         num_ranks: the number of ranks.
         num_microbatches: the number of microbatches.
-        num_chunks: the number of stages per rank; None for the default of ``make_schedule``.
+        num_chunks: the number of stages per rank, or None for the default of ``make_schedule``.
 
     Raises:
         ArgumentError: a count is less than 1.

@@ -28,7 +28,7 @@ class Costs:
         forward: the time of ``F``.
         input: the time of ``I``.
         weight: the time of ``W``.
-        backward: the time of ``B``; None for the sum of ``input`` and ``weight``.
+        backward: the time of ``B``, or None for the sum of ``input`` and ``weight``.
         latency: the time of a message from one rank to another.
 
     Example:

@@ -453,7 +453,7 @@ def evaluate(
 
     Args:
         schedule: any schedule, lowered or not; it may be part of a step.
-        costs: the costs of the actions; None for forward, input and weight 1 each, backward 2,
+        costs: the costs of the actions, or None for forward, input and weight 1 each, backward 2,
             messages 0.
         semantics: ``rendezvous``: a message starts to travel when its send and its receive are
             posted; ``buffered``: when its send is posted.
