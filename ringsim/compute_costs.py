@@ -210,7 +210,7 @@ class CostTable(Protocol):
 class PostingCosts(Protocol):
     """A cost table that includes the program's costs around computations, in seconds.
 
-    ``ringsim.calibrate`` returns one.
+    ``ringsim.calibrate`` returns such a table.
     """
 
     @property

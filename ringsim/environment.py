@@ -72,7 +72,7 @@ def expand_node_list(text: str) -> list[str]:
     Numbers keep their leading zeros. If a name has several brackets, the last varies fastest.
 
     Raises:
-        RingError: the text is not such a list.
+        RingError: the text is not a list in this form.
 
     Example:
         >>> expand_node_list("node[01-03,07],gpu5")
@@ -359,9 +359,9 @@ class Discovery:
     Attributes:
         rank: the number of the process among all processes, from 0.
         world_size: the number of processes.
-        local_rank: the number of the process on its machine, from 0.
+        local_rank: the number of the process on its machine, counted from 0.
         head_ip: the address or name of rank 0's machine.
-        port: the port that rank 0 listens on.
+        port: the port on which rank 0 listens.
         rule: the rule that applied: "arguments", "torchrun", "azureml", "sagemaker", "openmpi",
             "mpich", "slurm", "pmi" or "mpi4py".
         variables: the variables that were read, with their values.
@@ -436,7 +436,7 @@ def discover(
         The values, with the rule that applied and the variables that it read.
 
     Raises:
-        ArgumentError: an argument is invalid, or contradicts the launcher.
+        ArgumentError: an argument is invalid, or contradicts the launcher's values.
         RingError: variables are missing, incomplete or contradictory; the message lists them and
             gives a remedy.
 

@@ -31,7 +31,7 @@ class Slow:
 
     Args:
         rank: the rank.
-        factor: the factor by which its computing times are multiplied, at least 1.
+        factor: the factor by which the rank's computing times are multiplied, at least 1.
 
     Raises:
         ArgumentError: a value is invalid.
@@ -66,7 +66,7 @@ class Degrade:
     Args:
         src: the rank that sends.
         dst: the rank that receives.
-        factor: the factor for the times of its messages, at least 1.
+        factor: the factor for the times of the link's messages, at least 1.
 
     Raises:
         ArgumentError: a value is invalid.
@@ -99,7 +99,7 @@ class Fail:
 
     Args:
         rank: the rank.
-        at_op: the number of operations that it posts before it fails.
+        at_op: the number of operations that the rank posts before it fails.
 
     Raises:
         ArgumentError: a value is invalid.

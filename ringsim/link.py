@@ -76,7 +76,7 @@ class Link:
     def bandwidth_gb_per_s(self) -> float:
         """The bandwidth that large messages approach, 1 / beta, in GB/s (1 GB = 10**9 bytes).
 
-        Infinite if beta is 0.
+        The value is infinite if beta is 0.
         """
         return 1e-9 / self.beta_s_per_byte if self.beta_s_per_byte else math.inf
 
@@ -84,7 +84,7 @@ class Link:
     def n_half_bytes(self) -> float:
         """The message size in bytes at which half the bandwidth is reached, alpha / beta.
 
-        Infinite if beta is 0.
+        The value is infinite if beta is 0.
         """
         return self.alpha_s / self.beta_s_per_byte if self.beta_s_per_byte else math.inf
 
@@ -130,7 +130,7 @@ def check_links(link: object, world_size: int | None = None) -> None:
         world_size: the number of ranks, or None if unknown.
 
     Raises:
-        ArgumentError: the value is neither, or a pair has a nonexistent rank.
+        ArgumentError: the value is neither a link nor a table, or a pair has a nonexistent rank.
 
     Example:
         >>> check_links({(0, 1): Link(1e-6, 1e-10)}, world_size=2)

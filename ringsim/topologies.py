@@ -90,7 +90,7 @@ class _Roomy:
 class RingLinks(_Roomy):
     """A ring of ranks, each with links to both neighbours.
 
-    A message to a rank further away passes through the ranks between.
+    A message to a rank further away passes through the ranks in between.
 
     Args:
         link: the cost of each link.
@@ -213,7 +213,7 @@ class OneMachine(_Roomy):
     needs no core, because real ranks sleep in it.
 
     Args:
-        link: the cost of a message that shares nothing.
+        link: the cost of a message that shares no link or core.
         cores: the number of cores, at least 1.
         gloo: the other costs of Gloo, with collectives run as in Gloo; None if a message occupies
             a core while it is in flight.
@@ -329,7 +329,7 @@ class GraphLinks:
     def __repr__(self) -> str:
         """Returns the number of links of each kind.
 
-        The repr of the graph itself would have its memory address.
+        The repr of the graph itself would contain its memory address.
         """
         kinds = Counter(link for links in self._out.values() for link in links.values())
         links = ", ".join(f"{count} x {link!r}" for link, count in kinds.items())

@@ -86,7 +86,7 @@ def diagnose(trace: Trace, kind: str, ranks: int | Iterable[int], event: int | N
         event: an event that shows the fault, as its row number in ``trace.to_pandas()``.
 
     Returns:
-        The verdict. The hint helps you to find the answer without giving it away.
+        The verdict. Its hint helps you find the answer without giving it away.
 
     Example:
         >>> from ringsim.traces.events import IN_FLIGHT, OP_CODES, make_events

@@ -99,7 +99,7 @@ class CheckResult:
         world_size: the number of ranks of the run that the reason is about, or None if there was no
             such run.
         trace: the trace of that run, or None if there is none.
-        diagnosis: the waits between ranks in that run, if they are the reason.
+        diagnosis: the waits between ranks in that run, if these waits are the reason.
         undecided: whether the answer neither passed nor failed.
 
     Example:

@@ -65,7 +65,7 @@ def alphabeta(function: Answer, *, seed: int | None = None) -> CheckResult:
         seed: the seed of the links and noise, or None for a random seed.
 
     Returns:
-        The verdict; its trace has the real messages.
+        The verdict; its trace contains the real messages.
 
     Example:
         >>> print(alphabeta(lambda sizes, times: (0.0, 1e-9), seed=1).reason)

@@ -45,7 +45,7 @@ class Exercise(NamedTuple):
 def read_notebook(path: Path) -> Any:
     """Reads a notebook.
 
-    Raises RingError if that fails, or if nbclient or nbformat is not installed.
+    Raises RingError if reading fails, or if nbclient or nbformat is not installed.
     """
     try:
         import nbclient  # noqa: F401  # if it is missing, that is reported before anything runs

@@ -188,7 +188,7 @@ def _about(num_ranks: int, num_microbatches: int) -> str:
 def _too_much(schedule: Schedule, costs: Costs, reason: str, hint: str) -> Wrong:
     """Returns the error for a schedule that is complete but not good enough.
 
-    It shows the step as evaluated, if the picture is small enough to read.
+    The error shows the evaluated step, if the picture is small enough to read.
     """
     size = schedule.num_ranks
     picture = simulate_schedule(schedule, costs).trace() if size <= MOST_RANKS else None

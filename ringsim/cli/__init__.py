@@ -39,7 +39,7 @@ _LEFT_OUT = {"torch": "torch", "cloudpickle": "cloudpickle", "google": "protobuf
 class _Parser(argparse.ArgumentParser):
     """A parser whose errors quote arguments without terminal control characters.
 
-    The parsers of the commands are also of this class.
+    The commands' parsers are also instances of this class.
     """
 
     def error(self, message: str) -> NoReturn:

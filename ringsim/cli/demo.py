@@ -207,7 +207,7 @@ def _generate(options: argparse.Namespace, turns: int, async_comm: bool) -> Trac
 def _others(num_stages: int, turns: int, async_comm: bool) -> list[tuple[int, bool]]:
     """Returns the other settings that can finish, with up to one more turn than there are stages.
 
-    More turns would take long.
+    More turns would take too long.
     """
     return [
         (number, posted)
@@ -339,7 +339,7 @@ def make_task() -> Task:
 def worker(num_steps: int = NUM_STEPS) -> tuple[list[float], list[str]]:
     """Trains, then writes a few lines.
 
-    Every rank of a ring calls it; rank 0 prints the progress.
+    Every rank of a ring calls this worker; rank 0 prints the progress.
 
     Args:
         num_steps: the number of training steps, at least 1.

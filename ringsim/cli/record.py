@@ -204,7 +204,7 @@ def run_alone(script: Path, options: argparse.Namespace) -> Trace:
     """Runs a script in this process, because the script starts its own ranks.
 
     Raises:
-        RankFailed: the script raised.
+        RankFailed: the script raised an error.
         RingError: no process was rank 0.
     """
     from ringsim.diagnose.failure import indent, report_exception

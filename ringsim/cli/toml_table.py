@@ -30,7 +30,7 @@ class Rule:
     Attributes:
         words: the rule in words, for errors.
         fits: a function that returns whether a value follows the rule.
-        make: the type to convert a value to.
+        make: the type to which a value is converted.
     """
 
     words: str
@@ -99,7 +99,7 @@ class TomlTable:
 
     Args:
         name: the name as the file spells it, such as ``[link]``.
-        file: the file that has the table, for errors.
+        file: the file that contains the table, for errors.
         entries: the entries, from ``tomllib``.
 
     Example:

@@ -120,7 +120,7 @@ def _count(file: Path, whole_table: bool) -> Totals:
 def write_page(traces: Sequence[Trace], file: Path, names: Sequence[str] = ()) -> None:
     """Writes traces as an interactive page, and prints its path.
 
-    Its directory is created if necessary.
+    The path's directory is created if necessary.
     """
     make_directory(file.parent)
     to_html(traces, file, names)
@@ -354,7 +354,7 @@ def find_newest(file: Path) -> Path:
     A file that is not a script is returned unchanged.
 
     Raises:
-        ArgumentError: the script has no trace here.
+        ArgumentError: the script has no trace in this directory.
     """
     if file.suffix != ".py":
         return file

@@ -116,7 +116,7 @@ def make_directory(path: Path) -> None:
 def write_picture(axes: Axes, file: Path) -> None:
     """Writes the figure of some axes, closes it, and prints its path.
 
-    Its directory is created if necessary.
+    The path's directory is created if necessary.
 
     Raises:
         RingError: the file cannot be written.

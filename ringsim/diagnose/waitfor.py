@@ -248,7 +248,7 @@ def _known(snapshot: Snapshot, rank: int) -> bool:
 def find_cycle(hindrances: Iterable[Hindrance]) -> tuple[int, ...]:
     """Returns a shortest cycle of ranks that wait for each other, starting at its lowest rank.
 
-    The cycle is empty if there is no such cycle.
+    The result is empty if there is no cycle.
     """
     links = list(hindrances)
     ranks = {link.rank for link in links}

@@ -86,9 +86,9 @@ def bandwidth(
         edge: the edge of the ring to measure, as (src, dst), or None for all edges.
         ceilings: whether to also send the same sizes over a raw TCP connection on loopback (Gloo
             only), and to copy them in memory.
-        limit_s: the approximate limit of the whole measurement, in seconds.
+        limit_s: the approximate time limit for the whole measurement, in seconds.
         timeout_s: the limit for each blocked operation, in seconds.
-        link: the link of the virtual clock, for all pairs of ranks or for each (src, dst), as for
+        link: the virtual clock's link, for all pairs of ranks or for each (src, dst), as for
             ``ringsim.simulate``.
         topology: a topology from ``ringsim.topologies``, instead of ``link``.
 
@@ -236,7 +236,7 @@ def _measure(plan: Plan) -> dict[str, Any]:
 def _doing(directory: Path, total: int) -> str:
     """Returns the progress of the ranks, for the progress line.
 
-    It counts labels, because a label is written when its block begins.
+    It counts labels, because a block's label is written when the block begins.
     """
     known = set()
     for names in directory.glob("rank-*.names"):

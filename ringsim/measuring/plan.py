@@ -86,8 +86,8 @@ class Plan:
     Attributes:
         blocks: the blocks in order. Sizes ascend, so that a limit or an interrupt cuts off the
             largest sizes on all edges equally.
-        limit_s: the limit of the whole measurement, in seconds.
-        timeout_s: the limit of one blocked operation of the ranks, in seconds; no block may last
+        limit_s: the time limit for the whole measurement, in seconds.
+        timeout_s: the limit for each blocked operation on a rank, in seconds; no block may last
             longer.
     """
 
@@ -230,7 +230,7 @@ def combine(by_rank: list[Floats]) -> Floats:
 def is_steady(samples: Floats) -> bool:
     """Returns whether more repetitions would hardly change the median.
 
-    That is the case if there are at least 10, and the median's 95 % interval is within 2.5 % of it
+    This is the case if there are at least 10, and the median's 95 % interval is within 2.5 % of it
     on either side.
 
     Example:
@@ -254,7 +254,7 @@ def is_steady(samples: Floats) -> bool:
 def steps_wanted(block: Block, found: Floats, share_s: float, fresh: Floats) -> int:
     """Returns the number of steps to run next.
 
-    It is 0 when the estimate is steady, or the block's time is up.
+    The number is 0 when the estimate is steady, or when the block's time is up.
 
     Args:
         block: the measured block.

@@ -123,7 +123,7 @@ _WORD_BYTES: Final = 16
 def make_copy(block: Block, source: torch.Tensor, target: torch.Tensor) -> Callable[[], None]:
     """Returns a function for one step of "memcpy".
 
-    It copies between two buffers in the same memory, on a CPU with one thread.
+    The step copies between two buffers in the same memory, on a CPU with one thread.
     """
     if source.is_cuda:
         one: Callable[[], object] = functools.partial(target.copy_, source)

@@ -69,7 +69,7 @@ class Announced:
     def num_seen(self, new_tokens: int) -> int:
         """Returns the number of earlier tokens in each sequence.
 
-        It is taken from the mask, because a stage without layers has an empty cache.
+        The number comes from the mask, because a stage without layers has an empty cache.
 
         Args:
             new_tokens: the number of new tokens.
@@ -189,7 +189,7 @@ class Adapter(ABC):
     def head(self, model: nn.Module, hidden: Tensor) -> Tensor:
         """Returns the logits. Only the last stage calls this method.
 
-        The default runs `last_modules` one after the other.
+        By default, this runs `last_modules` one after another.
 
         Args:
             model: the whole model.
@@ -392,7 +392,7 @@ class GemmaAdapter(LlamaAdapter):
 class BertAdapter(_PathAdapter):
     """``BertForMaskedLM``: an encoder, in which tokens also attend to later tokens.
 
-    It does not generate.
+    This model does not generate text.
     """
 
     _layers = "bert.encoder.layer"
@@ -481,7 +481,7 @@ class OPTAdapter(_TransformersAdapter):
     ) -> Tensor:
         """Returns the hidden states after one layer.
 
-        If training skips the layer (``layerdrop``), they are unchanged.
+        If training skips the layer (``layerdrop``), the hidden states are unchanged.
         """
         body = model.model.decoder
         # drawn for each layer, as in the model, so that the same seed gives the same dropout
@@ -519,7 +519,7 @@ def _rotary_tables(rotary: Any, hidden: Tensor, positions: Tensor) -> tuple[Tens
 def _causal_masks(model: Any, hidden: Tensor, announced: Announced) -> dict[str, Any]:
     """Returns the mask of each kind of layer, as the model's attention expects it.
 
-    A mask is None if it is only causal.
+    A mask is None if attention is only causal.
     """
     from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 

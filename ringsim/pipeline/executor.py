@@ -141,7 +141,7 @@ class Executor:
     def run(self, rank: int) -> None:
         """Runs the actions of a rank.
 
-        Every rank of the ring must call it. It blocks until this rank's part is done.
+        Every rank of the ring must call this method. It blocks until this rank's part is done.
         """
         with span(f"step {self._schedule.name}"):
             for action in self._schedule.actions[rank]:
@@ -246,13 +246,13 @@ def rehearse(
         costs: the times of the computations, in seconds; ``latency`` must be 0, because the
             messages are real.
         size_bytes: the size of each activation and each gradient; 0 sends no messages.
-        steps: the number of steps, one after the other.
+        steps: the number of steps, which run one after another.
         ahead: the number of computations between posting a receive and using it, as in ``lower``.
             It has no effect on NCCL or with "grouped" semantics, which require the same order on
             both sides (``lower_in_step``).
 
     Raises:
-        ArgumentError: an argument is invalid, or the schedule has another number of ranks.
+        ArgumentError: an argument is invalid, or the schedule has a different number of ranks.
         ScheduleError: a send of the schedule has no receive, or a receive has no send.
 
     Example:

@@ -74,7 +74,7 @@ class Mailbox:
     def send(self, action: Action, tensor: Tensor) -> None:
         """Posts a send, whose tensor must not change before `finish`.
 
-        It does not block.
+        This method does not block.
 
         Raises:
             MessageMismatch: a neighbour runs another step, or the tensor differs from its header.
@@ -89,11 +89,11 @@ class Mailbox:
     def post(self, action: Action) -> None:
         """Adds the next receive from a rank, to be posted when its shape is known.
 
-        It does not block, unless the transport runs messages one after the other: then it reads the
+        It does not block, unless the transport runs messages one after another: then it reads the
         header before anything else is posted.
 
         Raises:
-            MessageMismatch: a neighbour runs another step.
+            MessageMismatch: a neighbour runs a different step.
         """
         self._greet()
         incoming = self._incoming[self._routes[find_boundary(action)]]
@@ -107,7 +107,7 @@ class Mailbox:
         It blocks until the tensor has arrived.
 
         Raises:
-            MessageMismatch: another rank sends a different message.
+            MessageMismatch: the other rank sends a different message.
         """
         received = self._incoming[self._routes[find_boundary(action)]].take(action)
         # a gradient answers an activation, so the send of the activation has ended
@@ -125,7 +125,7 @@ class Mailbox:
     def _greet(self) -> None:
         """Compares both neighbours' greetings with this rank's greeting, once.
 
-        Both sides raise if they differ.
+        Both sides raise an error if the greetings differ.
         """
         theirs = {}
         for peer, (sent, received) in self._greetings.items():
@@ -263,7 +263,7 @@ def find_boundary(action: Action) -> int:
 def about(action: Action) -> Iterator[None]:
     """Labels the operations in a block with their stage and microbatch in the trace.
 
-    It acts like a span, but records none.
+    The block acts like a span, but records none.
     """
     outer = stage_and_microbatch.set(action.microbatch << 32 | action.stage)
     try:

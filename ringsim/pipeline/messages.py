@@ -253,7 +253,7 @@ class Route:
     def over_edge(cls, ring: Ring, source: int, target: int) -> Route:
         """Returns the route to the other of two ranks, which are given by their places in the ring.
 
-        It uses the edge that carries activations from one to the other.
+        The route uses the edge that carries activations from one of the ranks to the other.
 
         Example:
             >>> ring = Ring(rank=1, world_size=4, pred=0, succ=2, ranks=(0, 1, 2, 3))
@@ -292,7 +292,7 @@ class Route:
     def iswap(self, tensor: Tensor, tag: int) -> tuple[Transfer, Transfer]:
         """Posts a send and a receive of equal tensors in one batch.
 
-        The other side does the same. It does not block.
+        The other side does the same. This method does not block.
         """
         sent = self._make_buffer(tensor)
         received = torch.empty_like(sent)
@@ -308,7 +308,7 @@ class Route:
     def _make_buffer(self, tensor: Tensor) -> Tensor:
         """Returns the tensor as transports expect it.
 
-        It is contiguous, and on their device if it has data.
+        The tensor is contiguous, and on the transports' device if it has data.
         """
         plain = tensor.detach()
         return (plain if plain.is_meta else plain.to(self.device)).contiguous()
@@ -386,7 +386,7 @@ def send_activation(tensor: Tensor, microbatch: int) -> None:
         microbatch: the index of the microbatch, from 0.
 
     Raises:
-        MessageMismatch: the successor expects a different message; it also raises.
+        MessageMismatch: the successor expects a different message, and also raises this error.
         RingError: the ring has one rank.
 
     Example:
@@ -414,7 +414,7 @@ def recv_activation(microbatch: int) -> Tensor:
         The tensor, with the sender's shape and dtype, as a leaf without a graph.
 
     Raises:
-        MessageMismatch: the predecessor sends a different message; it also raises.
+        MessageMismatch: the predecessor sends a different message, and also raises this error.
         RingError: the ring has one rank.
 
     Example:
@@ -463,7 +463,7 @@ def recv_gradient(microbatch: int) -> Tensor:
         The gradient.
 
     Raises:
-        MessageMismatch: the successor sends a different message; it also raises.
+        MessageMismatch: the successor sends a different message, and also raises this error.
         RingError: the ring has one rank.
 
     Example:

@@ -88,7 +88,7 @@ def _learn_output(
 ) -> tuple[torch.Size, torch.dtype] | None:
     """Runs a layer and returns the shape and dtype of its output.
 
-    The result is None if the layer draws random numbers; their state is then restored.
+    The result is None if the layer draws random numbers, whose state is then restored.
     """
     before = torch.get_rng_state()
     with torch.no_grad():

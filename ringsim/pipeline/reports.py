@@ -89,7 +89,7 @@ def single_process_step(
 ) -> Reference:
     """Computes the loss and the gradients of a step by calling the whole model.
 
-    It runs one microbatch after the other, and sends no messages. It neither reads nor changes the
+    It runs one microbatch after another, and sends no messages. It neither reads nor changes the
     gradients that the parameters already have, and restores the state of random numbers. A model
     with dropout drops other values here than in a pipeline, so compare in ``model.eval()``, or
     without dropout.
@@ -329,7 +329,7 @@ def gradient_report(
 def tolerance_of(model: nn.Module) -> float:
     """Returns the tolerance for the least exact dtype of a model.
 
-    It is 1e-10 for float64, 1e-5 for float32, and 0.05 for other types.
+    The tolerance is 1e-10 for float64, 1e-5 for float32, and 0.05 for other types.
 
     Example:
         >>> tolerance_of(nn.Linear(1, 1))
@@ -386,7 +386,7 @@ def _row(
 def _relative(found: Tensor, expected: Tensor) -> float:
     """Returns the largest difference relative to the largest expected value.
 
-    It is infinite if that value is zero or not finite.
+    The result is infinite if the expected value is zero or not finite.
     """
     return _ratio(float((found - expected).abs().max()), float(expected.abs().max()))
 

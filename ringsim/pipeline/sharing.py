@@ -77,7 +77,7 @@ def pass_back(ring: Ring, value: Tensor, owner: int) -> Tensor:
 def pass_object_back(ring: Ring, value: Any, owner: int) -> Any:
     """Passes an object from the rank at a place in the ring to all others.
 
-    It is like `pass_back`, but pickles the object.
+    This function is like `pass_back`, but pickles the object.
 
     Example:
         >>> pass_object_back(
@@ -118,7 +118,7 @@ def gather_over_ring(ring: Ring, value: Tensor) -> list[Tensor]:
 def sum_over(ring: Ring, places: Sequence[int], value: Tensor) -> Tensor:
     """Adds up the values of the ranks at the given places in the ring.
 
-    Each of these ranks must call it, and it blocks until all have. The sum is the same to the last
+    Each of these ranks must call it, and it blocks until all have. The sum is identical to the last
     bit on each rank, because all add in the order of the places.
 
     Example:

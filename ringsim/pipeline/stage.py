@@ -190,7 +190,7 @@ def build_stages(
         adapter: the adapter of a model that ringsim does not know.
 
     Returns:
-        The stages. Calling them one after the other gives the model's output.
+        The stages. Calling the stages one after another gives the model's output.
 
     Example:
         >>> import torch
@@ -276,7 +276,7 @@ def find_holders(
 def forward_stage(stage: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """Runs a stage on a received tensor ``x``, and prepares ``x`` to receive a gradient.
 
-    Keep ``x`` and the result for `backward_stage`. It sends no messages.
+    Keep ``x`` and the result for `backward_stage`. This function sends no messages.
 
     Args:
         stage: a module, or any function of one tensor.

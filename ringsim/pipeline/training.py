@@ -301,7 +301,7 @@ def train_step_pipeline_afab(
         The loss, the same number on every rank.
 
     Raises:
-        ArgumentError: the model has another device or dtype.
+        ArgumentError: the model has a different device or dtype.
 
     Example:
         >>> from ringsim.pipeline import SmallTransformer
@@ -430,7 +430,7 @@ def _run_step(
 def _sum_up(losses: Collection[Tensor]) -> Tensor:
     """Returns the sum of the losses, on the CPU.
 
-    It is 0 if there are none, and NaN if they are on device "meta" and have no value.
+    The sum is 0 if there are no losses, and NaN if they are on device "meta" and have no value.
     """
     if not losses:
         return torch.zeros((), dtype=torch.float64)
@@ -548,7 +548,7 @@ def pipeline_state_dict(
 def _find_parts(model: nn.Module) -> dict[str, Tensor | nn.Module]:
     """Returns the tensor of each key in the model's ``state_dict``.
 
-    For an extra state, it returns the module.
+    For an extra state, the value is the module.
     """
     parts: dict[str, Tensor | nn.Module] = {
         key: value
@@ -564,7 +564,7 @@ def _find_parts(model: nn.Module) -> dict[str, Tensor | nn.Module]:
 def _copy_trained(ring: Ring, part: Tensor | nn.Module, owner: int, *, is_mine: bool) -> None:
     """Copies a tensor, or a module's extra state, from the rank at a place in the ring.
 
-    Every rank of the ring must call it.
+    Every rank of the ring must call this function.
     """
     if isinstance(part, nn.Module):
         state = pass_object_back(ring, part.get_extra_state(), owner)

@@ -81,7 +81,7 @@ class CausalAttention(nn.Module):
             hidden: the hidden states, shape (batch, tokens, hidden).
             mask: True if a token may attend to another, shape (batch, 1, tokens, tokens so far);
                 None allows all earlier tokens.
-            cache: the keys and values of earlier calls, to which the new ones are added.
+            cache: the keys and values from earlier calls, to which the new ones are added.
         """
         # Shape (B, T, 3, H, D).
         split = self.query_key_value(hidden).unflatten(-1, (3, self.num_heads, -1))
@@ -219,7 +219,7 @@ def causal_mask(attention_mask: Tensor, tokens: int) -> Tensor:
         tokens: the number of new tokens.
 
     Returns:
-        True if a new token may attend to another, shape (batch, 1, tokens, tokens so far). Padding
+        True if a new token may attend to a token, shape (batch, 1, tokens, tokens so far). Padding
         attends to itself, so that its softmax has at least one term.
 
     Example:

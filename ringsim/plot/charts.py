@@ -276,7 +276,7 @@ def _left_out(found: Achieved) -> list[str]:
 class Pen:
     """The look of a backend in every chart.
 
-    It has the name, the colours of lines and of text, and the line style.
+    The look consists of a name, the colours of lines and text, and a line style.
     """
 
     name: str
@@ -303,7 +303,7 @@ def pen(backend: str) -> Pen:
 class Curve:
     """The measurements of one link, sorted by ascending message size.
 
-    The columns are numpy arrays of one length; bands have shape (2, n) with p10 and p90. ``src``
+    The columns are numpy arrays of equal length; bands have shape (2, n) with p10 and p90. ``src``
     and ``dst`` are global ranks, or -1 if all ranks take part; ``gb_per_s`` is the bus bandwidth; a
     median is over ``n`` messages. ``on_one_gpu`` marks ranks that share a GPU and take turns, so
     the curve describes no link.
@@ -546,7 +546,7 @@ def _with_error(value: float, error: float) -> str:
 def _draw_edge(curve: Curve, panels: _Panels, *, alone: bool) -> None:
     """Draws the medians of one edge, separately for each regime.
 
-    If it is the only edge, it also draws the band.
+    If there is only one edge, its band is also drawn.
     """
     look, name = pen(curve.backend), f"{curve.backend} {curve.pattern} {curve.src}>{curve.dst}"
     for part in curve.parts:
@@ -634,7 +634,7 @@ class _Panels(NamedTuple):
 def _add_panels(ax: Axes, sizes: Any) -> _Panels:
     """Adds the time panel below the axes.
 
-    Ticks are at every power of two, or at every second, third and so on.
+    Ticks are at every power of two, or at every second or third power, and so on.
     """
     below = ax.inset_axes((0, -BELOW, 1, BELOW - GAP), sharex=ax)
     low, high = math.floor(math.log2(sizes.min())), math.ceil(math.log2(sizes.max()))

@@ -64,7 +64,7 @@ def plot_overlay(
 
     Args:
         comparison: the comparison, from ``ringsim.compare``.
-        step: the number of the step, from 0, or None for the step of median length.
+        step: the step's number, counted from 0, or None for the step with the median length.
         ax: the axes to draw on; None creates a new figure.
         **look: the size, theme and other options of the new figure, see
             `ringsim.traces.display.Style`.
@@ -173,7 +173,7 @@ def _notes(comparison: Comparison) -> list[str]:
 def _choose(comparison: Comparison, step: int) -> Ints:
     """Returns the computations of a step, as indices in the comparison.
 
-    For a run without steps, these are all spans, or all waits if there are no spans.
+    For a run without steps, it returns all spans, or all waits if there are no spans.
     """
     events, index = comparison.real.events, comparison.real_index
     drawn = is_action(events) if count_steps(events) else events.kind == SPAN

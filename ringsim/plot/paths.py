@@ -34,7 +34,7 @@ def arc(start: float, end: float, radius: float = 1.0) -> Points:
 def bow(start: Points, end: Points, control: Points, steps: int = STEPS) -> Points:
     """Returns a path from one point to another that bends towards a third.
 
-    It is a quadratic Bezier curve of shape (steps, 2).
+    The path is a quadratic Bezier curve of shape (steps, 2).
     """
     t = np.linspace(0, 1, steps)[:, None]
     path: Points = (1 - t) ** 2 * start + 2 * t * (1 - t) * control + t**2 * end

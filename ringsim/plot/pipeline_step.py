@@ -1,6 +1,6 @@
 """A pipeline step as papers draw it, from a trace, an evaluation or a simulation.
 
-Boxes have the number of their microbatch, gaps are shaded, and the phases of a rank are above its
+Boxes show the number of their microbatch, gaps are shaded, and a rank's phases are shown above its
 row::
 
     |-- warm-up --|------- steady -------|-- cool-down --|
@@ -215,7 +215,7 @@ def name_schedule(name: str) -> str:
 def draw_actions(actions: StageActions, rows: Rows) -> list[Artist]:
     """Draws the boxes of a step, the gaps between them and the phases.
 
-    Returns the legend's entries.
+    Returns the legend entries.
     """
     place = np.searchsorted(actions.ranks, actions.rank)
     # the index among the stages of its rank, in the model's order
@@ -309,7 +309,7 @@ def _draw_phases(actions: StageActions, rows: Rows) -> None:
 def _draw_numbers(actions: StageActions, rows: Rows, place: Ints, colours: Sequence[str]) -> bool:
     """Writes microbatch numbers into all boxes that have room for the highest number.
 
-    The widest boxes come first. Returns whether any box has room.
+    The widest boxes are first. Returns whether any box has room.
     """
     lane = (rows.lanes.bottom[COMPUTE_LANE] - rows.lanes.top[COMPUTE_LANE]) * rows.points
     room = (actions.end - actions.start) / rows.per_point - 1.5
@@ -333,7 +333,7 @@ def _draw_numbers(actions: StageActions, rows: Rows, place: Ints, colours: Seque
 def draw_flights(rows: Rows, sources: Ints, targets: Ints, start: Ints, end: Ints) -> list[Artist]:
     """Draws each message in flight twice.
 
-    A message is in the rows of its sender and its receiver. Returns the legend's entry.
+    A message appears in its sender's row and in its receiver's row. Returns the legend entry.
     """
     for lane, places in ((SEND_LANE, sources), (RECV_LANE, targets)):
         rows.draw(MESSAGE_LOOK, f"messages-{lane}", places, lane, start, end)
@@ -433,7 +433,7 @@ def _draw_recorded(
 ) -> list[Artist]:
     """Draws the sends and recvs of a step, coloured by state.
 
-    Returns the legend's entries.
+    Returns the legend entries.
     """
     events = trace.events
     operations = (events.kind != SPAN) & (events.kind != MARK) & (events.kind != COLLECTIVE)

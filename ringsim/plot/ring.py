@@ -305,7 +305,7 @@ def _amount(edges: list[Edge]) -> str:
 def _centre_line(ranks: int, pred: int, succ: int, gap: float, lane: float = 0.0) -> Points:
     """Returns the path of a ring edge from pred to succ, ``lane`` outward from its centre line.
 
-    It follows the circle to the next node, or crosses it to another node.
+    The path follows the circle to the next node, or crosses the circle to any other node.
     """
     if (pred + 1) % ranks == succ:
         start = node_angle(pred, ranks)

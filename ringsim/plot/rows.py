@@ -74,7 +74,7 @@ class TimeAxis:
     def of(cls, events: Events) -> TimeAxis:
         """Returns an axis from the start of the run.
 
-        If ranks took long to start, it begins at the first event instead.
+        If ranks took long to start, the axis begins at the first event instead.
         """
         first, last = time_range(events)
         first = 0 if first < LATE_START * last else first
@@ -88,7 +88,7 @@ class TimeAxis:
 class Lanes(NamedTuple):
     """The edges of a row's lanes, as distances from the row's middle; y grows downwards.
 
-    ``marks`` has the upper and lower edges of the strip for marks.
+    ``marks`` contains the upper and lower edges of the strip for marks.
     """
 
     top: Ints
@@ -200,7 +200,7 @@ class Rows:
 def looks_of(bars: Bars) -> dict[int, Look]:
     """Returns the looks that the bars use, by their numbers in the bars.
 
-    The looks of span names repeat.
+    Looks for span names are reused cyclically.
     """
     numbers = np.unique(bars.look).tolist()
     return {
@@ -223,7 +223,7 @@ def lay_rows(
 ) -> Rows:
     """Divides axes of final size into one row per name, with a time axis up to ``length``.
 
-    It leaves ``above`` points over the first row.
+    ``above`` points remain free over the first row.
     """
     width, height = style.points(ax)
     row = height / len(names)

@@ -26,7 +26,7 @@ PAD_INCHES: Final = 0.1  # around a picture and its text
 class Picture(NamedTuple):
     """A picture for any axes.
 
-    It has a function that draws on axes of their final size, and a suitable size in inches.
+    A picture has a function that draws on axes of final size, and a suitable size in inches.
     """
 
     draw: Callable[[Axes], None]

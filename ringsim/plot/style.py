@@ -2,7 +2,7 @@
 
 This module has colours, textures, fonts, the text around the axes, and files that are the same byte
 for byte. The colours are those of Okabe and Ito, which are distinct with every common colour
-blindness. Each has a texture, so that a picture also works in grey. A hue means the same in all
+blindness. Each has a texture, so that pictures also work in grey. A hue has the same meaning in all
 pictures.
 
 Source:
@@ -226,7 +226,7 @@ def _turn(colours: Any, ground: Sequence[float], ink: Sequence[float]) -> Any:
 def reach(ax: Axes) -> Any:
     """Returns the extents of axes and the text around them, in pixels.
 
-    They are left, below, right, above.
+    The extents are left, below, right and above.
     """
     return np.array((ax.get_tightbbox() or ax.bbox).extents)
 
@@ -317,12 +317,12 @@ def dress(
 
     Args:
         ax: the axes, with the finished drawing.
-        title: the main result, in one line.
-        subtitle: more results, smaller.
+        title: the main result, on one line.
+        subtitle: further results, in smaller text.
         notes: sentences about omitted or merged parts, one line each.
         handles: the entries of the legend.
         metadata: the metadata of the trace, for the last line: machine, versions and date.
-        columns: the most legend entries per line.
+        columns: the largest number of legend entries per line.
     """
     to_points, compact = 72 / ax.figure.dpi, _compact.get()
     if compact:
@@ -363,7 +363,7 @@ def _add_legend(
 ) -> float:
     """Adds a legend with as many columns as fit, ``offset`` points away from the axes' corner.
 
-    Returns its height in points.
+    Returns the legend's height in points.
     """
     x, y = offset
     shift = ScaledTranslation(x / 72, y / 72, ax.figure.dpi_scale_trans)
@@ -411,7 +411,7 @@ def save_figure(
         description: a description of the picture, also for screen readers.
 
     Raises:
-        ArgumentError: the path has another extension.
+        ArgumentError: the path has a different extension.
     """
     path = Path(path)
     if path.suffix == ".png":

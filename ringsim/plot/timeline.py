@@ -83,7 +83,7 @@ def plot_timeline(
 
     Args:
         trace: a trace, with any number of events.
-        step: the step of a pipeline's trace, from 0, or None for the last one.
+        step: the step of a pipeline trace, counted from 0, or None for the last step.
         align: whether to align the times of several hosts. False draws the times of each host's own
             clock.
         ax: the axes to draw on; None creates a new figure.
@@ -239,7 +239,7 @@ def _divide(trace: Trace, bars: Bars) -> Lanes:
 def _draw_open_ends(rows: Rows, bars: Bars, axis: TimeAxis) -> None:
     """Draws an arrowhead at the end of each unfinished bar.
 
-    The trace ends there, but the operation does not.
+    The trace ends at that point, but the operation does not.
     """
     some = bars.is_open
     if some.any():

@@ -1,6 +1,6 @@
 """The graph of waiting ranks, including the cycle that no rank can leave.
 
-It is next to the last moments of the timeline.
+The graph is drawn next to the last moments of the timeline.
 """
 
 from __future__ import annotations
@@ -300,7 +300,7 @@ def _label(operations: list[Operation]) -> str:
 def _draw_rank(ax: Axes, rank: int, x: float, y: float, radius: float, state: str) -> list[Any]:
     """Draws a node, with its state next to it unless it is blocked.
 
-    Returns the boxes of both.
+    Returns the boxes around both.
     """
     words, fill, outline, dashes = _LOOKS.get(state, ("", "white", style.INK, "solid"))
     ax.add_patch(

@@ -59,7 +59,7 @@ FEW: Final = 5  # from this many times on, at least one is cut off at both ends
 class Moment(IntEnum):
     """The kind of event at one moment on a rank.
 
-    Of moments at the same time, which only a virtual clock has, ends come first.
+    If moments coincide, which happens only on a virtual clock, ends come first.
     """
 
     DONE = 0
@@ -87,7 +87,7 @@ class Calibration:
 
     Attributes:
         link: the cost of a message, from the post of its second side until the receiver continues.
-        sending: the time that posting a send takes of its rank if its receive is posted: Gloo
+        sending: the time that a rank spends on posting a send whose receive is already posted: Gloo
             immediately copies as much as the connection takes. It is already included in ``link``.
         sending_early_s: the time that posting a send takes if its receive is not posted: the bytes
             are copied later, without the rank.
@@ -99,11 +99,11 @@ class Calibration:
         costs: the measured times of the stages by kind, in seconds, or None if no trace contains a
             pipeline step.
         num_messages: the number of messages from which ``link`` was measured.
-        sizes_bytes: their sizes.
+        sizes_bytes: the sizes of these messages.
         notes: the reasons to doubt the constants, one sentence each; empty if there are none.
         gloo: the other costs of Gloo on cores that ranks share, or None if the traces show none.
-        missing: the costs that the traces do not show, in a few words each; they count as zero, or
-            as the given substitute.
+        missing: short descriptions of the costs that the traces do not show; they count as zero, or
+            as the substitute that is given.
         spread: the uncertainty of message times: the relative standard deviation between fifths of
             the traces.
     """
@@ -127,7 +127,7 @@ class Calibration:
     def topology(self) -> OneMachine:
         """The links of this machine, whose ranks share its cores.
 
-        Pass it to ``simulate`` instead of ``link``.
+        Pass this topology to ``simulate`` instead of ``link``.
 
         Raises:
             ArgumentError: a trace does not contain the number of cores.
@@ -158,9 +158,9 @@ class Calibration:
         """Returns the time that a rank spends on posting a message, in seconds.
 
         Args:
-            sends: whether it is a send.
-            size_bytes: its size.
-            met: for a send, whether its receive is already posted.
+            sends: whether the message is posted as a send.
+            size_bytes: the size of the message.
+            met: for a send, whether the matching receive is already posted.
         """
         if not sends:
             return self.receiving_s
@@ -169,7 +169,7 @@ class Calibration:
     def time_s(self, work: Work) -> float:
         """Returns the measured time of a pipeline stage's computation, in seconds.
 
-        Used for ``compute`` of ``simulate``.
+        Used for the ``compute`` argument of ``simulate``.
 
         Args:
             work: the computation and its stage.
@@ -475,7 +475,7 @@ def _measure_moments(trace: Trace) -> tuple[Ints, Ints, Ints]:
 def _find_beside(kinds: Ints) -> Ints:
     """Returns a mask of the moments between the two operations around a computation.
 
-    These are the last operation before it and the first one after it.
+    The two operations are the last one before the computation and the first one after it.
     """
     stretch = np.cumsum(np.isin(kinds, (*POSTS, Moment.WAIT)))
     computes: Ints = np.bincount(stretch, weights=kinds == Moment.COMPUTE)[stretch] > 0

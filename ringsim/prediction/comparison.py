@@ -40,9 +40,9 @@ class Errors:
     """A summary of signed relative errors.
 
     Attributes:
-        mean: the mean of their absolute values, which is the mean absolute percentage error.
-        worst: the largest absolute value.
-        bias: their mean; below 0 if the prediction is mostly too short.
+        mean: the mean of the absolute errors, that is, the mean absolute percentage error.
+        worst: the largest absolute error.
+        bias: the mean of the signed errors; below 0 if the prediction is mostly too short.
         count: the number of errors.
 
     Example:
@@ -132,7 +132,7 @@ class Comparison:
     def names(self) -> tuple[str, str]:
         """The names of the two runs.
 
-        These are ``called``, or measured and predicted, or first and second.
+        The names are ``called``, or measured and predicted, or first and second.
         """
         if self.called is not None:
             return self.called
@@ -152,7 +152,7 @@ class Comparison:
     def operations(self) -> Errors:
         """The errors in operation end times, as fractions of the step's length.
 
-        0.02 means that an operation ends 2 % of the step too late.
+        An error of 0.02 means that an operation ends 2 % of the step too late.
         """
         return Errors.of(self.lag_s / self.real_steps_s[self.step])
 
@@ -184,7 +184,7 @@ class Comparison:
         """Draws the prediction over the measurement for one step, on ``ax`` or on a new figure.
 
         Args:
-            step: the number of the step, from 0, or None for a step of median length.
+            step: the step's number, counted from 0, or None for a step with the median length.
             ax: the axes to draw on.
         """
         from ringsim.plot.overlay import plot_overlay
@@ -204,7 +204,7 @@ class Comparison:
     def where_it_began(self) -> str:
         """Returns a sentence that names the step and operation at which the runs began to differ.
 
-        Empty if the run became longer but no operation did, apart from waiting. Otherwise names the
+        The sentence is empty if only waiting made the run longer. Otherwise it names the
         operations of the stage that changed most in the direction of the whole run.
         """
         table = self.differences

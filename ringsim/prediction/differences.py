@@ -44,7 +44,7 @@ _SHOWN: Final = 8
 class _Spent(NamedTuple):
     """The time that a run spent on each event.
 
-    Columns of one length; ``event`` is -1 for the program of a run without steps.
+    Columns of equal length; ``event`` is -1 for the program of a run without steps.
     """
 
     event: Ints
@@ -62,7 +62,7 @@ class _Spent(NamedTuple):
 class Differences:
     """A comparison's table.
 
-    Columns of one length, with a row for each step, rank, stage and operation; the largest
+    Columns of equal length, with a row for each step, rank, stage and operation; the largest
     differences come first.
 
     Attributes:
@@ -72,9 +72,9 @@ class Differences:
         operation: the name of the span, torch's name of the operation, or "(program)" for the time
             outside of them.
         counts: the number of events in the first and in the second run; shape (rows, 2).
-        own_s: the time that they took themselves, in both runs.
-        waited_s: the time that they waited for other ranks, in both runs.
-        later_s: how much later the last of them ends in the second run, from the beginning of the
+        own_s: the time that the events themselves took, in both runs.
+        waited_s: the time that the events waited for other ranks, in both runs.
+        later_s: how much later the last of the events ends in the second run, from the start of the
             step, or NaN if one run has none.
         began: the index in the second run's events of the first event that took longer (or
             shorter), or -1 if the first run has no matching event.
@@ -334,7 +334,7 @@ def _line_of(events: Events, index: int) -> str:
 def _share_out(trace: Trace, name: Ints, step: Ints, program: int) -> _Spent:
     """Assigns each moment of a rank to the innermost span or blocked operation.
 
-    ``program`` is the name of the time outside of them.
+    ``program`` is the name for the time outside spans and blocked operations.
     """
     events = trace.events
     begin = np.where(events.kind == SPAN, events.post_ns, events.wait_ns)
@@ -398,7 +398,7 @@ def _nest(
 def _find_first(spent: Sequence[_Spent], row: Ints, pairs: Sequence[Ints], longer: Ints) -> Ints:
     """Returns each row's first event with at least half of the row's largest change.
 
-    The rows are those of the second run, numbered by ``row``.
+    The rows are the second run's rows, numbered by ``row``.
     """
     changed = np.zeros(len(pairs[0]))
     for one, index, sign in zip(spent, pairs, (-1, 1), strict=True):

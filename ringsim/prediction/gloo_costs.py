@@ -40,7 +40,7 @@ LEAST_ALIKE: Final = 3  # collectives of one kind
 def find_gloo_costs(traces: Sequence[Trace], link: Link) -> tuple[GlooCosts | None, list[str]]:
     """Returns Gloo's costs, or None if the traces show none of them.
 
-    Also returns the costs that they do not show, in a few words each.
+    Also returns short descriptions of the costs that the traces do not show.
 
     Args:
         traces: traces of real ranks on Gloo.

@@ -66,13 +66,13 @@ class ProgramStep:
         needs: the steps of the same rank that must be done before it; earlier steps, if the program
             comes from a trace.
         peer: the other side of a message, or the root of a collective, or -1 for none.
-        group: its group, or None for the world.
+        group: the operation's group, or None for the world.
         size_bytes: the size of the data; for a collective, the S of
             ``ringsim.traces.collectives``.
         op: torch's name of the operation; empty for work.
         label: for work, the name of the innermost span around it, which also gives stage and
             microbatch.
-        thread: the thread that does it.
+        thread: the thread that performs the step.
     """
 
     kind: str
@@ -299,7 +299,7 @@ def replay(programs: list[list[ProgramStep]], link: Link) -> Trace:
 class _Node:
     """The state of a step.
 
-    Its missing needs, the time from which it can begin, its start and its end.
+    It holds the missing needs, the earliest possible start, the actual start, and the end.
     """
 
     rank: int

@@ -325,7 +325,7 @@ def _spread_costs(found: Costs, stages: int, apart: float = 0.0) -> Costs:
 def _spread(times: Any, stages: int, apart: float) -> tuple[float, ...]:
     """Derives the times of many stages from the times of a few.
 
-    0 stays, for kinds that the schedule does not have.
+    A cost of 0 remains for kinds that the schedule does not contain.
     """
     if not any(times):
         return (0.0,) * stages
@@ -337,7 +337,7 @@ def _spread(times: Any, stages: int, apart: float) -> tuple[float, ...]:
 def _find_time_between(trace: Trace) -> float:
     """Returns the median unblocked time between two computations on a rank, in seconds.
 
-    It consists of posting and the program itself.
+    This time consists of posting and of the program itself.
     """
     found: list[Ints] = []
     for step in range(count_steps(trace.events)):

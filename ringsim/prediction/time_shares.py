@@ -38,7 +38,7 @@ _FIRST_USE, _POSTING, _WAITING, _TRANSFER, _COMPUTING, _PROGRAM = range(len(PART
 class Parts:
     """The table of ``Comparison.parts``.
 
-    Columns of one length, with a row for each step, operation and part, summed over all ranks.
+    Columns of equal length, with a row for each step, operation and part, summed over all ranks.
 
     Attributes:
         step: the index of the step.

@@ -136,10 +136,10 @@ def find_num_chunks(name: str, num_chunks: int | None = None) -> int:
         num_chunks: the number that the user chose, or None for none.
 
     Returns:
-        The number; the user's, if the schedule allows any number.
+        The number of stages per rank, which is the user's if the schedule allows any number.
 
     Raises:
-        ScheduleError: no schedule has that name, or the schedule has another number of chunks.
+        ScheduleError: no schedule has that name, or the schedule has a different number of chunks.
 
     Example:
         >>> find_num_chunks("1f1b"), find_num_chunks("zb_v"), find_num_chunks("looped_bfs", 3)

@@ -74,7 +74,7 @@ class Step:
 
     Raises:
         ArgumentError: a count is less than 1.
-        ScheduleError: no schedule has that name, or it has another number of chunks.
+        ScheduleError: no schedule has that name, or it has a different number of chunks.
 
     Example:
         >>> Step("zb_v", 4, 8).num_stages
@@ -117,7 +117,7 @@ def makespan(step: Step, costs: Costs = _UNIT, semantics: Semantics = "buffered"
 
     Raises:
         ScheduleError: no formula is known for this step with these costs.
-        ArgumentError: unknown semantics.
+        ArgumentError: the semantics is unknown.
 
     Example:
         >>> [
@@ -146,7 +146,7 @@ def idle(step: Step, costs: Costs = _UNIT) -> Time:
         costs: the costs of the actions, the same for all stages.
 
     Returns:
-        The time, which is the same for all ranks, because all compute equally long.
+        The time, which is the same for all ranks, because all ranks compute for the same time.
 
     Raises:
         ScheduleError: no formula is known for this step with these costs.
@@ -267,11 +267,11 @@ def dualpipe_v_overlapped_idle(num_ranks: int, pair: Time, backward: Time, weigh
         num_ranks: the number of ranks.
         pair: the time of a forward and a backward together; their messages leave when both are
             done.
-        backward: the time of a whole backward of one stage.
-        weight: the time of its second half; forward and first half must take as long.
+        backward: the time of one stage's whole backward.
+        weight: the time of the backward's second half; forward and first half must take as long.
 
     Returns:
-        The idle time of the worst rank.
+        The worst rank's idle time.
 
     Example:
         >>> dualpipe_v_overlapped_idle(4, pair=3, backward=2, weight=1)

@@ -160,7 +160,7 @@ class Run:
     def cycle(self) -> tuple[Blocked, ...]:
         """The ranks in a cycle, each of which waits for the next.
 
-        Empty if all wait, directly or indirectly, for a rank that has ended.
+        The cycle is empty if all ranks wait, directly or indirectly, for a rank that has ended.
         """
         waiting = {blocked.rank: blocked for blocked in self.blocked}
         for first in waiting:
@@ -184,7 +184,7 @@ def run_programs(
 
     Args:
         programs: for each rank, its operations.
-        latency: the time that a message travels, in the unit of the computations.
+        latency: a message's travel time, in the unit of the computations.
         semantics: ``rendezvous``: a message starts to travel when both sides are posted, and the
             send ends with it (Gloo, at every size); ``buffered``: it travels as soon as it is sent,
             and the send is done immediately (MPI, for small messages).
@@ -255,7 +255,7 @@ class _Runner:
     def _done_at(self, place: _Place) -> Time | None:
         """Returns the time at which a post is done.
 
-        None if that depends on the other side, and the other side is not posted yet.
+        Returns None if the time depends on the other side, which is not posted yet.
         """
         posted = self.times[place[0]][place[1]][0]
         if self.semantics == "buffered" and isinstance(self.programs[place[0]][place[1]], Send):
@@ -336,7 +336,7 @@ class TimedMessage(NamedTuple):
     """A message from one rank to another.
 
     Attributes:
-        send: the action that sends it.
+        send: the action that sends the message.
         source: the rank that sends.
         rank: the rank that receives.
         posted: the time at which the send was posted.
@@ -389,7 +389,7 @@ class Evaluation:
     def span_idle(self) -> tuple[Time, ...]:
         """The bubble of each rank by span.
 
-        This is the time that it is idle between the start of its first and the end of its last
+        This is the time for which it is idle between the start of its first and the end of its last
         action. The papers on zero bubbles count this way, because consecutive steps fill the idle
         time at both ends.
         """

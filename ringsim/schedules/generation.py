@@ -293,7 +293,7 @@ def steady_use(num_stages: int, num_inner_iterations: int, async_comm: bool = Fa
 def can_finish(num_stages: int, num_inner_iterations: int, async_comm: bool = False) -> bool:
     """Returns whether the ring finishes if more than one token is generated.
 
-    With a single token, it finishes with any settings.
+    With a single token, a ring finishes with any settings.
 
     Args:
         num_stages: N, at least 1.

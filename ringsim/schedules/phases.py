@@ -154,7 +154,7 @@ def one_f_one_b(num_ranks: int, num_microbatches: int) -> Schedule:
 def zb_h1(num_ranks: int, num_microbatches: int) -> Schedule:
     """Returns ZB-H1: the order of 1F1B with the backward split.
 
-    It has a smaller bubble, and every rank needs the memory of 1F1B's first rank.
+    ZB-H1 has a smaller bubble, but every rank needs as much memory as 1F1B's first rank.
 
     Args:
         num_ranks: the number of ranks, each with one stage.
@@ -184,7 +184,7 @@ def zb_h1(num_ranks: int, num_microbatches: int) -> Schedule:
 def zb_h2(num_ranks: int, num_microbatches: int) -> Schedule:
     """Returns ZB-H2: no gap between a rank's first and last action.
 
-    It needs about twice the memory of 1F1B.
+    ZB-H2 needs about twice as much memory as 1F1B.
 
     Args:
         num_ranks: the number of ranks, each with one stage.
@@ -307,7 +307,7 @@ def looped_bfs(num_ranks: int, num_microbatches: int, num_chunks: int = 2) -> Sc
 def zb_v(num_ranks: int, num_microbatches: int) -> Schedule:
     """Returns ZB-V: no gap between a rank's first and last action.
 
-    This holds if F, I and W take the same time. It needs the memory of 1F1B.
+    This holds if F, I and W take the same time. ZB-V needs as much memory as 1F1B.
 
     Args:
         num_ranks: the number of ranks, each with two stages.

@@ -303,12 +303,12 @@ class PhasedRows(Sequence[tuple["Action", ...]]):
 class Schedule:
     """The actions of each rank of a pipeline, in order.
 
-    Any lists make a ``Schedule``; ``validate`` checks whether they can work.
+    You can make a ``Schedule`` from any lists; ``validate`` checks whether they can work.
 
     Attributes:
         name: a name, for example ``1f1b``.
         num_microbatches: the number of microbatches in a step.
-        stage_ranks: for each stage, the rank that has it.
+        stage_ranks: for each stage, the rank that holds the stage.
         actions: for each rank, its actions in order.
 
     Example:
@@ -415,7 +415,7 @@ def from_text(text: str, *, name: str = "own") -> Schedule:
         The schedule. Use ``validate`` to check whether it can work.
 
     Raises:
-        ScheduleError: a line or an action is invalid, or a stage is on two ranks or missing; the
+        ScheduleError: a line or an action is invalid, or a stage is missing or on two ranks; the
             message gives the row and the column.
 
     Example:
@@ -469,7 +469,7 @@ def from_csv(text: str, *, name: str = "own") -> Schedule:
         The schedule. Use ``validate`` to check whether it can work.
 
     Raises:
-        ScheduleError: a cell is not an action, or a stage is on two ranks or missing; the message
+        ScheduleError: a cell is not an action, or a stage is missing or on two ranks; the message
             gives the row and the column.
 
     Example:
