@@ -1,6 +1,6 @@
 """The exceptions that ringsim raises.
 
-The tree::
+The exception tree::
 
     Exception
      +-- RingError                 something about ranks, rings or traces went wrong

@@ -472,7 +472,7 @@ def _stuck(trace: Trace, diagnosis: Diagnosis) -> Wrong:
 def _unended(world_size: int, effort: _Effort) -> Wrong:
     """Returns the verdict for a run that was stopped, with the limit that it reached.
 
-    Only an answer that computes forever is certainly wrong.
+    Of the stopped answers, only one that computes forever is certainly wrong.
     """
     computed = effort.cpu_s > CPU_S
     if computed:

@@ -389,7 +389,7 @@ def _idle_links(topology: Network, num_ranks: int) -> dict[tuple[int, int], Link
 def _read_edge(table: TomlTable, num_ranks: int) -> tuple[int, int]:
     """Reads a link's two ranks.
 
-    Neighbouring stages are on neighbouring ranks, so messages take no other links.
+    Neighbouring stages are on neighbouring ranks, so messages use no other links.
     """
     src, dst = (table.read(key, at_least(0)) for key in ("from", "to"))
     if (

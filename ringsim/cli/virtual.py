@@ -172,7 +172,7 @@ def _describe_topology(topology: Network) -> str:
 def _report(described: Description, step: ScheduleRun, ran: Trace | None) -> str:
     """Returns a few lines on the step, which compare it with a closed form.
 
-    If ranks ran the step, it is next to its time with unshared links and no jitter instead.
+    If ranks ran the step, it is compared with its time with unshared links and no jitter instead.
     """
     more, rows = "", {"step": _say(step.makespan)}
     if ran is None:
@@ -224,7 +224,7 @@ def _describe_path(step: ScheduleRun) -> dict[str, str]:
 def _formula(described: Description, step: ScheduleRun) -> str:
     """Returns this step's time according to its closed form.
 
-    If there is none, returns the time of the step with instant messages.
+    If there is no closed form, returns the time of the step with instant messages.
     """
     if step.closed_form is not None:
         return _say(step.closed_form)
@@ -256,7 +256,7 @@ def _formula(described: Description, step: ScheduleRun) -> str:
 def _live(described: Description) -> str:
     """Returns the number of activations that are live at the same time.
 
-    For a named schedule it comes from a formula, for others from counting.
+    For a named schedule, the number comes from a formula; for other schedules, from counting.
     """
     shape = described.schedule
     try:

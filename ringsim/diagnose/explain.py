@@ -315,7 +315,7 @@ def _gathered(findings: Sequence[Finding]) -> list[Finding]:
 def _find_leavers(snapshot: Snapshot) -> list[Finding]:
     """Finds ranks that exited in the middle of their worker.
 
-    This ended the run, although no rank waited for them.
+    Their exit ended the run, although no rank waited for them.
     """
     return [
         Finding(

@@ -444,7 +444,7 @@ class Activity:
     def _blocked_until(self, rank: int) -> tuple[Ints, Ints]:
         """Returns ascending times, and the rank's blocked time until each of these times.
 
-        Overlaps count once.
+        Overlapping times count once.
         """
         if rank not in self._ends:
             events = self._events

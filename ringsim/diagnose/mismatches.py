@@ -486,7 +486,7 @@ def _list_notices(events: Events) -> Iterator[tuple[int, tuple[str, str]]]:
 def _refused_before(events: Events, mark: int) -> int | None:
     """Returns the operation of a notice.
 
-    It is the latest operation of the rank, if it was refused on the line of the mark.
+    It is the rank's latest operation, if that operation was refused on the mark's line.
     """
     before = np.flatnonzero(
         (events.rank[:mark] == events.rank[mark]) & (events.kind[:mark] <= COLLECTIVE)
@@ -569,7 +569,7 @@ def find_leaks(trace: Trace) -> tuple[Finding, ...]:
 def find_missing(events: Events) -> tuple[Finding, ...]:
     """Finds collectives of a finished run that some members never entered.
 
-    No rank is blocked in them.
+    No rank is blocked in these operations.
 
     Example:
         >>> from ringsim.traces.events import Group, Tables, make_events

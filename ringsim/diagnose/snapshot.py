@@ -126,7 +126,7 @@ class RankSnapshot:
         state: one of ``STATES``. "blocked": all its threads wait, in its ``awaited`` operations or
             for each other. "exited": its worker has returned, or its process exited with code 0.
             "failed": it raised. "killed": its process died. In all other states, it can continue.
-        posted: the operations that are not done.
+        posted: the operations that are posted but not done.
         end: further facts about the rank's end, or about its activity.
         refused: its latest messages that raised instead of being posted, each with the ``index``
             that it would have had.

@@ -272,7 +272,7 @@ def _collective_finding(
 ) -> Finding:
     """Returns the finding of a cycle through a collective.
 
-    Its members call different collectives, or one of them waits elsewhere.
+    The members call different collectives, or one of them waits elsewhere.
     """
     wrong = _mismatched_call(link)
     if wrong is not None:
@@ -743,7 +743,7 @@ def _peer_hint(snapshot: Snapshot, link: Hindrance, *, awaited: bool) -> str:
 def _has_both_tags(snapshot: Snapshot, mine: Operation, theirs: Operation) -> bool:
     """Returns whether a side has also posted the other tag.
 
-    In that case, the order is wrong rather than the tag.
+    In that case, the order rather than the tag is wrong.
     """
     return any(
         one.operation.kind == side.kind

@@ -53,7 +53,7 @@ class Store:
     Args:
         store: a torch store, or an object with its ``set``, ``get``, ``check`` and ``delete_key``.
         run_id: the name of the block; values sealed by another block are refused.
-        waiting: the number of ranks on all hosts that may wait for a key at the same time.
+        waiting: the number of ranks, over all hosts, that may wait for a key at the same time.
 
     Attributes:
         store: the store.

@@ -29,7 +29,7 @@ class Progress:
     def update(self, done: int, doing: Callable[[], str]) -> None:
         """Shows the number of ``done`` ranks, and briefly what the ranks are ``doing``.
 
-        The line changes only if an update is due.
+        The line changes only when an update is due.
         """
         now = time.monotonic()
         if now < self._next_s:

@@ -100,12 +100,12 @@ class Followed:
         rank: the rank's number.
         channel: the channel to the rank; a closed channel means that the rank has ended.
         output: the rank's output.
-        pid: its process, after it has joined the others.
-        num_threads: the number of torch's threads, after it has loaded the job.
-        result: the location of its result in its file, after it has returned.
+        pid: the rank's process, after the rank has joined the others.
+        num_threads: the number of torch's threads, after the rank has loaded the job.
+        result: the location of the rank's result in its file, after the rank has returned.
         report: the rank's failure, if it failed.
-        woken: whether the verdict's error was raised in it, and has not ended a thread.
-        stuck_in: the slots of the operations that it waited for at the verdict.
+        woken: whether the verdict's error was raised in the rank, and has not ended a thread.
+        stuck_in: the slots of the operations that the rank waited for at the verdict.
         seems_dead: whether the rank was dead at the last check, although its channel is open.
     """
 
@@ -136,7 +136,7 @@ class Supervisor:
 
     Attributes:
         rank_set: the processes.
-        job: the job that they run.
+        job: the job that the processes run.
         options: the options of the run.
         size: the number of ranks.
         ranks: the view of each rank, by number.
@@ -435,7 +435,7 @@ class Supervisor:
     def _report_lost_ranks(self) -> None:
         """Reports ranks that were already dead at the last check.
 
-        Their fork server is stopped or stuck, and cannot report it.
+        The ranks' fork server is stopped or stuck, and cannot report their deaths.
         """
         for rank, pid in self.running.items() if has_proc() else ():
             followed, is_dead = self.ranks[rank], look_at_living(pid) is None

@@ -134,7 +134,7 @@ def _is_quiet(of_python: Collection[int | None]) -> bool:
 def waits_without_end(thread: int | None) -> bool | None:
     """Returns whether only a different thread of this process can end a thread's wait.
 
-    This requires a wait without a limit. None if unknown.
+    This requires a wait without a limit. Returns None if unknown.
     """
     try:
         number, *arguments = Path(f"/proc/self/task/{thread}/syscall").read_text().split()

@@ -474,7 +474,7 @@ def _idle_cpu_s(pid: int) -> float:
 def _hangs_on_collective(snapshot: Snapshot, stuck: Stuck) -> bool:
     """Returns whether a verdict depends on a collective that may return early.
 
-    In such a collective, no missing member is gone.
+    No missing member of such a collective is gone.
     """
     return any(
         one.posted.operation.kind == COLLECTIVE

@@ -1,6 +1,6 @@
 """Handles programs that create their own world.
 
-They call ``init_process_group``, or start processes that do::
+These programs call ``init_process_group``, or start processes that do::
 
     a rank with a world from ringsim calls it   it joins that world
     a process started by a rank calls it        the run ends, because there are two launchers
@@ -182,7 +182,7 @@ def record_program(
 ) -> Path | None:
     """Runs a script in this process, and records the world that it creates or joins.
 
-    A process that it starts may also do so.
+    A process that the script starts may also do so.
 
     Args:
         script: the path of a Python file.

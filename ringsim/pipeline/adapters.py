@@ -215,7 +215,7 @@ class Adapter(ABC):
 class SequentialAdapter(Adapter):
     """An ``nn.Sequential``.
 
-    The first child takes the input, token ids or another tensor; the last child makes the output.
+    The first child gets the input, token ids or another tensor; the last child returns the output.
 
     Example:
         >>> SequentialAdapter().layers(nn.Sequential(nn.Linear(2, 3), nn.ReLU()))[1]

@@ -6,7 +6,7 @@ The actions of stage s and microbatch i on one rank::
     F       x -> stage -> y; keep (x, y)  B       (x, y), gradient of y -> gradients; forget (x, y)
     SEND_F  begin to send y               SEND_B  begin to send the gradient of x
 
-Neither sends nor receives block: a computation waits for its receive, and the end of the step waits
+Sends and receives do not block: a computation waits for its receive, and the end of the step waits
 for the sends. So messages travel while the ranks compute. Two stages on one rank pass tensors
 directly.
 

@@ -309,12 +309,12 @@ def generate(
             round.
         temperature: 0 for the likeliest tokens; otherwise tokens are drawn, with the logits divided
             by the temperature.
-        seed: the seed of drawn tokens. Each prompt has its own random numbers, so batches and
+        seed: the seed for drawn tokens. Each prompt has its own random numbers, so batches and
             stages do not matter.
         stop_tokens: the tokens that end a prompt.
         partition: "count", "parameters", the number of layers of each stage, or ranges from
             ``partition_model``.
-        adapter: the adapter of a model that ringsim does not know.
+        adapter: the adapter for a model that ringsim does not know.
 
     Returns:
         The new tokens of each prompt, on every rank: ``max_new_tokens`` of them, or those up to and

@@ -77,7 +77,7 @@ class Mailbox:
         This method does not block.
 
         Raises:
-            MessageMismatch: a neighbour runs another step, or the tensor differs from its header.
+            MessageMismatch: a neighbour's step differs, or the tensor differs from its header.
         """
         self._greet()
         route = self._routes[find_boundary(action)]

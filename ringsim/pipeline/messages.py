@@ -144,7 +144,7 @@ class Header(NamedTuple):
         """Returns the header as a tensor, shape (16,), int64.
 
         Raises:
-            ArgumentError: the payload has too many dimensions, or a dtype without a code.
+            ArgumentError: the payload has too many dimensions, or its dtype has no code.
         """
         shape, dtype, has_data = self.payload
         if len(shape) > MAX_DIMS or dtype not in _DTYPES:

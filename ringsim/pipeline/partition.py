@@ -90,7 +90,7 @@ def partition_model(
         by: "count", "parameters", "time", the number of layers of each stage, or the ranges.
         sample: the input of a microbatch, for "time": token ids of shape (batch, tokens), or
             another input of the model.
-        adapter: the adapter of a model that ringsim does not know.
+        adapter: the adapter for a model that ringsim does not know.
 
     Returns:
         A range of layer numbers for each stage, in order; together they hold every layer once.
@@ -154,7 +154,7 @@ def get_stage_layers(
     Args:
         model: the whole model.
         layers: the layers, one of the ranges from `partition_model`.
-        adapter: the adapter of a model that ringsim does not know.
+        adapter: the adapter for a model that ringsim does not know.
 
     Returns:
         The modules, in order.

@@ -463,7 +463,7 @@ def boundary_shapes(
         sample: the input of one microbatch: token ids, shape (batch, tokens), or another input of
             the model.
         attention_mask: 1 for a token, 0 for padding, shape (batch, tokens); None means no padding.
-        adapter: the adapter of a model that ringsim does not know.
+        adapter: the adapter for a model that ringsim does not know.
 
     Returns:
         One boundary per stage except the last.
@@ -505,7 +505,7 @@ def check_single_rank(
         targets: one tensor per microbatch, already aligned.
         loss_fn: the loss of a microbatch, from logits and targets.
         attention_masks: one tensor per microbatch; None means no padding.
-        adapter: the adapter of a model that ringsim does not know.
+        adapter: the adapter for a model that ringsim does not know.
 
     Returns:
         The report, with one row per parameter.

@@ -72,7 +72,7 @@ class Stage(nn.Module):
         layers: the stage's layers; an empty range is allowed.
         is_first: whether this stage runs the embedding.
         is_last: whether this stage runs the head.
-        adapter: the adapter of a model that ringsim does not know.
+        adapter: the adapter for a model that ringsim does not know.
 
     Example:
         >>> import torch
@@ -187,7 +187,7 @@ def build_stages(
     Args:
         model: the whole model.
         partition: the layers of each stage, from `partition_model`.
-        adapter: the adapter of a model that ringsim does not know.
+        adapter: the adapter for a model that ringsim does not know.
 
     Returns:
         The stages. Calling the stages one after another gives the model's output.
@@ -238,7 +238,7 @@ def tied_parameters(
     Args:
         model: the whole model.
         partition: the layers of each stage, from `partition_model`.
-        adapter: the adapter of a model that ringsim does not know.
+        adapter: the adapter for a model that ringsim does not know.
 
     Returns:
         Parameter name (as in ``model.named_parameters()``) -> the stages that use the parameter.

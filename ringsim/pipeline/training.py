@@ -197,7 +197,7 @@ def train_step_pipeline(
             backward pass.
         dropout_seed: a seed that makes dropout the same for any schedule and number of ranks. Use a
             different seed for each step. With None, dropout is not repeatable.
-        adapter: the adapter of a model that ringsim does not know.
+        adapter: the adapter for a model that ringsim does not know.
 
     Returns:
         The mean of the microbatches' losses, the same number on every rank, or NaN for a model on
@@ -254,7 +254,7 @@ def eval_step_pipeline(
         partition: the layers of each stage.
         attention_masks: one tensor per microbatch.
         loss_fn: the loss of a microbatch.
-        adapter: the adapter of a model that ringsim does not know.
+        adapter: the adapter for a model that ringsim does not know.
 
     Returns:
         The mean of the microbatches' losses, the same number on every rank.
@@ -365,7 +365,7 @@ class _Microbatches:
     def run_of(self, stage: Stage) -> StageRun:
         """Returns the functions that run a stage on a microbatch.
 
-        They compute its output, or on the last stage the microbatch's share of the loss.
+        They compute the output or, on the last stage, the microbatch's share of the loss.
         """
 
         def compute(x: Tensor, microbatch: int) -> Tensor:

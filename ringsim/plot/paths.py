@@ -59,7 +59,7 @@ def chord(start: Points, end: Points, *, pull: float, gap: float) -> Points:
 def arrow(path: Points, width: float, *, head: float) -> Points:
     """Returns the outline of an arrow along a path.
 
-    It is a closed polygon. Its point ``len // 2`` is the tip, the last point of the path. The head
+    It is a closed polygon whose point ``len // 2`` is the tip, the path's last point. The head
     is ``head`` long and about as wide, but at most half of the path.
     """
     along = np.concatenate([[0.0], np.cumsum(np.hypot(*np.diff(path, axis=0).T))])

@@ -289,7 +289,7 @@ def compare(real: Trace, virtual: Trace) -> Comparison:
     Compare runs before and after a change, two schedules, two machines, or a run on real ranks with
     the same run on a virtual clock. Only operations that both runs have are compared: they are in
     the same step of the same rank, have the same name, and have the same peer, or the same stage
-    and microbatch. Extra steps of one run are left out.
+    and microbatch. Extra steps in one run are left out.
 
     Args:
         real: the first run.
@@ -416,7 +416,7 @@ def _find_extents(trace: Trace, index: Ints, num_steps: int) -> tuple[Ints, Ints
 def _find_baselines(trace: Trace, num_steps: int) -> tuple[float | None, float | None]:
     """Returns the last step's makespan without communication.
 
-    Once with the times requested from ``ringsim.compute``, once with the times of the computations.
+    One uses the times requested from ``ringsim.compute``, the other the computations' times.
     """
     if num_steps == 0:
         return None, None

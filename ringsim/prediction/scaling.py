@@ -305,7 +305,7 @@ def _time_step(trace: Trace, schedule: Schedule | str, stages: int, **counts: An
 def _factors(calibration: Calibration) -> tuple[float, float, float]:
     """Returns the factors by which the constants may be off.
 
-    1, and the factors that shorten and lengthen them by the spread of the calibration.
+    They are 1, and the factors that shorten and lengthen by the calibration's spread.
     """
     return 1.0, 1.0 - min(calibration.spread, 1.0), 1.0 + calibration.spread
 

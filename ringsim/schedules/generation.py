@@ -255,7 +255,7 @@ _FULLER: Final = (
 def steady_use(num_stages: int, num_inner_iterations: int, async_comm: bool = False) -> Fraction:
     """Returns the share of time in which a stage computes while decoding, once the ring is full.
 
-    It holds if all stages are equally fast and messages take no time. A measured share is lower.
+    This holds if all stages are equally fast and messages take no time. Measured shares are lower.
 
     Args:
         num_stages: N, at least 1.
