@@ -281,9 +281,10 @@ class FlopCosts:
 def charge(kind: str, stage: int, microbatch: int, count: Callable[[], Flops]) -> None:
     """Charges the calling rank for work that it has just performed.
 
-    Code that computes a stage calls it. The clock of a simulated rank advances by the time of the
-    work, and other ranks may run meanwhile. On a real rank, or without a cost table, nothing
-    happens. ``count`` counts the operations of the stage; it is called only if the rank is charged.
+    The code that computes a stage calls this function. The clock of a simulated rank advances by
+    the time of the work, and other ranks may run meanwhile. On a real rank, or without a cost
+    table, nothing happens. ``count`` counts the operations of the stage; it is called only if the
+    rank is charged.
 
     Example:
         >>> charge("F", 0, 0, count=lambda: Flops(1, 1, 1))  # a real rank

@@ -68,8 +68,9 @@ _SHOWN: Final = 80  # the most characters of a value in a message
 def expand_node_list(text: str) -> list[str]:
     """Expands Slurm's short form of a list of machines.
 
-    The order is that in which Slurm numbers the nodes of a step. A bracket has numbers and ranges.
-    Numbers keep their leading zeros. If a name has several brackets, the last varies fastest.
+    The order is that in which Slurm numbers the nodes of a step. A bracket contains numbers and
+    ranges. Numbers keep their leading zeros. If a name contains several brackets, the last one
+    varies fastest.
 
     Raises:
         RingError: the text is not a list in this form.
@@ -190,7 +191,8 @@ def _read_torchrun(environ: Mapping[str, str]) -> Facts:
 def _read_openmpi(environ: Mapping[str, str]) -> Facts | None:
     """Reads the variables of Open MPI, and of Azure ML and SageMaker, which use Open MPI.
 
-    Open MPI itself does not set the address of rank 0; its addresses are those of ``mpirun``.
+    Open MPI itself does not set the address of rank 0; the addresses that it sets belong to
+    ``mpirun``.
     """
     read = _Reader(environ)
     if "OMPI_COMM_WORLD_RANK" not in environ and "OMPI_COMM_WORLD_SIZE" not in environ:
@@ -418,15 +420,15 @@ def discover(
 ) -> Discovery:
     """Finds the rank of this process among the processes that were started together.
 
-    Each process calls it separately. It does not block, with one exception: if the variables of an
-    MPI launcher are incomplete (several machines and no MASTER_ADDR, or no local rank) and mpi4py
-    is installed, all ranks ask MPI together.
+    Each process calls this function separately. It does not block, with one exception: if the
+    variables of an MPI launcher are incomplete (several machines and no MASTER_ADDR, or no local
+    rank) and mpi4py is installed, all ranks ask MPI together.
 
     Args:
         head_ip: the address or name of rank 0's machine; None to find it, as for the other
             arguments.
         port: a free port on that machine.
-        world_size: the number of processes. 1 needs no other values: a world of one, on loopback.
+        world_size: the number of processes. A world of 1 needs no other values, and uses loopback.
         rank: the number of this process.
         local_rank: the number of this process on its machine.
         environ: the variables to read, or None for this process's environment.

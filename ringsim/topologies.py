@@ -164,8 +164,8 @@ class Hosts(_Roomy):
 class GlooCosts:
     """The core time of Gloo's messages and collectives, in addition to the link's cost.
 
-    ``ringsim.calibrate`` measures it. All values except the stalls are core time, which dominates
-    on a machine with fewer cores than ranks.
+    ``ringsim.calibrate`` measures these costs. All values except the stalls are core time, which
+    dominates on a machine with fewer cores than ranks.
 
     Args:
         carrying: the core time of a message without its posting, half of it on each side.

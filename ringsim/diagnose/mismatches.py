@@ -70,8 +70,8 @@ _EFFECTS: Final = {
 def disagreement(mine: Payload, theirs: Payload) -> str:
     """Returns the property in which the two sides of an operation disagree.
 
-    It is "size", "dtype", "reduction" or "shape"; empty if the sides agree. A flat shape agrees
-    with any other one, and dimensions of 1 do not count: both are common and harmless.
+    The property is "size", "dtype", "reduction" or "shape", or empty if the sides agree. A flat
+    shape agrees with any other one, and dimensions of 1 do not count: both are common and harmless.
 
     Example:
         >>> disagreement(Payload("float32", (2, 3), 24), Payload("float32", (3, 2), 24))
@@ -266,8 +266,8 @@ def _times_text(times: int) -> str:
 def find_collective_mismatches(events: Events) -> tuple[Finding, ...]:
     """Finds collectives that ranks call differently.
 
-    They may differ in kind, root, size, dtype, reduction, shape or order in memory. Only the first
-    such call of each group is reported, because later ones may be consequences.
+    The calls may differ in kind, root, size, dtype, reduction, shape or order in memory. Only the
+    first such call of each group is reported, because later ones may be consequences.
 
     Example:
         >>> from ringsim.traces.events import Group, Tables, make_events

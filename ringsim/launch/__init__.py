@@ -2,8 +2,8 @@
 
 ``api`` is ``ringsim.trace``. ``job`` packs the function, ``ranks`` provides processes (from a
 ``forkserver`` on Linux), and ``rank`` runs in each of them. ``supervisor`` follows a run, and
-``run`` returns its trace or raises its error. ``watcher`` finds stuck ranks, also from the activity
-of their ``threads``; ``protocol`` defines the messages that it exchanges with them.
+``run`` returns its trace or raises its error. ``watcher`` finds stuck ranks, partly from the
+activity of their ``threads``; ``protocol`` defines the messages that it exchanges with them.
 
 ``recording`` is for ranks started by another launcher. ``joined`` watches them, and ``hosts`` those
 on several hosts. ``block`` defines the keys that the ranks of a block share over the store:

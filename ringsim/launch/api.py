@@ -64,14 +64,15 @@ def trace(
 
     With a path instead of a function, it records ranks that already run.
 
-    With a function, it starts ``world_size`` processes, joins them in a process group and a ring,
-    calls ``worker(*args, **kwargs)`` in each, and returns when all have finished. You can define
-    the function in a notebook cell, and need no ``if __name__`` guard. ``ringsim.current_ring()``
-    returns its place in the ring. On Linux, processes started by the worker are ended when their
-    rank ends, unless they lead their own session.
+    With a function, ``trace`` starts ``world_size`` processes, joins them in a process group and a
+    ring, calls ``worker(*args, **kwargs)`` in each, and returns when all have finished. You can
+    define the function in a notebook cell, and need no ``if __name__`` guard. In the function,
+    ``ringsim.current_ring()`` returns the rank's place in the ring. On Linux, processes started by
+    the worker are ended when their rank ends, unless they lead their own session.
 
-    With a path, it returns a context manager for scripts whose ranks another launcher started, such
-    as torchrun. Every rank enters it, and rank 0 writes one file at the end of the block.
+    With a path, ``trace`` returns a context manager for scripts whose ranks were started by another
+    launcher, such as torchrun. Every rank enters it, and rank 0 writes one file at the end of the
+    block.
 
     Args:
         worker_or_path: the function, or the path of the trace file to write.
@@ -106,8 +107,8 @@ def trace(
         ArgumentError: an argument breaks its rule, or the worker uses an object that cannot be
             sent to the ranks.
         RingError: ``mpirun`` or mpi4py is missing.
-        RankFailed: a rank raised or died. The message shows the first failure; ``error.trace`` has
-            the events recorded up to then.
+        RankFailed: a rank raised an error or died. The message shows the first failure;
+            ``error.trace`` has the events recorded up to then.
         Deadlock, PeerExited, MessageMismatch: ranks could never have continued. They raise the
             error where they wait; ``error.diagnosis`` explains it.
         RunTimeout, Interrupted: the run took longer than ``limit_s``, or was stopped by Ctrl-C;

@@ -10,10 +10,10 @@ One rank per clock asks, and rank 0 answers.
     reads its clock; asked <- its number   ------->  reads its clock
     reads its clock                        <-------  told/number <- its time
 
-This happens 32 times at the start of the block, at its end, and every minute. If there are very
-many clocks, the askers also answer others. No message of the program is needed, no rank waits for
-rank 0 at the start, and no new port is opened: both sides use queues of torch's store, each on its
-own connection, because a wait on a connection blocks all other calls on it.
+The clocks are read 32 times at the start of the block, at its end, and every minute. If there are
+very many clocks, the askers also answer others. No message of the program is needed, no rank waits
+for rank 0 at the start, and no new port is opened: both sides use queues of torch's store, each on
+its own connection, because a wait on a connection blocks all other calls on it.
 
 Only one rank asks at a time. If a request waited behind others, its way there would be longer than
 its way back, and the estimated offset would be wrong.

@@ -16,8 +16,8 @@ _EVERY_S: Final = 0.5  # time between two updates of the progress line
 class Progress:
     """The progress line of a long run.
 
-    In a notebook, it is below the cell; in a terminal, it is the last line. Elsewhere, there is
-    none.
+    In a notebook, the line is below the cell; in a terminal, it is the last line. Elsewhere, no
+    line is shown.
     """
 
     def __init__(self, world_size: int) -> None:

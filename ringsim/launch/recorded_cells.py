@@ -104,8 +104,8 @@ def replay(name: str) -> Trace:
         The trace, with results and output.
 
     Raises:
-        RingError: there is no record; or the run failed, and this is its own error, with the trace
-            and the diagnosis.
+        RingError: no record exists, or the recorded run failed: then this is the run's own error,
+            with the trace and the diagnosis.
     """
     with (
         as_file(files("ringsim") / "lessons" / "data" / "runs.zip") as path,

@@ -51,7 +51,7 @@ def run(job: Job, kind: Kind, options: RunOptions) -> Trace:
     afterwards, except new ones parked for the next call.
 
     Raises:
-        RankFailed: a rank raised or died; other errors of ringsim raised by a rank keep their type.
+        RankFailed: a rank raised an error or died; ringsim errors raised by a rank keep their type.
         Deadlock, PeerExited, MessageMismatch: ranks could never have continued, see
             ``ringsim.launch.watcher``.
         RunTimeout: ``options.limit_s`` has passed.

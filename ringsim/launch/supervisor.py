@@ -326,8 +326,8 @@ class Supervisor:
     def _was_raised(self, verdict: Verdict) -> bool:
         """Returns whether an error was raised that a program could catch.
 
-        Gloo silently completes most mismatched operations, so ranks may have left them before they
-        are woken.
+        Gloo silently completes most mismatched operations, so ranks may have left these operations
+        before they are woken.
         """
         any_woken = any(one.woken for one in self.ranks)
         if any_woken or error_of_kind(verdict.diagnosis.kind) is not MessageMismatch:

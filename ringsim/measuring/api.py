@@ -58,18 +58,18 @@ def bandwidth(
 ) -> Bandwidths:
     """Measures the latency and bandwidth of a ring's links as functions of message size.
 
-    It also fits a line through the times. In a notebook or a script it starts ``world_size`` ranks,
-    as ``ringsim.trace`` does. Ctrl-C then ends the measurement, and the table contains the results
-    so far. In ranks that already run (torchrun, or a worker of ``ringsim.trace``), call it on every
-    rank with the same arguments; it blocks until all ranks have measured, and returns the same
-    table on each of them.
+    It also fits a line through the times. In a notebook or a script, ``bandwidth`` starts
+    ``world_size`` ranks, as ``ringsim.trace`` does. Ctrl-C then ends the measurement, and the table
+    contains the results so far. In ranks that already run (torchrun, or a worker of
+    ``ringsim.trace``), call it on every rank with the same arguments; it blocks until all ranks
+    have measured, and returns the same table on each of them.
 
-    After a warm-up that does not count, each size is repeated until the median is steady: its 95 %
-    interval is within 2.5 % of it on either side, after at least 10 repetitions and 30 ms. A size
-    ends early, after at least 3 repetitions, when its share of ``limit_s`` is used up. If no time
-    is left, larger sizes are skipped, and a note in the table reports it. The edges are measured
-    one after the other, except with "shift" and "all_reduce". The times come from the record, in
-    which each step (for example a round trip) is a span.
+    After a warm-up that does not count, each size is repeated at least 10 times and for 30 ms,
+    until the median is steady: its 95 % interval must be within 2.5 % of the median on either side.
+    A size ends early, after at least 3 repetitions, when its share of ``limit_s`` is used up. If no
+    time is left, larger sizes are skipped, and a note in the table reports it. The edges are
+    measured one after another, except with "shift" and "all_reduce". The times come from the
+    record, in which each step (for example a round trip) is a span.
 
     With ``link`` or ``topology``, and in a worker of ``ringsim.simulate``, simulated ranks run one
     such step per size on a virtual clock; ``ceilings`` and the limits are ignored.

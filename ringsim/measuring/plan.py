@@ -8,8 +8,8 @@ end of its last operation, so that no two clocks are compared::
     src, a span          |--- send --- recv ...............|       of a ping-pong, half of this
     dst                       recv .......... send ---
 
-Meanwhile no rank records the operations themselves, because that would lengthen each message (by a
-tenth at 4 KiB).
+Meanwhile no rank records the operations themselves, because recording would lengthen each message
+(by a tenth at 4 KiB).
 """
 
 from __future__ import annotations

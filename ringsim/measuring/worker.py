@@ -140,8 +140,8 @@ def make_copy(block: Block, source: torch.Tensor, target: torch.Tensor) -> Calla
 class Loopback:
     """A TCP connection over loopback between the two ranks of an edge.
 
-    Both ranks of the edge create it at the same time; the constructor blocks until both have. It
-    raises OSError if they cannot connect, for example on different machines.
+    Both ranks of the edge create the connection at the same time; the constructor blocks until both
+    have. It raises OSError if the ranks cannot connect, for example on different machines.
     """
 
     def __init__(self, block: Block, ring: Ring, timeout_s: float, device: torch.device) -> None:

@@ -237,9 +237,9 @@ def rehearse(
 ) -> None:
     """Runs pipeline steps without a model; ranks sleep instead of computing, and send zeros.
 
-    Every rank of the ring must call it with the same arguments. It blocks until this rank's part is
-    done. The ring must have as many ranks as the schedule. The trace looks like the trace of a
-    training step.
+    Every rank of the ring must call this function with the same arguments. It blocks until this
+    rank's part is done. The ring must have as many ranks as the schedule. The trace looks like the
+    trace of a training step.
 
     Args:
         schedule: the schedule to rehearse; a schedule with sends and receives is used unchanged.

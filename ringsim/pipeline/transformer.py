@@ -79,8 +79,8 @@ class CausalAttention(nn.Module):
 
         Args:
             hidden: the hidden states, shape (batch, tokens, hidden).
-            mask: True if a token may attend to another, shape (batch, 1, tokens, tokens so far);
-                None allows all earlier tokens.
+            mask: True if a token may attend to an earlier token, shape (batch, 1, tokens, tokens so
+                far); None allows all earlier tokens.
             cache: the keys and values from earlier calls, to which the new ones are added.
         """
         # Shape (B, T, 3, H, D).

@@ -44,9 +44,9 @@ def bow(start: Points, end: Points, control: Points, steps: int = STEPS) -> Poin
 def chord(start: Points, end: Points, *, pull: float, gap: float) -> Points:
     """Returns a path between two nodes that bends towards the centre.
 
-    It also bends a little to the left, so that the path back is separate. ``pull`` is the amount of
-    bending: 0 for none, 1 for all the way to the centre. The path stays ``gap`` away from both
-    nodes.
+    The path also bends a little to the left, so that the path back is separate. ``pull`` is the
+    amount of bending: 0 for none, 1 for all the way to the centre. The path stays ``gap`` away from
+    both nodes.
     """
     way = end - start
     path = bow(

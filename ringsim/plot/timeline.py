@@ -70,10 +70,10 @@ def plot_timeline(
 ) -> Axes:
     """Draws the timeline of each rank.
 
-    It shows spans, with sends and recvs below them, and arrows from send to recv. Ranks are rows,
-    with rank 0 on top; time runs to the right, to scale, from the start of the run. The time in
-    which an operation was blocked is split into waiting for a late partner and transfer. Bars
-    shorter than a pixel are merged, and a note reports this.
+    The timeline shows spans, with sends and recvs below them, and arrows from send to recv. Ranks
+    are rows, with rank 0 on top; time runs to the right, to scale, from the start of the run. The
+    time in which an operation was blocked is split into waiting for a late partner and transfer.
+    Bars shorter than a pixel are merged, and a note reports this.
 
     A trace of ``train_step_pipeline`` is drawn as in papers, one step at a time: forwards and
     backwards with the number of their microbatch, the bubbles shaded, and warm-up, steady phase and

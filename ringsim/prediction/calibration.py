@@ -88,7 +88,8 @@ class Calibration:
     Attributes:
         link: the cost of a message, from the post of its second side until the receiver continues.
         sending: the time that a rank spends on posting a send whose receive is already posted: Gloo
-            immediately copies as much as the connection takes. It is already included in ``link``.
+            immediately copies as much as the connection accepts. This time is already included in
+            ``link``.
         sending_early_s: the time that posting a send takes if its receive is not posted: the bytes
             are copied later, without the rank.
         receiving_s: the time that posting a receive takes.

@@ -1,9 +1,9 @@
 """``ringsim.compare``, which compares two runs of a program, or a run and its prediction.
 
 Errors are signed and relative to the first run, ``second / first - 1``: -0.1 means that a
-prediction is 10 % too short. Two baselines help to judge a prediction: *nominal* has only the times
-requested from ``ringsim.compute``, *no communication* has the predicted computations. In both,
-messages take no time.
+prediction is 10 % too short. Two baselines help you judge a prediction: *nominal* uses only the
+times requested from ``ringsim.compute``, and *no communication* uses the predicted computations. In
+both, messages take no time.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """The differences between two runs.
 
-For each operation of each stage, the table shows the time it took itself, and the time it waited
-for other ranks. The time of a step on a rank is shared out: each moment belongs to the innermost
-span or blocked operation at that moment, otherwise to the program. A wait for a late rank is
-counted separately, so that a delay is charged to the rank that caused it, not to the ranks that it
+For each operation of each stage, the table shows the time that the operation itself took, and the
+time that it waited for other ranks. A rank's time in a step is divided up: each moment belongs to
+the innermost span or blocked operation at that moment, otherwise to the program. A wait for a late
+rank is counted separately, so that a delay is charged to the rank that caused it, not to the ranks
+that it
 reached::
 
     rank 0   [forward .......... 2 ms longer ]         itself +2 ms

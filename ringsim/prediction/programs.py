@@ -11,9 +11,9 @@ before it was done; and the steps after a wait need the operation that was waite
         '----> work 1 ------+--> work 2
 
 In a replay, every message leaves when its step begins, and uses the link between its two ranks, one
-message after another. It is done for the sender when its bytes have left, and for the receiver when
-it has arrived. So a send never waits for its recv. Each thread of a rank does its work in order. A
-collective begins when all members have reached it, and takes as long as its rounds
+message after another. For the sender, the message is done when its bytes have left; for the
+receiver, when it has arrived. So a send never waits for its recv. Each thread of a rank does its
+work in order. A collective begins when all members have reached it, and takes as long as its rounds
 (``ringsim.traces.collectives``).
 """
 

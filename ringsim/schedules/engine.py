@@ -15,7 +15,7 @@ The result does not depend on the order in which ranks really run: each rank doe
 so a rank that can continue now can also continue later. It is enough to run each rank until it
 waits for a post that has not been made, and to return to it when the post is made. When no rank can
 run, either all have ended, or the remaining ranks wait forever: each waits for one other rank, and
-following these waits leads into a cycle, or to a rank that has ended.
+a chain of these waits leads to a cycle or to a rank that has ended.
 
 ``evaluate`` runs a schedule this way. 1F1B over two ranks, backward twice as long as forward, ``.``
 for a unit of waiting::
@@ -190,8 +190,8 @@ def run_programs(
             and the send is done immediately (MPI, for small messages).
 
     Returns:
-        The times of all operations, and the ranks that are left waiting. Exact for ints and
-        Fractions.
+        The times of all operations, and the ranks that are left waiting. The times are exact for
+        ints and Fractions.
 
     Example:
         >>> both_send_first = [

@@ -323,7 +323,8 @@ def check_can_finish(
     The arguments are those of `time_generation`.
 
     Raises:
-        ScheduleError: it would never finish; the message gives the reason and settings that work.
+        ScheduleError: the ring would never finish; the message gives the reason and settings that
+            work.
         ArgumentError: a number is less than 1.
 
     Example:

@@ -35,7 +35,7 @@ p + r, 2p + r and so on, its v chunks.
 
 At the start, a rank waits until the stages before its first one have passed a microbatch on. With
 chunks, stages are v times smaller, and so is this bubble. The price is about v times as many
-messages, including those over the wrap-around edge.
+messages, including messages over the wrap-around edge.
 
 Two orders of a rank's forwards (p = 2, v = 2, m = 4; numbers are microbatches)::
 

@@ -28,9 +28,9 @@ each. Rank 0 of 1F1B with 4 ranks and 8 microbatches is ``(3, "F"), (5, "F B"), 
     3 times F       5 times F B                                            3 times B
     0F0 0F1 0F2     0F3 0B0  0F4 0B1  0F5 0B2  0F6 0B3  0F7 0B4            0B5 0B6 0B7
 
-A word does not name its microbatch: it takes the next one, in the rank's order of forwards or of
-backwards. The actions are only created on access, so a schedule of a thousand ranks and thousands
-of microbatches costs nothing to make.
+A word does not name its microbatch: it takes the next microbatch in the rank's order of forwards or
+backwards. Actions are created only on access, so a schedule with a thousand ranks and thousands of
+microbatches costs nothing to make.
 
 A schedule contains only the order. The times follow from the costs: the executor runs a schedule,
 ``evaluate`` and ``simulate_schedule`` time it, ``plot_schedule`` draws it.
