@@ -64,10 +64,10 @@ def bandwidth(
     ``ringsim.trace``), call it on every rank with the same arguments; it blocks until all ranks
     have measured, and returns the same table on each of them.
 
-    After a warm-up that does not count, each size is repeated at least 10 times and for 30 ms,
-    until the median is steady: its 95 % interval must be within 2.5 % of the median on either side.
-    A size ends early, after at least 3 repetitions, when its share of ``limit_s`` is used up. If no
-    time is left, larger sizes are skipped, and a note in the table reports it. The edges are
+    After a warm-up that does not count, each size is repeated at least 10 times and for at least 30
+    ms, until the median is steady: its 95 % interval must be within 2.5 % of the median on either
+    side. A size ends early, after at least 3 repetitions, when its share of ``limit_s`` is used up.
+    If no time is left, larger sizes are skipped, and a note in the table reports it. The edges are
     measured one after another, except with "shift" and "all_reduce". The times come from the
     record, in which each step (for example a round trip) is a span.
 
