@@ -64,7 +64,7 @@ class Clock(Protocol):
 
 
 def compute(seconds: float) -> None:
-    """Takes time, as computing would: a real rank sleeps, a simulated rank advances its clock.
+    """Spends time as computing would: a real rank sleeps, and a simulated rank advances its clock.
 
     Sleeping ranks do not compete for cores, so a few cores are enough for many ranks. ``Slow`` and
     ``Jitter`` in ``inject`` change the time. The trace shows a span such as "compute 0.005 s", with
@@ -99,7 +99,7 @@ def compute(seconds: float) -> None:
 
 @contextmanager
 def stretched() -> Iterator[None]:
-    """Stretches the computing of a real rank inside the block by its injected slowdown.
+    """Stretches a real rank's computing inside the block by the injected slowdown.
 
     The rank sleeps at the end of the block; without injection, it does not sleep. A simulated rank
     is charged for its work instead, see ``ringsim.compute_costs``.
@@ -130,7 +130,7 @@ def stretch(seconds: float) -> float:
 
 
 def read_label(label: str) -> float | None:
-    """Returns the seconds in the name of a ``compute`` span; None for other names.
+    """Returns the seconds in the name of a ``compute`` span, or None for other names.
 
     Example:
         >>> read_label("compute 0.005 s"), read_label("compute"), read_label("forward")
@@ -164,7 +164,7 @@ class Flops(NamedTuple):
     weight_grad: int
 
     def of(self, kind: str) -> int:
-        """Returns the number of operations of an action: "F", "I", "W", or "B" for I and W."""
+        """Returns an action's number of operations; "B" stands for "I" and "W" together."""
         return {
             "F": self.forward,
             "I": self.input_grad,
@@ -173,13 +173,13 @@ class Flops(NamedTuple):
         }[kind]
 
     def plus(self, other: Flops) -> Flops:
-        """Returns the sum of both."""
+        """Returns the sum of both operands."""
         return Flops(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
 
 
 @dataclass(frozen=True)
 class Work:
-    """A piece of work of a pipeline stage.
+    """A piece of a pipeline stage's work.
 
     Attributes:
         kind: "F" (forward, also prefill and decode of a generation), "B" (backward), or its halves
@@ -196,7 +196,7 @@ class Work:
 
 
 class CostTable(Protocol):
-    """The times of pieces of work; any class with this method will do.
+    """The times of pieces of work; any class with this method is accepted.
 
     Its ``repr`` is written into the trace.
     """
@@ -208,14 +208,14 @@ class CostTable(Protocol):
 
 @runtime_checkable
 class PostingCosts(Protocol):
-    """A cost table with the costs of the program around computations, in seconds.
+    """A cost table that includes the program's costs around computations, in seconds.
 
-    ``ringsim.calibrate`` returns one.
+    ``ringsim.calibrate`` returns such a table.
     """
 
     @property
     def sleep_s(self) -> float:
-        """The extra time of ``ringsim.compute``, beyond the seconds passed to it."""
+        """The time that ``ringsim.compute`` takes beyond the seconds passed to it."""
         ...
 
     @property
@@ -279,11 +279,12 @@ class FlopCosts:
 
 
 def charge(kind: str, stage: int, microbatch: int, count: Callable[[], Flops]) -> None:
-    """Charges the calling rank for work that it has just done.
+    """Charges the calling rank for work that it has just performed.
 
-    Code that computes a stage calls it. The clock of a simulated rank advances by the time of the
-    work, and other ranks may run meanwhile. On a real rank, or without a cost table, nothing
-    happens. ``count`` counts the operations of the stage; it is called only if the rank is charged.
+    The code that computes a stage calls this function. The clock of a simulated rank advances by
+    the time of the work, and other ranks may run meanwhile. On a real rank, or without a cost
+    table, nothing happens. ``count`` counts the operations of the stage; it is called only if the
+    rank is charged.
 
     Example:
         >>> charge("F", 0, 0, count=lambda: Flops(1, 1, 1))  # a real rank

@@ -68,11 +68,12 @@ _SHOWN: Final = 80  # the most characters of a value in a message
 def expand_node_list(text: str) -> list[str]:
     """Expands Slurm's short form of a list of machines.
 
-    The order is that in which Slurm numbers the nodes of a step. A bracket has numbers and ranges.
-    Numbers keep their leading zeros. If a name has several brackets, the last varies fastest.
+    The order is that in which Slurm numbers the nodes of a step. A bracket contains numbers and
+    ranges. Numbers keep their leading zeros. If a name contains several brackets, the last one
+    varies fastest.
 
     Raises:
-        RingError: the text is not such a list.
+        RingError: the text is not a list in this form.
 
     Example:
         >>> expand_node_list("node[01-03,07],gpu5")
@@ -127,7 +128,7 @@ def _wrong(text: str, rule: str) -> RingError:
 
 @dataclass(frozen=True)
 class Facts:
-    """The values that a launcher has set; None for missing values.
+    """The values that a launcher has set, with None for missing values.
 
     ``advice`` is the remedy if the address of rank 0 is missing.
     """
@@ -188,9 +189,10 @@ def _read_torchrun(environ: Mapping[str, str]) -> Facts:
 
 
 def _read_openmpi(environ: Mapping[str, str]) -> Facts | None:
-    """Reads the variables of Open MPI, and of Azure ML and SageMaker, which use it.
+    """Reads the variables of Open MPI, and of Azure ML and SageMaker, which use Open MPI.
 
-    Open MPI itself does not set the address of rank 0; its addresses are those of ``mpirun``.
+    Open MPI itself does not set the address of rank 0; the addresses that it sets belong to
+    ``mpirun``.
     """
     read = _Reader(environ)
     if "OMPI_COMM_WORLD_RANK" not in environ and "OMPI_COMM_WORLD_SIZE" not in environ:
@@ -227,7 +229,7 @@ def _read_openmpi(environ: Mapping[str, str]) -> Facts | None:
 
 
 def _sagemaker_head(training: str) -> str | None:
-    """Returns the machine of rank 0 in SageMaker's settings, or the first machine of its list."""
+    """Returns rank 0's machine from SageMaker's settings, or the first machine in its list."""
     try:
         settings = json.loads(training)
     except (ValueError, RecursionError):
@@ -354,14 +356,14 @@ def _is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True)
 class Discovery:
-    """The rank of a process, and the source of this information.
+    """A process's rank, and the source of this information.
 
     Attributes:
         rank: the number of the process among all processes, from 0.
         world_size: the number of processes.
-        local_rank: the number of the process on its machine, from 0.
+        local_rank: the number of the process on its machine, counted from 0.
         head_ip: the address or name of rank 0's machine.
-        port: the port that rank 0 listens on.
+        port: the port on which rank 0 listens.
         rule: the rule that applied: "arguments", "torchrun", "azureml", "sagemaker", "openmpi",
             "mpich", "slurm", "pmi" or "mpi4py".
         variables: the variables that were read, with their values.
@@ -392,7 +394,7 @@ class Discovery:
         Programs and ``init_process_group`` read these variables.
 
         Args:
-            environ: the mapping to write to; None for this process's environment.
+            environ: the mapping to write to, or None for this process's environment.
 
         Returns:
             The five variables that were written.
@@ -418,25 +420,25 @@ def discover(
 ) -> Discovery:
     """Finds the rank of this process among the processes that were started together.
 
-    Each process calls it separately. It does not block, with one exception: if the variables of an
-    MPI launcher are incomplete (several machines and no MASTER_ADDR, or no local rank) and mpi4py
-    is installed, all ranks ask MPI together.
+    Each process calls this function separately. It does not block, with one exception: if the
+    variables of an MPI launcher are incomplete (several machines and no MASTER_ADDR, or no local
+    rank) and mpi4py is installed, all ranks ask MPI together.
 
     Args:
         head_ip: the address or name of rank 0's machine; None to find it, as for the other
             arguments.
         port: a free port on that machine.
-        world_size: the number of processes. 1 needs no other values: a world of one, on loopback.
+        world_size: the number of processes. A world of 1 needs no other values, and uses loopback.
         rank: the number of this process.
         local_rank: the number of this process on its machine.
-        environ: the variables to read; None for this process's environment.
+        environ: the variables to read, or None for this process's environment.
         ask_mpi: whether mpi4py may be imported (which starts MPI) as a last resort.
 
     Returns:
         The values, with the rule that applied and the variables that it read.
 
     Raises:
-        ArgumentError: an argument is invalid, or contradicts the launcher.
+        ArgumentError: an argument is invalid, or contradicts the launcher's values.
         RingError: variables are missing, incomplete or contradictory; the message lists them and
             gives a remedy.
 
@@ -523,7 +525,7 @@ def _check(**arguments: Any) -> dict[str, Any]:
 
 
 def _choose(environ: Mapping[str, str]) -> Facts:
-    """Returns the values of the innermost launcher, completed by torchrun's variables.
+    """Returns the innermost launcher's values, completed with torchrun's variables.
 
     Users also set torchrun's variables by hand.
     """
@@ -590,7 +592,7 @@ def _unfinished(
     environ: Mapping[str, str],
     has_mpi: bool,
 ) -> RingError:
-    """Returns the error for missing values, with the known values and a remedy."""
+    """Returns the error for missing values, which lists the known values and a remedy."""
     passed = {name: repr(value) for name, value in given.items()}
     got = _show({**facts.variables, **passed}) or "nothing"
     names, variables = _join(missing), _join([_VARIABLES[name] for name in missing])
@@ -648,7 +650,7 @@ def _ask_mpi(facts: Facts) -> Facts:
 
 
 def address_towards(machine: str) -> str:
-    """Returns this machine's address towards another machine, without sending anything."""
+    """Returns this machine's address as seen from another machine, without sending anything."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((machine, 9))
@@ -680,7 +682,7 @@ def count_crossings(hosts: Sequence[str]) -> int:
     """Counts the links of a ring between different known hosts.
 
     Args:
-        hosts: the name of each rank's host, in the ring's order; "" if unknown.
+        hosts: the name of each rank's host, in the ring's order, or "" if unknown.
 
     Example:
         >>> (
@@ -696,7 +698,7 @@ def count_crossings(hosts: Sequence[str]) -> int:
 
 
 def order_by_hosts(hosts: Sequence[Any]) -> tuple[int, ...]:
-    """Orders ranks so that the ranks of each host are adjacent, with hosts in order of appearance.
+    """Orders ranks so that each host's ranks are adjacent, with hosts in order of appearance.
 
     Args:
         hosts: each rank's host, by rank.

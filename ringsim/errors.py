@@ -1,6 +1,6 @@
 """The exceptions that ringsim raises.
 
-The tree::
+The exception tree::
 
     Exception
      +-- RingError                 something about ranks, rings or traces went wrong
@@ -136,7 +136,7 @@ class MessageMismatch(RingError, RuntimeError):
 
 
 class PeerExited(RingError, RuntimeError):
-    """The other side of a message is gone and will never answer."""
+    """The other side of a message is gone, and will never answer."""
 
 
 class RendezvousFailed(RingError, RuntimeError):
@@ -170,7 +170,7 @@ class Refused(ArgumentError):
 
 
 class StartsRanks(ArgumentError):
-    """A program that ringsim started ranks for starts its own ranks."""
+    """A program starts its own ranks, although ringsim has started ranks for the program."""
 
 
 class Interrupted(_Explained, KeyboardInterrupt):
@@ -182,7 +182,7 @@ _MOST_SHOWN: Final = 200  # the most characters of a value in a message
 
 
 def is_integer(value: object) -> TypeGuard[int]:
-    """Returns whether a value is an integer of Python or numpy, other than True and False."""
+    """Returns whether a value is a Python or numpy integer, other than True and False."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
@@ -212,7 +212,7 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def name_integers(least: int, most: int | None = None) -> str:
-    """Returns the rule for an integer in words.
+    """Returns the rule for an integer as text.
 
     Example:
         >>> name_integers(1), name_integers(2), name_integers(0, 3)
@@ -237,13 +237,13 @@ def check_integer(name: str, value: object, least: int, hint: str) -> None:
 def read_whole(
     name: str, value: Any, least: int, most: int | None = None, where: str = "", hint: str = ""
 ) -> int:
-    """Returns an argument as ``int``, if it is an integer of Python, numpy or torch in a range.
+    """Returns an argument as ``int`` if it is a Python, numpy or torch integer within a range.
 
     Args:
         name: the name of the argument.
         value: the value that was passed; True and False are not integers.
         least: the smallest allowed value.
-        most: the largest allowed value; None for no limit.
+        most: the largest allowed value, or None for no limit.
         where: the calling rank, as in the message: " (rank 2 of 4)".
         hint: the remedy.
 
@@ -317,7 +317,7 @@ def check_worker(worker: object) -> None:
 
 
 def say(value: object) -> str:
-    """Returns a value as errors show it: on one line, and shortened if it is long.
+    """Returns a value as shown in errors: on one line, and shortened if it is long.
 
     Example:
         >>> say(1.5), say("x" * 1000)[-5:], say([1, 2])

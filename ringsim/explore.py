@@ -209,7 +209,7 @@ def _pass_round(what: str, size_bytes: int, compute_s: float) -> None:
 
 
 def _payload(size_bytes: int) -> torch.Tensor:
-    """Returns a tensor of few numbers.
+    """Returns a tensor with few numbers.
 
     torch copies larger tensors with threads, which would make a frame too slow.
     """
@@ -221,7 +221,7 @@ def _link(latency: float, bandwidth: float) -> Link:
 
 
 def bandwidth() -> Explorer:
-    """Explores messages of all sizes on two links.
+    """Explores messages of any size on two links.
 
     Returns:
         The explorer.
@@ -283,7 +283,7 @@ def _send_all() -> None:
 
 
 def generation() -> Explorer:
-    """Explores a generation ring: how many batches keep its stages busy, and how many block it.
+    """Explores a generation ring: how many batches keep the stages busy, and how many block them.
 
     Returns:
         The explorer.

@@ -31,7 +31,7 @@ class Slow:
 
     Args:
         rank: the rank.
-        factor: the factor by which its computing times are multiplied, at least 1.
+        factor: the factor by which the rank's computing times are multiplied, at least 1.
 
     Raises:
         ArgumentError: a value is invalid.
@@ -66,7 +66,7 @@ class Degrade:
     Args:
         src: the rank that sends.
         dst: the rank that receives.
-        factor: the factor for the times of its messages, at least 1.
+        factor: the factor for the times of the link's messages, at least 1.
 
     Raises:
         ArgumentError: a value is invalid.
@@ -99,7 +99,7 @@ class Fail:
 
     Args:
         rank: the rank.
-        at_op: the number of operations that it posts before it fails.
+        at_op: the number of operations that the rank posts before it fails.
 
     Raises:
         ArgumentError: a value is invalid.
@@ -118,7 +118,7 @@ class Fail:
 
 @dataclass(frozen=True)
 class Jitter:
-    """Makes computing times vary at random.
+    """Makes computing times vary randomly.
 
     Each ``ringsim.compute`` takes ``1 - fraction`` to ``1 + fraction`` times as long. Each rank
     draws its own factors, uniformly, in the order of its computations; they are the same on both
@@ -177,7 +177,7 @@ def check_injections(inject: Iterable[Injection], world_size: int) -> tuple[Inje
 
 
 def slowed_by(inject: Iterable[Injection], rank: int) -> float:
-    """Returns the factor for a rank's computing times, 1.0 if nothing slows it."""
+    """Returns the factor for a rank's computing times, or 1.0 if nothing slows the rank."""
     return float(
         math.prod(each.factor for each in inject if isinstance(each, Slow) and each.rank == rank)
     )
@@ -196,7 +196,7 @@ def jitter_of(inject: Iterable[Injection], rank: int) -> Callable[[], float] | N
 
 
 def degraded_by(inject: Iterable[Injection], src: int, dst: int) -> float:
-    """Returns the factor for messages from ``src`` to ``dst``, 1.0 if nothing degrades the link."""
+    """Returns the factor for messages from ``src`` to ``dst``, or 1.0 for an undegraded link."""
     return float(
         math.prod(
             each.factor
@@ -207,7 +207,7 @@ def degraded_by(inject: Iterable[Injection], src: int, dst: int) -> float:
 
 
 def fails_at(inject: Iterable[Injection], rank: int) -> int | None:
-    """Returns the number of the operation at which a rank fails, None if it does not."""
+    """Returns the number of the operation at which a rank fails, or None if it does not fail."""
     return min(
         (each.at_op for each in inject if isinstance(each, Fail) and each.rank == rank),
         default=None,
@@ -237,7 +237,7 @@ _NUMBERS: Final = {
 
 
 def _check(injection: Injection) -> None:
-    """Raises ArgumentError unless each field follows its rule; others are non-negative integers."""
+    """Raises ArgumentError unless each field follows its rule; other fields are integers from 0."""
     for name, value in vars(injection).items():
         if name in _NUMBERS:
             least, most, rule, remedy = _NUMBERS[name]

@@ -76,20 +76,20 @@ class Link:
     def bandwidth_gb_per_s(self) -> float:
         """The bandwidth that large messages approach, 1 / beta, in GB/s (1 GB = 10**9 bytes).
 
-        Infinite if beta is 0.
+        The value is infinite if beta is 0.
         """
         return 1e-9 / self.beta_s_per_byte if self.beta_s_per_byte else math.inf
 
     @property
     def n_half_bytes(self) -> float:
-        """The message size in bytes that reaches half the bandwidth, alpha / beta.
+        """The message size in bytes at which half the bandwidth is reached, alpha / beta.
 
-        Infinite if beta is 0.
+        The value is infinite if beta is 0.
         """
         return self.alpha_s / self.beta_s_per_byte if self.beta_s_per_byte else math.inf
 
     def time_s(self, size_bytes: float) -> float:
-        """Returns the time of one message, in seconds.
+        """Returns one message's time in seconds.
 
         Args:
             size_bytes: the size of the message, non-negative.
@@ -127,10 +127,10 @@ def check_links(link: object, world_size: int | None = None) -> None:
 
     Args:
         link: the value that was passed.
-        world_size: the number of ranks; None if unknown.
+        world_size: the number of ranks, or None if unknown.
 
     Raises:
-        ArgumentError: the value is neither, or a pair has a nonexistent rank.
+        ArgumentError: the value is neither a link nor a table, or a pair has a nonexistent rank.
 
     Example:
         >>> check_links({(0, 1): Link(1e-6, 1e-10)}, world_size=2)
@@ -199,7 +199,7 @@ def fit_link(
 def _standard_errors(
     columns: npt.NDArray[Any], found: npt.NDArray[Any], free: list[int]
 ) -> npt.NDArray[Any]:
-    """Returns the standard error of both numbers: 0 for a fixed number, NaN without scatter."""
+    """Returns both standard errors: 0 for a fixed number, and NaN if there is no scatter."""
     errors = np.zeros(2)
     if len(columns) <= 2:
         errors[free] = math.nan

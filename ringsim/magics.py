@@ -146,7 +146,7 @@ def _pack(source: str, filename: str, variables: dict[str, Any]) -> Job:
 
 
 def names_used(code: CodeType) -> set[str]:
-    """Returns the global names that a piece of code, and the functions defined in it, look up.
+    """Returns the global names that a piece of code and the functions defined in it look up.
 
     Example:
         >>> sorted(names_used(compile("print((lambda x: x.data + shift)(part))", "<cell>", "exec")))

@@ -1,4 +1,4 @@
-"""The origin of numbers: the machine, the versions and the date below every picture."""
+"""The origin of measurements: the machine, versions and date shown below every picture."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def _installed(name: str) -> str | None:
 
 @functools.cache
 def _cpu() -> str:
-    """Returns the model of the processor, on Linux from /proc/cpuinfo."""
+    """Returns the processor's model name, on Linux from /proc/cpuinfo."""
     with contextlib.suppress(OSError):
         for line in (
             Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()

@@ -28,14 +28,14 @@ class RankState:
         hidden_output: a function that receives the text hidden by print suppression; None to drop
             the text.
         undo_print: a function that restores ``builtins.print``; None while it is not replaced.
-        backend: the name of the backend for new groups; None for torch's default.
-        log: the ``LogOptions`` of the ``ringsim.comm`` log; None for no log.
+        backend: the name of the backend for new groups, or None for torch's default.
+        log: the ``LogOptions`` of the ``ringsim.comm`` log, or None for no log.
         stopped_log: the stopped log, with its settings and records; None before a log was
             configured.
-        clock: the rank's virtual ``Clock``; None for the real clock.
+        clock: the rank's virtual ``Clock``, or None for the real clock.
         slowdown: the factor for the time of ``ringsim.compute``.
-        jitter: a function that draws the factor for the next computation; None for no jitter.
-        costs: the ``CostTable`` for computations of a stage on the virtual clock; None if they
+        jitter: a function that draws the factor for the next computation, or None for no jitter.
+        costs: the ``CostTable`` for computations of a stage on the virtual clock, or None if they
             take no time.
         sleep_s: the extra time of ``ringsim.compute`` on the virtual clock, like that of a real
             sleep.
@@ -76,7 +76,7 @@ class _Process:
 
 
 def is_plain(state: RankState) -> bool:
-    """Returns whether calls of ``ringsim.comm`` go directly to torch on a rank."""
+    """Returns whether ``ringsim.comm`` calls on a rank go directly to torch."""
     return state.log is None
 
 
@@ -92,7 +92,7 @@ def get_state() -> RankState:
 
 @contextmanager
 def simulated_states() -> Iterator[None]:
-    """Lets ranks of this process have their own states inside the block; see ``enter_rank``."""
+    """Gives this process's ranks their own states inside the block; see ``enter_rank``."""
     before = process.simulates
     process.change(process.state, simulates=True)
     try:
@@ -102,7 +102,7 @@ def simulated_states() -> Iterator[None]:
 
 
 def enter_rank(state: RankState) -> None:
-    """Gives the calling context, that of a simulated rank, its own state."""
+    """Gives the calling context, which is a simulated rank's context, its own state."""
     _simulated.set(state)
 
 

@@ -61,7 +61,7 @@ class Hop(NamedTuple):
 
 
 class Topology(Protocol):
-    """The routes between ranks; any class with these two methods will do.
+    """The routes between ranks; any class with these two methods is accepted.
 
     Its ``repr`` is written into the trace, and should describe the links, so that the same
     arguments give the same trace.
@@ -90,7 +90,7 @@ class _Roomy:
 class RingLinks(_Roomy):
     """A ring of ranks, each with links to both neighbours.
 
-    A message to a rank further away passes through the ranks between.
+    A message to a rank further away passes through the ranks in between.
 
     Args:
         link: the cost of each link.
@@ -153,7 +153,7 @@ class Hosts(_Roomy):
         check_link("outer", self.outer)
 
     def route(self, src: int, dst: int, world_size: int) -> list[Hop]:
-        """Returns the link within a host, or the hops out of one host and into another."""
+        """Returns the link within a host, or the hops out of one host and into the other."""
         here, there = src // self.ranks_per_host, dst // self.ranks_per_host
         if here == there:
             return [Hop((src, dst), self.inner)]
@@ -162,10 +162,10 @@ class Hosts(_Roomy):
 
 @dataclass(frozen=True)
 class GlooCosts:
-    """The core time of Gloo's messages and collectives, in addition to the cost of the link.
+    """The core time of Gloo's messages and collectives, in addition to the link's cost.
 
-    ``ringsim.calibrate`` measures it. All values except the stalls are core time, which dominates
-    on a machine with fewer cores than ranks.
+    ``ringsim.calibrate`` measures these costs. All values except the stalls are core time, which
+    dominates on a machine with fewer cores than ranks.
 
     Args:
         carrying: the core time of a message without its posting, half of it on each side.
@@ -213,7 +213,7 @@ class OneMachine(_Roomy):
     needs no core, because real ranks sleep in it.
 
     Args:
-        link: the cost of a message that shares nothing.
+        link: the cost of a message that shares no link or core.
         cores: the number of cores, at least 1.
         gloo: the other costs of Gloo, with collectives run as in Gloo; None if a message occupies
             a core while it is in flight.
@@ -246,7 +246,7 @@ class OneMachine(_Roomy):
 
 @dataclass(frozen=True)
 class FullBisection(_Roomy):
-    """A network with one link out and one link in for each rank, and no limit between them.
+    """A network with one outgoing and one incoming link per rank, and no limit between links.
 
     If a rank sends to two others at the same time, each message gets half of its link out. If a
     rank receives from two others at the same time, each message gets half of its link in.
@@ -273,7 +273,7 @@ class FullBisection(_Roomy):
 
 
 def _over_network(here: Hashable, there: Hashable, link: Link) -> list[Hop]:
-    """Returns two hops at the speed of a link; only the first has its latency."""
+    """Returns two hops at a link's speed; only the first hop has the link's latency."""
     return [Hop((here, "network"), link), Hop(("network", there), Link(0.0, link.beta_s_per_byte))]
 
 
@@ -329,7 +329,7 @@ class GraphLinks:
     def __repr__(self) -> str:
         """Returns the number of links of each kind.
 
-        The repr of the graph itself would have its memory address.
+        The repr of the graph itself would contain its memory address.
         """
         kinds = Counter(link for links in self._out.values() for link in links.values())
         links = ", ".join(f"{count} x {link!r}" for link, count in kinds.items())
@@ -345,7 +345,7 @@ class GraphLinks:
             )
 
     def route(self, src: int, dst: int, world_size: int) -> list[Hop]:
-        """Returns the route with the lowest latency; raises ArgumentError if there is none."""
+        """Returns the route with the lowest latency; raises ArgumentError if no route exists."""
         tree = self._trees.get(src)
         if tree is None:
             tree = self._trees[src] = _cheapest_ways(self._out, src)
@@ -364,7 +364,7 @@ class GraphLinks:
 def _cheapest_ways(
     out: dict[Hashable, dict[Hashable, Link]], src: Hashable
 ) -> dict[Hashable, Hashable]:
-    """Returns, for each node that can be reached, the node before it on its route (Dijkstra)."""
+    """Returns, for each reachable node, the preceding node on its route (Dijkstra's algorithm)."""
     before: dict[Hashable, Hashable] = {}
     best: dict[Hashable, tuple[float, int]] = {src: (0.0, 0)}
     waiting: list[tuple[float, int, int, Hashable]] = [(0.0, 0, 0, src)]

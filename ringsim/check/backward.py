@@ -1,4 +1,4 @@
-"""The check of the lesson on gradients: a training step over stages."""
+"""The check for the lesson on gradients: a training step split across stages."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def gradients(function: Answer, *, seed: int | None = None) -> CheckResult:
 
     Args:
         function: the answer.
-        seed: the seed of the sizes, weights and data; None for a random seed.
+        seed: the seed of the sizes, weights and data, or None for a random seed.
 
     Returns:
         The verdict; its trace shows the messages.
@@ -103,7 +103,7 @@ def _judge(examination: Examination) -> str:
 
 
 def _steps_on_rank(function: Answer, secret: int, steps: Sequence[int]) -> list[GradientRow | None]:
-    """Runs several steps, each with its own model; returns each step's worst gradient, or None."""
+    """Runs several steps, each with its own model; returns the worst gradient or None of each."""
     from ringsim.pipeline.partition import partition_model
     from ringsim.pipeline.stage import build_stages
     from ringsim.pipeline.training import cross_entropy

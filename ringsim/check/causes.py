@@ -1,4 +1,4 @@
-"""The check of the lesson on diagnosis: the fault in a trace, its ranks, and an event."""
+"""The check for the lesson on diagnosis: the fault in a trace, its ranks, and an event."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def diagnose(trace: Trace, kind: str, ranks: int | Iterable[int], event: int | N
         event: an event that shows the fault, as its row number in ``trace.to_pandas()``.
 
     Returns:
-        The verdict. The hint helps you to find the answer without giving it away.
+        The verdict. Its hint helps you find the answer without giving it away.
 
     Example:
         >>> from ringsim.traces.events import IN_FLIGHT, OP_CODES, make_events
@@ -152,7 +152,7 @@ def _judge(
 
 
 def _reject(kind: str, cause: Finding) -> str:
-    """Returns the reason that a kind is wrong, without revealing the right kind."""
+    """Returns the reason why a kind is wrong, without revealing the right kind."""
     article = "An" if kind[0] in "aeiou" else "A"
     if kind in SLOW_KINDS and cause.kind not in SLOW_KINDS:
         return (

@@ -1,4 +1,4 @@
-"""The checks of the lesson on the communication layer: a timing decorator, and an all-reduce."""
+"""The checks for the lesson on the communication layer: a timing decorator and an all-reduce."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def timed_op(decorator: Answer, *, seed: int | None = None) -> CheckResult:
 
     Args:
         decorator: the answer.
-        seed: the seed of the names and numbers; None for a random seed.
+        seed: the seed of the names and numbers, or None for a random seed.
 
     Returns:
         The verdict, with its reason.
@@ -185,7 +185,7 @@ def _calls_on_rank(decorator: Answer, names: list[str], factor: float) -> Compla
 
 
 def _compare(function: Any, original: Any, called: bool) -> Complaint | None:
-    """Returns a complaint if a decorated function differs or was called too early, or None."""
+    """Returns a complaint if a decorated function differs or was called too early, else None."""
     if called:
         return (
             f"the decorator called {original.__name__}, but must return a function that calls it "
@@ -299,7 +299,7 @@ def _judge_spans(trace: Trace, names: list[str]) -> None:
 
 
 def ring_all_reduce(function: Answer, *, seed: int | None = None) -> CheckResult:
-    """Checks an all-reduce made of messages between neighbours: reduce-scatter, then all-gather.
+    """Checks an all-reduce built from neighbour messages: a reduce-scatter, then an all-gather.
 
     ``function(tensor)`` gets this rank's own numbers, a float32 tensor of one dimension whose
     length is a multiple of N, and returns the sum of all ranks' tensors. Every rank must send
@@ -308,7 +308,7 @@ def ring_all_reduce(function: Answer, *, seed: int | None = None) -> CheckResult
 
     Args:
         function: the answer.
-        seed: the seed of the sizes and numbers; None for a random seed.
+        seed: the seed of the sizes and numbers, or None for a random seed.
 
     Returns:
         The verdict; its trace shows the messages.

@@ -1,6 +1,6 @@
 """The editions of a lesson, made from a single notebook.
 
-Students do not get cells with the tag ``solution``. Only these cells define names that end in
+Students do not receive cells with the tag ``solution``. Only these cells define names that end in
 ``_solution``, and no other cell uses such names, so a lesson runs from top to bottom without them.
 """
 

@@ -1,4 +1,4 @@
-"""Shared code of the checks: running a student's function, the verdict, and common rules.
+"""Code that the checks share: running a student's function, the verdict, and common rules.
 
 A check passes a judge to ``examine``. The judge runs the answer through an ``Examination``, raises
 ``Wrong`` if the answer is wrong, and otherwise returns one sentence.
@@ -96,10 +96,10 @@ class CheckResult:
         hint: advice on what to try next; empty if the answer passed.
         seed: the seed of sizes and data; pass it to the check again to draw the same sizes and
             data. None if nothing was drawn.
-        world_size: the number of ranks of the run that the reason is about; None if there was no
+        world_size: the number of ranks of the run that the reason is about, or None if there was no
             such run.
-        trace: the trace of that run; None if there is none.
-        diagnosis: the waits between ranks in that run, if they are the reason.
+        trace: the trace of that run, or None if there is none.
+        diagnosis: the waits between ranks in that run, if these waits are the reason.
         undecided: whether the answer neither passed nor failed.
 
     Example:
@@ -168,11 +168,11 @@ class CheckResult:
 
     @property
     def hints(self) -> tuple[str, ...]:
-        """The hint, sentence by sentence: each is more specific than the previous one."""
+        """The hint, as sentences that become increasingly specific."""
         return tuple(_SENTENCE.split(self.hint)) if self.hint else ()
 
     def _ipython_display_(self) -> None:
-        """Shows the text, and then the picture.
+        """Shows the text and then the picture.
 
         With both in one output, a notebook would show only the picture.
         """
@@ -184,7 +184,7 @@ class CheckResult:
             display(self.trace)
 
     def _html(self) -> str:
-        """Returns the verdict with a coloured sign; hints open one after the other."""
+        """Returns the verdict with a coloured sign; the hints open one after another."""
         sign, colour = _SIGNS[self.verdict]
         hints = ""
         for number, hint in reversed(list(enumerate(self.hints))):
@@ -208,7 +208,7 @@ class Undecided(CheckResult):
 
 @dataclass(eq=False)
 class Wrong(Exception):
-    """An answer is wrong; for the attributes, see ``CheckResult``.
+    """The answer is wrong; see ``CheckResult`` for the attributes.
 
     The trace is needed only if it is not the trace of the run under examination.
     """
@@ -222,7 +222,7 @@ class Wrong(Exception):
 
 
 class _Effort:
-    """The resources that the ranks of a run have used, from the system's counters (Linux only)."""
+    """The resources used by a run's ranks, from the system's counters (Linux only)."""
 
     def __init__(self) -> None:
         self._ticks: dict[int, int] = {}
@@ -231,7 +231,7 @@ class _Effort:
 
     @property
     def cpu_s(self) -> float:
-        """CPU time of all ranks, in seconds."""
+        """The CPU time of all ranks, in seconds."""
         return sum(self._ticks.values()) / os.sysconf("SC_CLK_TCK")
 
     def allows(self, pids: Collection[int]) -> bool:
@@ -339,7 +339,7 @@ class Examination:
     def ask(
         self, cases: Sequence[Any], read: Callable[[Any], Any], *, hint: str = "", own: bool = True
     ) -> Iterator[tuple[Any, Any]]:
-        """Calls ``function(*case)`` on a separate rank, which can be stopped.
+        """Calls ``function(*case)`` on a separate rank that can be stopped.
 
         Yields each case with its answer, converted by ``read``; an answer that ``read`` cannot
         convert becomes a short text. If the work must be the student's ``own``, the function may
@@ -452,7 +452,7 @@ def _answer_on_rank(
 
 
 def refuse_text(answer: Any) -> Any:
-    """Returns an answer unless it is a string, which would pass for a list of characters."""
+    """Returns an answer, but rejects a string, which would pass for a list of characters."""
     if isinstance(answer, str):
         raise TypeError
     return answer
@@ -472,7 +472,7 @@ def _stuck(trace: Trace, diagnosis: Diagnosis) -> Wrong:
 def _unended(world_size: int, effort: _Effort) -> Wrong:
     """Returns the verdict for a run that was stopped, with the limit that it reached.
 
-    Only an answer that computes forever is certainly wrong.
+    Of the stopped answers, only one that computes forever is certainly wrong.
     """
     computed = effort.cpu_s > CPU_S
     if computed:
@@ -505,7 +505,7 @@ def plain_number(answer: Any) -> float | str:
 
 
 def plain_tensor(answer: Any) -> tuple[tuple[int, ...], list[float]] | str:
-    """Returns a tensor as its shape and its numbers; other answers become a short text."""
+    """Returns a tensor's shape and numbers, or a short text for other answers."""
     import torch  # here, so that a process that only starts ranks does not load it
 
     if not isinstance(answer, torch.Tensor):
@@ -645,7 +645,7 @@ def judge_unmatched(trace: Trace, hint: str = "Use the same tag on both sides, o
 
 
 class Task(NamedTuple):
-    """A model of six layers and its data, in float64, from token ids to logits.
+    """A six-layer model from token ids to logits, and the model's data, in float64.
 
     It is the same on every rank.
     """

@@ -1,4 +1,4 @@
-"""The check of the lesson on bandwidth: alpha and beta from the times of messages."""
+"""The check for the lesson on bandwidth: alpha and beta from message times."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _RAISED_HINT: Final = (
 
 
 class Data(NamedTuple):
-    """Times of messages, and the link that they were made up with; None if they were measured."""
+    """Message times, and the link from which they were made up, or None for measured times."""
 
     sizes_bytes: Ints
     times_s: Ints
@@ -62,10 +62,10 @@ def alphabeta(function: Answer, *, seed: int | None = None) -> CheckResult:
 
     Args:
         function: the answer.
-        seed: the seed of the links and noise; None for a random seed.
+        seed: the seed of the links and noise, or None for a random seed.
 
     Returns:
-        The verdict; its trace has the real messages.
+        The verdict; its trace contains the real messages.
 
     Example:
         >>> print(alphabeta(lambda sizes, times: (0.0, 1e-9), seed=1).reason)
@@ -114,7 +114,7 @@ def _make_up(draw: random.Random) -> Data:
 
 
 def _messages_on_rank(_function: Answer) -> None:
-    """Sends messages of each size back and forth, one more of each size than is counted."""
+    """Sends messages of each size back and forth, plus one uncounted message per size."""
     import torch
 
     from ringsim import comm as dist
@@ -133,7 +133,7 @@ def _messages_on_rank(_function: Answer) -> None:
 
 
 def _measured(trace: Trace) -> Data:
-    """Returns half the time of each round trip of rank 0, without the first of each size."""
+    """Returns half of each of rank 0's round-trip times, except for the first of each size."""
     events = trace.events
     mine = events.rank == 0
     sent_ns = events.post_ns[mine & (events.kind == SEND)]
@@ -169,7 +169,7 @@ def _judge_numbers(link: Link, answer: Link) -> None:
 
 
 def _judge_line(data: Data, answer: Link, trace: Trace) -> bool:
-    """Raises ``Wrong`` if a line is far from the medians; returns False if any line would be."""
+    """Raises ``Wrong`` if a line is far from the medians; returns False if every line would be."""
     medians_s = np.median(data.times_s.reshape(len(SIZES), -1), axis=1)
     medians: dict[int, float] = dict(zip(SIZES, medians_s.tolist(), strict=True))
     reference = fit_link(SIZES, medians_s)

@@ -1,4 +1,4 @@
-"""The check of the lesson on four processes: each rank adds up its own share of the numbers."""
+"""The check for the lesson on four processes: each rank adds up its own share of the numbers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def hello(function: Answer, *, seed: int | None = None) -> CheckResult:
 
     Args:
         function: the answer.
-        seed: the seed of the sizes and numbers; None for a random seed.
+        seed: the seed of the sizes and numbers, or None for a random seed.
 
     Returns:
         The verdict, with its reason.

@@ -1,4 +1,4 @@
-"""The checks of the lesson on the generation ring: its messages, and its number of batches."""
+"""The checks for the lesson on the generation ring: its messages and its number of batches."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def token_ring(function: Answer, *, seed: int | None = None) -> CheckResult:
 
     Args:
         function: the answer.
-        seed: the seed of the sizes and numbers; None for a random seed.
+        seed: the seed of the sizes and numbers, or None for a random seed.
 
     Returns:
         The verdict; its trace shows the messages.
@@ -81,7 +81,7 @@ def _judge(examination: Examination) -> str:
 
 
 def _generate_on_rank(function: Answer, secret: int) -> tuple[int, list[list[float | str]]]:
-    """Runs this rank's jobs; returns its number and, on the last rank, the tokens of each batch."""
+    """Runs this rank's jobs; returns the rank and, on the last rank, the tokens of each batch."""
     import torch  # here, so that a process that only starts ranks does not load it
 
     from ringsim.ring import current_ring
@@ -107,14 +107,14 @@ def _work(x: Any, number: int) -> Any:
 
 
 def _count_messages(rank: int, size: int) -> tuple[int, int]:
-    """Returns the numbers of outputs that a rank sends and inputs that it receives by the plan."""
+    """Returns the planned numbers of outputs that a rank sends and inputs that it receives."""
     steps = list(plan_steps(rank, size, plan_jobs(size, size, NUM_TOKENS), NUM_TOKENS))
     sends = sum(step.send is not None for step in steps)
     return sends, sum(step.receive is not None for step in steps)
 
 
 def _judge_tokens(trace: Trace) -> None:
-    """Raises ``Wrong`` unless the last rank has generated the tokens of one process."""
+    """Raises ``Wrong`` unless the last rank has generated the same tokens as one process."""
     numbers = [number for number, _ in trace.results]
     for batch, tokens in enumerate(trace.results[-1][1]):
         x = batch
@@ -139,7 +139,7 @@ def inner_iterations(function: Answer, *, seed: int | None = None) -> CheckResul
 
     Args:
         function: the answer.
-        seed: the seed of the sizes; None for a random seed.
+        seed: the seed of the sizes, or None for a random seed.
 
     Returns:
         The verdict.

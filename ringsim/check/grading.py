@@ -45,7 +45,7 @@ class Exercise(NamedTuple):
 def read_notebook(path: Path) -> Any:
     """Reads a notebook.
 
-    Raises RingError if that fails, or if nbclient or nbformat is not installed.
+    Raises RingError if reading fails, or if nbclient or nbformat is not installed.
     """
     try:
         import nbclient  # noqa: F401  # if it is missing, that is reported before anything runs
@@ -95,7 +95,7 @@ def take_apart(name: str, source: str) -> Exercise:
 
 
 def _find_check(statement: ast.stmt) -> Any:
-    """Returns the call of a check in a statement, or None."""
+    """Returns a statement's call of a check, or None."""
     match statement:
         case ast.Expr(ast.Call(ast.Attribute(ast.Name("check"), name)) as call):
             return call if name in check.__all__ else None
@@ -123,7 +123,7 @@ def grade(path: Path, *, seed: int | None = None, lesson: Path | None = None) ->
 
     Args:
         path: the notebook.
-        seed: the seed of the sizes and data of all checks; None for a random seed.
+        seed: the seed of the sizes and data of all checks, or None for a random seed.
         lesson: the notebook as handed out; its calls of checks replace those in the students'
             notebook.
 

@@ -1,4 +1,4 @@
-"""The check of the lesson on several hosts: the two hosts with a slow link between them."""
+"""The check for the lesson on several hosts: the two hosts with a slow link between them."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def slow_link(function: Answer, *, seed: int | None = None) -> CheckResult:
 
     Args:
         function: the answer.
-        seed: the seed of the runs; None for a random seed.
+        seed: the seed of the runs, or None for a random seed.
 
     Returns:
         The verdict.
@@ -138,7 +138,7 @@ def _make_up(draw: random.Random, misleading: Sequence[str]) -> _Run:
 def _messages(
     draw: random.Random, hosts: list[str], pair: Pair, slow: Pair, decoy: str | None
 ) -> Iterator[tuple[int, ...]]:
-    """Yields the send and the recv of each message between a pair of hosts, or within one host."""
+    """Yields the send and the recv of each message between two hosts, or within one host."""
     ranks = [rank for rank, host in enumerate(hosts) if host in pair]
     edges = [
         (src, dst) for src, dst in permutations(ranks, 2) if {hosts[src], hosts[dst]} == set(pair)

@@ -56,7 +56,7 @@ class Case(NamedTuple):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks that the fault concerns."""
+        """The ranks that the fault affects."""
         return (
             (self.rank,)
             if self.kind in ("straggler", "rank_failed")
@@ -159,6 +159,6 @@ def _work(case: Case) -> None:
 
 
 def _compute(name: str, microbatch: int, seconds: float) -> None:
-    """Takes the time of the layers of a stage."""
+    """Spends the time that a stage's layers take."""
     with ringsim.span(name, stage=ringsim.current_ring().rank, microbatch=microbatch):
         ringsim.compute(seconds)

@@ -1,4 +1,4 @@
-"""The check of the lesson on data parallelism: the mean gradients over the replicas of a stage."""
+"""The check for the lesson on data parallelism: mean gradients over the replicas of a stage."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def average_gradients(function: Answer, *, seed: int | None = None) -> CheckResu
 
     Args:
         function: the answer.
-        seed: the seed of the numbers; None for a random seed.
+        seed: the seed of the numbers, or None for a random seed.
 
     Returns:
         The verdict; its trace shows the last run.
@@ -85,7 +85,7 @@ def _judge(examination: Examination) -> str:
 def _average_on_rank(
     function: Answer, stages: int, secret: int
 ) -> tuple[list[float], list[float] | None]:
-    """Returns the gradients of this rank before and after; None if their shapes have changed."""
+    """Returns this rank's gradients before and after, or None if their shapes have changed."""
     import torch  # here, so that a process that only starts ranks does not load it
 
     from ringsim import comm as dist

@@ -1,4 +1,4 @@
-"""The checks of the lesson on the ring: its pairs of ranks, and a sum passed around."""
+"""The checks for the lesson on the ring: its pairs of ranks, and a sum passed around the ring."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def pair_groups(function: Answer, *, seed: int | None = None) -> CheckResult:
 
     Args:
         function: the answer.
-        seed: the seed of the sizes; None for a random seed.
+        seed: the seed of the sizes, or None for a random seed.
 
     Returns:
         The verdict; its trace, if it has one, draws the groups of the answer.
@@ -142,7 +142,7 @@ def _judge_pairs(size: int, answer: Pairs | str) -> None:
 
 
 def _picture(size: int, answer: Pairs) -> Trace | None:
-    """Returns a trace without events that draws those groups of an answer that can be drawn."""
+    """Returns a trace without events that shows the drawable groups of an answer."""
     if size == 1:
         return None
     groups = [
@@ -167,7 +167,7 @@ def ring(function: Answer, *, seed: int | None = None) -> CheckResult:
 
     Args:
         function: the answer.
-        seed: the seed of the sizes and numbers; None for a random seed.
+        seed: the seed of the sizes and numbers, or None for a random seed.
 
     Returns:
         The verdict; its trace shows the messages.

@@ -1,4 +1,4 @@
-"""The checks of the lessons on schedules and prediction: 1F1B, smaller bubbles, microbatches."""
+"""The checks for the lessons on schedules and prediction: 1F1B, smaller bubbles, microbatches."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def schedule(function: Answer, *, seed: int | None = None) -> CheckResult:
 
     Args:
         function: the answer.
-        seed: the seed of the sizes and data; None for a random seed.
+        seed: the seed of the sizes and data, or None for a random seed.
 
     Returns:
         The verdict; its trace shows the training step.
@@ -101,7 +101,7 @@ def fast_schedule(function: Answer, *, seed: int | None = None) -> CheckResult:
 
     Args:
         function: the answer.
-        seed: the seed of the sizes and data; None for a random seed.
+        seed: the seed of the sizes and data, or None for a random seed.
 
     Returns:
         The verdict; its trace shows the training step.
@@ -186,9 +186,9 @@ def _about(num_ranks: int, num_microbatches: int) -> str:
 
 
 def _too_much(schedule: Schedule, costs: Costs, reason: str, hint: str) -> Wrong:
-    """Returns the error for a schedule that is complete, but not good enough.
+    """Returns the error for a schedule that is complete but not good enough.
 
-    It shows the step as evaluated, if the picture is small enough to read.
+    The error shows the evaluated step, if the picture is small enough to read.
     """
     size = schedule.num_ranks
     picture = simulate_schedule(schedule, costs).trace() if size <= MOST_RANKS else None
@@ -247,7 +247,7 @@ def _step_on_rank(_: Answer, schedule: Schedule, secret: int) -> Any:
 
 
 class _Case(NamedTuple):
-    """A pipeline whose forwards take 1 unit."""
+    """A pipeline in which each forward takes 1 unit."""
 
     num_ranks: int
     backward: int
@@ -269,7 +269,7 @@ def fewest_microbatches(function: Answer, *, seed: int | None = None) -> CheckRe
 
     Args:
         function: the answer.
-        seed: the seed of the sizes and times; None for a random seed.
+        seed: the seed of the sizes and times, or None for a random seed.
 
     Returns:
         The verdict.

@@ -1,4 +1,4 @@
-"""The check of the lesson on deadlocks: every rank sends and receives, without a deadlock."""
+"""The check for the lesson on deadlocks: every rank sends and receives without a deadlock."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def no_deadlock(
     Args:
         function: the answer.
         way: "order" for only send and recv, "isend" for a send that is posted and waited for
-            later, "batch" for batch_isend_irecv; None for any of them.
-        seed: the seed of the sizes and numbers; None for a random seed.
+            later, "batch" for batch_isend_irecv, or None for any of them.
+        seed: the seed of the sizes and numbers, or None for a random seed.
 
     Returns:
         The verdict; its trace shows the messages, and its diagnosis shows the waits.
@@ -103,7 +103,7 @@ def _judge(examination: Examination, way: str | None) -> str:
 
 
 def _exchange_on_rank(function: Answer, lengths: list[int], secret: int) -> list[str | None]:
-    """Exchanges a tensor of each length; returns a complaint or None for each."""
+    """Exchanges a tensor of each length; returns a complaint or None per exchange."""
     import torch  # here, so that a process that only starts ranks does not load it
 
     from ringsim.ring import current_ring
@@ -120,7 +120,7 @@ def _exchange_on_rank(function: Answer, lengths: list[int], secret: int) -> list
 def _complain(
     answer: tuple[tuple[int, ...], list[float]] | str, length: int, own: float, due: float
 ) -> str | None:
-    """Returns a complaint if an answer is not a tensor filled with ``due``, or None."""
+    """Returns a complaint if an answer is not a tensor filled with ``due``, else None."""
     if isinstance(answer, str):
         return f"but returned {answer}"
     shape, numbers = answer
@@ -179,7 +179,7 @@ def _judge_values(trace: Trace, lengths: list[int]) -> None:
 
 
 def _judge_way(trace: Trace, way: str) -> None:
-    """Raises ``Wrong`` unless the exchange was made in the way of the exercise."""
+    """Raises ``Wrong`` unless the exchange was made in the way that the exercise asks for."""
     used = {event.op for event in trace if event.kind in ("send", "recv")}
     if used <= set(WAYS[way]) and (way != "isend" or used & {"isend", "irecv"}):
         return

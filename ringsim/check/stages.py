@@ -1,4 +1,4 @@
-"""The checks of the lesson on stages: dividing layers, and sending a tensor of any shape."""
+"""The checks for the lesson on stages: dividing layers, and sending a tensor of any shape."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def partition(function: Answer, *, seed: int | None = None) -> CheckResult:
 
     Args:
         function: the answer.
-        seed: the seed of the sizes; None for a random seed.
+        seed: the seed of the sizes, or None for a random seed.
 
     Returns:
         The verdict, with its reason.
@@ -149,7 +149,7 @@ def _judge_cut(num_layers: int, num_stages: int, cut: Cut | str) -> None:
 
 
 def hand_over(function: Answer, *, seed: int | None = None) -> CheckResult:
-    """Checks a function that sends a tensor to the next stage, which does not know its shape.
+    """Checks a function that sends a tensor to a next stage that does not know its shape.
 
     The check calls ``function(tensor)`` on every rank with a float32 tensor of 1 to 4 dimensions,
     with a different shape on each rank. The function sends its tensor to the next rank and returns
@@ -159,7 +159,7 @@ def hand_over(function: Answer, *, seed: int | None = None) -> CheckResult:
 
     Args:
         function: the answer.
-        seed: the seed of the sizes and shapes; None for a random seed.
+        seed: the seed of the sizes and shapes, or None for a random seed.
 
     Returns:
         The verdict; its trace shows the messages.
@@ -190,7 +190,7 @@ def _judge_hand_over(examination: Examination) -> str:
 
 
 def _shape_of(rank: int, secret: int) -> Shape:
-    """Draws a rank's shape; neighbours differ, and all numbers of dimensions occur early."""
+    """Draws a rank's random shape; neighbours differ, and each dimension count occurs early."""
     draw = random.Random(f"{secret}/{rank}")
     dimensions = 1 + (rank + secret) % _MOST_DIMENSIONS
     return tuple(draw.randrange(2, 8) for _ in range(dimensions))
@@ -213,7 +213,7 @@ def _hand_over_on_rank(function: Answer, secret: int) -> tuple[Shape, list[float
 
 
 def _judge_messages(trace: Trace, secret: int, headers: dict[int, Shape]) -> None:
-    """Raises ``Wrong`` unless each tensor travels as a header of fixed size and a payload."""
+    """Raises ``Wrong`` unless each tensor travels as a fixed-size header and a payload."""
     for side in sides(trace):
         is_send = side.kind == SEND
         who, done = side.who, side.done
@@ -274,6 +274,6 @@ def _judge_values(trace: Trace, secret: int) -> None:
 
 
 def _numbers_of(rank: int, shape: Shape) -> Floats:
-    """Returns the numbers of a rank's tensor, which count up along the first dimension first."""
+    """Returns a rank's tensor values, which count up along the first dimension first."""
     counted = 1000 * rank + np.arange(math.prod(shape), dtype=np.float32)
     return counted.reshape(shape, order="F")

@@ -39,7 +39,7 @@ _LEFT_OUT = {"torch": "torch", "cloudpickle": "cloudpickle", "google": "protobuf
 class _Parser(argparse.ArgumentParser):
     """A parser whose errors quote arguments without terminal control characters.
 
-    The parsers of the commands are also of this class.
+    The commands' parsers are also instances of this class.
     """
 
     def error(self, message: str) -> NoReturn:
@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line.
 
     Args:
-        argv: the arguments, without the program's name; None for the arguments of this process.
+        argv: the arguments, without the program's name, or None for the arguments of this process.
 
     Returns:
         The exit code: 0 for success, 1 if a run or file failed, 2 for a bad argument, 130 if

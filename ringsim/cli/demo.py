@@ -64,7 +64,7 @@ def add_demo(verbs: Verbs[argparse.ArgumentParser]) -> None:
 
 
 def run_demo(options: argparse.Namespace) -> int:
-    """Trains, checks the losses against one process, and draws; returns the exit code."""
+    """Trains, checks the losses against one process, and draws the run; returns the exit code."""
     import torch
 
     from ringsim.pipeline import compare_losses
@@ -151,7 +151,7 @@ def add_generate(verbs: Verbs[argparse.ArgumentParser]) -> None:
 
 
 def run_generate(options: argparse.Namespace) -> int:
-    """Generates, compares with one process, and draws; returns the exit code."""
+    """Generates, compares with one process, and draws the run; returns the exit code."""
     from ringsim.plot.charts import MeasuredUse, plot_inner_iterations
 
     num_stages = options.ranks
@@ -205,9 +205,9 @@ def _generate(options: argparse.Namespace, turns: int, async_comm: bool) -> Trac
 
 
 def _others(num_stages: int, turns: int, async_comm: bool) -> list[tuple[int, bool]]:
-    """Returns the other settings that can finish, up to one turn more than the number of stages.
+    """Returns the other settings that can finish, with up to one more turn than there are stages.
 
-    More turns would take long.
+    More turns would take too long.
     """
     return [
         (number, posted)
@@ -218,7 +218,7 @@ def _others(num_stages: int, turns: int, async_comm: bool) -> list[tuple[int, bo
 
 
 def _report(options: argparse.Namespace, turns: int, trace: Trace, use: list[StageUse]) -> str:
-    """Returns the measurements, next to the times of the plan with jobs of that length."""
+    """Returns the measurements, next to the planned times for jobs of that length."""
     num_stages, num_tokens = options.ranks, options.tokens
     prefill = fmean(stage.prefill_s for stage in use)
     decode = fmean(stage.decode_s for stage in use)
@@ -285,7 +285,7 @@ class Task(NamedTuple):
     optimizer: Optimizer
 
     def microbatches(self, step: int) -> tuple[list[Tensor], list[Tensor]]:
-        """Draws the training data of a step from random places in the text.
+        """Draws a step's training data from random places in the text.
 
         The same step number always gives the same data.
 
@@ -339,7 +339,7 @@ def make_task() -> Task:
 def worker(num_steps: int = NUM_STEPS) -> tuple[list[float], list[str]]:
     """Trains, then writes a few lines.
 
-    Every rank of a ring calls it; rank 0 prints the progress.
+    Every rank of a ring calls this worker; rank 0 prints the progress.
 
     Args:
         num_steps: the number of training steps, at least 1.
@@ -399,7 +399,7 @@ def generation_worker(
     prefill_s: float,
     decode_s: float,
 ) -> list[list[int]]:
-    """Generates from prompts of 5 to 8 tokens, two per batch, with a model of random weights.
+    """Generates text from prompts of 5 to 8 tokens, two per batch, with a random model.
 
     Every rank of a ring calls it. Each layer sleeps after its work, for the time that a larger
     layer would compute. A sleeping rank needs no core, so you can observe many stages on few cores.

@@ -65,7 +65,7 @@ Network = Hosts | FullBisection | RingLinks
 
 @dataclass(frozen=True)
 class Description:
-    """A step to simulate, with the costs of messages that do not compete for a link.
+    """A step to simulate, with message costs for links without competing messages.
 
     The costs include slow ranks and degraded links.
     """
@@ -309,7 +309,7 @@ def _read_times(model: TomlTable) -> tuple[Costs, int]:
 
 
 def _read_shapes(model: TomlTable, num_stages: int) -> tuple[Costs, int]:
-    """Derives the costs of a transformer's stages from its shapes and the speed of a rank."""
+    """Derives the costs of a transformer's stages from its shapes and a rank's speed."""
     positive = at_least(1)
     num_layers, hidden = model.read("layers", positive), model.read("hidden_size", positive)
     heads = model.read("heads", positive)
@@ -349,7 +349,7 @@ def _read_shapes(model: TomlTable, num_stages: int) -> tuple[Costs, int]:
 
 
 def _read_link(table: TomlTable, which: str = "") -> Link:
-    """Reads latency and bandwidth, from keys that begin with ``which``."""
+    """Reads latency and bandwidth from keys that begin with ``which``."""
     bandwidth = table.quantity(f"{which}bandwidth", BANDWIDTH)
     if bandwidth * LONGEST_S < 1:
         got = f"{bandwidth:g} bytes/s" if bandwidth else "0"
@@ -376,7 +376,7 @@ def _neighbours(num_ranks: int) -> Iterator[tuple[int, int]]:
 
 
 def _idle_links(topology: Network, num_ranks: int) -> dict[tuple[int, int], Link]:
-    """Returns the costs of messages between neighbours if the network is otherwise idle."""
+    """Returns the cost of messages between neighbours on an otherwise idle network."""
     found = {}
     for src, dst in _neighbours(num_ranks):
         links = [hop.link for hop in topology.route(src, dst, num_ranks)]
@@ -387,9 +387,9 @@ def _idle_links(topology: Network, num_ranks: int) -> dict[tuple[int, int], Link
 
 
 def _read_edge(table: TomlTable, num_ranks: int) -> tuple[int, int]:
-    """Reads the two ranks of a link.
+    """Reads a link's two ranks.
 
-    Neighbouring stages are on neighbouring ranks, so messages take no other links.
+    Neighbouring stages are on neighbouring ranks, so messages use no other links.
     """
     src, dst = (table.read(key, at_least(0)) for key in ("from", "to"))
     if (

@@ -209,7 +209,7 @@ def _loopback() -> tuple[bool, str, str]:
 
 
 def _name_look_up() -> tuple[bool, str, str]:
-    """Times the name look-up that torch's store client does for each rank.
+    """Measures the name lookup that torch's store client performs for each rank.
 
     The client looks up the name of the address that it has connected to. Many ranks ask at the same
     time, and a name server may drop some requests of a burst; so this sends a burst.

@@ -24,8 +24,8 @@ _SOURCE: Final = Path("/sys/devices/system/clocksource/clocksource0/current_cloc
 def examine_job() -> list[tuple[bool, str, str]] | None:
     """Builds the ring on all ranks of the job, as a program would.
 
-    Every rank calls it. It blocks until all ranks have called it, at most 30 s. Returns the
-    findings on rank 0, and None on other ranks.
+    Every rank calls this function. It blocks until all ranks have called it, for at most 30 s.
+    Returns the findings on rank 0, and None on other ranks.
     """
     from ringsim.comm.torch_private import default_store
     from ringsim.launch.clocks import name_clock

@@ -70,7 +70,7 @@ def copy(options: argparse.Namespace) -> int:
 
 
 def copy_lessons(directory: Path, edition: str) -> tuple[list[Path], list[Path]]:
-    """Copies an edition of the lessons and their data into a directory, which is created.
+    """Copies an edition of the lessons and their data into a directory, which it creates.
 
     Returns:
         The files written, and the files kept because they already existed.
@@ -109,7 +109,7 @@ def copy_lessons(directory: Path, edition: str) -> tuple[list[Path], list[Path]]
 
 
 def open_lab(options: argparse.Namespace) -> int:
-    """Opens the lessons in JupyterLab and waits until it ends; returns its exit code."""
+    """Opens the lessons in JupyterLab and waits until JupyterLab exits; returns its exit code."""
     if importlib.util.find_spec("jupyterlab") is None:
         raise RingError(
             "this command needs JupyterLab, which is not installed. Install it: pip install "

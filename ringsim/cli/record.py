@@ -68,7 +68,7 @@ def add_merge(verbs: Verbs[argparse.ArgumentParser]) -> None:
 
 
 def run_merge(options: argparse.Namespace) -> int:
-    """Joins parts and saves the trace; returns the exit code."""
+    """Joins the parts and saves the trace; returns the exit code."""
     trace = merge(options.parts)
     print(trace.summary())
     save_trace(trace, options.out)
@@ -76,7 +76,7 @@ def run_merge(options: argparse.Namespace) -> int:
 
 
 def add_rank_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options for the ranks that a script runs on."""
+    """Adds the options for the ranks on which a script runs."""
     parser.add_argument(
         "-n",
         "--ranks",
@@ -127,7 +127,7 @@ def run_trace(options: argparse.Namespace) -> int:
 
 
 def next_free(file: Path) -> Path:
-    """Returns the first path with a number that does not exist yet.
+    """Returns the first numbered path that does not exist yet.
 
     Example:
         >>> next_free(Path("no/such/run.ringtrace"))
@@ -159,11 +159,11 @@ def record_rank(options: argparse.Namespace, out: Path) -> int:
 
 
 def run_script(options: argparse.Namespace, *, keep_at: Path | None = None) -> Trace:
-    """Runs ``options.script`` with ``options.arguments`` on ranks.
+    """Runs ``options.script`` on ranks, with ``options.arguments``.
 
     Args:
         options: the parsed command line, with the options of ``add_rank_options``.
-        keep_at: the directory for the ranks' records; None for a temporary one.
+        keep_at: the directory for the ranks' records, or None for a temporary one.
 
     Raises:
         ArgumentError: there is no such script, or ``keep_at`` already exists.
@@ -201,10 +201,10 @@ def run_script(options: argparse.Namespace, *, keep_at: Path | None = None) -> T
 
 
 def run_alone(script: Path, options: argparse.Namespace) -> Trace:
-    """Runs a script in this process, because it starts its own ranks.
+    """Runs a script in this process, because the script starts its own ranks.
 
     Raises:
-        RankFailed: the script raised.
+        RankFailed: the script raised an error.
         RingError: no process was rank 0.
     """
     from ringsim.diagnose.failure import indent, report_exception

@@ -30,7 +30,7 @@ class Rule:
     Attributes:
         words: the rule in words, for errors.
         fits: a function that returns whether a value follows the rule.
-        make: the type to convert a value to.
+        make: the type to which a value is converted.
     """
 
     words: str
@@ -57,7 +57,7 @@ TRUTH: Final = Rule("true or false", lambda value: isinstance(value, bool), bool
 
 @dataclass(frozen=True)
 class Units:
-    """The units that a quantity may have.
+    """The units allowed for a quantity.
 
     Attributes:
         factors: the factor from each unit to the first, as an exact number, so that 10 us are
@@ -99,7 +99,7 @@ class TomlTable:
 
     Args:
         name: the name as the file spells it, such as ``[link]``.
-        file: the file that has the table, for errors.
+        file: the file that contains the table, for errors.
         entries: the entries, from ``tomllib``.
 
     Example:
@@ -126,7 +126,7 @@ class TomlTable:
         return self._open(f"[{key}]", self.read(key, rule))
 
     def tables(self, key: str) -> list[TomlTable]:
-        """Returns the tables of a list, ``[[key]]``; none if there is no such list."""
+        """Returns the tables of a list, ``[[key]]``, or no tables if there is no such list."""
         rule = Rule(
             f"a list of tables, [[{key}]]",
             lambda value: is_list(value) and all(isinstance(one, dict) for one in value),
@@ -203,7 +203,7 @@ class TomlTable:
         return float(exact)
 
     def finish(self) -> None:
-        """Rejects keys that were not read, here and in the inner tables.
+        """Rejects keys that were not read, in this table and in the inner tables.
 
         The error suggests the most similar known key.
         """

@@ -73,7 +73,7 @@ def add_show(verbs: Verbs[argparse.ArgumentParser]) -> None:
 
 
 def run_show(options: argparse.Namespace) -> int:
-    """Summarises, draws and exports a trace file; returns the exit code."""
+    """Summarizes, draws and exports a trace file; returns the exit code."""
     out: Path | None = options.out
     if out is not None and out.suffix and not out.is_dir():
         check_ending("-o", out, PICTURES)
@@ -103,7 +103,7 @@ def run_show(options: argparse.Namespace) -> int:
 
 
 def _count(file: Path, whole_table: bool) -> Totals:
-    """Counts a trace file; on a terminal, shows the progress if it takes long."""
+    """Counts a trace file's contents; shows progress on a terminal if this takes long."""
     lines: list[Progress] = []
 
     def on_rank(rank: int, world_size: int) -> None:
@@ -120,7 +120,7 @@ def _count(file: Path, whole_table: bool) -> Totals:
 def write_page(traces: Sequence[Trace], file: Path, names: Sequence[str] = ()) -> None:
     """Writes traces as an interactive page, and prints its path.
 
-    Its directory is created if necessary.
+    The path's directory is created if necessary.
     """
     make_directory(file.parent)
     to_html(traces, file, names)
@@ -150,7 +150,7 @@ def add_open(verbs: Verbs[argparse.ArgumentParser]) -> None:
 
 
 def run_open(options: argparse.Namespace) -> int:
-    """Writes the page of trace files and opens it; returns the exit code."""
+    """Writes a page with the trace files and opens the page; returns the exit code."""
     files = [find_newest(path) for path in options.files]
     page = options.out or files[0].with_suffix(".html")
     names = [path.name for path in files] if len(files) > 1 else []
@@ -245,7 +245,7 @@ def add_figures(verbs: Verbs[argparse.ArgumentParser]) -> None:
 
 
 def run_figures(options: argparse.Namespace) -> int:
-    """Draws the ring and the timeline of a trace file, and bandwidths and waits if it has them.
+    """Draws a trace file's ring and timeline, and bandwidths and waits if the file has any.
 
     Returns the exit code.
     """
@@ -349,12 +349,12 @@ def run_explain(options: argparse.Namespace) -> int:
 
 
 def find_newest(file: Path) -> Path:
-    """Returns the newest trace of a script in this directory, and prints its name.
+    """Returns a script's newest trace in this directory, and prints the trace's name.
 
     A file that is not a script is returned unchanged.
 
     Raises:
-        ArgumentError: the script has no trace here.
+        ArgumentError: the script has no trace in this directory.
     """
     if file.suffix != ".py":
         return file

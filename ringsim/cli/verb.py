@@ -56,7 +56,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 def tell(
     options: argparse.Namespace, words: Callable[[], object], numbers: Callable[[], object]
 ) -> None:
-    """Prints the results: in words, or as JSON if the user asked for it."""
+    """Prints the results in words, or as JSON if the user asked for JSON."""
     print(json.dumps(numbers(), indent=2) if options.json else words())
 
 
@@ -72,7 +72,7 @@ def write_pictures(trace: Trace, directory: Path) -> None:
 
 
 def tell_written(file: object) -> None:
-    """Prints the path of a file that was written, escaped because its name may be untrusted."""
+    """Prints the path of a written file, escaped because the file name may be untrusted."""
     print(f"wrote {escape(str(file), lines=False)}")
 
 
@@ -84,7 +84,7 @@ def save_trace(trace: Trace, file: Path) -> None:
 
 @contextlib.contextmanager
 def keep_what_was_recorded(file: Path | None) -> Iterator[None]:
-    """Saves the partial trace of a run that fails, and prints its path."""
+    """Saves the partial trace of a failing run, and prints the file's path."""
     try:
         yield
     except (RingError, Interrupted) as error:
@@ -116,7 +116,7 @@ def make_directory(path: Path) -> None:
 def write_picture(axes: Axes, file: Path) -> None:
     """Writes the figure of some axes, closes it, and prints its path.
 
-    Its directory is created if necessary.
+    The path's directory is created if necessary.
 
     Raises:
         RingError: the file cannot be written.

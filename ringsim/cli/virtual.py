@@ -61,7 +61,7 @@ def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:
 
 
 def add_network(parser: argparse.ArgumentParser) -> None:
-    """Adds the options for the virtual clock of a script; a description has its own."""
+    """Adds the options for a script's virtual clock; a description sets its own clock."""
     parser.add_argument(
         "--latency-us",
         type=float,
@@ -117,7 +117,7 @@ def run(options: argparse.Namespace) -> int:
 def _write(
     options: argparse.Namespace, make_trace: Callable[[], Trace], plot: Callable[[], Axes]
 ) -> int:
-    """Saves and draws the simulated run, if the user asked for it."""
+    """Saves and draws the simulated run, if the user asked for this."""
     if options.save is not None:
         save_trace(make_trace(), options.save)
     if options.plot is not None:
@@ -170,9 +170,9 @@ def _describe_topology(topology: Network) -> str:
 
 
 def _report(described: Description, step: ScheduleRun, ran: Trace | None) -> str:
-    """Returns the step in a few lines, next to a closed form.
+    """Returns a few lines on the step, which compare it with a closed form.
 
-    If ranks ran the step, it is next to its time with unshared links and no jitter instead.
+    If ranks ran the step, it is compared with its time with unshared links and no jitter instead.
     """
     more, rows = "", {"step": _say(step.makespan)}
     if ran is None:
@@ -204,7 +204,7 @@ def _report(described: Description, step: ScheduleRun, ran: Trace | None) -> str
 
 
 def _describe_path(step: ScheduleRun) -> dict[str, str]:
-    """Returns the time shares of the critical path, and the costs worth improving."""
+    """Returns the critical path's time shares, and the costs worth improving."""
     path = step.critical_path
     hops = ", ".join(f"{reason} {number:,}" for reason, number in path.by_reason.items())
     found = {
@@ -222,9 +222,9 @@ def _describe_path(step: ScheduleRun) -> dict[str, str]:
 
 
 def _formula(described: Description, step: ScheduleRun) -> str:
-    """Returns the time of this step by its closed form.
+    """Returns this step's time according to its closed form.
 
-    If there is none, returns the time of the step with instant messages.
+    If there is no closed form, returns the time of the step with instant messages.
     """
     if step.closed_form is not None:
         return _say(step.closed_form)
@@ -256,7 +256,7 @@ def _formula(described: Description, step: ScheduleRun) -> str:
 def _live(described: Description) -> str:
     """Returns the number of activations that are live at the same time.
 
-    For a named schedule it comes from a formula, for others from counting.
+    For a named schedule, the number comes from a formula; for other schedules, from counting.
     """
     shape = described.schedule
     try:

@@ -144,7 +144,7 @@ def explain(trace: Trace) -> Diagnosis:
 
 
 def _judge(trace: Trace, ends: Mapping[int, End], end_ns: int | None) -> tuple[Snapshot, Diagnosis]:
-    """Returns the open operations at the end of a run, and the diagnosis of them."""
+    """Returns the open operations at the end of a run, and their diagnosis."""
     snapshot = snapshot_of_events(trace.events, trace.world_size, ends, end_ns=end_ns)
     judged = judge(snapshot)
     # At the end of a simulated run, no message was in flight; for real ranks, the watcher records
@@ -161,7 +161,7 @@ def _find_causes(
 ) -> tuple[list[Finding], list[Finding]]:
     """Finds operations that were refused or that disagree.
 
-    Returns the findings that may cause others, and further mismatched messages. A refused operation
+    Returns the findings that may cause others, and other mismatched messages. A refused operation
     may be harmless, if the program caught the error.
     """
     messages = find_message_mismatches(trace)
@@ -194,7 +194,7 @@ def _names(findings: Iterable[Finding]) -> list[tuple[str, set[int]]]:
 
 
 def _find_caught(trace: Trace) -> tuple[list[Finding], list[Finding]]:
-    """Returns the findings whose errors the program caught, and those that it kept retrying.
+    """Returns the findings whose errors the program caught, and the operations it kept retrying.
 
     The metadata may come from an untrusted file.
     """
@@ -228,7 +228,7 @@ def _find_caught(trace: Trace) -> tuple[list[Finding], list[Finding]]:
 def _count_retries(events: Events, rank: int, at_ns: int) -> int:
     """Counts the retries of the operation that a rank waited for at a given time.
 
-    0 if the rank has done anything else since.
+    The count is 0 if the rank has done anything else since.
     """
     mine = np.flatnonzero((events.rank == rank) & (events.kind <= COLLECTIVE))
     columns = (events.op, events.peer, events.tag, events.file, events.line)
@@ -248,7 +248,7 @@ def _count_retries(events: Events, rank: int, at_ns: int) -> int:
 
 
 def _distinct(causes: Iterable[Finding]) -> list[Finding]:
-    """Drops findings that repeat an earlier one of the same kind on some of the same ranks."""
+    """Drops findings that repeat an earlier finding of the same kind on some of the same ranks."""
     kept: list[Finding] = []
     for one in causes:
         if not any(one.kind == other.kind and set(one.ranks) & set(other.ranks) for other in kept):
@@ -257,7 +257,7 @@ def _distinct(causes: Iterable[Finding]) -> list[Finding]:
 
 
 def _under(causes: list[Finding], judged: Sequence[Finding]) -> list[Finding]:
-    """Folds each finding into the cause that names one of its ranks, if there is one."""
+    """Folds each finding into a cause that names one of the finding's ranks, if any."""
     alone = []
     for one in judged:
         place = next(
@@ -291,7 +291,7 @@ def _restates(failure: Finding) -> bool:
 
 
 def _renamed(finding: Finding) -> Finding:
-    """Returns a finding, with the kind of a failed rendezvous if its error is one."""
+    """Returns a finding, whose kind is a failed rendezvous if its error is one."""
     failed = finding.end is not None and finding.end.error == "RendezvousFailed"
     return replace(finding, kind="rendezvous_failed") if failed else finding
 
@@ -315,7 +315,7 @@ def _gathered(findings: Sequence[Finding]) -> list[Finding]:
 def _find_leavers(snapshot: Snapshot) -> list[Finding]:
     """Finds ranks that exited in the middle of their worker.
 
-    This ended the run, although no rank waited for them.
+    Their exit ended the run, although no rank waited for them.
     """
     return [
         Finding(
@@ -416,7 +416,7 @@ def _name_busy(
 def _find_held(events: Events, snapshot: Snapshot) -> Finding | None:
     """Returns the finding of ranks that are stuck unless their other threads help.
 
-    None if there is none.
+    Returns None if there are no such ranks.
     """
     views = list(snapshot.ranks)
     able = []

@@ -1,4 +1,4 @@
-"""Describes the failures of ranks, and finds the one that caused the others.
+"""Describes rank failures, and finds the failure that caused the others.
 
 When a rank fails, its connections close and its peers fail as well. The user needs the first
 failure, with their own line; the others are only listed. Within one rank, exceptions are chained by
@@ -105,7 +105,7 @@ class Cause(NamedTuple):
 
 
 def find_cause(error: BaseException) -> Cause:
-    """Returns the cause of a rank's failure, given the exception of its worker.
+    """Returns the cause of a rank's failure, given its worker's exception.
 
     Example:
         >>> def fail():
@@ -185,7 +185,7 @@ def _chain(error: BaseException, *, hidden: bool = True) -> list[BaseException]:
 
 
 def _root(error: BaseException) -> BaseException | None:
-    """Returns the first exception that a traceback shows before an error, None if none."""
+    """Returns the first exception that a traceback shows before an error, or None."""
     first = _chain(error, hidden=False)[0]
     return None if first is error else first
 
@@ -213,15 +213,15 @@ def _echo_of(error: BaseException) -> str:
 
 
 def _raised_inside(error: BaseException) -> bool:
-    """Returns whether code of ringsim or torch raised an exception."""
+    """Returns whether an exception was raised by ringsim's or torch's code."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return bool(frames) and is_internal(frames[-1].f_code.co_filename)
 
 
 def _was_on_its_way(error: BaseException, later: list[BaseException]) -> bool:
-    """Returns whether an exception was passing a ``finally`` when later ones were raised.
+    """Returns whether later exceptions were raised while this one passed a ``finally``.
 
-    An ``__exit__`` counts like a ``finally``.
+    An ``__exit__`` counts as a ``finally``.
     """
     caught = error.__traceback__
     if caught is None or isinstance(error, GeneratorExit):  # it only closes a generator
@@ -234,7 +234,7 @@ def _was_on_its_way(error: BaseException, later: list[BaseException]) -> bool:
 
 
 def _is_kept(filename: str, raised_at: int, line: int) -> bool:
-    """Returns whether a line is in an ``except`` clause that handles another line's error.
+    """Returns whether a line is in an ``except`` clause that handles a different line's error.
 
     Also True if the source is not available.
     """
@@ -263,7 +263,7 @@ class Report:
         error: the name of the exception's type, or "" if the process died without one.
         text: the exception's message, or the death of the process: "was ended by signal 9
             (SIGKILL)".
-        where: "file, line n, in function" of the user's own line, "" if there is none.
+        where: "file, line n, in function" of the user's own line, or "" if there is none.
         traceback: the user's part of the traceback, with source lines.
         at_ns: the time, on CLOCK_MONOTONIC.
         of_ringsim: whether ``error`` is one of ringsim's own errors.
@@ -272,9 +272,9 @@ class Report:
             step)", or "".
         waited: the place of the wait that held up the exception on its way out, or "".
         frames: the user's lines at which a wait ended, if one did; otherwise those of the error.
-        exit_code: the exit code of the process or of ``sys.exit`` (negative: a signal), None if
+        exit_code: the exit code of the process or of ``sys.exit`` (negative: a signal), or None if
             unknown.
-        printed: its last output.
+        printed: the rank's last output.
     """
 
     rank: int
@@ -293,12 +293,12 @@ class Report:
 
     @property
     def is_consequence(self) -> bool:
-        """Whether this is the echo of another rank's failure."""
+        """Whether this failure is the echo of another rank's failure."""
         return self.echo == PEER
 
 
 def report_exception(rank: int, error: BaseException, at_ns: int | None = None) -> Report:
-    """Describes the failure of a worker, with the frames of the user's own code.
+    """Describes a worker's failure, with the stack frames of the user's own code.
 
     ``at_ns`` is the current time by default.
     """
@@ -332,7 +332,7 @@ def _name(error: BaseException) -> str:
 
 
 def _users_place(error: BaseException) -> str:
-    """Returns "file, line n, in function" of the user's innermost line, "" if there is none."""
+    """Returns "file, line n, in function" of the user's innermost line, or "" if there is none."""
     return _summarize(error)[1]
 
 
@@ -343,7 +343,7 @@ def _summarize(error: BaseException) -> tuple[traceback.TracebackException, str]
 
 
 def _keep_users_frames(summary: traceback.TracebackException) -> str:
-    """Drops the frames of ringsim and torch from a traceback, if others remain.
+    """Drops the frames of ringsim and torch from a traceback, if other frames remain.
 
     Returns the place of the user's innermost frame.
     """
@@ -357,7 +357,7 @@ def _keep_users_frames(summary: traceback.TracebackException) -> str:
 
 
 def _innermost(frames: Sequence[traceback.FrameSummary]) -> str:
-    """Returns "file, line n, in function" of the last frame outside Python's library."""
+    """Returns "file, line n, in function" of the last frame outside Python's standard library."""
     place = next(
         (frame for frame in reversed(frames) if not frame.filename.startswith(_PYTHON)),
         frames[-1] if frames else None,
@@ -391,7 +391,7 @@ def report_death(
 
     Args:
         rank: the rank of the process.
-        exit_code: the exit code as in ``subprocess`` (negative: a signal), None if unknown.
+        exit_code: the exit code as in ``subprocess`` (negative: a signal), or None if unknown.
         at_ns: the time when it was reaped.
         output: the output of the rank; its last line is often a message from C++.
         crash: the output of Python's ``faulthandler``, innermost frame first.
@@ -426,9 +426,9 @@ def report_death(
 
 @contextlib.contextmanager
 def interrupted_once() -> Iterator[None]:
-    """Lets Ctrl-C interrupt the block once.
+    """Allows Ctrl-C to interrupt the block only once.
 
-    Further ones have no effect while the block cleans up and saves its records.
+    Further interrupts have no effect while the block cleans up and saves its records.
     """
 
     def interrupt(number: int, frame: Any) -> None:
@@ -508,7 +508,7 @@ def describe_end(report: Report) -> dict[str, Any]:
 
 
 def note_failed_threads(recorder: Recorder) -> Callable[[], None]:
-    """Records from now on the errors that end threads, because others may wait for these threads.
+    """Starts recording errors that end threads, because others may wait for these threads.
 
     Returns a function that stops the recording.
     """
@@ -553,7 +553,7 @@ def describe_unfinished(rank: int, doing: str, place: tuple[str, int] | None) ->
 
 
 def place_text(place: tuple[str, int]) -> str:
-    """Returns a file and a line in it as "train.py:7", or with the name of a notebook cell.
+    """Returns a file and line as "train.py:7", or with the name of a notebook cell.
 
     Example:
         >>> place_text(("/home/me/train.py", 7))
@@ -564,14 +564,14 @@ def place_text(place: tuple[str, int]) -> str:
 
 
 def first_failure(reports: Sequence[Report]) -> Report:
-    """Returns the report that caused the others: the earliest that is not an echo."""
+    """Returns the report that caused the others: the earliest report that is not an echo."""
     return min(reports, key=lambda report: (report.is_consequence, report.at_ns))
 
 
 def make_error(
     reports: Sequence[Report], world_size: int, stopped: Sequence[int]
 ) -> errors.RingError:
-    """Makes the one error of a failed run.
+    """Creates the single error of a failed run.
 
     Args:
         reports: the reports of the ranks that failed by themselves.
@@ -677,7 +677,7 @@ class Verdict:
 
     @property
     def waiting(self) -> tuple[int, ...]:
-        """The ranks that wait, and must be woken."""
+        """The waiting ranks, which must be woken."""
         states = self.diagnosis.states
         return tuple(rank for rank in self.ranks if not states or states[rank] == "blocked")
 
@@ -730,7 +730,7 @@ def clear_verdict(directory: Path) -> None:
 
 
 def read_verdict(directory: Path) -> Verdict | None:
-    """Returns the verdict of a run, None if there is none."""
+    """Returns the verdict of a run, or None if there is none."""
     try:
         said = json.loads((directory / _FILE).read_bytes())
     except OSError:

@@ -9,7 +9,7 @@ shortest of several messages of the same size, and compared with the other links
     host0 - host2     4.3 ms
     host1 - host2    33.6 ms     slow
 
-The links may be slow even if most of them are: a host with a bad interface has slow links to all
+Links can be reported even if most links are slow: a host with a bad interface has slow links to all
 other hosts.
 """
 
@@ -52,7 +52,7 @@ Pair = tuple[str, str]  # of hosts, in alphabetical order
 
 
 class _Way(NamedTuple):
-    """The times of messages of the same size from one host to another."""
+    """Times of equally sized messages from one host to another."""
 
     src: str  # host
     dst: str
@@ -168,7 +168,7 @@ def _list_crossings(trace: Trace) -> _Crossings:
 
 
 def _read_clocks(trace: Trace) -> tuple[Ints, Ints]:
-    """Returns for each rank whether its clock was compared, and its possible error in ns."""
+    """Returns, for each rank, whether its clock was compared and its possible error in ns."""
     known, wrong_ns = (
         np.ones(trace.world_size, dtype=bool),
         np.zeros(trace.world_size, dtype=np.int64),
@@ -200,7 +200,7 @@ def _list_ways(crossings: _Crossings) -> list[_Way]:
 
 
 def _find_quickest(ways: Sequence[_Way]) -> dict[int, dict[Pair, int]]:
-    """Returns the time of the faster direction of each link in ns, by message size."""
+    """Returns the time in ns of each link's faster direction, by message size."""
     found: dict[int, dict[Pair, int]] = {}
     for way in ways:
         links = found.setdefault(way.size_bytes, {})
@@ -212,7 +212,7 @@ def _find_quickest(ways: Sequence[_Way]) -> dict[int, dict[Pair, int]]:
 
 
 def _find_still(trace: Trace, crossings: _Crossings, ways: Sequence[_Way]) -> list[Finding]:
-    """Finds links on which nothing arrived for long although both sides of a message had posted.
+    """Finds links on which nothing arrived for long although both sides had posted a message.
 
     Other messages of the same size must be fast.
     """
@@ -295,9 +295,9 @@ def _find_slow(trace: Trace, ways: Sequence[_Way]) -> list[Finding]:
 
 
 def _median_of_others(ascending: Sequence[int], own: int) -> int | None:
-    """Returns the median of numbers without one of them; the lower of two medians.
+    """Returns the (lower) median of numbers, leaving one of them out.
 
-    None if there is no other number.
+    Returns None if there is no other number.
 
     Example:
         >>> (

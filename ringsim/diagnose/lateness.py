@@ -135,7 +135,7 @@ def _own_time(waits: _Waits, activity: Activity) -> Ints:
 
 
 class _Blame(NamedTuple):
-    """The time that others waited for each rank while it was busy, and the number of waits."""
+    """The time that other ranks waited for each busy rank, and the number of waits."""
 
     length_ns: Ints
     times: Ints
@@ -244,7 +244,7 @@ def _find_straggler(
 def _describe_groups(
     trace: Trace, waits: _Waits, own_ns: Ints, activity: Activity
 ) -> list[Finding]:
-    """Returns a finding for the waits of one rank for another at one line, longest first.
+    """Returns a finding for each line at which one rank waited for another, longest wait first.
 
     Findings that follow from others are folded into them.
     """
@@ -338,7 +338,7 @@ def _late_finding(
 
 
 class Activity:
-    """The activity of ranks over time, from the events of a run of ``world_size`` ranks.
+    """The ranks' activity over time, from the events of a run with ``world_size`` ranks.
 
     Example:
         >>> from ringsim.traces.events import OP_CODES, Tables, make_events
@@ -403,7 +403,7 @@ class Activity:
         return "busy outside any span"
 
     def in_span(self, rank: int, start_ns: int, end_ns: int) -> str:
-        """Describes the span that a rank was in for most of an interval, "" if none."""
+        """Describes the span that a rank was in for most of an interval, or "" if there is none."""
         events, spans = self._events, self._spans
         mine = spans[events.rank[spans] == rank]
         done = np.where(events.done_ns[mine] == NONE, end_ns, events.done_ns[mine])
@@ -442,9 +442,9 @@ class Activity:
         return f'in "{name}"' + (f" ({words})" if words else "")
 
     def _blocked_until(self, rank: int) -> tuple[Ints, Ints]:
-        """Returns ascending times, and the blocked time of the rank until each of them.
+        """Returns ascending times, and the rank's blocked time until each of these times.
 
-        Overlaps count once.
+        Overlapping times count once.
         """
         if rank not in self._ends:
             events = self._events

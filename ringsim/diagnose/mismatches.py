@@ -1,4 +1,4 @@
-"""Mistakes that need not block any rank: mismatched operations, and unfinished ones.
+"""Mistakes that need not block any rank: mismatched or unfinished operations.
 
 Mismatched messages and collectives may abort a process inside Gloo, but mostly go unnoticed. They
 are found in the records: by the watcher while the ranks run, at the end of a run, and in any trace.
@@ -70,8 +70,8 @@ _EFFECTS: Final = {
 def disagreement(mine: Payload, theirs: Payload) -> str:
     """Returns the property in which the two sides of an operation disagree.
 
-    It is "size", "dtype", "reduction" or "shape"; empty if the sides agree. A flat shape agrees
-    with any other one, and dimensions of 1 do not count: both are common and harmless.
+    The property is "size", "dtype", "reduction" or "shape", or empty if the sides agree. A flat
+    shape agrees with any other one, and dimensions of 1 do not count: both are common and harmless.
 
     Example:
         >>> disagreement(Payload("float32", (2, 3), 24), Payload("float32", (3, 2), 24))
@@ -143,7 +143,7 @@ def _first_marked(marked: Ints, key: Ints) -> Ints:
 def _mark_done(
     events: Events, send: Ints, recv: Ints, calls: CollectiveCalls, elsewhere: set[int]
 ) -> Ints:
-    """Marks the operations done on all sides, if all before them on the channel or group are."""
+    """Marks the operations done on all sides whose channel or group has no earlier open ones."""
     done = events.status != IN_FLIGHT
     mask: Ints = done & np.isin(events.peer, list(elsewhere)) & (events.kind <= RECV)
     order = np.argsort(send, kind="stable")  # in the order of posting, on each channel
@@ -196,7 +196,7 @@ def find_message_mismatches(trace: Trace) -> tuple[Finding, ...]:
 
 
 def is_recorded_whole(trace: Trace) -> Ints:
-    """Marks the events on groups that are recorded from their first operation on.
+    """Marks the events on groups that have been recorded since their first operation.
 
     Only these events can be compared.
     """
@@ -211,7 +211,7 @@ def is_recorded_whole(trace: Trace) -> Ints:
 
 
 def _message_findings(events: Events, send: Ints, recv: Ints) -> tuple[Finding, ...]:
-    """Returns a finding for each pair of lines and payloads that disagree."""
+    """Returns a finding for each pair of disagreeing lines and payloads."""
     given, wanted = events.payload[send], events.payload[recv]
     differ = (given != wanted) & (given != NONE) & (wanted != NONE)
     send, recv = send[differ], recv[differ]
@@ -241,7 +241,7 @@ def _count_alike(columns: Sequence[Ints]) -> Iterator[tuple[int, int]]:
 
 
 def _worst(found: Iterable[tuple[Any, Any, Finding]]) -> tuple[Finding, ...]:
-    """Returns at most ``MOST_FINDINGS`` findings, sorted by the key paired with each."""
+    """Returns at most ``MOST_FINDINGS`` findings, sorted by their keys."""
     return tuple(one[-1] for one in sorted(found, key=lambda one: one[:2])[:MOST_FINDINGS])
 
 
@@ -264,10 +264,10 @@ def _times_text(times: int) -> str:
 
 
 def find_collective_mismatches(events: Events) -> tuple[Finding, ...]:
-    """Finds collectives that the ranks call differently.
+    """Finds collectives that ranks call differently.
 
-    They may differ in kind, root, size, dtype, reduction, shape or order in memory. Only the first
-    such call of each group is reported, because later ones may be consequences.
+    The calls may differ in kind, root, size, dtype, reduction, shape or order in memory. Only the
+    first such call of each group is reported, because later ones may be consequences.
 
     Example:
         >>> from ringsim.traces.events import Group, Tables, make_events
@@ -350,7 +350,7 @@ def _call_findings(
 def _find_unfit_splits(
     events: Events, event: Ints, call: Ints
 ) -> Iterator[tuple[int, list[int], str]]:
-    """Yields each all_to_all in which a rank gives another one more or less than it takes.
+    """Yields each all_to_all in which a rank sends another rank more or less than it accepts.
 
     Each entry has the first index, the indices of both ranks, and a description.
     """
@@ -389,7 +389,7 @@ def _call_difference(
     root: int,
     other_root: int,
 ) -> str:
-    """Returns the property in which two ranks' calls differ, empty if they agree."""
+    """Returns the property in which two ranks' calls differ, or an empty one if they agree."""
     if not same_collective(OP_NAMES[op], OP_NAMES[other_op]):
         return "kind"
     if root != other_root:
@@ -431,7 +431,7 @@ def _call_finding(
 
 
 def find_notices(events: Events) -> tuple[Finding, ...]:
-    """Finds operations that were refused while the program ran, from marks in the trace.
+    """Finds operations that were refused at run time, from marks in the trace.
 
     Example:
         >>> from ringsim.traces.events import Tables, make_events
@@ -473,7 +473,7 @@ def find_failed_threads(events: Events) -> dict[int, str]:
 
 
 def _list_notices(events: Events) -> Iterator[tuple[int, tuple[str, str]]]:
-    """Yields the marks that are notices, each with its kind and message."""
+    """Yields the marks that are notices, each with the notice's kind and message."""
     labels = {
         number: said
         for number, label in enumerate(events.tables.labels)
@@ -486,7 +486,7 @@ def _list_notices(events: Events) -> Iterator[tuple[int, tuple[str, str]]]:
 def _refused_before(events: Events, mark: int) -> int | None:
     """Returns the operation of a notice.
 
-    It is the latest operation of the rank, if it was refused on the line of the mark.
+    It is the rank's latest operation, if that operation was refused on the mark's line.
     """
     before = np.flatnonzero(
         (events.rank[:mark] == events.rank[mark]) & (events.kind[:mark] <= COLLECTIVE)
@@ -569,7 +569,7 @@ def find_leaks(trace: Trace) -> tuple[Finding, ...]:
 def find_missing(events: Events) -> tuple[Finding, ...]:
     """Finds collectives of a finished run that some members never entered.
 
-    No rank is blocked in them.
+    No rank is blocked in these operations.
 
     Example:
         >>> from ringsim.traces.events import Group, Tables, make_events

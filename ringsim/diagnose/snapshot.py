@@ -1,8 +1,8 @@
 """The open operations of every rank at one moment, and their possible matches.
 
 A snapshot is made from events: the whole trace of a finished or simulated run, or the events that
-a builder keeps of a live run. The builder reads batches as the parts of the ranks grow. It drops
-pairs that are done on both sides and only counts them, so the cost of a look depends on the number
+a builder keeps of a live run. The builder reads batches as the ranks' parts grow. It drops
+pairs that are done on both sides and only counts them, so the cost of a poll depends on the number
 of open operations, not on the length of the run::
 
     channel 0 -> 1      [done][done][done][open]  [open]            sends
@@ -73,11 +73,11 @@ _ABLE: Final = ("unknown", "running")  # states in a finished trace that the eve
 
 @dataclass(frozen=True)
 class OpenOperation:
-    """An operation that a rank has posted and that is not done.
+    """An operation that a rank has posted but not completed.
 
     Attributes:
         operation: the operation.
-        group: its group, with the members: two groups may have the same name.
+        group: the operation's group, with its members, because two groups may have the same name.
         awaited: whether the rank is blocked waiting for it; true for all operations of an awaited
             batch.
         index: its place, from 0, among its rank's sends (or recvs) on its channel (group, source,
@@ -109,12 +109,12 @@ class OpenOperation:
 
     @property
     def matched(self) -> bool:
-        """Whether the other side of a message is also posted, as far as is known."""
+        """Whether the message's other side is also known to be posted."""
         return self.counterparts > self.index and not self.taken
 
     @property
     def doubtful(self) -> bool:
-        """Whether it is matched only if other recvs leave a message for it."""
+        """Whether the operation is matched only if other recvs leave a message for it."""
         return self.matched and self.counterparts - self.contested <= self.index
 
 
@@ -126,11 +126,11 @@ class RankSnapshot:
         state: one of ``STATES``. "blocked": all its threads wait, in its ``awaited`` operations or
             for each other. "exited": its worker has returned, or its process exited with code 0.
             "failed": it raised. "killed": its process died. In all other states, it can continue.
-        posted: the operations that are not done.
-        end: further facts about its end, or about its activity.
+        posted: the operations that are posted but not done.
+        end: further facts about the rank's end, or about its activity.
         refused: its latest messages that raised instead of being posted, each with the ``index``
             that it would have had.
-        last: the last operation that it posted, if it is gone.
+        last: the last operation that the rank posted, if it is gone.
     """
 
     state: str
@@ -141,20 +141,20 @@ class RankSnapshot:
 
     @property
     def awaited(self) -> tuple[OpenOperation, ...]:
-        """The operations in which it is blocked; empty if it is not blocked."""
+        """The operations in which the rank is blocked; empty if it is not blocked."""
         return tuple(one for one in self.posted if one.awaited) if self.state == "blocked" else ()
 
     @property
     def is_out(self) -> bool:
-        """Whether it will post no more operations, whatever the others do.
+        """Whether the rank will post no more operations, whatever other ranks do.
 
-        It is gone, or its threads wait for each other.
+        The rank is gone, or its threads wait for each other.
         """
         return self.state in GONE or (self.state == "blocked" and not self.awaited)
 
     @property
     def left_early(self) -> bool:
-        """Whether it is known to have exited with code 0 before its worker returned."""
+        """Whether the rank is known to have exited with code 0 before its worker returned."""
         left = self.end.how == EXIT_CODE or self.end.error == "SystemExit"
         return self.state == "exited" and left
 
@@ -202,7 +202,7 @@ class Snapshot:
 class Head(NamedTuple):
     """The progress of a rank, and the slots in which it is blocked.
 
-    If the heads of two looks are equal, nothing happened in between.
+    If the heads of two polls are equal, nothing happened in between.
     """
 
     written: int
@@ -211,7 +211,7 @@ class Head(NamedTuple):
 
 
 class _RankRecords:
-    """The kept operations and the threads of one rank, numbered by the builder's tables."""
+    """One rank's kept operations and threads, numbered by the builder's tables."""
 
     def __init__(self) -> None:
         self.slots: Ints = np.zeros(0, dtype=np.int64)
@@ -224,7 +224,7 @@ class _RankRecords:
         self._followed: dict[int, int] = {}
 
     def add(self, slots: Ints, records: Ints) -> None:
-        """Adds new records, and replaces changed ones."""
+        """Adds new records, and replaces changed records."""
         self._followed = dict(self._last)
         place = np.searchsorted(self.slots, slots)
         known = place < len(self.slots)
@@ -262,7 +262,7 @@ class _RankRecords:
     def settled(self) -> Ints:
         """Marks the operations that can no longer be refused.
 
-        They are awaited, done, or followed by another operation of their thread.
+        These operations are awaited, done, or followed by another operation of their thread.
         """
         records = self.records
         mask: Ints = (records["wait_ns"] != NONE) | (records["status"] != IN_FLIGHT)
@@ -272,7 +272,7 @@ class _RankRecords:
 
 
 class SnapshotBuilder:
-    """Collects the operations of a live run, and makes snapshots of it.
+    """Collects the operations of a live run, and takes snapshots of it.
 
     Args:
         world_size: the number of ranks.
@@ -343,7 +343,7 @@ class SnapshotBuilder:
 
     @property
     def open_bytes(self) -> int:
-        """The number of bytes in flight, as far as is known."""
+        """The known number of bytes in flight."""
         events = self.events()
         return int(np.maximum(events.size_bytes[events.status == IN_FLIGHT], 0).sum())
 
@@ -399,7 +399,7 @@ class SnapshotBuilder:
     def count_dropped(self, events: Events, event: int) -> int:
         """Returns the number of dropped operations on the channel or group of an event.
 
-        They come before all the kept ones.
+        The dropped operations precede all kept operations.
         """
         return self._dropped.get(_channel_key(events, event), 0)
 
@@ -408,7 +408,7 @@ class SnapshotBuilder:
 
         Args:
             events: the result of ``events``, with nothing added since.
-            calls: the collectives among them.
+            calls: the collectives among the events.
             done: a mask of the operations to drop. They are pairs of a send and its recv, or calls
                 with all members, the earliest of their channel or group.
         """
@@ -437,7 +437,7 @@ def snapshot_of_events(
     *,
     end_ns: int | None = None,
 ) -> Snapshot:
-    """Returns the snapshot of the last moment of a trace, finished, failed or loaded.
+    """Returns a snapshot of the last moment of a finished, failed or loaded trace.
 
     If the last operation of a thread ended with an error while the rank waited for it, it still
     counts as awaited: its wait was ended because it would not end by itself.
@@ -512,7 +512,7 @@ def _make_snapshot(
     dropped: Mapping[tuple[int, ...], int],
     last: Mapping[int, Operation],
 ) -> Snapshot:
-    """Returns a snapshot of events, given masks of the open and the awaited ones.
+    """Returns a snapshot of events, given masks of the open and the awaited events.
 
     ``dropped`` counts the operations that are missing from the events.
     """
@@ -719,7 +719,7 @@ def _broken_waits(events: Events, speaks: Ints, thread: Ints) -> Ints:
 def _count_channels(events: Events) -> tuple[Ints, Ints, Ints]:
     """Numbers the sends and recvs of each channel, in columns as long as the events.
 
-    Further columns count the operations of the other side, and the contested ones.
+    Further columns count the operations on the other side, and the contested operations.
     """
     kind = events.kind
     index, counterparts, contested = np.zeros((3, len(events)), dtype=np.int64)
@@ -823,7 +823,7 @@ def _channel_key(events: Events, event: int) -> tuple[int, ...]:
 
 
 def _renumber(numbers: Ints, names: Mapping[int, Any], merged: dict[Any, int]) -> Ints:
-    """Translates a rank's numbers into those of a merged table; -1 for a number without a name."""
+    """Translates a rank's numbers into a merged table's numbers, or -1 if a number has no name."""
     known, places = np.unique(numbers, return_inverse=True)
     found = [
         merged.setdefault(names[one], len(merged)) if one in names else NONE

@@ -1,4 +1,4 @@
-"""Turns the analysis of stuck ranks into findings.
+"""Converts the analysis of stuck ranks to findings.
 
 A finding has the kind of the mistake, its evidence and a hint. Every stuck rank waits, directly or
 through other ranks, for a cycle of ranks that wait for each other or for a rank that is gone. These
@@ -105,7 +105,7 @@ def judge(snapshot: Snapshot, stuck: Stuck | None = None) -> Diagnosis:
 def blame_threads(findings: Sequence[Finding], failed: Mapping[int, str]) -> tuple[Finding, ...]:
     """Folds findings under the failed thread that caused them.
 
-    ``failed`` describes by rank the error that ended a thread of it.
+    ``failed`` describes, by rank, the error that ended one of the rank's threads.
 
     Example:
         >>> waits = Finding(
@@ -190,7 +190,7 @@ def _cycles(stuck: Stuck) -> list[tuple[int, ...]]:
 
 
 def _waits_for_gone(snapshot: Snapshot, stuck: Stuck) -> dict[tuple[int, ...], list[Hindrance]]:
-    """Returns the waits for ranks that are not stuck but will never answer, by those ranks.
+    """Returns the waits for ranks that are not stuck but will never answer, by awaited rank.
 
     Such a rank has exited or died, or has posted another collective.
     """
@@ -207,7 +207,7 @@ def _waits_for_gone(snapshot: Snapshot, stuck: Stuck) -> dict[tuple[int, ...], l
 def _cycle_finding(snapshot: Snapshot, stuck: Stuck, cycle: tuple[int, ...]) -> Finding:
     """Returns the finding of a cycle.
 
-    It is a mismatch if two of its ranks use different tags or groups, else a deadlock.
+    The finding is a mismatch if two of its ranks use different tags or groups, else a deadlock.
     """
     pairs = zip(cycle, (*cycle[1:], cycle[0]), strict=True)
     links = [
@@ -272,7 +272,7 @@ def _collective_finding(
 ) -> Finding:
     """Returns the finding of a cycle through a collective.
 
-    Its members call different collectives, or one of them waits elsewhere.
+    The members call different collectives, or one of them waits elsewhere.
     """
     wrong = _mismatched_call(link)
     if wrong is not None:
@@ -314,9 +314,9 @@ def _collective_finding(
 
 
 def _mismatched_call(link: Hindrance) -> Finding | None:
-    """Returns the finding of ranks that call another collective or create another group.
+    """Returns the finding of ranks that call a different collective or create a different group.
 
-    None if there is no such rank.
+    Returns None if there is no such rank.
     """
     mine = link.posted.operation
     wrong = [one for one in link.posted.entered if one.rank in link.peers and not meets(mine, one)]
@@ -402,7 +402,7 @@ def _last_text(snapshot: Snapshot, gone: Sequence[int]) -> str:
 
 
 def _with_threads(snapshot: Snapshot, root: Finding) -> Finding:
-    """Adds the places where threads of its ranks wait outside operations."""
+    """Adds the places where threads of the finding's ranks wait outside operations."""
     said = "".join(
         f"\n  meanwhile, rank {rank} {view.end.about}"
         for rank in root.ranks
@@ -422,7 +422,7 @@ def _failure(snapshot: Snapshot, rank: int) -> Finding:
 def _fold(stuck: Stuck, roots: Sequence[Finding]) -> tuple[Finding, ...]:
     """Folds each remaining stuck rank under the root cause that it waits for.
 
-    It may wait directly or through other ranks.
+    A rank may wait directly or through other ranks.
     """
     behind: dict[int, int] = {}
     for index, root in enumerate(roots):
@@ -530,7 +530,7 @@ def find_counterpart(snapshot: Snapshot, hindrance: Hindrance) -> Counterpart | 
 
 
 def _faces(mine: OpenOperation, theirs: OpenOperation) -> bool:
-    """Returns whether one is a send and the other a recv that match except for tag and group."""
+    """Returns whether a send and a recv match except for tag and group."""
     send, recv = (mine, theirs) if mine.operation.kind == SEND else (theirs, mine)
     if (send.operation.kind, recv.operation.kind) != (
         SEND,
@@ -544,7 +544,7 @@ def _faces(mine: OpenOperation, theirs: OpenOperation) -> bool:
 
 
 def _doubt(mine: OpenOperation, theirs: OpenOperation) -> str:
-    """Returns a further hint for a pair that may not belong together; "" if both are awaited."""
+    """Returns another hint for a pair that may not belong together, or "" if both are awaited."""
     if theirs.awaited:
         return ""
     send = mine.operation if mine.operation.kind == SEND else theirs.operation
@@ -627,7 +627,7 @@ def _change_order(links: Sequence[Hindrance]) -> list[str]:
 
 
 def advise_in_collective(snapshot: Snapshot, links: Sequence[Hindrance]) -> tuple[str, str]:
-    """Looks for a message in a cycle that passes through a collective.
+    """Searches for a message in a cycle that includes a collective.
 
     Returns an indented line about the missing side of the first one, and a hint.
     """
@@ -669,7 +669,7 @@ def advise_in_collective(snapshot: Snapshot, links: Sequence[Hindrance]) -> tupl
 
 
 def _tried(snapshot: Snapshot, link: Hindrance) -> str:
-    """Returns a hint if the other side of a message was refused and its rank continued."""
+    """Returns a hint if a message's other side was refused and its rank continued."""
     mine = link.posted.operation
     if mine.kind == COLLECTIVE or mine.peer < 0:
         return ""
@@ -743,7 +743,7 @@ def _peer_hint(snapshot: Snapshot, link: Hindrance, *, awaited: bool) -> str:
 def _has_both_tags(snapshot: Snapshot, mine: Operation, theirs: Operation) -> bool:
     """Returns whether a side has also posted the other tag.
 
-    In that case, the order is wrong rather than the tag.
+    In that case, the order rather than the tag is wrong.
     """
     return any(
         one.operation.kind == side.kind

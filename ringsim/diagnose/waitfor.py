@@ -77,7 +77,7 @@ def analyse(snapshot: Snapshot) -> Stuck | None:
             if its other side is posted.
 
     Returns:
-        These ranks and their waits; None if all ranks can still continue.
+        These ranks and their waits, or None if all ranks can still continue.
 
     Example:
         >>> from ringsim.diagnose.snapshot import RankSnapshot
@@ -138,9 +138,9 @@ def analyse(snapshot: Snapshot) -> Stuck | None:
 
 
 def hindering(snapshot: Snapshot, rank: int, one: OpenOperation) -> tuple[int, ...]:
-    """Returns the ranks that must act before a rank's operation can finish, ascending.
+    """Returns, ascending, the ranks that must act before a rank's operation can finish.
 
-    For a recv from any source, one of them is enough.
+    For a recv from any source, one of these ranks is enough.
     """
     return _make_need(snapshot, rank, one).hindering(rank)
 
@@ -188,7 +188,7 @@ class _Need:
         return found
 
     def hindering(self, rank: int) -> tuple[int, ...]:
-        """Returns the ranks that keep an operation of a rank from finishing, ascending.
+        """Returns, ascending, the ranks that keep a rank's operation from finishing.
 
         No rank may be set free after the first call.
         """
@@ -248,7 +248,7 @@ def _known(snapshot: Snapshot, rank: int) -> bool:
 def find_cycle(hindrances: Iterable[Hindrance]) -> tuple[int, ...]:
     """Returns a shortest cycle of ranks that wait for each other, starting at its lowest rank.
 
-    Empty if there is none.
+    The result is empty if there is no cycle.
     """
     links = list(hindrances)
     ranks = {link.rank for link in links}
@@ -281,7 +281,7 @@ def find_cycle(hindrances: Iterable[Hindrance]) -> tuple[int, ...]:
 
 
 def _cycle_through(start: int, graph: Mapping[int, Sequence[tuple[int, ...]]]) -> tuple[int, ...]:
-    """Returns a shortest cycle through a rank, starting there; empty if there is none."""
+    """Returns a shortest cycle that starts at a rank, or an empty one if there is none."""
     came_from: dict[int, int] = {}
     fresh = deque([start])
     while fresh and start not in came_from:

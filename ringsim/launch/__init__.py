@@ -2,11 +2,11 @@
 
 ``api`` is ``ringsim.trace``. ``job`` packs the function, ``ranks`` provides processes (from a
 ``forkserver`` on Linux), and ``rank`` runs in each of them. ``supervisor`` follows a run, and
-``run`` returns its trace or raises its error. ``watcher`` finds stuck ranks, also from the activity
-of their ``threads``; ``protocol`` has the words that it exchanges with them.
+``run`` returns its trace or raises its error. ``watcher`` finds stuck ranks, partly from the
+activity of their ``threads``; ``protocol`` defines the messages that it exchanges with them.
 
 ``recording`` is for ranks started by another launcher. ``joined`` watches them, and ``hosts`` those
-on several hosts. ``block`` has the keys that the ranks of a block share over the store:
+on several hosts. ``block`` defines the keys that the ranks of a block share over the store:
 ``gathering`` brings their parts to rank 0, ``clocks`` compares their clocks, and ``merging`` writes
 the file, with their ``ends``.
 """

@@ -38,19 +38,19 @@ def run_alone(
     """Calls a function in its own process.
 
     Args:
-        function: the function as "module:name", so that the caller need not import it; it is called
+        function: the function as "module:name", so that the caller need not import it; called
             with the ``Process`` and ``args``.
-        args: the further arguments, which are pickled.
-        limit_s: the limit of the call, in seconds.
+        args: further arguments, which are pickled.
+        limit_s: the time limit for the call, in seconds.
         doing: the name of the run, for errors.
 
     Returns:
         A copy of the result.
 
     Raises:
-        Interrupted: Ctrl-C was pressed; its ``trace`` is the partial result.
-        RunTimeout: the limit has passed; its ``trace`` is the partial result.
-        RankFailed: the process has died.
+        Interrupted: Ctrl-C was pressed; ``trace`` of the error is the partial result.
+        RunTimeout: the limit was exceeded; ``trace`` of the error is the partial result.
+        RankFailed: the process died.
     """
     kind = Kind(1, ALONE, 1.0, ring=False, environment=start_environment())
     ranks = get_launcher().get_fresh(kind)
@@ -93,7 +93,7 @@ class _Call:
         return time.monotonic() - self._start_s
 
     def _hear(self, limit_s: float | None) -> Any:
-        """Returns the location of the result, None after the limit; shows output meanwhile."""
+        """Shows output until the result arrives; returns its location, or None after the limit."""
         while limit_s is None or self._elapsed_s < limit_s:
             ready = wait([self._channel], timeout=_POLL_S)
             self._output.follow()
@@ -105,10 +105,10 @@ class _Call:
         return None
 
     def _read(self) -> Any:
-        """Reads one message; returns the location of the result if the message has it.
+        """Reads one message; returns the location of the result if the message contains it.
 
         Raises:
-            BaseException: the function has raised, or the process has died.
+            BaseException: the function raised an error, or the process died.
         """
         try:
             what, value = self._channel.recv()

@@ -64,23 +64,24 @@ def trace(
 
     With a path instead of a function, it records ranks that already run.
 
-    With a function, it starts ``world_size`` processes, joins them in a process group and a ring,
-    calls ``worker(*args, **kwargs)`` in each, and returns when all have finished. You can define
-    the function in a notebook cell, and need no ``if __name__`` guard. ``ringsim.current_ring()``
-    returns its place in the ring. On Linux, processes started by the worker are ended when their
-    rank ends, unless they lead their own session.
+    With a function, ``trace`` starts ``world_size`` processes, joins them in a process group and a
+    ring, calls ``worker(*args, **kwargs)`` in each, and returns when all have finished. You can
+    define the function in a notebook cell, and need no ``if __name__`` guard. In the function,
+    ``ringsim.current_ring()`` returns the rank's place in the ring. On Linux, processes started by
+    the worker are ended when their rank ends, unless they lead their own session.
 
-    With a path, it returns a context manager for scripts whose ranks another launcher started, such
-    as torchrun. Every rank enters it, and rank 0 writes one file at the end of the block.
+    With a path, ``trace`` returns a context manager for scripts whose ranks were started by another
+    launcher, such as torchrun. Every rank enters it, and rank 0 writes one file at the end of the
+    block.
 
     Args:
         worker_or_path: the function, or the path of the trace file to write.
         world_size: the number of ranks, at least 1.
-        args: the positional arguments of the worker, the same on every rank.
-        kwargs: the keyword arguments of the worker, the same on every rank.
+        args: the worker's positional arguments, the same on every rank.
+        kwargs: the worker's keyword arguments, the same on every rank.
         comm_device: "cpu" for Gloo, "gpu" for NCCL with one rank per GPU.
-        timeout_s: the limit of one blocked operation, in seconds.
-        limit_s: the limit of the whole run, in seconds. None for no limit, or for one hour on GPUs,
+        timeout_s: the limit for each blocked operation, in seconds.
+        limit_s: the limit for the whole run, in seconds. None means no limit, or one hour on GPUs,
             where stuck ranks are not detected.
         seed: rank r seeds torch, numpy and random with ``seed + r``.
         inject: the faults to inject: ``ringsim.Slow``, ``Degrade``, ``Fail`` and ``Jitter``, as in
@@ -92,7 +93,7 @@ def trace(
             dtype, shape, reduction or root. "full" adds buffers used while their message is in
             flight and handles that are not waited for, at some cost. "off": none.
         backend: "mpi" to start the ranks on this machine with ``mpirun``, with the default group
-            and the ring on MPI; None for Gloo or NCCL, depending on ``comm_device``. With MPI,
+            and the ring on MPI, or None for Gloo or NCCL, depending on ``comm_device``. With MPI,
             ``limit_s`` counts from the time when ``mpirun`` has started all ranks. Stuck ranks are
             detected after one second, if the posted operations prove it. If a rank sleeps or
             computes forever, or no proof is possible, only ``limit_s`` and ``timeout_s`` end the
@@ -106,12 +107,12 @@ def trace(
         ArgumentError: an argument breaks its rule, or the worker uses an object that cannot be
             sent to the ranks.
         RingError: ``mpirun`` or mpi4py is missing.
-        RankFailed: a rank raised or died. The message shows the first failure; ``error.trace`` has
-            the events recorded up to then.
+        RankFailed: a rank raised an error or died. The message shows the first failure;
+            ``error.trace`` has the events recorded up to then.
         Deadlock, PeerExited, MessageMismatch: ranks could never have continued. They raise the
             error where they wait; ``error.diagnosis`` explains it.
         RunTimeout, Interrupted: the run took longer than ``limit_s``, or was stopped by Ctrl-C;
-            both errors have the trace.
+            both errors contain the trace.
 
     Example:
         >>> import ringsim
@@ -218,7 +219,7 @@ def traced(*nothing: Any, **options: Any) -> Callable[[Callable[..., Any]], Call
     """Returns a decorator that runs a function on real ranks with ``trace``.
 
     Args:
-        nothing: must be empty; the function follows the decorator.
+        nothing: must be empty, because the function follows the decorator.
         options: the options of ``trace``, such as ``world_size``; ``args`` and ``kwargs`` are the
             arguments of the decorated function.
 
@@ -226,7 +227,7 @@ def traced(*nothing: Any, **options: Any) -> Callable[[Callable[..., Any]], Call
         The decorator. The decorated function returns the trace.
 
     Raises:
-        TypeError: it is used without a call: ``@traced`` instead of ``@traced(world_size=4)``.
+        TypeError: the decorator was not called: ``@traced`` instead of ``@traced(world_size=4)``.
 
     Example:
         >>> import ringsim

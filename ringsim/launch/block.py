@@ -1,6 +1,6 @@
-"""The name and the store keys that the ranks of a recorded block share.
+"""The name and the store keys shared by the ranks of a recorded block.
 
-The ranks never use the program's messages. Each block has its own keys in the default group's
+The ranks never use the program's own messages. Each block has its own keys in the default group's
 store::
 
     key                  written by
@@ -48,17 +48,17 @@ _PLACE: Final = {
 
 
 class Store:
-    """The keys of one recorded block in the store; all values are sealed with its name.
+    """The store keys of one recorded block; all values are sealed with the block's name.
 
     Args:
         store: a torch store, or an object with its ``set``, ``get``, ``check`` and ``delete_key``.
         run_id: the name of the block; values sealed by another block are refused.
-        waiting: the number of ranks on all hosts that may wait for a key at the same time.
+        waiting: the number of ranks, over all hosts, that may wait for a key at the same time.
 
     Attributes:
         store: the store.
         run_id: the name of the block.
-        asked_s: the time of the unanswered question, on ``time.monotonic``'s clock; if the link is
+        asked_s: the time of the unanswered request, on ``time.monotonic``'s clock; if the link is
             down, the answer may take many minutes.
     """
 
@@ -79,7 +79,7 @@ class Store:
         self.store.set(key, self._seal(data) + data)
 
     def read(self, key: str, patience: Callable[[], bool]) -> bytes | None:
-        """Returns the data under a key as soon as they exist.
+        """Returns the data under a key as soon as the key exists.
 
         None if ``patience()`` ends first, or if the data are invalid.
         """
@@ -158,7 +158,7 @@ def enter_block(rank: int, world_size: int) -> Store:
 
 
 def store_port() -> int:
-    """Returns the port of the default group's store, -1 if it does not use TCP."""
+    """Returns the port of the default group's store, or -1 if the store does not use TCP."""
     store: object = default_store()
     while hasattr(store, "underlying_store"):
         store = store.underlying_store

@@ -10,12 +10,12 @@ One rank per clock asks, and rank 0 answers.
     reads its clock; asked <- its number   ------->  reads its clock
     reads its clock                        <-------  told/number <- its time
 
-This happens 32 times at the start of the block, at its end, and every minute. If there are very
-many clocks, the askers also answer others. No message of the program is needed, no rank waits for
-rank 0 at the start, and no new port is opened: both sides use queues of torch's store, each on its
-own connection, because a wait on a connection blocks all other calls on it.
+The clocks are read 32 times at the start of the block, at its end, and every minute. If there are
+very many clocks, the askers also answer others. No message of the program is needed, no rank waits
+for rank 0 at the start, and no new port is opened: both sides use queues of torch's store, each on
+its own connection, because a wait on a connection blocks all other calls on it.
 
-Only one rank asks at a time. If a question waited behind others, its way there would be longer than
+Only one rank asks at a time. If a request waited behind others, its way there would be longer than
 its way back, and the estimated offset would be wrong.
 """
 
@@ -64,13 +64,13 @@ def name_clock() -> str:
 class ClockComparison:
     """This rank's part in comparing the clocks, from its creation to ``stop``.
 
-    Every rank of the block creates one; none waits.
+    Every rank of the block creates this object without waiting.
 
     Args:
         store: the block's store, one of torch's.
-        recorder: the recorder of this rank, whose part gets the comparisons.
+        recorder: this rank's recorder, whose part receives the comparisons.
         find_rank_0: a function that waits for rank 0 to enter the block, with the given patience,
-            and returns the id of its clock, None if it has none.
+            and returns the id of its clock, or None if it has none.
     """
 
     def __init__(
@@ -100,9 +100,9 @@ class ClockComparison:
         self._threads[name].start()
 
     def stop(self, *, failed: bool) -> None:
-        """Compares a last time, unless an error has ended the block.
+        """Compares the clocks one last time, unless an error has ended the block.
 
-        On rank 0, call it after the ``stop`` of the others.
+        On rank 0, call this method after the ``stop`` of the other ranks.
         """
         self._failed = failed
         self._stopped.set()
@@ -115,7 +115,7 @@ class ClockComparison:
             leave_thread(thread)
 
     def _answer(self) -> None:
-        """Answers questions with the time of this clock."""
+        """Answers requests with this clock's time."""
         store = self._store.clone()
         store.set_timeout(timedelta(days=365))
         store.queue_push(f"clock/turn/{self._number}", "")
@@ -123,7 +123,7 @@ class ClockComparison:
             store.queue_push(f"clock/told/{asker.decode()}", str(time.monotonic_ns()))
 
     def _compare(self, clock: str) -> None:
-        """Asks regularly for the time of the clock above, unless rank 0 has the same clock."""
+        """Regularly requests the time of the clock above, unless rank 0 uses the same clock."""
         theirs = self._find_rank_0(lambda: not self._stopped.is_set())
         if theirs == clock:
             self._recorder.set_meta("clock_number", 0)
@@ -146,7 +146,7 @@ class ClockComparison:
 
 
 def find_above(number: int) -> int:
-    """Returns the number of the clock that a given clock asks, 0 for rank 0's.
+    """Returns the number of the clock above a given clock; rank 0's clock has number 0.
 
     Example:
         >>> [find_above(number) for number in (1, 64, 65, 80, 81)]
@@ -156,11 +156,11 @@ def find_above(number: int) -> int:
 
 
 def compare(store: Any, number: int, above: int) -> tuple[int, int, int]:
-    """Compares this clock with a peer's that answers requests; blocks for several round trips.
+    """Compares this clock with the clock of a responding peer; blocks for several round trips.
 
-    The other clock is read after the question and before the answer, so each round trip limits the
+    The other clock is read after the request and before the answer, so each round trip limits the
     offset. The intersection of all limits is more exact than the shortest round trip, because the
-    fastest way there and the fastest way back may belong to different ones.
+    fastest way there and the fastest way back may belong to different round trips.
 
     Args:
         store: the block's store, on an exclusive connection.

@@ -1,6 +1,6 @@
-"""Collects the ends of ranks in a recorded block, as a trace stores them for ``explain``.
+"""Collects how ranks left a recorded block, in the form that a trace stores for ``explain``.
 
-Each rank announces its end, if it can. The ends of the others follow from their records, or from
+Each rank announces its end, if it can. The ends of other ranks follow from their records, or from
 the end of their process.
 """
 
@@ -22,7 +22,7 @@ from ringsim.traces.run_parts import told_ends
 
 
 def tell_end(rank: int, error: BaseException | None) -> dict[str, Any]:
-    """Describes the way in which this rank leaves its block, as plain data for JSON.
+    """Describes how this rank leaves its block, as plain data for JSON.
 
     Returns:
         "at_ns": the time, on CLOCK_MONOTONIC; "raised": whether an exception ended it; "woken":
@@ -45,7 +45,7 @@ def tell_end(rank: int, error: BaseException | None) -> dict[str, Any]:
 
 
 def find_ends(directory: Path, ranks: Sequence[int]) -> list[dict[str, Any]]:
-    """Finds the ends of some ranks, in their records or because their process is gone.
+    """Finds how some ranks ended, from their records or because their processes are gone.
 
     Returns:
         The ends, as a trace stores them for ``explain``; none for ranks still in the block or on
@@ -68,7 +68,7 @@ def find_ends(directory: Path, ranks: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def is_gone(part: PartReader) -> bool:
-    """Returns whether the process that wrote a part has ended; False on another machine."""
+    """Returns whether the process that wrote a part has ended, or False if it ran elsewhere."""
     part.read_names()
     pid = part.meta.get("pid")
     if pid is None or part.meta.get("host") != socket.gethostname() or not has_proc():
@@ -77,9 +77,9 @@ def is_gone(part: PartReader) -> bool:
 
 
 def find_told(directory: Path, ranks: Sequence[int], world_size: int) -> list[dict[str, Any]]:
-    """Returns the ends of some ranks as recorded by the other ranks.
+    """Returns the ends of some ranks, as recorded by other ranks.
 
-    Only these may know the end of a rank on their machine.
+    Only these ranks may know the end of a rank on their machine.
     """
     metas = {}
     for rank in range(world_size):
@@ -92,7 +92,7 @@ def find_told(directory: Path, ranks: Sequence[int], world_size: int) -> list[di
 
 
 def find_culprits(directory: Path, rank: int, world_size: int) -> list[dict[str, Any]]:
-    """Returns the ends of the ranks that may be a rank's lost peer, see ``find_ends``."""
+    """Returns the ends of the ranks that may be a rank's lost peer; see ``find_ends``."""
     ends = find_ends(directory, [other for other in range(world_size) if other != rank])
     return [end for end in ends if not _has_left(end)] or ends
 
@@ -111,7 +111,7 @@ def gather_ends(
 ) -> list[dict[str, Any]]:
     """Combines the announced ends (``tell_end``) with the ends of the other ranks.
 
-    They are sorted by rank, for a trace's metadata. A rank that left without an error is listed
+    The ends are sorted by rank, for a trace's metadata. A rank that left without an error is listed
     only if another rank lost a peer: otherwise it may still do its part.
 
     Example:

@@ -60,7 +60,7 @@ class Server:
 
     Args:
         control: the socket for the launcher's messages.
-        on_interrupt: the ranks' handler of SIGINT; Ctrl-C in a terminal does not reach them.
+        on_interrupt: the ranks' SIGINT handler; Ctrl-C in a terminal does not reach the ranks.
     """
 
     def __init__(self, control: socket.socket, on_interrupt: Any) -> None:
@@ -98,7 +98,7 @@ class Server:
             time.sleep(0.002)
 
     def _receive(self) -> bool:
-        """Handles one message; False when the launcher has closed its end."""
+        """Handles one message; returns False if the launcher has closed its end."""
         try:
             text, fds, _, _ = socket.recv_fds(self._control, _MESSAGE_BYTES, FDS_PER_MESSAGE)
         except ConnectionResetError:
@@ -125,7 +125,7 @@ class Server:
     def _take(self, family: _Family) -> bool:
         """Assigns parked ranks to a call; returns whether that succeeded.
 
-        It fails if some of them have ended or are ending.
+        The assignment fails if some of the ranks have ended or are ending.
         """
         taken = (
             len(family.pids) == family.config.world_size and time.monotonic() <= family.parked_until
@@ -177,7 +177,7 @@ class Server:
     def _reap(self) -> None:
         """Cleans up after ranks that have ended.
 
-        It ends their remaining processes, records their exits, and closes their channels.
+        It ends the ranks' remaining processes, records their exits, and closes their channels.
         """
         for name, ranks in list(self._sets.items()):
             for pid, rank in list(ranks.pids.items()):

@@ -1,6 +1,6 @@
-"""Brings the parts of ranks on other hosts to rank 0 over the store.
+"""Transfers the parts of ranks on other hosts to rank 0 over the store.
 
-They are sent in chunks, a few at a time; each is checked, and deleted after it is read.
+The parts are sent in chunks, a few at a time; each chunk is checked, and deleted after it is read.
 
 ::
 
@@ -16,7 +16,7 @@ They are sent in chunks, a few at a time; each is checked, and deleted after it 
 A process that fails does not wait for rank 0, and one that ends waits only briefly, because others
 may wait for its end: if its part fits into the window, it leaves the part in the store, unasked. A
 process with a larger part waits longer. Rank 0 asks one rank per directory for the parts of all
-ranks there, including those that died, one host after the other: the store never has more than
+ranks there, including dead ranks, one host after the other: the store never holds more than
 ``WINDOW`` chunks. The data are trusted no more than a file: they are written next to rank 0's own
 parts, and read in the same way. The process groups of the program are not used, so this works with
 any backend, and after ranks have died.
@@ -70,7 +70,7 @@ class Offer:
         directory: the directory of the parts.
         place: the location as returned by ``place_of`` on entry, because rank 0 may have removed
             the directory since.
-        path: the path of the trace, for a message on how to join the parts by hand.
+        path: the path of the trace, for a message about joining the parts by hand.
         failed: whether an error has ended the block on this rank; this process may then be ended at
             any moment.
     """
@@ -83,9 +83,9 @@ class Offer:
     failed: bool
 
     def make(self) -> None:
-        """Sends the parts of this host to rank 0, from a thread, unless rank 0 can see them.
+        """Sends this host's parts to rank 0 from a thread, unless rank 0 can see the files.
 
-        The process lives until the thread ends.
+        The process stays alive until the thread ends.
         """
         try:
             rank_0 = BackgroundCall(lambda: find_place(self.keys, 0, never)).result(STOPPED_S)
@@ -96,7 +96,7 @@ class Offer:
             threading.Thread(target=self.give, name=f"{OUR_THREADS}parts").start()
 
     def give(self) -> None:
-        """Sends the requested parts to rank 0, or prints their location if it does not ask."""
+        """Sends the requested parts to rank 0, or prints their location if rank 0 requests none."""
         giving = BackgroundCall(self._hand_over)
         with contextlib.suppress(RuntimeError):  # the store is gone with rank 0
             while time.monotonic() - self.keys.asked_s < STOPPED_S:
@@ -107,7 +107,7 @@ class Offer:
         self._tell_where()
 
     def _hand_over(self) -> bool:
-        """Sends the requested parts to rank 0; returns whether it has all that it needs."""
+        """Sends the requested parts to rank 0; returns whether rank 0 has every part it needs."""
         keys, rank = self.keys, self.rank
         fits = _fits(_list(self.directory, [rank]))
         unasked = self.failed and fits
@@ -140,13 +140,13 @@ class Offer:
 
 
 def _ranks_in(directory: Path) -> list[int]:
-    """Returns the ranks that have parts in a directory."""
+    """Returns the ranks whose parts are in a directory."""
     names = map(FILE_NAME.fullmatch, os.listdir(directory)) if directory.exists() else ()
     return sorted({int(name[1]) for name in names if name})
 
 
 def _while_at_work(then_s: float) -> Callable[[], bool]:
-    """A patience that lasts while the program runs, and some time longer."""
+    """A patience that lasts while the program runs, and for some time afterwards."""
     over: list[Callable[[], bool]] = []
 
     def patience() -> bool:
@@ -158,7 +158,7 @@ def _while_at_work(then_s: float) -> Callable[[], bool]:
 
 
 def _list(directory: Path, ranks: Sequence[int]) -> list[tuple[Path, int]]:
-    """Returns the files of the parts of some ranks, and their sizes."""
+    """Returns the files that hold the parts of some ranks, and the sizes of the files."""
     paths = [directory / f"rank-{rank}.{kind}" for rank in ranks for kind in ("events", "names")]
     return [(path, path.stat().st_size) for path in paths if path.exists()]
 
@@ -170,7 +170,7 @@ def _fits(files: Sequence[tuple[Path, int]]) -> bool:
 def send(keys: Store, rank: int, directory: Path, ranks: Sequence[int], *, asked: bool) -> bool:
     """Sends the parts of some ranks.
 
-    Returns whether rank 0 has all of them; if it has not asked, whether they are in the store.
+    Returns whether rank 0 has all parts or, if it has not asked, whether the store has them.
     """
     files = _list(directory, ranks)
     fits = asked or _fits(files)
@@ -202,11 +202,11 @@ def send(keys: Store, rank: int, directory: Path, ranks: Sequence[int], *, asked
 
 
 class Gathering:
-    """Fetches the parts that rank 0 cannot see, at the end of a block.
+    """Fetches, at the end of a block, the parts that rank 0 cannot see.
 
     Args:
         keys: the keys of the block.
-        directory: the directory of rank 0's own parts, which gets the others.
+        directory: the directory of rank 0's own parts, to which the other parts are added.
         world_size: the number of ranks.
 
     Attributes:
@@ -223,7 +223,7 @@ class Gathering:
         self.missing: list[str] = []
 
     def fetch(self, left: Sequence[int], patience: Callable[[], bool]) -> None:
-        """Fetches all parts on other hosts.
+        """Fetches all parts from other hosts.
 
         Args:
             left: the ranks that have left the block: one rank per directory is asked, and the next
@@ -298,7 +298,7 @@ class Gathering:
         self._unread.append(key)
 
     def acknowledge(self, *, whole: bool, keep: bool) -> None:
-        """Notifies the senders that the trace is written, and waits until they know.
+        """Notifies the senders that the trace is written, and waits for their confirmation.
 
         The store may end with this process.
 
@@ -321,7 +321,7 @@ class Gathering:
 def _read_list(listed: bytes | None, ranks: Sequence[int]) -> dict[str, int] | None:
     """Returns the names and sizes of the files that a rank offers.
 
-    None if it offers a file that it must not send.
+    Returns None if the rank offers a file that it must not send.
     """
     try:
         said: Any = json.loads(listed or b"0")

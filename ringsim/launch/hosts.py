@@ -16,7 +16,7 @@ One rank per host reports to rank 0, over the store, whether a rank on its host 
                                                     explains
 
 A host *stands still* while each of its ranks waits in recorded operations or is gone, and nothing
-happens there. Rank 0 prints its findings and keeps them in the trace. It ends no rank, because
+happens there. Rank 0 prints its findings and stores them in the trace. It ends no rank, because
 silence proves nothing: the program's own limits do so, and the message names them.
 
 Rank 0 is in one of three states::
@@ -78,7 +78,7 @@ _COPIED: Final = (".events", ".names", "run.json")
 
 
 class Beat(NamedTuple):
-    """The regular report of a host."""
+    """A host's regular report."""
 
     number: int = 0  # counts up; ``OVER`` as it leaves
     state: int = 0  # a number for the state of its ranks, 0 while one of them can continue
@@ -104,7 +104,7 @@ class Host:
 
 @dataclass
 class _Doubt:
-    """The messages about a standstill that proves nothing.
+    """Messages about a standstill that is no proof of a deadlock.
 
     One is printed when it has lasted, the other when it is over ("" for none). The standstill may
     be harmless for a given time.
@@ -117,13 +117,13 @@ class _Doubt:
 
 
 def watch_hosts(keys: Store, recorder: Recorder, stands: Callable[[], str | None]) -> HostWatch:
-    """Begins this rank's part in the watch; every rank of the block has one.
+    """Starts this rank's role in the watch; every rank of the block has a role.
 
     Args:
         keys: the keys of the block.
-        recorder: the recorder of this rank.
+        recorder: this rank's recorder.
         stands: a function that returns a text for the state of this host's ranks if all stand
-            still, "" if some continue, None if another rank watches.
+            still, or "" if some continue, or None if another rank watches.
     """
     watch = (Witness if recorder.rank else Judge)(keys, recorder, stands)
     watch.start()
@@ -131,7 +131,7 @@ def watch_hosts(keys: Store, recorder: Recorder, stands: Callable[[], str | None
 
 
 class HostWatch(ABC):
-    """A thread that looks at the ranks of this host, the base of both roles.
+    """A thread that polls the ranks on this host; the base class of both roles.
 
     Attributes:
         said: the printed findings, on rank 0.
@@ -172,7 +172,7 @@ class HostWatch(ABC):
 
     @abstractmethod
     def _look(self, stands: str) -> None:
-        """Looks once."""
+        """Polls once."""
 
 
 class Witness(HostWatch):
@@ -246,7 +246,7 @@ class Judge(HostWatch):
     def find_lost(self, ranks: Sequence[int]) -> list[dict[str, Any]]:
         """Returns the ends of ranks whose hosts are silent, as a trace stores them for ``explain``.
 
-        Waits until it is clear which hosts are silent.
+        First waits until it is clear which hosts are silent.
         """
         asked_s = time.monotonic()
         hosts = [
@@ -296,7 +296,7 @@ class Judge(HostWatch):
             self._say(f"{doubt.lasts}\n  {self._until}")
 
     def _find_hosts(self, now_s: float) -> None:
-        """Finds the ranks that have entered the block since the last look, and their hosts."""
+        """Finds the ranks that have entered the block since the last poll, and their hosts."""
         for rank in self._absent:
             place = find_place(self._block_keys, rank, never)
             if not place:
@@ -308,7 +308,7 @@ class Judge(HostWatch):
                 self.hosts.setdefault(place["id"], host).ranks.append(rank)
 
     def _hear(self, host: Host, now_s: float) -> None:
-        """Reads the last beat of a host, and reports a long silence and its end."""
+        """Reads a host's last beat; reports a long silence, and the end of that silence."""
         beat = _read_beat(self._keys, host.place)
         if beat is not None and beat != host.beat:
             silent_s = max(beat.took_s, now_s - host.heard_s if host.is_silent else 0.0)
@@ -363,7 +363,7 @@ class Judge(HostWatch):
         return True
 
     def _still_stand(self) -> bool:
-        """Returns whether each host reports the same state after its answer as before."""
+        """Returns whether each host reports the same state before and after its answer."""
         deadline_s = time.monotonic() + LOST_S
         for host in self.hosts.values():
             while (beat := _read_beat(self._keys, host.place)) is None or (
@@ -398,7 +398,7 @@ class Judge(HostWatch):
         )
 
     def _find_doubt(self, snapshot: Snapshot, may_take_s: float) -> _Doubt | None:
-        """Returns a possible fault: absent ranks, or a link on which nothing moves."""
+        """Returns a possible fault: missing ranks, or a link without any progress."""
         awaited = [one for rank in snapshot.ranks for one in rank.awaited]
         absent = self._absent
         wait = [
@@ -421,7 +421,7 @@ class Judge(HostWatch):
         return _Doubt(lasts, f"nothing moved {link}", may_take_s)
 
     def _link(self, one: int, other: int) -> str:
-        """Returns the names of two ranks' hosts; "" if they share a host, or it is unknown."""
+        """Returns the names of two ranks' hosts, or "" if the host is shared or unknown."""
         places: Mapping[int, Mapping[str, Any]] = self._places
         first, second = places.get(one), places.get(other)
         if not first or not second or first["id"] == second["id"]:
@@ -440,17 +440,17 @@ class Judge(HostWatch):
 
 
 def _copies(keys: Store, number: int) -> Store:
-    """Returns the keys for the parts of ranks that stand still."""
+    """Returns the keys for the parts of ranks at a standstill."""
     return keys.within(f"copy/{number}")
 
 
 def stay_unwatched(keys: Store, directory: Path) -> None:
-    """Reports to rank 0 that this host is not watched, so that its silence means nothing."""
+    """Reports to rank 0 that this host is not watched, so that rank 0 ignores its silence."""
     Beat(number=OVER).put(keys.within("hosts"), place_of(directory)["id"])
 
 
 def _key(text: str) -> int:
-    """Returns a number for a text, 0 for an empty one."""
+    """Returns a number for a text, or 0 if the text is empty."""
     return zlib.crc32(text.encode())
 
 

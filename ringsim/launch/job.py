@@ -1,4 +1,4 @@
-"""The data sent to the ranks: the configuration of each, and the packed call."""
+"""The data sent to the ranks: each rank's configuration, and the packed call."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _CELL_LINES_BYTES: Final = 1_000_000
 
 
 def start_environment() -> tuple[tuple[str, str], ...]:
-    """Returns the part of the environment that is read once, when a process starts."""
+    """Returns the environment variables that a process reads only once, when it starts."""
     return tuple(
         sorted((name, value) for name, value in os.environ.items() if START_VALUES.fullmatch(name))
     )
@@ -58,7 +58,7 @@ class RankConfig:
     Attributes:
         directory: the run's private directory, for the rank's records, output and exit status.
         backend: "mpi", or None for the default of the device.
-        keep: whether the directory remains if the launcher is killed (the run was given a path).
+        keep: whether the directory remains if the launcher is killed (if the run was given a path).
         ring: whether the rank joins the default group and the ring before it takes a job.
         mark: a secret text printed before and after output hidden by print suppression.
     """
@@ -78,7 +78,7 @@ class RankConfig:
         return replace(self, rank=rank)
 
     def file(self, what: str) -> Path:
-        """Returns a file of the rank in the run's directory.
+        """Returns the path of one of the rank's files in the run's directory.
 
         Args:
             what: "out" for the output of the rank; "crash" for the line of a crash, written by
@@ -98,13 +98,13 @@ class Job:
     """A packed call, the same for every rank.
 
     Attributes:
-        call: the cloudpickle bytes of (worker, args, kwargs), or None for a script.
+        call: the pickled (worker, args, kwargs), made by cloudpickle, or None for a script.
         script: the path of a script to run as ``__main__``, or None; the name of a module if
             ``module`` is set.
         environ, cwd, path, argv, affinity: the caller's current values.
         lines: the source lines of code outside files (notebook cells), for tracebacks.
         seed: rank r seeds torch, numpy and random with seed + r.
-        check: the mistakes to refuse, see ``ringsim.trace``.
+        check: the mistakes to refuse; see ``ringsim.trace``.
         inject: the faults to inject, on any rank.
         loggers: the current configuration of the caller's loggers.
     """
@@ -152,7 +152,7 @@ def pack_script(script: str, argv: Sequence[str], seed: int, *, module: bool = F
 
 
 def pack_caller() -> Job:
-    """Packs only the caller's environment, directory, import path and loggers."""
+    """Packs only the caller's environment, working directory, import path and loggers."""
     return _pack(None, None, list(sys.argv), 0)
 
 
@@ -176,7 +176,7 @@ def _pack(call: bytes | None, script: str | None, argv: list[str], seed: int) ->
 def list_loggers() -> tuple[Logging, ...]:
     """Returns the configuration of this process's loggers.
 
-    It has their levels, and the levels and formats of their handlers for stdout and stderr.
+    It contains the loggers' levels, and the levels and formats of their stdout and stderr handlers.
     """
     loggers = {"": logging.getLogger(), **logging.Logger.manager.loggerDict}
     found = []
@@ -216,7 +216,7 @@ def configure_loggers(loggers: tuple[Logging, ...]) -> None:
 def _cell_lines() -> dict[str, list[str]]:
     """Returns the source lines of notebook cells, the newest first, up to a limit.
 
-    Only this process has them.
+    Only this process has these lines.
     """
     lines: dict[str, list[str]] = {}
     left = _CELL_LINES_BYTES

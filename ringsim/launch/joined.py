@@ -16,7 +16,7 @@ nothing while no rank writes to it. A pipe without a listener means that its ran
 The part of a rank on another machine cannot be read here while it is written, so such a rank counts
 as able to continue.
 
-The words are those of ``protocol``, one per line.
+The messages are defined in ``protocol``, one per line.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ _LINE_BYTES: Final = 1 << 12  # up to this length, a line is written atomically
 class JoinedWatch:
     """This rank's part in the watch, from its creation to ``stop``.
 
-    Every rank of the block creates one; none waits for another.
+    Every rank of the block creates this object without waiting for other ranks.
 
     Args:
-        recorder: the recorder of this rank; its directory is the same on all ranks.
+        recorder: this rank's recorder, whose directory is the same on all ranks.
         on_deaths: a function that the watching rank calls, from a thread, with the ranks whose
             processes died without leaving the block.
     """
@@ -102,7 +102,7 @@ class JoinedWatch:
     def unheard(self) -> RingError | None:
         """Returns the verdict on mismatched operations of this rank.
 
-        None if one of its operations has raised the error since.
+        Returns None if one of the rank's operations has raised the error since.
         """
         verdict = None if self._raised.is_set() else read_verdict(self._directory)
         if verdict is None or self._rank in verdict.waiting or self._rank not in verdict.ranks:
@@ -110,9 +110,9 @@ class JoinedWatch:
         return verdict.error
 
     def ask_others(self) -> list[dict[str, Any]]:
-        """Asks the other ranks for their places, after a wait of rank 0 broke without a verdict.
+        """Asks the other ranks where they are, after a wait of rank 0 broke without a verdict.
 
-        It is called on rank 0, before ``stop``; it ends the watch, and blocks for at most
+        Rank 0 calls this method before ``stop``; it ends the watch, and blocks for at most
         ``ANSWER_S``.
 
         Returns:
@@ -145,9 +145,9 @@ class JoinedWatch:
                 self._path(self._rank, what).unlink(missing_ok=True)
 
     def stands(self) -> str | None:
-        """Returns a text for the state of this host's ranks, if all of them stand still.
+        """Returns a text for the state of this host's ranks, if all of them are at a standstill.
 
-        "" if a rank may continue, None if another rank watches them.
+        "" if a rank may continue, or None if another rank watches them.
         """
         if self._watcher is None:
             return None
@@ -179,7 +179,7 @@ class JoinedWatch:
         _write(self._path(asker, "answers"), f"{(self._rank, question, said)!r}\n")
 
     def _end_wait(self, word: str) -> None:
-        """Shuts the connections, and ends the process if it still waits."""
+        """Shuts down the connections, and ends the process if it is still waiting."""
         awaited = self._recorder.awaited()
         shut_connections(self._keep_port)
         if word == WAKE and not self._leaves(awaited):
@@ -194,7 +194,7 @@ class JoinedWatch:
     def _leaves(self, awaited: set[int]) -> bool:
         """Returns whether the waits of this rank end within ``WAKE_S``.
 
-        They end with the verdict's error or, in C++, with torch's own.
+        The waits end with the verdict's error or, in C++, with torch's own error.
         """
         deadline = time.monotonic() + WAKE_S
         while awaited & self._recorder.awaited() and not self._raised.wait(_LOOK_S):
@@ -220,7 +220,7 @@ class JoinedWatch:
                 break
 
     def _hear(self) -> list[tuple[int, str, Any]]:
-        """Returns the answers since the last call, as (rank, question, answer)."""
+        """Returns the answers received since the last call, as (rank, question, answer)."""
         with contextlib.suppress(BlockingIOError):
             self._unread += os.read(self._answers, 1 << 16)
         *lines, self._unread = self._unread.split(b"\n")
@@ -232,13 +232,13 @@ class JoinedWatch:
         return {rank: place for rank, question, place in self._hear() if question == WHERE}
 
     def _take_over(self) -> None:
-        """Becomes the watcher, if no other rank watches and there is no verdict yet."""
+        """Becomes the watcher if no other rank is watching and no verdict exists yet."""
         if not self._others_watch() and read_verdict(self._directory) is None:
             with contextlib.suppress(OSError):  # no pipe can be created
                 self._begin_to_watch()
 
     def _others_watch(self) -> bool:
-        """Returns whether a lower rank is in the block, and so watches."""
+        """Returns whether a lower rank is in the block, and therefore watches."""
         return any(_write(self._path(rank, "ear")) for rank in range(self._rank))
 
     def _tell(self, rank: int, word: str) -> None:

@@ -1,4 +1,4 @@
-"""The end of a recorded block on rank 0: collects the ends of the ranks, and writes the file."""
+"""Ends a recorded block on rank 0: collects the ends of the ranks, and writes the trace file."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def collect_announcements(
         path: the path of the file, which must be the same on all ranks.
         world_size: the number of ranks.
         failed: whether rank 0's own block ended with an exception.
-        hurry: an event that is set when there is no time left.
+        hurry: an event that is set when no time is left.
     """
     said: dict[int, dict[str, Any]] = {}
     late = []
@@ -80,7 +80,7 @@ class Merge:
         world_size: the number of ranks.
         start_ns: the time when rank 0 entered the block, on CLOCK_MONOTONIC.
         origin: the metadata about the run's origin.
-        said: the announcement of each rank that left.
+        said: the announcement of each rank that has left.
         late: the ranks that announced nothing.
         others: the activities of ranks that had not left.
         missing: notes on the missing parts.
@@ -159,7 +159,7 @@ class Merge:
     def _read_inside(self, parts: Parts) -> Iterator[Events]:
         """Yields the events posted within the block, in batches that fit into memory.
 
-        For ranks that announced nothing, all events.
+        For ranks that announced nothing, it yields all events.
         """
         for events in parts.read():
             rank = int(events.rank[0]) if len(events) else NONE

@@ -35,7 +35,7 @@ class RankOutput:
         return "".join(self._kept)
 
     def follow(self, *, last: bool = False) -> None:
-        """Reads new output and shows its complete lines; with ``last`` also an incomplete one."""
+        """Reads new output and shows its complete lines; ``last`` also shows an incomplete line."""
         try:
             if self._file.stat().st_size > self._offset:
                 with self._file.open("rb") as file:

@@ -32,7 +32,7 @@ def park() -> NoReturn:
 
 
 class Process:
-    """The process of a call, for the called function.
+    """The process of a call, as seen by the called function.
 
     Attributes:
         hand_over: a function that returns the partial result, called if the caller interrupts.
@@ -50,7 +50,7 @@ class Process:
             self._channel.send((what, value))
 
     def finish(self, value: Any, what: str = "result") -> None:
-        """Sends the result, from any thread; the first one counts."""
+        """Sends the result, from any thread; only the first result counts."""
         with self._lock:
             if self._finished:
                 return
@@ -78,7 +78,7 @@ def become(
     Args:
         channel: the channel to the caller.
         config: the configuration of the process, as rank 0 of 1.
-        enter: a function that sets up the process like the caller's, with some more variables.
+        enter: a function that sets up the process like the caller's, with additional variables.
     """
     process = Process(channel, config)
     try:

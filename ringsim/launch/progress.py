@@ -16,8 +16,8 @@ _EVERY_S: Final = 0.5  # time between two updates of the progress line
 class Progress:
     """The progress line of a long run.
 
-    In a notebook, it is below the cell; in a terminal, it is the last line. Elsewhere, there is
-    none.
+    In a notebook, the line is below the cell; in a terminal, it is the last line. Elsewhere, no
+    line is shown.
     """
 
     def __init__(self, world_size: int) -> None:
@@ -27,9 +27,9 @@ class Progress:
         self._shown: Any = None  # a notebook's display handle, or True for the terminal
 
     def update(self, done: int, doing: Callable[[], str]) -> None:
-        """Shows the number of ``done`` ranks, and a few words about what they are ``doing``.
+        """Shows the number of ``done`` ranks, and briefly what the ranks are ``doing``.
 
-        The line changes only if an update is due.
+        The line changes only when an update is due.
         """
         now = time.monotonic()
         if now < self._next_s:

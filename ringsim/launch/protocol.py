@@ -1,4 +1,4 @@
-"""The words that ranks and their watcher exchange.
+"""The messages that ranks and their watcher exchange.
 
 They are sent over a channel in ranks started by ringsim (``supervisor``), and over named pipes in
 others (``joined``)::
@@ -50,7 +50,7 @@ def list_unfinished(
 
     Args:
         pids: the processes by rank.
-        tell: a function that sends a word to a rank.
+        tell: a function that sends a message to a rank.
         hear: a function that waits for answers, for at most the given seconds, and returns the
             places that have arrived.
 

@@ -139,7 +139,7 @@ def _end(config: RankConfig, say: Callable[[Any], None], error: Exception) -> No
 
 
 def warm_up() -> None:
-    """Loads lazy parts of numpy and torch once, before ranks are forked."""
+    """Loads the lazily imported parts of numpy and torch once, before ranks are forked."""
     # takes 0.3 s: otherwise loaded by the first backward pass from a gradient
     import torch.fx.experimental.symbolic_shapes  # noqa: F401
 
@@ -158,7 +158,7 @@ def _name_process(name: str) -> None:
 
 
 def _redirect_output(config: RankConfig) -> None:
-    """Sends all output of this process, including that of C++, to a file.
+    """Redirects all output of this process, including output from C++, to a file.
 
     The file is in the run's directory, and survives the process.
     """
@@ -200,7 +200,7 @@ def _make_say(channel: Connection) -> Callable[[Any], None]:
 def _watch(
     channel: Connection, config: RankConfig, say: Callable[[Any], None], woken: threading.Event
 ) -> queue.SimpleQueue[Any]:
-    """Starts the thread that reads the channel; returns the queue that it fills.
+    """Starts the thread that reads the channel; returns the queue that the thread fills.
 
     When the launcher is gone, the process ends. This thread also answers the watcher, because the
     main thread may be blocked.
@@ -279,7 +279,7 @@ def _read_port(config: RankConfig) -> int:
 
 
 def _enter(job: Job, variables: dict[str, str]) -> None:
-    """Adopts the caller's environment, directory, import path, arguments and loggers."""
+    """Adopts the caller's environment, working directory, import path, arguments and loggers."""
     kept = {name: os.environ[name] for name in ("GLOO_SOCKET_IFNAME",) if name in os.environ}
     wanted = {**kept, **job.environ, **variables}
     for name in os.environ.keys() - wanted.keys():
@@ -350,7 +350,7 @@ def _load(job: Job) -> Callable[[], Any]:
 
 
 def _start_recording(config: RankConfig) -> Recorder:
-    """Begins to record every message."""
+    """Starts recording every message."""
     recorder = Recorder(Path(config.directory), config.rank, config.world_size)
     torch_hooks.install(recorder)
     return recorder
@@ -370,7 +370,7 @@ def _raise_verdict(recorder: Recorder, woken: threading.Event, say: Callable[[An
 
 
 def _tell_of_threads(say: Callable[[Any], None]) -> None:
-    """Notifies the launcher if a verdict ends a thread without being caught."""
+    """Notifies the launcher if an uncaught verdict ends a thread."""
     hand_on = threading.excepthook
 
     def tell(end: threading.ExceptHookArgs) -> None:

@@ -66,7 +66,7 @@ class RankSet(ABC):
 
     Attributes:
         directory: the run's directory, see ``RankConfig``.
-        channels: the channel of each rank; a closed one means that the rank has ended.
+        channels: the channel of each rank; a closed channel means that the rank has ended.
     """
 
     def __init__(self, kind: Kind, keep_at: Path | None = None) -> None:
@@ -83,7 +83,7 @@ class RankSet(ABC):
 
     @property
     def config(self) -> RankConfig:
-        """The configuration of rank 0; the other ranks differ only in their number."""
+        """The configuration of rank 0, from which the other ranks differ only in their number."""
         kind = self.kind
         return RankConfig(
             str(self.directory),
@@ -103,7 +103,7 @@ class RankSet(ABC):
 
     @abstractmethod
     def exit_status(self, rank: int) -> tuple[int | None, int]:
-        """Returns (exit code or None, time of the end) of a rank whose channel is closed."""
+        """Returns (exit code or None, end time) of a rank whose channel is closed."""
 
     def report_death(self, rank: int, output: RankOutput) -> Report:
         """Describes the death of a rank whose channel is closed, from its files."""
@@ -134,7 +134,7 @@ class RankSet(ABC):
 
 
 def _at_end(channel: Connection) -> bool:
-    """Reads a last message of a leaving rank; True when its side is closed."""
+    """Reads a leaving rank's last message; returns True if its side is closed."""
     try:
         channel.recv_bytes()
     except (EOFError, OSError):
@@ -143,7 +143,7 @@ def _at_end(channel: Connection) -> bool:
 
 
 def start_command(what: str, *arguments: object) -> list[str]:
-    """Returns the command that starts an interpreter as a "fork server" or a "rank".
+    """Returns the command that starts an interpreter as a "fork server" or as a "rank".
 
     See ``start``.
     """
@@ -194,7 +194,7 @@ class ForkServer:
 
     @property
     def startup_errors(self) -> str:
-        """The output of the server, which prints only errors."""
+        """The server's output, which consists only of errors."""
         self._errors.seek(0)
         return self._errors.read().decode(errors="replace")
 
@@ -229,7 +229,7 @@ class ForkServer:
         )
 
     def _ask(self, question: str, name: str) -> bool:
-        """Returns the answer to a question, False if none arrives in time.
+        """Returns the answer to a question, or False if none arrives in time.
 
         Answers to earlier questions may still be unread.
         """
@@ -269,7 +269,7 @@ class ForkServer:
         self.release("")
 
     def send(self, message: dict[str, object], fds: list[int] | None = None) -> None:
-        """Sends one message; a missing server is not an error here.
+        """Sends one message; does nothing if the server is gone.
 
         The channels of its ranks are closed.
         """
@@ -344,7 +344,7 @@ class ForkedRanks(RankSet):
             their.close()
 
     def take(self) -> bool:
-        """Takes parked ranks for a call; False if they have ended in the meantime."""
+        """Takes parked ranks for a call; returns False if they have ended in the meantime."""
         return self.directory.is_dir() and self._server.take(self._name)
 
     def kill(self) -> None:
@@ -377,7 +377,7 @@ class ForkedRanks(RankSet):
 class SpawnedRanks(RankSet):
     """Ranks that are new interpreters, for systems without the fork server (macOS, Windows).
 
-    They start more slowly, but are otherwise the same.
+    These ranks start more slowly, but are otherwise the same.
 
     Args:
         kind: the properties of the ranks.
@@ -401,7 +401,7 @@ class SpawnedRanks(RankSet):
             raise
 
     def _start(self, meeting: dict[str, Any], log: IO[str]) -> None:
-        """Starts the processes with the address to connect to; their output goes to a log."""
+        """Starts the processes, which connect to the given address; logs their output."""
         for rank in range(self.kind.world_size):
             process = subprocess.Popen(
                 start_command("rank"),
@@ -418,7 +418,7 @@ class SpawnedRanks(RankSet):
                 process.stdin.close()
 
     def _accept(self, listener: Listener) -> list[Connection]:
-        """Waits until every rank has connected, in any order, with its number."""
+        """Waits until every rank has connected and sent its number, in any order."""
         arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
         def accept() -> None:  # in a thread, since accept() has no time limit
@@ -464,7 +464,7 @@ class SpawnedRanks(RankSet):
 
 
 class MpiRanks(SpawnedRanks):
-    """Ranks on this machine started by the ``mpirun`` of this environment, or on ``PATH``."""
+    """Ranks on this machine, started by the ``mpirun`` of this environment or of ``PATH``."""
 
     def __init__(self, kind: Kind, keep_at: Path | None = None) -> None:
         places = [os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)]
@@ -540,7 +540,7 @@ def become_rank() -> None:
 
 
 class Launcher:
-    """The provider of ranks, one per process; it can be used from several threads."""
+    """The provider of ranks, one per process, which several threads can use."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -549,10 +549,10 @@ class Launcher:
         atexit.register(self.close)
 
     def get(self, kind: Kind, *, keep_at: Path | None = None) -> RankSet:
-        """Returns ranks of a kind, parked ones if there are any.
+        """Returns ranks of a kind, preferably parked ones.
 
         Raises:
-            RingError: they cannot be started.
+            RingError: the ranks cannot be started.
         """
         try:
             if kind.backend == "mpi":
@@ -566,10 +566,10 @@ class Launcher:
             ) from None
 
     def get_fresh(self, kind: Kind) -> RankSet:
-        """Returns new ranks of a kind; parked ones remain.
+        """Returns new ranks of a kind; parked ranks stay parked.
 
         Raises:
-            RingError: they cannot be started.
+            RingError: the ranks cannot be started.
         """
         if not has_fork_server():
             return self.get(kind)
@@ -619,7 +619,7 @@ class Launcher:
                 parked.close()  # last: without a server, it removes their directory itself
 
     def _get_server(self, kind: Kind) -> ForkServer:
-        """Returns a server that started in the environment of ``kind``."""
+        """Returns a server that was started in the environment of ``kind``."""
         if self._server is not None and (
             not self._server.alive or self._server.environment != kind.environment
         ):
@@ -635,7 +635,7 @@ class Launcher:
 
 
 def has_fork_server() -> bool:
-    """Returns whether ranks are forked on this system; elsewhere each is a new interpreter."""
+    """Returns whether this system forks ranks; on other systems each is a new interpreter."""
     return sys.platform == "linux"
 
 
@@ -645,5 +645,5 @@ def _launcher_of(_pid: int) -> Launcher:
 
 
 def get_launcher() -> Launcher:
-    """Returns this process's launcher; a forked child gets its own."""
+    """Returns this process's launcher; a forked child gets its own launcher."""
     return _launcher_of(os.getpid())

@@ -1,4 +1,4 @@
-"""Replay: a cell of a lesson shows its recorded run.
+"""Replay: lesson cells show their recorded runs.
 
 If ``RINGSIM_REPLAY`` is set, no rank is started. The records are in an archive next to the lessons,
 made by ``notebooks/data/runs.py``. A run is identified by the text of its function or cell, the
@@ -38,7 +38,7 @@ def is_replaying() -> bool:
 
 
 def refuse(what: str) -> NoReturn:
-    """Raises RingError, because this is not available in a replay."""
+    """Raises RingError because this operation is unavailable in a replay."""
     raise errors.RingError(
         f"{what}: RINGSIM_REPLAY is set, so nothing runs. Unset it, install torch, and restart the "
         "kernel."
@@ -57,10 +57,10 @@ def name_run(
         what: the function, or the text of a cell.
         world_size: the number of ranks.
         args: the positional arguments of the function.
-        kwargs: its keyword arguments.
+        kwargs: the function's keyword arguments.
 
     Returns:
-        A short text that depends only on these arguments.
+        A short text that depends only on these three arguments.
 
     Example:
         >>> name_run("print(ring.rank)", 4) == name_run("print(ring.rank)\n", 4) != name_run(
@@ -79,7 +79,7 @@ def write_run(
 ) -> None:
     """Adds a run to an archive.
 
-    The record has its trace, the results and output of its ranks, the shown text, and the error
+    The record contains its trace, its ranks' results and output, the shown text, and the error
     that ended it.
     """
     failed = (
@@ -95,7 +95,7 @@ def write_run(
 
 
 def replay(name: str) -> Trace:
-    """Shows the record of a run with the output of the run itself.
+    """Shows a recorded run, with the original output of the run.
 
     Args:
         name: the name of the run, from ``name_run``.
@@ -104,8 +104,8 @@ def replay(name: str) -> Trace:
         The trace, with results and output.
 
     Raises:
-        RingError: there is no record; or the run failed, and this is its own error, with the trace
-            and the diagnosis.
+        RingError: no record exists, or the recorded run failed: then this is the run's own error,
+            with the trace and the diagnosis.
     """
     with (
         as_file(files("ringsim") / "lessons" / "data" / "runs.zip") as path,

@@ -1,7 +1,7 @@
 """``with ringsim.trace(path) as recording:`` for ranks started by another launcher.
 
 Each rank writes its part into ``<path>.parts``, or under ``RINGSIM_PARTS`` on its own host. At the
-end of the block it announces, in the default group's store or in a file, that its part is complete.
+end of the block, it announces in the default group's store or in a file that its part is complete.
 Rank 0 fetches the parts of other hosts over the store (``gathering``) and merges all parts into one
 file (``merging``). The process groups are not used: recording adds no message, and inside the block
 no rank waits for another.
@@ -73,14 +73,14 @@ class _Phase(Enum):
 
 @dataclass(frozen=True)
 class _Block:
-    """A block that this rank is in, or has left.
+    """A block that this rank has entered, and perhaps left.
 
     Attributes:
         keys: the keys shared by its ranks.
         path: the path of the file.
-        attempt: the number of this attempt of a restarted job, None for other jobs.
-        recorder: the recorder of this rank.
-        own: whether the recorder belongs to this block, not to an enclosing block or run.
+        attempt: the number of this attempt of a restarted job, or None for other jobs.
+        recorder: this rank's recorder.
+        own: whether the recorder belongs to this block rather than to an enclosing block or run.
         place: the location of this rank's part, and its start.
         backend: the backend of the default group.
         first: the number of operations that the recorder already had.
@@ -124,7 +124,7 @@ class Recording:
         path: the file that rank 0 writes, usually ``*.ringtrace``; the same on every rank. An
             existing file is replaced, unless torchrun may restart the ranks: then each attempt has
             its own file, ``run.1.ringtrace`` after ``run.ringtrace``.
-        check: the mistakes that raise an error, see ``ringsim.trace``; the setting of an enclosing
+        check: the mistakes that raise an error (see ``ringsim.trace``); the setting of an enclosing
             block or run takes precedence.
 
     Example:
@@ -150,7 +150,7 @@ class Recording:
 
     @property
     def written(self) -> Path | None:
-        """The file written by this rank, None if there is none."""
+        """The file written by this rank, or None if it wrote none."""
         return self._block.path if self._block and self._phase is _Phase.SAVED else None
 
     @property
@@ -215,7 +215,7 @@ class Recording:
     # -- entering
 
     def _begin_watch(self, block: _Block, parts: ExitStack, answering: ExitStack) -> None:
-        """Begins to watch for stuck ranks.
+        """Starts watching for stuck ranks.
 
         On a file system without named pipes, the block is recorded without a watcher.
         """
@@ -289,7 +289,7 @@ class Recording:
         hurry: threading.Event,
         others: list[dict[str, Any]],
     ) -> RingError | None:
-        """Collects the parts of all ranks, and writes the file; on rank 0.
+        """On rank 0, collects the parts of all ranks and writes the file.
 
         Returns the error of mismatched operations, if there are any.
         """
@@ -391,7 +391,7 @@ def _enter(path: Path) -> _Block:
 
 
 def _compare_clocks(block: _Block, answering: ExitStack) -> None:
-    """Begins to compare the clocks of several machines."""
+    """Starts comparing the clocks of several machines."""
     # a store within a process blocks all its users while one waits
     if block.world_size == 1 or store_port() < 0:
         return
@@ -404,7 +404,7 @@ def _compare_clocks(block: _Block, answering: ExitStack) -> None:
 
 
 def _prepare_directory(block: _Block) -> None:
-    """Claims the directory of the parts for this block, and writes its metadata there."""
+    """Claims the directory of parts for this block, and writes the block's metadata there."""
     directory, run_id = block.directory, block.keys.run_id
     block.recorder.set_meta("run_id", run_id)
     claim = directory / "run_id"
@@ -436,9 +436,9 @@ def _describe(block: _Block) -> dict[str, Any]:
 
 
 def _agree_on_attempt(keys: Store, path: Path, rank: int, world_size: int) -> int:
-    """Returns the number of this attempt of a restarted job.
+    """Returns the number of the current attempt of a restarted job.
 
-    Rank 0 chooses it; the other ranks wait until rank 0 enters the block.
+    Rank 0 chooses the directory; the other ranks wait until rank 0 enters the block.
     """
     if rank == 0:
         keys.put("attempt", str(find_attempt(path)).encode())
@@ -453,7 +453,7 @@ def _agree_on_attempt(keys: Store, path: Path, rank: int, world_size: int) -> in
 
 
 def _say_why(block: _Block, error: BaseException, left: dict[str, Any]) -> None:
-    """Records the end of this rank in its part, in case rank 0 writes no file.
+    """Records this rank's end in its part, in case rank 0 writes no file.
 
     A rank that lost a peer, or was stuck waiting for one, also records the peer's end.
     """
@@ -471,7 +471,7 @@ def _say_why(block: _Block, error: BaseException, left: dict[str, Any]) -> None:
 
 
 def parts_of(path: Path) -> Path:
-    """Returns the directory of the parts of a trace file.
+    """Returns the directory that holds the parts of a trace file.
 
     It is next to the file, or in ``RINGSIM_PARTS``, on a local disk of each host.
     """
@@ -481,7 +481,7 @@ def parts_of(path: Path) -> Path:
 
 
 def number(path: Path, attempt: int) -> Path:
-    """Returns the path of the file of an attempt of a job.
+    """Returns the path of the file for one attempt of a job.
 
     Example:
         >>> [str(number(Path("out/run.ringtrace"), attempt)) for attempt in range(3)]

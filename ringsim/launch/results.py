@@ -47,7 +47,7 @@ def read_result(file: Path, spans: list[tuple[int, int]]) -> Any:
 
 
 def describe_unpicklable(result: Any, error: Exception, where: str) -> str:
-    """Returns the error message for a result that cannot be pickled; ``where`` is the rank."""
+    """Returns the error message for a result from ``where`` (a rank) that cannot be pickled."""
     return (
         f"cannot pickle the result of the worker, a {type(result).__qualname__} "
         f"({type(error).__name__}: {error}; {where}). Return plain data instead."
@@ -55,7 +55,7 @@ def describe_unpicklable(result: Any, error: Exception, where: str) -> str:
 
 
 class _Pickler(Pickler):
-    """A pickler that keeps the data of large tensors out of the pickle, as numpy does for arrays.
+    """A pickler that stores the data of large tensors outside the pickle, as numpy does for arrays.
 
     Torch would copy the data several times.
     """

@@ -51,7 +51,7 @@ def run(job: Job, kind: Kind, options: RunOptions) -> Trace:
     afterwards, except new ones parked for the next call.
 
     Raises:
-        RankFailed: a rank raised or died; other errors of ringsim raised by a rank keep their type.
+        RankFailed: a rank raised an error or died; ringsim errors raised by a rank keep their type.
         Deadlock, PeerExited, MessageMismatch: ranks could never have continued, see
             ``ringsim.launch.watcher``.
         RunTimeout: ``options.limit_s`` has passed.
@@ -69,7 +69,7 @@ def run(job: Job, kind: Kind, options: RunOptions) -> Trace:
 
 
 class _Run(Supervisor):
-    """One run, with its trace or its error."""
+    """One run, which ends with a trace or an error."""
 
     def __init__(self, rank_set: RankSet, job: Job, options: RunOptions) -> None:
         super().__init__(rank_set, job, options)
@@ -96,7 +96,7 @@ class _Run(Supervisor):
     # -- errors
 
     def _find_error(self) -> RingError | None:
-        """Returns the error of the run, None if all ranks have returned."""
+        """Returns the error of the run, or None if all ranks have returned."""
         reports, verdict = self.reports, self.verdict
         if not self.rank_set.directory.is_dir():
             return self._explained(
@@ -118,7 +118,7 @@ class _Run(Supervisor):
         return self._explained(self._name_missing(missing)) if missing else None
 
     def _quote_stuck(self, verdict: Verdict) -> str:
-        """Returns the user's lines at which the waits of the ranks of a verdict ended."""
+        """Returns the user's lines at which the waits of a verdict's ranks ended."""
         named = dict.fromkeys(
             rank
             for first in verdict.diagnosis.findings[:1]
@@ -153,7 +153,7 @@ class _Run(Supervisor):
         return RingError(f"cannot start ranks:\n{text}") if text else None
 
     def _find_mismatch(self) -> Diagnosis | None:
-        """Returns the mismatches in all records, if none has ended the run already."""
+        """Returns the mismatches in all records, unless a mismatch has already ended the run."""
         if self.rank_set.kind.comm_device != "cpu" or not self.has_begun:
             return None
         ranks, records = self.ranks, self.records
@@ -211,7 +211,7 @@ class _Run(Supervisor):
     # -- the trace
 
     def _end_early(self) -> Trace | None:
-        """Ends all ranks and returns the trace of their records, None if there are none."""
+        """Ends all ranks and returns the trace of their records, or None if there are none."""
         self.end_all()
         try:
             return self._make_trace(complete=False)
@@ -252,7 +252,7 @@ class _Run(Supervisor):
         return ["one torch thread per rank, since there are at least as many ranks as processors"]
 
     def _describe_caught(self, verdict: Verdict) -> dict[str, Any]:
-        """Returns a verdict whose error the program caught as metadata for ``explain``."""
+        """Returns, as metadata for ``explain``, a verdict whose error the program caught."""
         one = verdict.diagnosis.findings[0]
         return {
             "kind": one.kind,

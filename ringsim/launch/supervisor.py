@@ -69,10 +69,10 @@ class RunOptions:
         keep_at: the directory of the ranks' records, None for a private one that is removed at the
             end.
         doing: a function that returns a few words for the progress line, given the directory of the
-            run; None for none.
-        poll_s: the time between two looks for stuck ranks, in seconds; None for no looks.
+            run, or None for none.
+        poll_s: the interval between polls for stuck ranks, in seconds, or None for no polls.
         allows: a function that returns whether the run may continue, given the processes of the
-            unfinished ranks; None for always.
+            unfinished ranks, or None for always.
     """
 
     limit_s: float | None = None
@@ -97,16 +97,16 @@ class Followed:
     """The launcher's view of one rank.
 
     Attributes:
-        rank: its number.
-        channel: the channel to it; a closed one means that the rank has ended.
-        output: its output.
-        pid: its process, after it has joined the others.
-        num_threads: the number of torch's threads, after it has loaded the job.
-        result: the location of its result in its file, after it has returned.
-        report: its failure.
-        woken: whether the verdict's error was raised in it, and has not ended a thread.
-        stuck_in: the slots of the operations that it waited for at the verdict.
-        seems_dead: whether it was dead at the last look, although its channel is open.
+        rank: the rank's number.
+        channel: the channel to the rank; a closed channel means that the rank has ended.
+        output: the rank's output.
+        pid: the rank's process, after the rank has joined the others.
+        num_threads: the number of torch's threads, after the rank has loaded the job.
+        result: the location of the rank's result in its file, after the rank has returned.
+        report: the rank's failure, if it failed.
+        woken: whether the verdict's error was raised in the rank, and has not ended a thread.
+        stuck_in: the slots of the operations that the rank waited for at the verdict.
+        seems_dead: whether the rank was dead at the last check, although its channel is open.
     """
 
     rank: int
@@ -122,7 +122,7 @@ class Followed:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has returned or failed."""
+        """Whether the rank has returned or failed."""
         return self.result is not None or self.report is not None
 
     def tell(self, message: Any) -> None:
@@ -136,7 +136,7 @@ class Supervisor:
 
     Attributes:
         rank_set: the processes.
-        job: the job that they run.
+        job: the job that the processes run.
         options: the options of the run.
         size: the number of ranks.
         ranks: the view of each rank, by number.
@@ -218,7 +218,7 @@ class Supervisor:
             followed.tell(message)
 
     def watch(self) -> None:
-        """Sends the job; returns when all have answered, or when waiting longer is pointless."""
+        """Sends the job; returns when all ranks have answered, or when waiting is pointless."""
         limit_s = self.options.limit_s
         deadline = math.inf if limit_s is None else time.monotonic() + limit_s
         try:
@@ -236,7 +236,7 @@ class Supervisor:
         self._settle()
 
     def end_all(self) -> None:
-        """Ends all ranks, after asking those that still run for their activity."""
+        """Ends all ranks, after asking the running ranks what they are doing."""
         self.given_up_ns = self.given_up_ns or time.monotonic_ns()
         if self.verdict is None:
             self.unfinished = list_unfinished(self.running, self.tell, self._hear_places)
@@ -286,7 +286,7 @@ class Supervisor:
             self._next_look_s = now + self._watcher.pause_s
 
     def _look_for_verdict(self, now: float) -> bool:
-        """Looks for ranks that can never continue, if a look is due; wakes them."""
+        """Looks for ranks that can never continue, if a check is due, and wakes them."""
         if self._watcher is None or now < self._next_look_s:
             return False
         self.verdict = self._watcher.look(
@@ -302,7 +302,7 @@ class Supervisor:
         return True
 
     def _settle(self) -> None:
-        """Sets aside a verdict that has ended no rank; restores one that did so later."""
+        """Sets aside a verdict that has ended no rank; restores a verdict that later ended one."""
         if self.verdict is not None:
             if self._is_caught(self.verdict) and self._has_gone_on(self.verdict):
                 self._set_aside(self.verdict)
@@ -315,7 +315,7 @@ class Supervisor:
     def _is_caught(self, verdict: Verdict) -> bool:
         """Returns whether all waits of a verdict are over, without ending a rank or thread.
 
-        They ended with its error or, in C++, with torch's own.
+        The waits ended with the verdict's error or, in C++, with torch's own error.
         """
         left = self._find_stuck()
         over = bool(verdict.waiting) and all(
@@ -326,8 +326,8 @@ class Supervisor:
     def _was_raised(self, verdict: Verdict) -> bool:
         """Returns whether an error was raised that a program could catch.
 
-        Gloo silently completes most mismatched operations, so ranks may have left them before they
-        are woken.
+        Gloo silently completes most mismatched operations, so ranks may have left these operations
+        before they are woken.
         """
         any_woken = any(one.woken for one in self.ranks)
         if any_woken or error_of_kind(verdict.diagnosis.kind) is not MessageMismatch:
@@ -336,7 +336,7 @@ class Supervisor:
         return any((part.read_all()["status"] == ERROR).any() for part in parts)
 
     def _find_stuck(self) -> list[list[int]]:
-        """Returns by rank the slots of the waits of the verdict that are not over."""
+        """Returns, by rank, the slots of the verdict's unfinished waits."""
         heads = self.records.look(to_end=True)
         return [
             [slot for slot in followed.stuck_in if slot in head.awaited]
@@ -344,7 +344,7 @@ class Supervisor:
         ]
 
     def _has_gone_on(self, verdict: Verdict) -> bool:
-        """Returns whether the program ended by itself after a verdict that it caught.
+        """Returns whether the program ended by itself after it caught a verdict.
 
         All ranks returned, or failed later for another reason.
         """
@@ -378,7 +378,7 @@ class Supervisor:
         return self._places
 
     def _read(self, one: Followed) -> None:
-        """Handles one message of a rank, or the end of its channel."""
+        """Handles one message from a rank, or the end of the rank's channel."""
         try:
             what, value = one.channel.recv()
         except (EOFError, OSError):
@@ -433,9 +433,9 @@ class Supervisor:
         return allows is None or allows(self.running.values())
 
     def _report_lost_ranks(self) -> None:
-        """Reports ranks that were already dead at the last look.
+        """Reports ranks that were already dead at the last check.
 
-        Their fork server is stopped or stuck, and cannot report it.
+        The ranks' fork server is stopped or stuck, and cannot report their deaths.
         """
         for rank, pid in self.running.items() if has_proc() else ():
             followed, is_dead = self.ranks[rank], look_at_living(pid) is None

@@ -1,4 +1,4 @@
-"""Reads processes and connections from Linux's /proc."""
+"""Reads processes and connections from /proc on Linux."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _EXITING: Final = 0x4  # PF_EXITING in Linux's include/linux/sched.h
 
 
 class Process(NamedTuple):
-    """The state of a process at one moment."""
+    """A process's state at one moment."""
 
     # R runs or would like to, S sleeps, D waits for a disk, T and t are stopped, Z has ended, X is
     # about to
@@ -26,7 +26,7 @@ class Process(NamedTuple):
 
 
 def look_at(pid: int) -> Process | None:
-    """Returns the state of a process (on Linux), None if there is no such process.
+    """Returns the state of a process (on Linux), or None if there is no such process.
 
     Example:
         >>> look_at(2**22 + 1) is None
@@ -46,7 +46,7 @@ def look_at(pid: int) -> Process | None:
 
 
 def look_at_living(pid: int) -> Process | None:
-    """Returns the state of a process, None if it has ended or is ending."""
+    """Returns the state of a process, or None if the process has ended or is ending."""
     process = look_at(pid)
     return None if process is None or process.state in "ZX" else process
 
@@ -57,7 +57,7 @@ def has_proc() -> bool:
 
 
 def shut_connections(keep_port: int) -> int:
-    """Shuts the TCP connections of this process to others on this machine (on Linux).
+    """Shuts down TCP connections to other processes on this machine (on Linux).
 
     The port of the rendezvous is excepted. Returns the number of connections.
     """

@@ -43,7 +43,7 @@ _PRIVATE: Final = 0x80
 
 
 class Threads(NamedTuple):
-    """A rank's report on its threads, without ringsim's own."""
+    """A rank's report on its threads, except for ringsim's own threads."""
 
     # by ``threading.get_ident()``, the threads that work, or wait for anything outside this process
     busy: Collection[int]
@@ -53,7 +53,7 @@ class Threads(NamedTuple):
     timed: Collection[int] = ()
 
     def besides(self, awaiting: Collection[int]) -> Threads:
-        """Returns the report without threads that wait in an operation."""
+        """Returns the report without the threads that wait in an operation."""
         idle = {thread: place for thread, place in self.idle.items() if thread not in awaiting}
         return Threads(
             set(self.busy).difference(awaiting), idle, set(self.timed).difference(awaiting)
@@ -61,7 +61,7 @@ class Threads(NamedTuple):
 
 
 def list_threads() -> Threads:
-    """Returns a report on the threads of this process, without ringsim's own; does not block."""
+    """Returns a report on this process's threads, except for ringsim's own; does not block."""
     known = {thread.ident: thread for thread in threading.enumerate()}
     numbers = {thread.ident: thread.native_id for thread in known.values()}
     # Python still has the thread number from before the fork
@@ -99,7 +99,7 @@ def list_threads() -> Threads:
 
 
 def find_place() -> Place | None:
-    """Returns the file and line of the user's program at which the main thread is."""
+    """Returns the file and line of the user's program that the main thread is executing."""
     frame = _make_sites().find(sys._current_frames().get(threading.main_thread().ident or 0))
     return None if frame is None else _place(frame)
 
@@ -116,7 +116,7 @@ def _place(frame: FrameType) -> Place:
 
 
 def _is_quiet(of_python: Collection[int | None]) -> bool:
-    """Returns whether all C++ threads wait, except those that only serve operations."""
+    """Returns whether all C++ threads wait, except for threads that only serve operations."""
     try:
         others = [
             (task, (task / "comm").read_text())
@@ -132,9 +132,9 @@ def _is_quiet(of_python: Collection[int | None]) -> bool:
 
 
 def waits_without_end(thread: int | None) -> bool | None:
-    """Returns whether only another thread of this process can end a thread's wait.
+    """Returns whether only a different thread of this process can end a thread's wait.
 
-    This requires a wait without a limit. None if unknown.
+    This requires a wait without a limit. Returns None if unknown.
     """
     try:
         number, *arguments = Path(f"/proc/self/task/{thread}/syscall").read_text().split()

@@ -1,16 +1,16 @@
-"""Watches ranks while they run, finds stuck or mismatched ones, and wakes those that wait.
+"""Watches running ranks, finds stuck or mismatched ranks, and wakes the waiting ranks.
 
-It looks at regular intervals::
+It polls at regular intervals::
 
     read the parts -> blocked ranks -> can a rank still help? -> if not: the same at the next look -> a verdict
                    -> mismatches among operations that can no longer be refused --------------------> a verdict
 
-Two looks give a consistent cut through several ranks: a rank that is blocked in the same operations
-both times, and has posted none in between, was in that state from the end of the first look to the
-beginning of the second. The same holds for the other ranks, over the same time.
+Two polls give a consistent cut through several ranks: a rank that is blocked in the same operations
+both times, and has posted none in between, was in that state from the end of the first poll to the
+start of the second. The same holds for all other ranks, over the same time.
 
 Proofs are preferred to timeouts. A Gloo message needs both sides, so ranks that wait for unposted
-messages from ranks that also wait are stuck: two equal looks are enough. Less certain cases need
+messages from ranks that also wait are stuck: two equal polls are enough. Less certain cases need
 patience:
 
 =====================================  ===========================================================
@@ -84,7 +84,7 @@ class LiveRecords:
     Args:
         directory: the directory of their parts; a rank without a part has done nothing yet.
         world_size: the number of ranks.
-        strangers: whether the directory may have parts of an earlier run; then only the parts of
+        strangers: whether the directory may hold parts of an earlier run; then only the parts of
             living processes count.
 
     Attributes:
@@ -150,7 +150,7 @@ class LiveRecords:
         return (meta.get("pid") if self.is_here(rank) else None), "end_ns" in meta
 
     def find_mismatch(self, ended: Collection[int] = ()) -> Diagnosis | None:
-        """Returns the mismatches among the records read since the last call, None if none.
+        """Returns the mismatches among the records read since the last call, or None if none exist.
 
         See ``find_new_mismatches``.
         """
@@ -182,7 +182,7 @@ class LiveRecords:
 
 @dataclass
 class _Suspicion:
-    """Ranks that seem stuck, the time since which they have not changed, and their threads."""
+    """Ranks that seem stuck, the time of their last change, and their threads."""
 
     ranks: tuple[int, ...]
     heads: tuple[Head, ...]
@@ -197,13 +197,13 @@ class Watcher:
     Args:
         records: the records of the ranks.
         world_size: the number of ranks.
-        tell: a function that sends a word of ``protocol`` to a rank and returns immediately;
+        tell: a function that sends a message of ``protocol`` to a rank and returns immediately;
             ``hear`` is called with the answer to ``ASK``.
-        poll_s: the shortest time between two looks.
+        poll_s: the shortest time between two polls.
         settle_s: the time without a change before ranks count as stuck.
 
     Attributes:
-        pause_s: the time before the next look.
+        pause_s: the time before the next poll.
     """
 
     def __init__(
@@ -247,7 +247,7 @@ class Watcher:
         return [self._records.process(rank) for rank in range(self._size)]
 
     def stands(self) -> str:
-        """Returns a text for the state of this machine's ranks, the same while nothing happens.
+        """Returns a text for the state of this machine's ranks, unchanged while nothing happens.
 
         "" if a rank can continue.
         """
@@ -257,7 +257,7 @@ class Watcher:
         return " ".join(f"{rank} {self._heads[rank]} {self._states[rank]}" for rank in here)
 
     def look(self, states: Sequence[str]) -> Verdict | None:
-        """Looks once, and returns a verdict or None.
+        """Polls once, and returns a verdict or None.
 
         Args:
             states: the state of each rank, as far as the caller knows: "running", "exited",
@@ -385,7 +385,7 @@ class Watcher:
     def _look_for_stall(
         self, states: Sequence[str], there: list[int], calm_s: float, now_ns: int
     ) -> Verdict | None:
-        """Returns the verdict on ranks that all wait without progress, without a proof."""
+        """Returns an unproven verdict on ranks that all wait without progress."""
         if calm_s < STALL_S or calm_s < (
             patience_s := STALL_S + self._records.builder.open_bytes / STALL_BYTES_PER_S
         ):
@@ -396,7 +396,7 @@ class Watcher:
         return self._judge_stall(snapshot.settle(), tuple(there), patience_s, now_ns)
 
     def _calm_for(self, there: list[int], now_s: float) -> float:
-        """Returns the time in which ranks have used little CPU time; 0 if one does not sleep."""
+        """Returns the time for which ranks have used little CPU time, or 0 if any is not asleep."""
         used_s = [_idle_cpu_s(self._records.process(rank)[0] or 0) for rank in there]
         since_s, before_s = self._calm or (now_s, used_s)
         idle_s = _IDLE_S + _IDLE_SHARE * (now_s - since_s)
@@ -459,7 +459,7 @@ def _describe_idle(threads: Threads) -> str:
 
 
 def _idle_cpu_s(pid: int) -> float:
-    """Returns a sleeping process's CPU time, without that of the calling thread.
+    """Returns a sleeping process's CPU time, without the calling thread's CPU time.
 
     Infinity if it does not sleep.
     """
@@ -474,7 +474,7 @@ def _idle_cpu_s(pid: int) -> float:
 def _hangs_on_collective(snapshot: Snapshot, stuck: Stuck) -> bool:
     """Returns whether a verdict depends on a collective that may return early.
 
-    In such a collective, no missing member is gone.
+    No missing member of such a collective is gone.
     """
     return any(
         one.posted.operation.kind == COLLECTIVE

@@ -1,6 +1,6 @@
 """Handles programs that create their own world.
 
-They call ``init_process_group``, or start processes that do::
+These programs call ``init_process_group``, or start processes that do::
 
     a rank with a world from ringsim calls it   it joins that world
     a process started by a rank calls it        the run ends, because there are two launchers
@@ -128,7 +128,7 @@ def check_world(wanted: dict[str, Any], maker: str, remedy: str) -> None:
 
 
 def _make_refusal(directory: Path, rank_pid: int, joined: bool = False) -> Callable[[], None]:
-    """Patches torch's rendezvous, so that a call in a process started by a rank ends the run.
+    """Patches torch's rendezvous, so that calling it in a rank's child process ends the run.
 
     Args:
         directory: the directory of the run.
@@ -182,7 +182,7 @@ def record_program(
 ) -> Path | None:
     """Runs a script in this process, and records the world that it creates or joins.
 
-    A process that it starts may also do so.
+    A process that the script starts may also do so.
 
     Args:
         script: the path of a Python file.
@@ -221,7 +221,7 @@ def record_program(
 
 
 def record_worlds(path: Path, check: str) -> Callable[[], Path | None]:
-    """Records this process and those that it starts, each from joining a world to its end.
+    """Records this process and its child processes, each from joining a world to its end.
 
     Returns a function that ends the recording here.
     """
@@ -260,7 +260,7 @@ def record_worlds(path: Path, check: str) -> Callable[[], Path | None]:
 
 
 class _Arrival:
-    """An object pickled with a new process, which calls a function there.
+    """An object pickled with a new process, to call a function there.
 
     The call happens after the program's main module is loaded.
     """
@@ -273,7 +273,7 @@ class _Arrival:
 
 
 def _follow_processes(on_start: Callable[[], tuple[Any, ...]]) -> None:
-    """Makes processes of ``multiprocessing`` that are not forked begin with a call.
+    """Makes unforked ``multiprocessing`` processes begin with a call.
 
     ``on_start`` returns the call.
     """

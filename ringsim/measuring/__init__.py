@@ -1,1 +1,1 @@
-"""Measurements of links: the cost of a message between two ranks, and around the ring."""
+"""Link measurements: the cost of a message between two ranks, and around the ring."""

@@ -56,39 +56,39 @@ def bandwidth(
     link: Link | Mapping[tuple[int, int], Link] | None = None,
     topology: Topology | None = None,
 ) -> Bandwidths:
-    """Measures latency and bandwidth of a ring's links as a function of the message size.
+    """Measures the latency and bandwidth of a ring's links as functions of message size.
 
-    It also fits a line through the times. In a notebook or a script it starts ``world_size`` ranks,
-    as ``ringsim.trace`` does. Ctrl-C then ends the measurement, and the table contains the results
-    so far. In ranks that already run (torchrun, or a worker of ``ringsim.trace``), call it on every
-    rank with the same arguments; it blocks until all ranks have measured, and returns the same
-    table on each of them.
+    It also fits a line through the times. In a notebook or a script, ``bandwidth`` starts
+    ``world_size`` ranks, as ``ringsim.trace`` does. Ctrl-C then ends the measurement, and the table
+    contains the results so far. In ranks that already run (torchrun, or a worker of
+    ``ringsim.trace``), call it on every rank with the same arguments; it blocks until all ranks
+    have measured, and returns the same table on each of them.
 
-    After a warm-up that does not count, each size is repeated until the median is steady: its 95 %
-    interval is within 2.5 % of it on either side, after at least 10 repetitions and 30 ms. A size
-    ends early, after at least 3 repetitions, when its share of ``limit_s`` is used up. If no time
-    is left, larger sizes are skipped, and a note in the table reports it. The edges are measured
-    one after the other, except with "shift" and "all_reduce". The times come from the record, in
-    which each step (for example a round trip) is a span.
+    After a warm-up that does not count, each size is repeated at least 10 times and for at least 30
+    ms, until the median is steady: its 95 % interval must be within 2.5 % of the median on either
+    side. A size ends early, after at least 3 repetitions, when its share of ``limit_s`` is used up.
+    If no time is left, larger sizes are skipped, and a note in the table reports it. The edges are
+    measured one after another, except with "shift" and "all_reduce". The times come from the
+    record, in which each step (for example a round trip) is a span.
 
     With ``link`` or ``topology``, and in a worker of ``ringsim.simulate``, simulated ranks run one
     such step per size on a virtual clock; ``ceilings`` and the limits are ignored.
 
     Args:
-        world_size: the number of ranks; None for 2, or for all ranks that already run.
-        sizes: the message sizes in bytes, 1 to 2**30; None for the powers of two from 8 B to 256
+        world_size: the number of ranks, or None for 2, or for all ranks that already run.
+        sizes: the message sizes in bytes, 1 to 2**30, or None for the powers of two from 8 B to 256
             MiB.
         pattern: "pingpong" (there and back), "oneway" (a stream), "exchange" (in both directions at
             the same time), "shift" (all ranks send to their successors at the same time),
             "all_reduce", or a list of these.
         comm_device: "cpu" for Gloo, or "gpu" for NCCL, which needs one GPU per rank and is timed by
             CUDA events.
-        edge: the edge of the ring to measure, as (src, dst); None for all edges.
+        edge: the edge of the ring to measure, as (src, dst), or None for all edges.
         ceilings: whether to also send the same sizes over a raw TCP connection on loopback (Gloo
             only), and to copy them in memory.
-        limit_s: the approximate limit of the whole measurement, in seconds.
-        timeout_s: the limit of one blocked operation, in seconds.
-        link: the link of the virtual clock, for all pairs of ranks or for each (src, dst), as for
+        limit_s: the approximate time limit for the whole measurement, in seconds.
+        timeout_s: the limit for each blocked operation, in seconds.
+        link: the virtual clock's link, for all pairs of ranks or for each (src, dst), as for
             ``ringsim.simulate``.
         topology: a topology from ``ringsim.topologies``, instead of ``link``.
 
@@ -143,7 +143,7 @@ def _measure_links(
     timeout_s: float,
     make: Callable[[Sequence[int]], Plan],
 ) -> Bandwidths:
-    """Measures in the ranks that already run, or in new ranks."""
+    """Measures in ranks that already run, or in new ranks."""
     load = _load()
     notes: list[str] = []
     if _ranks_run_already():
@@ -177,7 +177,7 @@ def _measure_links(
 
 
 def _check_memory(plan: Plan, ranks: int) -> None:
-    """Checks that the buffers of all ranks fit into half of this machine's memory."""
+    """Checks that all ranks' buffers fit into half of this machine's memory."""
     largest = max(block.size_bytes for block in plan.blocks)
     memory = provenance.machine()["memory_bytes"]
     if memory is not None and 2 * largest * ranks > memory / 2:
@@ -204,7 +204,7 @@ def _ranks_run_already() -> bool:
 def _launch(
     kind: Kind, make: Callable[[Sequence[int]], Plan]
 ) -> tuple[Plan, Samples, list[Any], list[str]]:
-    """Starts ranks and measures in them; after Ctrl-C, the results so far are kept."""
+    """Starts ranks and measures in them; Ctrl-C keeps the results so far."""
     if kind.comm_device == "gpu":
         from ringsim.measuring.worker import check_gpus  # needs torch
 
@@ -227,7 +227,7 @@ def _launch(
 
 
 def _measure(plan: Plan) -> dict[str, Any]:
-    """Runs on each rank, so that only the ranks load torch, not the process that starts them."""
+    """Runs on each rank, so that only ranks load torch, not the process that starts them."""
     from ringsim.measuring.worker import measure
 
     return measure(plan)
@@ -236,7 +236,7 @@ def _measure(plan: Plan) -> dict[str, Any]:
 def _doing(directory: Path, total: int) -> str:
     """Returns the progress of the ranks, for the progress line.
 
-    It counts labels, because a label is written when its block begins.
+    It counts labels, because a block's label is written when the block begins.
     """
     known = set()
     for names in directory.glob("rank-*.names"):
@@ -251,7 +251,7 @@ def _doing(directory: Path, total: int) -> str:
 
 
 def _gpus(ranks: Sequence[int], results: Sequence[Any]) -> dict[str, Any]:
-    """Returns the measured GPUs and their connections; an empty dictionary on Gloo."""
+    """Returns the measured GPUs and their connections, or an empty dictionary with Gloo."""
     places = [result["place"] for result in results]
     if not places or places[0] is None:
         return {}
@@ -298,7 +298,7 @@ def _who_else_ran(load: float | None) -> list[str]:
 
 
 def _load() -> float | None:
-    """Returns the machine's load average over the last minute, None if the system has none."""
+    """Returns the machine's load average over the last minute, or None if unavailable."""
     try:
         return round(os.getloadavg()[0], 2)
     except (AttributeError, OSError):

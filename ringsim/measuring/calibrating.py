@@ -87,7 +87,7 @@ def _send(size_bytes: int, repeats: int) -> None:
 
 
 def _compute_and_send(size_bytes: int, seconds: float, rounds: int) -> None:
-    """Makes rank 1 wait for a result of rank 0, and then the reverse.
+    """Makes rank 1 wait for a result from rank 0, and then rank 0 for one from rank 1.
 
     The receives alternate between ``recv`` and ``irecv``.
     """

@@ -8,8 +8,8 @@ end of its last operation, so that no two clocks are compared::
     src, a span          |--- send --- recv ...............|       of a ping-pong, half of this
     dst                       recv .......... send ---
 
-Meanwhile no rank records the operations themselves, because that would lengthen each message (by a
-tenth at 4 KiB).
+Meanwhile no rank records the operations themselves, because recording would lengthen each message
+(by a tenth at 4 KiB).
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Block(NamedTuple):
     Attributes:
         backend: "gloo" or "nccl"; "tcp" and "memcpy" for the ceilings.
         pattern: one of ``PATTERNS``; "copy" for the ceiling "memcpy".
-        src: the source's global rank, -1 if there is no single edge.
-        dst: the target's global rank, -1 if there is no single edge.
+        src: the source's global rank, or -1 if there is no single edge.
+        dst: the target's global rank, or -1 if there is no single edge.
         size_bytes: the size of one message, or of the buffer.
     """
 
@@ -63,7 +63,7 @@ class Block(NamedTuple):
 
     @classmethod
     def from_label(cls, label: str) -> Self | None:
-        """Returns the block of a label, None if the label is not a block's."""
+        """Returns the block with a given label, or None if the label belongs to no block."""
         found = _LABEL.fullmatch(label)
         if found is None:
             return None
@@ -86,8 +86,8 @@ class Plan:
     Attributes:
         blocks: the blocks in order. Sizes ascend, so that a limit or an interrupt cuts off the
             largest sizes on all edges equally.
-        limit_s: the limit of the whole measurement, in seconds.
-        timeout_s: the limit of one blocked operation of the ranks, in seconds; no block may last
+        limit_s: the time limit for the whole measurement, in seconds.
+        timeout_s: the limit for each blocked operation on a rank, in seconds; no block may last
             longer.
     """
 
@@ -186,7 +186,7 @@ STEPS_MAX: Final = 5000
 
 
 def timed_ranks(block: Block, ranks: Sequence[int]) -> list[int]:
-    """Returns the ranks of a ring that record a block's steps; the first is the leader."""
+    """Returns the ranks that record a block's steps; the first of these ranks is the leader."""
     if block.pattern == "copy":
         return [ranks[0]]
     if block.src < 0:
@@ -195,7 +195,7 @@ def timed_ranks(block: Block, ranks: Sequence[int]) -> list[int]:
 
 
 def step_ns(block: Block, post_ns: Floats, done_ns: Floats) -> Floats:
-    """Returns the times of a message, in ns, from the steps of a block on one rank.
+    """Returns the message times, in ns, from the steps of a block on one rank.
 
     Incomplete steps are left out.
 
@@ -211,7 +211,7 @@ def step_ns(block: Block, post_ns: Floats, done_ns: Floats) -> Floats:
 
 
 def parts_of(block: Block) -> int:
-    """Returns the number of successive messages in a step, by which its time is divided."""
+    """Returns the number of successive messages in a step, by which the step's time is divided."""
     return {"pingpong": 2, "oneway": STREAM, "copy": block.copies}.get(block.pattern, 1)
 
 
@@ -230,7 +230,7 @@ def combine(by_rank: list[Floats]) -> Floats:
 def is_steady(samples: Floats) -> bool:
     """Returns whether more repetitions would hardly change the median.
 
-    That is the case if there are at least 10, and the median's 95 % interval is within 2.5 % of it
+    This is the case if there are at least 10, and the median's 95 % interval is within 2.5 % of it
     on either side.
 
     Example:
@@ -254,7 +254,7 @@ def is_steady(samples: Floats) -> bool:
 def steps_wanted(block: Block, found: Floats, share_s: float, fresh: Floats) -> int:
     """Returns the number of steps to run next.
 
-    It is 0 when the estimate is steady, or the block's time is up.
+    The number is 0 when the estimate is steady, or when the block's time is up.
 
     Args:
         block: the measured block.
@@ -286,7 +286,7 @@ Samples = dict[Block, dict[int, Floats]]
 
 
 def samples_of(events: Events) -> Samples:
-    """Returns the times of the steps of an interrupted run in ns, by block and rank."""
+    """Returns the step times of an interrupted run in ns, by block and rank."""
     found: Samples = {}
     for number, label in enumerate(events.tables.labels):
         block = Block.from_label(label)
@@ -313,7 +313,7 @@ def join_samples(told: Sequence[Mapping[Block, Floats]]) -> Samples:
 def make_rows(
     samples: Samples, ranks: Sequence[int], *, kind: str = "measured"
 ) -> list[dict[str, Any]]:
-    """Converts the times of steps to rows for ``make_bandwidths``, with the ceilings last.
+    """Converts step times to rows for ``make_bandwidths``, with the ceilings last.
 
     A block without times from all its timed ranks is left out.
     """
@@ -359,5 +359,5 @@ def _row(block: Block, times_ns: Floats, group_size: int, kind: str) -> dict[str
 
 
 def _rate(block: Block, time_ns: float) -> float:
-    """Returns the bandwidth in GB/s, NaN for a simulated link that takes no time."""
+    """Returns the bandwidth in GB/s, or NaN for a simulated link that takes no time."""
     return block.size_bytes / time_ns if time_ns else math.nan

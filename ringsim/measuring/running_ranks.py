@@ -1,4 +1,4 @@
-"""Measuring in ranks that already run, real or simulated.
+"""Measures in ranks that already run, real or simulated.
 
 Every rank measures, and the results of all ranks are shared. On a virtual clock all repetitions are
 the same, so one step per block is enough. The table then shows the effect of the patterns on a
@@ -46,7 +46,7 @@ def measure_here(
     the same arguments, and is blocked until all have measured.
 
     Args:
-        world_size: the number of ranks that the caller expects, None for any number.
+        world_size: the number of ranks that the caller expects, or None for any number.
         comm_device: "cpu" or "gpu".
         make: a function that returns the plan for a ring.
 
@@ -103,7 +103,7 @@ def measure_simulated(
     topology: Topology | None,
     make: Callable[[Sequence[int]], Plan],
 ) -> Bandwidths:
-    """Measures links on a virtual clock: the given links, or in simulated ranks their own links.
+    """Measures links on a virtual clock: the given links or, in simulated ranks, their own links.
 
     In simulated ranks, every rank calls it with the same arguments, and is blocked until all have
     measured. ``make`` returns the plan for the ring's ranks. The table is the same in each run and
@@ -140,7 +140,7 @@ def measure_simulated(
 
 
 def _tabulate(told: Sequence[dict[Block, Floats]], about: dict[str, Any]) -> Bandwidths:
-    """Returns the table of the times of all ranks."""
+    """Returns the table of all ranks' times."""
     rows = make_rows(join_samples(told), range(len(told)), kind=_SIMULATED)
     return make_bandwidths(rows, {**about, "interrupted": False, "notes": []})
 

@@ -1,4 +1,4 @@
-"""The measuring code of every rank.
+"""The measuring code that every rank runs.
 
 All ranks measure one block after the other, until each estimate is steady or its time is up.
 
@@ -57,7 +57,7 @@ def group_of(block: Block, ring: Ring) -> dist.ProcessGroup:
 def make_step(
     block: Block, ring: Ring, outgoing: torch.Tensor, incoming: torch.Tensor
 ) -> Callable[[], None] | None:
-    """Returns a function for this rank's part of one step; None if it has no part.
+    """Returns a function for this rank's part of one step, or None if the rank has no part.
 
     All ranks with a part call it the same number of times; it blocks until the step is done.
 
@@ -123,7 +123,7 @@ _WORD_BYTES: Final = 16
 def make_copy(block: Block, source: torch.Tensor, target: torch.Tensor) -> Callable[[], None]:
     """Returns a function for one step of "memcpy".
 
-    It copies between two buffers in the same memory, on a CPU with one thread.
+    The step copies between two buffers in the same memory, on a CPU with one thread.
     """
     if source.is_cuda:
         one: Callable[[], object] = functools.partial(target.copy_, source)
@@ -140,8 +140,8 @@ def make_copy(block: Block, source: torch.Tensor, target: torch.Tensor) -> Calla
 class Loopback:
     """A TCP connection over loopback between the two ranks of an edge.
 
-    Both ranks of the edge create it at the same time; the constructor blocks until both have. It
-    raises OSError if they cannot connect, for example on different machines.
+    Both ranks of the edge create the connection at the same time; the constructor blocks until both
+    have. It raises OSError if the ranks cannot connect, for example on different machines.
     """
 
     def __init__(self, block: Block, ring: Ring, timeout_s: float, device: torch.device) -> None:
@@ -189,7 +189,7 @@ class Loopback:
 
 
 def _accept(server: socket.socket, secret: bytes, timeout_s: float) -> socket.socket:
-    """Returns the connection of the peer that knows the secret; others are closed."""
+    """Returns the connection to the peer that knows the secret, and closes all others."""
     while True:
         connection, _ = server.accept()
         connection.settimeout(timeout_s)
@@ -294,7 +294,7 @@ _LARGE_BYTES: Final = 2**24
 
 
 def measure(plan: Plan) -> dict[str, Any]:
-    """Measures the blocks of a plan; recording must be on, because it provides the times.
+    """Measures a plan's blocks; recording must be on, because it provides the times.
 
     Every rank of the default group calls it with the same plan, and is blocked until all have
     measured.
@@ -393,7 +393,7 @@ class _Meter:
             self._times_ns[block] = found
 
     def _step_of(self, block: Block) -> Callable[[], None] | None:
-        """Returns a function for this rank's part of a step; None if it has no part."""
+        """Returns a function for this rank's part of a step, or None if the rank has no part."""
         rank = self._ring.rank
         if (block.src >= 0 and rank not in (block.src, block.dst)) or (
             block.pattern == "copy" and rank != self._ring.ranks[0]
@@ -409,7 +409,7 @@ class _Meter:
         return make_step(block, self._ring, outgoing, incoming)
 
     def _buffers_of(self, block: Block) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns a step's buffers to send and to receive, with all their pages touched."""
+        """Returns a step's send and receive buffers, with all of their pages touched."""
         size = block.size_bytes
         if len(self._buffers[0]) < size:
             self._buffers = []  # free the smaller ones first

@@ -1,4 +1,4 @@
-"""Adapters: a model as a chain of embedding, layers and head.
+"""Adapters, which present a model as a chain of embedding, layers and head.
 
 ::
 
@@ -69,7 +69,7 @@ class Announced:
     def num_seen(self, new_tokens: int) -> int:
         """Returns the number of earlier tokens in each sequence.
 
-        It is taken from the mask, because a stage without layers has an empty cache.
+        The number comes from the mask, because a stage without layers has an empty cache.
 
         Args:
             new_tokens: the number of new tokens.
@@ -87,12 +87,12 @@ class Announced:
         return 0
 
     def places(self, new_tokens: int, device: torch.device) -> Tensor:
-        """Returns the places of the new tokens in the cache, shape (new tokens,)."""
+        """Returns the positions of the new tokens in the cache, shape (new tokens,)."""
         seen = self.num_seen(new_tokens)
         return torch.arange(seen, seen + new_tokens, device=device)
 
     def positions(self, new_tokens: int, device: torch.device) -> Tensor:
-        """Returns ``position_ids`` if given, else the places; shape (batch or 1, new tokens)."""
+        """Returns ``position_ids`` if given, else `places`; shape (batch or 1, new tokens)."""
         return (
             self.places(new_tokens, device)[None]
             if self.position_ids is None
@@ -120,7 +120,7 @@ class Adapter(ABC):
 
     @abstractmethod
     def layers(self, model: nn.Module) -> Sequence[nn.Module]:
-        """Returns the layers that the stages divide, in order.
+        """Returns, in order, the layers that are divided among the stages.
 
         Stages call them as modules, so hooks run.
         """
@@ -141,7 +141,7 @@ class Adapter(ABC):
 
     @abstractmethod
     def embed(self, model: nn.Module, token_ids: Tensor, announced: Announced) -> Tensor:
-        """Returns the input of the first layer. The first stage calls it.
+        """Returns the input of the first layer. Only the first stage calls this method.
 
         Args:
             model: the whole model.
@@ -187,9 +187,9 @@ class Adapter(ABC):
         return 0
 
     def head(self, model: nn.Module, hidden: Tensor) -> Tensor:
-        """Returns the logits. The last stage calls it.
+        """Returns the logits. Only the last stage calls this method.
 
-        The default runs `last_modules` one after the other.
+        By default, this runs `last_modules` one after another.
 
         Args:
             model: the whole model.
@@ -215,7 +215,7 @@ class Adapter(ABC):
 class SequentialAdapter(Adapter):
     """An ``nn.Sequential``.
 
-    The first child takes the input, token ids or another tensor; the last child makes the output.
+    The first child gets the input, token ids or another tensor; the last child returns the output.
 
     Example:
         >>> SequentialAdapter().layers(nn.Sequential(nn.Linear(2, 3), nn.ReLU()))[1]
@@ -223,7 +223,7 @@ class SequentialAdapter(Adapter):
     """
 
     def layers(self, model: Any) -> Sequence[nn.Module]:
-        """Returns the children, with repeated ones, which ``children()`` would omit."""
+        """Returns all children, including the repeated ones that ``children()`` omits."""
         return list(model)
 
     def embed(self, model: Any, token_ids: Tensor, announced: Announced) -> Tensor:
@@ -232,7 +232,7 @@ class SequentialAdapter(Adapter):
 
 
 class _PathAdapter(Adapter):
-    """A model whose parts are found by name."""
+    """A model whose parts are looked up by name."""
 
     _layers: str
     _first: tuple[str, ...]
@@ -271,7 +271,7 @@ class _PathAdapter(Adapter):
 
 
 def _find(model: Any, names: Sequence[str]) -> list[nn.Module]:
-    """Returns the parts with these names that the model has."""
+    """Returns those of the named parts that the model has."""
     return [part for part in (attrgetter(name)(model) for name in names) if part is not None]
 
 
@@ -354,7 +354,7 @@ class LlamaAdapter(_TransformersAdapter):
     def run_layer(
         self, model: Any, layer: Any, hidden: Tensor, context: Mapping[str, Any]
     ) -> Tensor:
-        """Returns the hidden states after one layer, with the mask of its kind."""
+        """Returns the hidden states after one layer, using the mask for the layer's kind."""
         mask = context["attention_mask"][getattr(layer, "attention_type", "full_attention")]
         return super().run_layer(model, layer, hidden, {**context, "attention_mask": mask})
 
@@ -392,7 +392,7 @@ class GemmaAdapter(LlamaAdapter):
 class BertAdapter(_PathAdapter):
     """``BertForMaskedLM``: an encoder, in which tokens also attend to later tokens.
 
-    It does not generate.
+    This model does not generate text.
     """
 
     _layers = "bert.encoder.layer"
@@ -417,7 +417,7 @@ class BertAdapter(_PathAdapter):
 
 
 class GPTNeoXAdapter(_TransformersAdapter):
-    """``GPTNeoXForCausalLM``, with rotary positions for a part of each head."""
+    """``GPTNeoXForCausalLM``, with rotary positions for part of each head."""
 
     _layers = "gpt_neox.layers"
     _first = ("gpt_neox.embed_in", "gpt_neox.emb_dropout")
@@ -425,7 +425,7 @@ class GPTNeoXAdapter(_TransformersAdapter):
     _width = "attention.dense.in_features"
 
     def context(self, model: Any, hidden: Tensor, announced: Announced) -> Mapping[str, Any]:
-        """Returns rotary tables, the mask, and the cache under this model's name for it."""
+        """Returns rotary tables, the mask, and the cache under the name that this model uses."""
         context = dict(super().context(model, hidden, announced))
         context["layer_past"] = context.pop("past_key_values")
         positions = announced.positions(hidden.shape[1], hidden.device)
@@ -481,7 +481,7 @@ class OPTAdapter(_TransformersAdapter):
     ) -> Tensor:
         """Returns the hidden states after one layer.
 
-        If training skips the layer (``layerdrop``), they are unchanged.
+        If training skips the layer (``layerdrop``), the hidden states are unchanged.
         """
         body = model.model.decoder
         # drawn for each layer, as in the model, so that the same seed gives the same dropout
@@ -519,7 +519,7 @@ def _rotary_tables(rotary: Any, hidden: Tensor, positions: Tensor) -> tuple[Tens
 def _causal_masks(model: Any, hidden: Tensor, announced: Announced) -> dict[str, Any]:
     """Returns the mask of each kind of layer, as the model's attention expects it.
 
-    A mask is None if it is only causal.
+    A mask is None if attention is only causal.
     """
     from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 

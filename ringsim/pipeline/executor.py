@@ -1,4 +1,4 @@
-"""Runs a schedule on ranks: each runs its own list of actions, in order.
+"""Runs a schedule on ranks, each of which runs its own list of actions in order.
 
 The actions of stage s and microbatch i on one rank::
 
@@ -6,7 +6,7 @@ The actions of stage s and microbatch i on one rank::
     F       x -> stage -> y; keep (x, y)  B       (x, y), gradient of y -> gradients; forget (x, y)
     SEND_F  begin to send y               SEND_B  begin to send the gradient of x
 
-Neither sends nor receives block: a computation waits for its receive, and the end of the step waits
+Sends and receives do not block: a computation waits for its receive, and the end of the step waits
 for the sends. So messages travel while the ranks compute. Two stages on one rank pass tensors
 directly.
 
@@ -141,7 +141,7 @@ class Executor:
     def run(self, rank: int) -> None:
         """Runs the actions of a rank.
 
-        Every rank of the ring must call it. It blocks until this rank's part is done.
+        Every rank of the ring must call this method. It blocks until this rank's part is done.
         """
         with span(f"step {self._schedule.name}"):
             for action in self._schedule.actions[rank]:
@@ -235,24 +235,24 @@ class Executor:
 def rehearse(
     schedule: Schedule, costs: Costs, *, size_bytes: int = 0, steps: int = 1, ahead: int = 1
 ) -> None:
-    """Runs pipeline steps without a model: ranks sleep instead of computing, and send zeros.
+    """Runs pipeline steps without a model; ranks sleep instead of computing, and send zeros.
 
-    Every rank of the ring must call it with the same arguments. It blocks until this rank's part is
-    done. The ring must have as many ranks as the schedule. The trace looks like the trace of a
-    training step.
+    Every rank of the ring must call this function with the same arguments. It blocks until this
+    rank's part is done. The ring must have as many ranks as the schedule. The trace looks like the
+    trace of a training step.
 
     Args:
         schedule: the schedule to rehearse; a schedule with sends and receives is used unchanged.
         costs: the times of the computations, in seconds; ``latency`` must be 0, because the
             messages are real.
         size_bytes: the size of each activation and each gradient; 0 sends no messages.
-        steps: the number of steps, one after the other.
+        steps: the number of steps, which run one after another.
         ahead: the number of computations between posting a receive and using it, as in ``lower``.
             It has no effect on NCCL or with "grouped" semantics, which require the same order on
             both sides (``lower_in_step``).
 
     Raises:
-        ArgumentError: an argument is invalid, or the schedule has another number of ranks.
+        ArgumentError: an argument is invalid, or the schedule has a different number of ranks.
         ScheduleError: a send of the schedule has no receive, or a receive has no send.
 
     Example:

@@ -46,7 +46,7 @@ def linear_flops(
 def attention_flops(sequences: int, new_tokens: int, tokens_so_far: int, width: int) -> Flops:
     """Counts the operations of attention between its linear layers.
 
-    These are queries times keys, and weights times values.
+    These products are queries times keys, and weights times values.
 
     Args:
         sequences: the number of sequences.

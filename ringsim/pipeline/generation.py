@@ -209,7 +209,7 @@ class GenerationLink:
         Every stage must call it once per step, in the order of the plan. It blocks until both
         messages have arrived. It returns token ids of ``input_shape``, (batch, tokens), on the
         first stage, hidden states on the others, and None if nothing is received. It raises
-        MessageMismatch if a neighbour has other arguments.
+        MessageMismatch if a neighbour has different arguments.
         """
         if output is not None and not self._has_announced:
             self._announce(output)
@@ -230,7 +230,7 @@ class GenerationLink:
     def share_results(self, tokens: Tensor) -> Tensor:
         """Returns the last stage's tokens, shape (prompts, tokens), on every stage.
 
-        The tokens go once round the ring. Every stage must call it, and it blocks.
+        The tokens travel once around the ring. Every stage must call this method, which blocks.
         """
         if not self._is_last:
             tokens = self._from_pred.irecv(Payload.of(tokens)).wait()
@@ -309,12 +309,12 @@ def generate(
             round.
         temperature: 0 for the likeliest tokens; otherwise tokens are drawn, with the logits divided
             by the temperature.
-        seed: the seed of drawn tokens. Each prompt has its own random numbers, so batches and
+        seed: the seed for drawn tokens. Each prompt has its own random numbers, so batches and
             stages do not matter.
         stop_tokens: the tokens that end a prompt.
         partition: "count", "parameters", the number of layers of each stage, or ranges from
             ``partition_model``.
-        adapter: the adapter of a model that ringsim does not know.
+        adapter: the adapter for a model that ringsim does not know.
 
     Returns:
         The new tokens of each prompt, on every rank: ``max_new_tokens`` of them, or those up to and
@@ -446,7 +446,7 @@ class _StageWork:
     def chosen_tokens(self, num_prompts: int, num_tokens: int, batches: list[list[int]]) -> Tensor:
         """Returns the tokens of all prompts, in their order, shape (prompts, tokens), int64.
 
-        They are zeros on all stages but the last.
+        The tokens are zeros on all stages except the last.
         """
         rows = torch.zeros(num_prompts, num_tokens, dtype=torch.int64)
         for prompt_numbers, tokens in zip(batches, self._tokens, strict=True):

@@ -74,10 +74,10 @@ class Mailbox:
     def send(self, action: Action, tensor: Tensor) -> None:
         """Posts a send, whose tensor must not change before `finish`.
 
-        It does not block.
+        This method does not block.
 
         Raises:
-            MessageMismatch: a neighbour runs another step, or the tensor differs from its header.
+            MessageMismatch: a neighbour's step differs, or the tensor differs from its header.
         """
         self._greet()
         route = self._routes[find_boundary(action)]
@@ -89,11 +89,11 @@ class Mailbox:
     def post(self, action: Action) -> None:
         """Adds the next receive from a rank, to be posted when its shape is known.
 
-        It does not block, unless the transport runs messages one after the other: then it reads the
+        It does not block, unless the transport runs messages one after another: then it reads the
         header before anything else is posted.
 
         Raises:
-            MessageMismatch: a neighbour runs another step.
+            MessageMismatch: a neighbour runs a different step.
         """
         self._greet()
         incoming = self._incoming[self._routes[find_boundary(action)]]
@@ -102,12 +102,12 @@ class Mailbox:
             incoming.read_headers()
 
     def take(self, action: Action) -> Tensor | None:
-        """Returns the tensor of a posted receive; None if the gradient does not exist.
+        """Returns the tensor of a posted receive, or None if the gradient does not exist.
 
         It blocks until the tensor has arrived.
 
         Raises:
-            MessageMismatch: another rank sends a different message.
+            MessageMismatch: the other rank sends a different message.
         """
         received = self._incoming[self._routes[find_boundary(action)]].take(action)
         # a gradient answers an activation, so the send of the activation has ended
@@ -123,9 +123,9 @@ class Mailbox:
         self._sent.clear()
 
     def _greet(self) -> None:
-        """Compares the greetings of both neighbours with this rank's, once.
+        """Compares both neighbours' greetings with this rank's greeting, once.
 
-        Both sides raise if they differ.
+        Both sides raise an error if the greetings differ.
         """
         theirs = {}
         for peer, (sent, received) in self._greetings.items():
@@ -142,7 +142,7 @@ class Mailbox:
                 )
 
     def _describe_difference(self, peer: int, theirs: Header) -> str:
-        """Describes the difference between a neighbour's greeting and this rank's."""
+        """Describes the difference between a neighbour's greeting and this rank's greeting."""
         mine, rank = self._agreed, self._rank
         words = []
         if theirs.microbatch != mine.microbatch:  # then the digests also differ
@@ -157,7 +157,7 @@ class Mailbox:
         return " and ".join(words)
 
     def _announce(self, action: Action, payload: Payload, route: Route) -> None:
-        """Sends the header of an activation, unless an earlier header applies to it."""
+        """Sends an activation's header, unless an earlier header applies to the activation."""
         announced = self._shapes.find(action)
         if announced is None:
             header = Header("activation", action.microbatch, payload, self._alike)
@@ -261,9 +261,9 @@ def find_boundary(action: Action) -> int:
 
 @contextmanager
 def about(action: Action) -> Iterator[None]:
-    """Gives the operations in a block their stage and microbatch in the trace.
+    """Labels the operations in a block with their stage and microbatch in the trace.
 
-    It acts like a span, but records none.
+    The block acts like a span, but records none.
     """
     outer = stage_and_microbatch.set(action.microbatch << 32 | action.stage)
     try:

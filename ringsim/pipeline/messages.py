@@ -90,7 +90,7 @@ _DTYPES: Final = (
 
 
 class Payload(NamedTuple):
-    """The properties of a buffer that can hold a message.
+    """The properties of a buffer for a message.
 
     Attributes:
         shape: the shape.
@@ -126,7 +126,7 @@ class Header(NamedTuple):
         alike: whether all further messages of the step on this boundary have this shape and dtype,
             and so come without a header.
         digest: a number that both sides compute from values that must be equal (in the greeting of
-            a step, the schedule); 0 if there are none.
+            a step, the schedule), or 0 if there are none.
 
     Example:
         >>> header = Header("activation", 3, Payload((2, 16), torch.float32))
@@ -144,7 +144,7 @@ class Header(NamedTuple):
         """Returns the header as a tensor, shape (16,), int64.
 
         Raises:
-            ArgumentError: the payload has too many dimensions, or a dtype without a code.
+            ArgumentError: the payload has too many dimensions, or its dtype has no code.
         """
         shape, dtype, has_data = self.payload
         if len(shape) > MAX_DIMS or dtype not in _DTYPES:
@@ -207,7 +207,7 @@ class Transfer:
     """A posted send or receive, whose buffer must not change until `wait` returns.
 
     Attributes:
-        work: the handle; None if there was nothing to send.
+        work: the handle, or None if there was nothing to send.
         tensor: the buffer.
     """
 
@@ -227,11 +227,11 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Route:
-    """The route to one other rank.
+    """The route to another rank.
 
     Attributes:
         peer: the other rank's global rank.
-        group: the group of the ring's edge; None for the default group.
+        group: the group of the ring's edge, or None for the default group.
         device: the device of buffers: the CPU for Gloo, this rank's GPU for NCCL.
     """
 
@@ -251,9 +251,9 @@ class Route:
 
     @classmethod
     def over_edge(cls, ring: Ring, source: int, target: int) -> Route:
-        """Returns the route to the other of two ranks, given by their places in the ring.
+        """Returns the route to the other of two ranks, which are given by their places in the ring.
 
-        It uses the edge that carries activations from one to the other.
+        The route uses the edge that carries activations from one of the ranks to the other.
 
         Example:
             >>> ring = Ring(rank=1, world_size=4, pred=0, succ=2, ranks=(0, 1, 2, 3))
@@ -292,7 +292,7 @@ class Route:
     def iswap(self, tensor: Tensor, tag: int) -> tuple[Transfer, Transfer]:
         """Posts a send and a receive of equal tensors in one batch.
 
-        The other side does the same. It does not block.
+        The other side does the same. This method does not block.
         """
         sent = self._make_buffer(tensor)
         received = torch.empty_like(sent)
@@ -308,14 +308,14 @@ class Route:
     def _make_buffer(self, tensor: Tensor) -> Tensor:
         """Returns the tensor as transports expect it.
 
-        It is contiguous, and on their device if it has data.
+        The tensor is contiguous, and on the transports' device if it has data.
         """
         plain = tensor.detach()
         return (plain if plain.is_meta else plain.to(self.device)).contiguous()
 
 
 def find_routes(ring: Ring, stage_ranks: Sequence[int]) -> Mapping[int, Route]:
-    """Returns the route over each boundary of this rank's stages.
+    """Returns the route across each boundary of this rank's stages.
 
     A boundary has the number of the stage before it.
 
@@ -366,7 +366,7 @@ def find_ring() -> Ring:
 
 
 def _is_gone(ring: Ring) -> bool:
-    """Returns whether the script has destroyed the ring's default group, and so its groups."""
+    """Returns whether the script has destroyed the default group, and thus the ring's groups."""
     if not torch_dist.is_initialized() or torch_dist.get_world_size() != ring.world_size:
         return True
     try:
@@ -377,7 +377,7 @@ def _is_gone(ring: Ring) -> bool:
 
 
 def send_activation(tensor: Tensor, microbatch: int) -> None:
-    """Sends a stage's output to the successor, which calls `recv_activation`.
+    """Sends a stage's output to the successor, which must call `recv_activation`.
 
     It blocks until the tensor has arrived.
 
@@ -386,7 +386,7 @@ def send_activation(tensor: Tensor, microbatch: int) -> None:
         microbatch: the index of the microbatch, from 0.
 
     Raises:
-        MessageMismatch: the successor expects a different message; it also raises.
+        MessageMismatch: the successor expects a different message, and also raises this error.
         RingError: the ring has one rank.
 
     Example:
@@ -403,7 +403,7 @@ def send_activation(tensor: Tensor, microbatch: int) -> None:
 
 
 def recv_activation(microbatch: int) -> Tensor:
-    """Receives a stage's input from the predecessor, which calls `send_activation`.
+    """Receives a stage's input from the predecessor, which must call `send_activation`.
 
     It blocks until the tensor has arrived.
 
@@ -414,7 +414,7 @@ def recv_activation(microbatch: int) -> Tensor:
         The tensor, with the sender's shape and dtype, as a leaf without a graph.
 
     Raises:
-        MessageMismatch: the predecessor sends a different message; it also raises.
+        MessageMismatch: the predecessor sends a different message, and also raises this error.
         RingError: the ring has one rank.
 
     Example:
@@ -463,7 +463,7 @@ def recv_gradient(microbatch: int) -> Tensor:
         The gradient.
 
     Raises:
-        MessageMismatch: the successor sends a different message; it also raises.
+        MessageMismatch: the successor sends a different message, and also raises this error.
         RingError: the ring has one rank.
 
     Example:

@@ -1,4 +1,4 @@
-"""Cutting a model: the layers of each stage.
+"""Cuts a model into stages, each with its own layers.
 
 ::
 
@@ -78,7 +78,7 @@ def partition_model(
     sample: Tensor | None = None,
     adapter: Adapter | None = None,
 ) -> list[range]:
-    """Cuts a model's layers into contiguous ranges, one for each stage.
+    """Cuts a model's layers into contiguous ranges, one per stage.
 
     All ranks must use the same cut. With "time", processes measure different times, so measure in
     one of them and pass the ranges to the others.
@@ -90,7 +90,7 @@ def partition_model(
         by: "count", "parameters", "time", the number of layers of each stage, or the ranges.
         sample: the input of a microbatch, for "time": token ids of shape (batch, tokens), or
             another input of the model.
-        adapter: the adapter of a model that ringsim does not know.
+        adapter: the adapter for a model that ringsim does not know.
 
     Returns:
         A range of layer numbers for each stage, in order; together they hold every layer once.
@@ -149,12 +149,12 @@ def partition_model(
 def get_stage_layers(
     model: nn.Module, layers: range, *, adapter: Adapter | None = None
 ) -> list[nn.Module]:
-    """Returns the layers of one stage, which are the model's own modules, not copies.
+    """Returns one stage's layers, which are the model's own modules rather than copies.
 
     Args:
         model: the whole model.
         layers: the layers, one of the ranges from `partition_model`.
-        adapter: the adapter of a model that ringsim does not know.
+        adapter: the adapter for a model that ringsim does not know.
 
     Returns:
         The modules, in order.

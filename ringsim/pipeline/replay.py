@@ -1,4 +1,4 @@
-"""Layers without data, which run once for each shape and are then replayed.
+"""Runs layers without data once per shape, and then replays them.
 
 On the virtual clock, the shapes of a model on device "meta" determine its time; its tensors have no
 values. So only the shape of a layer's output matters, which is the same for layers of one kind. One
@@ -53,7 +53,7 @@ class LayerReplay:
     def _find_key(
         self, adapter: Adapter, layer: nn.Module, hidden: Tensor, context: Mapping[str, Any]
     ) -> Hashable:
-        """Returns a key that determines the shape of the output; None if the layer must run."""
+        """Returns a key that determines the output's shape, or None if the layer must run."""
         if not hidden.is_meta or get_state().clock is None or torch.is_autocast_enabled("cpu"):
             return None
         if layer not in self._kinds:
@@ -88,7 +88,7 @@ def _learn_output(
 ) -> tuple[torch.Size, torch.dtype] | None:
     """Runs a layer and returns the shape and dtype of its output.
 
-    The result is None if the layer draws random numbers; their state is then restored.
+    The result is None if the layer draws random numbers, whose state is then restored.
     """
     before = torch.get_rng_state()
     with torch.no_grad():
@@ -100,7 +100,7 @@ def _learn_output(
 
 
 def _describe(value: Any) -> Hashable:
-    """Returns a key with everything in an argument that a shape may depend on.
+    """Returns a key that contains everything in an argument that affects an output's shape.
 
     The key is None if this is unknown.
     """

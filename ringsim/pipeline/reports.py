@@ -1,4 +1,4 @@
-"""Comparisons of a pipeline with the model in one process.
+"""Compares a pipeline with the same model in one process.
 
 ``single_process_step`` computes reference gradients without a pipeline; ``gradient_report``
 compares the gradient of every parameter with them::
@@ -71,7 +71,7 @@ class Reference(NamedTuple):
 
     Attributes:
         loss: the mean of the microbatches' losses.
-        gradients: the gradients by parameter name; None if the parameter is frozen, or the loss
+        gradients: the gradients by parameter name, or None if the parameter is frozen, or the loss
             does not depend on it.
     """
 
@@ -89,7 +89,7 @@ def single_process_step(
 ) -> Reference:
     """Computes the loss and the gradients of a step by calling the whole model.
 
-    It runs one microbatch after the other, and sends no messages. It neither reads nor changes the
+    It runs one microbatch after another, and sends no messages. It neither reads nor changes the
     gradients that the parameters already have, and restores the state of random numbers. A model
     with dropout drops other values here than in a pipeline, so compare in ``model.eval()``, or
     without dropout.
@@ -203,7 +203,7 @@ class GradientReport:
 
     @property
     def worst(self) -> float:
-        """The largest difference; 0 if there are no parameters."""
+        """The largest difference, or 0 if there are no parameters."""
         return max((row.difference for row in self.rows), default=0.0)
 
     def __repr__(self) -> str:
@@ -243,7 +243,7 @@ def compare_gradients(
     """Compares gradients, parameter by parameter, without messages.
 
     Args:
-        found: the gradients by parameter name; None for a missing gradient.
+        found: the gradients by parameter name, or None for a missing gradient.
         expected: the expected gradients, for the same names.
         tolerance: the largest relative difference that counts as rounding.
         rank: the rank with the found gradients.
@@ -329,7 +329,7 @@ def gradient_report(
 def tolerance_of(model: nn.Module) -> float:
     """Returns the tolerance for the least exact dtype of a model.
 
-    It is 1e-10 for float64, 1e-5 for float32, and 0.05 for other types.
+    The tolerance is 1e-10 for float64, 1e-5 for float32, and 0.05 for other types.
 
     Example:
         >>> tolerance_of(nn.Linear(1, 1))
@@ -384,9 +384,9 @@ def _row(
 
 
 def _relative(found: Tensor, expected: Tensor) -> float:
-    """Returns the largest difference, relative to the largest expected value.
+    """Returns the largest difference relative to the largest expected value.
 
-    It is infinite if that value is zero or not finite.
+    The result is infinite if the expected value is zero or not finite.
     """
     return _ratio(float((found - expected).abs().max()), float(expected.abs().max()))
 
@@ -430,7 +430,7 @@ def check_gradient_flow(model: nn.Module) -> dict[str, str]:
 
 
 class Boundary(NamedTuple):
-    """The tensor that one microbatch sends from a stage to the next.
+    """The tensor that a stage sends to the next stage for one microbatch.
 
     The gradient that comes back has the same shape.
 
@@ -455,7 +455,7 @@ def boundary_shapes(
     attention_mask: Tensor | None = None,
     adapter: Adapter | None = None,
 ) -> list[Boundary]:
-    """Runs the stages one after the other, and returns the tensors between them.
+    """Runs the stages one after another, and returns the tensors passed between them.
 
     Args:
         model: the whole model.
@@ -463,7 +463,7 @@ def boundary_shapes(
         sample: the input of one microbatch: token ids, shape (batch, tokens), or another input of
             the model.
         attention_mask: 1 for a token, 0 for padding, shape (batch, tokens); None means no padding.
-        adapter: the adapter of a model that ringsim does not know.
+        adapter: the adapter for a model that ringsim does not know.
 
     Returns:
         One boundary per stage except the last.
@@ -505,7 +505,7 @@ def check_single_rank(
         targets: one tensor per microbatch, already aligned.
         loss_fn: the loss of a microbatch, from logits and targets.
         attention_masks: one tensor per microbatch; None means no padding.
-        adapter: the adapter of a model that ringsim does not know.
+        adapter: the adapter for a model that ringsim does not know.
 
     Returns:
         The report, with one row per parameter.

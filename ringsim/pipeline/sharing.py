@@ -1,4 +1,4 @@
-"""The exchange between ranks at the end of a step.
+"""Exchanges between ranks at the end of a step.
 
 Ranks share the loss, the gradients of tied parameters and the norm of all gradients, and replicas
 average their gradients. Within a ring, all messages use the pair groups, so a ring needs no group
@@ -77,7 +77,7 @@ def pass_back(ring: Ring, value: Tensor, owner: int) -> Tensor:
 def pass_object_back(ring: Ring, value: Any, owner: int) -> Any:
     """Passes an object from the rank at a place in the ring to all others.
 
-    It is like `pass_back`, but pickles the object.
+    This function is like `pass_back`, but pickles the object.
 
     Example:
         >>> pass_object_back(
@@ -116,9 +116,9 @@ def gather_over_ring(ring: Ring, value: Tensor) -> list[Tensor]:
 
 
 def sum_over(ring: Ring, places: Sequence[int], value: Tensor) -> Tensor:
-    """Adds up the values of the ranks at these places of the ring.
+    """Adds up the values of the ranks at the given places in the ring.
 
-    Each of these ranks must call it, and it blocks until all have. The sum is the same to the last
+    Each of these ranks must call it, and it blocks until all have. The sum is identical to the last
     bit on each rank, because all add in the order of the places.
 
     Example:
@@ -262,7 +262,7 @@ def share_overflow(model: nn.Module, scaler: torch.amp.GradScaler) -> None:
 
 
 def new_replica_group(rings: Sequence[Sequence[int]]) -> Any:
-    """Creates the group of this rank and the ranks at its place in the other rings.
+    """Creates a group of this rank and the ranks at the same place in the other rings.
 
     Every rank of the world must call it once, with the same rings. It blocks like ``new_group``.
 
@@ -271,7 +271,7 @@ def new_replica_group(rings: Sequence[Sequence[int]]) -> Any:
             ``initialize_distributed``, all of the same length.
 
     Returns:
-        The group, for `average_gradients`; None on a rank outside all rings.
+        The group, for `average_gradients`, or None on a rank outside all rings.
 
     Raises:
         ValueError: the lengths of the rings differ.
@@ -289,7 +289,7 @@ def new_replica_group(rings: Sequence[Sequence[int]]) -> Any:
 
 
 def average_gradients(model: nn.Module, group: Any) -> None:
-    """Averages this rank's gradients with those of the ranks that have the same stages.
+    """Averages gradients over this rank and the other ranks that have the same stages.
 
     Every rank of every ring must call it after a step, before clipping gradients. It blocks until
     the ranks of its group have. It does not average the losses of the rings.

@@ -65,14 +65,14 @@ __all__ = [
 
 
 class Stage(nn.Module):
-    """The part of a model that one stage runs; its `parameters` are only those of this part.
+    """The part of a model that one stage runs; `parameters` covers only this part.
 
     Args:
         model: the whole model.
         layers: the stage's layers; an empty range is allowed.
         is_first: whether this stage runs the embedding.
         is_last: whether this stage runs the head.
-        adapter: the adapter of a model that ringsim does not know.
+        adapter: the adapter for a model that ringsim does not know.
 
     Example:
         >>> import torch
@@ -158,7 +158,7 @@ class Stage(nn.Module):
             yield
 
     def attention_widths(self) -> list[int]:
-        """Returns the width of each layer's attention, 0 for a layer without attention.
+        """Returns the width of each layer's attention, or 0 for a layer without attention.
 
         See `Adapter.attention_width`.
         """
@@ -187,10 +187,10 @@ def build_stages(
     Args:
         model: the whole model.
         partition: the layers of each stage, from `partition_model`.
-        adapter: the adapter of a model that ringsim does not know.
+        adapter: the adapter for a model that ringsim does not know.
 
     Returns:
-        The stages. Calling them one after the other gives the model's output.
+        The stages. Calling the stages one after another gives the model's output.
 
     Example:
         >>> import torch
@@ -230,7 +230,7 @@ def check_owned(model: nn.Module, stages: Sequence[Stage]) -> None:
 def tied_parameters(
     model: nn.Module, partition: Sequence[range], *, adapter: Adapter | None = None
 ) -> dict[str, list[int]]:
-    """Finds parameters that several stages use, such as a weight of both embedding and head.
+    """Finds parameters that several stages use, such as a weight shared by embedding and head.
 
     The gradient of such a parameter is the sum over these stages, so their ranks must add up their
     gradients.
@@ -238,7 +238,7 @@ def tied_parameters(
     Args:
         model: the whole model.
         partition: the layers of each stage, from `partition_model`.
-        adapter: the adapter of a model that ringsim does not know.
+        adapter: the adapter for a model that ringsim does not know.
 
     Returns:
         Parameter name (as in ``model.named_parameters()``) -> the stages that use the parameter.
@@ -262,7 +262,7 @@ def find_holders(
     numbers: Iterable[int],
     list_parts: Callable[[Stage], Iterable[Any]] = Stage.parameters,
 ) -> dict[Any, set[int]]:
-    """Returns the parts of stages, with the numbers of the stages that hold each of them.
+    """Returns the parts of stages, each with the numbers of the stages that hold the part.
 
     ``numbers`` has one number per stage: its own, or its rank's.
     """
@@ -276,7 +276,7 @@ def find_holders(
 def forward_stage(stage: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """Runs a stage on a received tensor ``x``, and prepares ``x`` to receive a gradient.
 
-    Keep ``x`` and the result for `backward_stage`. It sends no messages.
+    Keep ``x`` and the result for `backward_stage`. This function sends no messages.
 
     Args:
         stage: a module, or any function of one tensor.
@@ -336,7 +336,7 @@ def backward_stage(x: Tensor, y: Tensor, grad: Tensor | None) -> Tensor | None:
             ``y`` is the loss.
 
     Returns:
-        The gradient of ``x``, for the previous stage; None if ``x`` has none (token ids), or the
+        The gradient of ``x``, for the previous stage, or None if ``x`` has none (token ids), or the
         stage needs no gradients.
 
     Example:
@@ -365,10 +365,10 @@ def backward_input(x: Tensor, y: Tensor, grad: Tensor | None) -> Tensor | None:
     Args:
         x: the input of `forward_stage`.
         y: the output of `forward_stage`.
-        grad: the gradient of ``y`` from the next stage; None on the last stage.
+        grad: the gradient of ``y`` from the next stage, or None on the last stage.
 
     Returns:
-        The gradient of ``x``; None if it has none.
+        The gradient of ``x``, or None if it has none.
 
     Example:
         >>> weight = torch.tensor(2.0, requires_grad=True)

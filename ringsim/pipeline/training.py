@@ -165,7 +165,7 @@ def train_step_pipeline(
     dropout_seed: int | None = None,
     adapter: Adapter | None = None,
 ) -> float:
-    """Runs the forward and backward passes of one step over the ranks of the ring.
+    """Runs one step's forward and backward passes on the ranks of the ring.
 
     Every rank of the ring must call it with the same arguments. It blocks until all ranks have
     finished the step. Each rank computes its own stages. Afterwards, the following gradients have
@@ -197,10 +197,10 @@ def train_step_pipeline(
             backward pass.
         dropout_seed: a seed that makes dropout the same for any schedule and number of ranks. Use a
             different seed for each step. With None, dropout is not repeatable.
-        adapter: the adapter of a model that ringsim does not know.
+        adapter: the adapter for a model that ringsim does not know.
 
     Returns:
-        The mean of the microbatches' losses, the same number on every rank; NaN for a model on
+        The mean of the microbatches' losses, the same number on every rank, or NaN for a model on
         device "meta", which has no loss.
 
     Raises:
@@ -254,7 +254,7 @@ def eval_step_pipeline(
         partition: the layers of each stage.
         attention_masks: one tensor per microbatch.
         loss_fn: the loss of a microbatch.
-        adapter: the adapter of a model that ringsim does not know.
+        adapter: the adapter for a model that ringsim does not know.
 
     Returns:
         The mean of the microbatches' losses, the same number on every rank.
@@ -301,7 +301,7 @@ def train_step_pipeline_afab(
         The loss, the same number on every rank.
 
     Raises:
-        ArgumentError: the model has another device or dtype.
+        ArgumentError: the model has a different device or dtype.
 
     Example:
         >>> from ringsim.pipeline import SmallTransformer
@@ -365,7 +365,7 @@ class _Microbatches:
     def run_of(self, stage: Stage) -> StageRun:
         """Returns the functions that run a stage on a microbatch.
 
-        They compute its output, or on the last stage the microbatch's share of the loss.
+        They compute the output or, on the last stage, the microbatch's share of the loss.
         """
 
         def compute(x: Tensor, microbatch: int) -> Tensor:
@@ -430,7 +430,7 @@ def _run_step(
 def _sum_up(losses: Collection[Tensor]) -> Tensor:
     """Returns the sum of the losses, on the CPU.
 
-    It is 0 if there are none, and NaN if they are on device "meta" and have no value.
+    The sum is 0 if there are no losses, and NaN if they are on device "meta" and have no value.
     """
     if not losses:
         return torch.zeros((), dtype=torch.float64)
@@ -458,7 +458,7 @@ def _prepare(
     forward_only: bool,
     in_step: bool,
 ) -> Schedule:
-    """Returns the checked schedule with sends and receives, or only its forward passes."""
+    """Returns the checked schedule with sends and receives, or only the schedule's forwards."""
     if isinstance(schedule, str):
         schedule = make_schedule(schedule, num_ranks, num_microbatches)
     elif (schedule.num_ranks, schedule.num_microbatches) != (num_ranks, num_microbatches):
@@ -548,7 +548,7 @@ def pipeline_state_dict(
 def _find_parts(model: nn.Module) -> dict[str, Tensor | nn.Module]:
     """Returns the tensor of each key in the model's ``state_dict``.
 
-    For an extra state, it returns the module.
+    For an extra state, the value is the module.
     """
     parts: dict[str, Tensor | nn.Module] = {
         key: value
@@ -564,7 +564,7 @@ def _find_parts(model: nn.Module) -> dict[str, Tensor | nn.Module]:
 def _copy_trained(ring: Ring, part: Tensor | nn.Module, owner: int, *, is_mine: bool) -> None:
     """Copies a tensor, or a module's extra state, from the rank at a place in the ring.
 
-    Every rank of the ring must call it.
+    Every rank of the ring must call this function.
     """
     if isinstance(part, nn.Module):
         state = pass_object_back(ring, part.get_extra_state(), owner)

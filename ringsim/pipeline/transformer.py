@@ -53,7 +53,7 @@ class KeyValueCache:
 
 
 class CausalAttention(nn.Module):
-    """The attention of each token to itself and to earlier tokens.
+    """Attention from each token to itself and to earlier tokens.
 
     Args:
         hidden_size: the width of the hidden states.
@@ -79,9 +79,9 @@ class CausalAttention(nn.Module):
 
         Args:
             hidden: the hidden states, shape (batch, tokens, hidden).
-            mask: True if a token may attend to another, shape (batch, 1, tokens, tokens so far);
-                None allows all earlier tokens.
-            cache: the keys and values of earlier calls, to which the new ones are added.
+            mask: True if a token may attend to an earlier token, shape (batch, 1, tokens, tokens so
+                far); None allows all earlier tokens.
+            cache: the keys and values from earlier calls, to which the new ones are added.
         """
         # Shape (B, T, 3, H, D).
         split = self.query_key_value(hidden).unflatten(-1, (3, self.num_heads, -1))
@@ -194,7 +194,7 @@ class SmallTransformer(nn.Module):
         return self.head(self.norm(hidden))
 
     def forward(self, token_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Returns the logits of each next token, shape (batch, tokens, vocabulary).
+        """Returns the logits for each next token, shape (batch, tokens, vocabulary).
 
         Args:
             token_ids: the token ids, shape (batch, tokens), int64.
@@ -210,7 +210,7 @@ class SmallTransformer(nn.Module):
 
 
 def causal_mask(attention_mask: Tensor, tokens: int) -> Tensor:
-    """Returns a mask of the tokens that each new token may attend to.
+    """Returns a mask that shows which tokens each new token may attend to.
 
     These are earlier tokens, without padding, and the token itself.
 
@@ -219,7 +219,7 @@ def causal_mask(attention_mask: Tensor, tokens: int) -> Tensor:
         tokens: the number of new tokens.
 
     Returns:
-        True if a new token may attend to another, shape (batch, 1, tokens, tokens so far). Padding
+        True if a new token may attend to a token, shape (batch, 1, tokens, tokens so far). Padding
         attends to itself, so that its softmax has at least one term.
 
     Example:

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Bars:
-    """The bars as columns: numpy arrays of one length.
+    """The bars as columns: numpy arrays of equal length.
 
     The first ``depths`` lanes are for spans; after them, sends, recvs and collectives have one
     each. ``look`` is the state of the bar; a span has ``FIRST_SPAN`` plus the index of its label in
@@ -115,7 +115,7 @@ def make_bars(trace: Trace) -> Bars:
 
 
 def _cut_operations(trace: Trace, end: Ints) -> list[tuple[Ints, Ints, Ints, int | Ints]]:
-    """Returns the bars of sends, recvs and collectives: (mask of events, starts, ends, look).
+    """Returns the bars for sends, recvs and collectives: (mask of events, starts, ends, look).
 
     ``end`` is the end of each event, or the end of the trace if it did not finish.
     """
@@ -206,7 +206,7 @@ class Merged(NamedTuple):
 def merge(
     bars: Bars, which: Ints, first_ns: int, slot_ns: float, ranks: int, world_size: int
 ) -> Merged:
-    """Adds up the bars of a mask in slots of ``slot_ns``, from ``first_ns`` on.
+    """Adds up a mask's bars in slots of ``slot_ns``, starting at ``first_ns``.
 
     If a row has several ``ranks``, ``share`` refers to the time of all of them.
     """

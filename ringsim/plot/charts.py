@@ -1,4 +1,4 @@
-"""Charts of bandwidths by message size, and of the use of stages in a generation ring.
+"""Charts of bandwidth by message size, and of stage utilization in a generation ring.
 
 A chart of bandwidths has a curve for each pattern, backend and edge, interrupted at sizes where one
 alpha-beta line does not fit. For a trace, every message is a point. On machines without a GPU,
@@ -63,7 +63,7 @@ def plot_bandwidth(
     ax: Axes | None = None,
     **look: Unpack[Style],
 ) -> Axes:
-    """Draws bandwidth and, below, time against message size.
+    """Draws bandwidth against message size, and below it time against message size.
 
     A table of bandwidths is drawn as medians with their p10-p90 band, the alpha-beta line through
     them, and the ceilings of the machine. A curve is interrupted at sizes where one line does not
@@ -231,7 +231,7 @@ def _counts(curves: Sequence[Curve]) -> list[str]:
 
 
 def _circumstances(metadata: dict[str, Any]) -> list[str]:
-    """Returns a sentence on the interface, the paths and the load, if known."""
+    """Returns a sentence about the interface, the paths and the load, if known."""
     parts = []
     if metadata.get("interface"):
         parts.append(f"sockets over {metadata['interface']}")
@@ -276,7 +276,7 @@ def _left_out(found: Achieved) -> list[str]:
 class Pen:
     """The look of a backend in every chart.
 
-    It has the name, the colours of lines and of text, and the line style.
+    The look consists of a name, the colours of lines and text, and a line style.
     """
 
     name: str
@@ -295,15 +295,15 @@ PENS: Final = {
 
 
 def pen(backend: str) -> Pen:
-    """Returns the look of a backend, also of a user's own backend."""
+    """Returns the look of a backend, even of a user's own backend."""
     return PENS.get(backend, Pen(backend or "unknown backend", PURPLE, "#96527D"))
 
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """The measurements of one link, by ascending message size.
+    """The measurements of one link, sorted by ascending message size.
 
-    The columns are numpy arrays of one length; bands have shape (2, n) with p10 and p90. ``src``
+    The columns are numpy arrays of equal length; bands have shape (2, n) with p10 and p90. ``src``
     and ``dst`` are global ranks, or -1 if all ranks take part; ``gb_per_s`` is the bus bandwidth; a
     median is over ``n`` messages. ``on_one_gpu`` marks ranks that share a GPU and take turns, so
     the curve describes no link.
@@ -330,7 +330,7 @@ class Curve:
 
     @property
     def is_ceiling(self) -> bool:
-        """Whether the curve is a reference line and not a backend."""
+        """Whether the curve is a reference line rather than a backend."""
         return self.backend in CEILINGS
 
     @property
@@ -367,7 +367,7 @@ class Curve:
 
     @cached_property
     def regimes(self) -> list[Regime]:
-        """The ranges of sizes with one line each, whose times are in seconds."""
+        """The size ranges, each with one fitted line whose times are in seconds."""
         low, high = (
             np.where(np.isnan(self.latency_band_us), self.latency_us, self.latency_band_us) * 1e-6
         )
@@ -375,7 +375,7 @@ class Curve:
 
 
 def make_curves(table: Bandwidths) -> list[Curve]:
-    """Makes the curves of a table, in the table's order.
+    """Creates the curves of a table, in the table's order.
 
     Zeros are omitted, because a logarithmic axis cannot show them.
     """
@@ -430,7 +430,7 @@ def _group(curves: Sequence[Curve]) -> Groups:
 
 
 def _slowest(edges: Sequence[Curve]) -> Curve:
-    """Returns the edge with the longest time of its largest message."""
+    """Returns the edge on which the largest message takes longest."""
     return max(edges, key=lambda curve: curve.latency_us[-1])
 
 
@@ -470,7 +470,7 @@ def _draw_curves(
 
 
 def _curve_legend(curves: Sequence[Curve]) -> list[Any]:
-    """Returns the legend's entries, without the backends, whose names are next to their lines."""
+    """Returns the legend's entries, except for backends, which are labelled next to their lines."""
     groups = _group(curves)
     if not groups:
         return []
@@ -519,7 +519,7 @@ def _fit_notes(curves: Sequence[Curve]) -> list[str]:
 
 
 def _is_sure(link: Link) -> bool:
-    """Returns whether the alpha of a fit is exact enough to derive n½ from it."""
+    """Returns whether a fit's alpha is exact enough to derive n½ from it."""
     return not link.alpha_error_s > MOST_ERROR * link.alpha_s
 
 
@@ -536,7 +536,7 @@ def link_text(link: Link) -> str:
 
 
 def _with_error(value: float, error: float) -> str:
-    """Returns a number and its error as text, both to the error's first digit."""
+    """Returns a number and its error as text, both rounded to the error's first digit."""
     if not error > 0 or not math.isfinite(error):
         return f"{value:.3g}"
     digits = max(0, min(6, -math.floor(math.log10(error))))
@@ -546,7 +546,7 @@ def _with_error(value: float, error: float) -> str:
 def _draw_edge(curve: Curve, panels: _Panels, *, alone: bool) -> None:
     """Draws the medians of one edge, separately for each regime.
 
-    If it is the only edge, it also draws the band.
+    If there is only one edge, its band is also drawn.
     """
     look, name = pen(curve.backend), f"{curve.backend} {curve.pattern} {curve.src}>{curve.dst}"
     for part in curve.parts:
@@ -565,7 +565,7 @@ def _draw_edge(curve: Curve, panels: _Panels, *, alone: bool) -> None:
 
 
 def _draw_fit(curve: Curve, panels: _Panels, *, name: bool) -> None:
-    """Draws the line of each regime, and marks n½ if it is among the regime's sizes.
+    """Draws each regime's line, and marks n½ if it is within the regime's range of sizes.
 
     ``name`` adds the label of n½.
     """
@@ -619,7 +619,7 @@ TICK_POINTS: Final = 36  # the room for one tick label
 
 
 class _Panels(NamedTuple):
-    """Two panels over one axis of sizes: bandwidths above, times below."""
+    """Two panels with a common size axis: bandwidths above, times below."""
 
     rates: Axes
     times: Axes
@@ -632,9 +632,9 @@ class _Panels(NamedTuple):
 
 
 def _add_panels(ax: Axes, sizes: Any) -> _Panels:
-    """Adds the panel of times below the axes.
+    """Adds the time panel below the axes.
 
-    Ticks are at every power of two, or at every second, third and so on.
+    Ticks are at every power of two, or at every second or third power, and so on.
     """
     below = ax.inset_axes((0, -BELOW, 1, BELOW - GAP), sharex=ax)
     low, high = math.floor(math.log2(sizes.min())), math.ceil(math.log2(sizes.max()))
@@ -663,7 +663,7 @@ OFFSET_POINTS: Final = 12.0
 
 
 def spread(heights: Sequence[float], least: float) -> list[float]:
-    """Returns heights in the same order, moved to be at least ``least`` apart."""
+    """Returns heights in the same order, shifted so that they are at least ``least`` apart."""
     order = np.argsort(heights, kind="stable")
     steps = least * np.arange(len(order))
     # these must not decrease: they are pushed up and down, and the results are averaged
@@ -675,7 +675,7 @@ def spread(heights: Sequence[float], least: float) -> list[float]:
 
 
 def _write_labels(ax: Axes, labels: Sequence[Label]) -> None:
-    """Writes labels to the right of axes of their final size and range."""
+    """Writes labels to the right of axes that already have their final size and range."""
     to_points = 72 / ax.figure.dpi
     heights = [
         ax.transData.transform((ax.get_xlim()[1], height))[1] * to_points for height, _, _ in labels
@@ -703,7 +703,7 @@ MOST_SIZES: Final = 64
 
 @dataclass(frozen=True, eq=False)
 class Achieved:
-    """The times and bandwidths of the messages that arrived, as numpy arrays of one length.
+    """Times and bandwidths of the messages that arrived, as numpy arrays of equal length.
 
     A message's time is from the later post to the end of the receiver's wait. If the receiver began
     to wait later, the message may have arrived in between, so its bandwidth ``is_bound``, a lower
@@ -843,7 +843,7 @@ def plot_inner_iterations(
     ax: Axes | None = None,
     **look: Unpack[Style],
 ) -> Axes:
-    """Draws the share of time in which a stage works while decoding, by inner iterations.
+    """Draws a stage's share of busy time while decoding, by inner iterations.
 
     Lines are the closed forms (``steady_use``), filled points are measurements. A cross at 0 marks
     a setting with which the ring never finishes.

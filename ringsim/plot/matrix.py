@@ -1,4 +1,4 @@
-"""The matrix of bytes between many ranks."""
+"""The byte matrix for many ranks."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def draw_matrix(traffic: Traffic, ax: Axes) -> list[str]:
 
 
 def _sum_bytes(traffic: Traffic, shared: int) -> Ints:
-    """Sums the bytes between ranks, or takes the mean of all pairs if ranks share a cell.
+    """Sums the bytes between ranks, or averages over all pairs if ranks share a cell.
 
     Returns the matrix, shape (sender, receiver), with pairs masked that sent nothing.
     """
@@ -74,7 +74,7 @@ def _sum_bytes(traffic: Traffic, shared: int) -> Ints:
 
 
 def _draw_cells(ax: Axes, sent: Any, shared: int) -> None:
-    """Draws the cells, with their colour scale next to them if there are any."""
+    """Draws the cells, and next to them their colour scale if there are any cells."""
     ax.set(xlabel="receiving rank", ylabel="sending rank")
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_locator(MaxNLocator(9, integer=True))

@@ -1,4 +1,4 @@
-"""One run over another, such as a prediction and the measured run.
+"""One run drawn over another, such as a prediction over the measured run.
 
 Each rank's row has the measurement above and the prediction below::
 
@@ -58,13 +58,13 @@ def plot_overlay(
     ax: Axes | None = None,
     **look: Unpack[Style],
 ) -> Axes:
-    """Draws a step of the second run (the prediction) under that of the first.
+    """Draws a step of the second run (the prediction) below the same step of the first run.
 
     Colours show how much earlier or later each computation ends.
 
     Args:
         comparison: the comparison, from ``ringsim.compare``.
-        step: the number of the step, from 0; None for the step of median length.
+        step: the step's number, counted from 0, or None for the step with the median length.
         ax: the axes to draw on; None creates a new figure.
         **look: the size, theme and other options of the new figure, see
             `ringsim.traces.display.Style`.
@@ -100,7 +100,7 @@ def plot_overlay(
 
 
 def overlay_png(comparison: Comparison) -> bytes:
-    """Draws the step of median length, for a notebook.
+    """Draws the step with the median length, for a notebook.
 
     The PNG has the same bytes for the same comparison.
     """
@@ -173,7 +173,7 @@ def _notes(comparison: Comparison) -> list[str]:
 def _choose(comparison: Comparison, step: int) -> Ints:
     """Returns the computations of a step, as indices in the comparison.
 
-    For a run without steps, these are all spans, or all waits if there are no spans.
+    For a run without steps, it returns all spans, or all waits if there are no spans.
     """
     events, index = comparison.real.events, comparison.real_index
     drawn = is_action(events) if count_steps(events) else events.kind == SPAN
@@ -191,7 +191,7 @@ def _choose(comparison: Comparison, step: int) -> Ints:
 
 
 def _times(events: Events, index: Ints, begin_ns: int, unit_ns: float) -> tuple[Ints, Ints]:
-    """Returns the beginnings and ends of spans and waits, on the time axis."""
+    """Returns the starts and ends of spans and waits on the time axis."""
     begins = np.where(events.kind[index] == SPAN, events.post_ns[index], events.wait_ns[index])
     return (begins - begin_ns) / unit_ns, (events.done_ns[index] - begin_ns) / unit_ns
 

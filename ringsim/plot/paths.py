@@ -22,7 +22,7 @@ def place(angle: Any, radius: float = 1.0) -> Points:
 
 
 def node(rank: int, world_size: int) -> Points:
-    """Returns the position of a rank on the circle, or at its centre if there is only one."""
+    """Returns a rank's position on the circle, or the circle's centre if there is only one rank."""
     return place(node_angle(rank, world_size), 1.0 if world_size > 1 else 0.0)
 
 
@@ -34,7 +34,7 @@ def arc(start: float, end: float, radius: float = 1.0) -> Points:
 def bow(start: Points, end: Points, control: Points, steps: int = STEPS) -> Points:
     """Returns a path from one point to another that bends towards a third.
 
-    It is a quadratic Bezier curve of shape (steps, 2).
+    The path is a quadratic Bezier curve of shape (steps, 2).
     """
     t = np.linspace(0, 1, steps)[:, None]
     path: Points = (1 - t) ** 2 * start + 2 * t * (1 - t) * control + t**2 * end
@@ -44,9 +44,9 @@ def bow(start: Points, end: Points, control: Points, steps: int = STEPS) -> Poin
 def chord(start: Points, end: Points, *, pull: float, gap: float) -> Points:
     """Returns a path between two nodes that bends towards the centre.
 
-    It also bends a little to the left, so that the path back is separate. ``pull`` is the amount of
-    bending: 0 for none, 1 for all the way to the centre. The path stays ``gap`` away from both
-    nodes.
+    The path also bends a little to the left, so that the path back is separate. ``pull`` is the
+    amount of bending: 0 for none, 1 for all the way to the centre. The path stays ``gap`` away from
+    both nodes.
     """
     way = end - start
     path = bow(
@@ -59,7 +59,7 @@ def chord(start: Points, end: Points, *, pull: float, gap: float) -> Points:
 def arrow(path: Points, width: float, *, head: float) -> Points:
     """Returns the outline of an arrow along a path.
 
-    It is a closed polygon. Its point ``len // 2`` is the tip, the last point of the path. The head
+    It is a closed polygon whose point ``len // 2`` is the tip, the path's last point. The head
     is ``head`` long and about as wide, but at most half of the path.
     """
     along = np.concatenate([[0.0], np.cumsum(np.hypot(*np.diff(path, axis=0).T))])
@@ -75,7 +75,7 @@ def arrow(path: Points, width: float, *, head: float) -> Points:
 
 
 def beside(path: Points, distance: float) -> Points:
-    """Returns a path at a distance to the left of another, or to the right if negative."""
+    """Returns a parallel path at a distance to the left, or to the right if it is negative."""
     moved: Points = path + distance * _normals(path)
     return moved
 

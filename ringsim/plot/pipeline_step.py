@@ -1,6 +1,6 @@
 """A pipeline step as papers draw it, from a trace, an evaluation or a simulation.
 
-Boxes have the number of their microbatch, gaps are shaded, and the phases of a rank are above its
+Boxes show the number of their microbatch, gaps are shaded, and a rank's phases are shown above its
 row::
 
     |-- warm-up --|------- steady -------|-- cool-down --|
@@ -215,7 +215,7 @@ def name_schedule(name: str) -> str:
 def draw_actions(actions: StageActions, rows: Rows) -> list[Artist]:
     """Draws the boxes of a step, the gaps between them and the phases.
 
-    Returns the legend's entries.
+    Returns the legend entries.
     """
     place = np.searchsorted(actions.ranks, actions.rank)
     # the index among the stages of its rank, in the model's order
@@ -251,7 +251,7 @@ def draw_actions(actions: StageActions, rows: Rows) -> list[Artist]:
 
 
 def microbatch_entry() -> Artist:
-    """Returns the legend's entry for the numbers in boxes."""
+    """Returns the legend entry for the numbers in boxes."""
     with mpl.rc_context({"text.parse_math": True}):  # for a marker that is a letter
         return style.entry("number: microbatch", linestyle="none", marker="$0$", markersize=6)
 
@@ -307,9 +307,9 @@ def _draw_phases(actions: StageActions, rows: Rows) -> None:
 
 
 def _draw_numbers(actions: StageActions, rows: Rows, place: Ints, colours: Sequence[str]) -> bool:
-    """Writes microbatch numbers into the boxes with room for the highest number.
+    """Writes microbatch numbers into all boxes that have room for the highest number.
 
-    The widest boxes come first. Returns whether any box has room.
+    The widest boxes are first. Returns whether any box has room.
     """
     lane = (rows.lanes.bottom[COMPUTE_LANE] - rows.lanes.top[COMPUTE_LANE]) * rows.points
     room = (actions.end - actions.start) / rows.per_point - 1.5
@@ -331,9 +331,9 @@ def _draw_numbers(actions: StageActions, rows: Rows, place: Ints, colours: Seque
 
 
 def draw_flights(rows: Rows, sources: Ints, targets: Ints, start: Ints, end: Ints) -> list[Artist]:
-    """Draws messages in flight, each twice.
+    """Draws each message in flight twice.
 
-    A message is in the rows of its sender and its receiver. Returns the legend's entry.
+    A message appears in its sender's row and in its receiver's row. Returns the legend entry.
     """
     for lane, places in ((SEND_LANE, sources), (RECV_LANE, targets)):
         rows.draw(MESSAGE_LOOK, f"messages-{lane}", places, lane, start, end)
@@ -344,7 +344,7 @@ def draw_flights(rows: Rows, sources: Ints, targets: Ints, start: Ints, end: Int
 
 
 def _draw_live_curve(ax: Axes, actions: StageActions) -> None:
-    """Draws the curves of up to four ranks, evenly chosen, with their peaks at the right.
+    """Draws the curves of up to four evenly chosen ranks, with their peaks on the right.
 
     The caller sets the time axis.
     """
@@ -393,7 +393,7 @@ def _draw_live_curve(ax: Axes, actions: StageActions) -> None:
 
 
 def picture_step(trace: Trace, step: int | None = None) -> StepPicture:
-    """Returns the picture of a recorded step, counted from 0; None for the last step."""
+    """Returns the picture of a recorded step; steps count from 0, and None means the last step."""
     measured = find_step(trace, step)
     steps = count_steps(trace.events)
     number = steps - 1 if step is None else step
@@ -433,7 +433,7 @@ def _draw_recorded(
 ) -> list[Artist]:
     """Draws the sends and recvs of a step, coloured by state.
 
-    Returns the legend's entries.
+    Returns the legend entries.
     """
     events = trace.events
     operations = (events.kind != SPAN) & (events.kind != MARK) & (events.kind != COLLECTIVE)

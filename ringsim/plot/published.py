@@ -13,7 +13,7 @@ from typing import Final
 class PublishedFigure:
     """A published number.
 
-    It is the time of one size, or the bandwidth (one way, 10**9 bytes/s) of large messages.
+    The number is the time of one size, or the one-way bandwidth (10**9 bytes/s) of large messages.
     ``link`` names the connection and the GPUs, ``date`` is "YYYY-MM-DD"; ``size_bytes`` is None if
     the source gives no size.
     """
@@ -30,7 +30,7 @@ class PublishedFigure:
 
 @dataclass(frozen=True)
 class LineRate:
-    """The specified capacity of a link, in one direction and in both together.
+    """The specified capacity of a link, in one direction and in both directions together.
 
     No program reaches this limit.
     """

@@ -155,7 +155,7 @@ def _draw_circle(traffic: Traffic, ax: Axes) -> list[str]:
 
 
 def _draw_groups(traffic: Traffic, ax: Axes, radius: float) -> None:
-    """Draws the tubes, each with the amount of its messages."""
+    """Draws the tubes, each labelled with the amount of its messages."""
     ranks = traffic.trace.world_size
     detailed, both_ways = ranks <= MOST_DETAILED, "backward" in traffic.lanes
     for name, (pred, succ) in traffic.ring.items():
@@ -221,7 +221,7 @@ def _draw_messages(traffic: Traffic, ax: Axes, radius: float) -> list[str]:
 def _draw_chord(
     ax: Axes, edge: Edge, traffic: Traffic, width: float, gap: float, *, is_named: bool
 ) -> None:
-    """Draws the arrow of messages outside of the ring's groups, with its label."""
+    """Draws the arrow for messages outside the ring's groups, with its label."""
     ranks = traffic.trace.world_size
     clockwise = (edge.dst - edge.src) % ranks <= ranks // 2  # the way back bends further in
     ends = node(edge.src, ranks), node(edge.dst, ranks)
@@ -241,7 +241,7 @@ def _draw_chord(
 def _draw_arrow(
     ax: Axes, path: Points, width: float, colour: str, texture: Any, zorder: int, gid: str
 ) -> None:
-    """Draws one arrow, with its texture along the middle if there is room."""
+    """Draws one arrow, with a texture along its middle if there is room."""
     outline = arrow(path, width, head=0.085)
     ax.add_patch(Polygon(outline, facecolor=colour, edgecolor="none", zorder=zorder, gid=gid))
     if texture is not None and width > 2.5 * THINNEST:
@@ -305,7 +305,7 @@ def _amount(edges: list[Edge]) -> str:
 def _centre_line(ranks: int, pred: int, succ: int, gap: float, lane: float = 0.0) -> Points:
     """Returns the path of a ring edge from pred to succ, ``lane`` outward from its centre line.
 
-    It follows the circle to the next node, or crosses it to another node.
+    The path follows the circle to the next node, or crosses the circle to any other node.
     """
     if (pred + 1) % ranks == succ:
         start = node_angle(pred, ranks)

@@ -74,7 +74,7 @@ class TimeAxis:
     def of(cls, events: Events) -> TimeAxis:
         """Returns an axis from the start of the run.
 
-        If ranks took long to start, it begins at the first event instead.
+        If ranks took long to start, the axis begins at the first event instead.
         """
         first, last = time_range(events)
         first = 0 if first < LATE_START * last else first
@@ -86,9 +86,9 @@ class TimeAxis:
 
 
 class Lanes(NamedTuple):
-    """The edges of a row's lanes, as distances from its middle, with y growing downwards.
+    """The edges of a row's lanes, as distances from the row's middle; y grows downwards.
 
-    ``marks`` has the upper and lower edges of the strip for marks.
+    ``marks`` contains the upper and lower edges of the strip for marks.
     """
 
     top: Ints
@@ -98,7 +98,7 @@ class Lanes(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The rows of ranks on axes; the middle of rank 0's row is at 0.
+    """The rows for ranks on axes; the middle of rank 0's row is at 0.
 
     A point is ``per_point`` long on the time axis. A row, which ``ranks`` share, is ``points``
     high.
@@ -111,7 +111,7 @@ class Rows:
     ranks: int
 
     def middle(self, rank: Ints | int, lane: Ints | int) -> Ints:
-        """Returns the heights of the middle of a lane, in the rows of the ranks."""
+        """Returns the height of the middle of a lane in each rank's row."""
         height: Ints = rank // self.ranks + (self.lanes.top[lane] + self.lanes.bottom[lane]) / 2
         return height
 
@@ -168,7 +168,7 @@ class Rows:
     def draw_each(
         self, looks: Mapping[Any, Look], gid: str, look: Ints, *columns: Ints | int, **more: Any
     ) -> None:
-        """Draws bars like ``draw``, each with its own one of ``looks``."""
+        """Draws bars like ``draw``, but each with its own entry of ``looks``."""
         every = np.broadcast_arrays(*columns)
         for name, one in looks.items():
             some = look == name
@@ -182,7 +182,7 @@ class Rows:
         self.draw_each(looks_of(bars), "boxes", look, bars.rank, bars.lane, *times)
 
     def write(self, rank: int, lane: int, x: float, text: str, *, size: float, colour: str) -> None:
-        """Writes text into a bar, on a patch of plain colour over texture and arrows."""
+        """Writes text into a bar, on a plain patch that covers textures and arrows."""
         self.ax.text(
             x,
             float(self.middle(rank, lane)),
@@ -198,9 +198,9 @@ class Rows:
 
 
 def looks_of(bars: Bars) -> dict[int, Look]:
-    """Returns the looks that occur, by their numbers in the bars.
+    """Returns the looks that the bars use, by their numbers in the bars.
 
-    The looks of span names repeat.
+    Looks for span names are reused cyclically.
     """
     numbers = np.unique(bars.look).tolist()
     return {
@@ -221,9 +221,9 @@ def lay_rows(
     ranks: int = 1,
     above: float = 0.0,
 ) -> Rows:
-    """Divides axes of their final size into a row per name, with a time axis to ``length``.
+    """Divides axes of final size into one row per name, with a time axis up to ``length``.
 
-    It leaves ``above`` points over the first row.
+    ``above`` points remain free over the first row.
     """
     width, height = style.points(ax)
     row = height / len(names)
@@ -240,7 +240,7 @@ def lay_rows(
 
 
 def label_time(ax: Axes, text: str) -> None:
-    """Labels the horizontal axis, with ticks at round numbers."""
+    """Labels the horizontal axis, and sets ticks at round numbers."""
     ax.set_xlabel(text, loc="left")
     ax.xaxis.set_major_locator(MaxNLocator(10, steps=[1, 2, 2.5, 5, 10]))
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:,.6g}")

@@ -1,4 +1,4 @@
-"""Simulated schedules as pictures, with their critical path.
+"""Pictures of simulated schedules, with their critical path.
 
 A small schedule is drawn like a recorded step. A schedule with more computations than pixels is
 drawn as a map, with the share of each kind of computation for each rank and period of time. The
@@ -209,7 +209,7 @@ def _describe_step(run: ScheduleRun) -> StepPicture:
 def draw_path(
     ax: Axes, path: CriticalPath, *, unit: float, at: float = 0.0, width: float = PATH_WIDTH
 ) -> list[Artist]:
-    """Draws the critical path, coloured by the reason why each part did not begin earlier.
+    """Draws the critical path; colours show why each part did not begin earlier.
 
     ``unit`` of the path's time is 1 on the axis. The line, ``width`` points wide, runs ``at`` below
     the middle of its rank's row while the rank computes. Returns the legend's entries: one for each
@@ -283,7 +283,7 @@ def _draw_map(run: ScheduleRun, ax: Axes) -> None:
 
 
 def measure_shares(run: ScheduleRun, rows: int, columns: int) -> Ints:
-    """Measures the share of each kind of computation in each period of time.
+    """Measures each kind of computation's share of each time period.
 
     Neighbouring ranks are put into ``rows`` groups, at most as many as ranks, and the step is cut
     into ``columns`` equal periods.
@@ -312,7 +312,7 @@ def measure_shares(run: ScheduleRun, rows: int, columns: int) -> Ints:
 
 
 def _draw_shares(ax: Axes, shares: Ints, length: float, ranks: int) -> list[Artist]:
-    """Draws shares as an image over the rows, and returns the legend's entries."""
+    """Draws shares as an image over the rows, and returns the legend entries."""
     colours = np.array([to_rgb(ACTION_LOOKS[letter].colour) for letter in COMPUTE_KINDS])
     busy = shares.sum(axis=-1, keepdims=True)
     image = np.clip(shares @ colours + (1 - busy) * np.array(to_rgb(IDLE)), 0.0, 1.0)

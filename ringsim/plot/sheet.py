@@ -26,7 +26,7 @@ PAD_INCHES: Final = 0.1  # around a picture and its text
 class Picture(NamedTuple):
     """A picture for any axes.
 
-    It has a function that draws on axes of their final size, and a suitable size in inches.
+    A picture has a function that draws on axes of final size, and a suitable size in inches.
     """
 
     draw: Callable[[Axes], None]
@@ -131,7 +131,7 @@ def _draw_all(figure: Figure, pictures: Sequence[Picture]) -> list[Axes]:
 
 
 def _place(figure: Figure, axes: Sequence[Axes], pictures: Sequence[Picture], around: Any) -> None:
-    """Sets a figure's size from its images and the margins around them, and places the axes.
+    """Sets a figure's size from its images and margins, and positions the axes.
 
     ``around`` has the room on the left, below, on the right and above, in inches.
     """

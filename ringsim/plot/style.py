@@ -2,7 +2,7 @@
 
 This module has colours, textures, fonts, the text around the axes, and files that are the same byte
 for byte. The colours are those of Okabe and Ito, which are distinct with every common colour
-blindness. Each has a texture, so that a picture also works in grey. A hue means the same in all
+blindness. Each has a texture, so that pictures also work in grey. A hue has the same meaning in all
 pictures.
 
 Source:
@@ -143,7 +143,7 @@ def drawing(*, compact: bool = False, users: bool = False) -> Iterator[None]:
 
 
 def letters(points: float) -> float:
-    """Returns the font size to use for a wanted size in points.
+    """Returns the font size to use for a desired size in points.
 
     A compact picture has only two sizes.
     """
@@ -151,7 +151,7 @@ def letters(points: float) -> float:
 
 
 def least(points: float, wanted: float) -> float:
-    """Returns the least font size when room is short.
+    """Returns the smallest font size, for use when space is short.
 
     In a compact picture, text does not shrink.
     """
@@ -159,7 +159,7 @@ def least(points: float, wanted: float) -> float:
 
 
 def tint(part: Figure | Axes, theme: str | None) -> None:
-    """Converts the greys of a picture that was drawn for white paper.
+    """Converts the greys in a picture that was drawn for white paper.
 
     White becomes the theme's ground, and black its ink; hues and the text on them do not change.
     Without a theme, ground and ink are the user's settings in matplotlib, or the light theme's.
@@ -226,7 +226,7 @@ def _turn(colours: Any, ground: Sequence[float], ink: Sequence[float]) -> Any:
 def reach(ax: Axes) -> Any:
     """Returns the extents of axes and the text around them, in pixels.
 
-    They are left, below, right, above.
+    The extents are left, below, right and above.
     """
     return np.array((ax.get_tightbbox() or ax.bbox).extents)
 
@@ -243,7 +243,7 @@ def per_point(ax: Axes) -> float:
 
 
 def swatch(look: Look, label: str | None = None) -> Patch:
-    """Returns the legend's entry for a look, under its own name by default."""
+    """Returns the legend entry for a look, under the look's name by default."""
     return Patch(
         facecolor=look.colour,
         edgecolor=look.ink,
@@ -254,18 +254,18 @@ def swatch(look: Look, label: str | None = None) -> Patch:
 
 
 def entry(label: str, **look: Any) -> Line2D:
-    """Returns the legend's entry for a line or a marker, dark by default."""
+    """Returns the legend entry for a line or a marker, which is dark by default."""
     return Line2D([], [], label=label, **{"color": INK, **look})
 
 
 def fade(colour: str, share: float) -> str:
-    """Returns a paler colour: share 0 is unchanged, 1 is white."""
+    """Returns a paler colour; share 0 leaves it unchanged, and share 1 makes it white."""
     red, green, blue = (channel + (1 - channel) * share for channel in to_rgb(colour))
     return to_hex((red, green, blue))
 
 
 def percent(share: float) -> str:
-    """Returns a share in percent: whole numbers, except for small shares.
+    """Returns a share in percent, as a whole number unless the share is small.
 
     Example:
         >>> percent(3 / 11), percent(0.042), percent(0), percent(0.0002)
@@ -317,12 +317,12 @@ def dress(
 
     Args:
         ax: the axes, with the finished drawing.
-        title: the main result, in one line.
-        subtitle: more results, smaller.
+        title: the main result, on one line.
+        subtitle: further results, in smaller text.
         notes: sentences about omitted or merged parts, one line each.
         handles: the entries of the legend.
         metadata: the metadata of the trace, for the last line: machine, versions and date.
-        columns: the most legend entries per line.
+        columns: the largest number of legend entries per line.
     """
     to_points, compact = 72 / ax.figure.dpi, _compact.get()
     if compact:
@@ -361,9 +361,9 @@ def dress(
 def _add_legend(
     ax: Axes, handles: Sequence[Artist], columns: int, room: float, offset: tuple[float, float]
 ) -> float:
-    """Adds a legend with as many columns as fit, ``offset`` points from the axes' corner.
+    """Adds a legend with as many columns as fit, ``offset`` points away from the axes' corner.
 
-    Returns its height in points.
+    Returns the legend's height in points.
     """
     x, y = offset
     shift = ScaledTranslation(x / 72, y / 72, ax.figure.dpi_scale_trans)
@@ -381,7 +381,7 @@ def _add_legend(
 
 
 def figure_png(figure: Figure, *, dpi: float = 100, description: str = "") -> bytes:
-    """Draws a figure to PNG, the same bytes for the same figure.
+    """Renders a figure as PNG, always with the same bytes for the same figure.
 
     The description is for readers who cannot see the picture.
     """
@@ -399,7 +399,7 @@ def figure_png(figure: Figure, *, dpi: float = 100, description: str = "") -> by
 def save_figure(
     figure: Figure, path: str | Path, *, dpi: float = 150, title: str = "", description: str = ""
 ) -> None:
-    """Writes a figure as PNG, SVG or PDF, depending on the extension of the path.
+    """Writes a figure as PNG, SVG or PDF, depending on the path's extension.
 
     The same figure gives the same bytes.
 
@@ -411,7 +411,7 @@ def save_figure(
         description: a description of the picture, also for screen readers.
 
     Raises:
-        ArgumentError: the path has another extension.
+        ArgumentError: the path has a different extension.
     """
     path = Path(path)
     if path.suffix == ".png":
@@ -431,7 +431,7 @@ def save_figure(
 
 
 def figure_svg(figure: Figure, *, title: str = "", description: str = "") -> str:
-    """Draws a figure to SVG, the same text for the same figure.
+    """Renders a figure as SVG, always with the same text for the same figure.
 
     The title and the description are for readers who cannot see it.
     """

@@ -70,10 +70,10 @@ def plot_timeline(
 ) -> Axes:
     """Draws the timeline of each rank.
 
-    It shows spans, with sends and recvs below them, and arrows from send to recv. Ranks are rows,
-    with rank 0 on top; time runs to the right, to scale, from the start of the run. The time in
-    which an operation was blocked is split into waiting for a late partner and transfer. Bars
-    shorter than a pixel are merged, and a note reports this.
+    The timeline shows spans, with sends and recvs below them, and arrows from send to recv. Ranks
+    are rows, with rank 0 on top; time runs to the right, to scale, from the start of the run. The
+    time in which an operation was blocked is split into waiting for a late partner and transfer.
+    Bars shorter than a pixel are merged, and a note reports this.
 
     A trace of ``train_step_pipeline`` is drawn as in papers, one step at a time: forwards and
     backwards with the number of their microbatch, the bubbles shaded, and warm-up, steady phase and
@@ -83,7 +83,7 @@ def plot_timeline(
 
     Args:
         trace: a trace, with any number of events.
-        step: the step of a pipeline's trace, from 0; None for the last one.
+        step: the step of a pipeline trace, counted from 0, or None for the last step.
         align: whether to align the times of several hosts. False draws the times of each host's own
             clock.
         ax: the axes to draw on; None creates a new figure.
@@ -221,7 +221,7 @@ def _lay_out(trace: Trace, bars: Bars, axis: TimeAxis, ax: Axes) -> Rows:
 
 
 def _divide(trace: Trace, bars: Bars) -> Lanes:
-    """Divides a row into lanes for the kinds of events in the trace."""
+    """Divides a row into lanes for the kinds of events that the trace contains."""
     has_operations = bool((bars.lane >= bars.depths).any())
     top = -EDGE + ((MARKS + GAP) if (trace.events.kind == MARK).any() else 0)
     split = top if has_operations else EDGE  # between spans, and sends and recvs
@@ -239,7 +239,7 @@ def _divide(trace: Trace, bars: Bars) -> Lanes:
 def _draw_open_ends(rows: Rows, bars: Bars, axis: TimeAxis) -> None:
     """Draws an arrowhead at the end of each unfinished bar.
 
-    The trace ends there, but the operation does not.
+    The trace ends at that point, but the operation does not.
     """
     some = bars.is_open
     if some.any():
@@ -257,7 +257,7 @@ def _draw_open_ends(rows: Rows, bars: Bars, axis: TimeAxis) -> None:
 
 
 def _draw_span_names(rows: Rows, trace: Trace, bars: Bars, axis: TimeAxis) -> None:
-    """Writes name, stage and microbatch into the spans with room, widest first."""
+    """Writes name, stage and microbatch into spans that have room, the widest first."""
     spans = np.flatnonzero(bars.look >= FIRST_SPAN)
     if len(spans) == 0:
         return
@@ -281,7 +281,7 @@ def _draw_span_names(rows: Rows, trace: Trace, bars: Bars, axis: TimeAxis) -> No
 
 
 def _span_texts(trace: Trace, event: int) -> tuple[str, ...]:
-    """Returns the possible texts of a span, from the longest to the shortest."""
+    """Returns the possible texts for a span, from longest to shortest."""
     events = trace.events
     label, stage, microbatch = events.label[event], events.stage[event], events.microbatch[event]
     name = span_text(events.tables.labels[label]) if label != NONE else ""

@@ -1,6 +1,6 @@
-"""The graph of waiting ranks, with the cycle that no rank can leave.
+"""The graph of waiting ranks, including the cycle that no rank can leave.
 
-It is next to the last moments of the timeline.
+The graph is drawn next to the last moments of the timeline.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ def _shown_ranks(diagnosis: Diagnosis, edges: tuple[Edge, ...]) -> list[int]:
 def _draw_edges(
     ax: Axes, edges: list[Edge], at: dict[int, Any], radius: float, taken: list[Any]
 ) -> int:
-    """Draws an arrow from each rank to each one that it waits for, labelled with the operation.
+    """Draws an arrow, labelled with the operation, from each rank to each rank it waits for.
 
     Returns the number of arrows without a label. An arrow bends to the right, so that the arrow
     back is separate.
@@ -286,7 +286,7 @@ def _draw_edges(
 
 
 def _label(operations: list[Operation]) -> str:
-    """Returns a label of two lines for the operations in which a rank waits for another."""
+    """Returns a two-line label for the operations in which one rank waits for another."""
     one, more = operations[0], len(operations) - 1
     text = one.op if one.kind == COLLECTIVE or one.tag < 0 else f"{one.op}, tag {one.tag}"
     name, _, line = one.place.rpartition(":")
@@ -300,7 +300,7 @@ def _label(operations: list[Operation]) -> str:
 def _draw_rank(ax: Axes, rank: int, x: float, y: float, radius: float, state: str) -> list[Any]:
     """Draws a node, with its state next to it unless it is blocked.
 
-    Returns the boxes of both.
+    Returns the boxes around both.
     """
     words, fill, outline, dashes = _LOOKS.get(state, ("", "white", style.INK, "solid"))
     ax.add_patch(
@@ -345,7 +345,7 @@ def _legend(diagnosis: Diagnosis, edges: list[Edge], ranks: list[int]) -> list[A
 
 
 def _write_words(ax: Axes, text: str, at: Any, **look: Any) -> tuple[Text, Any]:
-    """Writes centred text; returns it, and half of its size in data coordinates."""
+    """Writes centred text; returns the text, and half its size in data coordinates."""
     size = style.letters(LABEL_SIZE)
     written = ax.text(at[0], at[1], text, ha="center", va="center", fontsize=size, **look)
     box = written.get_window_extent().transformed(ax.transData.inverted())
@@ -355,7 +355,7 @@ def _write_words(ax: Axes, text: str, at: Any, **look: Any) -> tuple[Text, Any]:
 def _label_edges(
     ax: Axes, labels: Sequence[tuple[str, Points]], paths: Sequence[Points], taken: list[Any]
 ) -> int:
-    """Writes a label next to each of some arrows, the most important first.
+    """Writes labels next to some arrows, the most important arrow first.
 
     Returns the number of labels without room, which are not written. A label is given by its text
     and the path of its arrow. It never covers the boxes ``taken`` by nodes and other text, and
@@ -384,7 +384,7 @@ def _label_edges(
 
 
 def _places(path: Points, width: float, height: float) -> Iterator[tuple[float, float, float]]:
-    """Yields positions for the middle of a box next to a path or on it: cost, x and y."""
+    """Yields (cost, x, y) for positions of a box's centre, next to a path or on the path."""
     for share in ALONG:
         index = round(share * (len(path) - 1))
         point, way = path[index], path[min(index + 1, len(path) - 1)] - path[max(index - 1, 0)]

@@ -57,9 +57,9 @@ FEW: Final = 5  # from this many times on, at least one is cut off at both ends
 
 
 class Moment(IntEnum):
-    """The kind of event at a moment of a rank.
+    """The kind of event at one moment on a rank.
 
-    Of moments at the same time, which only a virtual clock has, ends come first.
+    If moments coincide, which happens only on a virtual clock, ends come first.
     """
 
     DONE = 0
@@ -80,30 +80,31 @@ _AROUND: Final = (Moment.DONE, Moment.BEGIN, Moment.END)
 
 @dataclass(frozen=True)
 class Calibration:
-    """The constants of a machine.
+    """A machine's constants.
 
     Pass it to ``ringsim.simulate`` as ``compute``, together with its ``topology``;
     ``ringsim.predict`` does both.
 
     Attributes:
         link: the cost of a message, from the post of its second side until the receiver continues.
-        sending: the time that posting a send takes of its rank if its receive is posted: Gloo
-            immediately copies as much as the connection takes. It is already included in ``link``.
+        sending: the time that a rank spends on posting a send whose receive is already posted: Gloo
+            immediately copies as much as the connection accepts. This time is already included in
+            ``link``.
         sending_early_s: the time that posting a send takes if its receive is not posted: the bytes
             are copied later, without the rank.
         receiving_s: the time that posting a receive takes.
-        sleep_s: the time by which ``ringsim.compute`` lasts longer than requested; 0 if no trace
+        sleep_s: the time by which ``ringsim.compute`` lasts longer than requested, or 0 if no trace
             contains a call of it.
         around_s: the time that the program takes around each computation, in seconds.
-        cores: the number of cores of the machine; 0 if a trace does not contain it.
-        costs: the measured times of the stages by kind, in seconds; None if no trace contains a
+        cores: the number of cores of the machine, or 0 if a trace does not contain it.
+        costs: the measured times of the stages by kind, in seconds, or None if no trace contains a
             pipeline step.
         num_messages: the number of messages from which ``link`` was measured.
-        sizes_bytes: their sizes.
+        sizes_bytes: the sizes of these messages.
         notes: the reasons to doubt the constants, one sentence each; empty if there are none.
-        gloo: the other costs of Gloo on cores that ranks share; None if the traces show none.
-        missing: the costs that the traces do not show, in a few words each; they count as zero, or
-            as the given substitute.
+        gloo: the other costs of Gloo on cores that ranks share, or None if the traces show none.
+        missing: short descriptions of the costs that the traces do not show; they count as zero, or
+            as the substitute that is given.
         spread: the uncertainty of message times: the relative standard deviation between fifths of
             the traces.
     """
@@ -127,7 +128,7 @@ class Calibration:
     def topology(self) -> OneMachine:
         """The links of this machine, whose ranks share its cores.
 
-        Pass it to ``simulate`` instead of ``link``.
+        Pass this topology to ``simulate`` instead of ``link``.
 
         Raises:
             ArgumentError: a trace does not contain the number of cores.
@@ -155,21 +156,21 @@ class Calibration:
         return replace(self, gloo=gloo, **_scale(self, times, factor))
 
     def post_s(self, sends: bool, size_bytes: int, *, met: bool = True) -> float:
-        """Returns the time that posting a message takes of its rank, in seconds.
+        """Returns the time that a rank spends on posting a message, in seconds.
 
         Args:
-            sends: whether it is a send.
-            size_bytes: its size.
-            met: for a send, whether its receive is already posted.
+            sends: whether the message is posted as a send.
+            size_bytes: the size of the message.
+            met: for a send, whether the matching receive is already posted.
         """
         if not sends:
             return self.receiving_s
         return self.sending.time_s(size_bytes) if met else self.sending_early_s
 
     def time_s(self, work: Work) -> float:
-        """Returns the measured time of a computation of a pipeline stage, in seconds.
+        """Returns the measured time of a pipeline stage's computation, in seconds.
 
-        Used for ``compute`` of ``simulate``.
+        Used for the ``compute`` argument of ``simulate``.
 
         Args:
             work: the computation and its stage.
@@ -185,7 +186,7 @@ class Calibration:
         return float(self.costs.get_duration(Action(work.stage, work.kind, work.microbatch)))
 
     def __str__(self) -> str:
-        """Returns the constants in a few lines."""
+        """Returns a few lines of text that list the constants."""
         lines = [
             f"link      {_say(self.link)}, from {self.num_messages} messages, +-{self.spread:.0%}",
             f"posting   a send {_say(self.sending)}, before its receive "
@@ -209,7 +210,7 @@ class Calibration:
 
 
 def calibrate(*traces: Trace) -> Calibration:
-    """Measures the constants of a machine from traces of real ranks on it.
+    """Measures a machine's constants from traces of real ranks on that machine.
 
     Two ranks are enough, and better than many, because ranks without a free core have to wait.
     Messages should have at least two sizes, because one size cannot separate latency from
@@ -295,7 +296,7 @@ def _find_doubts(
 ) -> Iterator[str]:
     """Yields the reasons to doubt the constants, one sentence each.
 
-    ``between_s`` is the usual time around computations; 0 if the costs of stages explain it.
+    ``between_s`` is the usual time around computations, or 0 if the costs of stages explain it.
     """
     if num_sizes == 1:
         yield (
@@ -324,12 +325,12 @@ def _find_doubts(
 
 
 def join_columns(parts: Iterable[Iterable[Ints]]) -> Iterator[Ints]:
-    """Yields each column of several tables of the same columns, joined."""
+    """Yields the joined columns of several tables that have the same columns."""
     return map(np.concatenate, zip(*parts, strict=True))
 
 
 def _scale(constants: object, names: Sequence[str], factor: float) -> dict[str, Any]:
-    """Returns the named times and links, multiplied by ``factor``; None stays None."""
+    """Returns the named times and links multiplied by ``factor``; None remains None."""
     scaled = {}
     for name in names:
         value = getattr(constants, name)
@@ -346,14 +347,14 @@ def _say(link: Link) -> str:
 
 
 def find_asked(events: Events) -> Ints:
-    """Returns the seconds requested from each ``ringsim.compute``; NaN for other events."""
+    """Returns the seconds requested from each ``ringsim.compute``, or NaN for other events."""
     asked_s = np.array([*map(read_label, events.tables.labels), None], dtype=float)
     found: Ints = np.where(events.kind == SPAN, asked_s[events.label], np.nan)
     return found
 
 
 def _sample_messages(trace: Trace) -> tuple[Ints, Ints, Ints]:
-    """Returns the messages observed from beginning to end, or all messages if those are too few.
+    """Returns the messages observed from start to end, or all messages if too few were observed.
 
     The columns are the bytes, the seconds, and whether another message had just been in flight.
     """
@@ -380,7 +381,7 @@ def _sample_messages(trace: Trace) -> tuple[Ints, Ints, Ints]:
 
 
 def _counts(events: Events) -> Ints:
-    """Returns the mask of the events that show the costs of messages and computing.
+    """Returns a mask of the events that reveal the costs of messages and computing.
 
     If messages are sent in pipeline steps, only events of steps count.
     """
@@ -389,13 +390,13 @@ def _counts(events: Events) -> Ints:
 
 
 def _count(sizes: Ints) -> dict[int, int]:
-    """Returns the number of messages of each size that has enough messages."""
+    """Returns the number of messages of each size with enough messages."""
     counts = Counter(sizes.tolist())
     return {size: counts[size] for size in sorted(counts) if counts[size] >= LEAST_MESSAGES}
 
 
 def _fit_messages(sizes: Ints, times: Ints) -> tuple[Link, dict[int, int], float]:
-    """Returns the link, the number of messages of each size, and the spread between parts."""
+    """Returns the link, the number of messages of each size, and the spread across parts."""
     enough = _count(sizes)
     if not enough:
         raise ArgumentError(
@@ -413,7 +414,7 @@ def _fit_messages(sizes: Ints, times: Ints) -> tuple[Link, dict[int, int], float
 
 
 def _typical(times: Ints) -> float:
-    """Returns the mean without the longest and the shortest fiftieth, and without stalls.
+    """Returns the mean, excluding the longest and shortest fiftieths, and any stalls.
 
     Cuts off at least one time at each end if there are five or more; 0 without times.
     """
@@ -423,7 +424,7 @@ def _typical(times: Ints) -> float:
 
 
 def list_moments(trace: Trace) -> tuple[Ints, Ints, Ints]:
-    """Returns the event and the kind of each moment of a rank, and the seconds to the next moment.
+    """Returns the event and the kind of each moment on a rank, and the seconds to the next moment.
 
     The next moment is the next one on the same thread. If messages are sent in pipeline steps, only
     moments of steps count; for ``calibration_worker``, only moments of its computing.
@@ -473,9 +474,9 @@ def _measure_moments(trace: Trace) -> tuple[Ints, Ints, Ints]:
 
 
 def _find_beside(kinds: Ints) -> Ints:
-    """Returns the mask of the moments between the two operations around a computation.
+    """Returns a mask of the moments between the two operations around a computation.
 
-    These are the last operation before it and the first one after it.
+    The two operations are the last one before the computation and the first one after it.
     """
     stretch = np.cumsum(np.isin(kinds, (*POSTS, Moment.WAIT)))
     computes: Ints = np.bincount(stretch, weights=kinds == Moment.COMPUTE)[stretch] > 0
@@ -483,7 +484,7 @@ def _find_beside(kinds: Ints) -> Ints:
 
 
 def _sample_overshoots(trace: Trace) -> Ints:
-    """Returns the seconds by which each ``ringsim.compute`` lasted longer than requested."""
+    """Returns the seconds by which each ``ringsim.compute`` exceeded its requested time."""
     events = trace.events
     longer_s = (events.done_ns - events.post_ns) * 1e-9 - find_asked(events)
     found: Ints = longer_s[np.isfinite(longer_s) & (events.status == OK)]
@@ -501,7 +502,7 @@ def _find_costs(traces: Sequence[Trace]) -> Costs | None:
 
 
 def median_costs(stage: Ints, kind: Ints, took: Ints) -> Costs:
-    """Returns the median time of each kind of computation on each stage; 0 if there is none.
+    """Returns the median time of each kind of computation on each stage, or 0 if there is none.
 
     Args:
         stage: the stage of each computation.

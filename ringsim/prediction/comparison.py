@@ -1,9 +1,9 @@
 """``ringsim.compare``, which compares two runs of a program, or a run and its prediction.
 
 Errors are signed and relative to the first run, ``second / first - 1``: -0.1 means that a
-prediction is 10 % too short. Two baselines help to judge a prediction: *nominal* has only the times
-requested from ``ringsim.compute``, *no communication* has the predicted computations. In both,
-messages take no time.
+prediction is 10 % too short. Two baselines help you judge a prediction: *nominal* uses only the
+times requested from ``ringsim.compute``, and *no communication* uses the predicted computations. In
+both, messages take no time.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Errors:
     """A summary of signed relative errors.
 
     Attributes:
-        mean: the mean of their absolute values, which is the mean absolute percentage error.
-        worst: the largest absolute value.
-        bias: their mean; below 0 if the prediction is mostly too short.
+        mean: the mean of the absolute errors, that is, the mean absolute percentage error.
+        worst: the largest absolute error.
+        bias: the mean of the signed errors; below 0 if the prediction is mostly too short.
         count: the number of errors.
 
     Example:
@@ -57,7 +57,7 @@ class Errors:
 
     @classmethod
     def of(cls, errors: Ints | list[float]) -> Errors:
-        """Summarizes errors; NaN if there are none."""
+        """Summarizes errors; the summary is NaN if there are none."""
         values = np.asarray(errors, dtype=np.float64)
         if len(values) == 0:
             return cls(np.nan, np.nan, np.nan, 0)
@@ -84,9 +84,9 @@ class Comparison:
             steps.
         virtual_steps_s: the length of each step in the second run.
         nominal_s: the length of a step if each computation took the requested time, and messages
-            took none; None if no times were requested.
+            took none, or None if no times were requested.
         no_communication_s: the length of a step with the second run's computations, if messages
-            took no time; None if there is no step.
+            took no time, or None if there is no step.
         real_index: the operations and spans that both runs have, as indexes into ``real.events``.
         virtual_index: the same operations and spans, as indexes into ``virtual.events``.
         real_begin_ns: the time at which each step began to compute in ``real``.
@@ -100,7 +100,7 @@ class Comparison:
             step, rank, stage and operation.
         parts: a table of where the time goes (first use, posting, waiting, transfer, computing,
             program), by step and operation.
-        called: the names of the two runs, such as their file names; None for measured and
+        called: the names of the two runs, such as their file names, or None for measured and
             predicted, or first and second.
     """
 
@@ -123,7 +123,7 @@ class Comparison:
 
     @property
     def predicts(self) -> bool:
-        """Whether the second run is a simulation and the first is not."""
+        """Whether only the second run is a simulation."""
         return (
             self.virtual.metadata.get("source") == "simulated" != self.real.metadata.get("source")
         )
@@ -132,7 +132,7 @@ class Comparison:
     def names(self) -> tuple[str, str]:
         """The names of the two runs.
 
-        These are ``called``, or measured and predicted, or first and second.
+        The names are ``called``, or measured and predicted, or first and second.
         """
         if self.called is not None:
             return self.called
@@ -145,14 +145,14 @@ class Comparison:
 
     @property
     def median_error(self) -> float:
-        """The error of the median step, which a single disturbed step does not affect."""
+        """The median step's error, which a single disturbed step does not affect."""
         return float(np.median(self.virtual_steps_s) / np.median(self.real_steps_s) - 1)
 
     @cached_property
     def operations(self) -> Errors:
-        """The errors in the ends of operations, as fractions of their step's length.
+        """The errors in operation end times, as fractions of the step's length.
 
-        0.02 means that an operation ends 2 % of the step too late.
+        An error of 0.02 means that an operation ends 2 % of the step too late.
         """
         return Errors.of(self.lag_s / self.real_steps_s[self.step])
 
@@ -184,7 +184,7 @@ class Comparison:
         """Draws the prediction over the measurement for one step, on ``ax`` or on a new figure.
 
         Args:
-            step: the number of the step, from 0; None for a step of median length.
+            step: the step's number, counted from 0, or None for a step with the median length.
             ax: the axes to draw on.
         """
         from ringsim.plot.overlay import plot_overlay
@@ -192,19 +192,19 @@ class Comparison:
         return plot_overlay(self, step=step, ax=ax, **look)
 
     def to_pandas(self) -> pd.DataFrame:
-        """Returns the table of ``differences`` as a DataFrame, with the largest first."""
+        """Returns the ``differences`` table as a DataFrame, with the largest differences first."""
         return self.differences.to_pandas()
 
     def to_html(self, path: str | PathLike[str]) -> None:
-        """Writes both runs to one interactive page, on one axis, with equal ranks side by side."""
+        """Writes both runs to an interactive page, on one axis, with equal ranks side by side."""
         from ringsim.view.html import to_html
 
         to_html([self.real, self.virtual], path, self.names)
 
     def where_it_began(self) -> str:
-        """Returns a sentence that names the step and operation where the runs began to differ.
+        """Returns a sentence that names the step and operation at which the runs began to differ.
 
-        Empty if the run became longer but no operation did, apart from waiting. Otherwise names the
+        The sentence is empty if only waiting made the run longer. Otherwise it names the
         operations of the stage that changed most in the direction of the whole run.
         """
         table = self.differences
@@ -222,7 +222,7 @@ class Comparison:
         return f"{took} It began with {self.virtual[table.began[row]]!r}."
 
     def __repr__(self) -> str:
-        """Returns the differences in a few lines, with the first rows of the table."""
+        """Returns a few lines of text on the differences, with the first rows of the table."""
         lines = self._tell()
         if self.differences.longer_s.any():
             lines.append(self.differences.to_text(self.names))
@@ -232,7 +232,7 @@ class Comparison:
         return "\n".join(lines)
 
     def describe(self) -> str:
-        """Returns a one-sentence description of the plot, for its alternative text."""
+        """Returns a one-sentence description of the plot, for use as alternative text."""
         what = "A measured run and its prediction" if self.predicts else "Two runs"
         return f"{what}; {'; '.join(line.strip().rstrip('.') for line in self._tell())}."
 
@@ -289,7 +289,7 @@ def compare(real: Trace, virtual: Trace) -> Comparison:
     Compare runs before and after a change, two schedules, two machines, or a run on real ranks with
     the same run on a virtual clock. Only operations that both runs have are compared: they are in
     the same step of the same rank, have the same name, and have the same peer, or the same stage
-    and microbatch. Extra steps of one run are left out.
+    and microbatch. Extra steps in one run are left out.
 
     Args:
         real: the first run.
@@ -381,14 +381,14 @@ def compare(real: Trace, virtual: Trace) -> Comparison:
 
 
 def _count_others(events: Events, step: Ints, index: Ints) -> int:
-    """Returns the number of events that have a step and are not at ``index``."""
+    """Returns the number of events that have a step but are not at ``index``."""
     others = (step != NONE) & (events.kind != MARK)
     others[index] = False
     return int(np.count_nonzero(others))
 
 
 def _number_steps(events: Events, num_steps: int) -> Ints:
-    """Returns the step of each event, -1 outside of the first ``num_steps``.
+    """Returns the step of each event, or -1 outside the first ``num_steps`` steps.
 
     If the run has no steps, the whole run is one step.
     """
@@ -414,9 +414,9 @@ def _find_extents(trace: Trace, index: Ints, num_steps: int) -> tuple[Ints, Ints
 
 
 def _find_baselines(trace: Trace, num_steps: int) -> tuple[float | None, float | None]:
-    """Returns the makespan of the last step without communication.
+    """Returns the last step's makespan without communication.
 
-    Once with the times requested from ``ringsim.compute``, once with the times of the computations.
+    One uses the times requested from ``ringsim.compute``, the other the computations' times.
     """
     if num_steps == 0:
         return None, None

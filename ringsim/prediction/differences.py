@@ -1,9 +1,10 @@
 """The differences between two runs.
 
-For each operation of each stage, the table shows the time it took itself, and the time it waited
-for other ranks. The time of a step on a rank is shared out: each moment belongs to the innermost
-span or blocked operation at that moment, otherwise to the program. A wait for a late rank is
-counted separately, so that a delay is charged to the rank that caused it, not to the ranks that it
+For each operation of each stage, the table shows the time that the operation itself took, and the
+time that it waited for other ranks. A rank's time in a step is divided up: each moment belongs to
+the innermost span or blocked operation at that moment, otherwise to the program. A wait for a late
+rank is counted separately, so that a delay is charged to the rank that caused it, not to the ranks
+that it
 reached::
 
     rank 0   [forward .......... 2 ms longer ]         itself +2 ms
@@ -42,9 +43,9 @@ _SHOWN: Final = 8
 
 
 class _Spent(NamedTuple):
-    """The time that one run spent on each event.
+    """The time that a run spent on each event.
 
-    Columns of one length; ``event`` is -1 for the program of a run without steps.
+    Columns of equal length; ``event`` is -1 for the program of a run without steps.
     """
 
     event: Ints
@@ -60,24 +61,24 @@ class _Spent(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Differences:
-    """The table of a comparison.
+    """A comparison's table.
 
-    Columns of one length, with a row for each step, rank, stage and operation; the largest
+    Columns of equal length, with a row for each step, rank, stage and operation; the largest
     differences come first.
 
     Attributes:
         step: the index of the step.
         rank: the rank.
-        stage: the pipeline stage, of the event or the span around it; -1 for none.
+        stage: the pipeline stage, of the event or the span around it, or -1 for none.
         operation: the name of the span, torch's name of the operation, or "(program)" for the time
             outside of them.
         counts: the number of events in the first and in the second run; shape (rows, 2).
-        own_s: the time that they took themselves, in both runs.
-        waited_s: the time that they waited for other ranks, in both runs.
-        later_s: how much later the last of them ends in the second run, from the beginning of the
-            step; NaN if one run has none.
+        own_s: the time that the events themselves took, in both runs.
+        waited_s: the time that the events waited for other ranks, in both runs.
+        later_s: how much later the last of the events ends in the second run, from the start of the
+            step, or NaN if one run has none.
         began: the index in the second run's events of the first event that took longer (or
-            shorter); -1 if the first run has no matching event.
+            shorter), or -1 if the first run has no matching event.
         line: the file and line of that event, or of the first event if only one run has the row; ""
             if unknown.
     """
@@ -99,12 +100,12 @@ class Differences:
 
     @cached_property
     def longer_s(self) -> Ints:
-        """The extra time that each row took itself in the second run; negative if it was faster."""
+        """The extra time that each row itself took in the second run; negative if it took less."""
         longer: Ints = self.own_s[:, 1] - self.own_s[:, 0]
         return longer
 
     def find_beginning(self, grown_s: float = 0.0) -> int | None:
-        """Returns the row where the difference began.
+        """Returns the row in which the difference began.
 
         Takes the operation that changed most over all steps, and the first step with at least half
         of its largest change.
@@ -215,7 +216,7 @@ def pair(first: Trace, second: Trace, steps: Sequence[Ints]) -> tuple[Ints, Ints
     Args:
         first: the first run.
         second: the second run.
-        steps: for each run, the step of each event; -1 for events to leave out.
+        steps: for each run, the step of each event, or -1 for events to leave out.
 
     Returns:
         The indexes of the paired events in either run, in the order of the first run.
@@ -324,7 +325,7 @@ def wait_for_others(trace: Trace) -> Ints:
 
 
 def _line_of(events: Events, index: int) -> str:
-    """Returns the file and line of an event; "" if unknown, and for the program."""
+    """Returns an event's file and line, or "" if unknown or if the event is the program."""
     if index == NONE or events.file[index] == NONE:
         return ""
     file = events.tables.files[events.file[index]].partition(CALLS)[0]
@@ -334,7 +335,7 @@ def _line_of(events: Events, index: int) -> str:
 def _share_out(trace: Trace, name: Ints, step: Ints, program: int) -> _Spent:
     """Assigns each moment of a rank to the innermost span or blocked operation.
 
-    ``program`` is the name of the time outside of them.
+    ``program`` is the name for the time outside spans and blocked operations.
     """
     events = trace.events
     begin = np.where(events.kind == SPAN, events.post_ns, events.wait_ns)
@@ -368,7 +369,7 @@ def _share_out(trace: Trace, name: Ints, step: Ints, program: int) -> _Spent:
 def _nest(
     lane: Ints, start: Ints, end: Ints, stage: Ints, name: Ints, program: int
 ) -> Iterator[Ints]:
-    """Returns the time that each stretch was the innermost of its lane, its stage and its name.
+    """Returns the time for which each stretch was innermost in its lane, and its stage and name.
 
     Also returns whether it counts. Stretches are ordered by lane, then by start. Stretches inside a
     span have its stage; a call of ``ringsim.compute`` is part of the span around it.
@@ -396,9 +397,9 @@ def _nest(
 
 
 def _find_first(spent: Sequence[_Spent], row: Ints, pairs: Sequence[Ints], longer: Ints) -> Ints:
-    """Returns the first event of each row with at least half of the row's largest change.
+    """Returns each row's first event with at least half of the row's largest change.
 
-    The rows are those of the second run, numbered by ``row``.
+    The rows are the second run's rows, numbered by ``row``.
     """
     changed = np.zeros(len(pairs[0]))
     for one, index, sign in zip(spent, pairs, (-1, 1), strict=True):

@@ -1,4 +1,4 @@
-"""The costs of Gloo on cores that ranks share, measured from traces.
+"""Gloo's costs on cores that ranks share, measured from traces.
 
 These are the constants of `ringsim.topologies.GlooCosts`. Each is measured where nothing else
 interferes (see decision 13), and none is fitted to the length of a run::
@@ -38,9 +38,9 @@ LEAST_ALIKE: Final = 3  # collectives of one kind
 
 
 def find_gloo_costs(traces: Sequence[Trace], link: Link) -> tuple[GlooCosts | None, list[str]]:
-    """Returns the costs of Gloo, or None if the traces show none of them.
+    """Returns Gloo's costs, or None if the traces show none of them.
 
-    Also returns the costs that they do not show, in a few words each.
+    Also returns short descriptions of the costs that the traces do not show.
 
     Args:
         traces: traces of real ranks on Gloo.
@@ -81,7 +81,7 @@ def find_gloo_costs(traces: Sequence[Trace], link: Link) -> tuple[GlooCosts | No
 
 
 class _Interval(NamedTuple):
-    """The activity of a rank between two marks of CPU time.
+    """A rank's activity between two CPU-time marks.
 
     The rank sent and received messages of one size.
     """
@@ -93,7 +93,7 @@ class _Interval(NamedTuple):
 
 
 def _list_intervals(trace: Trace, rank: int) -> list[_Interval]:
-    """Returns the marked intervals of a rank, in order."""
+    """Returns a rank's marked intervals, in order."""
     events = trace.events
     labels = events.tables.labels
     found = []
@@ -110,19 +110,19 @@ def _list_intervals(trace: Trace, rank: int) -> list[_Interval]:
 
 
 def find_marks(events: Events) -> Ints:
-    """Returns the mask of the marks of CPU time."""
+    """Returns a mask of the CPU-time marks."""
     marks = np.array([label.startswith(PROCESSOR) for label in events.tables.labels] or [False])
     where: Ints = (events.kind == MARK) & marks[events.label]
     return where
 
 
 def _read_mark(label: str) -> Ints:
-    """Returns the CPU time of the process and of its main thread, in seconds."""
+    """Returns the CPU times of the process and of its main thread, in seconds."""
     return np.array(label.removeprefix(PROCESSOR).split()[:2], dtype=float)
 
 
 def _fit_carrying(intervals: Sequence[_Interval]) -> Link:
-    """Returns the core time of a message, both sides together, from each size's faster intervals.
+    """Returns a message's core time on both sides, from the faster intervals of each size.
 
     In the slower intervals, something stalled.
     """
@@ -132,16 +132,16 @@ def _fit_carrying(intervals: Sequence[_Interval]) -> Link:
 
 
 def fit_by_size(sizes: Ints, times: Ints, typical: Callable[[Ints], float]) -> Link:
-    """Fits a line through the typical times by size; a constant if there is only one size."""
+    """Fits a line through the typical times by size, or a constant if there is only one size."""
     found = np.unique(sizes)
     usual = [typical(times[sizes == size]) for size in found]
     return Link(usual[0], 0.0) if len(found) == 1 else fit_link(found, np.maximum(usual, 1e-9))
 
 
 def _list_first_uses(ranks: Sequence[Sequence[_Interval]]) -> Iterator[float]:
-    """Yields, for each rank, the time of its first interval beyond the typical one of its size.
+    """Yields, per rank, how much its first interval exceeds the typical interval of that size.
 
-    In seconds of CPU time.
+    The excess is in seconds of CPU time.
     """
     for of_rank in filter(None, ranks):
         first, *rest = of_rank
@@ -153,7 +153,7 @@ def _list_first_uses(ranks: Sequence[Sequence[_Interval]]) -> Iterator[float]:
 
 
 class _Collectives(NamedTuple):
-    """The collectives of a kind and size on two ranks."""
+    """Collectives of one kind and size on two ranks."""
 
     own_s: float  # the time of one without its messages
     messages: int  # per collective
@@ -161,7 +161,7 @@ class _Collectives(NamedTuple):
 
 
 def _list_collectives(trace: Trace, carrying: Link) -> Iterator[_Collectives]:
-    """Yields the collectives of two ranks by kind and size."""
+    """Yields two ranks' collectives, by kind and size."""
     events = trace.events
     pairs = np.array([len(group.ranks) == 2 for group in events.tables.groups] or [False])
     known = np.flatnonzero(
@@ -192,7 +192,7 @@ def _list_collectives(trace: Trace, carrying: Link) -> Iterator[_Collectives]:
 
 
 def _find_late(trace: Trace) -> Ints:
-    """Returns the delays of the messages that could stall, in seconds.
+    """Returns the delays, in seconds, of the messages that could stall.
 
     A message can stall if both ranks are busy on their connection at the same time. Its delay is
     the time beyond the usual time of its size. Only messages count whose receiver had begun to wait

@@ -11,9 +11,9 @@ before it was done; and the steps after a wait need the operation that was waite
         '----> work 1 ------+--> work 2
 
 In a replay, every message leaves when its step begins, and uses the link between its two ranks, one
-message after another. It is done for the sender when its bytes have left, and for the receiver when
-it has arrived. So a send never waits for its recv. Each thread of a rank does its work in order. A
-collective begins when all members have reached it, and takes as long as its rounds
+message after another. For the sender, the message is done when its bytes have left; for the
+receiver, when it has arrived. So a send never waits for its recv. Each thread of a rank does its
+work in order. A collective begins when all members have reached it, and takes as long as its rounds
 (``ringsim.traces.collectives``).
 """
 
@@ -60,19 +60,19 @@ _POST, _JOIN, _OPEN, _CLOSE = range(4)
 
 @dataclass(frozen=True, slots=True)
 class ProgramStep:
-    """One step of a program: "work", "send", "recv", or "together" for a collective.
+    """One program step: "work", "send", "recv", or "together" for a collective.
 
     Attributes:
         needs: the steps of the same rank that must be done before it; earlier steps, if the program
             comes from a trace.
-        peer: the other side of a message, or the root of a collective; -1 for none.
-        group: its group; None for the world.
+        peer: the other side of a message, or the root of a collective, or -1 for none.
+        group: the operation's group, or None for the world.
         size_bytes: the size of the data; for a collective, the S of
             ``ringsim.traces.collectives``.
         op: torch's name of the operation; empty for work.
         label: for work, the name of the innermost span around it, which also gives stage and
             microbatch.
-        thread: the thread that does it.
+        thread: the thread that performs the step.
     """
 
     kind: str
@@ -299,7 +299,7 @@ def replay(programs: list[list[ProgramStep]], link: Link) -> Trace:
 class _Node:
     """The state of a step.
 
-    Its missing needs, the time from which it can begin, its start and its end.
+    It holds the missing needs, the earliest possible start, the actual start, and the end.
     """
 
     rank: int
@@ -391,7 +391,7 @@ class _Replay:
                 heappush(self._due, (waiting.ready_s, self._count(), waiting))
 
     def trace(self) -> Trace:
-        """Returns the trace of the run."""
+        """Returns the run's trace."""
         rows = Rows()
         for mine in self._nodes:
             waits = _find_waits(mine)
@@ -425,7 +425,7 @@ class _Replay:
 
 
 def _find_waits(nodes: list[_Node]) -> list[float]:
-    """Returns the time at which a rank began to wait for each of its steps.
+    """Returns the times at which a rank began to wait for each of its steps.
 
     The wait begins when everything else that a following step needs is done.
     """

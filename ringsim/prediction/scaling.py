@@ -166,7 +166,7 @@ def _with_range(metadata: Mapping[str, Any], times_s: Sequence[float]) -> dict[s
 
 
 def scale(trace: Trace, *, world_size: int, num_microbatches: int | None = None) -> ScheduleRun:
-    """Predicts a pipeline step on more ranks than were recorded.
+    """Predicts a pipeline step on more ranks than the trace recorded.
 
     The schedule stays the same, and the stages are like the recorded ones: the first and the last
     stage keep their times; inner stages take the mean of the recorded inner stages, or of both
@@ -177,7 +177,7 @@ def scale(trace: Trace, *, world_size: int, num_microbatches: int | None = None)
         trace: a trace of at least two ranks that ran ``train_step_pipeline`` or ``rehearse`` with
             one of the known schedules.
         world_size: the number of ranks to predict, at least 2.
-        num_microbatches: the number of microbatches; None for as many as were recorded.
+        num_microbatches: the number of microbatches, or None for as many as were recorded.
 
     Returns:
         The predicted step, with its makespan in seconds, bubble and critical path; ``trace()``
@@ -270,7 +270,7 @@ def _predict_schedule(schedule: Schedule | str, trace: Trace, world_size: int) -
 
 
 def _time_step(trace: Trace, schedule: Schedule | str, stages: int, **counts: Any) -> ScheduleRun:
-    """Times a schedule with the costs from a trace; ``counts`` go with a schedule's name."""
+    """Times a schedule with a trace's costs; ``counts`` complete a schedule given by name."""
     calibration = calibrate(trace)
     sends = trace.messages.send
     of_step = sends[in_step(trace.events, 0)[sends]]
@@ -303,15 +303,15 @@ def _time_step(trace: Trace, schedule: Schedule | str, stages: int, **counts: An
 
 
 def _factors(calibration: Calibration) -> tuple[float, float, float]:
-    """Returns the factors by which the constants may differ.
+    """Returns the factors by which the constants may be off.
 
-    1, and the factors that shorten and lengthen them by the spread of the calibration.
+    They are 1, and the factors that shorten and lengthen by the calibration's spread.
     """
     return 1.0, 1.0 - min(calibration.spread, 1.0), 1.0 + calibration.spread
 
 
 def _spread_costs(found: Costs, stages: int, apart: float = 0.0) -> Costs:
-    """Returns the costs of many stages from the costs of a few.
+    """Derives the costs of many stages from the costs of a few.
 
     Each cost includes the time between two computations.
     """
@@ -323,9 +323,9 @@ def _spread_costs(found: Costs, stages: int, apart: float = 0.0) -> Costs:
 
 
 def _spread(times: Any, stages: int, apart: float) -> tuple[float, ...]:
-    """Returns the times of many stages from the times of a few.
+    """Derives the times of many stages from the times of a few.
 
-    0 stays, for kinds that the schedule does not have.
+    A cost of 0 remains for kinds that the schedule does not contain.
     """
     if not any(times):
         return (0.0,) * stages
@@ -337,7 +337,7 @@ def _spread(times: Any, stages: int, apart: float) -> tuple[float, ...]:
 def _find_time_between(trace: Trace) -> float:
     """Returns the median unblocked time between two computations on a rank, in seconds.
 
-    It consists of posting and the program itself.
+    This time consists of posting and of the program itself.
     """
     found: list[Ints] = []
     for step in range(count_steps(trace.events)):

@@ -1,4 +1,4 @@
-"""Shares of time in two runs, step by step and operation by operation.
+"""Time shares in two runs, by step and by operation.
 
 The shares are first use, posting, waiting, transfer, computing and program. The time of each thread
 is split at the moments in its trace, as for a calibration::
@@ -38,7 +38,7 @@ _FIRST_USE, _POSTING, _WAITING, _TRANSFER, _COMPUTING, _PROGRAM = range(len(PART
 class Parts:
     """The table of ``Comparison.parts``.
 
-    Columns of one length, with a row for each step, operation and part, summed over all ranks.
+    Columns of equal length, with a row for each step, operation and part, summed over all ranks.
 
     Attributes:
         step: the index of the step.
@@ -70,7 +70,7 @@ class Parts:
         )
 
     def __str__(self) -> str:
-        """Returns the sum of each part in both runs."""
+        """Returns the total of each part in both runs."""
         sums = {
             part: self.seconds[[each == part for each in self.part]].sum(axis=0) for part in PARTS
         }
@@ -137,7 +137,7 @@ def _list_parts(trace: Trace) -> tuple[Ints, Ints, Ints]:
 
 
 def _find_first_uses(trace: Trace, event: Ints, part: Ints, seconds: Ints) -> Ints:
-    """Returns, by moment, the posting time beyond the usual.
+    """Returns, for each moment, the posting time in excess of the usual time.
 
     Nonzero only for the first operation of a kind on a rank.
     """

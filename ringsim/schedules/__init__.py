@@ -95,7 +95,7 @@ SCHEDULE_NAMES: Final = tuple(_MAKERS)
 def make_schedule(
     name: str, num_ranks: int, num_microbatches: int, num_chunks: int | None = None
 ) -> Schedule:
-    """Makes a schedule by its name.
+    """Creates a schedule from its name.
 
     Args:
         name: one of ``SCHEDULE_NAMES``: ``gpipe`` (or ``afab``), ``1f1b``, ``interleaved_1f1b``,
@@ -133,13 +133,13 @@ def find_num_chunks(name: str, num_chunks: int | None = None) -> int:
 
     Args:
         name: one of ``SCHEDULE_NAMES``.
-        num_chunks: the number that the user chose; None for none.
+        num_chunks: the number that the user chose, or None for none.
 
     Returns:
-        The number; the user's, if the schedule allows any number.
+        The number of stages per rank, which is the user's if the schedule allows any number.
 
     Raises:
-        ScheduleError: no schedule has that name, or the schedule has another number of chunks.
+        ScheduleError: no schedule has that name, or the schedule has a different number of chunks.
 
     Example:
         >>> find_num_chunks("1f1b"), find_num_chunks("zb_v"), find_num_chunks("looped_bfs", 3)

@@ -1,4 +1,4 @@
-"""The costs of a step of a known schedule, as formulas.
+"""Formulas for the costs of a step with a known schedule.
 
 p ranks, m microbatches, v stages per rank; f, b = i + w: the times of one stage's forward,
 backward, and of the backward's two halves. Every rank computes for m v (f + b). The rest of its
@@ -70,11 +70,11 @@ class Step:
         name: the schedule, as for ``make_schedule``.
         num_ranks: the number of ranks.
         num_microbatches: the number of microbatches.
-        num_chunks: the number of stages per rank; None for the default of ``make_schedule``.
+        num_chunks: the number of stages per rank, or None for the default of ``make_schedule``.
 
     Raises:
         ArgumentError: a count is less than 1.
-        ScheduleError: no schedule has that name, or it has another number of chunks.
+        ScheduleError: no schedule has that name, or it has a different number of chunks.
 
     Example:
         >>> Step("zb_v", 4, 8).num_stages
@@ -117,7 +117,7 @@ def makespan(step: Step, costs: Costs = _UNIT, semantics: Semantics = "buffered"
 
     Raises:
         ScheduleError: no formula is known for this step with these costs.
-        ArgumentError: unknown semantics.
+        ArgumentError: the semantics is unknown.
 
     Example:
         >>> [
@@ -146,7 +146,7 @@ def idle(step: Step, costs: Costs = _UNIT) -> Time:
         costs: the costs of the actions, the same for all stages.
 
     Returns:
-        The time, which is the same for all ranks, because all compute equally long.
+        The time, which is the same for all ranks, because all ranks compute for the same time.
 
     Raises:
         ScheduleError: no formula is known for this step with these costs.
@@ -233,7 +233,7 @@ def bubble_of_total(step: Step, costs: Costs = _UNIT) -> Time:
 
 
 def bubble_of_ideal(step: Step, costs: Costs = _UNIT) -> Time:
-    """Returns the bubble by makespan relative to the work, as the papers on Megatron do.
+    """Returns the bubble by makespan relative to the work, as the Megatron papers do.
 
     Args:
         step: the schedule and its counts.
@@ -267,11 +267,11 @@ def dualpipe_v_overlapped_idle(num_ranks: int, pair: Time, backward: Time, weigh
         num_ranks: the number of ranks.
         pair: the time of a forward and a backward together; their messages leave when both are
             done.
-        backward: the time of a whole backward of one stage.
-        weight: the time of its second half; forward and first half must take as long.
+        backward: the time of one stage's whole backward.
+        weight: the time of the backward's second half; forward and first half must take as long.
 
     Returns:
-        The idle time of the worst rank.
+        The worst rank's idle time.
 
     Example:
         >>> dualpipe_v_overlapped_idle(4, pair=3, backward=2, weight=1)
@@ -323,7 +323,7 @@ def peak_live(step: Step) -> tuple[int, ...]:
 
 
 def messages(step: Step) -> tuple[int, ...]:
-    """Returns the number of messages each rank sends, each one stage's activation or gradient.
+    """Returns the number of messages (one stage's activation or gradient) that each rank sends.
 
     Args:
         step: the schedule and its counts.
@@ -369,7 +369,7 @@ def _latency(step: Step, latency: Time, semantics: Semantics) -> Time:
 
 
 def _check_formula(step: Step, costs: Costs) -> tuple[Time, Time, Time]:
-    """Returns f, i and w, if there is a formula for the bubble of the step."""
+    """Returns f, i and w, if a formula for the step's bubble exists."""
     _check_enough(step)
     f, i, w, b = _times(costs)
     if step.name in _VEE and not (f == i == w and b == i + w):
@@ -427,7 +427,7 @@ def _divide(part: Time, whole: Time) -> Time:
 def gpipe_makespan(
     num_microbatches: int, forward: Sequence[Time], backward: Sequence[Time], latency: Time = 0
 ) -> Time:
-    """Returns the length of a GPipe step whose stages differ.
+    """Returns the length of a GPipe step with unequal stages.
 
     The slowest stage sets the pace; each of the others is passed once in each direction.
 
@@ -461,7 +461,7 @@ def gpipe_makespan(
 def one_f_one_b_bound(
     num_microbatches: int, forward: Sequence[Time], backward: Sequence[Time]
 ) -> Time:
-    """Returns a lower bound for the length of a 1F1B step whose stages differ.
+    """Returns a lower bound on the length of a 1F1B step with unequal stages.
 
     There is no simple formula for the exact length.
 

@@ -1,4 +1,4 @@
-"""The costs of the actions of a schedule, in any unit; ints and Fractions stay exact."""
+"""The costs of a schedule's actions, in any unit; ints and Fractions stay exact."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Costs:
         forward: the time of ``F``.
         input: the time of ``I``.
         weight: the time of ``W``.
-        backward: the time of ``B``; None for the sum of ``input`` and ``weight``.
+        backward: the time of ``B``, or None for the sum of ``input`` and ``weight``.
         latency: the time of a message from one rank to another.
 
     Example:

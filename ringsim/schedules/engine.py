@@ -1,4 +1,4 @@
-"""Runs programs of sends and receives on a clock, without ranks.
+"""Runs send-and-receive programs on a clock, without ranks.
 
 The results are exact times, and the ranks that would wait for each other forever. Any
 point-to-point program is a list of operations for each rank. There are four operations: computing,
@@ -15,7 +15,7 @@ The result does not depend on the order in which ranks really run: each rank doe
 so a rank that can continue now can also continue later. It is enough to run each rank until it
 waits for a post that has not been made, and to return to it when the post is made. When no rank can
 run, either all have ended, or the remaining ranks wait forever: each waits for one other rank, and
-following these waits leads into a cycle, or to a rank that has ended.
+a chain of these waits leads to a cycle or to a rank that has ended.
 
 ``evaluate`` runs a schedule this way. 1F1B over two ranks, backward twice as long as forward, ``.``
 for a unit of waiting::
@@ -96,7 +96,7 @@ class Receive:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Waits until this rank's post at a position of its list is done."""
+    """Waits until this rank's post at a position in its list is done."""
 
     position: int
 
@@ -143,7 +143,7 @@ class Blocked(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """The outcome of running programs.
+    """The outcome of a run of programs.
 
     Attributes:
         times: for each rank, (start, end) of each operation that it reached; a post takes no time,
@@ -158,9 +158,9 @@ class Run:
 
     @property
     def cycle(self) -> tuple[Blocked, ...]:
-        """The ranks that wait for each other in a cycle, each for the next.
+        """The ranks in a cycle, each of which waits for the next.
 
-        Empty if all wait, directly or indirectly, for a rank that has ended.
+        The cycle is empty if all ranks wait, directly or indirectly, for a rank that has ended.
         """
         waiting = {blocked.rank: blocked for blocked in self.blocked}
         for first in waiting:
@@ -184,14 +184,14 @@ def run_programs(
 
     Args:
         programs: for each rank, its operations.
-        latency: the time that a message travels, in the unit of the computations.
+        latency: a message's travel time, in the unit of the computations.
         semantics: ``rendezvous``: a message starts to travel when both sides are posted, and the
             send ends with it (Gloo, at every size); ``buffered``: it travels as soon as it is sent,
             and the send is done immediately (MPI, for small messages).
 
     Returns:
-        The times of all operations, and the ranks that are left waiting. Exact for ints and
-        Fractions.
+        The times of all operations, and the ranks that are left waiting. The times are exact for
+        ints and Fractions.
 
     Example:
         >>> both_send_first = [
@@ -214,7 +214,7 @@ def run_programs(
 
 
 class _Runner:
-    """The programs, the progress of each rank, and the places that ranks wait for."""
+    """The programs, each rank's progress, and the places that ranks wait for."""
 
     def __init__(
         self, programs: Sequence[Sequence[Instruction]], latency: Time, semantics: Semantics
@@ -233,7 +233,7 @@ class _Runner:
             self._advance(self.runnable.pop())
 
     def _advance(self, rank: int) -> None:
-        """Runs one rank to its end, or until it waits for a place that another has not reached."""
+        """Runs one rank to its end, or until it waits for a place another rank has not reached."""
         times = self.times[rank]
         clock = times[-1][1] if times else 0
         for position in range(len(times), len(self.programs[rank])):
@@ -255,7 +255,7 @@ class _Runner:
     def _done_at(self, place: _Place) -> Time | None:
         """Returns the time at which a post is done.
 
-        None if that depends on the other side, and the other side is not posted yet.
+        Returns None if the time depends on the other side, which is not posted yet.
         """
         posted = self.times[place[0]][place[1]][0]
         if self.semantics == "buffered" and isinstance(self.programs[place[0]][place[1]], Send):
@@ -286,7 +286,7 @@ class _Runner:
                     )
 
     def list_blocked(self) -> Iterator[Blocked]:
-        """Yields the ranks that did not reach their end; each of them is in a wait."""
+        """Yields the ranks that did not reach their end; each of these ranks is in a wait."""
         for rank, program in enumerate(self.programs):
             position = len(self.times[rank])
             if position < len(program):
@@ -336,7 +336,7 @@ class TimedMessage(NamedTuple):
     """A message from one rank to another.
 
     Attributes:
-        send: the action that sends it.
+        send: the action that sends the message.
         source: the rank that sends.
         rank: the rank that receives.
         posted: the time at which the send was posted.
@@ -369,12 +369,12 @@ class Evaluation:
 
     @property
     def makespan(self) -> Time:
-        """The length of the step, until the last computation ends."""
+        """The step's length, until the last computation ends."""
         return max((end for _, end in self._spans), default=0)
 
     @property
     def busy(self) -> tuple[Time, ...]:
-        """The time that each rank computes."""
+        """The time that each rank spends computing."""
         return tuple(
             sum(timed.end - timed.start for timed in self.get_computations(rank))
             for rank in range(self.schedule.num_ranks)
@@ -389,7 +389,7 @@ class Evaluation:
     def span_idle(self) -> tuple[Time, ...]:
         """The bubble of each rank by span.
 
-        This is the time that it is idle between the start of its first and the end of its last
+        This is the time for which it is idle between the start of its first and the end of its last
         action. The papers on zero bubbles count this way, because consecutive steps fill the idle
         time at both ends.
         """
@@ -453,7 +453,7 @@ def evaluate(
 
     Args:
         schedule: any schedule, lowered or not; it may be part of a step.
-        costs: the costs of the actions; None for forward, input and weight 1 each, backward 2,
+        costs: the costs of the actions, or None for forward, input and weight 1 each, backward 2,
             messages 0.
         semantics: ``rendezvous``: a message starts to travel when its send and its receive are
             posted; ``buffered``: when its send is posted.
@@ -507,7 +507,7 @@ def _play(
 def _translate(
     row: tuple[Action, ...], schedule: Schedule, costs: Costs
 ) -> tuple[list[Instruction], list[int]]:
-    """Translates a rank's actions to operations, each with the position of its action.
+    """Translates a rank's actions into operations, each with the position of its action.
 
     A computation first waits for its receive; the sends are waited for at the end.
     """

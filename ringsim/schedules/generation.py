@@ -1,4 +1,4 @@
-"""The token ring: the steps of each stage, their times, and the settings with which it finishes.
+"""The token ring: each stage's steps, their times, and the settings with which the ring finishes.
 
 This is plain data, without ranks. A *job* is one token of one batch of prompts at one stage. All
 stages take the jobs in the same order: in each round, T batches take turns, token by token. With
@@ -66,7 +66,7 @@ __all__ = [
 
 
 class Job(NamedTuple):
-    """One token of one batch at one stage: ``token`` 0 reads the prompts, the others decode."""
+    """One token of one batch at one stage: ``token`` 0 reads the prompts, later tokens decode."""
 
     batch: int
     token: int
@@ -140,7 +140,7 @@ def plan_jobs(num_batches: int, num_inner_iterations: int, num_tokens: int) -> l
 
 
 def plan_steps(stage: int, num_stages: int, jobs: list[Job], num_tokens: int) -> Iterator[RingStep]:
-    """Yields the steps of a stage: one step per job, and a last one that sends what is left.
+    """Yields a stage's steps: one step per job, and a last step that sends the remaining output.
 
     The jobs are those of `plan_jobs`.
 
@@ -255,7 +255,7 @@ _FULLER: Final = (
 def steady_use(num_stages: int, num_inner_iterations: int, async_comm: bool = False) -> Fraction:
     """Returns the share of time in which a stage computes while decoding, once the ring is full.
 
-    It holds if all stages are equally fast and messages take no time. A measured share is lower.
+    This holds if all stages are equally fast and messages take no time. Measured shares are lower.
 
     Args:
         num_stages: N, at least 1.
@@ -293,7 +293,7 @@ def steady_use(num_stages: int, num_inner_iterations: int, async_comm: bool = Fa
 def can_finish(num_stages: int, num_inner_iterations: int, async_comm: bool = False) -> bool:
     """Returns whether the ring finishes if more than one token is generated.
 
-    With a single token, it finishes with any settings.
+    With a single token, a ring finishes with any settings.
 
     Args:
         num_stages: N, at least 1.
@@ -323,7 +323,8 @@ def check_can_finish(
     The arguments are those of `time_generation`.
 
     Raises:
-        ScheduleError: it would never finish; the message gives the reason and settings that work.
+        ScheduleError: the ring would never finish; the message gives the reason and settings that
+            work.
         ArgumentError: a number is less than 1.
 
     Example:

@@ -72,7 +72,7 @@ _BACKWARD = ("B", "I")  # both compute the gradient that the previous stage wait
 def get_send(action: Action, stage_ranks: Sequence[int]) -> Action | None:
     """Returns the send that follows a computation.
 
-    None if no stage waits for the result, or only a stage on the same rank.
+    Returns None if no stage waits for the result, or if only a stage on the same rank does.
 
     Example:
         >>> [str(get_send(Action(1, kind, 0), stage_ranks=(0, 1, 2))) for kind in "FBIW"]
@@ -86,7 +86,7 @@ def get_send(action: Action, stage_ranks: Sequence[int]) -> Action | None:
 def get_recv(action: Action, stage_ranks: Sequence[int]) -> Action | None:
     """Returns the recv that a computation waits for.
 
-    None if neither its input nor its gradient comes from another rank.
+    Returns None if neither its input nor its gradient comes from another rank.
 
     Example:
         >>> [str(get_recv(Action(1, kind, 0), stage_ranks=(0, 1, 2))) for kind in "FBIW"]
@@ -98,9 +98,9 @@ def get_recv(action: Action, stage_ranks: Sequence[int]) -> Action | None:
 def _message(
     action: Action, stage_ranks: Sequence[int], *, prefix: str, step: int
 ) -> Action | None:
-    """Returns the message between an action's stage and the one ``step`` further in its direction.
+    """Returns the message between an action's stage and the stage ``step`` further along.
 
-    The direction of a forward is up, of a backward down.
+    A forward's direction is up, and a backward's direction is down.
     """
     if action.kind == "F":
         direction, other = "F", action.stage + step
@@ -147,9 +147,9 @@ def get_needs(action: Action, stage_ranks: Sequence[int]) -> list[tuple[Action, 
 
 
 def _check_places(schedule: Schedule) -> None:
-    """Raises an error for actions that their rank cannot do.
+    """Raises an error for actions that their rank cannot perform.
 
-    These are unknown actions, actions of another rank's stages, and duplicates.
+    Such actions are unknown actions, actions on another rank's stages, and duplicates.
     """
     if schedule.num_microbatches < 1:
         raise ScheduleError(
@@ -219,7 +219,7 @@ def _check_place(action: Action, rank: int, schedule: Schedule, where: str) -> N
 
 
 def _check_order(schedule: Schedule) -> None:
-    """Raises an error for actions that precede an action that they need from their own rank.
+    """Raises an error for actions that come before an action they need on the same rank.
 
     A backward pass needs its forward pass, ``W`` needs its ``I``, and a stage needs the previous
     one if both are on one rank. In a lowered schedule, a computation also needs its receive, and a
@@ -323,7 +323,7 @@ def lower(schedule: Schedule, *, ahead: int = 1) -> Schedule:
         ranks, and none within a rank.
 
     Raises:
-        ArgumentError: ``ahead`` is not an integer, or negative.
+        ArgumentError: ``ahead`` is not an integer, or is negative.
         ScheduleError: a message is sent but not needed, needed but not sent, or occurs twice.
 
     Example:
@@ -464,7 +464,7 @@ def _find_messages(
 def lower_in_step(schedule: Schedule) -> Schedule:
     """Inserts the sends and receives so that ranks post messages in the same order.
 
-    Any two ranks then post their messages to each other in one common order.
+    Any two ranks then post their mutual messages in the same order.
 
     Args:
         schedule: a schedule of computations; a lowered schedule is returned unchanged.

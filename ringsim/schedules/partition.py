@@ -1,4 +1,4 @@
-"""Divides layers among stages: contiguous ranges, in order, with each layer in exactly one range.
+"""Divides layers among stages, as ordered contiguous ranges that cover each layer exactly once.
 
 ::
 
@@ -50,7 +50,7 @@ def by_count(num_layers: int, num_stages: int) -> list[range]:
 
 
 def by_sizes(sizes: Sequence[int], num_layers: int) -> list[range]:
-    """Gives each stage the given number of layers, ``num_layers`` in total.
+    """Assigns each stage a given number of layers, ``num_layers`` in total.
 
     Raises:
         ArgumentError: a size is negative, or the sizes do not add up to ``num_layers``.
@@ -76,7 +76,7 @@ def by_sizes(sizes: Sequence[int], num_layers: int) -> list[range]:
 def by_weight(
     weights: Sequence[float], num_stages: int, *, first: float = 0, last: float = 0
 ) -> list[range]:
-    """Divides layers so that the heaviest stage is as light as possible.
+    """Divides layers so that the most expensive stage is as cheap as possible.
 
     The other stages are as even as that allows. A pipeline is as fast as its slowest stage, so use
     this function if layers differ, with their times as weights.
@@ -137,7 +137,7 @@ def _best_cuts(
     cost_of: Callable[[int, int, int], float],
     join: Callable[[float, float], float],
 ) -> tuple[float, list[int]]:
-    """Returns the lowest joined cost of all stages, and the cuts that have it.
+    """Returns the lowest joined cost of all stages, and the cuts that achieve this cost.
 
     Stage s holds the layers from cut s to cut s + 1. Uses dynamic programming: ``best[n]`` is the
     lowest cost of dividing the first n layers among the stages so far. One more stage takes the

@@ -1,4 +1,4 @@
-"""The schedules by name, each as the phases of every rank.
+"""The schedules by name, each given as the phases of every rank.
 
 Schedules with one stage per rank come first, then schedules that go around the ring several times,
 then two that form a V. F is a forward, B a backward; p is the number of ranks, m the number of
@@ -35,7 +35,7 @@ p + r, 2p + r and so on, its v chunks.
 
 At the start, a rank waits until the stages before its first one have passed a microbatch on. With
 chunks, stages are v times smaller, and so is this bubble. The price is about v times as many
-messages, including those over the wrap-around edge.
+messages, including messages over the wrap-around edge.
 
 Two orders of a rank's forwards (p = 2, v = 2, m = 4; numbers are microbatches)::
 
@@ -154,7 +154,7 @@ def one_f_one_b(num_ranks: int, num_microbatches: int) -> Schedule:
 def zb_h1(num_ranks: int, num_microbatches: int) -> Schedule:
     """Returns ZB-H1: the order of 1F1B with the backward split.
 
-    It has a smaller bubble, and every rank needs the memory of 1F1B's first rank.
+    ZB-H1 has a smaller bubble, but every rank needs as much memory as 1F1B's first rank.
 
     Args:
         num_ranks: the number of ranks, each with one stage.
@@ -184,7 +184,7 @@ def zb_h1(num_ranks: int, num_microbatches: int) -> Schedule:
 def zb_h2(num_ranks: int, num_microbatches: int) -> Schedule:
     """Returns ZB-H2: no gap between a rank's first and last action.
 
-    It needs about twice the memory of 1F1B.
+    ZB-H2 needs about twice as much memory as 1F1B.
 
     Args:
         num_ranks: the number of ranks, each with one stage.
@@ -215,7 +215,7 @@ def zb_h2(num_ranks: int, num_microbatches: int) -> Schedule:
 
 
 def _row(warm_up: int, put_off: int, num_microbatches: int) -> list[Phase]:
-    """Returns the phases of a rank.
+    """Returns a rank's phases.
 
     It starts with ``warm_up`` forwards; weights' gradients are always ``put_off`` microbatches
     late.
@@ -307,7 +307,7 @@ def looped_bfs(num_ranks: int, num_microbatches: int, num_chunks: int = 2) -> Sc
 def zb_v(num_ranks: int, num_microbatches: int) -> Schedule:
     """Returns ZB-V: no gap between a rank's first and last action.
 
-    This holds if F, I and W take the same time. It needs the memory of 1F1B.
+    This holds if F, I and W take the same time. ZB-V needs as much memory as 1F1B.
 
     Args:
         num_ranks: the number of ranks, each with two stages.

@@ -28,9 +28,9 @@ each. Rank 0 of 1F1B with 4 ranks and 8 microbatches is ``(3, "F"), (5, "F B"), 
     3 times F       5 times F B                                            3 times B
     0F0 0F1 0F2     0F3 0B0  0F4 0B1  0F5 0B2  0F6 0B3  0F7 0B4            0B5 0B6 0B7
 
-A word does not name its microbatch: it takes the next one, in the rank's order of forwards or of
-backwards. The actions are only created on access, so a schedule of a thousand ranks and thousands
-of microbatches costs nothing to make.
+A word does not name its microbatch: it takes the next microbatch in the rank's order of forwards or
+backwards. Actions are created only on access, so a schedule with a thousand ranks and thousands of
+microbatches costs nothing to make.
 
 A schedule contains only the order. The times follow from the costs: the executor runs a schedule,
 ``evaluate`` and ``simulate_schedule`` time it, ``plot_schedule`` draws it.
@@ -157,7 +157,7 @@ Columns = tuple[Any, Any, Any]
 
 
 class Order(NamedTuple):
-    """The order in which a rank takes the microbatches of some stages.
+    """The order in which a rank processes the microbatches of some stages.
 
     Each round of microbatches goes through all stages.
 
@@ -171,15 +171,15 @@ class Order(NamedTuple):
 
     @classmethod
     def of_stage(cls, stage: int, num_microbatches: int) -> Order:
-        """Returns the order of one stage: microbatch after microbatch."""
+        """Returns the order of one stage, microbatch by microbatch."""
         return cls((stage,), (range(num_microbatches),))
 
     def reverse_stages(self) -> Order:
-        """Returns the order with the last stage first."""
+        """Returns the same order, but with the last stage first."""
         return Order(self.stages[::-1], self.rounds)
 
     def list_places(self) -> tuple[Any, Any]:
-        """Returns the stages and the microbatches, int32 arrays of one length."""
+        """Returns the stages and the microbatches, as int32 arrays of equal length."""
         stage = [
             np.repeat(np.asarray(self.stages, dtype=np.int32), len(each)) for each in self.rounds
         ]
@@ -277,7 +277,7 @@ class PhasedRows(Sequence[tuple["Action", ...]]):
         return len(self.rows)
 
     def __getitem__(self, rank: Any) -> Any:
-        """Returns a rank's actions, or for a slice the actions of several ranks."""
+        """Returns a rank's actions or, for a slice, the actions of several ranks."""
         return (
             tuple(row.actions for row in self.rows[rank])
             if isinstance(rank, slice)
@@ -303,12 +303,12 @@ class PhasedRows(Sequence[tuple["Action", ...]]):
 class Schedule:
     """The actions of each rank of a pipeline, in order.
 
-    Any lists make a ``Schedule``; ``validate`` checks whether they can work.
+    You can make a ``Schedule`` from any lists; ``validate`` checks whether they can work.
 
     Attributes:
         name: a name, for example ``1f1b``.
         num_microbatches: the number of microbatches in a step.
-        stage_ranks: for each stage, the rank that has it.
+        stage_ranks: for each stage, the rank that holds the stage.
         actions: for each rank, its actions in order.
 
     Example:
@@ -343,7 +343,7 @@ class Schedule:
         )
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
-        """Returns the stages that a rank has, in the order of the model."""
+        """Returns a rank's stages, in the order of the model."""
         return tuple(stage for stage, owner in enumerate(self.stage_ranks) if owner == rank)
 
 
@@ -354,7 +354,7 @@ def phased(
     stages: Sequence[Sequence[int]],
     num_played: int | None = None,
 ) -> Schedule:
-    """Returns a schedule whose ranks do these phases.
+    """Returns a schedule whose ranks perform these phases.
 
     Each stage takes one microbatch after another.
 
@@ -415,7 +415,7 @@ def from_text(text: str, *, name: str = "own") -> Schedule:
         The schedule. Use ``validate`` to check whether it can work.
 
     Raises:
-        ScheduleError: a line or an action is invalid, or a stage is on two ranks or missing; the
+        ScheduleError: a line or an action is invalid, or a stage is missing or on two ranks; the
             message gives the row and the column.
 
     Example:
@@ -469,7 +469,7 @@ def from_csv(text: str, *, name: str = "own") -> Schedule:
         The schedule. Use ``validate`` to check whether it can work.
 
     Raises:
-        ScheduleError: a cell is not an action, or a stage is on two ranks or missing; the message
+        ScheduleError: a cell is not an action, or a stage is missing or on two ranks; the message
             gives the row and the column.
 
     Example:
@@ -524,7 +524,7 @@ def _from_cells(rows: Iterable[list[str]], name: str) -> Schedule:
 
 
 def _read_cell(cell: str, where: str) -> list[Action]:
-    """Returns the actions of a cell: one action, or none if it is empty or about shards."""
+    """Returns a cell's actions: one action, or none if the cell is empty or concerns shards."""
     if not cell or _SHARDING.fullmatch(cell):
         return []
     if cell.endswith("OVERLAP_F_B"):
@@ -543,7 +543,7 @@ _MOST_FORWARDS: Final = 10**8  # over all microbatches and stages; a limit for m
 
 
 def check_counts(num_ranks: int, num_microbatches: int, num_chunks: int = 1) -> None:
-    """Raises ArgumentError for a count that is not an integer, or less than 1."""
+    """Raises ArgumentError for a count that is not an integer, or is less than 1."""
     counts = {
         "num_ranks": num_ranks,
         "num_microbatches": num_microbatches,
