@@ -46,7 +46,7 @@ SHOWN = {  # by page: patterns that its cells must print
     ],
     "docs/how-to/figures": [r"wrote figures/ring\.pdf", r"wrote figures/timeline\.pdf"],
     "docs/how-to/hangs": [
-        r"deadlock: ranks [\d, and]+ wait for each other\.\n  .* at train\.py:7",
+        r"deadlock: ranks [\d, and]+ wait for each other\.\s+rank .* at train\.py:7",
         r"wrote waits\.png",
         "Deadlock tag_mismatch",
     ],
