@@ -24,7 +24,7 @@ PATTERNS = {
     r" (?:what|which|how|where|who|whose|when|why|whether)\b": "report, list, describe, show",
     r"\b(?:Returns|Yields|Gives) (?:what|which|how|where|who|when|why)\b": "a noun",
     r"\bTells whether\b": "Returns whether",
-    r"\b(?:[Nn]obody|[Ss]omebody|[Ww]hoever)\b": "rank, process or user",
+    r"(?i:\b(?:nobody|somebody|whoever)\b)": "rank, process or user",
     r"\b(?:[Bb]eside|[Ll]ikewise|[Aa]new|in vain|by turns)\b": "next to, also, again",
     r"\b(?:stands?|stood) (?:in|under|there|alone|beside)\b": "is, or is listed",
     r",? too[.;:)]": "also",
