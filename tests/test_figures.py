@@ -44,7 +44,7 @@ def test_the_figures_are_up_to_date_and_one_that_is_not_is_named(
     monkeypatch.setattr(make, "FIGURES", (*make.FIGURES, missing))
     assert make.main(["--check"]) == 1
     (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith("figures/missing.png must be")
+    assert line.startswith("figures/missing.png")
 
 
 def test_every_figure_is_described_and_every_trace_is_used(make: ModuleType) -> None:
