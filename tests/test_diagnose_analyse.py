@@ -61,8 +61,10 @@ def calls(rank: int, op: str, *entered: tuple[int, str]) -> RankSnapshot:
 def makes(
     rank: int, members: tuple[int, ...], *entered: tuple[int, tuple[int, ...]]
 ) -> RankSnapshot:
-    others = tuple(Operation(other, "new_group", shape=theirs) for other, theirs in entered)
-    mine = Operation(rank, "new_group", shape=members)
+    others = tuple(
+        Operation(other, "new_group", dtype="ranks", shape=theirs) for other, theirs in entered
+    )
+    mine = Operation(rank, "new_group", dtype="ranks", shape=members)
     return waits(OpenOperation(mine, WORLD, awaited=True, entered=others))
 
 
@@ -256,7 +258,9 @@ def test_the_plainest_mismatch_of_a_circle_is_named() -> None:
     second = waits(post(1, "isend", 0, tag=8, awaited=False), post(1, "recv", 0, tag=2))
     words = said(first, second)
     assert words.startswith(
-        "tag mismatch: rank 0 sends with tag 1, but rank 1 receives with tag 2."
+        "tag mismatch: rank 0 sends with tag 1, but rank 1 receives with tag 2.\n"
+        "  rank 0 posted send to 1 (tag 1)\n"
+        "  rank 1 posted recv from 0 (tag 2)\n"
     )
 
 
@@ -264,7 +268,8 @@ def test_another_group_than_that_of_a_rank_that_has_left() -> None:
     words = said(LEFT, makes(1, (0, 1, 2), (0, (0, 1))), RUNS)
     assert words.startswith(
         "group order mismatch: the ranks create different groups as group number 1.\n"
-        "  rank 1 calls new_group"
+        "  rank 1 calls new_group (ranks[0,1,2])\n"
+        "  rank 0 calls new_group (ranks[0,1])\n"
     )
 
 
