@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import functools
 import queue
-import sys
 import threading
 import time
 from collections import defaultdict
@@ -38,6 +37,7 @@ from ringsim.comm.bootstrap import leave_thread
 from ringsim.comm.calls import METHODS, Reading, find_tensors
 from ringsim.comm.torch_private import Hook, keys_below_backend_select, tree_leaves
 from ringsim.traces.events import ERROR, NONE, OK
+from ringsim.traces.frames import current_frames
 from ringsim.traces.recorder import Recorder
 
 __all__ = ["Dispatcher", "Issued", "LateWaits", "get_dispatcher"]
@@ -360,7 +360,7 @@ class LateWaits:
 
         Python functions called by C++ do not count as a return.
         """
-        frame = sys._current_frames().get(call.thread)
+        frame = current_frames().get(call.thread)
         while frame is not None and _where(frame) != call.frame:
             frame = frame.f_back
         return frame is not None and self._blocks[call.thread] == call.blocks

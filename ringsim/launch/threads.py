@@ -22,6 +22,7 @@ from types import FrameType
 from typing import Final, NamedTuple
 
 from ringsim.state import OUR_THREADS
+from ringsim.traces.frames import current_frames
 from ringsim.traces.sites import CallSites
 
 __all__ = ["Place", "Threads", "find_place", "list_threads", "waits_without_end"]
@@ -71,7 +72,7 @@ def list_threads() -> Threads:
     busy: list[int] = []
     idle: dict[int, Place | None] = {}
     timed: list[int] = []
-    for ident, frame in sys._current_frames().items():
+    for ident, frame in current_frames().items():
         thread = known.get(ident)
         if ident == threading.get_ident() or (
             thread is not None and thread.name.startswith(OUR_THREADS)
@@ -100,7 +101,7 @@ def list_threads() -> Threads:
 
 def find_place() -> Place | None:
     """Returns the file and line of the user's program that the main thread is executing."""
-    frame = _make_sites().find(sys._current_frames().get(threading.main_thread().ident or 0))
+    frame = _make_sites().find(current_frames().get(threading.main_thread().ident or 0))
     return None if frame is None else _place(frame)
 
 

@@ -62,6 +62,7 @@ from ringsim.simulator.world import Worlds
 from ringsim.state import RankState, enter_rank, get_state, simulated_states
 from ringsim.traces.cells import rename_file, rename_places
 from ringsim.traces.findings import Diagnosis, Edge, Finding, lines_text
+from ringsim.traces.frames import current_frames
 from ringsim.traces.recorder import Recorder
 from ringsim.traces.value import Trace
 
@@ -425,7 +426,7 @@ class _Simulation:
 
     def _find_place(self, rank: SimulatedRank) -> str:
         """Returns the file and line of the program where a rank waits."""
-        frame = self._recorder.sites.find(rank.stack.find_frame(sys._current_frames()))
+        frame = self._recorder.sites.find(rank.stack.find_frame(current_frames()))
         return "" if frame is None else place_text((frame.f_code.co_filename, frame.f_lineno))
 
     def _give_up(self, ranks: Sequence[SimulatedRank]) -> None:
@@ -452,7 +453,7 @@ class _Simulation:
         open_meetings = (team.meetings.open for team in self._worlds.teams if team.meetings)
         parts = [part for meetings in open_meetings for met in meetings.values() for part in met]
         parts += [part for part in self._worlds.makings if part.waiting]
-        frames = sys._current_frames()
+        frames = current_frames()
         for each in (*messages, *parts):
             rank: Any = each.rank
             frame = rank.stack.find_frame(frames) if each.waiting else None

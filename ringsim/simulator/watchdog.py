@@ -10,7 +10,6 @@ not affected.
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 import traceback
@@ -24,6 +23,7 @@ import torch
 from ringsim.launch.threads import waits_without_end
 from ringsim.simulator.clock import Clock, Rank
 from ringsim.state import OUR_THREADS
+from ringsim.traces.frames import current_frames
 
 __all__ = ["watch"]
 
@@ -61,7 +61,7 @@ def _used_time(thread: int) -> tuple[str, ...]:
 
 
 def _frame_of(thread: int) -> FrameType | None:
-    return sys._current_frames().get(thread)
+    return current_frames().get(thread)
 
 
 def _is_stuck(rank: Rank) -> bool:

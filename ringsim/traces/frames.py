@@ -1,0 +1,38 @@
+"""The frames that the threads of this process execute, read without a deadlock.
+
+Before Python 3.12, ``sys._current_frames`` creates objects while it holds a lock of the
+interpreter. This may start the garbage collector, and a finalizer may then let a different thread
+run. If that thread needs the same lock, because it starts a thread or ends, the whole process
+stands still, signal handlers included.
+
+Source: https://github.com/python/cpython/issues/106883
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+from types import FrameType
+from typing import Final
+
+__all__ = ["current_frames"]
+
+_PAUSE: Final = threading.RLock()  # so that no thread resumes the collector for another thread
+
+
+def current_frames() -> dict[int, FrameType]:
+    """Returns the innermost frame of each thread, by ``threading.get_ident()``.
+
+    The garbage collector pauses meanwhile if this Python version needs it.
+    """
+    if sys.version_info >= (3, 12):
+        return sys._current_frames()
+    with _PAUSE:
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            return sys._current_frames()
+        finally:
+            if collects:
+                gc.enable()
