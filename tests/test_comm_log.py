@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -85,6 +86,21 @@ def test_only_first_operations_leave_no_steady_state() -> None:
     assert math.isnan(row.algbw_gb_per_s)
     (line,) = (line for line in str(table).splitlines() if line.startswith("send"))
     assert line.split()[-3:] == ["-", "-", "-"]
+
+
+def test_a_simulated_log_waits_for_no_rank_in_real_time() -> None:
+    """Rank 0 must give way to the others, which read its table."""
+
+    def took_s(run: Callable[[], Any]) -> float:
+        began_s = time.perf_counter()
+        run()
+        return time.perf_counter() - began_s
+
+    def plain() -> Any:
+        return ringsim.simulate(pass_on, world_size=RANKS, link=LINK)
+
+    plain()  # the first simulation also loads torch
+    assert took_s(lambda: log_of(pass_on)) < 20 * took_s(plain)
 
 
 def reduce_sooner() -> None:

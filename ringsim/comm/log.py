@@ -29,6 +29,7 @@ hangs, or has done more operations than the others, does not block their log::
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import io
@@ -610,7 +611,7 @@ def _gather(default: Store, mine: Logged, rank: int, world_size: int) -> LogTabl
     entered = default.add(f"ringsim/log/entered/{rank}", 1)
     store: Any = PrefixStore(f"ringsim/log/{entered}", default)
     if rank == 0:
-        logs, late = [mine], []
+        logs, late, readers = [mine], [], []
         deadline = time.monotonic() + _WAIT_S
         for other in range(1, world_size):
             try:
@@ -620,16 +621,16 @@ def _gather(default: Store, mine: Logged, rank: int, world_size: int) -> LogTabl
                 continue
             logs.append(_unpack(store.get(str(other))))
             store.delete_key(str(other))
+            readers.append(f"read by {other}")
         missing = f"ranks {late} had not called log_summary {_WAIT_S:g} s after rank 0"
         table = _make_table(logs, world_size, [missing] if late else [])
         store.set("table", table.to_json())
-        deadline = time.monotonic() + _READERS_S
-        readers = len(logs) - 1
-        while (read := store.add("read", 0)) < readers and time.monotonic() < deadline:
-            time.sleep(0.001)
-        if read == world_size - 1:
-            store.delete_key("table")
-            store.delete_key("read")
+        with contextlib.suppress(RuntimeError):  # a rank that has ended does not read
+            for reader in readers:
+                store.wait([reader], timedelta(seconds=_READERS_S))
+            if not late:
+                for key in ("table", *readers):
+                    store.delete_key(key)
         return table
     store.set(str(rank), _pack(mine))
     try:
@@ -641,7 +642,7 @@ def _gather(default: Store, mine: Logged, rank: int, world_size: int) -> LogTabl
         )
         return _make_table([mine], world_size, [note])
     table = LogTable.from_json(store.get("table"))
-    store.add("read", 1)
+    store.set(f"read by {rank}", "")
     return table
 
 
