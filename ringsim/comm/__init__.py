@@ -62,12 +62,14 @@ if TYPE_CHECKING:
 
 _register_mpi()
 # the functions of the installed torch; type checkers and editors get the names from above
-globals().update(_FUNCTIONS)
-globals().update(_MANAGING)
+_TIMED = {**_FUNCTIONS, **_MANAGING}
 
 
 def __getattr__(name: str) -> Any:
-    """Returns the current backend for ``cdb``, and torch's own object for any other name."""
+    """Returns a timed function, the current backend for ``cdb``, or torch's own object."""
+    if name in _TIMED:
+        globals()[name] = _TIMED[name]  # so that the next use does not call this function
+        return _TIMED[name]
     if name == "cdb":
         return _current_backend()
     if name.startswith("__"):  # Python inspects the module
@@ -87,7 +89,7 @@ def __dir__() -> list[str]:
         for name, value in globals().items()
         if str(getattr(value, "__module__", "")).startswith("ringsim.")
     }
-    return sorted(name for name in {*own, *dir(_torch), "cdb"} if not name.startswith("_"))
+    return sorted(name for name in {*own, *_TIMED, *dir(_torch), "cdb"} if not name.startswith("_"))
 
 
 __all__ = __dir__()  # for `from ringsim.comm import *`
