@@ -2,8 +2,8 @@
 
 A check runs a student's function on new ranks, with random sizes and data, and judges the trace and
 the results; ``diagnose`` judges a reader's diagnosis of a trace. A check always returns, and never
-raises an error for a wrong answer. An answer that computes forever has failed; one that sleeps for
-long, or does not get enough CPU time, is *undecided*. No answer fails because the machine is busy::
+raises an error for a wrong answer. An answer that computes forever fails. An answer that sleeps for
+long, or does not get enough CPU time, is *undecided*. A busy machine never makes an answer fail::
 
     check.hello(sum_share)             notebooks/00_four_processes: add up a share on each rank
     check.pair_groups(pair_groups)     notebooks/01_ring: list the pairs of ranks of a ring
@@ -41,7 +41,7 @@ long, or does not get enough CPU time, is *undecided*. No answer fails because t
     check.patient(name)                notebooks/09_diagnose: not a check, but a trace to diagnose,
                                        a different one for each name
 
-The module ``examination`` is shared by all checks; each other module belongs to one lesson.
+All checks share the module ``examination``; every other module belongs to one lesson.
 
 Example:
     >>> from ringsim import check

@@ -67,10 +67,11 @@ class Case(NamedTuple):
 def patient(name: str) -> Trace:
     """Returns the trace of a faulty pipeline, to diagnose with ``check.diagnose``.
 
-    The run is on a virtual clock, and always the same for a name.
+    The run uses a virtual clock, and is always the same for a given name.
 
     Args:
-        name: any text of your own, such as your name; add a number or a date for another patient.
+        name: any text of your own, such as your name; add a number or a date for a different
+            patient.
 
     Raises:
         ArgumentError: the name is not a string, or is empty.

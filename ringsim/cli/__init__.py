@@ -107,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         options, unknown = make_parser().parse_known_args(argv)
         if unknown:
-            # the command's parser, whose help lists the options that may have been meant
+            # the command's parser, whose help lists the options that the user may have meant
             options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
         code: int = options.run(options)
     except ArgumentError as error:

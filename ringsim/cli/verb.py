@@ -98,7 +98,8 @@ def check_ending(option: str, file: Path, endings: Iterable[str]) -> None:
     """Raises ArgumentError if an option cannot write files with this extension."""
     if file.suffix not in endings:
         raise ArgumentError(
-            f"the file of {option} must end in {' or '.join(endings)}, got {str(file)!r}."
+            f"the file for {option} must end in {' or '.join(endings)}, got {str(file)!r}. Change "
+            "its extension."
         )
 
 
@@ -114,7 +115,7 @@ def make_directory(path: Path) -> None:
 
 
 def write_picture(axes: Axes, file: Path) -> None:
-    """Writes the figure of some axes, closes it, and prints its path.
+    """Writes the figure that contains some axes, closes the figure, and prints the file's path.
 
     The path's directory is created if necessary.
 
