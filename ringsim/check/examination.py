@@ -641,7 +641,8 @@ def judge_counts(
 def judge_unmatched(trace: Trace, hint: str = "Use the same tag on both sides, or no tag.") -> None:
     """Raises ``Wrong`` unless every send met its recv."""
     if trace.unmatched:
-        raise Wrong(f"Every send needs a recv, but {trace.unmatched[0]!r}.", hint)
+        operation = repr(trace.unmatched[0]).replace(": ", "'s ", 1)
+        raise Wrong(f"Every send needs a recv, but {operation}.", hint)
 
 
 class Task(NamedTuple):

@@ -10,10 +10,10 @@ of open operations, not on the length of the run::
                          dropped, counted  kept: the k-th matches the k-th, whatever was dropped
                                            from both sides
 
-A recv from any source and one from a particular rank, both open under the same tag, may get the
-same message. The record shows which of them got it only after the former is done. Until then, each
-may still get it, unless the snapshot is *settled*: no message is in flight, so a rank that still
-waits did not get it.
+A recv from any source and a recv from a particular rank may get the same message if both are open
+under the same tag. The record shows which recv got the message only after the recv from any source
+is done. Until then, either may still get the message, unless the snapshot is *settled*: then no
+message is in flight, so a rank that still waits did not get it.
 """
 
 from __future__ import annotations
@@ -84,17 +84,17 @@ class OpenOperation:
             destination, tag), or among its rank's collectives on the group. 0 for a recv from any
             source.
         counterparts: the number of operations on the other side that may match this one or those
-            before it on its channel. A send may also match its peer's open recvs from any source.
-            A recv from any source may match each send that no recv has got for certain, less one
-            for each such recv before it. Not for collectives.
-        contested: the number of these that other recvs may have got instead, because of a recv from
-            any source whose message is unknown.
-        taken: whether others have got so many of them that none is left for this one; only if no
-            message is in flight.
+            before it on its channel. A send may also match its peer's open recvs from any source. A
+            recv from any source may match each send that no recv has got for certain, less one for
+            each such recv before it. Unused for collectives.
+        contested: the number of ``counterparts`` that other recvs may have received instead,
+            because it is unknown which message a recv from any source received.
+        taken: whether other recvs received so many counterparts that none is left for this
+            operation; set only if no message is in flight.
         thread: the number of the thread that posted it; a waiting thread does not block others.
         entered: for a collective, the operations that members posted as their ``index``-th
-            collective on the group; missing members have not. If all members share one tuple, they
-            are examined together.
+            collective on the group; missing members have posted no such operation. Members that
+            share one tuple are examined together.
     """
 
     operation: Operation
@@ -128,8 +128,8 @@ class RankSnapshot:
             "failed": it raised. "killed": its process died. In all other states, it can continue.
         posted: the operations that are posted but not done.
         end: further facts about the rank's end, or about its activity.
-        refused: its latest messages that raised instead of being posted, each with the ``index``
-            that it would have had.
+        refused: its latest messages that raised an error instead of being posted, each with the
+            ``index`` that it would have had.
         last: the last operation that the rank posted, if it is gone.
     """
 
@@ -409,8 +409,8 @@ class SnapshotBuilder:
         Args:
             events: the result of ``events``, with nothing added since.
             calls: the collectives among the events.
-            done: a mask of the operations to drop. They are pairs of a send and its recv, or calls
-                with all members, the earliest of their channel or group.
+            done: a mask of the operations to drop. They must be pairs of a send and its recv, or
+                calls with all members, and the earliest on their channel or group.
         """
         # one for each pair or call
         leaving = np.concatenate(
@@ -439,14 +439,14 @@ def snapshot_of_events(
 ) -> Snapshot:
     """Returns a snapshot of the last moment of a finished, failed or loaded trace.
 
-    If the last operation of a thread ended with an error while the rank waited for it, it still
-    counts as awaited: its wait was ended because it would not end by itself.
+    If the last operation of a thread ended with an error while the rank waited for it, the
+    operation still counts as awaited, because the wait would not have ended by itself.
 
     Args:
         events: the recorded events.
         world_size: the number of ranks, including ranks without an event.
-        ends: the known ends by rank, as returned by ``read_ends``; for the other ranks, and for
-            those that were "running", the events show whether they are blocked.
+        ends: the known ends by rank, as returned by ``read_ends``; for other ranks, and for ranks
+            that were "running", the events show whether they are blocked.
         end_ns: the end of the waiting; by default, the last recorded time.
 
     Example:
@@ -599,8 +599,8 @@ def read_ends(metadata: Mapping[str, Any], world_size: int) -> dict[int, End]:
     The metadata may come from an untrusted file, so invalid entries are ignored.
     ``metadata["ends"]`` is a list of ``{"rank": 2, "state": "failed", "about": "raised ValueError:
     ...", "error": "ValueError", "at_ns": 70_000}``, some with "how". A rank that was ended from
-    outside is "running" or "stopped", and ``about`` describes its activity. A rank whose error only
-    follows from another rank's has no entry.
+    outside is "running" or "stopped", and ``about`` describes its activity. A rank has no entry if
+    its error only follows from another rank's error.
 
     Example:
         >>> read_ends(
@@ -636,7 +636,7 @@ def read_ends(metadata: Mapping[str, Any], world_size: int) -> dict[int, End]:
 def read_end_ns(metadata: Mapping[str, Any]) -> int | None:
     """Returns the end of all waiting, in ns from the start of the run.
 
-    It is the time of the decision to end the ranks, or the end of the run.
+    This is the time of the decision to end the ranks, or the end of the run.
 
     Example:
         >>> (
@@ -769,7 +769,7 @@ def _count_channels(events: Events) -> tuple[Ints, Ints, Ints]:
 
 
 def _place_of_refused(events: Events, event: int) -> int:
-    """Returns the number of earlier operations on the channel of a refused one."""
+    """Returns the number of earlier operations on the channel of a refused operation."""
     same = [
         column[:event] == column[event]
         for column in (events.rank, events.kind, events.group, events.peer, events.tag)

@@ -1,10 +1,10 @@
 """The wait-for analysis: finds the ranks that can never continue.
 
-It is a pure function of the posted operations at one moment. A Gloo send of any size returns only
-after its recv is posted, so a rank that waits for an unmatched operation continues only if its peer
-acts, and the peer can act only if it is not itself blocked. Starting from the ranks that are not
-blocked, each rank that can still be helped is set free. The remaining ranks can never continue,
-whatever the others do::
+The analysis is a pure function of the posted operations at one moment. A Gloo send of any size
+returns only after its recv is posted, so a rank that waits for an unmatched operation continues
+only if its peer acts, and the peer can act only if it is not itself blocked. Starting from the
+ranks that are not blocked, each rank that can still be helped is set free. The remaining ranks can
+never continue, whatever the others do::
 
     free      ranks that are not blocked
     repeat    a blocked rank is set free when all operations that one of its threads waits for
@@ -16,7 +16,7 @@ whatever the others do::
                                                            (AND)
 
 Source:
-    The fixpoint is that of T. Hilbrich et al., "Distributed wait state tracking for runtime MPI
+    The fixpoint comes from T. Hilbrich et al., "Distributed wait state tracking for runtime MPI
     deadlock detection", 2013 (AND/OR wait-for graphs of MUST). It is exact here, because Gloo's
     messages are not buffered.
 """

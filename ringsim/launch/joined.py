@@ -1,8 +1,8 @@
 """Watches the ranks of a ``with ringsim.trace(path)`` block, and records their ends.
 
-The lowest rank in the block watches the directory of the parts from a thread: first rank 0, and
-after it has left or died, the next one. Each rank listens on a named pipe there, which costs almost
-nothing while no rank writes to it. A pipe without a listener means that its rank is gone::
+The lowest rank in the block watches the directory of the parts from a thread: first rank 0 and,
+after rank 0 has left or died, the next rank. Each rank listens on a named pipe there, which costs
+almost nothing while no rank writes to it. A pipe without a listener means that its rank is gone::
 
     rank 0, a thread                                    rank r, a thread
     ----------------                                    ----------------
@@ -43,7 +43,7 @@ from ringsim.launch.watcher import LiveRecords, Watcher
 from ringsim.state import OUR_THREADS
 from ringsim.traces.recorder import Recorder
 
-# messages posted before the block are not in the parts: give them time to arrive
+# messages posted before the block are not in the parts, so they need time to arrive
 SETTLE_S: Final = 0.5
 TAKE_OVER_S: Final = 1.0  # time between two checks that a rank watches
 _BYE: Final = "bye"
@@ -147,7 +147,7 @@ class JoinedWatch:
     def stands(self) -> str | None:
         """Returns a text for the state of this host's ranks, if all of them are at a standstill.
 
-        "" if a rank may continue, or None if another rank watches them.
+        Returns "" if a rank may continue, or None if another rank watches them.
         """
         if self._watcher is None:
             return None
@@ -186,7 +186,8 @@ class JoinedWatch:
             verdict = read_verdict(self._directory)
             why = verdict.diagnosis if verdict is not None else ""
             sys.stderr.write(
-                f"[rank {self._rank}] ended, because its wait cannot end otherwise. {why}\n"
+                f"[rank {self._rank}] ended by ringsim, because its wait could not end otherwise. "
+                f"{why}\n"
             )
             sys.stderr.flush()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -259,7 +260,7 @@ def _state_of(pid: int | None, ended: bool) -> str:
 
 
 def _make_pipe(path: Path) -> int:
-    """Creates a named pipe, replacing one of an earlier run.
+    """Creates a named pipe, replacing a pipe from an earlier run.
 
     Returns a descriptor that never reads an end of file.
     """

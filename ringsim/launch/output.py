@@ -31,7 +31,7 @@ class RankOutput:
 
     @property
     def text(self) -> str:
-        """All that the rank has printed, hidden text included."""
+        """All text that the rank has printed, including hidden text."""
         return "".join(self._kept)
 
     def follow(self, *, last: bool = False) -> None:
@@ -62,6 +62,6 @@ class RankOutput:
         try:
             for line in lines:
                 sys.stdout.write(f"{self._tag}{line}\n")
-            sys.stdout.flush()  # otherwise, a pipe would get it late
+            sys.stdout.flush()  # otherwise, a pipe would receive it late
         except (OSError, ValueError, AttributeError):  # no reader, a full disk, or a closed stream
             self._show = False

@@ -386,9 +386,8 @@ def _write_result(result: Any, config: RankConfig) -> list[tuple[int, int]]:
         return write_result(result, config.file("result"))
     except OSError as error:
         raise RingError(
-            f"cannot write the result of the worker to the run's directory: {error} (rank "
-            f"{config.rank} of {config.world_size}). Free some space, or set TMPDIR to another "
-            "directory."
+            f"cannot write the worker's result to the run's directory: {error} (rank {config.rank} "
+            f"of {config.world_size}). Free some space, or set TMPDIR to another directory."
         ) from None
     except Exception as error:
         where = f"rank {config.rank} of {config.world_size}"

@@ -27,9 +27,7 @@ from ringsim.traces.value import Trace
 
 __all__ = ["is_replaying", "name_run", "refuse", "replay", "write_run"]
 
-_NOTE: Final = (
-    "recorded on the machine that is named: RINGSIM_REPLAY is set, and nothing runs here."
-)
+_NOTE: Final = "recorded on the named machine: RINGSIM_REPLAY is set, so nothing runs here."
 
 
 def is_replaying() -> bool:
@@ -104,15 +102,15 @@ def replay(name: str) -> Trace:
         The trace, with results and output.
 
     Raises:
-        RingError: no record exists, or the recorded run failed: then this is the run's own error,
-            with the trace and the diagnosis.
+        RingError: no record exists, or the recorded run failed. In the latter case, this is the
+            run's own error, with the trace and the diagnosis.
     """
     with (
         as_file(files("ringsim") / "lessons" / "data" / "runs.zip") as path,
         zipfile.ZipFile(path) as archive,
     ):
         if f"{name}.json" not in archive.namelist():
-            refuse("cannot replay a call that is not an unchanged cell of a lesson")
+            refuse("cannot replay a call that is not in an unchanged cell of a lesson")
         told = json.loads(archive.read(f"{name}.json"))
         with tempfile.TemporaryDirectory() as directory:
             trace = load(archive.extract(f"{name}.ringtrace", directory))

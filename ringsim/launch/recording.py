@@ -113,19 +113,19 @@ class _Block:
 
 
 class Recording:
-    """A ``with`` block that records ranks that already run.
+    """A ``with`` block that records ranks that are already running.
 
-    Every rank of the default process group enters and leaves the block at its own time. Blocks may
-    be nested and repeated; an inner block, or one inside a run of ``ringsim.trace(worker)``, saves
-    the operations posted within it. If the block raises, the trace is still saved, and the
-    exception propagates.
+    Every rank of the default process group enters and leaves the block at its own time. You can
+    nest and repeat blocks. An inner block, or a block inside a run of ``ringsim.trace(worker)``,
+    saves the operations posted within it. If the block raises an exception, the trace is still
+    saved, and the exception propagates.
 
     Args:
-        path: the file that rank 0 writes, usually ``*.ringtrace``; the same on every rank. An
-            existing file is replaced, unless torchrun may restart the ranks: then each attempt has
-            its own file, ``run.1.ringtrace`` after ``run.ringtrace``.
-        check: the mistakes that raise an error (see ``ringsim.trace``); the setting of an enclosing
-            block or run takes precedence.
+        path: the file that rank 0 writes, usually ``*.ringtrace``; the path must be the same on
+            every rank. An existing file is replaced, unless torchrun may restart the ranks. In that
+            case, each attempt has its own file: ``run.1.ringtrace`` follows ``run.ringtrace``.
+        check: the mistakes that raise an error (see ``ringsim.trace``); an enclosing block or run
+            takes precedence.
 
     Example:
         >>> import torch.distributed as dist
@@ -158,7 +158,7 @@ class Recording:
         """The trace of all ranks, on rank 0 after the block.
 
         Raises:
-            RingError: this is another rank, or the block has not ended.
+            RingError: this is not rank 0, or the block has not ended.
         """
         block, path = self._block, self.written
         if path is None:
@@ -291,7 +291,7 @@ class Recording:
     ) -> RingError | None:
         """On rank 0, collects the parts of all ranks and writes the file.
 
-        Returns the error of mismatched operations, if there are any.
+        Returns the error for mismatched operations, or None if there are none.
         """
         keys, directory, notes = block.keys, block.directory, list[str]()
         try:
@@ -332,9 +332,9 @@ class Recording:
         return mismatch
 
     def _find_mismatch(self, block: _Block) -> RingError | None:
-        """Returns the error of mismatched operations in a block that all ranks have left.
+        """Returns the error for mismatched operations in a block that all ranks have left.
 
-        None if the ranks have already raised it.
+        Returns None if the ranks have already raised it.
         """
         records = LiveRecords(block.directory, block.world_size)
         if self._watch is not None and (verdict := read_verdict(block.directory)) is not None:
@@ -446,8 +446,8 @@ def _agree_on_attempt(keys: Store, path: Path, rank: int, world_size: int) -> in
     if found is None:
         raise RingError(
             f"rank 0 did not enter the recorded block within {WAIT_S:.0f} s of rank {rank} of "
-            f"{world_size}, in a job that may be restarted. Let all ranks enter the block at the "
-            "same place."
+            f"{world_size}, in a job that may be restarted. Enter the block at the same place on "
+            "all ranks."
         )
     return int(found)
 
@@ -506,7 +506,7 @@ def hold_back_sigterm() -> Iterator[threading.Event]:
     """Delays a SIGTERM until the end of the block.
 
     Yields an event that is set when the signal arrives. When one rank has failed, a launcher such
-    as torchrun sends the signal to the others, just when the trace of the failure is being written.
+    as torchrun sends the signal to the others, just while rank 0 writes the trace of the failure.
     """
     came = threading.Event()
     before = signal.getsignal(signal.SIGTERM)

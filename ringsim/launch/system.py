@@ -36,7 +36,7 @@ def look_at(pid: int) -> Process | None:
         with open(f"/proc/{pid}/stat", "rb") as file:
             words = (
                 file.read().rpartition(b")")[2].split()
-            )  # the name before it may have any characters
+            )  # the name before it may contain any characters
     except OSError:
         return None
     # A process that exits closes its connections before it becomes a zombie.

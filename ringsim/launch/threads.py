@@ -1,10 +1,10 @@
 """Inspects the threads of a rank.
 
-It finds the threads that only wait for another one, and the user's lines at which they wait. A rank
-whose threads all wait for each other, or in operations, does nothing more by itself. For waits in
-Python's own modules, the frames show this. For the others, Linux does, because a lock taken by
-``with lock:`` has no frame: the thread sleeps in a system call whose arguments determine what can
-end it.
+It finds the threads that only wait for another thread, and the user's lines at which they wait. A
+rank whose threads all wait for each other, or in operations, does nothing more by itself. For waits
+in Python's own modules, the frames show this. For other waits, Linux shows it, because a lock taken
+by ``with lock:`` has no frame: the thread sleeps in a system call whose arguments determine what
+can end it.
 """
 
 from __future__ import annotations
