@@ -1,4 +1,4 @@
-"""Checks for the lessons' exercises, which judge an answer and explain any mistake.
+"""Checks for the lessons' exercises: they judge an answer and explain any mistake.
 
 A check runs a student's function on new ranks, with random sizes and data, and judges the trace and
 the results; ``diagnose`` judges a reader's diagnosis of a trace. A check always returns, and never

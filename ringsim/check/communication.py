@@ -358,7 +358,7 @@ def _reduce_on_rank(function: Answer, length: int, secret: int) -> tuple[Numbers
 
 
 def _judge_bytes(trace: Trace, size_bytes: int) -> str:
-    """Raises ``Wrong`` unless every rank sent the bytes of the formula; returns the formula."""
+    """Raises ``Wrong`` unless every rank sent the right number of bytes; returns the formula."""
     events, size = trace.events, trace.world_size
     due = 2 * (size - 1) * size_bytes // size
     formula = f"2 * {size - 1}/{size} * {size_bytes} = {due} bytes"

@@ -81,10 +81,11 @@ WIDTH: Final = 6
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CheckResult:
-    """The verdict on one answer, which is true if the answer passed.
+    """The verdict on one answer.
 
-    The verdict is passed, not yet, or undecided. It is undecided if the check stopped an answer
-    that may be right, because the answer slept or the machine was busy.
+    The verdict is passed, not yet, or undecided, and counts as true only if the answer passed. It
+    is undecided if the check stopped an answer that may be right, because the answer slept or the
+    machine was busy.
 
     A notebook shows the verdict as text, followed by a picture of the failed run or of the ranks
     that waited for each other. A terminal shows only the text.
@@ -517,7 +518,7 @@ def plain_tensor(answer: Any) -> tuple[tuple[int, ...], list[float]] | str:
 
 
 def listed(numbers: Iterable[int]) -> str:
-    """Lists numbers in order, for a sentence.
+    """Lists numbers in order, for use in a sentence.
 
     Example:
         >>> listed([3, 1, 2])
@@ -528,7 +529,7 @@ def listed(numbers: Iterable[int]) -> str:
 
 
 def shown(value: Any) -> str:
-    """Returns a value as a short text, for a sentence.
+    """Returns a value as a short text, for use in a sentence.
 
     Example:
         >>> shown(None), shown(3.0), shown([1] * 1000)
@@ -588,7 +589,7 @@ def judge_way(trace: Trace, things: str) -> None:
 
 
 class Side(NamedTuple):
-    """The sends of one rank, or its recvs.
+    """One rank's sends, or its recvs.
 
     Attributes:
         rank: the rank.

@@ -50,7 +50,7 @@ class Data(NamedTuple):
 
 
 def alphabeta(function: Answer, *, seed: int | None = None) -> CheckResult:
-    """Checks a function that fits alpha and beta.
+    """Checks a function that fits alpha and beta to message times.
 
     ``function(sizes_bytes, times_s)`` gets two numpy arrays of the same length, in which each size
     occurs several times. It returns ``(alpha, beta)`` in seconds and seconds per byte, or a

@@ -95,7 +95,7 @@ def take_apart(name: str, source: str) -> Exercise:
 
 
 def _find_check(statement: ast.stmt) -> Any:
-    """Returns a statement's call of a check, or None."""
+    """Returns the check call in a statement, or None."""
     match statement:
         case ast.Expr(ast.Call(ast.Attribute(ast.Name("check"), name)) as call):
             return call if name in check.__all__ else None
@@ -107,7 +107,7 @@ def _takes_seed(checked: str) -> bool:
 
 
 def find_exercises(notebook: Any) -> dict[str, Exercise]:
-    """Returns the exercises of a notebook by the ids of their cells, in order."""
+    """Returns the exercises in a notebook by cell id, in order."""
     cells = (
         cell for cell in notebook.cells if cell.cell_type == "code" and "exercise" in tags_of(cell)
     )

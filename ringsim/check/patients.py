@@ -160,6 +160,6 @@ def _work(case: Case) -> None:
 
 
 def _compute(name: str, microbatch: int, seconds: float) -> None:
-    """Spends the time that a stage's layers take."""
+    """Takes the time that a stage's layers would take."""
     with ringsim.span(name, stage=ringsim.current_ring().rank, microbatch=microbatch):
         ringsim.compute(seconds)

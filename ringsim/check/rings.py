@@ -142,7 +142,7 @@ def _judge_pairs(size: int, answer: Pairs | str) -> None:
 
 
 def _picture(size: int, answer: Pairs) -> Trace | None:
-    """Returns a trace without events that shows the drawable groups of an answer."""
+    """Returns a trace without events that shows an answer's drawable groups."""
     if size == 1:
         return None
     groups = [

@@ -56,7 +56,7 @@ _COUNT_HINT: Final = (
 def no_deadlock(
     function: Answer, *, way: str | None = None, seed: int | None = None
 ) -> CheckResult:
-    """Checks an exchange in which ranks send to the successor and receive from the predecessor.
+    """Checks an exchange: each rank sends to its successor and receives from its predecessor.
 
     ``function(mine)`` gets this rank's tensor, float32 of one dimension, and returns its
     predecessor's tensor, which has the same shape. The check uses rings of 2 to 5 ranks, each with

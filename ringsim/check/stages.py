@@ -190,7 +190,7 @@ def _judge_hand_over(examination: Examination) -> str:
 
 
 def _shape_of(rank: int, secret: int) -> Shape:
-    """Draws a rank's random shape; neighbours differ, and each dimension count occurs early."""
+    """Draws a rank's shape; neighbours' shapes differ in the number of dimensions."""
     draw = random.Random(f"{secret}/{rank}")
     dimensions = 1 + (rank + secret) % _MOST_DIMENSIONS
     return tuple(draw.randrange(2, 8) for _ in range(dimensions))

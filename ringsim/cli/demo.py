@@ -64,7 +64,10 @@ def add_demo(verbs: Verbs[argparse.ArgumentParser]) -> None:
 
 
 def run_demo(options: argparse.Namespace) -> int:
-    """Trains, checks the losses against one process, and draws the run; returns the exit code."""
+    """Trains a model, compares its losses with one process, and draws the run.
+
+    Returns the exit code.
+    """
     import torch
 
     from ringsim.pipeline import compare_losses
@@ -151,7 +154,10 @@ def add_generate(verbs: Verbs[argparse.ArgumentParser]) -> None:
 
 
 def run_generate(options: argparse.Namespace) -> int:
-    """Generates, compares with one process, and draws the run; returns the exit code."""
+    """Generates tokens, compares them with one process, and draws the run.
+
+    Returns the exit code.
+    """
     from ringsim.plot.charts import MeasuredUse, plot_inner_iterations
 
     num_stages = options.ranks
@@ -339,7 +345,7 @@ def make_task() -> Task:
 
 
 def worker(num_steps: int = NUM_STEPS) -> tuple[list[float], list[str]]:
-    """Trains, then writes a few lines.
+    """Trains the model, then writes a few lines of text.
 
     Every rank of a ring calls this worker; rank 0 prints the progress.
 

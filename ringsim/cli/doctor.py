@@ -293,7 +293,7 @@ def _processes() -> tuple[bool, str, str]:
 def backend_facts() -> BackendFacts:
     """Collects the facts about the backends on this machine.
 
-    Starts nothing, and initialises no GPU if torch finds none.
+    This starts no process, and initialises no GPU if torch finds none.
     """
     if importlib.util.find_spec("torch") is None:
         return BackendFacts()
@@ -391,7 +391,7 @@ def backend_criteria(facts: BackendFacts, table: Bandwidths | None = None) -> li
 
 
 def criteria_text(criteria: Sequence[Criterion]) -> str:
-    """Writes the table of criteria as lines of text, one for each backend."""
+    """Returns the criteria as text, with one line for each backend."""
     return "\n".join(
         f"{row.name:16} NCCL (GPU)  {row.nccl}\n{'':16} Gloo (CPU)  {row.gloo}" for row in criteria
     )
@@ -416,7 +416,7 @@ def _between_gpus(facts: BackendFacts) -> str:
 
 
 def _bandwidth(backend: str, facts: BackendFacts, table: Bandwidths | None) -> str:
-    """Returns the measured bandwidth, the published one, or the command that measures it."""
+    """Returns the measured or the published bandwidth, or the command that measures it."""
     measured = None if table is None else _measured(backend, table)
     if measured is not None:
         return measured

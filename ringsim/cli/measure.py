@@ -92,7 +92,7 @@ def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measures the links, prints and writes the table; returns the exit code."""
+    """Measures the links, and prints and writes the table; returns the exit code."""
     for file in options.out:
         check_ending("-o", file, _WAYS)
     table = ringsim.bandwidth(

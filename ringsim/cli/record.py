@@ -1,4 +1,4 @@
-"""``ringsim trace`` and ``merge``: record a script on N ranks, and join parts from hosts."""
+"""``ringsim trace`` and ``merge``: record a script on N ranks, and join recorded parts."""
 
 from __future__ import annotations
 

@@ -39,14 +39,14 @@ class Rule:
 
 
 def at_least(least: int = 0) -> Rule:
-    """Returns the rule for an integer."""
+    """Returns the rule for an integer of at least ``least``."""
     return Rule(
         name_integers(least), lambda value: is_integer(value) and number(least).fits(value), int
     )
 
 
 def number(least: float = 0.0) -> Rule:
-    """Returns the rule for any number."""
+    """Returns the rule for a number of at least ``least``."""
     words = f"a number of at least {least:g}" if least else "a non-negative number"
     return Rule(words, lambda value: is_number(value) and value >= least, float)
 

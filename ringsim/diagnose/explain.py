@@ -1,4 +1,4 @@
-"""``trace.explain()``: the causes of a failed or slow run, found from its trace.
+"""``trace.explain()``: finds the causes of a failed or slow run in its trace.
 
 For a run that finished, it reports slow links between hosts, and ranks that kept others waiting.
 """
@@ -177,7 +177,7 @@ def _find_causes(
 
 
 def _find_untidy(trace: Trace, ends: Mapping[int, End]) -> list[Finding]:
-    """Finds unfinished operations of ranks that returned, and races."""
+    """Finds races, and unfinished operations of ranks that have returned."""
     returned = {
         rank for rank, end in ends.items() if end.state == "exited" and end.how != LEFT_BLOCK
     }
@@ -195,7 +195,7 @@ def _names(findings: Iterable[Finding]) -> list[tuple[str, set[int]]]:
 
 
 def _find_caught(trace: Trace) -> tuple[list[Finding], list[Finding]]:
-    """Returns the findings whose errors the program caught, and the operations it kept retrying.
+    """Returns findings whose errors the program caught, and findings about retried operations.
 
     The metadata may come from an untrusted file.
     """
@@ -258,7 +258,7 @@ def _distinct(causes: Iterable[Finding]) -> list[Finding]:
 
 
 def _under(causes: list[Finding], judged: Sequence[Finding]) -> list[Finding]:
-    """Folds each finding into a cause that names one of the finding's ranks, if any."""
+    """Folds each finding into a cause that involves one of its ranks, if there is one."""
     alone = []
     for one in judged:
         place = next(
@@ -292,13 +292,13 @@ def _restates(failure: Finding) -> bool:
 
 
 def _renamed(finding: Finding) -> Finding:
-    """Returns a finding, with the kind of a failed rendezvous if its error is one."""
+    """Returns a finding, marked as a failed rendezvous if its error is RendezvousFailed."""
     failed = finding.end is not None and finding.end.error == "RendezvousFailed"
     return replace(finding, kind="rendezvous_failed") if failed else finding
 
 
 def _gathered(findings: Sequence[Finding]) -> list[Finding]:
-    """Merges the findings of all ranks that raised MessageMismatch into one."""
+    """Merges the findings of all ranks that raised MessageMismatch into one finding."""
     raised = [one for one in findings if one.end and one.end.error == "MessageMismatch"]
     if not raised:
         return list(findings)

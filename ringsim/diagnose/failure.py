@@ -156,7 +156,7 @@ def text_of(error: BaseException) -> str:
 
 
 def is_internal(filename: str) -> bool:
-    """Returns whether a file belongs to ringsim, torch, its decorators, or Python's startup.
+    """Returns whether a file belongs to ringsim, torch, torch's decorators, or Python's startup.
 
     Example:
         >>> is_internal(__file__), is_internal("/home/me/torch/train.py")
@@ -169,7 +169,7 @@ def is_internal(filename: str) -> bool:
 
 
 def _chain(error: BaseException, *, hidden: bool = True) -> list[BaseException]:
-    """Returns an exception and the ones before it, oldest first.
+    """Returns an exception and the exceptions that led to it, oldest first.
 
     With ``hidden``, the chain includes exceptions that a traceback hides.
     """
@@ -193,7 +193,7 @@ def _root(error: BaseException) -> BaseException | None:
 
 
 def _echo_of(error: BaseException) -> str:
-    """Returns the kind of echo that a single exception is."""
+    """Classifies a single exception as ``PEER``, ``WAIT`` or ``OWN``."""
     if isinstance(error, BaseExceptionGroup):
         kinds = [_echo_of(_chain(one)[0]) for one in error.exceptions]
         return kinds[0] if all(kinds) else OWN
@@ -221,7 +221,7 @@ def _raised_inside(error: BaseException) -> bool:
 
 
 def _was_on_its_way(error: BaseException, later: list[BaseException]) -> bool:
-    """Returns whether later exceptions were raised while this one passed a ``finally``.
+    """Returns whether later exceptions were raised while this one passed through a ``finally``.
 
     An ``__exit__`` counts as a ``finally``.
     """
@@ -573,7 +573,7 @@ def first_failure(reports: Sequence[Report]) -> Report:
 def make_error(
     reports: Sequence[Report], world_size: int, stopped: Sequence[int]
 ) -> errors.RingError:
-    """Creates the single error of a failed run.
+    """Creates the one error that a failed run raises.
 
     Args:
         reports: the reports of the ranks that failed by themselves.
@@ -623,7 +623,7 @@ def make_error(
 
 
 def describe_death(report: Report) -> str:
-    """Describes the death of a process without an exception, with its last output."""
+    """Describes a process that died without an exception, with its last output."""
     last = f". Its last output was:\n{indent(report.printed)}" if report.printed else ""
     return f"its process {report.text}{last}"
 
@@ -660,7 +660,7 @@ def indent(text: str) -> str:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict of a watcher.
+    """A watcher's verdict.
 
     Attributes:
         ranks: the ranks that can never continue, or that have mismatched operations.
@@ -685,7 +685,7 @@ class Verdict:
 
     @property
     def ends(self) -> list[dict[str, Any]]:
-        """The states of the blocked ranks as entries of a trace's metadata, for ``explain``."""
+        """The states of the blocked ranks, as metadata entries for ``explain``."""
         blocked = sorted({*self.waiting, *self.about})
         return [
             {"rank": rank, "state": "blocked", "about": self.about.get(rank, ""), "error": ""}
@@ -694,7 +694,7 @@ class Verdict:
 
     @property
     def error(self) -> RingError:
-        """The error that each of the ranks raises."""
+        """The error that each of these ranks raises."""
         error = impose(self.diagnosis.kind, str(self.diagnosis))
         error.diagnosis = self.diagnosis
         return error
@@ -711,7 +711,7 @@ def error_of_kind(kind: str) -> type[RingError]:
 
 
 def impose(kind: str, text: str) -> RingError:
-    """Returns the error that a rank raises because of other ranks, marked as such."""
+    """Returns an error that is marked as caused by other ranks."""
     error = error_of_kind(kind)(text)
     # its traceback does not show the interrupted wait
     error.imposed = error.__suppress_context__ = True

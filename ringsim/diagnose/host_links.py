@@ -295,7 +295,7 @@ def _find_slow(trace: Trace, ways: Sequence[_Way]) -> list[Finding]:
 
 
 def _median_of_others(ascending: Sequence[int], own: int) -> int | None:
-    """Returns the (lower) median of numbers, leaving one of them out.
+    """Returns the lower median of all numbers except one.
 
     Returns None if there is no other number.
 

@@ -117,7 +117,7 @@ def _collect(trace: Trace) -> _Waits:
 
 
 def _collective_waits(trace: Trace) -> tuple[Ints, Ints, Ints, Ints]:
-    """Returns the waits in complete collectives for the member that arrived last."""
+    """Returns the waits for the last member to arrive in complete collectives."""
     calls, rank = CollectiveCalls.of(trace.events, trace.apart), trace.events.rank
     length, last = wait_for_last(trace.events, trace.apart)[calls.event], calls.last[calls.call]
     some = (length > 0) & (rank[calls.event] != rank[last])
@@ -135,7 +135,7 @@ def _own_time(waits: _Waits, activity: Activity) -> Ints:
 
 
 class _Blame(NamedTuple):
-    """The time that other ranks waited for each busy rank, and the number of waits."""
+    """How long and how often other ranks waited for each busy rank."""
 
     length_ns: Ints
     times: Ints
@@ -390,7 +390,7 @@ class Activity:
         )
 
     def doing(self, rank: int, start_ns: int, end_ns: int) -> str:
-        """Describes the main activity of a rank in an interval.
+        """Describes a rank's main activity during an interval.
 
         For example, "still computing stage 1, microbatch 3".
         """
@@ -404,7 +404,7 @@ class Activity:
         return "busy outside any span"
 
     def in_span(self, rank: int, start_ns: int, end_ns: int) -> str:
-        """Describes the span that a rank was in for most of an interval, or "" if there is none."""
+        """Describes the span that a rank spent most of an interval in, or "" if there is none."""
         events, spans = self._events, self._spans
         mine = spans[events.rank[spans] == rank]
         done = np.where(events.done_ns[mine] == NONE, end_ns, events.done_ns[mine])

@@ -1,4 +1,4 @@
-"""Mistakes that need not block any rank: mismatched or unfinished operations.
+"""Finds mistakes that need not block any rank: mismatched or unfinished operations.
 
 Mismatched messages and collectives may abort a process inside Gloo, but mostly go unnoticed. They
 are found in the records: by the watcher while the ranks run, at the end of a run, and later in any
@@ -135,7 +135,7 @@ def _member_of(events: Events, calls: CollectiveCalls) -> Ints:
 
 
 def _first_marked(marked: Ints, key: Ints) -> Ints:
-    """Marks the rows before the first unmarked row of the same key."""
+    """Marks the rows before the first unmarked row with the same key."""
     place = number_places(key)
     first = np.full(int(key.max(initial=-1)) + 1, len(key), dtype=np.int64)
     np.minimum.at(first, key[~marked], place[~marked])
@@ -238,7 +238,7 @@ def _message_findings(events: Events, send: Ints, recv: Ints) -> tuple[Finding, 
 
 
 def _count_alike(columns: Sequence[Ints]) -> Iterator[tuple[int, int]]:
-    """Yields the first index and the number of each group of equal rows."""
+    """Yields the first index and the size of each group of equal rows."""
     _, first, times = np.unique(np.stack(columns), axis=1, return_index=True, return_counts=True)
     yield from zip(first.tolist(), times.tolist(), strict=True)
 
@@ -293,7 +293,7 @@ def find_collective_mismatches(events: Events) -> tuple[Finding, ...]:
 
 
 class _WrongCall(NamedTuple):
-    """A call of a collective in which members differ, with its place in the group."""
+    """A collective call on which members disagree, with its place among the group's calls."""
 
     place: int
     events: list[int]
@@ -307,7 +307,7 @@ def _call_findings(
     compared: Ints,
     count_before: Callable[[Events, int], int] = lambda _events, _event: 0,
 ) -> tuple[Finding, ...]:
-    """Returns a finding for the first call of each group in which members differ.
+    """Returns a finding for each group's first call on which members disagree.
 
     Only the ``compared`` events count. ``count_before`` returns the number of calls of an event's
     group before those of ``events``.
@@ -434,7 +434,7 @@ def _call_finding(
 
 
 def find_notices(events: Events) -> tuple[Finding, ...]:
-    """Finds operations that were refused at run time, from marks in the trace.
+    """Finds operations that were refused at run time, which marks in the trace show.
 
     Example:
         >>> from ringsim.traces.events import Tables, make_events
@@ -572,7 +572,7 @@ def find_leaks(trace: Trace) -> tuple[Finding, ...]:
 
 
 def find_missing(events: Events) -> tuple[Finding, ...]:
-    """Finds collectives of a finished run that some members never entered.
+    """Finds collectives in a finished run that some members never entered.
 
     No rank is blocked in these operations.
 
@@ -610,7 +610,7 @@ def find_missing(events: Events) -> tuple[Finding, ...]:
 
 
 def find_order_mismatches(snapshot: Snapshot) -> tuple[Finding, ...]:
-    """Finds groups with the same name but different members, if operations wait on them.
+    """Finds groups with waiting operations that have the same name but different members.
 
     The ranks created their groups in different orders.
     """

@@ -161,7 +161,7 @@ class RankSnapshot:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All ranks at one moment."""
+    """The state of all ranks at one moment."""
 
     ranks: tuple[RankSnapshot, ...]
 
@@ -200,7 +200,7 @@ class Snapshot:
 
 
 class Head(NamedTuple):
-    """The progress of a rank, and the slots in which it is blocked.
+    """A rank's progress, and the slots of the operations that block it.
 
     If the heads of two polls are equal, nothing happened in between.
     """
@@ -244,7 +244,7 @@ class _RankRecords:
             self.keep(np.argsort(self.slots))  # another thread may have filled a gap
 
     def keep(self, which: Ints) -> None:
-        """Drops all records that are not kept."""
+        """Keeps only the given records."""
         self.slots, self.records = self.slots[which], self.records[which]
 
     @property
@@ -324,11 +324,11 @@ class SnapshotBuilder:
         its.add(slots, records)
 
     def number_group(self, group: Group) -> int:
-        """Returns the number of a group in the events."""
+        """Returns a group's number in the events."""
         return self._numbers["group"].setdefault(group, len(self._numbers["group"]))
 
     def head(self, rank: int) -> Head:
-        """Returns the progress of a rank."""
+        """Returns a rank's progress."""
         its = self._ranks[rank]
         return Head(
             its.written,
@@ -343,7 +343,7 @@ class SnapshotBuilder:
 
     @property
     def open_bytes(self) -> int:
-        """The known number of bytes in flight."""
+        """The number of bytes in flight, as far as it is known."""
         events = self.events()
         return int(np.maximum(events.size_bytes[events.status == IN_FLIGHT], 0).sum())
 
@@ -437,7 +437,7 @@ def snapshot_of_events(
     *,
     end_ns: int | None = None,
 ) -> Snapshot:
-    """Returns a snapshot of the last moment of a finished, failed or loaded trace.
+    """Returns a snapshot of the end of a finished, failed or loaded trace.
 
     If the last operation of a thread ended with an error while the rank waited for it, the
     operation still counts as awaited, because the wait would not have ended by itself.
@@ -634,7 +634,7 @@ def read_ends(metadata: Mapping[str, Any], world_size: int) -> dict[int, End]:
 
 
 def read_end_ns(metadata: Mapping[str, Any]) -> int | None:
-    """Returns the end of all waiting, in ns from the start of the run.
+    """Returns the time when all waiting ended, in ns from the start of the run.
 
     This is the time of the decision to end the ranks, or the end of the run.
 
@@ -705,7 +705,7 @@ def _without_groups(events: Events, ends: Mapping[int, End]) -> dict[int, End]:
 
 
 def _broken_waits(events: Events, speaks: Ints, thread: Ints) -> Ints:
-    """Marks operations whose wait raised, if their thread did not communicate afterwards."""
+    """Marks operations whose wait raised an error, if their thread then stayed silent."""
     mask: Ints = speaks & (events.status == ERROR) & (events.wait_ns != NONE)
     if mask.any():
         some = np.flatnonzero(speaks)
@@ -717,7 +717,7 @@ def _broken_waits(events: Events, speaks: Ints, thread: Ints) -> Ints:
 
 
 def _count_channels(events: Events) -> tuple[Ints, Ints, Ints]:
-    """Numbers the sends and recvs of each channel, in columns as long as the events.
+    """Numbers the sends and recvs of each channel, in columns with one row per event.
 
     Further columns count the operations on the other side, and the contested operations.
     """
@@ -823,7 +823,7 @@ def _channel_key(events: Events, event: int) -> tuple[int, ...]:
 
 
 def _renumber(numbers: Ints, names: Mapping[int, Any], merged: dict[Any, int]) -> Ints:
-    """Translates a rank's numbers into a merged table's numbers, or -1 if a number has no name."""
+    """Translates a rank's numbers into a merged table's numbers, or into -1 without a name."""
     known, places = np.unique(numbers, return_inverse=True)
     found = [
         merged.setdefault(names[one], len(merged)) if one in names else NONE

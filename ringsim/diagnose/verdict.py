@@ -171,7 +171,7 @@ def waiting_text(ranks: Sequence[int]) -> str:
 
 
 def _ended(snapshot: Snapshot, rank: int) -> tuple[float, bool]:
-    """Returns a key that sorts ranks by the time of their end.
+    """Returns a key that sorts ranks by the time when they ended.
 
     If the times are unknown, failures come first.
     """
@@ -629,7 +629,7 @@ def _change_order(links: Sequence[Hindrance]) -> list[str]:
 
 
 def advise_in_collective(snapshot: Snapshot, links: Sequence[Hindrance]) -> tuple[str, str]:
-    """Searches for a message in a cycle that includes a collective.
+    """Searches a cycle that includes a collective for an unmatched message.
 
     Returns an indented line about the missing side of the first such message, and a hint.
     """
@@ -713,7 +713,7 @@ def _other_side(link: Hindrance) -> str:
 
 
 def _peer_hint(snapshot: Snapshot, link: Hindrance, *, awaited: bool) -> str:
-    """Returns a hint if another rank has posted the other side: the peer may be wrong."""
+    """Returns a hint if another rank has posted the other side, because the peer may be wrong."""
     mine = link.posted.operation
     if (
         mine.kind == COLLECTIVE

@@ -186,7 +186,7 @@ def make_kind(
     ring: bool,
     backend: str | None = None,
 ) -> Kind:
-    """Checks the properties of the ranks, and that torch is installed."""
+    """Checks the ranks' properties, and that torch is installed."""
     if is_replaying():
         refuse("cannot start ranks")
     if importlib.util.find_spec("torch") is None:

@@ -1,4 +1,4 @@
-"""The name and the store keys shared by the ranks of a recorded block.
+"""The name and the store keys that the ranks of a recorded block share.
 
 The ranks never use the program's own messages. Each block has its own keys in the default group's
 store::

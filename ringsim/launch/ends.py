@@ -94,7 +94,7 @@ def find_told(directory: Path, ranks: Sequence[int], world_size: int) -> list[di
 
 
 def find_culprits(directory: Path, rank: int, world_size: int) -> list[dict[str, Any]]:
-    """Returns the ends of the ranks that may be a rank's lost peer; see ``find_ends``."""
+    """Returns the ends of ranks that may be the peer that a rank lost; see ``find_ends``."""
     ends = find_ends(directory, [other for other in range(world_size) if other != rank])
     return [end for end in ends if not _has_left(end)] or ends
 

@@ -62,7 +62,7 @@ MAX_FILE_BYTES: Final = 1 << 28  # more than any recorder writes
 
 @dataclass(frozen=True)
 class Offer:
-    """The parts of a rank that has left the block, for rank 0.
+    """The parts that a rank offers to rank 0 after it has left the block.
 
     Attributes:
         keys: the keys of the block.
@@ -202,7 +202,7 @@ def send(keys: Store, rank: int, directory: Path, ranks: Sequence[int], *, asked
 
 
 class Gathering:
-    """Fetches, at the end of a block, the parts that rank 0 cannot see.
+    """Fetches the parts that rank 0 cannot see, at the end of a block.
 
     Args:
         keys: the keys of the block.

@@ -104,7 +104,7 @@ class Host:
 
 @dataclass
 class _Doubt:
-    """Messages about a standstill that is no proof of a deadlock.
+    """Messages about a standstill that does not prove a deadlock.
 
     ``lasts`` is printed when the standstill has lasted, and ``over`` when it has ended ("" for no
     message). The standstill may be harmless for ``may_take_s``.
@@ -244,7 +244,7 @@ class Judge(HostWatch):
         )
 
     def find_lost(self, ranks: Sequence[int]) -> list[dict[str, Any]]:
-        """Returns the ends of ranks whose hosts are silent, as a trace stores them for ``explain``.
+        """Returns the ends of ranks on silent hosts, as a trace stores them for ``explain``.
 
         The method first waits until it is clear which hosts are silent.
         """

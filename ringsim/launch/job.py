@@ -53,7 +53,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class RankConfig:
-    """The configuration that a rank gets when it starts, before it has a job.
+    """The configuration that a rank receives when it starts, before it has a job.
 
     Attributes:
         directory: the run's private directory, for the rank's records, output and exit status.
@@ -89,7 +89,7 @@ class RankConfig:
 
     @property
     def port_file(self) -> Path:
-        """The file for the port of the rendezvous, written by rank 0."""
+        """The file into which rank 0 writes the rendezvous port."""
         return Path(self.directory, "port")
 
 
@@ -203,7 +203,7 @@ def list_loggers() -> tuple[Logging, ...]:
 
 
 def configure_loggers(loggers: tuple[Logging, ...]) -> None:
-    """Configures the loggers of a rank like the caller's."""
+    """Configures a rank's loggers like the caller's loggers."""
     for name, level, handlers in loggers:
         logger = logging.getLogger(name)
         logger.setLevel(level)

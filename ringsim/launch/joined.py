@@ -91,7 +91,7 @@ class JoinedWatch:
         return self._directory / f"rank-{rank}.{what}"
 
     def on_failure(self) -> None:
-        """Raises the verdict on this rank, if there is one: for ``Recorder.on_failure``."""
+        """Raises the verdict on this rank, if there is one; set as ``Recorder.on_failure``."""
         self._wait_broke = True
         try:
             raise_verdict(self._directory, self._rank)
@@ -110,7 +110,7 @@ class JoinedWatch:
         return verdict.error
 
     def ask_others(self) -> list[dict[str, Any]]:
-        """Asks the other ranks where they are, after a wait of rank 0 broke without a verdict.
+        """Asks the other ranks where they are, after a wait on rank 0 failed without a verdict.
 
         Rank 0 calls this method before ``stop``; it ends the watch, and blocks for at most
         ``ANSWER_S``.

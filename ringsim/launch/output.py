@@ -1,4 +1,4 @@
-"""Reads the output of a rank from its file while the rank runs."""
+"""Reads a rank's output from its file while the rank runs."""
 
 from __future__ import annotations
 

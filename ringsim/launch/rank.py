@@ -1,4 +1,4 @@
-"""Runs a rank, from its start to its end.
+"""Runs a rank from start to end.
 
 ::
 
@@ -269,7 +269,7 @@ def _join(config: RankConfig) -> tuple[int, socket.socket | None, Any]:
 
 
 def _read_port(config: RankConfig) -> int:
-    """Waits until rank 0 has written the port of the rendezvous."""
+    """Waits until rank 0 has written the rendezvous port, and returns it."""
     deadline = time.monotonic() + config.timeout_s
     while time.monotonic() < deadline:
         with contextlib.suppress(FileNotFoundError):

@@ -62,7 +62,7 @@ ON_THIS_MACHINE: Final = {
 
 
 class RankSet(ABC):
-    """The ranks of one run, for the launcher.
+    """The ranks of one run, as the launcher sees them.
 
     Attributes:
         directory: the run's directory, see ``RankConfig``.
@@ -103,10 +103,10 @@ class RankSet(ABC):
 
     @abstractmethod
     def exit_status(self, rank: int) -> tuple[int | None, int]:
-        """Returns (exit code or None, end time) of a rank whose channel is closed."""
+        """Returns (exit code or None, end time) for a rank with a closed channel."""
 
     def report_death(self, rank: int, output: RankOutput) -> Report:
-        """Describes the death of a rank whose channel is closed, from its files."""
+        """Describes the death of a rank with a closed channel, from the rank's files."""
         code, at_ns = self.exit_status(rank)
         output.follow(last=True)
         crash = self.config.for_rank(rank).file("crash")
@@ -464,7 +464,7 @@ class SpawnedRanks(RankSet):
 
 
 class MpiRanks(SpawnedRanks):
-    """Ranks on this machine, started by the ``mpirun`` of this environment or of ``PATH``."""
+    """Ranks on this machine, started by ``mpirun`` from this environment or from ``PATH``."""
 
     def __init__(self, kind: Kind, keep_at: Path | None = None) -> None:
         places = [os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)]
@@ -549,7 +549,7 @@ class Launcher:
         atexit.register(self.close)
 
     def get(self, kind: Kind, *, keep_at: Path | None = None) -> RankSet:
-        """Returns ranks of a kind, preferably parked ones.
+        """Returns ranks of the given kind, which are parked ranks if possible.
 
         Raises:
             RingError: the ranks cannot be started.
@@ -566,7 +566,7 @@ class Launcher:
             ) from None
 
     def get_fresh(self, kind: Kind) -> RankSet:
-        """Returns new ranks of a kind; parked ranks stay parked.
+        """Returns new ranks of the given kind; parked ranks stay parked.
 
         Raises:
             RingError: the ranks cannot be started.
@@ -595,7 +595,7 @@ class Launcher:
             return ForkedRanks(self._get_server(kind), kind, keep_at=keep_at)
 
     def park(self, kind: Kind) -> None:
-        """Forks new ranks of a kind ahead of the next call; returns immediately."""
+        """Forks new ranks of the given kind ahead of the next call; returns immediately."""
         if (
             not has_fork_server()
             or kind.world_size > PARKED_RANKS_MAX

@@ -1,4 +1,4 @@
-"""Replay: lesson cells show their recorded runs.
+"""Replays recorded runs in the cells of the lessons.
 
 If ``RINGSIM_REPLAY`` is set, no rank is started. The records are in an archive next to the lessons,
 made by ``notebooks/data/runs.py``. A run is identified by the text of its function or cell, the
@@ -31,7 +31,7 @@ _NOTE: Final = "recorded on the named machine: RINGSIM_REPLAY is set, so nothing
 
 
 def is_replaying() -> bool:
-    """Returns whether recorded runs are shown instead of new ones."""
+    """Returns whether recorded runs are shown instead of new runs."""
     return os.environ.get("RINGSIM_REPLAY", "0") not in ("", "0")
 
 
@@ -49,7 +49,7 @@ def name_run(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
 ) -> str:
-    r"""Returns a name for a run.
+    r"""Returns a name that identifies a run.
 
     Args:
         what: the function, or the text of a cell.

@@ -481,7 +481,7 @@ def parts_of(path: Path) -> Path:
 
 
 def number(path: Path, attempt: int) -> Path:
-    """Returns the path of the file for one attempt of a job.
+    """Returns the path of the trace file for one attempt of a job.
 
     Example:
         >>> [str(number(Path("out/run.ringtrace"), attempt)) for attempt in range(3)]

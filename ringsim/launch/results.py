@@ -1,4 +1,4 @@
-"""Transfers the result of a worker from its rank to the caller.
+"""Transfers a worker's result from its rank to the caller.
 
 The result is in a mapped file, because gigabytes take long through a pipe.
 """
@@ -19,7 +19,7 @@ _LARGE_BYTES: Final = 1 << 16
 
 
 def write_result(result: Any, file: Path) -> list[tuple[int, int]]:
-    """Writes a result, in a rank.
+    """Writes a result to a file; called on a rank.
 
     Returns the positions (start, end) of the pickle, and of the data of arrays and tensors.
     """
@@ -35,7 +35,7 @@ def write_result(result: Any, file: Path) -> list[tuple[int, int]]:
 
 
 def read_result(file: Path, spans: list[tuple[int, int]]) -> Any:
-    """Reads a result, once.
+    """Reads a result, which can be read only once.
 
     Its arrays and tensors are views of the file, which this function unlinks.
     """

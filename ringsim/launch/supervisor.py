@@ -336,7 +336,7 @@ class Supervisor:
         return any((part.read_all()["status"] == ERROR).any() for part in parts)
 
     def _find_stuck(self) -> list[list[int]]:
-        """Returns, by rank, the slots of the verdict's unfinished waits."""
+        """Returns the slots of the verdict's unfinished waits, by rank."""
         heads = self.records.look(to_end=True)
         return [
             [slot for slot in followed.stuck_in if slot in head.awaited]

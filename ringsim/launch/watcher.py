@@ -77,7 +77,7 @@ _NOT_PROVED: Final = "The posted operations do not prove this, but nothing has m
 
 
 class LiveRecords:
-    """The growing records of all ranks of a run.
+    """The growing records of all ranks in a run.
 
     Args:
         directory: the directory of their parts; a rank without a part has done nothing yet.
@@ -190,7 +190,7 @@ class _Suspicion:
 
 
 class Watcher:
-    """The watcher of one run.
+    """Watches one run.
 
     Args:
         records: the records of the ranks.
@@ -245,7 +245,7 @@ class Watcher:
         return [self._records.process(rank) for rank in range(self._size)]
 
     def stands(self) -> str:
-        """Returns a text for the state of this machine's ranks, unchanged while nothing happens.
+        """Returns a text for the state of this machine's ranks, which changes on any progress.
 
         Returns "" if a rank can continue.
         """

@@ -104,7 +104,7 @@ def _join_on_init(refuse: Callable[[], None]) -> None:
 
 
 def check_world(wanted: dict[str, Any], maker: str, remedy: str) -> None:
-    """Raises unless arguments of ``init_process_group`` fit the default group.
+    """Raises ArgumentError unless arguments of ``init_process_group`` fit the default group.
 
     Args:
         wanted: the arguments.
@@ -260,7 +260,7 @@ def record_worlds(path: Path, check: str) -> Callable[[], Path | None]:
 
 
 class _Arrival:
-    """An object pickled with a new process, to call a function there.
+    """An object that is pickled with a new process, and calls a function there.
 
     The call happens after the program's main module is loaded.
     """
