@@ -149,8 +149,8 @@ def _judge_step(trace: Trace, index: int, num_microbatches: int) -> None:
         reason = f"Stage {who} has a gradient for {name}, which belongs to another stage."
     elif row.verdict == "scaled":
         reason = (
-            f"The gradients of stage {who} are {row.scale:.4g} times those of one process after a "
-            f"step with {batches}."
+            f"The gradients of stage {who} are {row.scale:.4g} times as large as in one process "
+            f"after a step with {batches}."
         )
         if row.scale < 1:
             hint = _SMALL_HINT

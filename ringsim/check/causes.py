@@ -135,7 +135,7 @@ def _judge(
     if kind not in KINDS:
         raise Wrong(
             f"kind must be the name of a fault, got {shown(repr(kind))}.",
-            f"The names are {', '.join(KINDS)}.",
+            f"Use one of these names: {', '.join(KINDS)}.",
         )
     if kind != cause.kind:
         raise Wrong(_reject(kind, cause), hint)

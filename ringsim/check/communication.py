@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ring_all_reduce", "timed_op"]
 
-Complaint = tuple[str, str]  # a reason, to follow "On rank 0 of 3 ", and a hint
+Complaint = tuple[str, str]  # a reason, to follow "On rank 0 of 3, ", and a hint
 _NAMES: Final = ("sum_up", "share_gradients", "agree", "merge", "add_over_ranks", "join_parts")
 _WRAPS_HINT: Final = (
     "Decorate the inner function with functools.wraps(function), which copies the name, docstring "
@@ -88,7 +88,7 @@ def timed_op(decorator: Answer, *, seed: int | None = None) -> CheckResult:
         ...
         ...     return wrapper
         >>> print(timed_op(timed, seed=1).reason)
-        On rank 0 of 3 the decorated function must keep its name, share_gradients, but is called wrapper.
+        On rank 0 of 3, the decorated function must keep its name, share_gradients, but is called wrapper.
     """  # noqa: E501
     return examine("timed_op", decorator, _judge, seed)
 
@@ -103,7 +103,7 @@ def _judge(examination: Examination) -> str:
         for rank, complaint in enumerate(trace.results):
             if complaint is not None:
                 reason, hint = complaint
-                raise Wrong(f"On rank {rank} of {world_size} {reason}.", hint)
+                raise Wrong(f"On rank {rank} of {world_size}, {reason}.", hint)
         _judge_spans(trace, names)
     return (
         "Every call is in a span with the function's name, and nothing else has changed: the name, "

@@ -61,7 +61,7 @@ _ERROR_HINT: Final = (
     "line upwards."
 )
 _STUCK_HINT: Final = (
-    "Follow the arrows in the picture: each points from a rank to the rank that it waits for."
+    "Follow the arrows in the picture: each arrow points from a rank to the rank that it waits for."
 )
 _SENTENCE: Final = re.compile(r"(?<=[.?:]) (?=[A-Z])")
 _SIGNS: Final = {
@@ -351,7 +351,7 @@ class Examination:
         if own and called:
             raise Wrong(
                 f"Your answer calls ringsim's {called[0]}, but must do this work itself.",
-                "Write the code that this function would run.",
+                "Write the code yourself instead of calling this function.",
             )
         return zip(cases, answers, strict=True)
 
@@ -463,7 +463,7 @@ def _stuck(trace: Trace, diagnosis: Diagnosis) -> Wrong:
     """Returns the verdict for a deadlocked run, with the ranks that waited for each other."""
     cause = diagnosis.findings[0]
     return Wrong(
-        f"In a ring of {trace.world_size}, {cause.message}",
+        f"In a ring of {count(trace.world_size, 'rank')}, {cause.message}",
         " ".join(cause.hint.split()) or _STUCK_HINT,
         diagnosis=diagnosis,
         undecided=bool(trace.metadata.get("at_rest")),  # ranks at rest are no proof

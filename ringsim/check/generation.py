@@ -172,20 +172,20 @@ def _judge_setting(size: int, answer: Setting | str) -> None:
 
     if isinstance(answer, str):
         raise wrong(
-            f"your answer must be a positive integer with True or False, got {answer}.",
+            f"your answer must be a pair of a positive integer and True or False, got {answer}.",
             "Return a pair such as (4, False).",
         )
     turns, async_comm = answer
     if not can_finish(size, turns, async_comm):
         limits = "1 to 2 N - 1" if async_comm else "2 to N"
         raise wrong(
-            f"{answer} never finishes.",
+            f"the ring never finishes with {answer}.",
             f"Look at the map: with async_comm={async_comm}, a ring finishes for T from {limits}.",
         )
     use = steady_use(size, turns, async_comm)
     percent = f"{100 * float(use):.0f} %"
     if use < WANTED:
-        form = "T / N up to T = N" if async_comm else "(T - 1) / (N - 1)"
+        form = "min(T / N, 1)" if async_comm else "(T - 1) / (N - 1)"
         hint = (
             f"With async_comm={async_comm}, a stage works {form} of the time. Which T makes this "
             "share 80 %? Round up, but keep a result that is already an integer."

@@ -1,4 +1,4 @@
-"""New patients for the lesson on diagnosis: pipelines with one fault each.
+"""Generates patients for the lesson on diagnosis: pipelines with one fault each.
 
 A patient is drawn from a name, so that each student gets a different one.
 """

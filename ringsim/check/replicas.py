@@ -119,7 +119,7 @@ def _judge_numbers(trace: Trace, stages: int, about: str) -> None:
     """Raises ``Wrong`` unless the gradients are the means; recognizes common wrong values."""
     for rank, (_, found) in enumerate(trace.results):
         if found is None:
-            reason = f"{about}, the gradients of rank {rank} have changed their shapes."
+            reason = f"{about}, the gradients of rank {rank} have changed shape."
             raise Wrong(reason, _PLACE_HINT)
     before, after = map(np.array, zip(*trace.results, strict=True))
     size = len(before)

@@ -131,8 +131,8 @@ def _judge_pairs(size: int, answer: Pairs | str) -> None:
             "occur twice."
         )
     hint = (
-        "All ranks must list the groups in the same order, or they would create different groups "
-        "at the same time."
+        "List the groups in the same order on all ranks. Otherwise, the ranks would create "
+        "different groups at the same time."
     )
     raise wrong(
         f"The pairs for the ring of {ranks} must be in order, with pair i for the edge from rank "
@@ -191,7 +191,7 @@ def _judge_rounds(examination: Examination) -> str:
         judge_counts(trace, due, _SENT, _RECEIVED, _COUNT_HINT)
         _judge_sums(trace)
     examination.judge_content(_judge_sums, _round_on_rank, 2, secret)
-    return f"Right in rings of {listed(sizes)} ranks, down to every message."
+    return f"The sum and every message are right in rings of {listed(sizes)} ranks."
 
 
 def _round_on_rank(function: Answer, secret: int) -> tuple[float, float | str]:

@@ -42,7 +42,7 @@ _MEMORY_HINT: Final = (
     "m) forwards; after that, do a backward immediately after each forward."
 )
 _TIME_HINT: Final = (
-    "Some rank waits while it could compute. Begin on rank s with min(p - s - 1, m) forwards, so "
+    "A rank waits although it could compute. Begin on rank s with min(p - s - 1, m) forwards, so "
     "that its first backward finds its gradient ready. Then alternate between one forward and one "
     "backward, and end with the remaining backwards."
 )
@@ -72,7 +72,8 @@ def schedule(function: Answer, *, seed: int | None = None) -> CheckResult:
     list of strings: ``"2F0"`` is the forward of microbatch 0 on stage 2, and ``B`` is a backward.
     Stage r is on rank r. The schedule must be complete and free of deadlocks, hold at most min(p -
     s, m) live activations on rank s, and take no longer than the formula gives, even with fewer
-    microbatches than ranks. Finally, the check trains a small model with it on real ranks.
+    microbatches than ranks. Finally, the check trains a small model with the schedule on real
+    ranks.
 
     Args:
         function: the answer.
@@ -281,7 +282,7 @@ def fewest_microbatches(function: Answer, *, seed: int | None = None) -> CheckRe
         >>> def without_messages(num_ranks, costs, limit):
         ...     return max(1, math.ceil((num_ranks - 1) * (1 - limit) / limit))
         >>> print(fewest_microbatches(without_messages, seed=1).reason)
-        With 4 ranks, F 1, B 2 and 0.5 per message, 9 microbatches have a bubble of 40.0 %, but at most 25 % is allowed.
+        With 4 ranks, a time of 1 for F, 2 for B and 0.5 per message, 9 microbatches have a bubble of 40.0 %, but at most 25 % is allowed.
     """  # noqa: E501
     return examine("fewest_microbatches", function, _judge, seed)
 
@@ -319,7 +320,9 @@ def _read_number(answer: Any) -> int | str:
 
 def _judge_number(case: _Case, answer: int | str) -> None:
     ranks = count(case.num_ranks, "rank")
-    about = f"With {ranks}, F 1, B {case.backward} and {case.latency:g} per message"
+    about = (
+        f"With {ranks}, a time of 1 for F, {case.backward} for B and {case.latency:g} per message"
+    )
     if isinstance(answer, str):
         raise Wrong(
             f"{about}, your answer must be a number of microbatches, got {answer}.", _NUMBER_HINT

@@ -58,7 +58,7 @@ def no_deadlock(
 ) -> CheckResult:
     """Checks an exchange: each rank sends to its successor and receives from its predecessor.
 
-    ``function(mine)`` gets this rank's tensor, float32 of one dimension, and returns its
+    ``function(mine)`` gets this rank's one-dimensional float32 tensor, and returns its
     predecessor's tensor, which has the same shape. The check uses rings of 2 to 5 ranks, each with
     a small, a medium and a large tensor. If ranks wait for each other forever, the verdict lists
     these ranks, their operations and lines, and shows a picture of the waits.

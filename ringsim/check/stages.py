@@ -37,8 +37,8 @@ _LOST_HINT: Final = (
     "one of them to each of the first num_layers % num_stages stages."
 )
 _ORDER_HINT: Final = (
-    "Divide the layers from front to back: each stage begins where the previous one ends. Keep the "
-    "next start in a variable."
+    "Divide the layers from front to back: each stage begins where the previous stage ends. Keep "
+    "the next start in a variable."
 )
 _BALANCE_HINT: Final = (
     "A pipeline is as fast as its slowest stage. Do not give all remaining layers to one stage: "
@@ -122,7 +122,7 @@ def _judge_cut(num_layers: int, num_stages: int, cut: Cut | str) -> None:
             "Return a list such as [range(0, 2), range(2, 4)].",
         )
     if len(cut) != num_stages:
-        reason = f"your answer must have one entry for each stage, got {len(cut)}"
+        reason = f"your answer must have one entry for each stage, but has {len(cut)}"
         raise wrong(reason, _ENTRIES_HINT)
     given = [layer for layers in cut for layer in layers]
     strange = [layer for layer in given if not 0 <= layer < num_layers]
@@ -247,8 +247,8 @@ def _judge_messages(trace: Trace, secret: int, headers: dict[int, Shape]) -> Non
         if len(headers) > 1:
             (first, of), (second, other) = headers.items()
             reason = (
-                f"The header must have the same size for all shapes, got {first} bytes for shape "
-                f"{of} and {second} bytes for shape {other}."
+                f"The header must have the same size for all shapes, but has {first} bytes for "
+                f"shape {of} and {second} bytes for shape {other}."
             )
             raise Wrong(reason, _FIXED_HINT)
 

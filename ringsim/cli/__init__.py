@@ -78,7 +78,8 @@ class _PrintCompletion(argparse.Action):
 def make_parser() -> argparse.ArgumentParser:
     """Returns the parser of the whole command line."""
     parser: argparse.ArgumentParser = _Parser(
-        prog="ringsim", description="See how the stages of a pipeline talk."
+        prog="ringsim",
+        description="Record, simulate and draw the messages between torch.distributed ranks.",
     )
     parser.add_argument("--version", action="version", version=f"ringsim {ringsim.__version__}")
     how = (

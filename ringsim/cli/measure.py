@@ -136,8 +136,8 @@ def _sizes(text: str) -> list[int]:
         match = re.fullmatch(r"\s*(\d+)\s*([kmg]?)(?:i?b)?\s*", word.lower())
         if match is None:
             raise argparse.ArgumentTypeError(
-                f"a size must be a number with or without a unit, got {word!r}. Write it like 8, "
-                "4K or 1MiB."
+                f"a size must be a number with or without a unit, got {word!r}. Use a size such as "
+                "8, 4K or 1MiB."
             )
         sizes.append(int(match[1]) * _UNITS[match[2]])
     return sizes
@@ -147,6 +147,6 @@ def _edge(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"(\d+)(?:,|->|>)(\d+)", text)
     if match is None:
         raise argparse.ArgumentTypeError(
-            f"an edge must be two ranks, got {text!r}. Write them like 0,1."
+            f"an edge must be two ranks, got {text!r}. Use two ranks such as 0,1."
         )
     return int(match[1]), int(match[2])

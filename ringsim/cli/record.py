@@ -59,7 +59,7 @@ def add_merge(verbs: Verbs[argparse.ArgumentParser]) -> None:
     parser = add_verb(
         verbs,
         "merge",
-        "join the parts of a run that ranks on several hosts wrote",
+        "join the parts that the ranks of a run wrote on several hosts",
         "ringsim merge run.ringtrace node1/run.ringtrace.parts node2/run.ringtrace.parts",
         run_merge,
     )

@@ -211,7 +211,9 @@ class TomlTable:
             if key not in self._known:
                 near = get_close_matches(key, self._known, 1, cutoff=0.5)
                 hint = (
-                    f"Did you mean {near[0]}?" if near else f"Known keys: {', '.join(self._known)}."
+                    f"Did you mean {near[0]}?"
+                    if near
+                    else f"Use one of these keys: {', '.join(self._known)}."
                 )
                 raise ArgumentError(f"{self.name} has an unknown key: {key} ({self.file}). {hint}")
         for table in self._inner:

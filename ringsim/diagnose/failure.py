@@ -147,7 +147,7 @@ def find_cause(error: BaseException) -> Cause:
 
 
 def text_of(error: BaseException) -> str:
-    """Returns the message of an exception in printable characters."""
+    """Returns an exception's message in printable characters."""
     try:
         text = str(error)
     except Exception:
@@ -339,13 +339,13 @@ def _users_place(error: BaseException) -> str:
 
 
 def _summarize(error: BaseException) -> tuple[traceback.TracebackException, str]:
-    """Returns an exception's traceback without frames of ringsim and torch, and its place."""
+    """Returns an exception's traceback without ringsim's and torch's frames, and its place."""
     summary = traceback.TracebackException.from_exception(error, limit=None)
     return summary, _keep_users_frames(summary)
 
 
 def _keep_users_frames(summary: traceback.TracebackException) -> str:
-    """Drops the frames of ringsim and torch from a traceback, if other frames remain.
+    """Drops ringsim's and torch's frames from a traceback, if other frames remain.
 
     Returns the place of the user's innermost frame.
     """
@@ -566,7 +566,7 @@ def place_text(place: tuple[str, int]) -> str:
 
 
 def first_failure(reports: Sequence[Report]) -> Report:
-    """Returns the report that caused the others: the earliest report that is not an echo."""
+    """Returns the failure that caused the others: the earliest one that is not an echo."""
     return min(reports, key=lambda report: (report.is_consequence, report.at_ns))
 
 

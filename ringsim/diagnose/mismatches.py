@@ -434,7 +434,7 @@ def _call_finding(
 
 
 def find_notices(events: Events) -> tuple[Finding, ...]:
-    """Finds operations that were refused at run time, which marks in the trace show.
+    """Finds operations that were refused at run time, as marked in the trace.
 
     Example:
         >>> from ringsim.traces.events import Tables, make_events
@@ -610,7 +610,7 @@ def find_missing(events: Events) -> tuple[Finding, ...]:
 
 
 def find_order_mismatches(snapshot: Snapshot) -> tuple[Finding, ...]:
-    """Finds groups with waiting operations that have the same name but different members.
+    """Finds groups in use that have the same name but different members.
 
     The ranks created their groups in different orders.
     """

@@ -78,7 +78,7 @@ def _calls_of(events: Events, group: str) -> list[Ints]:
 
 
 def _first_difference(events: Events, calls: list[Ints]) -> int | None:
-    """Returns the first place where a rank's line differs from the first rank's, or None."""
+    """Returns the first place where a rank's line differs from the first rank's line, or None."""
     line = events.file.astype(np.int64) << 32 | events.line
     found = []
     for theirs in calls[1:]:

@@ -594,7 +594,7 @@ def operation_of(events: Events, event: int, last_ns: int | None = None) -> Oper
 
 
 def read_ends(metadata: Mapping[str, Any], world_size: int) -> dict[int, End]:
-    """Returns the ends of the ranks, read from a trace's metadata.
+    """Reads the ends of the ranks from a trace's metadata.
 
     The metadata may come from an untrusted file, so invalid entries are ignored.
     ``metadata["ends"]`` is a list of ``{"rank": 2, "state": "failed", "about": "raised ValueError:
@@ -788,7 +788,7 @@ def _count_later(channel: Ints, marked: Ints) -> Ints:
 
 
 def _count_rows(events: Events, some: Ints) -> tuple[list[int], list[int]]:
-    """Returns the first event and the number of events of each channel or group."""
+    """Returns the first event and the number of events for each channel or group."""
     _, first, count = np.unique(
         number_channels(events, some), return_index=True, return_counts=True
     )
@@ -823,7 +823,7 @@ def _channel_key(events: Events, event: int) -> tuple[int, ...]:
 
 
 def _renumber(numbers: Ints, names: Mapping[int, Any], merged: dict[Any, int]) -> Ints:
-    """Translates a rank's numbers into a merged table's numbers, or into -1 without a name."""
+    """Translates a rank's numbers into a merged table's, or into -1 if they have no name."""
     known, places = np.unique(numbers, return_inverse=True)
     found = [
         merged.setdefault(names[one], len(merged)) if one in names else NONE

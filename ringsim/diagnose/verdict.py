@@ -306,7 +306,7 @@ def _collective_finding(
         and elsewhere.shape == mine.shape
     ):
         hint = (
-            "Create the same groups before it on all its members, or leave out "
+            "Create the same groups on all members of this group first, or leave out "
             "use_local_synchronization: torch names such a group by the number of groups that each "
             "member is in."
         )
@@ -629,7 +629,7 @@ def _change_order(links: Sequence[Hindrance]) -> list[str]:
 
 
 def advise_in_collective(snapshot: Snapshot, links: Sequence[Hindrance]) -> tuple[str, str]:
-    """Searches a cycle that includes a collective for an unmatched message.
+    """Looks for an unmatched message in a cycle that includes a collective.
 
     Returns an indented line about the missing side of the first such message, and a hint.
     """

@@ -62,7 +62,7 @@ def name_clock() -> str:
 
 
 class ClockComparison:
-    """This rank's part in comparing the clocks, from its creation to ``stop``.
+    """This rank's role in comparing the clocks, from its creation to ``stop``.
 
     Every rank of the block creates this object without waiting.
 

@@ -1,4 +1,4 @@
-"""Collects how ranks left a recorded block, in the form that a trace stores for ``explain``.
+"""Collects the ends of ranks in a recorded block, as a trace stores them for ``explain``.
 
 Each rank announces its end, if it can. The ends of other ranks follow from their records, or from
 the end of their process.

@@ -1,4 +1,4 @@
-r"""A server process with torch loaded that forks ranks.
+r"""A server process that has torch loaded and forks ranks.
 
 The server forks ranks in milliseconds, and ensures that no rank outlives the launcher. It differs
 from the fork server of ``multiprocessing`` in three ways: ranks do not import the caller's main
@@ -56,7 +56,7 @@ class _Family:
 
 
 class Server:
-    """The server: forks ranks, reaps them and records their exits.
+    """Forks ranks, reaps them and records their exits.
 
     Args:
         control: the socket for the launcher's messages.

@@ -1,4 +1,4 @@
-"""Transfers the parts of ranks on other hosts to rank 0 over the store.
+"""Transfers the parts on other hosts to rank 0, over the store.
 
 The parts are sent in chunks, a few at a time; each chunk is checked, and deleted after it is read.
 

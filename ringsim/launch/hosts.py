@@ -176,7 +176,7 @@ class HostWatch(ABC):
 
 
 class Witness(HostWatch):
-    """The role of a rank that may watch a host other than rank 0's."""
+    """The role of a rank that may watch a host other than rank 0's host."""
 
     def __init__(self, keys: Store, recorder: Recorder, stands: Callable[[], str | None]) -> None:
         super().__init__(keys, recorder, stands)
@@ -447,7 +447,7 @@ class Judge(HostWatch):
 
 
 def _copies(keys: Store, number: int) -> Store:
-    """Returns the keys for the parts of ranks at a standstill."""
+    """Returns the keys for the parts that rank 0 reads at a standstill."""
     return keys.within(f"copy/{number}")
 
 

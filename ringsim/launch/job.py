@@ -127,7 +127,7 @@ class Job:
 def pack_call(
     worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None, seed: int
 ) -> Job:
-    """Packs a function and its arguments, the same on every rank.
+    """Packs a function and its arguments, which are the same on every rank.
 
     The function may come from a notebook cell, or be a closure or a lambda.
 

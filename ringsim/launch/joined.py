@@ -53,7 +53,7 @@ _LINE_BYTES: Final = 1 << 12  # up to this length, a line is written atomically
 
 
 class JoinedWatch:
-    """This rank's part in the watch, from its creation to ``stop``.
+    """This rank's role in the watch, from its creation to ``stop``.
 
     Every rank of the block creates this object without waiting for other ranks.
 
@@ -100,7 +100,7 @@ class JoinedWatch:
             raise
 
     def unheard(self) -> RingError | None:
-        """Returns the verdict on mismatched operations of this rank.
+        """Returns the verdict on this rank's mismatched operations.
 
         Returns None if one of the rank's operations has raised the error since.
         """
@@ -133,7 +133,7 @@ class JoinedWatch:
         return list_unfinished(pids, self._tell, self._hear_places)
 
     def stop(self) -> None:
-        """Ends this rank's part; blocks for at most one poll."""
+        """Ends this rank's role; blocks for at most one poll."""
         self._stopped.set()
         os.write(self._ear, f"{_BYE}\n".encode())
         self._listening.join()  # it may begin to watch before
@@ -157,7 +157,7 @@ class JoinedWatch:
         return self._watching is not None and self._watching.is_alive()
 
     def _listen(self) -> None:
-        """Answers the watcher, and becomes the watcher if no other rank is."""
+        """Answers the watcher, and becomes the watcher if no other rank is watching."""
         while True:
             while not select.select([self._ear], [], [], TAKE_OVER_S)[0]:
                 if not self._watches():

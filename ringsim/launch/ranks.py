@@ -361,7 +361,7 @@ class ForkedRanks(RankSet):
             shutil.rmtree(self.directory, ignore_errors=True)
 
     def exit_status(self, rank: int) -> tuple[int | None, int]:
-        """See ``RankSet``; the server writes it before it closes the channel."""
+        """See ``RankSet``; the server writes the status before it closes the channel."""
         try:
             code, at_ns = self.config.for_rank(rank).file("exit").read_text().split()
         except (OSError, ValueError):  # the server is gone, or the disk is full
@@ -540,7 +540,7 @@ def become_rank() -> None:
 
 
 class Launcher:
-    """The provider of ranks, one per process, which several threads can use."""
+    """Provides ranks; a process has one launcher, which several threads can use."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -549,7 +549,7 @@ class Launcher:
         atexit.register(self.close)
 
     def get(self, kind: Kind, *, keep_at: Path | None = None) -> RankSet:
-        """Returns ranks of the given kind, which are parked ranks if possible.
+        """Returns ranks of the given kind, preferably parked ranks.
 
         Raises:
             RingError: the ranks cannot be started.

@@ -1,4 +1,4 @@
-"""``with ringsim.trace(path) as recording:`` for ranks started by another launcher.
+"""Implements ``with ringsim.trace(path) as recording:`` for ranks from another launcher.
 
 Each rank writes its part into ``<path>.parts``, or under ``RINGSIM_PARTS`` on its own host. At the
 end of the block, it announces in the default group's store or in a file that its part is complete.
@@ -155,7 +155,7 @@ class Recording:
 
     @property
     def trace(self) -> Trace:
-        """The trace of all ranks, on rank 0 after the block.
+        """The trace of all ranks, available on rank 0 after the block.
 
         Raises:
             RingError: this is not rank 0, or the block has not ended.
@@ -492,7 +492,7 @@ def number(path: Path, attempt: int) -> Path:
 
 @functools.cache  # a repeated block replaces the file of its own attempt
 def find_attempt(path: Path) -> int:
-    """Returns the first number without a file or parts of an earlier attempt."""
+    """Returns the first attempt number that has no file and no parts yet."""
     tried = (number(path, attempt) for attempt in itertools.count())
     return next(
         attempt

@@ -101,8 +101,8 @@ class _Run(Supervisor):
         if not self.rank_set.directory.is_dir():
             return self._explained(
                 RingError(
-                    f"the directory of the run disappeared: {self.rank_set.directory}. Keep it "
-                    "until the run has ended."
+                    f"the run's directory disappeared: {self.rank_set.directory}. Keep it until "
+                    "the run has ended."
                 )
             )
         if verdict is not None and not any(report.waited for report in reports):
@@ -252,7 +252,7 @@ class _Run(Supervisor):
         return ["one torch thread per rank, since there are at least as many ranks as processors"]
 
     def _describe_caught(self, verdict: Verdict) -> dict[str, Any]:
-        """Returns, as metadata for ``explain``, a verdict whose error the program caught."""
+        """Returns a verdict whose error the program caught, as metadata for ``explain``."""
         one = verdict.diagnosis.findings[0]
         return {
             "kind": one.kind,

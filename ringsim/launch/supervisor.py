@@ -313,7 +313,7 @@ class Supervisor:
     # -- verdicts whose error the program catches
 
     def _is_caught(self, verdict: Verdict) -> bool:
-        """Returns whether all waits of a verdict are over, without ending a rank or thread.
+        """Returns whether all waits of a verdict are over, and none has ended a rank or thread.
 
         The waits ended with the verdict's error or, in C++, with torch's own error.
         """

@@ -21,12 +21,12 @@ class Process(NamedTuple):
 
     @property
     def doing(self) -> str:
-        """Its activity: "computing", "asleep" or "stopped"."""
+        """The process's activity: "computing", "asleep" or "stopped"."""
         return _CALLED.get(self.state, "computing")
 
 
 def look_at(pid: int) -> Process | None:
-    """Returns the state of a process (on Linux), or None if there is no such process.
+    """Returns a process's state (on Linux), or None if there is no such process.
 
     Example:
         >>> look_at(2**22 + 1) is None
