@@ -404,7 +404,7 @@ class Activity:
         return "busy outside any span"
 
     def in_span(self, rank: int, start_ns: int, end_ns: int) -> str:
-        """Returns a description of the span that fills most of an interval, or "" if there is none."""
+        """Describes the span that fills most of an interval, or returns "" if there is none."""
         events, spans = self._events, self._spans
         mine = spans[events.rank[spans] == rank]
         done = np.where(events.done_ns[mine] == NONE, end_ns, events.done_ns[mine])

@@ -117,7 +117,7 @@ def _place(frame: FrameType) -> Place:
 
 
 def _is_quiet(of_python: Collection[int | None]) -> bool:
-    """Returns whether all C++ threads are waiting, except for threads that only serve operations."""
+    """Returns whether all C++ threads wait, apart from threads that only serve operations."""
     try:
         others = [
             (task, (task / "comm").read_text())
