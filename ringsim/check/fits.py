@@ -54,12 +54,12 @@ def alphabeta(function: Answer, *, seed: int | None = None) -> CheckResult:
 
     ``function(sizes_bytes, times_s)`` gets two numpy arrays of the same length, in which each size
     occurs several times. It returns ``(alpha, beta)`` in seconds and seconds per byte, or a
-    ``ringsim.Link``. The check uses two kinds of times. The first are made up from random links,
-    with noise and some delayed messages: both numbers must be right within 30 %. The second are
-    measured between two real ranks: the line must be within 30 % of the medians of at least half of
-    the sizes. The measured times do not count if the machine is so busy that a larger message takes
-    less time than a smaller one, or that even ``ringsim.link.fit_link`` is not within 15 % of the
-    medians.
+    ``ringsim.Link``. The check uses two kinds of times. The first kind is made up from random
+    links, with noise and some delayed messages: both numbers must be right within 30 %. The second
+    kind is measured between two real ranks: the line must be within 30 % of the medians of at least
+    half of the sizes. The measured times do not count if the machine is so busy that a larger
+    message takes less time than a smaller one, or that even ``ringsim.link.fit_link`` is not within
+    15 % of the medians.
 
     Args:
         function: the answer.

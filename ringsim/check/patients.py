@@ -40,7 +40,7 @@ class Case(NamedTuple):
         microbatch: the microbatch whose forward pass has the fault.
         world_size: the number of stages.
         microbatches: the number of microbatches.
-        rows: the number of rows of an activation.
+        rows: the number of rows in an activation.
         trains: whether backward passes follow the forward passes.
         inject: the variation of computing times, and the slow rank.
     """

@@ -281,7 +281,7 @@ class Task(NamedTuple):
 
     Attributes:
         letters: the alphabet; letter *i* has the token id *i*.
-        text: the token ids of the sonnets, shape (letters of the text,).
+        text: the token ids of the sonnets, shape (number of letters,).
         model: the whole model; a rank trains its own stage of it.
         optimizer: the optimizer of all parameters; parameters of other stages have no gradient and
             stay unchanged.

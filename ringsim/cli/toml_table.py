@@ -1,7 +1,7 @@
 """Reads a table of a TOML file key by key.
 
-`TomlTable` checks each value against a `Rule`, takes the unit of a quantity from the name of its
-key, and rejects keys that were not read.
+`TomlTable` checks each value against a `Rule`, reads the unit of a quantity from its key, and
+rejects keys that were not read.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from ringsim.traces.units import bytes_text, count, time_text
 if TYPE_CHECKING:
     from ringsim.traces.value import Trace
 
-# a message takes at least this many times as long on a slow link as on others of the run,
+# a message takes at least this many times as long on a slow link as on other links of the run,
 SLOW_TIMES: Final = 4
 SLOW_NS: Final = 1_000_000  # and at least this much longer;
 SLOW_SHARE: Final = 0.05  # the total is at least this share of the run.
@@ -91,8 +91,8 @@ def find_links(trace: Trace) -> tuple[Finding, ...]:
             NCCL, because a GPU starts a message long after the post.
 
     Returns:
-        A finding for each such link, at most ``MOST_FINDINGS`` of each kind: first stalled links,
-        then slow ones, the costliest first.
+        A finding for each such link, at most ``MOST_FINDINGS`` of each kind: stalled links first,
+        then slow links, the costliest first.
 
     Example:
         >>> from ringsim.traces.events import OP_CODES, Payload, Tables, make_events

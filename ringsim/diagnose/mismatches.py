@@ -309,8 +309,8 @@ def _call_findings(
 ) -> tuple[Finding, ...]:
     """Returns a finding for each group's first call on which members disagree.
 
-    Only the ``compared`` events count. ``count_before`` returns the number of calls of an event's
-    group before those of ``events``.
+    Only the ``compared`` events count. ``count_before`` returns the number of calls on an event's
+    group that precede ``events``.
     """
     event, call, place = (column[compared] for column in (calls.event, calls.call, calls.place))
     if len(event) == 0:

@@ -1,9 +1,9 @@
 """The open operations of every rank at one moment, and their possible matches.
 
-A snapshot is made from events: the whole trace of a finished or simulated run, or the events that
-a builder keeps of a live run. The builder reads batches as the ranks' parts grow. It drops
-pairs that are done on both sides and only counts them, so the cost of a poll depends on the number
-of open operations, not on the length of the run::
+A snapshot is made from events: the whole trace of a finished or simulated run, or the events that a
+builder keeps from a live run. The builder reads batches as the ranks' parts grow. It drops pairs
+that are done on both sides and only counts them, so the cost of a poll depends on the number of
+open operations, not on the length of the run::
 
     channel 0 -> 1      [done][done][done][open]  [open]            sends
                         [done][done][done][open]                    recvs

@@ -1,9 +1,10 @@
 """Converts the analysis of stuck ranks to findings.
 
-A finding has the kind of the mistake, its evidence and a hint. Every stuck rank waits, directly or
-through other ranks, for a cycle of ranks that wait for each other or for a rank that is gone. These
-cycles and ranks are the root causes, with one finding each. Ranks that wait behind a root cause are
-folded into its finding. A hint comes from an operation that nearly matches the awaited one.
+A finding contains the kind of the mistake, its evidence and a hint. Every stuck rank waits,
+directly or through other ranks, for a cycle of ranks that wait for each other or for a rank that is
+gone. These cycles and ranks are the root causes, with one finding each. Ranks that wait behind a
+root cause are folded into its finding. A hint comes from an operation that nearly matches the
+awaited one.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ _STATE_WORDS: Final = {
 def judge(snapshot: Snapshot, stuck: Stuck | None = None) -> Diagnosis:
     """Explains why ranks can never continue.
 
-    ``stuck`` is the result of ``analyse``, or None to call it. Failures come first, earliest first,
-    then cycles, then ranks that exited too early. There are no findings if all ranks can continue
-    and none failed.
+    ``stuck`` is the result of ``analyse``, or None to call ``analyse`` here. Failures come first,
+    earliest first, then cycles, then ranks that exited too early. There are no findings if all
+    ranks can continue and none failed.
 
     Example:
         >>> from ringsim.diagnose.snapshot import OpenOperation, RankSnapshot

@@ -8,5 +8,5 @@ activity of their ``threads``; ``protocol`` defines the messages that it exchang
 ``recording`` is for ranks started by another launcher. ``joined`` watches them, and ``hosts``
 watches ranks on several hosts. ``block`` defines the keys that the ranks of a block share over the
 store: ``gathering`` brings their parts to rank 0, ``clocks`` compares their clocks, and ``merging``
-writes the file, with their ``ends``.
+writes the file, with the ranks' ``ends``.
 """

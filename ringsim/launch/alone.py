@@ -48,8 +48,8 @@ def run_alone(
         A copy of the result.
 
     Raises:
-        Interrupted: Ctrl-C was pressed; ``trace`` of the error is the partial result.
-        RunTimeout: the limit was exceeded; ``trace`` of the error is the partial result.
+        Interrupted: Ctrl-C was pressed; the error's ``trace`` is the partial result.
+        RunTimeout: the limit was exceeded; the error's ``trace`` is the partial result.
         RankFailed: the process died.
     """
     kind = Kind(1, ALONE, 1.0, ring=False, environment=start_environment())

@@ -100,8 +100,8 @@ def trace(
             end the run; the error lists the operations that the ranks waited for.
 
     Returns:
-        The trace, with ``results`` and ``output`` by rank, events and pictures. With a path, a
-        context manager.
+        The trace, with events, pictures, and the ``results`` and ``output`` of each rank. With a
+        path, a context manager.
 
     Raises:
         ArgumentError: an argument is invalid, or the worker uses an object that cannot be sent to

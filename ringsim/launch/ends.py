@@ -25,10 +25,10 @@ def tell_end(rank: int, error: BaseException | None) -> dict[str, Any]:
     """Describes how this rank leaves its block, as plain data for JSON.
 
     Returns:
-        "at_ns": the time, on CLOCK_MONOTONIC; "raised": whether an exception ended it; "woken":
-        whether a watcher raised the exception; "lost": whether the exception only reports a lost
-        peer; "end": the end of the rank, as a trace stores it for ``explain``, None if it did not
-        fail.
+        A dictionary: "at_ns" is the time, on CLOCK_MONOTONIC; "raised" is whether an exception
+        ended the block; "woken" is whether a watcher raised the exception; "lost" is whether the
+        exception only reports a lost peer; "end" is the rank's end, as a trace stores it for
+        ``explain``, or None if the rank did not fail.
 
     Example:
         >>> end = tell_end(1, ValueError("no such layer"))["end"]

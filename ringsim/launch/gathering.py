@@ -18,8 +18,8 @@ may wait for its end. If its part fits into the window, it leaves the part in th
 being asked. A process with a larger part waits longer. Rank 0 asks one rank per directory for the
 parts of all ranks there, including dead ranks, one host after the other, so the store never holds
 more than ``WINDOW`` chunks. The data are trusted no more than a file: they are written next to rank
-0's own parts, and read in the same way. The process groups of the program are not used, so this
-works with any backend, and after ranks have died.
+0's own parts, and read in the same way. The program's process groups are not used, so this works
+with any backend, and after ranks have died.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ ENDING_S: Final = 2.0
 LATE_S: Final = 60.0
 # time that a sender waits until rank 0 also has the parts of all others
 GATHERED_S: Final = 600.0
-ANSWER_S: Final = 30.0  # time that a sender waits for the next message of rank 0
+ANSWER_S: Final = 30.0  # time that a sender waits for the next message from rank 0
 MAX_FILE_BYTES: Final = 1 << 28  # more than any recorder writes
 
 

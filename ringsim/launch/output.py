@@ -12,8 +12,8 @@ __all__ = ["RankOutput"]
 class RankOutput:
     """The output of one rank, read from its file.
 
-    With ``show``, its lines are printed as they arrive, each after ``tag``, by default the rank;
-    with ``show_hidden``, lines hidden by print suppression are also printed.
+    With ``show``, its lines are printed as they arrive, each with the prefix ``tag``, by default
+    the rank. With ``show_hidden``, lines hidden by print suppression are also printed.
     """
 
     def __init__(

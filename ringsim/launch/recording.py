@@ -2,9 +2,9 @@
 
 Each rank writes its part into ``<path>.parts``, or under ``RINGSIM_PARTS`` on its own host. At the
 end of the block, it announces in the default group's store or in a file that its part is complete.
-Rank 0 fetches the parts of other hosts over the store (``gathering``) and merges all parts into one
-file (``merging``). The process groups are not used: recording adds no message, and inside the block
-no rank waits for another.
+Rank 0 fetches the parts from other hosts over the store (``gathering``) and merges all parts into
+one file (``merging``). The process groups are not used: recording adds no message, and inside the
+block no rank waits for another.
 
 A recording is in one phase at a time::
 

@@ -59,7 +59,8 @@ def has_proc() -> bool:
 def shut_connections(keep_port: int) -> int:
     """Shuts down TCP connections to other processes on this machine (on Linux).
 
-    The port of the rendezvous is excepted. Returns the number of connections.
+    Connections to the rendezvous port stay open. Returns the number of connections that were shut
+    down.
     """
     count = 0
     for name in os.listdir("/proc/self/fd"):

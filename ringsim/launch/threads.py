@@ -30,7 +30,7 @@ __all__ = ["Place", "Threads", "find_place", "list_threads", "waits_without_end"
 Place = tuple[str, int]  # a file and a line in it
 
 _TQDM: Final = "/tqdm/_monitor.py"  # wakes every 10 s, and never communicates
-# A thread with its innermost frame in one of these waits for another thread of its process.
+# A thread with its innermost frame in one of these files waits for another thread of its process.
 _IDLE_FILES: Final = ("/threading.py", "/queue.py", "/concurrent/futures/thread.py", _TQDM)
 # Names of the threads of Gloo and of torch's stores, which only serve operations.
 _LIBRARY_THREADS: Final = ("gloo_", "pt_gloo", "pt_tcpstore")
