@@ -364,8 +364,8 @@ def find_newest(file: Path) -> Path:
     kept = list_traces(file)
     if not kept:
         raise ArgumentError(
-            f"this directory has no trace of {file}, such as {file.stem}.ringtrace. Record one "
-            f"with: ringsim trace {file}"
+            f"this directory has no trace of {file}, such as {file.stem}.ringtrace. Record one: "
+            f"ringsim trace {file}."
         )
     newest = max(kept, key=lambda trace: trace.stat().st_mtime_ns)
     others = f", the newest of {len(kept)}" if len(kept) > 1 else ""
