@@ -1,22 +1,21 @@
-"""Checks for the lessons' exercises, which judge an answer and explain any mistake.
+"""Checks for the lessons' exercises: they judge an answer and explain any mistake.
 
 A check runs a student's function on new ranks, with random sizes and data, and judges the trace and
-the results; ``diagnose`` judges a reader's diagnosis of a trace. A check always returns, and never
-raises an error for a wrong answer. An answer that computes forever has failed; one that sleeps for
-long, or does not get enough CPU time, is *undecided*. No answer fails because the machine is busy::
+the results; ``diagnose`` judges your diagnosis of a trace. A check always returns, and never raises
+an error for a wrong answer. An answer that computes forever fails. An answer that sleeps for long,
+or does not get enough CPU time, is *undecided*. A busy machine never makes an answer fail::
 
     check.hello(sum_share)             notebooks/00_four_processes: add up a share on each rank
-    check.pair_groups(pair_groups)     notebooks/01_ring: list the pairs of ranks of a ring
+    check.pair_groups(pair_groups)     notebooks/01_ring: list the pairs of ranks in a ring
     check.ring(pass_round)             notebooks/01_ring: pass numbers around on the pair groups
     check.no_deadlock(exchange)        notebooks/02_send_recv_deadlock: send and receive on all
                                        ranks without a deadlock
-    check.alphabeta(fit)               notebooks/03_bandwidth: fit alpha and beta to the times of
-                                       messages
+    check.alphabeta(fit)               notebooks/03_bandwidth: fit alpha and beta to message times
     check.partition(partition)         notebooks/04_stages: divide layers among stages
     check.hand_over(hand_over)         notebooks/04_stages: send a tensor of any shape to the next
                                        stage, in two messages
-    check.gradients(step)              notebooks/05_gradients: train a step over stages, with the
-                                       gradients of one process
+    check.gradients(step)              notebooks/05_gradients: run a training step across stages,
+                                       with the same gradients as one process
     check.schedule(order)              notebooks/06_schedules: write 1F1B, as a list of actions per
                                        rank
     check.fast_schedule(order)         notebooks/06_schedules: write an order that fills the bubble,
@@ -41,7 +40,7 @@ long, or does not get enough CPU time, is *undecided*. No answer fails because t
     check.patient(name)                notebooks/09_diagnose: not a check, but a trace to diagnose,
                                        a different one for each name
 
-The module ``examination`` is shared by all checks; each other module belongs to one lesson.
+All checks share the module ``examination``; every other module belongs to one lesson.
 
 Example:
     >>> from ringsim import check

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 __all__ = ["gradients"]
 
 _RAISED_HINT: Final = (
-    "If something is None here, it may be x.grad: call x.requires_grad_() before the forward pass, "
-    "and use the same x in it, not a copy. The first stage receives no activation and sends no "
-    "gradient; the last stage sends no activation and receives no gradient."
+    "If a value is None here, it may be x.grad: call x.requires_grad_() before the forward pass, "
+    "and pass the same x to the stage, not a copy. The first stage receives no activation and "
+    "sends no gradient; the last stage sends no activation and receives no gradient."
 )
 _HINTS: Final = {
     "missing": (
@@ -35,7 +35,7 @@ _HINTS: Final = {
     ),
     "scaled": (
         "The loss of a step is the mean over microbatches: divide each loss by the number of "
-        "microbatches before its backward()."
+        "microbatches before you call backward()."
     ),
     "different": (
         "Check which tensors you combine: the gradient of microbatch i goes with the x and the y "
@@ -44,7 +44,7 @@ _HINTS: Final = {
     ),
     "zeros": (
         "A stage received a gradient of zeros. Zeros are sent if x.grad is None: call "
-        "x.requires_grad_() before the forward pass, and use the same x in it, not a copy."
+        "x.requires_grad_() before the forward pass, and pass the same x to the stage, not a copy."
     ),
     "unexpected": (
         "This rank has a gradient for a layer of another stage. Call only stage(x), and no other "
@@ -65,7 +65,7 @@ def gradients(function: Answer, *, seed: int | None = None) -> CheckResult:
     of a model. ``inputs`` and ``targets`` are lists with one tensor per microbatch: the first stage
     uses the inputs (token ids), and the last stage uses the targets. ``loss_fn(logits, target)`` is
     the mean loss of a microbatch, and the step's loss is the mean over microbatches. The check uses
-    1, 2 and 3 ranks, with one and more microbatches.
+    1, 2 and 3 ranks, with one microbatch and with several.
 
     Args:
         function: the answer.
@@ -76,7 +76,7 @@ def gradients(function: Answer, *, seed: int | None = None) -> CheckResult:
 
     Example:
         >>> print(gradients(lambda stage, inputs, targets, loss_fn: None, seed=1).reason)
-        Stage 0 of 3 has no gradient for its parameter 0.weight, with 4 microbatches.
+        Stage 0 of 3 has no gradient for its parameter 0.weight after a step with 4 microbatches.
     """
     return examine("gradients", function, _judge, seed)
 
@@ -98,12 +98,12 @@ def _judge(examination: Examination) -> str:
     examination.trace = traces[0]
     return (
         "Every parameter has the same gradient as in one process, on 1, 2 and 3 ranks, with one "
-        "microbatch and with more."
+        "microbatch and with several."
     )
 
 
 def _steps_on_rank(function: Answer, secret: int, steps: Sequence[int]) -> list[GradientRow | None]:
-    """Runs several steps, each with its own model; returns the worst gradient or None of each."""
+    """Runs several steps, each with its own model; returns each step's worst gradient or None."""
     from ringsim.pipeline.partition import partition_model
     from ringsim.pipeline.stage import build_stages
     from ringsim.pipeline.training import cross_entropy
@@ -125,7 +125,7 @@ def _steps_on_rank(function: Answer, secret: int, steps: Sequence[int]) -> list[
 def _judge_step(trace: Trace, index: int, num_microbatches: int) -> None:
     """Raises ``Wrong`` for the first stage with a wrong gradient.
 
-    Missing gradients come first, because they are often the cause of others.
+    Missing gradients come first, because they often cause the others.
     """
     rows = [result[index] for result in trace.results]
     wrong = [rank for rank, row in enumerate(rows) if row is not None]
@@ -137,21 +137,26 @@ def _judge_step(trace: Trace, index: int, num_microbatches: int) -> None:
     who, batches = f"{rank} of {trace.world_size}", count(num_microbatches, "microbatch")
     hint = _HINTS[row.verdict]
     if row.verdict == "missing":
-        reason = f"Stage {who} has no gradient for its parameter {name}, with {batches}."
+        reason = (
+            f"Stage {who} has no gradient for its parameter {name} after a step with {batches}."
+        )
     elif row.verdict == "zeros":
-        reason = f"Stage {who} has a gradient of zeros for its parameter {name}, with {batches}."
+        reason = (
+            f"Stage {who} has a gradient of zeros for its parameter {name} after a step with "
+            f"{batches}."
+        )
     elif row.verdict == "unexpected":
-        reason = f"Stage {who} has a gradient for {name}, which is another stage's."
+        reason = f"Stage {who} has a gradient for {name}, which belongs to another stage."
     elif row.verdict == "scaled":
         reason = (
-            f"The gradients of stage {who} are {row.scale:.4g} times those of one process, with "
-            f"{batches}."
+            f"The gradients of stage {who} are {row.scale:.4g} times as large as in one process "
+            f"after a step with {batches}."
         )
         if row.scale < 1:
             hint = _SMALL_HINT
     else:
         reason = (
-            f"Stage {who} has another gradient for {name} than one process, with {batches}: the "
-            f"difference is {row.difference:.2g}."
+            f"Stage {who} and one process have different gradients for {name} after a step with "
+            f"{batches}: the difference is {row.difference:.2g}."
         )
     raise Wrong(reason, hint)

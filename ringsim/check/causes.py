@@ -16,52 +16,56 @@ __all__ = ["diagnose"]
 
 _SIGNS: Final = {
     "deadlock": (
-        "in a deadlock, ranks wait for each other in a cycle: each wait could end if another did"
+        "if it were, ranks would wait for each other in a cycle, and each wait would end only "
+        "after another"
     ),
     "peer_exited": (
-        "then a rank would wait for a rank that has ended and has no more events in flight"
+        "if it were, a rank would wait for a rank that has ended and has no more events in flight"
     ),
     "rank_failed": (
-        "then a rank would have raised an error that has nothing to do with its last operation"
+        "if it were, a rank would have raised an error that has nothing to do with its last "
+        "operation"
     ),
     "tag_mismatch": (
-        "then a send and a recv of two ranks, both in flight, would differ only in their tag"
+        "if it were, a send and a recv in flight between two ranks would differ only in their tags"
     ),
     "group_mismatch": (
-        "then a send and a recv of two ranks, both in flight, would differ only in their group"
+        "if it were, a send and a recv in flight between two ranks would differ only in their "
+        "groups"
     ),
     "message_mismatch": (
-        "then the two sides of one message, with the same tag, would differ in size, dtype or shape"
+        "if it were, the two sides of one message, with the same tag, would differ in size, dtype "
+        "or shape"
     ),
     "link": (
-        "then a message between two hosts would have taken seconds after both sides were posted, "
-        "and others far less"
+        "if it were, a message between two hosts would have taken seconds after both sides were "
+        "posted, and other messages far less time"
     ),
     "slow_link": (
-        "then every message between two hosts would take several times as long as a message of the "
-        "same size between other hosts"
+        "if it were, every message between two hosts would take several times as long as a message "
+        "of the same size between other hosts"
     ),
     "straggler": (
-        "then one rank would be busy nearly all the time, and all others would wait for it again "
-        "and again"
+        "if it were, one rank would be busy nearly all the time, and all others would wait for it "
+        "again and again"
     ),
     "late_sender": (
-        "then a recv would wait long for a send that is posted late, and no single rank would "
-        "cause most of the waiting"
+        "if it were, a recv would wait long for a send that is posted late, and no single rank "
+        "would cause most of the waiting"
     ),
     "late_receiver": (
-        "then a send would wait long for a recv that is posted late, and no single rank would "
-        "cause most of the waiting"
+        "if it were, a send would wait long for a recv that is posted late, and no single rank "
+        "would cause most of the waiting"
     ),
 }
 _UNFINISHED_HINT: Final = (
-    "Look at the operations that were never done: table = trace.to_pandas(); "
-    'table[table["status"] != "ok"]. Which rank is the peer of which? In what do the two sides of '
-    "the message agree, and in what do they differ?"
+    'Look at the operations that were never done: table = trace.to_pandas(); table[table["status"] '
+    '!= "ok"]. Which rank is the peer of each operation? Where do the two sides of the message '
+    "agree, and where do they differ?"
 )
 _FINISHED_HINT: Final = (
-    "Look at the timeline: which row has the fewest gaps, and which rows have the waits? "
-    "trace.plot_timeline() draws a large one."
+    "Look at the timeline: which row has the fewest gaps, and which rows contain the waits? "
+    "trace.plot_timeline() draws a large timeline."
 )
 _EVENT_HINT: Final = (
     "An event is a row of trace.to_pandas(); its number is in the index, on the left. If the run "
@@ -81,8 +85,8 @@ def diagnose(trace: Trace, kind: str, ranks: int | Iterable[int], event: int | N
         trace: the trace of a run that got stuck, failed, or was slow.
         kind: the name of the fault, one of ``ringsim.traces.findings.KINDS``: "deadlock",
             "tag_mismatch", "straggler", ...
-        ranks: the ranks of the fault: all ranks of the cycle, both sides of the message, or the
-            slow rank.
+        ranks: the ranks that the fault concerns: all ranks in the cycle, both sides of the message,
+            or the slow rank.
         event: an event that shows the fault, as its row number in ``trace.to_pandas()``.
 
     Returns:
@@ -106,7 +110,7 @@ def diagnose(trace: Trace, kind: str, ranks: int | Iterable[int], event: int | N
         >>> diagnose(trace, "deadlock", (0, 1), event=1).passed
         True
         >>> print(diagnose(trace, "straggler", 1, event=0).reason)
-        A straggler is found in runs that finished, but this one did not: some operations were never done.
+        The fault is not straggler, which occurs in runs that finish: here, some operations were never done.
     """  # noqa: E501
     diagnosis = trace.explain()
     passed, hint = True, ""
@@ -131,7 +135,7 @@ def _judge(
     if kind not in KINDS:
         raise Wrong(
             f"kind must be the name of a fault, got {shown(repr(kind))}.",
-            f"The names are {', '.join(KINDS)}.",
+            f"Use one of these names: {', '.join(KINDS)}.",
         )
     if kind != cause.kind:
         raise Wrong(_reject(kind, cause), hint)
@@ -140,28 +144,30 @@ def _judge(
     if named != due:
         found = shown(", ".join(map(str, sorted(named))) or "none")
         raise Wrong(
-            f"It is a {kind}, but it concerns {count(len(due), 'rank')}, not those that you "
-            f"named: {found}.",
+            f"The fault is {kind}, but you named the wrong ranks: {found}. The fault concerns "
+            f"{count(len(due), 'rank')}.",
             hint,
         )
     if not _shows(trace, event, cause):
         raise Wrong(
-            f"Kind and ranks are right, but event {shown(event)} does not show the fault.",
+            f"The kind and the ranks are right, but event {shown(event)} does not show the fault.",
             _EVENT_HINT,
         )
 
 
 def _reject(kind: str, cause: Finding) -> str:
     """Returns the reason why a kind is wrong, without revealing the right kind."""
-    article = "An" if kind[0] in "aeiou" else "A"
     if kind in SLOW_KINDS and cause.kind not in SLOW_KINDS:
         return (
-            f"{article} {kind} is found in runs that finished, but this one did not: some "
-            "operations were never done."
+            f"The fault is not {kind}, which occurs in runs that finish: here, some operations "
+            "were never done."
         )
     if cause.kind in SLOW_KINDS and kind not in SLOW_KINDS:
-        return f"{article} {kind} keeps a run from finishing, but this one finished: it was slow."
-    return f"It is not a {kind}: {_SIGNS.get(kind, 'nothing of this kind was recorded')}."
+        return (
+            f"The fault is not {kind}, which keeps a run from finishing: this run was slow, but "
+            "finished."
+        )
+    return f"The fault is not {kind}: {_SIGNS.get(kind, 'nothing of this kind was recorded')}."
 
 
 def _shows(trace: Trace, event: Any, cause: Finding) -> bool:

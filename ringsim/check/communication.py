@@ -28,21 +28,21 @@ if TYPE_CHECKING:
 
 __all__ = ["ring_all_reduce", "timed_op"]
 
-Complaint = tuple[str, str]  # a reason, to follow "On rank 0 of 3 ", and a hint
+Complaint = tuple[str, str]  # a reason, to follow "On rank 0 of 3, ", and a hint
 _NAMES: Final = ("sum_up", "share_gradients", "agree", "merge", "add_over_ranks", "join_parts")
 _WRAPS_HINT: Final = (
     "Decorate the inner function with functools.wraps(function), which copies the name, docstring "
     "and signature."
 )
 _RETURN_HINT: Final = (
-    "Define an inner function that calls the function and returns its result, and return the inner "
-    "function: return timed."
+    "Define an inner function that calls the original function and returns its result. Then return "
+    "the inner function: return timed."
 )
 _PASS_ON_HINT: Final = (
-    "Let the inner function take *args and **kwargs, pass both on unchanged, and return the "
-    "function's result."
+    "Have the inner function accept *args and **kwargs, pass both on unchanged, and return the "
+    "original function's result."
 )
-_SPAN_HINT: Final = "Put the call into the block of: with ringsim.span(function.__name__):"
+_SPAN_HINT: Final = "Put the call inside this block: with ringsim.span(function.__name__):"
 Numbers = list[float]
 _ITEM_BYTES: Final = 4  # float32
 _WHOLE_HINT: Final = (
@@ -50,18 +50,18 @@ _WHOLE_HINT: Final = (
     "chunk at a time: in step s, rank r sends chunk (r - s) % N and receives chunk (r - s - 1) % N."
 )
 _HALF_HINT: Final = (
-    "That is one of the two halves. In the first N - 1 steps, add the chunk that arrives to your "
-    "own (reduce-scatter). In the next N - 1 steps, replace your own chunk with the chunk that "
-    "arrives (all-gather)."
+    "That is only half of the algorithm. In the first N - 1 steps, add the chunk that arrives to "
+    "your own (reduce-scatter). In the next N - 1 steps, replace your own chunk with the chunk "
+    "that arrives (all-gather)."
 )
 _BYTES_HINT: Final = (
-    "There are 2 (N - 1) steps. In each step every rank sends one chunk, an N-th of the tensor, "
-    "and receives another: for step in range(2 * (N - 1))."
+    "There are 2 (N - 1) steps. In each step, every rank sends one chunk, which is 1/N of the "
+    "tensor, and receives a different one: for step in range(2 * (N - 1))."
 )
 _SUM_HINT: Final = (
-    "In the first N - 1 steps, add the chunk that arrives to your chunk of that number; in the "
-    "last N - 1 steps, replace your chunk with it. Receive into a new tensor, and finish this "
-    "before you send the chunk in the next step."
+    "In the first N - 1 steps, add the chunk that arrives to your chunk with the same number. In "
+    "the last N - 1 steps, replace your chunk with the one that arrives. Receive into a new "
+    "tensor, and update your chunk before you send it in the next step."
 )
 
 
@@ -88,7 +88,7 @@ def timed_op(decorator: Answer, *, seed: int | None = None) -> CheckResult:
         ...
         ...     return wrapper
         >>> print(timed_op(timed, seed=1).reason)
-        On rank 0 of 3 the decorated function must keep its name, share_gradients, but is called wrapper.
+        On rank 0 of 3, the decorated function must keep its name, share_gradients, but is called wrapper.
     """  # noqa: E501
     return examine("timed_op", decorator, _judge, seed)
 
@@ -103,11 +103,11 @@ def _judge(examination: Examination) -> str:
         for rank, complaint in enumerate(trace.results):
             if complaint is not None:
                 reason, hint = complaint
-                raise Wrong(f"On rank {rank} of {world_size} {reason}.", hint)
+                raise Wrong(f"On rank {rank} of {world_size}, {reason}.", hint)
         _judge_spans(trace, names)
     return (
-        "Every call is in a span of its name, and nothing else has changed: the name, the "
-        "signature, the result, the handle and the error are the same."
+        "Every call is in a span with the function's name, and nothing else has changed: the name, "
+        "the signature, the result, the handle and the error are the same."
     )
 
 
@@ -188,12 +188,12 @@ def _compare(function: Any, original: Any, called: bool) -> Complaint | None:
     """Returns a complaint if a decorated function differs or was called too early, else None."""
     if called:
         return (
-            f"the decorator called {original.__name__}, but must return a function that calls it "
-            "later",
+            f"the decorator called {original.__name__}, but it must return a function that calls "
+            f"{original.__name__} later",
             _RETURN_HINT,
         )
     if not callable(function):
-        return f"the decorator must return a function, got {shown(function)}", _RETURN_HINT
+        return f"the decorator must return a function, but returned {shown(function)}", _RETURN_HINT
     name = getattr(function, "__name__", "no name")
     if name != original.__name__:
         return (
@@ -230,13 +230,14 @@ def _judge_calls(
     """
     if len(kept) != 4:
         return (
-            f"each of 4 calls must call the function once, but it was called {len(kept)} times",
+            "4 calls to the decorated functions must call the originals 4 times, but called them "
+            f"{count(len(kept), 'time')}",
             _PASS_ON_HINT,
         )
     if not arguments_hold:
         return (
-            f"{names[0]} must get the arguments that it was called with, including defaults, but "
-            "got others",
+            f"{names[0]} must get the arguments that the caller passes, including defaults, but "
+            "got different ones",
             _PASS_ON_HINT,
         )
     if waited:
@@ -295,7 +296,7 @@ def _judge_spans(trace: Trace, names: list[str]) -> None:
         made = [span for span in spans if span.label in names[:2]]
         for span, operation in zip(made, operations, strict=True):
             if span.done_ns is None or not span.post_ns <= operation.post_ns <= span.done_ns:
-                raise Wrong(f"{who} called {span.label} outside of its span.", _SPAN_HINT)
+                raise Wrong(f"{who} called {span.label} outside its span.", _SPAN_HINT)
 
 
 def ring_all_reduce(function: Answer, *, seed: int | None = None) -> CheckResult:
@@ -303,8 +304,8 @@ def ring_all_reduce(function: Answer, *, seed: int | None = None) -> CheckResult
 
     ``function(tensor)`` gets this rank's own numbers, a float32 tensor of one dimension whose
     length is a multiple of N, and returns the sum of all ranks' tensors. Every rank must send
-    exactly 2 (N - 1) / N times the bytes of the tensor, all of them to its successor, on the group
-    of that edge; the check reads the bytes from the trace. It uses 1, 2, 3 and more ranks.
+    exactly 2 (N - 1) / N times the tensor's bytes, all of them to its successor, on that edge's
+    group. The check counts the bytes in the trace. It uses 1, 2, 3 and more ranks.
 
     Args:
         function: the answer.
@@ -357,7 +358,7 @@ def _reduce_on_rank(function: Answer, length: int, secret: int) -> tuple[Numbers
 
 
 def _judge_bytes(trace: Trace, size_bytes: int) -> str:
-    """Raises ``Wrong`` unless every rank sent the bytes of the formula; returns the formula."""
+    """Raises ``Wrong`` unless every rank sent the right number of bytes; returns the formula."""
     events, size = trace.events, trace.world_size
     due = 2 * (size - 1) * size_bytes // size
     formula = f"2 * {size - 1}/{size} * {size_bytes} = {due} bytes"
@@ -389,7 +390,7 @@ def _judge_sums(trace: Trace, length: int) -> None:
             )
             raise Wrong(reason, hint)
         place = next(place for place in range(length) if answer[place] != due[place])
-        own = ", only its own number" if answer[place] == numbers[place] else ""
+        own = ", which is only its own number" if answer[place] == numbers[place] else ""
         reason = (
             f"{who} must return the sum of all tensors: number {place}, in chunk "
             f"{place // (length // size)}, must be "

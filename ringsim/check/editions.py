@@ -1,4 +1,4 @@
-"""The editions of a lesson, made from a single notebook.
+"""The editions of a lesson, all made from one notebook.
 
 Students do not receive cells with the tag ``solution``. Only these cells define names that end in
 ``_solution``, and no other cell uses such names, so a lesson runs from top to bottom without them.
@@ -30,7 +30,7 @@ def make_edition(notebook: Any, edition: str) -> Any:
     are speaker notes.
 
     Args:
-        notebook: the lesson, from JSON or from nbformat; it is not changed.
+        notebook: the lesson, from JSON or from nbformat; it stays unchanged.
         edition: the name of the edition, one of ``EDITIONS``.
 
     Returns:

@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
     from ringsim.pipeline.reports import GradientRow
 
-# Limits of a run. Neither is reached because a machine is busy, and a deadlock is found earlier.
+# Limits of a run. A busy machine alone reaches neither, and a deadlock is found earlier.
 CPU_S: Final = 20.0  # CPU time of all ranks together: right answers take less than a tenth
 ASLEEP_S: Final = 20.0  # time in which all ranks sleep and none waits for a core
-# for all runs of a check together, on any machine, excluding killing ranks and drawing
+# for all runs of a check together, on any machine, without the time to kill ranks and to draw
 LIMIT_S: Final = 120.0
 # frames in ringsim itself do not help a student
 _PACKAGE: Final = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
@@ -61,7 +61,7 @@ _ERROR_HINT: Final = (
     "line upwards."
 )
 _STUCK_HINT: Final = (
-    "Follow the arrows in the picture: each points from a rank to the rank that it waits for."
+    "Follow the arrows in the picture: each arrow points from a rank to the rank that it waits for."
 )
 _SENTENCE: Final = re.compile(r"(?<=[.?:]) (?=[A-Z])")
 _SIGNS: Final = {
@@ -81,25 +81,26 @@ WIDTH: Final = 6
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CheckResult:
-    """The verdict on one answer: passed, not yet, or undecided; true if the answer passed.
+    """The verdict on one answer.
 
-    The verdict is undecided if the answer had to be stopped and may be right, because it slept or
-    the machine was busy.
+    The verdict is passed, not yet, or undecided, and counts as true only if the answer passed. It
+    is undecided if the check stopped an answer that may be right, because the answer slept or the
+    machine was busy.
 
-    A notebook shows the text of the verdict, and below it a picture of the failed run, or of the
-    ranks that waited for each other. A terminal shows only the text.
+    A notebook shows the verdict as text, followed by a picture of the failed run or of the ranks
+    that waited for each other. A terminal shows only the text.
 
     Attributes:
         check: the name of the check.
         passed: whether the answer is right.
         reason: the reason, in one sentence.
         hint: advice on what to try next; empty if the answer passed.
-        seed: the seed of sizes and data; pass it to the check again to draw the same sizes and
-            data. None if nothing was drawn.
-        world_size: the number of ranks of the run that the reason is about, or None if there was no
-            such run.
-        trace: the trace of that run, or None if there is none.
-        diagnosis: the waits between ranks in that run, if these waits are the reason.
+        seed: the seed of the sizes and data, or None if nothing was drawn. Pass the seed to the
+            check to draw the same sizes and data again.
+        world_size: the number of ranks in the run that ``reason`` describes, or None if there was
+            no such run.
+        trace: the trace of that run, or None if there was no such run.
+        diagnosis: the waits between ranks in that run if these waits are the reason, else None.
         undecided: whether the answer neither passed nor failed.
 
     Example:
@@ -248,8 +249,8 @@ class _Effort:
 class Examination:
     """One answer under examination.
 
-    It has the student's ``function``, a generator ``random`` for sizes and data, and the ``trace``
-    of the run that is judged.
+    It holds the student's ``function``, a generator ``random`` for sizes and data, and the
+    ``trace`` of the run that is judged.
     """
 
     def __init__(self, function: Answer, seed: int) -> None:
@@ -268,14 +269,14 @@ class Examination:
     ) -> Trace:
         """Runs ``on_rank(function, *args)`` on new ranks, and returns the trace.
 
-        The trace has the output of the ranks, which is not shown.
+        The trace contains the ranks' output, which is not shown.
 
         Args:
             on_rank: the function that each rank calls, with the student's function.
             world_size: the number of ranks.
             args: further arguments for ``on_rank``.
-            things: the name of messages that must go only to the successor, even if the run does
-                not end; empty if messages may go anywhere.
+            things: the name of the messages, which must go only to the successor, even if the run
+                does not end; empty if messages may go anywhere.
             hint: the hint if the function raises an error.
 
         Raises:
@@ -330,7 +331,7 @@ class Examination:
             return
         self.trace = None  # it would look right
         raise Wrong(
-            f"With {count(world_size, 'rank')} your answer is the same even if every message "
+            f"With {count(world_size, 'rank')}, your answer is the same even if every message "
             "contains only zeros, so your numbers do not travel in the messages.",
             "A rank may learn about the other ranks only from the messages that it receives.",
             world_size=world_size,
@@ -350,7 +351,7 @@ class Examination:
         if own and called:
             raise Wrong(
                 f"Your answer calls ringsim's {called[0]}, but must do this work itself.",
-                "Write the code that this function would run.",
+                "Write the code yourself instead of calling this function.",
             )
         return zip(cases, answers, strict=True)
 
@@ -384,8 +385,8 @@ def examine(
 ) -> CheckResult:
     """Examines an answer with a judge, and returns the verdict.
 
-    The judge returns a sentence if the answer is right, and raises ``Wrong`` otherwise. The
-    examination has the trace to show.
+    The judge returns a sentence if the answer is right, and raises ``Wrong`` otherwise. The verdict
+    shows the examination's trace.
     """
     seed = random.SystemRandom().randrange(10**6) if seed is None else seed
     if not callable(function):
@@ -418,7 +419,7 @@ def _on_blank_rank(function: Answer, on_rank: Answer, *args: Any) -> Any:
 def _answer_on_rank(
     function: Answer, cases: Sequence[Any], read: Callable[[Any], Any]
 ) -> tuple[list[Any], list[str]]:
-    """Returns the answers, and the ringsim functions that were called for them.
+    """Returns the answers, and the ringsim functions that the student's function called.
 
     Creating an instance of a ringsim class is not a call.
     """
@@ -452,7 +453,7 @@ def _answer_on_rank(
 
 
 def refuse_text(answer: Any) -> Any:
-    """Returns an answer, but rejects a string, which would pass for a list of characters."""
+    """Returns an answer, but raises TypeError for a string, which would pass for a list."""
     if isinstance(answer, str):
         raise TypeError
     return answer
@@ -462,17 +463,17 @@ def _stuck(trace: Trace, diagnosis: Diagnosis) -> Wrong:
     """Returns the verdict for a deadlocked run, with the ranks that waited for each other."""
     cause = diagnosis.findings[0]
     return Wrong(
-        f"In a ring of {trace.world_size}, {cause.message}",
+        f"In a ring of {count(trace.world_size, 'rank')}, {cause.message}",
         " ".join(cause.hint.split()) or _STUCK_HINT,
         diagnosis=diagnosis,
-        undecided=bool(trace.metadata.get("at_rest")),  # that ranks rest is no proof
+        undecided=bool(trace.metadata.get("at_rest")),  # ranks at rest are no proof
     )
 
 
 def _unended(world_size: int, effort: _Effort) -> Wrong:
     """Returns the verdict for a run that was stopped, with the limit that it reached.
 
-    Of the stopped answers, only one that computes forever is certainly wrong.
+    A stopped answer is certainly wrong only if it computes forever.
     """
     computed = effort.cpu_s > CPU_S
     if computed:
@@ -480,14 +481,14 @@ def _unended(world_size: int, effort: _Effort) -> Wrong:
         hint = "Look for a loop that never ends."
     elif effort.asleep_s > ASLEEP_S:
         why = (
-            f": for {ASLEEP_S:g} s no rank did anything, but this does not prove that the answer "
+            f": for {ASLEEP_S:g} s, no rank did anything, but this does not prove that the answer "
             "is wrong."
         )
         hint = "Look for a sleep(), and for a loop that keeps checking whether something happened."
     else:
         why = f" in time and got only {effort.cpu_s:.1f} s of CPU time: the machine is busy."
         hint = "Try again when the machine is less busy."
-    reason = f"A run of {count(world_size, 'rank')} did not end{why}"
+    reason = f"A run with {count(world_size, 'rank')} did not end{why}"
     return Wrong(reason, hint, world_size=world_size, undecided=not computed)
 
 
@@ -517,7 +518,7 @@ def plain_tensor(answer: Any) -> tuple[tuple[int, ...], list[float]] | str:
 
 
 def listed(numbers: Iterable[int]) -> str:
-    """Lists numbers in order, for a sentence.
+    """Lists numbers in order, for use in a sentence.
 
     Example:
         >>> listed([3, 1, 2])
@@ -528,7 +529,7 @@ def listed(numbers: Iterable[int]) -> str:
 
 
 def shown(value: Any) -> str:
-    """Returns a value as a short text, for a sentence.
+    """Returns a value as a short text, for use in a sentence.
 
     Example:
         >>> shown(None), shown(3.0), shown([1] * 1000)
@@ -559,8 +560,8 @@ def judge_way(trace: Trace, things: str) -> None:
         if kind == COLLECTIVE:
             raise Wrong(
                 f"{who} called {op}, but only messages between neighbours are allowed.",
-                f"Sends and recvs are enough for the sum: pass {things} on, and add up those that "
-                "arrive.",
+                f"You need only sends and recvs for the sum: pass {things} on, and add up the "
+                f"{things} that arrive.",
             )
         pred, succ = (rank - 1) % size, (rank + 1) % size
         verb, motion, role, opposite = _MOTIONS[kind]
@@ -588,7 +589,7 @@ def judge_way(trace: Trace, things: str) -> None:
 
 
 class Side(NamedTuple):
-    """The sends of one rank, or its recvs.
+    """One rank's sends, or its recvs.
 
     Attributes:
         rank: the rank.
@@ -625,7 +626,7 @@ def judge_counts(
 ) -> None:
     """Raises ``Wrong`` unless every rank has the right number of sends and recvs, all matched.
 
-    ``sent`` and ``received`` are the name of the thing in the singular, and the words after it.
+    ``sent`` and ``received`` each hold the singular name of the thing and the words that follow it.
     """
     for side in sides(trace):
         is_recv = side.kind == RECV
@@ -638,10 +639,11 @@ def judge_counts(
     judge_unmatched(trace)
 
 
-def judge_unmatched(trace: Trace, hint: str = "Use the same tag on both sides, or none.") -> None:
+def judge_unmatched(trace: Trace, hint: str = "Use the same tag on both sides, or no tag.") -> None:
     """Raises ``Wrong`` unless every send met its recv."""
     if trace.unmatched:
-        raise Wrong(f"Every send needs a recv, but {trace.unmatched[0]!r}.", hint)
+        operation = repr(trace.unmatched[0]).replace(": ", "'s ", 1)
+        raise Wrong(f"Every send needs a recv, but {operation}.", hint)
 
 
 class Task(NamedTuple):

@@ -27,8 +27,8 @@ _UNITS_HINT: Final = (
     "alpha, beta."
 )
 _SLOW_HINT: Final = (
-    "Some messages were delayed and took many times as long. First take the median of the times of "
-    "each size, and then fit the medians."
+    "Some messages were delayed and took many times as long as the others. First take the median "
+    "time for each size, and then fit the medians."
 )
 _WEIGHT_HINT: Final = (
     "In a plain least-squares fit, the largest messages dominate: one percent of 50 ms is more "
@@ -42,7 +42,7 @@ _RAISED_HINT: Final = (
 
 
 class Data(NamedTuple):
-    """Message times, and the link from which they were made up, or None for measured times."""
+    """Message times, and the link that they were derived from, or None for measured times."""
 
     sizes_bytes: Ints
     times_s: Ints
@@ -50,15 +50,16 @@ class Data(NamedTuple):
 
 
 def alphabeta(function: Answer, *, seed: int | None = None) -> CheckResult:
-    """Checks a function that fits alpha and beta.
+    """Checks a function that fits alpha and beta to message times.
 
     ``function(sizes_bytes, times_s)`` gets two numpy arrays of the same length, in which each size
     occurs several times. It returns ``(alpha, beta)`` in seconds and seconds per byte, or a
-    ``ringsim.Link``. The check uses two kinds of times. The first are made up from random links,
-    with noise and some delayed messages: both numbers must be right within 30 %. The second are
-    measured between two real ranks: the line must be within 30 % of the medians of at least half of
-    the sizes. If the machine is so busy that a larger message takes less time, or that
-    ``ringsim.link.fit_link`` is not within 15 %, the measured times do not count.
+    ``ringsim.Link``. The check uses two kinds of times. The first kind is made up from random
+    links, with noise and some delayed messages: both numbers must be right within 30 %. The second
+    kind is measured between two real ranks: the line must be within 30 % of the medians of at least
+    half of the sizes. The measured times do not count if the machine is so busy that a larger
+    message takes less time than a smaller one, or that even ``ringsim.link.fit_link`` is not within
+    15 % of the medians.
 
     Args:
         function: the answer.
@@ -69,7 +70,7 @@ def alphabeta(function: Answer, *, seed: int | None = None) -> CheckResult:
 
     Example:
         >>> print(alphabeta(lambda sizes, times: (0.0, 1e-9), seed=1).reason)
-        alpha must be 5.03 µs within 30 %, got 0 µs.
+        alpha must be within 30 % of 5.03 µs, got 0 µs.
     """
     return examine("alphabeta", function, _judge, seed)
 
@@ -133,7 +134,7 @@ def _messages_on_rank(_function: Answer) -> None:
 
 
 def _measured(trace: Trace) -> Data:
-    """Returns half of each of rank 0's round-trip times, except for the first of each size."""
+    """Returns half of rank 0's round-trip times, without the first round trip of each size."""
     events = trace.events
     mine = events.rank == 0
     sent_ns = events.post_ns[mine & (events.kind == SEND)]
@@ -163,7 +164,8 @@ def _judge_numbers(link: Link, answer: Link) -> None:
         else:
             hint = _SLOW_HINT if due < got < 20 * due else _WEIGHT_HINT
         reason = (
-            f"{name} must be {due:.3g} {unit} within {100 * TOLERANCE:.0f} %, got {got:.3g} {unit}."
+            f"{name} must be within {100 * TOLERANCE:.0f} % of {due:.3g} {unit}, got {got:.3g} "
+            f"{unit}."
         )
         raise Wrong(reason, hint)
 
@@ -186,8 +188,8 @@ def _judge_line(data: Data, answer: Link, trace: Trace) -> bool:
         size, time_s = max(medians.items(), key=lambda one: abs(answer.time_s(one[0]) / one[1] - 1))
         says, took = answer.time_s(size) * 1e6, time_s * 1e6
         reason = (
-            f"Between two real ranks, {bytes_text(size)} took a median of {took:.3g} µs, but your "
-            f"line gives {says:.3g} µs."
+            f"Between two real ranks, a message of {bytes_text(size)} took a median of {took:.3g} "
+            f"µs, but your line gives {says:.3g} µs."
         )
         raise Wrong(reason, _WEIGHT_HINT, trace)
     return True

@@ -24,8 +24,8 @@ __all__ = ["hello"]
 SPAN_NAME: Final = "share"
 _READ: Final = "a number is taken"
 _WHOLE_HINT: Final = (
-    "ringsim.current_ring() has the rank and the world_size of the running process. A share begins "
-    "at index rank, and its numbers are world_size apart."
+    "ringsim.current_ring() returns a ring with the rank and the world_size of this process. A "
+    "share begins at index rank, and its numbers are world_size apart."
 )
 
 
@@ -33,8 +33,8 @@ def hello(function: Answer, *, seed: int | None = None) -> CheckResult:
     """Checks a function that adds up one rank's share of a list of numbers.
 
     ``function(numbers)`` gets the same list on every rank. Rank r returns the sum of numbers[r],
-    numbers[r + world_size], numbers[r + 2 * world_size] and so on. It takes them from the list
-    inside one ``with ringsim.span("share")``. The check uses 1, 2, 3 and more ranks.
+    numbers[r + world_size], numbers[r + 2 * world_size] and so on. The function takes these numbers
+    from the list inside one ``with ringsim.span("share")``. The check uses 1, 2, 3 and more ranks.
 
     Args:
         function: the answer.
@@ -64,7 +64,7 @@ def _judge(examination: Examination) -> str:
         trace = examination.run(_share_on_rank, world_size, numbers)
         _judge_sums(numbers, trace)
         _judge_spans(trace)
-    return f"Every rank added up its share, in runs of {listed(sizes)} ranks."
+    return f"Every rank added up its share, in runs with {listed(sizes)} ranks."
 
 
 class _Numbers(UserList[int]):
@@ -137,8 +137,8 @@ def _judge_spans(trace: Trace) -> None:
         reads = [event for event in own if event.kind == "mark" and event.label == _READ]
         if not any(read.seq > seq and read.post_ns <= (done_ns or 0) for read in reads):
             raise Wrong(
-                f'{who} took no number inside its span named "{SPAN_NAME}": the work is '
-                "outside of it.",
+                f'{who} took no number inside its span named "{SPAN_NAME}": the work is outside '
+                "the span.",
                 hint,
             )
 

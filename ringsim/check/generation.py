@@ -28,7 +28,7 @@ __all__ = ["inner_iterations", "token_ring"]
 NUM_TOKENS: Final = 4
 VOCABULARY: Final = 1_000_003
 _COUNT_HINT: Final = (
-    "Send output unless it is None, and receive into space unless space is None: some calls have "
+    "Send output unless it is None, and receive into space unless space is None: some calls pass "
     "only one of the two."
 )
 _VALUE_HINT: Final = (
@@ -43,9 +43,9 @@ def token_ring(function: Answer, *, seed: int | None = None) -> CheckResult:
 
     ``function(output, space)`` sends ``output`` to the successor, on the successor's group, and
     receives into ``space`` from the predecessor, on the predecessor's group. Each is an int64
-    tensor of shape (1,), or None if there is nothing to send or receive. The check calls it between
-    jobs, on every rank of rings of 2, 3 and more ranks, with as many batches in the ring as ranks.
-    A stage computes a sum instead of its layers.
+    tensor of shape (1,), or None if there is nothing to send or receive. The check uses rings of 2,
+    3 and more ranks, with as many batches in the ring as ranks, and every rank calls the function
+    between its jobs. A stage computes a sum instead of its layers.
 
     Args:
         function: the answer.
@@ -77,7 +77,7 @@ def _judge(examination: Examination) -> str:
         judge_counts(trace, due, ("output", ""), ("input", ""), _COUNT_HINT)
         _judge_tokens(trace)
     examination.judge_content(_judge_tokens, _generate_on_rank, 2, secret)
-    return f"Right in rings of {listed(sizes)} ranks: none gets stuck, and every token is right."
+    return f"Right in rings of {listed(sizes)} ranks: no ring gets stuck, and every token is right."
 
 
 def _generate_on_rank(function: Answer, secret: int) -> tuple[int, list[list[float | str]]]:
@@ -123,8 +123,8 @@ def _judge_tokens(trace: Trace) -> None:
                 x = _work(x, number)
             if token != x:
                 reason = (
-                    f"Token {place} of batch {batch} must be {x}, but is {shown(token)}, in the "
-                    f"ring of {count(trace.world_size, 'rank')}."
+                    f"In the ring of {count(trace.world_size, 'rank')}, token {place} of batch "
+                    f"{batch} must be {x}, but is {shown(token)}."
                 )
                 raise Wrong(reason, _VALUE_HINT)
 
@@ -134,8 +134,8 @@ def inner_iterations(function: Answer, *, seed: int | None = None) -> CheckResul
 
     ``function(N)`` returns (T, async_comm). A ring of N stages must finish with T inner iterations,
     and each stage must work at least 80 % of the time while decoding. T must be as small as
-    possible, because every batch in the ring needs a cache on every stage. The function runs on its
-    own rank, so that an endless loop can be stopped.
+    possible, because every batch in the ring needs a cache on every stage. The check calls the
+    function on a separate rank, so that it can stop an endless loop.
 
     Args:
         function: the answer.
@@ -146,7 +146,7 @@ def inner_iterations(function: Answer, *, seed: int | None = None) -> CheckResul
 
     Example:
         >>> print(inner_iterations(lambda N: (N, False), seed=1).reason)
-        With 10 stages (10, False) keeps a stage busy 100 % of the time, but 8 inner iterations would be enough for 80 %.
+        With 10 stages, (10, False) keeps a stage busy 100 % of the time, but 8 inner iterations would be enough for 80 %.
     """  # noqa: E501
     return examine("inner_iterations", function, _judge_settings, seed)
 
@@ -168,27 +168,27 @@ def _judge_setting(size: int, answer: Setting | str) -> None:
     stages = count(size, "stage")
 
     def wrong(reason: str, hint: str) -> Wrong:
-        return Wrong(f"With {stages} {reason}", hint)
+        return Wrong(f"With {stages}, {reason}", hint)
 
     if isinstance(answer, str):
         raise wrong(
-            f"your answer must be a positive integer and True or False, got {answer}.",
+            f"your answer must be a pair of a positive integer and True or False, got {answer}.",
             "Return a pair such as (4, False).",
         )
     turns, async_comm = answer
     if not can_finish(size, turns, async_comm):
         limits = "1 to 2 N - 1" if async_comm else "2 to N"
         raise wrong(
-            f"{answer} never finishes.",
+            f"the ring never finishes with {answer}.",
             f"Look at the map: with async_comm={async_comm}, a ring finishes for T from {limits}.",
         )
     use = steady_use(size, turns, async_comm)
     percent = f"{100 * float(use):.0f} %"
     if use < WANTED:
-        form = "T / N up to T = N" if async_comm else "(T - 1) / (N - 1)"
+        form = "min(T / N, 1)" if async_comm else "(T - 1) / (N - 1)"
         hint = (
-            f"With async_comm={async_comm}, a stage works {form} of the time. Which T makes that "
-            "80 %? Round up, but do not round up exact fifths."
+            f"With async_comm={async_comm}, a stage works {form} of the time. Which T makes this "
+            "share 80 %? Round up, but keep a result that is already an integer."
         )
         raise wrong(
             f"{answer} keeps a stage busy {percent} of the time, which is less than 80 %.", hint

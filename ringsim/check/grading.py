@@ -95,7 +95,7 @@ def take_apart(name: str, source: str) -> Exercise:
 
 
 def _find_check(statement: ast.stmt) -> Any:
-    """Returns a statement's call of a check, or None."""
+    """Returns the check call in a statement, or None."""
     match statement:
         case ast.Expr(ast.Call(ast.Attribute(ast.Name("check"), name)) as call):
             return call if name in check.__all__ else None
@@ -107,7 +107,7 @@ def _takes_seed(checked: str) -> bool:
 
 
 def find_exercises(notebook: Any) -> dict[str, Exercise]:
-    """Returns the exercises of a notebook by the ids of their cells, in order."""
+    """Returns the exercises in a notebook by cell id, in order."""
     cells = (
         cell for cell in notebook.cells if cell.cell_type == "code" and "exercise" in tags_of(cell)
     )
@@ -118,14 +118,14 @@ def grade(path: Path, *, seed: int | None = None, lesson: Path | None = None) ->
     """Grades a notebook.
 
     Runs the notebook from top to bottom in a new kernel, without solution cells, and judges every
-    exercise. Grade only students whom you trust: their code runs with your permissions. It blocks
-    until the last cell has ended.
+    exercise. Grade only students whom you trust, because their code runs with your permissions.
+    This function blocks until the last cell has ended.
 
     Args:
         path: the notebook.
         seed: the seed of the sizes and data of all checks, or None for a random seed.
-        lesson: the notebook as handed out; its calls of checks replace those in the students'
-            notebook.
+        lesson: the notebook as it was handed out; its check calls replace the calls in the
+            student's notebook.
 
     Returns:
         Plain data for JSON: ``notebook``, ``seed``, ``points``, ``of``, and ``exercises``, a list
@@ -139,7 +139,7 @@ def grade(path: Path, *, seed: int | None = None, lesson: Path | None = None) ->
     calls = find_exercises(notebook if lesson is None else read_notebook(lesson))
     if not calls:
         raise ArgumentError(
-            f'no exercises in {path}: no cell has the tag "exercise". Pass the notebook of a '
+            f'{path} contains no exercises: no cell has the tag "exercise". Pass the notebook of a '
             "lesson."
         )
     seed = random.SystemRandom().randrange(10**6) if seed is None else seed
@@ -163,7 +163,7 @@ def _row(exercise: Exercise, judged: dict[str, Any]) -> dict[str, Any]:
         "verdict": verdict,
         "points": POINTS if verdict == "passed" else 0,
         "of": POINTS,
-        "reason": judged.get("reason", "This cell is missing in the notebook."),
+        "reason": judged.get("reason", "The notebook does not contain this cell."),
         "hint": judged.get("hint", ""),
     }
 
@@ -202,7 +202,10 @@ def _judge_all(
             except DeadKernelError:
                 if exercise is not None:
                     died = "The kernel died in this cell."
-                    yield cell.id, _row(exercise, {"reason": died, "hint": "Run it in Jupyter."})
+                    yield (
+                        cell.id,
+                        _row(exercise, {"reason": died, "hint": "Run the cell in Jupyter."}),
+                    )
                 return
 
 
@@ -247,8 +250,8 @@ def write_assignment(lesson: Path, directory: Path) -> list[Path]:
 
     Args:
         lesson: the notebook.
-        directory: the directory for a notebook of the same name, and ``tests`` with one file per
-            exercise.
+        directory: the directory for a notebook with the same name, and for ``tests`` with one file
+            per exercise.
 
     Returns:
         The files that were written.

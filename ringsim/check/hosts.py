@@ -38,12 +38,12 @@ _PAIR_HINT: Final = (
 )
 _HINTS: Final = {
     "inner": (
-        "The hosts of a message are hosts[src] and hosts[dst]. Look for a link between two hosts: "
-        "leave out messages within one host."
+        "The hosts of a message are hosts[src] and hosts[dst]. Look for a link between two hosts, "
+        "and leave out messages within one host."
     ),
     "busy": (
-        "Many large messages also take long on a good link. Divide the size of each message by its "
-        "own time."
+        "Many large messages take long even on a good link. Divide the size of each message by the "
+        "message's own time."
     ),
     "stall": (
         "A message may stall on a good link. This changes a sum or a maximum over the messages of "
@@ -79,8 +79,8 @@ def slow_link(function: Answer, *, seed: int | None = None) -> CheckResult:
     ``function(messages, hosts)`` gets the table ``trace.to_pandas("messages")`` of a run and
     ``trace.hosts``, the name of each rank's host, and returns the names of two hosts. The check
     uses made-up runs on 3 to 5 hosts, in which one link is eight times as slow as the others, in
-    both directions. Other messages also take long, for other reasons: they are many, one stalled,
-    they were sent late, they are small, or they stay within a host.
+    both directions. Other messages also take long, but for other reasons: they are numerous, one
+    stalls, they are sent late, they are small, or they stay within one host.
 
     Args:
         function: the answer.
@@ -91,7 +91,7 @@ def slow_link(function: Answer, *, seed: int | None = None) -> CheckResult:
 
     Example:
         >>> print(slow_link(lambda messages, hosts: sorted(set(hosts))[:2], seed=1).reason)
-        On the hosts node18, node42, node82 the slow link is not between node18 and node42.
+        On the hosts node18, node42, node82, the slow link is not between node18 and node42.
     """
     return examine("slow_link", function, _judge, seed)
 
@@ -108,7 +108,7 @@ def _judge(examination: Examination) -> str:
         if answer != run.slow:
             first, second = answer
             between = f"within {first}" if first == second else f"between {first} and {second}"
-            reason = f"On the hosts {', '.join(names)} the slow link is not {between}."
+            reason = f"On the hosts {', '.join(names)}, the slow link is not {between}."
             raise Wrong(reason, _HINTS[run.decoys.get(answer, "")])
     return f"Right for {RUNS} runs on 3 to 5 hosts."
 

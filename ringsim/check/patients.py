@@ -1,4 +1,4 @@
-"""New patients for the lesson on diagnosis: pipelines with one fault each.
+"""Generates patients for the lesson on diagnosis: pipelines with one fault each.
 
 A patient is drawn from a name, so that each student gets a different one.
 """
@@ -40,7 +40,7 @@ class Case(NamedTuple):
         microbatch: the microbatch whose forward pass has the fault.
         world_size: the number of stages.
         microbatches: the number of microbatches.
-        rows: the number of rows of an activation.
+        rows: the number of rows in an activation.
         trains: whether backward passes follow the forward passes.
         inject: the variation of computing times, and the slow rank.
     """
@@ -67,10 +67,11 @@ class Case(NamedTuple):
 def patient(name: str) -> Trace:
     """Returns the trace of a faulty pipeline, to diagnose with ``check.diagnose``.
 
-    The run is on a virtual clock, and always the same for a name.
+    The run uses a virtual clock, and is always the same for a given name.
 
     Args:
-        name: any text of your own, such as your name; add a number or a date for another patient.
+        name: any text of your own, such as your name; add a number or a date for a different
+            patient.
 
     Raises:
         ArgumentError: the name is not a string, or is empty.
@@ -159,6 +160,6 @@ def _work(case: Case) -> None:
 
 
 def _compute(name: str, microbatch: int, seconds: float) -> None:
-    """Spends the time that a stage's layers take."""
+    """Takes the time that a stage's layers would take."""
     with ringsim.span(name, stage=ringsim.current_ring().rank, microbatch=microbatch):
         ringsim.compute(seconds)

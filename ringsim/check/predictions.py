@@ -14,7 +14,8 @@ def prediction(said: Any, found: Any, *, unit: str = "", within: float = 0.3) ->
     """Compares a prediction with the result.
 
     Args:
-        said: the prediction, a number or a word, or None if there is none yet, which does not pass.
+        said: the prediction, a number or a word. None means that there is no prediction yet, and
+            does not pass.
         found: the result.
         unit: the unit of numbers.
         within: the tolerance for a number, as a fraction of the result; words must be equal.
@@ -31,7 +32,8 @@ def prediction(said: Any, found: Any, *, unit: str = "", within: float = 0.3) ->
     """
     if said is None:
         hint = (
-            "Write it into the cell above that asks for it, run that cell, and run this one again."
+            "Write your prediction into the cell above that asks for it. Run that cell, and then "
+            "run this cell again."
         )
         return CheckResult("prediction", False, "Write your prediction first.", hint)
     if is_number(said) and is_number(found):

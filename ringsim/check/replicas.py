@@ -1,4 +1,4 @@
-"""The check for the lesson on data parallelism: mean gradients over the replicas of a stage."""
+"""The check for the lesson on data parallelism: gradients averaged over a stage's replicas."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ SIZES: Final = ((2, 2), (1, 3), (3, 2))  # stages and replicas
 SHAPES: Final[tuple[tuple[int, ...], ...]] = ((3, 4), (4,), (), (2, 1, 5))
 NUMBERS: Final = sum(math.prod(shape) for shape in SHAPES)
 _BUCKET_HINT: Final = (
-    "Join the gradients in one tensor, torch.cat([gradient.flatten() for gradient in gradients]). "
-    "Reduce that tensor, and copy each part back to its gradient."
+    "Join the gradients into one tensor, torch.cat([gradient.flatten() for gradient in "
+    "gradients]). Reduce that tensor, and copy each part back to its gradient."
 )
 _PLACE_HINT: Final = (
     "Write the result into the tensors of the list: gradient.copy_(...) writes into a tensor."
@@ -61,7 +61,7 @@ def average_gradients(function: Answer, *, seed: int | None = None) -> CheckResu
 
     Example:
         >>> print(average_gradients(lambda gradients, replicas: None, seed=1).reason)
-        With 2 stages and 2 replicas the gradients of rank 0 are unchanged.
+        With 2 stages and 2 replicas, the gradients of rank 0 are unchanged.
     """
     return examine("average_gradients", function, _judge, seed)
 
@@ -111,7 +111,7 @@ def _average_on_rank(
 def _judge_waits(trace: Trace, about: str) -> None:
     for event in trace:
         if event.kind == "collective" and event.status != "ok":
-            reason = f"{about} rank {event.rank} never waits for its {event.op}."
+            reason = f"{about}, rank {event.rank} never waits for its {event.op}."
             raise Wrong(reason, _WAIT_HINT)
 
 
@@ -119,7 +119,7 @@ def _judge_numbers(trace: Trace, stages: int, about: str) -> None:
     """Raises ``Wrong`` unless the gradients are the means; recognizes common wrong values."""
     for rank, (_, found) in enumerate(trace.results):
         if found is None:
-            reason = f"{about} the gradients of rank {rank} have changed their shapes."
+            reason = f"{about}, the gradients of rank {rank} have changed shape."
             raise Wrong(reason, _PLACE_HINT)
     before, after = map(np.array, zip(*trace.results, strict=True))
     size = len(before)
@@ -135,13 +135,19 @@ def _judge_numbers(trace: Trace, stages: int, about: str) -> None:
         elif np.allclose(after[rank], total):
             what, hint = "the sum over the replicas, but must be the mean", _MEAN_HINT
         elif np.allclose(after[rank], total / size):
-            what = f"divided by the {size} ranks of the world, not by the ranks of the group"
+            what = (
+                f"divided by the number of ranks in the world, {size}, instead of the number of "
+                "ranks in the group"
+            )
             hint = _MEAN_HINT
         elif any(np.allclose(after[rank], like) for like in mixed):
             what, hint = "mixed with the gradients of other stages", _GROUP_HINT
         else:
-            what, hint = "not the mean over its replicas", f"{_BUCKET_HINT} {_MEAN_HINT}"
-        raise Wrong(f"{about} the gradients of rank {rank} are {what}.", hint)
+            what, hint = (
+                ("not the mean over the replicas of its stage"),
+                f"{_BUCKET_HINT} {_MEAN_HINT}",
+            )
+        raise Wrong(f"{about}, the gradients of rank {rank} are {what}.", hint)
 
 
 def _judge_operations(trace: Trace, stages: int, about: str) -> None:
@@ -154,7 +160,7 @@ def _judge_operations(trace: Trace, stages: int, about: str) -> None:
             & (events.op != OP_CODES["new_group"])
         )
         names = [OP_NAMES[op] for op in events.op[called]]
-        who = f"{about} rank {rank}"
+        who = f"{about}, rank {rank}"
         if names != ["all_reduce"]:
             called_ones = ", ".join(dict.fromkeys(names)) or "none"
             raise Wrong(

@@ -29,11 +29,11 @@ Pairs = list[tuple[int, int]]
 _SENT: Final = ("token", " to its successor")
 _RECEIVED: Final = ("token", " from its predecessor")
 _HINT: Final = (
-    "Group i has rank i and its successor, rank (i + 1) % N: the successor of the last rank is "
-    "rank 0."
+    "Group i contains rank i and its successor, rank (i + 1) % N: the successor of the last rank "
+    "is rank 0."
 )
 _COUNT_HINT: Final = (
-    "Pass one token on in each round: send the token that you received last. After N - 1 rounds "
+    "Pass one token on in each round: send the token that you received last. After N - 1 rounds, "
     "every number has been on every rank: for _ in range(ring.world_size - 1)."
 )
 _SUM_HINT: Final = (
@@ -47,15 +47,15 @@ def pair_groups(function: Answer, *, seed: int | None = None) -> CheckResult:
     """Checks a function that lists the pairs of a ring.
 
     ``function(N)`` returns a list of N pairs (predecessor, successor): pair i is (i, (i + 1) mod
-    N). A ring of one rank has no pairs. The function runs on its own rank, so that an endless loop
-    can be stopped.
+    N). A ring of one rank has no pairs. The check calls the function on a separate rank, so that it
+    can stop an endless loop.
 
     Args:
         function: the answer.
         seed: the seed of the sizes, or None for a random seed.
 
     Returns:
-        The verdict; its trace, if it has one, draws the groups of the answer.
+        The verdict; its trace, if any, shows the groups in the answer.
 
     Example:
         >>> print(pair_groups(lambda N: [(i, i + 1) for i in range(N - 1)], seed=1).reason)
@@ -88,7 +88,7 @@ def _judge_pairs(size: int, answer: Pairs | str) -> None:
 
     if isinstance(answer, str):
         raise wrong(
-            f"For {ranks} your answer must be a list of pairs of ranks, got {answer}.",
+            f"For {ranks}, your answer must be a list of pairs of ranks, got {answer}.",
             "Return a list such as [(0, 1), (1, 0)].",
         )
     pairs = ", ".join(map(str, answer))
@@ -104,7 +104,7 @@ def _judge_pairs(size: int, answer: Pairs | str) -> None:
     if size > 2 and sorted((succ, pred) for pred, succ in answer) == sorted(due):
         hint = "The predecessor comes first, because it sends."
         raise wrong(
-            f"In the ring of {ranks} the pairs are the wrong way around: {answer[0]} instead of "
+            f"In the ring of {ranks}, the pairs are the wrong way around: {answer[0]} instead of "
             f"{answer[0][::-1]}.",
             hint,
         )
@@ -127,22 +127,22 @@ def _judge_pairs(size: int, answer: Pairs | str) -> None:
         )
     if len(answer) > size:
         raise wrong(
-            f"The ring of {ranks} has {size} pairs, but your answer has {len(answer)}: some occur "
-            "twice."
+            f"The ring of {ranks} has {size} pairs, but your answer has {len(answer)}: some pairs "
+            "occur twice."
         )
     hint = (
-        "All ranks must list the groups in the same order, or they would create different groups "
-        "at the same time."
+        "List the groups in the same order on all ranks. Otherwise, the ranks would create "
+        "different groups at the same time."
     )
     raise wrong(
-        f"The pairs of the ring of {ranks} must come in order, pair i for the edge from rank i, "
-        f"got {pairs}.",
+        f"The pairs for the ring of {ranks} must be in order, with pair i for the edge from rank "
+        f"i, got {pairs}.",
         hint,
     )
 
 
 def _picture(size: int, answer: Pairs) -> Trace | None:
-    """Returns a trace without events that shows the drawable groups of an answer."""
+    """Returns a trace without events that shows an answer's drawable groups."""
     if size == 1:
         return None
     groups = [
@@ -191,7 +191,7 @@ def _judge_rounds(examination: Examination) -> str:
         judge_counts(trace, due, _SENT, _RECEIVED, _COUNT_HINT)
         _judge_sums(trace)
     examination.judge_content(_judge_sums, _round_on_rank, 2, secret)
-    return f"Right in rings of {listed(sizes)} ranks, message by message."
+    return f"The sum and every message are right in rings of {listed(sizes)} ranks."
 
 
 def _round_on_rank(function: Answer, secret: int) -> tuple[float, float | str]:
@@ -209,7 +209,7 @@ def _judge_sums(trace: Trace) -> None:
     for rank, (number, answer) in enumerate(trace.results):
         if answer == due:
             continue
-        own = ", only its own number" if answer == number else ""
+        own = ", which is only its own number" if answer == number else ""
         reason = (
             f"Rank {rank} of {size} must return the sum of all numbers, {shown(due)}, but returned "
             f"{shown(answer)}{own}."

@@ -35,24 +35,24 @@ _LISTS_HINT: Final = (
 )
 _RULE_HINT: Final = (
     "Write down the order for 3 ranks and 4 microbatches by hand, and compare it with the result "
-    "of your function. ringsim.pipeline.validate finds the same fault."
+    "of your function. ringsim.pipeline.validate reports the same mistake."
 )
 _MEMORY_HINT: Final = (
     "A forward adds an activation, and a backward frees one. Rank s may begin with min(p - s - 1, "
     "m) forwards; after that, do a backward immediately after each forward."
 )
 _TIME_HINT: Final = (
-    "Some rank waits while it could compute. Begin on rank s with min(p - s - 1, m) forwards, so "
+    "A rank waits although it could compute. Begin on rank s with min(p - s - 1, m) forwards, so "
     "that its first backward finds its gradient ready. Then alternate between one forward and one "
     "backward, and end with the remaining backwards."
 )
 _FAST_HINT: Final = (
-    "The last rank must not spend time on W while others wait for its I. Let rank s do the W of a "
-    "microbatch s turns after its I: then every rank holds at most p activations, and the "
-    "remaining W fill the gap at the end."
+    "The last rank must not spend time on W while others wait for its I. Have rank s run the W of "
+    "a microbatch s turns after its I. Then every rank holds at most p activations, and the "
+    "remaining W actions fill the gap at the end."
 )
 _MOST: Final = 2**53  # microbatches that a float can count
-_ROUNDING: Final = 1e-9  # the rounding error of a bubble that is computed in another way
+_ROUNDING: Final = 1e-9  # the rounding error of a bubble that is computed in a different way
 _NUMBER_HINT: Final = "Return one positive integer."
 _LOSS_HINT: Final = (
     "A formula without messages gives too few microbatches: in 1F1B, messages cost time for each "
@@ -70,9 +70,10 @@ def schedule(function: Answer, *, seed: int | None = None) -> CheckResult:
 
     ``function(rank, num_ranks, num_microbatches)`` returns the actions of one rank, in order, as a
     list of strings: ``"2F0"`` is the forward of microbatch 0 on stage 2, and ``B`` is a backward.
-    Stage r is on rank r. The schedule must be complete and free of deadlocks, have at most
-    min(p - s, m) live activations on rank s, and take no longer than the formula, also with fewer
-    microbatches than ranks. Finally, the check trains a small model with it on real ranks.
+    Stage r is on rank r. The schedule must be complete and free of deadlocks, hold at most min(p -
+    s, m) live activations on rank s, and take no longer than the formula gives, even with fewer
+    microbatches than ranks. Finally, the check trains a small model with the schedule on real
+    ranks.
 
     Args:
         function: the answer.
@@ -85,7 +86,7 @@ def schedule(function: Answer, *, seed: int | None = None) -> CheckResult:
         >>> def all_forwards_first(rank, num_ranks, num_microbatches):
         ...     return [f"{rank}{kind}{i}" for kind in "FB" for i in range(num_microbatches)]
         >>> print(schedule(all_forwards_first, seed=1).reason)
-        With 2 ranks and 4 microbatches rank 0 holds 4 live activations, but may hold only 2.
+        With 2 ranks and 4 microbatches, rank 0 holds 4 live activations, but may hold only 2.
     """
     return examine("schedule", function, _judge_1f1b, seed)
 
@@ -93,11 +94,11 @@ def schedule(function: Answer, *, seed: int | None = None) -> CheckResult:
 def fast_schedule(function: Answer, *, seed: int | None = None) -> CheckResult:
     """Checks a function that writes a schedule with a smaller bubble than 1F1B's.
 
-    ``function(rank, num_ranks, num_microbatches)`` is as for `schedule`; ``I`` and ``W`` are the
-    halves of a backward. If a forward, an ``I`` and a ``W`` take one unit each, the step must take
-    at most 3 m + p - 1 units (1F1B takes 3 (m + p - 1)). No rank may hold more than p live
-    activations, which is the memory of 1F1B's first rank. The check uses p microbatches and more.
-    Finally, it trains a small model with the schedule on real ranks.
+    ``function(rank, num_ranks, num_microbatches)`` is the same as for `schedule`; ``I`` and ``W``
+    are the halves of a backward. If a forward, an ``I`` and a ``W`` take one unit each, the step
+    must take at most 3 m + p - 1 units (1F1B takes 3 (m + p - 1)). No rank may hold more than p
+    live activations, which is the memory of 1F1B's first rank. The check uses p microbatches and
+    more. Finally, it trains a small model with the schedule on real ranks.
 
     Args:
         function: the answer.
@@ -127,8 +128,8 @@ def _judge_1f1b(examination: Examination) -> str:
             _judge_time(each, costs, makespan(step, costs), _TIME_HINT)
     _train(examination, schedules[3])
     return (
-        f"Right for {len(sizes)} pipelines: complete, at most min(p - s, m) live activations, no "
-        "longer than the formula; and it trains a model."
+        f"Right for {len(sizes)} pipelines: the schedule is complete, holds at most min(p - s, m) "
+        "live activations, takes no longer than the formula gives, and trains a model."
     )
 
 
@@ -143,8 +144,8 @@ def _judge_fast(examination: Examination) -> str:
         _judge_time(each, Costs(), makespan(step), _FAST_HINT)
     _train(examination, schedules[2])
     return (
-        f"Fast enough for {len(sizes)} pipelines, with at most p live activations; and it trains a "
-        "model."
+        f"Right for {len(sizes)} pipelines: the schedule is fast enough, holds at most p live "
+        "activations, and trains a model."
     )
 
 
@@ -164,7 +165,7 @@ def _read(size: Size, rows: list[list[str] | str]) -> Schedule:
     num_ranks, num_microbatches = size
     about = _about(*size)
     if strange := [row for row in rows if isinstance(row, str)]:
-        reason = f"{about} your answer must be a list of actions, got {strange[0]}."
+        reason = f"{about}, your answer must be a list of actions, got {strange[0]}."
         raise Wrong(reason, _LISTS_HINT)
     try:
         actions = tuple(tuple(map(parse_action, row)) for row in rows)
@@ -174,8 +175,8 @@ def _read(size: Size, rows: list[list[str] | str]) -> Schedule:
         raise Wrong(f"{about}: {' '.join(str(error).split())}", _RULE_HINT) from None
     if found.lowered:
         raise Wrong(
-            f"{about} your answer must not contain sends or receives: "
-            "they are added automatically.",
+            f"{about}, your answer must not contain sends or receives: ringsim adds them "
+            "automatically.",
             _LISTS_HINT,
         )
     return found
@@ -193,13 +194,13 @@ def _too_much(schedule: Schedule, costs: Costs, reason: str, hint: str) -> Wrong
     size = schedule.num_ranks
     picture = simulate_schedule(schedule, costs).trace() if size <= MOST_RANKS else None
     about = _about(size, schedule.num_microbatches)
-    return Wrong(f"{about} {reason}.", hint, world_size=size, trace=picture)
+    return Wrong(f"{about}, {reason}.", hint, world_size=size, trace=picture)
 
 
 def _judge_kinds(schedule: Schedule) -> None:
     for action in chain(*schedule.actions):
         if action.kind in "IW":
-            reason = f"1F1B does each backward as a whole, got {action}."
+            reason = f"1F1B runs each backward as a whole, but your schedule contains {action}."
             raise Wrong(reason, "Write B for a whole backward.")
 
 
@@ -216,7 +217,7 @@ def _judge_time(schedule: Schedule, costs: Costs, most: Any, hint: str) -> None:
     if took > most:
         reason = f"the step takes {took} units, but must take at most {most}"
         if costs != Costs():
-            reason += f", if F takes {costs.forward} and B takes {costs.backward}"
+            reason += f" if F takes {costs.forward} and B takes {costs.backward}"
         raise _too_much(schedule, costs, reason, hint)
 
 
@@ -228,7 +229,8 @@ def _train(examination: Examination, schedule: Schedule) -> None:
         if row is not None:
             about = _about(size, schedule.num_microbatches)
             reason = (
-                f"{about} stage {rank} has another gradient for {row.parameter} than one process."
+                f"{about}, stage {rank} and one process have different gradients for "
+                f"{row.parameter}."
             )
             raise Wrong(reason, _RULE_HINT)
 
@@ -264,8 +266,9 @@ def fewest_microbatches(function: Answer, *, seed: int | None = None) -> CheckRe
 
     ``function(num_ranks, costs, limit)`` returns the smallest number of microbatches for which the
     bubble is at most the fraction ``limit`` of the step. ``costs`` is a ``Costs`` with the times of
-    a forward, a backward and a message, which leaves as soon as it is sent. The function runs on
-    its own rank, so that an endless search can be stopped. Such a number always exists.
+    a forward, a backward and a message; messages leave as soon as they are sent. Such a number
+    always exists. The check calls the function on a separate rank, so that it can stop an endless
+    search.
 
     Args:
         function: the answer.
@@ -279,7 +282,7 @@ def fewest_microbatches(function: Answer, *, seed: int | None = None) -> CheckRe
         >>> def without_messages(num_ranks, costs, limit):
         ...     return max(1, math.ceil((num_ranks - 1) * (1 - limit) / limit))
         >>> print(fewest_microbatches(without_messages, seed=1).reason)
-        With 4 ranks, F 1, B 2 and 0.5 per message, 9 microbatches have a bubble of 40.0 %, but at most 25 % is allowed.
+        With 4 ranks, a time of 1 for F, 2 for B and 0.5 per message, 9 microbatches have a bubble of 40.0 %, but at most 25 % is allowed.
     """  # noqa: E501
     return examine("fewest_microbatches", function, _judge, seed)
 
@@ -297,7 +300,7 @@ def _judge(examination: Examination) -> str:
         (8, draw.choice((0.5, 1, 2))),
     ):
         backward = 2 if num_ranks == 4 else draw.randrange(1, 4)
-        # for each microbatch, independently of their number
+        # per microbatch, independent of the number of microbatches
         lost = 2 * latency * (num_ranks - 1) / num_ranks
         least = lost / (1 + backward + lost)
         limit = math.ceil(100 * (least + 0.05)) / 100
@@ -307,8 +310,7 @@ def _judge(examination: Examination) -> str:
     for case, (_, answer) in zip(cases, answers, strict=True):
         _judge_number(case, answer)
     return (
-        f"Right for {len(cases)} pipelines of 1 to 8 ranks, with instant messages and with slower "
-        "ones."
+        f"Right for {len(cases)} pipelines of 1 to 8 ranks, with instant and with slower messages."
     )
 
 
@@ -318,7 +320,9 @@ def _read_number(answer: Any) -> int | str:
 
 def _judge_number(case: _Case, answer: int | str) -> None:
     ranks = count(case.num_ranks, "rank")
-    about = f"With {ranks}, F 1, B {case.backward} and {case.latency:g} per message"
+    about = (
+        f"With {ranks}, a time of 1 for F, {case.backward} for B and {case.latency:g} per message"
+    )
     if isinstance(answer, str):
         raise Wrong(
             f"{about}, your answer must be a number of microbatches, got {answer}.", _NUMBER_HINT
@@ -342,6 +346,6 @@ def _judge_number(case: _Case, answer: int | str) -> None:
 
 
 def _bubble(case: _Case, num_microbatches: int) -> float:
-    """Returns the fraction of the step in which a rank does not compute, by the closed form."""
+    """Returns the fraction of the step in which a rank does not compute, from the closed form."""
     took = float(makespan(Step("1f1b", case.num_ranks, num_microbatches), case.costs, "buffered"))
     return 1 - num_microbatches * (1 + case.backward) / took

@@ -39,7 +39,7 @@ _WAY_HINTS: Final = {
     ),
     "isend": "Post the send with dist.isend, receive, and then wait() for the handle.",
     "batch": (
-        "Make a list of two dist.P2POp, pass it to dist.batch_isend_irecv, and wait() for every "
+        "Create a list of two dist.P2POp, pass it to dist.batch_isend_irecv, and wait() for every "
         "handle that it returns."
     ),
 }
@@ -48,15 +48,17 @@ _VALUE_HINT: Final = (
     "returns, do not change a tensor that you are sending, and do not read a tensor that you are "
     "receiving."
 )
-_COUNT_HINT: Final = "Each call sends one tensor, to ring.succ, and receives one, from ring.pred."
+_COUNT_HINT: Final = (
+    "Each call sends one tensor to ring.succ, and receives one tensor from ring.pred."
+)
 
 
 def no_deadlock(
     function: Answer, *, way: str | None = None, seed: int | None = None
 ) -> CheckResult:
-    """Checks an exchange in which ranks send to the successor and receive from the predecessor.
+    """Checks an exchange: each rank sends to its successor and receives from its predecessor.
 
-    ``function(mine)`` gets this rank's tensor, float32 of one dimension, and returns its
+    ``function(mine)`` gets this rank's one-dimensional float32 tensor, and returns its
     predecessor's tensor, which has the same shape. The check uses rings of 2 to 5 ranks, each with
     a small, a medium and a large tensor. If ranks wait for each other forever, the verdict lists
     these ranks, their operations and lines, and shows a picture of the waits.
@@ -97,8 +99,8 @@ def _judge(examination: Examination, way: str | None) -> str:
         lambda blank: _judge_values(blank, [1]), _exchange_on_rank, 2, [1], draw.randrange(10**6)
     )
     return (
-        f"No rank got stuck in rings of {listed(_WORLD_SIZES)} ranks, with 4 bytes, a few kB and a "
-        "megabyte."
+        f"No rank got stuck in rings of {listed(_WORLD_SIZES)} ranks, with tensors of 4 bytes, a "
+        "few kB and a megabyte."
     )
 
 
@@ -184,7 +186,7 @@ def _judge_way(trace: Trace, way: str) -> None:
     if used <= set(WAYS[way]) and (way != "isend" or used & {"isend", "irecv"}):
         return
     reason = (
-        f"Your answer works, but with {' and '.join(sorted(used))}: this exercise is about the way "
-        f'"{way}".'
+        f"Your answer works, but it uses {' and '.join(sorted(used))}: this exercise asks for the "
+        f'way "{way}".'
     )
     raise Wrong(reason, _WAY_HINTS[way])

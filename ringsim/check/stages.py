@@ -29,7 +29,7 @@ __all__ = ["hand_over", "partition"]
 
 Cut = list[list[int]]  # for each stage, its layers
 _ENTRIES_HINT: Final = (
-    "Return a list with one entry per stage, also for a stage without layers: range(3, 3) is an "
+    "Return a list with one entry per stage, even for a stage without layers: range(3, 3) is an "
     "empty range."
 )
 _LOST_HINT: Final = (
@@ -37,8 +37,8 @@ _LOST_HINT: Final = (
     "one of them to each of the first num_layers % num_stages stages."
 )
 _ORDER_HINT: Final = (
-    "Divide the layers from front to back: each stage begins where the previous one ends. Keep the "
-    "next start in a variable."
+    "Divide the layers from front to back: each stage begins where the previous stage ends. Keep "
+    "the next start in a variable."
 )
 _BALANCE_HINT: Final = (
     "A pipeline is as fast as its slowest stage. Do not give all remaining layers to one stage: "
@@ -50,8 +50,8 @@ Shape = tuple[int, ...]
 Floats = npt.NDArray[np.float32]
 _RAISED_HINT: Final = (
     "Stages form a line: rank 0 has no predecessor, the last rank has no successor, and a single "
-    "rank has neither. A recv needs a tensor of the size that is sent, so send the shape first. "
-    "Tensors that you send must be contiguous."
+    "rank has neither. A recv needs a tensor of the same size as the tensor that is sent, so send "
+    "the shape first. Tensors that you send must be contiguous."
 )
 _TWO_MESSAGES_HINT: Final = (
     "Send two messages for each tensor: first one int64 tensor with the number of dimensions and "
@@ -74,8 +74,8 @@ def partition(function: Answer, *, seed: int | None = None) -> CheckResult:
 
     ``function(num_layers, num_stages)`` returns a list with the layers of each stage, as ranges or
     lists of numbers. Every layer must occur once, in order, and the stages must differ by at most
-    one layer; with more stages than layers, some stages are empty. The function runs on its own
-    rank, so that an endless loop can be stopped.
+    one layer; with more stages than layers, some stages are empty. The check calls the function on
+    a separate rank, so that it can stop an endless loop.
 
     Args:
         function: the answer.
@@ -89,7 +89,7 @@ def partition(function: Answer, *, seed: int | None = None) -> CheckResult:
         ...     share = num_layers // num_stages
         ...     return [range(stage * share, (stage + 1) * share) for stage in range(num_stages)]
         >>> print(partition(whole_shares_only, seed=1).reason)
-        With 10 layers and 4 stages 2 layers are missing, beginning with layer 8.
+        With 10 layers and 4 stages, 2 layers are missing, beginning with layer 8.
     """
     return examine("partition", function, _judge, seed)
 
@@ -101,8 +101,8 @@ def _judge(examination: Examination) -> str:
     for (num_layers, num_stages), answer in examination.ask(sizes, _read_cut):
         _judge_cut(num_layers, num_stages, answer)
     return (
-        f"Every layer once, in order, and balanced, for {len(sizes)} models; stages without layers "
-        "included."
+        f"Right for {len(sizes)} models, including some with empty stages: every layer occurs "
+        "once, in order, and the stages are balanced."
     )
 
 
@@ -113,7 +113,7 @@ def _read_cut(answer: Any) -> Cut:
 def _judge_cut(num_layers: int, num_stages: int, cut: Cut | str) -> None:
     def wrong(reason: str, hint: str) -> Wrong:
         return Wrong(
-            f"With {count(num_layers, 'layer')} and {count(num_stages, 'stage')} {reason}.", hint
+            f"With {count(num_layers, 'layer')} and {count(num_stages, 'stage')}, {reason}.", hint
         )
 
     if isinstance(cut, str):
@@ -122,7 +122,7 @@ def _judge_cut(num_layers: int, num_stages: int, cut: Cut | str) -> None:
             "Return a list such as [range(0, 2), range(2, 4)].",
         )
     if len(cut) != num_stages:
-        reason = f"your answer must have one entry for each stage, got {len(cut)}"
+        reason = f"your answer must have one entry for each stage, but has {len(cut)}"
         raise wrong(reason, _ENTRIES_HINT)
     given = [layer for layers in cut for layer in layers]
     strange = [layer for layer in given if not 0 <= layer < num_layers]
@@ -138,7 +138,7 @@ def _judge_cut(num_layers: int, num_stages: int, cut: Cut | str) -> None:
         raise wrong(reason, _LOST_HINT)
     twice = [layer for layer in given if given.count(layer) > 1]
     if twice:
-        raise wrong(f"layer {twice[0]} is in more than one place", _ORDER_HINT)
+        raise wrong(f"layer {twice[0]} occurs more than once", _ORDER_HINT)
     if given != list(range(num_layers)):
         raise wrong(f"the layers must be in order, got {shown(cut)}", _ORDER_HINT)
     lengths = [len(layers) for layers in cut]
@@ -149,13 +149,13 @@ def _judge_cut(num_layers: int, num_stages: int, cut: Cut | str) -> None:
 
 
 def hand_over(function: Answer, *, seed: int | None = None) -> CheckResult:
-    """Checks a function that sends a tensor to a next stage that does not know its shape.
+    """Checks a function that sends a tensor to the next stage, which does not know its shape.
 
     The check calls ``function(tensor)`` on every rank with a float32 tensor of 1 to 4 dimensions,
     with a different shape on each rank. The function sends its tensor to the next rank and returns
-    the tensor of the previous rank. Stages form a line: rank 0 receives nothing and returns None,
+    the tensor from the previous rank. Stages form a line: rank 0 receives nothing and returns None,
     and the last rank sends nothing. Each tensor travels in two messages on the pair group: a header
-    of the same size for all shapes, and the payload. The check uses 1, 2, 3 and more ranks.
+    whose size is the same for all shapes, and the payload. The check uses 1, 2, 3 and more ranks.
 
     Args:
         function: the answer.
@@ -190,7 +190,7 @@ def _judge_hand_over(examination: Examination) -> str:
 
 
 def _shape_of(rank: int, secret: int) -> Shape:
-    """Draws a rank's random shape; neighbours differ, and each dimension count occurs early."""
+    """Draws a rank's shape; neighbours' shapes differ in the number of dimensions."""
     draw = random.Random(f"{secret}/{rank}")
     dimensions = 1 + (rank + secret) % _MOST_DIMENSIONS
     return tuple(draw.randrange(2, 8) for _ in range(dimensions))
@@ -221,7 +221,10 @@ def _judge_messages(trace: Trace, secret: int, headers: dict[int, Shape]) -> Non
         source, target = (side.rank, side.peer) if is_send else (side.peer, side.rank)
         if source >= target:
             if found:
-                reason = f"{who} {done} {count(len(found), 'message')}, but the line ends there."
+                reason = (
+                    f"{who} {done} {count(len(found), 'message')}, but the line of stages ends "
+                    "there."
+                )
                 raise Wrong(reason, _RAISED_HINT)
             continue
         if len(found) != 2:
@@ -244,8 +247,8 @@ def _judge_messages(trace: Trace, secret: int, headers: dict[int, Shape]) -> Non
         if len(headers) > 1:
             (first, of), (second, other) = headers.items()
             reason = (
-                f"The header must have the same size for all shapes, got {first} bytes for shape "
-                f"{of} and {second} bytes for shape {other}."
+                f"The header must have the same size for all shapes, but has {first} bytes for "
+                f"shape {of} and {second} bytes for shape {other}."
             )
             raise Wrong(reason, _FIXED_HINT)
 
@@ -267,8 +270,8 @@ def _judge_values(trace: Trace, secret: int) -> None:
             raise Wrong(reason, _VALUE_HINT)
         if answer[1] != _numbers_of(rank - 1, due).ravel().tolist():
             reason = (
-                f"{who} must return the numbers of rank {rank - 1}, but returned others, or the "
-                "same in another order."
+                f"{who} must return the numbers of rank {rank - 1}, but returned other numbers, or "
+                "the same numbers in a different order."
             )
             raise Wrong(reason, _VALUE_HINT)
 

@@ -78,7 +78,8 @@ class _PrintCompletion(argparse.Action):
 def make_parser() -> argparse.ArgumentParser:
     """Returns the parser of the whole command line."""
     parser: argparse.ArgumentParser = _Parser(
-        prog="ringsim", description="See how the stages of a pipeline talk."
+        prog="ringsim",
+        description="Record, simulate and draw the messages between torch.distributed ranks.",
     )
     parser.add_argument("--version", action="version", version=f"ringsim {ringsim.__version__}")
     how = (
@@ -107,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         options, unknown = make_parser().parse_known_args(argv)
         if unknown:
-            # the command's parser, whose help lists the options that may have been meant
+            # the command's parser, whose help lists the options that the user may have meant
             options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
         code: int = options.run(options)
     except ArgumentError as error:

@@ -1,7 +1,7 @@
 """``ringsim demo`` and ``ringsim generate``, with the programs that they run on the ranks.
 
-``worker`` trains a small transformer, split into stages, to write like Shakespeare's sonnets,
-letter by letter. ``generation_worker`` generates tokens on a ring of stages with a small
+``worker`` trains a small transformer, split into stages, to write like Shakespeare's sonnets, one
+letter at a time. ``generation_worker`` generates tokens on a ring of stages with a small
 transformer whose layers are slowed down.
 """
 
@@ -42,15 +42,15 @@ if TYPE_CHECKING:
     from ringsim.pipeline.transformer import SmallTransformer
     from ringsim.traces.value import Trace
 
-# this many steps are repeated in one process; rounding errors stay small in so few
+# the number of steps repeated in one process; over so few, rounding errors stay small
 CHECKED_STEPS, TOLERANCE = 3, 1e-3
 
 
 def add_demo(verbs: Verbs[argparse.ArgumentParser]) -> None:
     """Adds the command."""
     help_text = (
-        "train a small transformer on Shakespeare's sonnets, split into stages on real ranks, and "
-        "record and draw the run"
+        "split a small transformer into stages on real ranks, train it on Shakespeare's sonnets, "
+        "and draw the recorded run"
     )
     parser = add_verb(verbs, "demo", help_text, "ringsim demo -n 4 -o demo", run_demo)
     parser.add_argument(
@@ -64,15 +64,18 @@ def add_demo(verbs: Verbs[argparse.ArgumentParser]) -> None:
 
 
 def run_demo(options: argparse.Namespace) -> int:
-    """Trains, checks the losses against one process, and draws the run; returns the exit code."""
+    """Trains a model, compares its losses with one process, and draws the run.
+
+    Returns the exit code.
+    """
     import torch
 
     from ringsim.pipeline import compare_losses
 
     make_directory(options.out)
     print(
-        f"starting {count(options.ranks, 'rank')} in a ring (Gloo), with one stage of the "
-        "transformer each ...",
+        f"starting {count(options.ranks, 'rank')} in a ring (Gloo), each with one stage of the "
+        "transformer ...",
         flush=True,
     )
     trace = ringsim.trace(worker, world_size=options.ranks)
@@ -81,8 +84,8 @@ def run_demo(options: argparse.Namespace) -> int:
     expected = expected_losses(CHECKED_STEPS)
     if compare_losses(losses[:CHECKED_STEPS], expected, tolerance=TOLERANCE).first_step is not None:
         raise RingError(
-            f"the ring did not learn like one process: its losses are {losses[:CHECKED_STEPS]}, "
-            f"not {expected}. Please report this."
+            f"the ring and a single process computed different losses: {losses[:CHECKED_STEPS]} "
+            f"and {expected}. Please report this."
         )
     print(
         f"\nloss {losses[0]:.3f} -> {losses[-1]:.3f}; the losses of the first {CHECKED_STEPS} "
@@ -100,8 +103,8 @@ def run_demo(options: argparse.Namespace) -> int:
 def add_generate(verbs: Verbs[argparse.ArgumentParser]) -> None:
     """Adds the command."""
     help_text = (
-        "generate tokens on a ring of stages, and compare prefill with decode and numbers of "
-        "inner iterations"
+        "generate tokens on a ring of stages, and compare prefill with decode and different "
+        "numbers of inner iterations"
     )
     parser = add_verb(
         verbs,
@@ -137,7 +140,7 @@ def add_generate(verbs: Verbs[argparse.ArgumentParser]) -> None:
         type=float,
         default=10.0,
         metavar="MS",
-        help="time in ms that a stage computes per token (default: 10)",
+        help="compute time of a stage per token, in ms (default: 10)",
     )
     parser.add_argument(
         "--compare", action="store_true", help="also measure other numbers of inner iterations"
@@ -151,7 +154,10 @@ def add_generate(verbs: Verbs[argparse.ArgumentParser]) -> None:
 
 
 def run_generate(options: argparse.Namespace) -> int:
-    """Generates, compares with one process, and draws the run; returns the exit code."""
+    """Generates tokens, compares them with one process, and draws the run.
+
+    Returns the exit code.
+    """
     from ringsim.plot.charts import MeasuredUse, plot_inner_iterations
 
     num_stages = options.ranks
@@ -159,7 +165,7 @@ def run_generate(options: argparse.Namespace) -> int:
     if options.tokens < 3 or num_stages < 2:
         raise ArgumentError(
             f"--tokens must be at least 3 and --ranks at least 2, got {options.tokens} and "
-            f"{num_stages}. With fewer there is nothing to compare."
+            f"{num_stages}. Increase them: with fewer, there is nothing to compare."
         )
     # before any rank starts
     check_can_finish(num_stages, turns, options.tokens, options.async_comm)
@@ -175,7 +181,9 @@ def run_generate(options: argparse.Namespace) -> int:
         generation_worker, world_size=1, args=(num_stages, options.tokens, turns, False, 0.0, 0.0)
     )
     if trace.results != alone.results * num_stages:
-        raise RingError("the ring generated other tokens than one process. Please report this.")
+        raise RingError(
+            "the ring and a single process generated different tokens. Please report this."
+        )
     use = measure_stage_use(trace)
     print(_report(options, turns, trace, use))
 
@@ -218,7 +226,7 @@ def _others(num_stages: int, turns: int, async_comm: bool) -> list[tuple[int, bo
 
 
 def _report(options: argparse.Namespace, turns: int, trace: Trace, use: list[StageUse]) -> str:
-    """Returns the measurements, next to the planned times for jobs of that length."""
+    """Returns the measurements, along with the planned times for jobs of that length."""
     num_stages, num_tokens = options.ranks, options.tokens
     prefill = fmean(stage.prefill_s for stage in use)
     decode = fmean(stage.decode_s for stage in use)
@@ -273,7 +281,7 @@ class Task(NamedTuple):
 
     Attributes:
         letters: the alphabet; letter *i* has the token id *i*.
-        text: the token ids of the sonnets, shape (letters of the text,).
+        text: the token ids of the sonnets, shape (number of letters,).
         model: the whole model; a rank trains its own stage of it.
         optimizer: the optimizer of all parameters; parameters of other stages have no gradient and
             stay unchanged.
@@ -287,7 +295,7 @@ class Task(NamedTuple):
     def microbatches(self, step: int) -> tuple[list[Tensor], list[Tensor]]:
         """Draws a step's training data from random places in the text.
 
-        The same step number always gives the same data.
+        The same step number always draws the same data.
 
         Returns:
             The inputs and the targets (the following letters): token ids for each microbatch, shape
@@ -337,7 +345,7 @@ def make_task() -> Task:
 
 
 def worker(num_steps: int = NUM_STEPS) -> tuple[list[float], list[str]]:
-    """Trains, then writes a few lines.
+    """Trains the model, then writes a few lines of text.
 
     Every rank of a ring calls this worker; rank 0 prints the progress.
 
@@ -346,7 +354,7 @@ def worker(num_steps: int = NUM_STEPS) -> tuple[list[float], list[str]]:
 
     Returns:
         The loss of each step (the model's average surprise at a letter, in nats), and a line for
-        each of ``PROMPTS``; identical on every rank.
+        each of ``PROMPTS``. Both are identical on every rank.
     """
     import torch
 
@@ -399,10 +407,11 @@ def generation_worker(
     prefill_s: float,
     decode_s: float,
 ) -> list[list[int]]:
-    """Generates text from prompts of 5 to 8 tokens, two per batch, with a random model.
+    """Generates tokens with a random model, from two prompts of 5 to 8 tokens per batch.
 
-    Every rank of a ring calls it. Each layer sleeps after its work, for the time that a larger
-    layer would compute. A sleeping rank needs no core, so you can observe many stages on few cores.
+    Every rank of a ring calls this worker. After its work, each layer sleeps for the time that a
+    larger layer would compute. A sleeping rank needs no core, so you can observe many stages on few
+    cores.
 
     Args:
         num_layers: the number of layers; one per stage if it equals the number of stages.

@@ -1,4 +1,4 @@
-"""Reads the input of ``ringsim simulate``: a model, a ring, a schedule and links, in a TOML file.
+"""Reads a TOML file for ``ringsim simulate``: a model, a ring, a schedule and links.
 
 ::
 
@@ -12,9 +12,10 @@
                                                  rank = 2
                                                  factor = 1.5
 
-Instead of a name, ``[schedule]`` may list its ``actions``. Instead of times, ``[model]`` may have
-the shapes of a transformer and the floating-point operations that a rank does per second. Instead
-of ``[link]`` and ``[[edge]]``, ``[topology]`` may describe which links the ranks share.
+Instead of a name, ``[schedule]`` may list its ``actions``. Instead of times, ``[model]`` may
+contain a transformer's shapes and the number of floating-point operations that a rank performs per
+second. Instead of ``[link]`` and ``[[edge]]``, ``[topology]`` may describe which links the ranks
+share.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ from ringsim.topologies import FullBisection, Hosts, RingLinks
 if TYPE_CHECKING:
     from ringsim.traces.value import Trace
 
-# simulated without writing out their actions; stage s is on rank s
+# these are simulated without writing out their actions; stage s is on rank s
 _BY_RULE: Final = ("gpipe", "afab", "1f1b")
 _MOST_FORWARDS: Final = 20_000_000
 _MOST_WRITTEN_OUT: Final = 1_000_000  # for the other schedules: half a minute and a gigabyte
@@ -87,7 +88,7 @@ class Description:
 
     @property
     def stages_differ(self) -> bool:
-        """Whether stages take different times."""
+        """Whether the stages take different times."""
         return any(isinstance(times, Sequence) for times in _times(self.costs))
 
     def rehearse(self) -> Trace:
@@ -110,7 +111,7 @@ class Description:
         )
 
     def simulate(self) -> ScheduleRun:
-        """Simulates the step from its schedule, without shared links and jitter."""
+        """Simulates the step from its schedule, without shared links or jitter."""
         step: Any = self.schedule
         counts: dict[str, Any] = {}
         if isinstance(step, Step):
@@ -154,8 +155,8 @@ def _describe(whole: TomlTable) -> Description:
     shares = "topology" in whole
     if shares and ("link" in whole or "edge" in whole):
         raise ArgumentError(
-            "the links must be described once, got [topology] and [link] or [[edge]] "
-            f"({whole.file}). Remove [topology] or the others."
+            "the links are described twice, in [topology] and in [link] or [[edge]] "
+            f"({whole.file}). Remove [topology] or the other tables."
         )
     every_link = whole.table("topology" if shares else "link")
     edges, slow, degrade, jitter = (
@@ -180,8 +181,7 @@ def _describe(whole: TomlTable) -> Description:
     own = [_read_edge(each, num_ranks) for each in edges]
     if twice := [edge for edge in own if own.count(edge) > 1]:
         raise ArgumentError(
-            f"each [[edge]] must describe a different link, "
-            f"got two from {twice[0][0]} to {twice[0][1]} "
+            f"two [[edge]] tables describe the link from {twice[0][0]} to {twice[0][1]} "
             f"({whole.file}). Remove one of them."
         )
     links |= {edge: _read_link(each) for edge, each in zip(own, edges, strict=True)}
@@ -223,8 +223,8 @@ def _check_sizes(described: Description, num_stages: int, file: str) -> None:
         )
     if described.needs_ranks and described.size_bytes == 0:
         raise ArgumentError(
-            f"activation must be positive with [topology] or [[jitter]], got 0 ({file}). Set it "
-            "to the size that a stage sends."
+            f"activation must be positive with [topology] or [[jitter]], got 0 ({file}). Set it to "
+            "the size of the messages between stages."
         )
     costs, links = described.costs, described.link
     times = [
@@ -238,8 +238,8 @@ def _check_sizes(described: Description, num_stages: int, file: str) -> None:
     )
     if not most_s <= LONGEST_S:
         raise ArgumentError(
-            "a step must last at most 285 years, because a trace counts ns, got times that could "
-            f"add up to {most_s:.3g} s ({file}). Check the units, bandwidths and factors."
+            f"the times could add up to {most_s:.3g} s, but a step can last at most 285 years, "
+            f"because a trace counts nanoseconds ({file}). Check the units, bandwidths and factors."
         )
 
 
@@ -274,8 +274,8 @@ def _read_actions(schedule: TomlTable, num_ranks: int) -> Schedule:
         ) from None
     if own.num_ranks != num_ranks:
         raise ArgumentError(
-            f"actions must have one line for each of the {num_ranks} ranks of [ring], got "
-            f"{own.num_ranks} ({schedule.file})."
+            f"actions must have one line for each of the {num_ranks} ranks in [ring], got "
+            f"{own.num_ranks} ({schedule.file}). Change actions or ranks."
         )
     return own
 
@@ -293,8 +293,8 @@ def _read_times(model: TomlTable) -> tuple[Costs, int]:
         costs = Costs(forward, times("input"), times("weight"))
         if backwards:
             raise ArgumentError(
-                f"{model.name} must have backward, or its halves input and weight, got "
-                f"{backwards[0]} and a half ({model.file}). Remove {backwards[0]} or the halves."
+                f"{model.name} has both {backwards[0]} and its halves, input and weight "
+                f"({model.file}). Remove {backwards[0]} or the halves."
             )
     else:
         backward = times("backward")
@@ -353,7 +353,12 @@ def _read_link(table: TomlTable, which: str = "") -> Link:
     bandwidth = table.quantity(f"{which}bandwidth", BANDWIDTH)
     if bandwidth * LONGEST_S < 1:
         got = f"{bandwidth:g} bytes/s" if bandwidth else "0"
-        raise table.wrong(f"{which}bandwidth", "positive", got, "No message would ever arrive.")
+        raise table.wrong(
+            f"{which}bandwidth",
+            "positive",
+            got,
+            "Use a larger value: with this one, no message would ever arrive.",
+        )
     return Link(table.quantity(f"{which}latency", TIME), 1 / bandwidth)
 
 
@@ -401,7 +406,7 @@ def _read_edge(table: TomlTable, num_ranks: int) -> tuple[int, int]:
             "from and to",
             f"neighbours in a ring of {num_ranks}",
             f"{src} and {dst}",
-            "Stages send only to neighbours.",
+            "Change one of them: stages send only to neighbours.",
         )
     return src, dst
 

@@ -102,7 +102,10 @@ def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--bandwidths",
         metavar="FILE",
-        help="bandwidths to compare with, measured on this machine by `ringsim bandwidth -o FILE`",
+        help=(
+            "bandwidths to show in the comparison, measured on this machine with `ringsim "
+            "bandwidth -o FILE`"
+        ),
     )
     add_json(parser)
 
@@ -205,14 +208,14 @@ def _loopback() -> tuple[bool, str, str]:
             socket.create_connection(listener.getsockname(), timeout=5).close()
     except OSError as error:
         return False, "loopback", f"127.0.0.1 cannot be used: {error}"
-    return True, "loopback", "127.0.0.1 works; ranks on this machine listen nowhere else"
+    return True, "loopback", "127.0.0.1 works, and ranks on this machine listen only there"
 
 
 def _name_look_up() -> tuple[bool, str, str]:
     """Measures the name lookup that torch's store client performs for each rank.
 
     The client looks up the name of the address that it has connected to. Many ranks ask at the same
-    time, and a name server may drop some requests of a burst; so this sends a burst.
+    time, and a name server may drop some requests in a burst, so this function sends a burst.
     """
     took_s: list[float] = []
 
@@ -237,8 +240,8 @@ def _name_look_up() -> tuple[bool, str, str]:
     return (
         False,
         "name look-up",
-        f"looking up {_STORE_PEER} takes {how_long}, and torch does it whenever a rank starts. "
-        f"Add this line to /etc/hosts: {_STORE_PEER} localhost",
+        f"looking up {_STORE_PEER} takes {how_long}, and torch looks up this name whenever a rank "
+        f"starts. Add this line to /etc/hosts: {_STORE_PEER} localhost",
     )
 
 
@@ -290,7 +293,7 @@ def _processes() -> tuple[bool, str, str]:
 def backend_facts() -> BackendFacts:
     """Collects the facts about the backends on this machine.
 
-    Starts nothing, and initialises no GPU if torch finds none.
+    This starts no process, and initialises no GPU if torch finds none.
     """
     if importlib.util.find_spec("torch") is None:
         return BackendFacts()
@@ -388,7 +391,7 @@ def backend_criteria(facts: BackendFacts, table: Bandwidths | None = None) -> li
 
 
 def criteria_text(criteria: Sequence[Criterion]) -> str:
-    """Writes the table of criteria as lines of text, one for each backend."""
+    """Returns the criteria as text, with one line for each backend."""
     return "\n".join(
         f"{row.name:16} NCCL (GPU)  {row.nccl}\n{'':16} Gloo (CPU)  {row.gloo}" for row in criteria
     )
@@ -413,7 +416,7 @@ def _between_gpus(facts: BackendFacts) -> str:
 
 
 def _bandwidth(backend: str, facts: BackendFacts, table: Bandwidths | None) -> str:
-    """Returns the measured bandwidth, the published one, or the command that measures it."""
+    """Returns the measured or the published bandwidth, or the command that measures it."""
     measured = None if table is None else _measured(backend, table)
     if measured is not None:
         return measured

@@ -31,13 +31,13 @@ def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:
         "--lesson",
         type=Path,
         metavar="FILE",
-        help="notebook as handed out, whose checks are used",
+        help="lesson as it was handed out; its checks are used",
     )
     parser.add_argument(
         "--assignment",
         type=Path,
         metavar="DIR",
-        help="write an assignment for nbgrader and otter instead of grading",
+        help="write an assignment for nbgrader and otter into this directory instead of grading",
     )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print everything as JSON")

@@ -24,7 +24,7 @@ _SOURCE: Final = Path("/sys/devices/system/clocksource/clocksource0/current_cloc
 def examine_job() -> list[tuple[bool, str, str]] | None:
     """Builds the ring on all ranks of the job, as a program would.
 
-    Every rank calls this function. It blocks until all ranks have called it, for at most 30 s.
+    Every rank calls this function, which blocks until all ranks have called it, for at most 30 s.
     Returns the findings on rank 0, and None on other ranks.
     """
     from ringsim.comm.torch_private import default_store
@@ -59,7 +59,7 @@ def examine_job() -> list[tuple[bool, str, str]] | None:
 
 
 def _describe(said: list[dict[str, Any]]) -> Iterator[tuple[bool, str, str]]:
-    """Yields (works, what, detail) from the facts that the ranks sent, by rank.
+    """Yields (works, what, detail) from the facts that the ranks sent, in rank order.
 
     Example:
         >>> rank = {"clock": "a", "source": "tsc", "interface": "eth0", "addresses": ["10.0.0.1"]}
@@ -71,7 +71,7 @@ def _describe(said: list[dict[str, Any]]) -> Iterator[tuple[bool, str, str]]:
         networks: node0: eth0, 10.0.0.1; node1: eth0, 10.0.0.1
         clocks: 1 clock; node0: tsc; node1: tsc
         listening: node0: 2 sockets; node1: 2 sockets; none is open to every network
-        ring: crosses hosts 4 times, 2 would suffice: initialize_distributed(ring_order="hosts")
+        ring: crosses hosts 4 times; 2 would suffice with initialize_distributed(ring_order="hosts")
     """
     hosts = [str(one["host"]) for one in said]
     ranks = {
@@ -87,7 +87,7 @@ def _describe(said: list[dict[str, Any]]) -> Iterator[tuple[bool, str, str]]:
     def networks(some: list[dict[str, Any]]) -> str:
         used = sorted({address for one in some for address in one["addresses"]})
         return (
-            ", ".join([some[0]["interface"] or "as Gloo chooses", *used])
+            ", ".join([some[0]["interface"] or "chosen by Gloo", *used])
             if used
             else "only loopback"
         )
@@ -116,7 +116,7 @@ def _describe(said: list[dict[str, Any]]) -> Iterator[tuple[bool, str, str]]:
     yield not everywhere, "listening", f"{listens}; {where}"
     crossed, needed = count_crossings(hosts), count_crossings(sorted(hosts))
     hint = (
-        f', {needed} would suffice: initialize_distributed(ring_order="hosts")'
+        f'; {needed} would suffice with initialize_distributed(ring_order="hosts")'
         if crossed > needed
         else ""
     )

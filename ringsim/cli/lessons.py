@@ -23,7 +23,7 @@ def add_lessons(verbs: Verbs[argparse.ArgumentParser]) -> None:
     parser = add_verb(
         verbs,
         "lessons",
-        "copy the lessons into a directory and keep the files that are already there",
+        "copy the lessons into a directory without overwriting existing files",
         "ringsim lessons",
         copy,
     )
@@ -64,7 +64,7 @@ def copy(options: argparse.Namespace) -> int:
     for file in written:
         tell_written(file)
     if kept:
-        print(f"kept {count(len(kept), 'file')} already there")
+        print(f"kept {count(len(kept), 'file')} that already existed")
     print(f"to open the lessons, run: ringsim lab {escape(str(directory), lines=False)}")
     return 0
 
@@ -86,10 +86,10 @@ def copy_lessons(directory: Path, edition: str) -> tuple[list[Path], list[Path]]
     with as_file(files("ringsim") / "lessons") as lessons:
         patterns = ["*.ipynb", "data/*.ringtrace", "data/*.json", "data/*.png"]
         if edition == "instructor":
-            patterns.append("data/*.py")  # these files have the answers
+            patterns.append("data/*.py")  # these files contain the answers
         for source in sorted(file for pattern in patterns for file in lessons.glob(pattern)):
             target = directory / source.relative_to(lessons)
-            if target.exists():  # it may have the user's answers
+            if target.exists():  # it may contain the user's answers
                 kept.append(target)
                 continue
             content = source.read_bytes()

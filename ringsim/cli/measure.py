@@ -33,7 +33,7 @@ def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:
     parser = add_verb(
         verbs,
         "bandwidth",
-        "measure the latency and bandwidth of a ring's links by message size",
+        "measure the latency and bandwidth of a ring's links for several message sizes",
         "ringsim bandwidth -n 2 --sizes 8,4K,1M --limit 20 -o links.png -o links.json",
         run,
     )
@@ -50,7 +50,7 @@ def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:
         "--pattern",
         action="append",
         choices=("pingpong", "oneway", "exchange", "shift", "all_reduce"),
-        help="pattern of messages; repeat for several (default: pingpong)",
+        help="message pattern; repeat the option for several patterns (default: pingpong)",
     )
     parser.add_argument(
         "--edge",
@@ -84,13 +84,15 @@ def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="write the table (.csv, or .json to load later) or the chart (.png, .svg); repeat for "
-        "several",
+        help=(
+            "write the table (.csv, or .json to load later) or the chart (.png, .svg); repeat the "
+            "option for several files"
+        ),
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measures the links, prints and writes the table; returns the exit code."""
+    """Measures the links, and prints and writes the table; returns the exit code."""
     for file in options.out:
         check_ending("-o", file, _WAYS)
     table = ringsim.bandwidth(
@@ -134,7 +136,8 @@ def _sizes(text: str) -> list[int]:
         match = re.fullmatch(r"\s*(\d+)\s*([kmg]?)(?:i?b)?\s*", word.lower())
         if match is None:
             raise argparse.ArgumentTypeError(
-                f"a size must be a number, with a unit or without (4K, 1MiB, 8), got {word!r}"
+                f"a size must be a number with or without a unit, got {word!r}. Use a size such as "
+                "8, 4K or 1MiB."
             )
         sizes.append(int(match[1]) * _UNITS[match[2]])
     return sizes
@@ -143,5 +146,7 @@ def _sizes(text: str) -> list[int]:
 def _edge(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"(\d+)(?:,|->|>)(\d+)", text)
     if match is None:
-        raise argparse.ArgumentTypeError(f"an edge must be two ranks, such as 0,1, got {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"an edge must be two ranks, got {text!r}. Use two ranks such as 0,1."
+        )
     return int(match[1]), int(match[2])

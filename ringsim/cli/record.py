@@ -1,4 +1,4 @@
-"""``ringsim trace`` and ``merge``: record a script on N ranks, and join parts of several hosts."""
+"""``ringsim trace`` and ``merge``: record a script on N ranks, and join recorded parts."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def add_merge(verbs: Verbs[argparse.ArgumentParser]) -> None:
     parser = add_verb(
         verbs,
         "merge",
-        "join the parts of a run that its ranks wrote on several hosts",
+        "join the parts that the ranks of a run wrote on several hosts",
         "ringsim merge run.ringtrace node1/run.ringtrace.parts node2/run.ringtrace.parts",
         run_merge,
     )
@@ -100,8 +100,10 @@ def add_rank_options(parser: argparse.ArgumentParser) -> None:
         "--check",
         choices=CHECKS,
         default="basic",
-        help="mistakes that raise an error; full adds buffers used too early and handles never "
-        "waited for (default: basic)",
+        help=(
+            "set of mistakes that raise an error; full adds buffers used too early and handles "
+            "never waited for (default: basic)"
+        ),
     )
 
 
@@ -146,8 +148,8 @@ def record_rank(options: argparse.Namespace, out: Path) -> int:
 
     if options.ranks is not None:
         raise ArgumentError(
-            f"-n must be omitted if a launcher starts the ranks, got {options.ranks}. Remove -n, "
-            "or run without the launcher."
+            f"-n cannot be used if a launcher starts the ranks, got {options.ranks}. Remove -n, or "
+            "run without the launcher."
         )
     written = record_program(
         options.script, options.arguments, out, check=options.check, module=options.module
@@ -177,13 +179,13 @@ def run_script(options: argparse.Namespace, *, keep_at: Path | None = None) -> T
     script = Path(options.script)
     if not options.module and not script.is_file():
         raise ArgumentError(
-            f"no such script: {options.script!r}. Give the path of a Python file, or -m MODULE."
+            f"no such script: {options.script!r}. Pass the path of a Python file, or -m MODULE."
         )
     if keep_at is not None and keep_at.exists():
         file = keep_at.with_suffix("")
         raise ArgumentError(
-            f"{keep_at} already exists: a previous run left it. To see that run: "
-            f"ringsim show {file}. Then remove the directory."
+            f"{keep_at} already exists, because a previous run left it behind. To see that run, "
+            f"use: ringsim show {file}. Then remove the directory."
         )
     ranks = 2 if options.ranks is None else options.ranks
     # torch's default timeout; the script may set its own

@@ -1,7 +1,7 @@
 """Reads a table of a TOML file key by key.
 
-`TomlTable` checks each value against a `Rule`, takes the unit of a quantity from the name of its
-key, and rejects keys that were not read.
+`TomlTable` checks each value against a `Rule`, reads the unit of a quantity from its key, and
+rejects keys that were not read.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class Rule:
 
 
 def at_least(least: int = 0) -> Rule:
-    """Returns the rule for an integer."""
+    """Returns the rule for an integer of at least ``least``."""
     return Rule(
         name_integers(least), lambda value: is_integer(value) and number(least).fits(value), int
     )
 
 
 def number(least: float = 0.0) -> Rule:
-    """Returns the rule for any number."""
+    """Returns the rule for a number of at least ``least``."""
     words = f"a number of at least {least:g}" if least else "a non-negative number"
     return Rule(words, lambda value: is_number(value) and value >= least, float)
 
@@ -126,7 +126,7 @@ class TomlTable:
         return self._open(f"[{key}]", self.read(key, rule))
 
     def tables(self, key: str) -> list[TomlTable]:
-        """Returns the tables of a list, ``[[key]]``, or no tables if there is no such list."""
+        """Returns the tables in the list ``[[key]]``, or an empty list if there is none."""
         rule = Rule(
             f"a list of tables, [[{key}]]",
             lambda value: is_list(value) and all(isinstance(one, dict) for one in value),
@@ -165,21 +165,21 @@ class TomlTable:
     ) -> Any:
         """Returns a quantity, in the unit whose factor is 1.
 
-        The key ends in the unit, such as ``latency_us``. With ``by_stage``, the file may have a
-        list with one quantity per stage, which becomes a tuple.
+        The key ends in the unit, such as ``latency_us``. With ``by_stage``, the file may contain a
+        list with one quantity per stage, which is returned as a tuple.
         """
         keys = units.keys(what)
         self._known += keys
         found = [key for key in keys if key in self]
         if what in self:
             raise ArgumentError(
-                f"{what} in {self.name} must have a unit in its key, got none ({self.file}). Write "
+                f"{what} in {self.name} has no unit in its key ({self.file}). Write "
                 f"{' or '.join(keys)}."
             )
         if len(found) > 1:
             raise ArgumentError(
-                f"{self.name} must have {what} once, got {' and '.join(found)} ({self.file}). "
-                "Remove one of them."
+                f"{self.name} sets {what} more than once: {' and '.join(found)} ({self.file}). "
+                "Keep only one."
             )
         if not found and default is None:
             raise ArgumentError(
@@ -203,7 +203,7 @@ class TomlTable:
         return float(exact)
 
     def finish(self) -> None:
-        """Rejects keys that were not read, in this table and in the inner tables.
+        """Rejects keys that were not read, in this table and its inner tables.
 
         The error suggests the most similar known key.
         """
@@ -211,7 +211,9 @@ class TomlTable:
             if key not in self._known:
                 near = get_close_matches(key, self._known, 1, cutoff=0.5)
                 hint = (
-                    f"Did you mean {near[0]}?" if near else f"Known keys: {', '.join(self._known)}."
+                    f"Did you mean {near[0]}?"
+                    if near
+                    else f"Use one of these keys: {', '.join(self._known)}."
                 )
                 raise ArgumentError(f"{self.name} has an unknown key: {key} ({self.file}). {hint}")
         for table in self._inner:

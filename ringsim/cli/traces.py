@@ -103,7 +103,7 @@ def run_show(options: argparse.Namespace) -> int:
 
 
 def _count(file: Path, whole_table: bool) -> Totals:
-    """Counts a trace file's contents; shows progress on a terminal if this takes long."""
+    """Counts a trace file's contents; shows progress on a terminal if this takes a while."""
     lines: list[Progress] = []
 
     def on_rank(rank: int, world_size: int) -> None:
@@ -132,7 +132,7 @@ def add_open(verbs: Verbs[argparse.ArgumentParser]) -> None:
     parser = add_verb(
         verbs,
         "open",
-        "show trace files in the browser: zoom, hover, search, play",
+        "show trace files in the browser, where you can zoom, hover, search and play",
         "ringsim open run.ringtrace",
         run_open,
     )
@@ -141,7 +141,7 @@ def add_open(verbs: Verbs[argparse.ArgumentParser]) -> None:
         type=Path,
         nargs="+",
         metavar="FILE",
-        help=f"trace file, {NEWEST}; several are shown on one axis",
+        help=f"trace file, {NEWEST}; several files share one time axis",
     )
     add_out(parser, "FILE", "page to write (default: FILE.html)")
     parser.add_argument(
@@ -175,7 +175,10 @@ def add_compare(verbs: Verbs[argparse.ArgumentParser]) -> None:
         type=Path,
         nargs=2,
         metavar="FILE",
-        help=f"runs before and after, or measured and simulated; each is a trace file, {NEWEST}",
+        help=(
+            "runs to compare, before and after or measured and simulated; each is a trace file, "
+            f"{NEWEST}"
+        ),
     )
     add_out(
         parser,
@@ -206,7 +209,7 @@ def run_compare(options: argparse.Namespace) -> int:
 
 
 def _differences(comparison: Comparison) -> dict[str, object]:
-    # the keys do not depend on the files, and there are two even for one file
+    # the keys do not depend on the files, and there are two even if both files are the same
     names = replace(comparison, called=None).names
     runs = zip(names, (comparison.real_steps_s, comparison.virtual_steps_s), strict=True)
     return {
@@ -286,12 +289,12 @@ def add_explain(verbs: Verbs[argparse.ArgumentParser]) -> None:
     parser = add_verb(
         verbs,
         "explain",
-        "explain why a run failed or why it was slow",
+        "explain why a run failed or was slow",
         "ringsim explain run.ringtrace\n  ringsim explain -n 4 -o waits.png train.py --steps 10",
         run_explain,
     )
     add_rank_options(parser)
-    add_out(parser, "PNG", "draw which ranks wait for which into this file")
+    add_out(parser, "PNG", "draw a graph of the waiting ranks into this file")
     add_json(parser)
     parser.add_argument(
         "script",
@@ -361,8 +364,8 @@ def find_newest(file: Path) -> Path:
     kept = list_traces(file)
     if not kept:
         raise ArgumentError(
-            f"this directory has no trace of {file}: no {file.stem}.ringtrace. "
-            f"Record one: ringsim trace {file}."
+            f"this directory has no trace of {file}, such as {file.stem}.ringtrace. Record one: "
+            f"ringsim trace {file}."
         )
     newest = max(kept, key=lambda trace: trace.stat().st_mtime_ns)
     others = f", the newest of {len(kept)}" if len(kept) > 1 else ""

@@ -42,7 +42,7 @@ def add_verb(
 def add_out(
     parser: argparse.ArgumentParser, metavar: str, help_text: str, default: str | None = None
 ) -> None:
-    """Adds the option for the path to write to."""
+    """Adds the option for the output path."""
     parser.add_argument("-o", "--out", type=Path, default=default, metavar=metavar, help=help_text)
 
 
@@ -66,7 +66,7 @@ def list_rows(table: Any) -> Any:
 
 
 def write_pictures(trace: Trace, directory: Path) -> None:
-    """Draws a trace into a directory, as ``ring.png`` and ``timeline.png``; prints their paths."""
+    """Draws a trace as ``ring.png`` and ``timeline.png`` in a directory, and prints their paths."""
     write_picture(trace.plot_ring(), directory / "ring.png")
     write_picture(trace.plot_timeline(), directory / "timeline.png")
 
@@ -98,7 +98,8 @@ def check_ending(option: str, file: Path, endings: Iterable[str]) -> None:
     """Raises ArgumentError if an option cannot write files with this extension."""
     if file.suffix not in endings:
         raise ArgumentError(
-            f"the file of {option} must end in {' or '.join(endings)}, got {str(file)!r}."
+            f"the file for {option} must end in {' or '.join(endings)}, got {str(file)!r}. Change "
+            "its extension."
         )
 
 
@@ -114,7 +115,7 @@ def make_directory(path: Path) -> None:
 
 
 def write_picture(axes: Axes, file: Path) -> None:
-    """Writes the figure of some axes, closes it, and prints its path.
+    """Writes the figure that contains some axes, closes the figure, and prints the file's path.
 
     The path's directory is created if necessary.
 

@@ -130,7 +130,7 @@ def _simulate_script(options: argparse.Namespace) -> Trace:
 
     if not options.module and not options.file.is_file():
         raise ArgumentError(
-            f"no such script: {str(options.file)!r}. Give the path of a Python file, or -m MODULE."
+            f"no such script: {str(options.file)!r}. Pass the path of a Python file, or -m MODULE."
         )
     with keep_what_was_recorded(options.save):
         return simulate_script(
@@ -170,9 +170,10 @@ def _describe_topology(topology: Network) -> str:
 
 
 def _report(described: Description, step: ScheduleRun, ran: Trace | None) -> str:
-    """Returns a few lines on the step, which compare it with a closed form.
+    """Returns a few lines about the step, including a comparison with its closed form.
 
-    If ranks ran the step, it is compared with its time with unshared links and no jitter instead.
+    If ranks ran the step, the lines compare it with the step without shared links and jitter
+    instead.
     """
     more, rows = "", {"step": _say(step.makespan)}
     if ran is None:

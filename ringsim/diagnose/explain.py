@@ -1,4 +1,4 @@
-"""``trace.explain()``: the causes of a failed or slow run, found from its trace.
+"""``trace.explain()``: finds the causes of a failed or slow run in its trace.
 
 For a run that finished, it reports slow links between hosts, and ranks that kept others waiting.
 """
@@ -54,12 +54,12 @@ from ringsim.traces.units import count, time_text
 if TYPE_CHECKING:
     from ringsim.traces.value import Trace
 
-# errors of ringsim for which the trace also has a finding
+# ringsim's errors for which the trace also has a finding
 _OUR_ERRORS: Final = ("ArgumentError", "MessageMismatch", "RendezvousFailed", "RingError")
 _MOST_WAITS: Final = 4
 _HELD_HINT: Final = (
-    "This is not proved: other threads of these ranks continued, and might have posted the missing "
-    "operation."
+    "The trace does not prove this: other threads of these ranks continued, and might have posted "
+    "the missing operation."
 )
 _ABLE: Final = ("running", "unknown")
 _AT_WORK: Final = (*_ABLE, "stopped")
@@ -68,15 +68,16 @@ _AT_WORK: Final = (*_ABLE, "stopped")
 def explain(trace: Trace) -> Diagnosis:
     """Explains why a run failed, or why it was slow.
 
-    Everything is read from the trace, so a fresh run and an old file get the same answer.
+    Everything is read from the trace, so the answer is the same for a fresh run and for an old
+    file.
 
     Args:
         trace: any trace.
 
     Returns:
         The findings, root causes first: refused or mismatched operations, failures and stuck ranks,
-        then harmless mistakes. If nothing went wrong: slow links, and ranks that kept others
-        waiting. Without findings, a note reports the total waiting.
+        then harmless mistakes. If nothing went wrong, the findings are slow links, and ranks that
+        kept others waiting. If there are no findings, a note reports the total waiting time.
 
     Example:
         >>> from ringsim.traces.events import IN_FLIGHT, OP_CODES, make_events
@@ -96,7 +97,7 @@ def explain(trace: Trace) -> Diagnosis:
         deadlock: ranks 0 and 1 wait for each other.
           rank 0 waits in recv from 1 (tag 0)
           rank 1 waits in recv from 0 (tag 0)
-          Hint: Let one rank send first, or post with batch_isend_irecv: all of them receive before they send.
+          Hint: Send first on one rank, or post with batch_isend_irecv: all ranks receive before they send.
     """  # noqa: E501
     if "part" in trace.metadata:  # the reason may be in a part that was left out
         return Diagnosis(
@@ -128,9 +129,9 @@ def explain(trace: Trace) -> Diagnosis:
     if not findings:
         findings, edges = _find_stall(trace, snapshot, lost)
     findings = [*blame_threads(findings, find_failed_threads(events))]
-    # A rank that left a recorded block may have done the rest later.
+    # A rank that left a recorded block may have completed its work later.
     findings += [one for one in caught if (one.kind, set(one.ranks)) not in _names(causes)]
-    # operations of these ranks are over
+    # the operations of these ranks have ended
     woken = {rank for one in (*found, *retried) for rank in one.ranks}
     findings += _find_untidy(trace, {rank: ends[rank] for rank in ends.keys() - woken})
     if not findings:
@@ -159,7 +160,7 @@ def _judge(trace: Trace, ends: Mapping[int, End], end_ns: int | None) -> tuple[S
 def _find_causes(
     trace: Trace, snapshot: Snapshot, *, may_be_harmless: bool
 ) -> tuple[list[Finding], list[Finding]]:
-    """Finds operations that were refused or that disagree.
+    """Finds operations that were refused or mismatched.
 
     Returns the findings that may cause others, and other mismatched messages. A refused operation
     may be harmless, if the program caught the error.
@@ -176,7 +177,7 @@ def _find_causes(
 
 
 def _find_untidy(trace: Trace, ends: Mapping[int, End]) -> list[Finding]:
-    """Finds unfinished operations of ranks that returned, and races."""
+    """Finds races, and unfinished operations of ranks that have returned."""
     returned = {
         rank for rank, end in ends.items() if end.state == "exited" and end.how != LEFT_BLOCK
     }
@@ -194,7 +195,7 @@ def _names(findings: Iterable[Finding]) -> list[tuple[str, set[int]]]:
 
 
 def _find_caught(trace: Trace) -> tuple[list[Finding], list[Finding]]:
-    """Returns the findings whose errors the program caught, and the operations it kept retrying.
+    """Returns findings whose errors the program caught, and findings about retried operations.
 
     The metadata may come from an untrusted file.
     """
@@ -257,7 +258,7 @@ def _distinct(causes: Iterable[Finding]) -> list[Finding]:
 
 
 def _under(causes: list[Finding], judged: Sequence[Finding]) -> list[Finding]:
-    """Folds each finding into a cause that names one of the finding's ranks, if any."""
+    """Folds each finding into a cause that involves one of its ranks, if there is one."""
     alone = []
     for one in judged:
         place = next(
@@ -291,13 +292,13 @@ def _restates(failure: Finding) -> bool:
 
 
 def _renamed(finding: Finding) -> Finding:
-    """Returns a finding, whose kind is a failed rendezvous if its error is one."""
+    """Returns a finding, marked as a failed rendezvous if its error is RendezvousFailed."""
     failed = finding.end is not None and finding.end.error == "RendezvousFailed"
     return replace(finding, kind="rendezvous_failed") if failed else finding
 
 
 def _gathered(findings: Sequence[Finding]) -> list[Finding]:
-    """Merges the findings of all ranks that raised MessageMismatch into one."""
+    """Merges the findings of all ranks that raised MessageMismatch into one finding."""
     raised = [one for one in findings if one.end and one.end.error == "MessageMismatch"]
     if not raised:
         return list(findings)
@@ -323,7 +324,7 @@ def _find_leavers(snapshot: Snapshot) -> list[Finding]:
             (rank,),
             (),
             f"rank {rank} {view.end.about}, which ended the run.",
-            "Let the worker return instead.",
+            "Return from the worker instead of exiting.",
         )
         for rank, view in enumerate(snapshot.ranks)
         if view.left_early
@@ -367,10 +368,10 @@ def _ranks_of(operations: Sequence[Operation]) -> list[int]:
 
 
 def _name_lost(gone: Mapping[int, str], operations: tuple[Operation, ...]) -> Finding:
-    """Returns the finding of ranks whose hosts are silent, given a description of each."""
+    """Returns the finding for ranks on silent hosts, given a description of each rank."""
     told = [f"{name_ranks(ranks)} {about}" for about, ranks in ranks_by_text(gone).items()]
     ranks = tuple(dict.fromkeys([*gone, *_ranks_of(operations)]))
-    hint = "Check the machine, and the network to it."
+    hint = "Check the machine and its network."
     return Finding("lost", ranks, operations, f"{'; '.join(told)}.{waits_text(operations)}", hint)
 
 
@@ -382,11 +383,11 @@ def _name_busy(
     seen: Sequence[int],
     lost: Mapping[int, End],
 ) -> Finding:
-    """Returns the finding of a run in which some ranks might have continued.
+    """Returns the finding for a run in which some ranks might have continued.
 
     Args:
         trace: the trace of the run.
-        snapshot: the snapshot of its end.
+        snapshot: the snapshot of the run's end.
         operations: the operations in which ranks waited.
         wanted: the ranks that they waited for.
         seen: the ranks whose activity is known.
@@ -398,7 +399,7 @@ def _name_busy(
     busy = lines_text([_tell_busy(trace, snapshot, rank) for rank in able])
     if not blocked:
         message = f"no rank waited for another when the run was ended.{busy}"
-        hint = "Look at what the ranks do, or give the run more time."
+        hint = "Check what the ranks are doing, or give the run more time."
         return Finding("stalled", tuple(seen), (), message, hint)
     then = [f"then rank {rank} {lost[rank].about}" for rank in blocked if rank in lost]
     message = (
@@ -406,15 +407,15 @@ def _name_busy(
         f"{waits_text(operations)}{busy}{lines_text(then)}"
     )
     hint = (
-        "Look at the ranks that the others waited for, or give the run more time: those ranks "
-        "might still have answered."
+        "Check the ranks that the others waited for, or give the run more time: these ranks might "
+        "still have answered."
     )
     culprits = [rank for rank in able if rank in wanted]
     return Finding("stalled", (*culprits, *blocked), operations, message, hint)
 
 
 def _find_held(events: Events, snapshot: Snapshot) -> Finding | None:
-    """Returns the finding of ranks that are stuck unless their other threads help.
+    """Returns the finding for ranks that are stuck unless their other threads help.
 
     Returns None if there are no such ranks.
     """
@@ -452,7 +453,7 @@ def _tell_busy(trace: Trace, snapshot: Snapshot, rank: int) -> str:
     if trace.metadata.get("ranks") and rank not in {
         about.get("rank") for about in trace.metadata["ranks"]
     }:
-        return f"rank {rank} is not recorded"
+        return f"rank {rank} was not recorded"
     mine = events.rank == rank
     times = [
         column[mine].max(initial=0) for column in (events.post_ns, events.wait_ns, events.done_ns)
@@ -461,7 +462,7 @@ def _tell_busy(trace: Trace, snapshot: Snapshot, rank: int) -> str:
     since = f"for {time_text(end_ns - last_ns)}" if end_ns > last_ns else ""
     about = view.end.about
     if view.state == "stopped":
-        words, details = about or "is stopped by a signal", ["SIGSTOP, or one like it", since]
+        words, details = about or "is stopped by a signal", ["SIGSTOP or a similar signal", since]
     else:
         activity, now_ns = Activity(events, trace.world_size), max(last_ns, end_ns)
         span = activity.in_span(

@@ -1,8 +1,9 @@
 """Describes rank failures, and finds the failure that caused the others.
 
-When a rank fails, its connections close and its peers fail as well. The user needs the first
-failure, with their own line; the others are only listed. Within one rank, exceptions are chained by
-``__cause__`` and ``__context__``. Oldest first, a chain has one of three forms::
+When a rank fails, its connections close and its peers fail as well. The user needs to see the first
+failure, with a line of their own code; the other failures are only listed. Within one rank,
+exceptions are chained by ``__cause__`` and ``__context__``. Oldest first, a chain has one of three
+forms::
 
     connection lost -> step failed             an echo: another rank's failure caused it, whatever
                                                the program raised then
@@ -10,10 +11,11 @@ failure, with their own line; the others are only listed. Within one rank, excep
     nan loss -> connection lost, or a verdict  it failed, and a ``finally`` on the way out was stuck
                                                in a wait: the first error is the cause
 
-An error of torch and an error of the user with the same text differ by the place that raised them.
+An error from torch and an error from the user may have the same text; the place that raised them
+tells them apart.
 
-A watcher writes its verdict to the run's directory before it wakes a rank, so the rank finds there
-the error to raise::
+A watcher writes its verdict to the run's directory before it wakes a rank, so the rank finds the
+error to raise there::
 
     watcher                                   rank that waits
     -------                                   ---------------
@@ -60,16 +62,16 @@ from ringsim.traces.sites import DECORATOR
 OWN: Final = ""
 PEER: Final = "peer"  # a wait of this rank ended because others failed or are stuck
 WAIT: Final = "wait"  # a wait reached its limit: its diagnosis is more precise than the error
-_WAITED: Final = "and was then stuck in a wait on its way out"
+_WAITED: Final = "and then got stuck in a wait during cleanup"
 # after a rank has failed, the others have this long to fail or finish by themselves
 GRACE_S: Final = 0.5
-# Gloo's words for it, for messages and for collectives
+# Gloo's words for a timeout, for messages and for collectives
 _TIMED_OUT: Final = ("Timed out waiting", "Operation timed out!")
 # the beginning of an error that torch passes on from another process or thread
 _PASSED_ON: Final = "Caught "
 _OURS: Final = Path(__file__).parent.parent
 _PYTHON: Final = f"{os.path.dirname(os.__file__)}{os.sep}"
-# errors of ringsim that replace torch's own, and end a run as these do
+# errors of ringsim that replace torch's own errors, and end a run in the same way
 _OF_TORCH: Final = ("Refused", "RunTimeout")
 # the signals of a process that crashes by itself
 _CRASHES: Final = (
@@ -98,7 +100,7 @@ class Cause(NamedTuple):
     """The cause of a rank's failure."""
 
     error: BaseException  # the exception to report
-    echo: str = OWN  # PEER or WAIT if it follows from that, OWN if not
+    echo: str = OWN  # PEER or WAIT if it follows from one of them, else OWN
     after: BaseException | None = None  # the exception that led to it
     # whether it was passing through a ``finally`` that then got stuck in a wait
     pending: bool = False
@@ -145,7 +147,7 @@ def find_cause(error: BaseException) -> Cause:
 
 
 def text_of(error: BaseException) -> str:
-    """Returns the message of an exception in printable characters."""
+    """Returns an exception's message in printable characters."""
     try:
         text = str(error)
     except Exception:
@@ -154,7 +156,7 @@ def text_of(error: BaseException) -> str:
 
 
 def is_internal(filename: str) -> bool:
-    """Returns whether a file belongs to ringsim, torch, its decorators, or Python's startup.
+    """Returns whether a file belongs to ringsim, torch, torch's decorators, or Python's startup.
 
     Example:
         >>> is_internal(__file__), is_internal("/home/me/torch/train.py")
@@ -167,9 +169,9 @@ def is_internal(filename: str) -> bool:
 
 
 def _chain(error: BaseException, *, hidden: bool = True) -> list[BaseException]:
-    """Returns an exception and the ones before it, oldest first.
+    """Returns an exception and the exceptions that led to it, oldest first.
 
-    Exceptions that a traceback hides are optional.
+    With ``hidden``, the chain includes exceptions that a traceback hides.
     """
     chain: list[BaseException] = []
     one: BaseException | None = error
@@ -191,7 +193,7 @@ def _root(error: BaseException) -> BaseException | None:
 
 
 def _echo_of(error: BaseException) -> str:
-    """Returns the kind of echo that a single exception is."""
+    """Classifies a single exception as ``PEER``, ``WAIT`` or ``OWN``."""
     if isinstance(error, BaseExceptionGroup):
         kinds = [_echo_of(_chain(one)[0]) for one in error.exceptions]
         return kinds[0] if all(kinds) else OWN
@@ -219,7 +221,7 @@ def _raised_inside(error: BaseException) -> bool:
 
 
 def _was_on_its_way(error: BaseException, later: list[BaseException]) -> bool:
-    """Returns whether later exceptions were raised while this one passed a ``finally``.
+    """Returns whether later exceptions were raised while this one passed through a ``finally``.
 
     An ``__exit__`` counts as a ``finally``.
     """
@@ -236,7 +238,7 @@ def _was_on_its_way(error: BaseException, later: list[BaseException]) -> bool:
 def _is_kept(filename: str, raised_at: int, line: int) -> bool:
     """Returns whether a line is in an ``except`` clause that handles a different line's error.
 
-    Also True if the source is not available.
+    Returns True if the source is not available.
     """
     source = "".join(linecache.getlines(filename))
     try:
@@ -261,19 +263,19 @@ class Report:
     Attributes:
         rank: the rank.
         error: the name of the exception's type, or "" if the process died without one.
-        text: the exception's message, or the death of the process: "was ended by signal 9
-            (SIGKILL)".
+        text: the exception's message, or a description of the process's death, such as "was ended
+            by signal 9 (SIGKILL)".
         where: "file, line n, in function" of the user's own line, or "" if there is none.
         traceback: the user's part of the traceback, with source lines.
-        at_ns: the time, on CLOCK_MONOTONIC.
+        at_ns: the time of the failure, on CLOCK_MONOTONIC.
         of_ringsim: whether ``error`` is one of ringsim's own errors.
-        echo: the cause if this is a consequence: ``PEER`` or ``WAIT``; otherwise ``OWN``.
-        after: the exception that led to this one, "ValueError: nan loss (train.py, line 7, in
-            step)", or "".
+        echo: ``PEER`` or ``WAIT`` if this failure is a consequence, otherwise ``OWN``.
+        after: the exception that led to this one, such as "ValueError: nan loss (train.py, line 7,
+            in step)", or "".
         waited: the place of the wait that held up the exception on its way out, or "".
-        frames: the user's lines at which a wait ended, if one did; otherwise those of the error.
-        exit_code: the exit code of the process or of ``sys.exit`` (negative: a signal), or None if
-            unknown.
+        frames: the user's lines at which a wait ended, or the lines of the error if no wait ended.
+        exit_code: the exit code of the process or of ``sys.exit`` (negative for a signal), or None
+            if unknown.
         printed: the rank's last output.
     """
 
@@ -337,13 +339,13 @@ def _users_place(error: BaseException) -> str:
 
 
 def _summarize(error: BaseException) -> tuple[traceback.TracebackException, str]:
-    """Returns an exception's traceback without frames of ringsim and torch, and its place."""
+    """Returns an exception's traceback without ringsim's and torch's frames, and its place."""
     summary = traceback.TracebackException.from_exception(error, limit=None)
     return summary, _keep_users_frames(summary)
 
 
 def _keep_users_frames(summary: traceback.TracebackException) -> str:
-    """Drops the frames of ringsim and torch from a traceback, if other frames remain.
+    """Drops ringsim's and torch's frames from a traceback, if other frames remain.
 
     Returns the place of the user's innermost frame.
     """
@@ -370,7 +372,7 @@ def _innermost(frames: Sequence[traceback.FrameSummary]) -> str:
 
 
 def rename_files(report: Report, names: Mapping[str, str]) -> Report:
-    """Returns the report with files renamed, as for the cells of a notebook."""
+    """Returns the report with renamed files, for example for the cells of a notebook."""
     said = {
         name: getattr(report, name)
         for name in ("where", "after", "waited", "traceback", "frames", "text")
@@ -387,13 +389,13 @@ def rename_files(report: Report, names: Mapping[str, str]) -> Report:
 def report_death(
     rank: int, exit_code: int | None, at_ns: int, output: str, crash: str = ""
 ) -> Report:
-    """Describes the death of a process that raised nothing.
+    """Describes the death of a process that raised no exception.
 
     Args:
         rank: the rank of the process.
-        exit_code: the exit code as in ``subprocess`` (negative: a signal), or None if unknown.
-        at_ns: the time when it was reaped.
-        output: the output of the rank; its last line is often a message from C++.
+        exit_code: the exit code as in ``subprocess`` (negative for a signal), or None if unknown.
+        at_ns: the time when the process was reaped.
+        output: the rank's output; the last line is often a message from C++.
         crash: the output of Python's ``faulthandler``, innermost frame first.
     """
     frames = [
@@ -410,7 +412,7 @@ def report_death(
         text = f"was ended by signal {-exit_code} ({signal.Signals(-exit_code).name})"
         last = [line for line in output.splitlines() if line.strip()][-3:]
     else:
-        text = f"left with exit code {exit_code} before the worker returned"
+        text = f"exited with code {exit_code} before the worker returned"
     lines = errors.escape("".join(stack.format()).rstrip())
     return Report(
         rank=rank,
@@ -464,9 +466,9 @@ def call_to_end(function: Callable[[], Any]) -> Any:
 
 
 def describe_end(report: Report) -> dict[str, Any]:
-    """Returns the end of a rank as an entry of a trace's metadata, for ``explain``.
+    """Returns a rank's end as an entry for a trace's metadata, which ``explain`` reads.
 
-    The state is "unknown" if the cause follows from its waits.
+    The state is "unknown" if the cause follows from the rank's waits.
 
     Example:
         >>> end = describe_end(report_death(2, -9, at_ns=0, output=""))
@@ -483,7 +485,7 @@ def describe_end(report: Report) -> dict[str, Any]:
     code = report.exit_code
     state = "exited" if code == 0 else "failed"
     if report.error == "SystemExit":
-        about = f"left with sys.exit({report.text})"
+        about = f"called sys.exit({report.text})"
     elif report.error:
         text = report.text.partition("\n")[0]
         about = f"raised {report.error}{f': {text}' if text else ''}"
@@ -508,7 +510,7 @@ def describe_end(report: Report) -> dict[str, Any]:
 
 
 def note_failed_threads(recorder: Recorder) -> Callable[[], None]:
-    """Starts recording errors that end threads, because others may wait for these threads.
+    """Starts recording errors that end threads, because other ranks may wait for these threads.
 
     Returns a function that stops the recording.
     """
@@ -534,9 +536,9 @@ def note_failed_threads(recorder: Recorder) -> Callable[[], None]:
 
 
 def describe_unfinished(rank: int, doing: str, place: tuple[str, int] | None) -> dict[str, Any]:
-    """Returns the activity of a rank as an entry of a trace's metadata, for ``explain``.
+    """Returns an unfinished rank's activity as an entry for a trace's metadata.
 
-    The rank had not ended. The place is a file and a line.
+    ``explain`` reads the entry. The place is a file and a line.
 
     Example:
         >>> describe_unfinished(1, "computing", ("/home/me/train.py", 7))
@@ -564,19 +566,19 @@ def place_text(place: tuple[str, int]) -> str:
 
 
 def first_failure(reports: Sequence[Report]) -> Report:
-    """Returns the report that caused the others: the earliest report that is not an echo."""
+    """Returns the failure that caused the others: the earliest one that is not an echo."""
     return min(reports, key=lambda report: (report.is_consequence, report.at_ns))
 
 
 def make_error(
     reports: Sequence[Report], world_size: int, stopped: Sequence[int]
 ) -> errors.RingError:
-    """Creates the single error of a failed run.
+    """Creates the one error that a failed run raises.
 
     Args:
         reports: the reports of the ranks that failed by themselves.
-        world_size: the number of ranks of the run.
-        stopped: the ranks that ringsim ended because another had failed.
+        world_size: the number of ranks in the run.
+        stopped: the ranks that ringsim ended because another rank had failed.
     """
     first = first_failure(reports)
     who = f"rank {first.rank} of {world_size}"
@@ -605,10 +607,10 @@ def make_error(
             ),
         ),
         (
-            "lost their peer as a result",
+            "lost a peer as a result",
             _tell({one.rank: one.where or one.error for one in others if one.is_consequence}),
         ),
-        ("were stopped as a result", name_ranks(sorted(stopped)) if stopped else ""),
+        ("stopped as a result", name_ranks(sorted(stopped)) if stopped else ""),
     ):
         text += f"\n  {what}: {told}" if told else ""
     kind = (
@@ -621,7 +623,7 @@ def make_error(
 
 
 def describe_death(report: Report) -> str:
-    """Describes the death of a process without an exception, with its last output."""
+    """Describes a process that died without an exception, with its last output."""
     last = f". Its last output was:\n{indent(report.printed)}" if report.printed else ""
     return f"its process {report.text}{last}"
 
@@ -658,15 +660,15 @@ def indent(text: str) -> str:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict of a watcher.
+    """A watcher's verdict.
 
     Attributes:
-        ranks: the ranks that can never continue, or whose operations disagree with others'.
+        ranks: the ranks that can never continue, or that have mismatched operations.
         diagnosis: the diagnosis.
         at_ns: the time of the observation, on CLOCK_MONOTONIC.
-        proved: whether the posted operations prove it. In a stall they do not: nothing has moved
-            for long, but it might.
-        about: the places by rank where threads wait outside operations.
+        proved: whether the posted operations prove the verdict. They do not in a stall: nothing has
+            moved for long, but something still might.
+        about: the places where threads wait outside operations, by rank.
     """
 
     ranks: tuple[int, ...]
@@ -683,7 +685,7 @@ class Verdict:
 
     @property
     def ends(self) -> list[dict[str, Any]]:
-        """The states of the blocked ranks as entries of a trace's metadata, for ``explain``."""
+        """The states of the blocked ranks, as metadata entries for ``explain``."""
         blocked = sorted({*self.waiting, *self.about})
         return [
             {"rank": rank, "state": "blocked", "about": self.about.get(rank, ""), "error": ""}
@@ -692,14 +694,14 @@ class Verdict:
 
     @property
     def error(self) -> RingError:
-        """The error that each of the ranks raises."""
+        """The error that each of these ranks raises."""
         error = impose(self.diagnosis.kind, str(self.diagnosis))
         error.diagnosis = self.diagnosis
         return error
 
 
 def error_of_kind(kind: str) -> type[RingError]:
-    """Returns the error type of a run that ends with a finding of a kind.
+    """Returns the error type for a run that ends with a finding of the given kind.
 
     Example:
         >>> error_of_kind("tag_mismatch").__name__, error_of_kind("missing_participant").__name__
@@ -709,7 +711,7 @@ def error_of_kind(kind: str) -> type[RingError]:
 
 
 def impose(kind: str, text: str) -> RingError:
-    """Returns the error that a rank raises because of other ranks, marked as such."""
+    """Returns an error that is marked as caused by other ranks."""
     error = error_of_kind(kind)(text)
     # its traceback does not show the interrupted wait
     error.imposed = error.__suppress_context__ = True
@@ -771,7 +773,7 @@ def _read_operation(said: dict[str, Any]) -> Operation:
 
 
 def raise_verdict(directory: Path, rank: int) -> None:
-    """Raises the error of the verdict on a rank whose wait has failed.
+    """Raises the verdict's error on a rank after its wait has failed.
 
     Returns if there is no verdict, or if it concerns only other ranks.
     """

@@ -1,16 +1,16 @@
-"""Finds links between hosts that stalled or were slow in a run that finished.
+"""Finds links between hosts that stalled or were slow in a finished run.
 
-Only the messages are used. The travel time of a message is known if its receiver waited for it: it
-lasts from the time when both sides were posted to the arrival. A busy sender, a queue or a loaded
+The search uses only messages. A message's travel time is known if its receiver waited for it: the
+time from the moment when both sides were posted to the arrival. A busy sender, a queue or a loaded
 machine delays some messages, and a slow link delays all of them. So a link is represented by the
-shortest of several messages of the same size, and compared with the other links::
+shortest time of several messages of the same size, and compared with the other links::
 
     host0 - host1     4.4 ms
     host0 - host2     4.3 ms
     host1 - host2    33.6 ms     slow
 
-Links can be reported even if most links are slow: a host with a bad interface has slow links to all
-other hosts.
+Slow links are reported even if most links are slow, because a host with a bad interface has slow
+links to all other hosts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ringsim.traces.units import bytes_text, count, time_text
 if TYPE_CHECKING:
     from ringsim.traces.value import Trace
 
-# a message takes at least this many times as long on a slow link as on others of the run,
+# a message takes at least this many times as long on a slow link as on other links of the run,
 SLOW_TIMES: Final = 4
 SLOW_NS: Final = 1_000_000  # and at least this much longer;
 SLOW_SHARE: Final = 0.05  # the total is at least this share of the run.
@@ -40,12 +40,12 @@ STILL_NS: Final = 2_000_000_000  # shortest time without an arrival on a stalled
 STALL_BYTES_PER_S: Final = 50e6
 MOST_FINDINGS: Final = 5
 _SLOW_HINT: Final = (
-    "Check the cable, the interfaces at its ends, and their other traffic; or let the ring send "
-    "little over this link (ring_ranks)."
+    "Check the cable, the interfaces at both ends, and their other traffic. Or order the ring with "
+    "ring_ranks so that it sends little over this link."
 )
 _STILL_HINT: Final = (
-    "Check the logs of the hosts and switches for that time. A host whose processes were stopped "
-    "looks the same."
+    "Check the logs of the hosts and switches for that time. A host with stopped processes looks "
+    "the same."
 )
 
 Pair = tuple[str, str]  # of hosts, in alphabetical order
@@ -59,7 +59,7 @@ class _Way(NamedTuple):
     size_bytes: int
     number: int  # of messages
     least_ns: int  # the shortest time of a message
-    sure_ns: int  # the same, less the possible error of both clocks
+    sure_ns: int  # ``least_ns``, less the possible error of both clocks
     shortest: int  # the message with that time
 
     @property
@@ -82,17 +82,17 @@ class _Crossings(NamedTuple):
 
 
 def find_links(trace: Trace) -> tuple[Finding, ...]:
-    """Finds links between hosts that stalled for seconds, and slow ones.
+    """Finds links between hosts that stalled for seconds, and slow links.
 
-    On a slow link, messages take several times as long as on others.
+    On a slow link, messages take several times as long as on other links.
 
     Args:
-        trace: the trace of a run on several hosts. Other runs have no such findings, nor has NCCL,
-            because a GPU starts a message long after its post.
+        trace: the trace of a run on several hosts. There are no findings for other runs, or with
+            NCCL, because a GPU starts a message long after the post.
 
     Returns:
-        A finding for each such link, at most ``MOST_FINDINGS`` of each kind: first stalled links,
-        then slow ones, the costliest first.
+        A finding for each such link, at most ``MOST_FINDINGS`` of each kind: stalled links first,
+        then slow links, the costliest first.
 
     Example:
         >>> from ringsim.traces.events import OP_CODES, Payload, Tables, make_events
@@ -121,8 +121,8 @@ def find_links(trace: Trace) -> tuple[Finding, ...]:
         >>> print(find_links(Trace(events, about))[0].message)
         the link between hosts node1 and node2 is slow.
           each of 8 messages of 1 KiB from node1 to node2 took at least 16 ms
-          between other hosts, 2 ms is enough
-          over all messages of this link, that adds up to at least 112 ms
+          between other hosts, such a message takes as little as 2 ms
+          over all messages on this link, the delay adds up to at least 112 ms
     """
     if trace.metadata.get("backend") == "nccl":
         return ()
@@ -214,7 +214,7 @@ def _find_quickest(ways: Sequence[_Way]) -> dict[int, dict[Pair, int]]:
 def _find_still(trace: Trace, crossings: _Crossings, ways: Sequence[_Way]) -> list[Finding]:
     """Finds links on which nothing arrived for long although both sides had posted a message.
 
-    Other messages of the same size must be fast.
+    A link counts only if other messages of the same size are fast on it.
     """
     quickest = _find_quickest(ways)
     low, high = np.minimum(crossings.src, crossings.dst), np.maximum(crossings.src, crossings.dst)
@@ -252,13 +252,13 @@ def _describe_still(
     began = time_text(int(crossings.done_ns[one]) - lasted_ns)
     text = (
         f"nothing moved on the link between hosts {pair[0]} and {pair[1]} for "
-        f"{time_text(lasted_ns)}, and then it recovered."
-        f"\n  it stopped {began} after the start of the run, when both sides had posted"
-        f"{acts_text((send, recv))}"
+        f"{time_text(lasted_ns)}, and then the link recovered.\n"
+        f"  the link stopped {began} after the start of the run, when both sides had "
+        f"posted{acts_text((send, recv))}"
     )
     if len(times) > 1:
         text += (
-            f"\n  it stopped {count(len(times), 'time')}, for "
+            f"\n  the link stopped {count(len(times), 'time')}, for "
             f"{time_text(sum(lasted for lasted, _ in times))} in total"
         )
     return Finding("link", tuple(sorted((send.rank, recv.rank))), (recv, send), text, _STILL_HINT)
@@ -295,7 +295,7 @@ def _find_slow(trace: Trace, ways: Sequence[_Way]) -> list[Finding]:
 
 
 def _median_of_others(ascending: Sequence[int], own: int) -> int | None:
-    """Returns the (lower) median of numbers, leaving one of them out.
+    """Returns the lower median of all numbers except one.
 
     Returns None if there is no other number.
 
@@ -329,15 +329,15 @@ def _describe_slow(
     )
     ranks = sorted({*messages.src[over].tolist(), *messages.dst[over].tolist()})
     message = (
-        f"the link between hosts {first} and {second} is slow."
-        f"\n  each of {count(way.number, 'message')} of {bytes_text(way.size_bytes)} from "
-        f"{way.src} to {way.dst} took at least {time_text(way.least_ns)}"
-        f"\n  between other hosts, {time_text(others_ns)} is enough"
-        f"\n  over all messages of this link, that adds up to at least {time_text(lost_ns)}"
+        f"the link between hosts {first} and {second} is slow.\n"
+        f"  each of {count(way.number, 'message')} of {bytes_text(way.size_bytes)} from {way.src} "
+        f"to {way.dst} took at least {time_text(way.least_ns)}\n"
+        f"  between other hosts, such a message takes as little as {time_text(others_ns)}\n"
+        f"  over all messages on this link, the delay adds up to at least {time_text(lost_ns)}"
     )
     hint = (
         "".join(
-            f"Check the interface of host {name} first: all slow links lead to it.\n"
+            f"Check the interface of host {name} first: all slow links lead to that host.\n"
             for name in sorted(shared)
         )
         + _SLOW_HINT

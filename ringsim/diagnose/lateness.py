@@ -1,8 +1,8 @@
-"""Finds the ranks that kept others waiting in a run that finished.
+"""Finds the ranks that kept others waiting in a finished run.
 
-They are late senders, late receivers, and stragglers, which are always late. A wait counts from its
-beginning until the other side was posted. A rank that was late because it was itself waiting is not
-to blame: its own wait is followed, until a rank is found that was busy::
+These ranks are late senders, late receivers, and stragglers, which are always late. A wait counts
+from its beginning until the other side was posted. A rank that was late because it was itself
+waiting is not to blame: its own wait is followed until a busy rank is found::
 
     rank 0  [ compute, microbatch 3 ....................... ] send
     rank 1  recv ==== late sender ============================ | send
@@ -33,8 +33,8 @@ LATE_SHARE: Final = 0.05  # and at least this share of the run
 STRAGGLER_SHARE: Final = 0.5  # a straggler causes at least this share of all waiting,
 STRAGGLER_OF_RUN: Final = 0.1  # at least this share of the run for each other rank,
 STRAGGLER_TIMES: Final = 3  # and at least this number of waits
-# parts of the run: a rank that is always slow leads in all of them, one that was disturbed once in
-# only one
+# parts of the run: a rank that is always slow leads in all of them, and a rank that was disturbed
+# once leads in only one
 PARTS: Final = 4
 MOST_FINDINGS: Final = 5
 _SENDER, _RECEIVER, _MEMBER = range(3)
@@ -48,17 +48,17 @@ class _Waits(NamedTuple):
     late: Ints  # rank
     start_ns: Ints
     end_ns: Ints
-    event: Ints  # the waiter's
-    partner: Ints  # the late one's
+    event: Ints  # the waiting rank's
+    partner: Ints  # the late rank's
     kind: Ints
 
 
 def find_lateness(trace: Trace) -> tuple[Finding, ...]:
-    """Finds the ranks that kept others waiting long in a run that finished.
+    """Finds the ranks that kept others waiting for long in a finished run.
 
     A straggler comes first, if there is one, then late senders and receivers, the longest wait
-    first. A wait that follows from another is folded into it. Waits at one line with a total below
-    ``LATE_NS``, or below ``LATE_SHARE`` of the run, are left out.
+    first. A wait that follows from another is folded into it. Waits at one line are left out if
+    their total is below ``LATE_NS``, or below ``LATE_SHARE`` of the run.
 
     Example:
         >>> from ringsim.traces.events import OP_CODES, make_events
@@ -79,7 +79,7 @@ def find_lateness(trace: Trace) -> tuple[Finding, ...]:
         rank 1 waited 50 ms for rank 0.
           rank 1 waited in recv from 0 (tag 0)
           rank 0 was busy outside any span
-          Hint: Let rank 0 send earlier, give it less to do, or let rank 1 do other work meanwhile (irecv).
+          Hint: Send earlier on rank 0, give that rank less to do, or do other work on rank 1 meanwhile (irecv).
     """  # noqa: E501
     waits = _collect(trace)
     if len(waits.late) == 0:
@@ -117,7 +117,7 @@ def _collect(trace: Trace) -> _Waits:
 
 
 def _collective_waits(trace: Trace) -> tuple[Ints, Ints, Ints, Ints]:
-    """Returns the waits in complete collectives for the member that came last."""
+    """Returns the waits for the last member to arrive in complete collectives."""
     calls, rank = CollectiveCalls.of(trace.events, trace.apart), trace.events.rank
     length, last = wait_for_last(trace.events, trace.apart)[calls.event], calls.last[calls.call]
     some = (length > 0) & (rank[calls.event] != rank[last])
@@ -125,7 +125,7 @@ def _collective_waits(trace: Trace) -> tuple[Ints, Ints, Ints, Ints]:
 
 
 def _own_time(waits: _Waits, activity: Activity) -> Ints:
-    """Returns for each wait the time in ns in which the late rank was not itself blocked."""
+    """Returns, for each wait, the time in ns during which the late rank was not itself blocked."""
     own = waits.end_ns - waits.start_ns
     for rank in np.unique(waits.late).tolist():
         some = waits.late == rank
@@ -135,7 +135,7 @@ def _own_time(waits: _Waits, activity: Activity) -> Ints:
 
 
 class _Blame(NamedTuple):
-    """The time that other ranks waited for each busy rank, and the number of waits."""
+    """How long and how often other ranks waited for each busy rank."""
 
     length_ns: Ints
     times: Ints
@@ -181,7 +181,7 @@ def describe_waiting(trace: Trace) -> str:
         >>> print(
         ...     describe_waiting(Trace(events, {"world_size": 2}))
         ... )  # doctest: +NORMALIZE_WHITESPACE
-        Ranks waited 200 ns in total for late ranks, 1 % of the time of all ranks. Rank 0 caused 200 ns (100 %) of it, in 1 of 1
+        Ranks waited 200 ns in total for late ranks, 1 % of all ranks' time. Rank 0 caused 200 ns (100 %) of this waiting, in 1 of 1
         waits, and caused the most waiting in 1 of 1 quarters of the run.
     """  # noqa: E501
     waits = _collect(trace)
@@ -197,9 +197,9 @@ def describe_waiting(trace: Trace) -> str:
         f"{blame.times[blame.worst]:,.0f} of {blame.times.sum():,.0f}",
     )
     return (
-        f"Ranks waited {time_text(total_ns)} in total for late ranks, {of_run:.0f} % of the time "
-        f"of all ranks. Rank {blame.worst} caused {time_text(mine)} ({100 * blame.share:.0f} %) of "
-        f"it, in {times} waits, and caused the most waiting in {blame.leads}."
+        f"Ranks waited {time_text(total_ns)} in total for late ranks, {of_run:.0f} % of all ranks' "
+        f"time. Rank {blame.worst} caused {time_text(mine)} ({100 * blame.share:.0f} %) of this "
+        f"waiting, in {times} waits, and caused the most waiting in {blame.leads}."
     )
 
 
@@ -319,17 +319,18 @@ def _late_finding(
     ]
     if times > 1:
         because.append(
-            f"rank {operation.rank} waited there {times:,} times, {time_text(total_ns)} in total"
+            f"rank {operation.rank} waited there {times:,} times, for {time_text(total_ns)} in "
+            "total"
         )
     message = (
         f"rank {operation.rank} waited {time_text(waits.end_ns[first] - waits.start_ns[first])} "
         f"for rank {waits.late[first]}.{lines_text(because)}"
     )
     sends = waits.kind[last] == _SENDER
-    act, other = ("send", "irecv") if sends else ("receive", "isend")
+    act, other = ("Send", "irecv") if sends else ("Receive", "isend")
     hint = (
-        f"Let rank {culprit} {act} earlier, give it less to do, or let rank {waits.waiter[last]} "
-        f"do other work meanwhile ({other})."
+        f"{act} earlier on rank {culprit}, give that rank less to do, or do other work on rank "
+        f"{waits.waiter[last]} meanwhile ({other})."
     )
     late = [int(waits.late[wait]) for wait in chain]
     ranks = tuple(dict.fromkeys([*reversed(late), operation.rank]))
@@ -379,7 +380,7 @@ class Activity:
         )
 
     def busy_shares(self, length_ns: float) -> Ints:
-        """Returns each rank's share of the run in which it was not blocked.
+        """Returns the share of the run during which each rank was not blocked.
 
         The run is ``length_ns`` long; the shares are float64.
         """
@@ -389,7 +390,7 @@ class Activity:
         )
 
     def doing(self, rank: int, start_ns: int, end_ns: int) -> str:
-        """Describes the main activity of a rank in an interval.
+        """Describes a rank's main activity during an interval.
 
         For example, "still computing stage 1, microbatch 3".
         """
@@ -403,7 +404,7 @@ class Activity:
         return "busy outside any span"
 
     def in_span(self, rank: int, start_ns: int, end_ns: int) -> str:
-        """Describes the span that a rank was in for most of an interval, or "" if there is none."""
+        """Describes the span that fills most of an interval, or returns "" if there is none."""
         events, spans = self._events, self._spans
         mine = spans[events.rank[spans] == rank]
         done = np.where(events.done_ns[mine] == NONE, end_ns, events.done_ns[mine])

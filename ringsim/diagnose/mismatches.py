@@ -1,13 +1,13 @@
-"""Mistakes that need not block any rank: mismatched or unfinished operations.
+"""Finds mistakes that need not block any rank: mismatched or unfinished operations.
 
 Mismatched messages and collectives may abort a process inside Gloo, but mostly go unnoticed. They
-are found in the records: by the watcher while the ranks run, at the end of a run, and in any trace.
-The k-th send of a channel is compared with its k-th recv, and the k-th collective of a group on one
-rank with the k-th on the others.
+are found in the records: by the watcher while the ranks run, at the end of a run, and later in any
+trace. The k-th send on a channel is compared with its k-th recv, and the k-th collective of a group
+on one rank with the k-th on the others.
 
 While ranks run, an operation is compared only after it is settled: awaited, done, or followed by
-another operation of its thread. Until then it may still be refused, and would not count: the
-program may catch the error and try again.
+another operation of its thread. Until then, the operation may still be refused. A refused operation
+does not count, because the program may catch the error and try again.
 """
 
 from __future__ import annotations
@@ -56,12 +56,14 @@ _UNEVEN: Final = [
     code for name, code in OP_CODES.items() if name in COLLECTIVES and COLLECTIVES[name].uneven
 ]
 _SAME_CALLS: Final = (
-    "Let all ranks of a group call the same collectives in the same order, with the same arguments."
+    "Call the same collectives in the same order, with the same arguments, on all ranks of a group."
 )
 _OWN_MISTAKES: Final = ("invalid_argument", "buffer_hazard")  # of a single rank
 _SEVERITY: Final = ("size", "dtype", "reduction", "shape")
 _EFFECTS: Final = {
-    "size": " Gloo aborts a receiver with a smaller buffer, and fills only part of a larger one.",
+    "size": (
+        " Gloo aborts a receiver with a smaller buffer, and fills only part of a larger buffer."
+    ),
     "dtype": " Otherwise, the bytes are silently read as the other dtype.",
     "shape": " Otherwise, the values are silently read in the other shape.",
 }
@@ -71,7 +73,8 @@ def disagreement(mine: Payload, theirs: Payload) -> str:
     """Returns the property in which the two sides of an operation disagree.
 
     The property is "size", "dtype", "reduction" or "shape", or empty if the sides agree. A flat
-    shape agrees with any other one, and dimensions of 1 do not count: both are common and harmless.
+    shape agrees with any other shape, and dimensions of 1 do not count, because both differences
+    are common and harmless.
 
     Example:
         >>> disagreement(Payload("float32", (2, 3), 24), Payload("float32", (3, 2), 24))
@@ -99,9 +102,9 @@ def find_new_mismatches(
 ) -> tuple[Finding, ...]:
     """Finds mismatches among the settled operations of a live run.
 
-    The builder then drops the operations that are done. Groups used before the recording began are
-    skipped, and so are messages that a recv from any source may get, because the pairs are unknown
-    there. Operations of ranks that have ``ended`` are settled.
+    The function then removes the operations that are done from the builder. It skips groups used
+    before the recording began, and messages that a recv from any source may get, because their
+    pairs are unknown. Operations of ranks that have ``ended`` count as settled.
     """
     events, settled = builder.events(), builder.settled(ended)
     known = ~np.isin(events.group, list(builder.used_before))
@@ -120,7 +123,7 @@ def find_new_mismatches(
 
 
 def _settled_pairs(events: Events, settled: Ints) -> tuple[Ints, Ints]:
-    """Returns the pairs of sends and recvs, as long as their channel is settled before them."""
+    """Returns the pairs of sends and recvs, up to the first unsettled operation of a channel."""
     messages = np.flatnonzero((events.kind <= RECV) & (events.peer >= 0))
     sure = messages[_first_marked(settled[messages], number_channels(events, messages))]
     pairs = match(events.select(sure))
@@ -132,7 +135,7 @@ def _member_of(events: Events, calls: CollectiveCalls) -> Ints:
 
 
 def _first_marked(marked: Ints, key: Ints) -> Ints:
-    """Marks the rows before the first unmarked row of the same key."""
+    """Marks the rows before the first unmarked row with the same key."""
     place = number_places(key)
     first = np.full(int(key.max(initial=-1)) + 1, len(key), dtype=np.int64)
     np.minimum.at(first, key[~marked], place[~marked])
@@ -143,7 +146,7 @@ def _first_marked(marked: Ints, key: Ints) -> Ints:
 def _mark_done(
     events: Events, send: Ints, recv: Ints, calls: CollectiveCalls, elsewhere: set[int]
 ) -> Ints:
-    """Marks the operations done on all sides whose channel or group has no earlier open ones."""
+    """Marks operations done on all sides, up to the first open one of each channel or group."""
     done = events.status != IN_FLIGHT
     mask: Ints = done & np.isin(events.peer, list(elsewhere)) & (events.kind <= RECV)
     order = np.argsort(send, kind="stable")  # in the order of posting, on each channel
@@ -165,8 +168,8 @@ def _mark_done(
 def find_message_mismatches(trace: Trace) -> tuple[Finding, ...]:
     """Finds messages whose two sides differ.
 
-    There is one finding for each pair of lines and payloads, differing sizes first, and at most
-    ``MOST_FINDINGS``.
+    Returns at most ``MOST_FINDINGS`` findings, one for each pair of lines and payloads, with
+    different sizes first.
 
     Example:
         >>> from ringsim.traces.events import Payload, Tables, make_events
@@ -235,7 +238,7 @@ def _message_findings(events: Events, send: Ints, recv: Ints) -> tuple[Finding, 
 
 
 def _count_alike(columns: Sequence[Ints]) -> Iterator[tuple[int, int]]:
-    """Yields the first index and the number of each group of equal rows."""
+    """Yields the first index and the size of each group of equal rows."""
     _, first, times = np.unique(np.stack(columns), axis=1, return_index=True, return_counts=True)
     yield from zip(first.tolist(), times.tolist(), strict=True)
 
@@ -251,8 +254,8 @@ def _message_finding(send: Operation, recv: Operation, what: str, times: int) ->
         f"{payload_text(recv)}: the {what} differs{_times_text(times)}.{acts_text((send, recv))}"
     )
     hint = (
-        f"Let rank {recv.rank} receive into {payload_text(send)}, or send {payload_text(recv)}."
-        f"{_EFFECTS.get(what, '')}"
+        f"Receive into {payload_text(send)} on rank {recv.rank}, or send "
+        f"{payload_text(recv)}.{_EFFECTS.get(what, '')}"
     )
     return Finding(
         "message_mismatch", tuple(sorted((send.rank, recv.rank))), (send, recv), message, hint
@@ -267,7 +270,7 @@ def find_collective_mismatches(events: Events) -> tuple[Finding, ...]:
     """Finds collectives that ranks call differently.
 
     The calls may differ in kind, root, size, dtype, reduction, shape or order in memory. Only the
-    first such call of each group is reported, because later ones may be consequences.
+    first such call of each group is reported, because later mismatches may be consequences.
 
     Example:
         >>> from ringsim.traces.events import Group, Tables, make_events
@@ -283,14 +286,14 @@ def find_collective_mismatches(events: Events) -> tuple[Finding, ...]:
         the ranks disagree on collective 1 of group world: the kind differs.
           rank 0 calls barrier (world)
           rank 1 calls all_reduce (world)
-          Hint: Let all ranks of a group call the same collectives in the same order, with the same arguments.
+          Hint: Call the same collectives in the same order, with the same arguments, on all ranks of a group.
     """  # noqa: E501
     calls = CollectiveCalls.of(events)
     return _call_findings(events, calls, np.ones(len(calls.event), dtype=bool))
 
 
 class _WrongCall(NamedTuple):
-    """A call of a collective in which members differ, with its place in the group."""
+    """A collective call on which members disagree, with its place among the group's calls."""
 
     place: int
     events: list[int]
@@ -304,10 +307,10 @@ def _call_findings(
     compared: Ints,
     count_before: Callable[[Events, int], int] = lambda _events, _event: 0,
 ) -> tuple[Finding, ...]:
-    """Returns a finding for the first call of each group in which members differ.
+    """Returns a finding for each group's first call on which members disagree.
 
-    Only the ``compared`` events count. ``count_before`` returns the number of calls of an event's
-    group before those of ``events``.
+    Only the ``compared`` events count. ``count_before`` returns the number of calls on an event's
+    group that precede ``events``.
     """
     event, call, place = (column[compared] for column in (calls.event, calls.call, calls.place))
     if len(event) == 0:
@@ -350,7 +353,7 @@ def _call_findings(
 def _find_unfit_splits(
     events: Events, event: Ints, call: Ints
 ) -> Iterator[tuple[int, list[int], str]]:
-    """Yields each all_to_all in which a rank sends another rank more or less than it accepts.
+    """Yields each all_to_all in which a rank sends more or fewer bytes than another rank expects.
 
     Each entry has the first index, the indices of both ranks, and a description.
     """
@@ -373,8 +376,8 @@ def _find_unfit_splits(
         ):
             if gives[0][target] != takes[1][place]:
                 what = (
-                    f"rank {one} gives rank {other} {count(gives[0][target], 'byte')}, but rank "
-                    f"{other} takes {takes[1][place]:,}"
+                    f"rank {one} sends {count(gives[0][target], 'byte')} to rank {other}, but rank "
+                    f"{other} expects {takes[1][place]:,}"
                 )
                 yield int(its[0]), [mine, theirs], what
                 break
@@ -389,7 +392,7 @@ def _call_difference(
     root: int,
     other_root: int,
 ) -> str:
-    """Returns the property in which two ranks' calls differ, or an empty one if they agree."""
+    """Returns the property in which two ranks' calls differ, or "" if they agree."""
     if not same_collective(OP_NAMES[op], OP_NAMES[other_op]):
         return "kind"
     if root != other_root:
@@ -406,7 +409,7 @@ def _call_difference(
             else ""
         )
     what = disagreement(mine, theirs)
-    if what == "shape" and op != other_op:  # variants that take the same elements in other shapes
+    if what == "shape" and op != other_op:  # variants accept the same elements in different shapes
         return ""
     return what or ("order of elements in memory" if mine.strides != theirs.strides else "")
 
@@ -414,7 +417,7 @@ def _call_difference(
 def _call_finding(
     operations: tuple[Operation, ...], place: int, differs: str, *, roots: bool = False
 ) -> Finding:
-    """Returns the finding of a call, given a description of the difference."""
+    """Returns the finding for a call, given a description of the difference."""
     calls = [
         f"rank {one.rank} calls {one}{f' with root {one.peer}' if roots else ''}"
         for one in operations
@@ -431,7 +434,7 @@ def _call_finding(
 
 
 def find_notices(events: Events) -> tuple[Finding, ...]:
-    """Finds operations that were refused at run time, from marks in the trace.
+    """Finds operations that were refused at run time, as marked in the trace.
 
     Example:
         >>> from ringsim.traces.events import Tables, make_events
@@ -440,7 +443,7 @@ def find_notices(events: Events) -> tuple[Finding, ...]:
         >>> find_notices(make_events({"rank": [1], "op": [_MARK], "label": [0]}, names))[0].message
         'rank 1: two buffers overlap.'
     """
-    # the ranks that found it, the ranks involved, the operations
+    # the ranks that found the mistake, the ranks involved, the operations
     told: dict[tuple[str, str], tuple[set[int], set[int], list[Operation]]] = {}
     for event, said in _list_notices(events):
         if said[0] == THREAD_FAILED:
@@ -465,7 +468,7 @@ def find_notices(events: Events) -> tuple[Finding, ...]:
 
 
 def find_failed_threads(events: Events) -> dict[int, str]:
-    """Returns by rank the error of its first failed thread."""
+    """Returns the error of each rank's first failed thread, by rank."""
     failed = [
         (event, text) for event, (kind, text) in _list_notices(events) if kind == THREAD_FAILED
     ]
@@ -484,9 +487,9 @@ def _list_notices(events: Events) -> Iterator[tuple[int, tuple[str, str]]]:
 
 
 def _refused_before(events: Events, mark: int) -> int | None:
-    """Returns the operation of a notice.
+    """Returns the operation that a notice is about, or None if unknown.
 
-    It is the rank's latest operation, if that operation was refused on the mark's line.
+    This is the rank's latest operation, if it was refused on the mark's line.
     """
     before = np.flatnonzero(
         (events.rank[:mark] == events.rank[mark]) & (events.kind[:mark] <= COLLECTIVE)
@@ -514,8 +517,8 @@ def _others_in(events: Events, event: int) -> tuple[int, ...]:
 def find_leaks(trace: Trace) -> tuple[Finding, ...]:
     """Finds operations that were still open when their ranks returned.
 
-    No thread waited for them, or a remaining thread still did. There is one finding for each line,
-    at most ``MOST_FINDINGS``.
+    No thread waited for them, or a remaining thread was still waiting. There is one finding for
+    each line, at most ``MOST_FINDINGS``.
 
     Example:
         >>> from ringsim.traces.events import make_events
@@ -533,7 +536,7 @@ def find_leaks(trace: Trace) -> tuple[Finding, ...]:
         >>> print(find_leaks(Trace(events, {"world_size": 2}))[0].message)
         rank 0 never waited for its isend.
           rank 0 posted isend to 1 (tag 0)
-          its other side was never posted
+          the other side of the message was never posted
     """
     events = trace.events
     kind = events.kind
@@ -554,20 +557,22 @@ def find_leaks(trace: Trace) -> tuple[Finding, ...]:
         )
         message = f"rank {operation.rank} never waited for its {operation.op}"
         if events.wait_ns[event] != NONE:
-            hint = "Let its thread end, and join it, before the worker returns."
+            hint = "End this thread and join it before the worker returns."
             message = (
                 f"rank {operation.rank} returned while one of its threads waited in {operation.op}"
             )
         message += f"{_times_text(number)}.{acts_text([operation])}"
         if kind[event] != COLLECTIVE:
-            message += f"\n  its other side was {'' if met[event] else 'never '}posted"
+            message += (
+                f"\n  the other side of the message was {'' if met[event] else 'never '}posted"
+            )
         leak = Finding("leaked_request", (operation.rank,), (operation,), message, hint)
         found.append((bool(met[event]), -number, leak))
     return _worst(found)
 
 
 def find_missing(events: Events) -> tuple[Finding, ...]:
-    """Finds collectives of a finished run that some members never entered.
+    """Finds collectives in a finished run that some members never entered.
 
     No rank is blocked in these operations.
 
@@ -597,7 +602,7 @@ def find_missing(events: Events) -> tuple[Finding, ...]:
             continue
         operations = tuple(operation_of(events, event) for event in inside.tolist())
         message = f"{name_ranks(missing)} never took part in {first.op}.{acts_text(operations)}"
-        hint = f"Let every member of group {first.group} call {first.op}."
+        hint = f"Call {first.op} on every member of group {first.group}."
         findings.append(
             Finding("missing_participant", (*sorted(missing), *there), operations, message, hint)
         )
@@ -605,7 +610,7 @@ def find_missing(events: Events) -> tuple[Finding, ...]:
 
 
 def find_order_mismatches(snapshot: Snapshot) -> tuple[Finding, ...]:
-    """Finds groups with the same name but different members, if operations wait on them.
+    """Finds groups in use that have the same name but different members.
 
     The ranks created their groups in different orders.
     """
@@ -636,7 +641,8 @@ def find_races(trace: Trace) -> tuple[Finding, ...]:
 
     The order of their messages is left to chance. Threads that take turns are not reported, because
     Python may order them in ways that no trace shows. Recvs from any source do not count, because
-    the trace only has the sources of their messages. There are at most ``MOST_FINDINGS`` findings.
+    the trace records only the sources of the messages that they received. There are at most
+    ``MOST_FINDINGS`` findings.
 
     Example:
         >>> from ringsim.traces.events import make_events
@@ -690,7 +696,8 @@ def find_races(trace: Trace) -> tuple[Finding, ...]:
                 (mine.rank,),
                 (mine, theirs),
                 message,
-                "Give each thread its own tag or group: the order of messages is left to chance.",
+                "Give each thread its own tag or group. Otherwise, the order of their messages is "
+                "left to chance.",
             )
         )
     return tuple(findings)

@@ -1,8 +1,8 @@
 """Finds the collective at which the ranks of a group took different paths.
 
-A missing or extra collective often shows only at a later one: the k-th collective of a group on one
-rank is matched with the k-th on the others, whatever their lines. A rank that left one out
-continues with the next, until two of them do not match::
+A missing or extra collective often shows only later: the k-th collective of a group on one rank is
+matched with the k-th on the others, regardless of their lines. A rank that left out a collective
+continues with the next one, until two collectives do not match::
 
     rank 0  all_reduce:20  all_reduce:21  all_reduce:23  barrier:30  as collective 4, rank 0 calls
                                                                      barrier:
@@ -10,7 +10,7 @@ continues with the next, until two of them do not match::
                                                                      collective 2 on
 
 Lines may differ legitimately, as in ``if rank == 0: ... else: ...``. A difference counts only if
-one of the ranks has also called from the other's line.
+one of the ranks has also called a collective from the other's line.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _AMONG: Final = ("collective_mismatch", "missing_participant", "deadlock", "stal
 
 
 def tell_partings(diagnosis: Diagnosis, events: Events) -> Diagnosis:
-    """Adds a hint on the first collective in which the lines of the ranks differ.
+    """Adds a hint about the first collective that the ranks called from different lines.
 
     Only differences before the finding count.
 
@@ -78,7 +78,7 @@ def _calls_of(events: Events, group: str) -> list[Ints]:
 
 
 def _first_difference(events: Events, calls: list[Ints]) -> int | None:
-    """Returns the first place where a rank's line differs from the first rank's, or None."""
+    """Returns the first place where a rank's line differs from the first rank's line, or None."""
     line = events.file.astype(np.int64) << 32 | events.line
     found = []
     for theirs in calls[1:]:

@@ -1,19 +1,19 @@
 """The open operations of every rank at one moment, and their possible matches.
 
-A snapshot is made from events: the whole trace of a finished or simulated run, or the events that
-a builder keeps of a live run. The builder reads batches as the ranks' parts grow. It drops
-pairs that are done on both sides and only counts them, so the cost of a poll depends on the number
-of open operations, not on the length of the run::
+A snapshot is made from events: the whole trace of a finished or simulated run, or the events that a
+builder keeps from a live run. The builder reads batches as the ranks' parts grow. It drops pairs
+that are done on both sides and only counts them, so the cost of a poll depends on the number of
+open operations, not on the length of the run::
 
     channel 0 -> 1      [done][done][done][open]  [open]            sends
                         [done][done][done][open]                    recvs
                          dropped, counted  kept: the k-th matches the k-th, whatever was dropped
                                            from both sides
 
-A recv from any source and one from a particular rank, both open under the same tag, may get the
-same message. The record shows which of them got it only after the former is done. Until then, each
-may still get it, unless the snapshot is *settled*: no message is in flight, so a rank that still
-waits did not get it.
+A recv from any source and a recv from a particular rank may get the same message if both are open
+under the same tag. The record shows which recv got the message only after the recv from any source
+is done. Until then, either may still get the message, unless the snapshot is *settled*: then no
+message is in flight, so a rank that still waits did not get it.
 """
 
 from __future__ import annotations
@@ -84,17 +84,17 @@ class OpenOperation:
             destination, tag), or among its rank's collectives on the group. 0 for a recv from any
             source.
         counterparts: the number of operations on the other side that may match this one or those
-            before it on its channel. A send may also match its peer's open recvs from any source.
-            A recv from any source may match each send that no recv has got for certain, less one
-            for each such recv before it. Not for collectives.
-        contested: the number of these that other recvs may have got instead, because of a recv from
-            any source whose message is unknown.
-        taken: whether others have got so many of them that none is left for this one; only if no
-            message is in flight.
+            before it on its channel. A send may also match its peer's open recvs from any source. A
+            recv from any source may match each send that no recv has got for certain, less one for
+            each such recv before it. Unused for collectives.
+        contested: the number of ``counterparts`` that other recvs may have received instead,
+            because it is unknown which message a recv from any source received.
+        taken: whether other recvs received so many counterparts that none is left for this
+            operation; set only if no message is in flight.
         thread: the number of the thread that posted it; a waiting thread does not block others.
         entered: for a collective, the operations that members posted as their ``index``-th
-            collective on the group; missing members have not. If all members share one tuple, they
-            are examined together.
+            collective on the group; missing members have posted no such operation. Members that
+            share one tuple are examined together.
     """
 
     operation: Operation
@@ -128,8 +128,8 @@ class RankSnapshot:
             "failed": it raised. "killed": its process died. In all other states, it can continue.
         posted: the operations that are posted but not done.
         end: further facts about the rank's end, or about its activity.
-        refused: its latest messages that raised instead of being posted, each with the ``index``
-            that it would have had.
+        refused: its latest messages that raised an error instead of being posted, each with the
+            ``index`` that it would have had.
         last: the last operation that the rank posted, if it is gone.
     """
 
@@ -161,7 +161,7 @@ class RankSnapshot:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All ranks at one moment."""
+    """The state of all ranks at one moment."""
 
     ranks: tuple[RankSnapshot, ...]
 
@@ -200,7 +200,7 @@ class Snapshot:
 
 
 class Head(NamedTuple):
-    """The progress of a rank, and the slots in which it is blocked.
+    """A rank's progress, and the slots of the operations that block it.
 
     If the heads of two polls are equal, nothing happened in between.
     """
@@ -244,7 +244,7 @@ class _RankRecords:
             self.keep(np.argsort(self.slots))  # another thread may have filled a gap
 
     def keep(self, which: Ints) -> None:
-        """Drops all records that are not kept."""
+        """Keeps only the given records."""
         self.slots, self.records = self.slots[which], self.records[which]
 
     @property
@@ -324,11 +324,11 @@ class SnapshotBuilder:
         its.add(slots, records)
 
     def number_group(self, group: Group) -> int:
-        """Returns the number of a group in the events."""
+        """Returns a group's number in the events."""
         return self._numbers["group"].setdefault(group, len(self._numbers["group"]))
 
     def head(self, rank: int) -> Head:
-        """Returns the progress of a rank."""
+        """Returns a rank's progress."""
         its = self._ranks[rank]
         return Head(
             its.written,
@@ -343,7 +343,7 @@ class SnapshotBuilder:
 
     @property
     def open_bytes(self) -> int:
-        """The known number of bytes in flight."""
+        """The number of bytes in flight, as far as it is known."""
         events = self.events()
         return int(np.maximum(events.size_bytes[events.status == IN_FLIGHT], 0).sum())
 
@@ -409,8 +409,8 @@ class SnapshotBuilder:
         Args:
             events: the result of ``events``, with nothing added since.
             calls: the collectives among the events.
-            done: a mask of the operations to drop. They are pairs of a send and its recv, or calls
-                with all members, the earliest of their channel or group.
+            done: a mask of the operations to drop. They must be pairs of a send and its recv, or
+                calls with all members, and the earliest on their channel or group.
         """
         # one for each pair or call
         leaving = np.concatenate(
@@ -437,16 +437,16 @@ def snapshot_of_events(
     *,
     end_ns: int | None = None,
 ) -> Snapshot:
-    """Returns a snapshot of the last moment of a finished, failed or loaded trace.
+    """Returns a snapshot of the end of a finished, failed or loaded trace.
 
-    If the last operation of a thread ended with an error while the rank waited for it, it still
-    counts as awaited: its wait was ended because it would not end by itself.
+    If the last operation of a thread ended with an error while the rank waited for it, the
+    operation still counts as awaited, because the wait would not have ended by itself.
 
     Args:
         events: the recorded events.
         world_size: the number of ranks, including ranks without an event.
-        ends: the known ends by rank, as returned by ``read_ends``; for the other ranks, and for
-            those that were "running", the events show whether they are blocked.
+        ends: the known ends by rank, as returned by ``read_ends``; for other ranks, and for ranks
+            that were "running", the events show whether they are blocked.
         end_ns: the end of the waiting; by default, the last recorded time.
 
     Example:
@@ -594,13 +594,13 @@ def operation_of(events: Events, event: int, last_ns: int | None = None) -> Oper
 
 
 def read_ends(metadata: Mapping[str, Any], world_size: int) -> dict[int, End]:
-    """Returns the ends of the ranks, read from a trace's metadata.
+    """Reads the ends of the ranks from a trace's metadata.
 
     The metadata may come from an untrusted file, so invalid entries are ignored.
     ``metadata["ends"]`` is a list of ``{"rank": 2, "state": "failed", "about": "raised ValueError:
     ...", "error": "ValueError", "at_ns": 70_000}``, some with "how". A rank that was ended from
-    outside is "running" or "stopped", and ``about`` describes its activity. A rank whose error only
-    follows from another rank's has no entry.
+    outside is "running" or "stopped", and ``about`` describes its activity. A rank has no entry if
+    its error only follows from another rank's error.
 
     Example:
         >>> read_ends(
@@ -634,9 +634,9 @@ def read_ends(metadata: Mapping[str, Any], world_size: int) -> dict[int, End]:
 
 
 def read_end_ns(metadata: Mapping[str, Any]) -> int | None:
-    """Returns the end of all waiting, in ns from the start of the run.
+    """Returns the time when all waiting ended, in ns from the start of the run.
 
-    It is the time of the decision to end the ranks, or the end of the run.
+    This is the time of the decision to end the ranks, or the end of the run.
 
     Example:
         >>> (
@@ -705,7 +705,7 @@ def _without_groups(events: Events, ends: Mapping[int, End]) -> dict[int, End]:
 
 
 def _broken_waits(events: Events, speaks: Ints, thread: Ints) -> Ints:
-    """Marks operations whose wait raised, if their thread did not communicate afterwards."""
+    """Marks operations whose wait raised an error, if their thread then stayed silent."""
     mask: Ints = speaks & (events.status == ERROR) & (events.wait_ns != NONE)
     if mask.any():
         some = np.flatnonzero(speaks)
@@ -717,7 +717,7 @@ def _broken_waits(events: Events, speaks: Ints, thread: Ints) -> Ints:
 
 
 def _count_channels(events: Events) -> tuple[Ints, Ints, Ints]:
-    """Numbers the sends and recvs of each channel, in columns as long as the events.
+    """Numbers the sends and recvs of each channel, in columns with one row per event.
 
     Further columns count the operations on the other side, and the contested operations.
     """
@@ -769,7 +769,7 @@ def _count_channels(events: Events) -> tuple[Ints, Ints, Ints]:
 
 
 def _place_of_refused(events: Events, event: int) -> int:
-    """Returns the number of earlier operations on the channel of a refused one."""
+    """Returns the number of earlier operations on the channel of a refused operation."""
     same = [
         column[:event] == column[event]
         for column in (events.rank, events.kind, events.group, events.peer, events.tag)
@@ -788,7 +788,7 @@ def _count_later(channel: Ints, marked: Ints) -> Ints:
 
 
 def _count_rows(events: Events, some: Ints) -> tuple[list[int], list[int]]:
-    """Returns the first event and the number of events of each channel or group."""
+    """Returns the first event and the number of events for each channel or group."""
     _, first, count = np.unique(
         number_channels(events, some), return_index=True, return_counts=True
     )
@@ -823,7 +823,7 @@ def _channel_key(events: Events, event: int) -> tuple[int, ...]:
 
 
 def _renumber(numbers: Ints, names: Mapping[int, Any], merged: dict[Any, int]) -> Ints:
-    """Translates a rank's numbers into a merged table's numbers, or -1 if a number has no name."""
+    """Translates a rank's numbers into a merged table's, or into -1 if they have no name."""
     known, places = np.unique(numbers, return_inverse=True)
     found = [
         merged.setdefault(names[one], len(merged)) if one in names else NONE

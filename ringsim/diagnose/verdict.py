@@ -1,9 +1,10 @@
 """Converts the analysis of stuck ranks to findings.
 
-A finding has the kind of the mistake, its evidence and a hint. Every stuck rank waits, directly or
-through other ranks, for a cycle of ranks that wait for each other or for a rank that is gone. These
-cycles and ranks are the root causes, with one finding each. Ranks that wait behind a root cause are
-folded into its finding. A hint comes from an operation that nearly matches the awaited one.
+A finding contains the kind of the mistake, its evidence and a hint. Every stuck rank waits,
+directly or through other ranks, for a cycle of ranks that wait for each other or for a rank that is
+gone. These cycles and ranks are the root causes, with one finding each. Ranks that wait behind a
+root cause are folded into its finding. A hint comes from an operation that nearly matches the
+awaited one.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ SAME_GROUPS: Final = (
 _MOST_WAITS: Final = 4  # or ranks that are listed
 _STATE_WORDS: Final = {
     "blocked": "waits for another of its threads",
-    "exited": "has left",
+    "exited": "has exited",
     "failed": "has failed",
-    "killed": "is dead",
+    "killed": "has died",
     "running": "is not waiting for anything",
     "stopped": "is stopped by a signal",
     "unknown": "is in an unknown state",
@@ -46,10 +47,11 @@ _STATE_WORDS: Final = {
 
 
 def judge(snapshot: Snapshot, stuck: Stuck | None = None) -> Diagnosis:
-    """Explains why ranks can never continue, given the result of ``analyse``, called by default.
+    """Explains why ranks can never continue.
 
-    Failures come first, earliest first, then cycles, then ranks that exited too early. There are
-    no findings if all ranks can continue and none failed.
+    ``stuck`` is the result of ``analyse``, or None to call ``analyse`` here. Failures come first,
+    earliest first, then cycles, then ranks that exited too early. There are no findings if all
+    ranks can continue and none failed.
 
     Example:
         >>> from ringsim.diagnose.snapshot import OpenOperation, RankSnapshot
@@ -63,7 +65,7 @@ def judge(snapshot: Snapshot, stuck: Stuck | None = None) -> Diagnosis:
         deadlock: ranks 0 and 1 wait for each other.
           rank 0 waits in recv from 1 (tag 0)
           rank 1 waits in recv from 0 (tag 0)
-          Hint: Let one rank send first, or post with batch_isend_irecv: all of them receive before they send.
+          Hint: Send first on one rank, or post with batch_isend_irecv: all ranks receive before they send.
     """  # noqa: E501
     stuck = stuck or analyse(snapshot)
     states = tuple(view.state for view in snapshot.ranks)
@@ -170,7 +172,7 @@ def waiting_text(ranks: Sequence[int]) -> str:
 
 
 def _ended(snapshot: Snapshot, rank: int) -> tuple[float, bool]:
-    """Returns a key that sorts ranks by the time of their end.
+    """Returns a key that sorts ranks by the time when they ended.
 
     If the times are unknown, failures come first.
     """
@@ -192,7 +194,7 @@ def _cycles(stuck: Stuck) -> list[tuple[int, ...]]:
 def _waits_for_gone(snapshot: Snapshot, stuck: Stuck) -> dict[tuple[int, ...], list[Hindrance]]:
     """Returns the waits for ranks that are not stuck but will never answer, by awaited rank.
 
-    Such a rank has exited or died, or has posted another collective.
+    Such a rank has exited or died, or has posted a different collective.
     """
     found: dict[tuple[int, ...], list[Hindrance]] = {}
     inside = set(stuck.ranks)
@@ -205,7 +207,7 @@ def _waits_for_gone(snapshot: Snapshot, stuck: Stuck) -> dict[tuple[int, ...], l
 
 
 def _cycle_finding(snapshot: Snapshot, stuck: Stuck, cycle: tuple[int, ...]) -> Finding:
-    """Returns the finding of a cycle.
+    """Returns the finding for a cycle.
 
     The finding is a mismatch if two of its ranks use different tags or groups, else a deadlock.
     """
@@ -243,9 +245,9 @@ def _cycle_finding(snapshot: Snapshot, stuck: Stuck, cycle: tuple[int, ...]) -> 
 
 
 def _mismatch_finding(missed: Sequence[tuple[Operation, Counterpart]]) -> Finding:
-    """Returns the finding of operations in a cycle that do not match.
+    """Returns the finding for operations in a cycle that do not match.
 
-    The clearest pair comes first, followed by others of its kind.
+    The clearest pair comes first, followed by other pairs of the same kind.
     """
     mine, found = min(missed, key=lambda pair: not pair[1].posted.awaited)
     # by ranks, because both ranks of a pair may wait
@@ -270,7 +272,7 @@ def _mismatch_finding(missed: Sequence[tuple[Operation, Counterpart]]) -> Findin
 def _collective_finding(
     snapshot: Snapshot, stuck: Stuck, link: Hindrance, links: Sequence[Hindrance]
 ) -> Finding:
-    """Returns the finding of a cycle through a collective.
+    """Returns the finding for a cycle through a collective.
 
     The members call different collectives, or one of them waits elsewhere.
     """
@@ -295,8 +297,8 @@ def _collective_finding(
     waits = waits_text(operations if kind == "deadlock" else (mine, *kept[:_MOST_WAITS]))
     missing, cure = advise_in_collective(snapshot, links)
     needs = (
-        f"Let {name_ranks(link.peers)} call {mine.op} before anything that waits: it needs every "
-        f"member of {_group_text(mine)}."
+        f"Call {mine.op} on {name_ranks(link.peers)} before anything that waits: {mine.op} needs "
+        f"every member of {_group_text(mine)}."
     )
     hint = cure or needs
     if (
@@ -305,16 +307,16 @@ def _collective_finding(
         and elsewhere.shape == mine.shape
     ):
         hint = (
-            "Let its members create the same groups before it, or leave out "
-            "use_local_synchronization: torch names such a group by the number of groups that "
-            "each member is in."
+            "Create the same groups on all members of this group first, or leave out "
+            "use_local_synchronization: torch names such a group by the number of groups that each "
+            "member is in."
         )
     message = f"{name_ranks(cycle)} wait for each other.{waits}{missing}"
     return Finding(kind, cycle if kind == "deadlock" else ranks, operations, message, hint)
 
 
 def _mismatched_call(link: Hindrance) -> Finding | None:
-    """Returns the finding of ranks that call a different collective or create a different group.
+    """Returns the finding for ranks that call a different collective or create a different group.
 
     Returns None if there is no such rank.
     """
@@ -328,14 +330,14 @@ def _mismatched_call(link: Hindrance) -> Finding | None:
         message = f"the ranks create different groups as group number {number}.{calls}"
         return Finding("group_order_mismatch", ranks, (mine, *wrong), message, SAME_GROUPS)
     message = (
-        f"the ranks call different collectives as number {number} of {_group_text(mine)}.{calls}"
+        f"the ranks call different operations as collective {number} of {_group_text(mine)}.{calls}"
     )
-    hint = "Let all ranks of a group call the same collectives in the same order."
+    hint = "Call the same collectives in the same order on all ranks of a group."
     return Finding("collective_mismatch", ranks, (mine, *wrong), message, hint)
 
 
 def _gone_finding(snapshot: Snapshot, gone: tuple[int, ...], waits: Sequence[Hindrance]) -> Finding:
-    """Returns the finding of ranks that wait directly for ranks that are gone."""
+    """Returns the finding for ranks that wait directly for ranks that are gone."""
     operations = tuple(one.posted.operation for one in waits)
     mine, blocked = operations[0], sorted({one.rank for one in waits})
     ranks, waiting = tuple(dict.fromkeys([*gone, *blocked])), waiting_text(blocked)
@@ -362,7 +364,8 @@ def _gone_finding(snapshot: Snapshot, gone: tuple[int, ...], waits: Sequence[Hin
             ranks,
             operations,
             f"{waiting} for {name_ranks(gone)}, and none of them can continue.{waited}",
-            "Find the thread that should wake it, and why that thread ended or waits itself.",
+            "Find the thread that should wake the rank, and find out why that thread ended or is "
+            "waiting.",
         )
     if all(one.kind == COLLECTIVE for one in operations) and all(
         view.state == "exited" for view in views
@@ -373,11 +376,11 @@ def _gone_finding(snapshot: Snapshot, gone: tuple[int, ...], waits: Sequence[Hin
             else ""
         )
         message = (
-            f"{waiting} in {mine.op}{number}, but {name_ranks(gone)} left without calling it."
-            f"{waited}{last}"
+            f"{waiting} in {mine.op}{number}, but {name_ranks(gone)} exited without calling "
+            f"it.{waited}{last}"
         )
         hint = (
-            f"Let {name_ranks(gone)} call {mine.op}, or use a smaller group: {mine.op} needs every "
+            f"Call {mine.op} on {name_ranks(gone)}, or use a smaller group: {mine.op} needs every "
             f"member of {_group_text(mine)}."
         )
         return Finding("missing_participant", ranks, operations, message, hint)
@@ -461,20 +464,20 @@ def _group_text(operation: Operation) -> str:
 
 
 _SENDS_FIRST: Final = (
-    "Let one rank receive first, or post with isend or batch_isend_irecv: all of them send before "
-    "they receive, and a send returns only after its recv is posted (on Gloo at any size, on MPI "
-    "if it is large)."
+    "Receive first on one rank, or post with isend or batch_isend_irecv: all ranks send before "
+    "they receive, and a send returns only after its recv is posted (with Gloo at any size, with "
+    "MPI if the message is large)."
 )
 _RECVS_FIRST: Final = (
-    "Let one rank send first, or post with batch_isend_irecv: all of them receive before they send."
+    "Send first on one rank, or post with batch_isend_irecv: all ranks receive before they send."
 )
 _MIXED: Final = (
-    "Post all of them with isend and irecv, or batch_isend_irecv, before the first wait; or change "
-    "the order on one rank."
+    "Post all operations with isend and irecv, or with batch_isend_irecv, before the first wait. "
+    "Or change the order on one rank."
 )
 _TAKEN: Final = (
     "Give the recv from any rank its own tag, or post as many recvs as sends: under the same tag, "
-    "it took this message or received another one."
+    "that recv took this message or received a different one."
 )
 
 
@@ -491,7 +494,7 @@ def find_counterpart(snapshot: Snapshot, hindrance: Hindrance) -> Counterpart | 
 
     An operation that is posted but not awaited may belong to a later message. It counts only if no
     message has matched under either tag and group, so that neither is known to be right. Awaited
-    operations are nearer than posted ones, and another tag is nearer than another group.
+    operations are nearer than posted ones, and a different tag is nearer than a different group.
     """
     mine = hindrance.posted
     operation = mine.operation
@@ -549,8 +552,8 @@ def _doubt(mine: OpenOperation, theirs: OpenOperation) -> str:
         return ""
     send = mine.operation if mine.operation.kind == SEND else theirs.operation
     return (
-        f"\nIf they do not belong together, add a recv for the send on rank {send.peer}, and a "
-        f"send for the recv on rank {send.rank}."
+        f"\nIf the two operations do not belong together, add a recv on rank {send.peer} for the "
+        f"send, and a send on rank {send.rank} for the recv."
     )
 
 
@@ -587,7 +590,7 @@ def advise(snapshot: Snapshot, links: Sequence[Hindrance]) -> str:
         {peer for link in gone for peer in link.peers if snapshot.ranks[peer].left_early}
     ):
         lines += [
-            f"Let rank {rank} do its part and then return: it ended in the middle of its worker."
+            f"Complete rank {rank}'s part before it exits: it exited in the middle of its worker."
             for rank in early[:2]
         ]
     elif gone:
@@ -616,8 +619,8 @@ def _change_order(links: Sequence[Hindrance]) -> list[str]:
     if lacking and not all(one.op in BLOCKING for one in operations):
         return [
             (
-                f"Let rank {link.posted.operation.peer} post the {_other_side(link)} before it "
-                f"waits, or leave out this {link.posted.operation.op}: {_counted_words(link)}."
+                f"Post the {_other_side(link)} on rank {link.posted.operation.peer} before that "
+                f"rank waits, or leave out this {link.posted.operation.op}: {_counted_words(link)}."
             )
             for link in lacking[:2]
         ]
@@ -627,9 +630,9 @@ def _change_order(links: Sequence[Hindrance]) -> list[str]:
 
 
 def advise_in_collective(snapshot: Snapshot, links: Sequence[Hindrance]) -> tuple[str, str]:
-    """Searches for a message in a cycle that includes a collective.
+    """Looks for an unmatched message in a cycle that includes a collective.
 
-    Returns an indented line about the missing side of the first one, and a hint.
+    Returns an indented line about the missing side of the first such message, and a hint.
     """
     for link, following in zip(links, [*links[1:], links[0]], strict=True):
         mine, other = link.posted.operation, following.posted.operation
@@ -641,15 +644,15 @@ def advise_in_collective(snapshot: Snapshot, links: Sequence[Hindrance]) -> tupl
             return "", tried
         if mine.peer == ANY_SOURCE:
             missing, who = (
-                f"\n  no rank posted a send for the {mine.op} of rank {mine.rank}",
+                f"\n  no rank posted a send for rank {mine.rank}'s {mine.op}",
                 "the sending rank",
             )
         else:
             missing, who = f"\n  {_counted_words(link)}", f"rank {mine.peer}"
         before = f"{other.op}{f' at {other.place}' if other.place else ''}"
         cure = (
-            f"Let {who} post the {_other_side(link)} before its {before}, or leave out this "
-            f"{mine.op} of rank {mine.rank}."
+            f"Post the {_other_side(link)} on {who} before its {before}, or leave out this "
+            f"{mine.op} on rank {mine.rank}."
         )
         late = next(
             (
@@ -661,8 +664,8 @@ def advise_in_collective(snapshot: Snapshot, links: Sequence[Hindrance]) -> tupl
         )
         if late:
             cure += (
-                f"\nIf the {mine.op} belongs after the {late}, let rank {mine.rank} call the "
-                f"{late} first."
+                f"\nIf the {mine.op} belongs after the {late}, call the {late} first on rank "
+                f"{mine.rank}."
             )
         return missing, cure
     return "", ""
@@ -680,8 +683,8 @@ def _tried(snapshot: Snapshot, link: Hindrance) -> str:
         )
         if same and other.kind != mine.kind and (other.peer, other.tag) == (mine.rank, mine.tag):
             return (
-                f"Fix the error that rank {other.rank} caught: its {other} raised it and was "
-                "therefore not posted."
+                f"Fix the error that rank {other.rank} caught: its {other} raised this error and "
+                "was therefore not posted."
             )
     return ""
 
@@ -711,7 +714,7 @@ def _other_side(link: Hindrance) -> str:
 
 
 def _peer_hint(snapshot: Snapshot, link: Hindrance, *, awaited: bool) -> str:
-    """Returns a hint if another rank has posted the other side: the peer may be wrong."""
+    """Returns a hint if another rank has posted the other side, because the peer may be wrong."""
     mine = link.posted.operation
     if (
         mine.kind == COLLECTIVE
@@ -734,14 +737,14 @@ def _peer_hint(snapshot: Snapshot, link: Hindrance, *, awaited: bool) -> str:
             ):
                 words = "waits in" if awaited else "posted"
                 return (
-                    f"Check the peer {mine.peer} of rank {mine.rank}'s {mine.op}: rank {rank} "
-                    f"{words} {other}."
+                    f"Check peer {mine.peer} of rank {mine.rank}'s {mine.op}: rank {rank} {words} "
+                    f"{other}."
                 )
     return ""
 
 
 def _has_both_tags(snapshot: Snapshot, mine: Operation, theirs: Operation) -> bool:
-    """Returns whether a side has also posted the other tag.
+    """Returns whether one side has also posted an operation with the other side's tag.
 
     In that case, the order rather than the tag is wrong.
     """

@@ -1,10 +1,10 @@
 """The wait-for analysis: finds the ranks that can never continue.
 
-It is a pure function of the posted operations at one moment. A Gloo send of any size returns only
-after its recv is posted, so a rank that waits for an unmatched operation continues only if its peer
-acts, and the peer can act only if it is not itself blocked. Starting from the ranks that are not
-blocked, each rank that can still be helped is set free. The remaining ranks can never continue,
-whatever the others do::
+The analysis is a pure function of the posted operations at one moment. A Gloo send of any size
+returns only after its recv is posted, so a rank that waits for an unmatched operation continues
+only if its peer acts, and the peer can act only if it is not itself blocked. Starting from the
+ranks that are not blocked, each rank that can still be helped is set free. The remaining ranks can
+never continue, whatever the others do::
 
     free      ranks that are not blocked
     repeat    a blocked rank is set free when all operations that one of its threads waits for
@@ -16,7 +16,7 @@ whatever the others do::
                                                            (AND)
 
 Source:
-    The fixpoint is that of T. Hilbrich et al., "Distributed wait state tracking for runtime MPI
+    The fixpoint comes from T. Hilbrich et al., "Distributed wait state tracking for runtime MPI
     deadlock detection", 2013 (AND/OR wait-for graphs of MUST). It is exact here, because Gloo's
     messages are not buffered.
 """
@@ -60,7 +60,7 @@ class Stuck:
 
 
 def meets(mine: Operation, theirs: Operation) -> bool:
-    """Returns whether two calls of a collective belong together.
+    """Returns whether two collective calls belong together.
 
     Calls of new_group must create the same group.
     """
@@ -138,7 +138,7 @@ def analyse(snapshot: Snapshot) -> Stuck | None:
 
 
 def hindering(snapshot: Snapshot, rank: int, one: OpenOperation) -> tuple[int, ...]:
-    """Returns, ascending, the ranks that must act before a rank's operation can finish.
+    """Returns the ranks that must act before a rank's operation can finish, in ascending order.
 
     For a recv from any source, one of these ranks is enough.
     """
@@ -188,7 +188,7 @@ class _Need:
         return found
 
     def hindering(self, rank: int) -> tuple[int, ...]:
-        """Returns, ascending, the ranks that keep a rank's operation from finishing.
+        """Returns the ranks that keep a rank's operation from finishing, in ascending order.
 
         No rank may be set free after the first call.
         """
@@ -281,7 +281,7 @@ def find_cycle(hindrances: Iterable[Hindrance]) -> tuple[int, ...]:
 
 
 def _cycle_through(start: int, graph: Mapping[int, Sequence[tuple[int, ...]]]) -> tuple[int, ...]:
-    """Returns a shortest cycle that starts at a rank, or an empty one if there is none."""
+    """Returns a shortest cycle that starts at a rank, or an empty tuple if there is none."""
     came_from: dict[int, int] = {}
     fresh = deque([start])
     while fresh and start not in came_from:

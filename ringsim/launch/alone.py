@@ -48,8 +48,8 @@ def run_alone(
         A copy of the result.
 
     Raises:
-        Interrupted: Ctrl-C was pressed; ``trace`` of the error is the partial result.
-        RunTimeout: the limit was exceeded; ``trace`` of the error is the partial result.
+        Interrupted: Ctrl-C was pressed; the error's ``trace`` is the partial result.
+        RunTimeout: the limit was exceeded; the error's ``trace`` is the partial result.
         RankFailed: the process died.
     """
     kind = Kind(1, ALONE, 1.0, ring=False, environment=start_environment())
@@ -83,7 +83,7 @@ class _Call:
         if value is None:
             late = (
                 f"{self._doing} did not end within limit_s={limit_s:g} s. Raise limit_s, or look "
-                "at error.trace for where the ranks were."
+                "at error.trace to see where the ranks were."
             )
             raise self._explained(RunTimeout(late))
         return read_result(self._config.file("result"), value)
@@ -123,7 +123,7 @@ class _Call:
         report = self._ranks.report_death(0, self._output)
         errors = self._ranks.startup_errors.strip()
         if report.exit_code is None and errors:
-            return RingError(f"the process of {self._doing} did not start:\n{errors}")
+            return RingError(f"the process for {self._doing} did not start:\n{errors}")
         where = f" ({report.where})" if report.where else ""
         lines = f"\n{indent(report.traceback)}" if report.traceback else ""
         return RankFailed(f"{self._doing} ended early: {describe_death(report)}{where}{lines}")

@@ -1,4 +1,4 @@
-"""``ringsim.trace``: runs a worker on real ranks, or records ranks that already run."""
+"""``ringsim.trace``: runs a worker on real ranks, or records ranks that are already running."""
 
 from __future__ import annotations
 
@@ -62,17 +62,16 @@ def trace(
 ) -> Trace | Recording:
     """Runs a function on real ranks and records every message.
 
-    With a path instead of a function, it records ranks that already run.
+    With a path instead of a function, ``trace`` records ranks that are already running.
 
     With a function, ``trace`` starts ``world_size`` processes, joins them in a process group and a
-    ring, calls ``worker(*args, **kwargs)`` in each, and returns when all have finished. You can
-    define the function in a notebook cell, and need no ``if __name__`` guard. In the function,
-    ``ringsim.current_ring()`` returns the rank's place in the ring. On Linux, processes started by
-    the worker are ended when their rank ends, unless they lead their own session.
+    ring, calls ``worker(*args, **kwargs)`` in each process, and returns when all processes have
+    finished. You can define the function in a notebook cell, without an ``if __name__`` guard. In
+    the function, ``ringsim.current_ring()`` returns the rank's place in the ring. On Linux,
+    processes that the worker starts end with their rank, unless they lead their own session.
 
     With a path, ``trace`` returns a context manager for scripts whose ranks were started by another
-    launcher, such as torchrun. Every rank enters it, and rank 0 writes one file at the end of the
-    block.
+    launcher, such as torchrun. Every rank enters the block, and rank 0 writes one file at its end.
 
     Args:
         worker_or_path: the function, or the path of the trace file to write.
@@ -83,34 +82,35 @@ def trace(
         timeout_s: the limit for each blocked operation, in seconds.
         limit_s: the limit for the whole run, in seconds. None means no limit, or one hour on GPUs,
             where stuck ranks are not detected.
-        seed: rank r seeds torch, numpy and random with ``seed + r``.
+        seed: the seed; rank r seeds torch, numpy and random with ``seed + r``.
         inject: the faults to inject: ``ringsim.Slow``, ``Degrade``, ``Fail`` and ``Jitter``, as in
             ``ringsim.simulate``.
-        ring: whether the process group and the ring are created before the worker runs; if not, the
+        ring: whether to create the process group and the ring before the worker runs. If False, the
             worker creates them.
-        check: the mistakes that raise an error before torch sees them. "basic": invalid ranks,
-            tags, groups and tensors, and messages and collectives whose sides disagree on size,
-            dtype, shape, reduction or root. "full" adds buffers used while their message is in
-            flight and handles that are not waited for, at some cost. "off": none.
+        check: the mistakes that raise an error before torch sees them. "basic" includes invalid
+            ranks, tags, groups and tensors, and messages and collectives whose sides disagree on
+            size, dtype, shape, reduction or root. "full" adds buffers that are used while their
+            message is in flight and handles that are never waited for, at some cost. "off" includes
+            none.
         backend: "mpi" to start the ranks on this machine with ``mpirun``, with the default group
             and the ring on MPI, or None for Gloo or NCCL, depending on ``comm_device``. With MPI,
             ``limit_s`` counts from the time when ``mpirun`` has started all ranks. Stuck ranks are
-            detected after one second, if the posted operations prove it. If a rank sleeps or
-            computes forever, or no proof is possible, only ``limit_s`` and ``timeout_s`` end the
-            run; the error lists the operations that the ranks waited for.
+            detected after one second, if the posted operations prove that they are stuck. If a rank
+            sleeps or computes forever, or no proof is possible, only ``limit_s`` and ``timeout_s``
+            end the run; the error lists the operations that the ranks waited for.
 
     Returns:
-        The trace, with ``results`` and ``output`` by rank, events and pictures. With a path, the
-        context manager.
+        The trace, with events, pictures, and the ``results`` and ``output`` of each rank. With a
+        path, a context manager.
 
     Raises:
-        ArgumentError: an argument breaks its rule, or the worker uses an object that cannot be
-            sent to the ranks.
+        ArgumentError: an argument is invalid, or the worker uses an object that cannot be sent to
+            the ranks.
         RingError: ``mpirun`` or mpi4py is missing.
         RankFailed: a rank raised an error or died. The message shows the first failure;
-            ``error.trace`` has the events recorded up to then.
+            ``error.trace`` contains the events recorded up to then.
         Deadlock, PeerExited, MessageMismatch: ranks could never have continued. They raise the
-            error where they wait; ``error.diagnosis`` explains it.
+            error where they wait; ``error.diagnosis`` explains the cause.
         RunTimeout, Interrupted: the run took longer than ``limit_s``, or was stopped by Ctrl-C;
             both errors contain the trace.
 
@@ -136,7 +136,7 @@ def trace(
     if comm_device == "gpu" and any(isinstance(each, Degrade) for each in injections):
         raise ArgumentError(
             f'inject must not contain Degrade with comm_device="gpu", got {list(injections)}: '
-            "messages between GPUs cannot be delayed. Degrade Gloo links, or simulate."
+            "messages between GPUs cannot be delayed. Degrade Gloo links, or use ringsim.simulate."
         )
     if backend is not None:
         _check_for_mpi(injections, check)
@@ -149,28 +149,28 @@ def _check_for_mpi(injections: Sequence[Injection], check: str) -> None:
     if any(isinstance(each, Degrade) for each in injections):
         raise ArgumentError(
             f'inject must not contain Degrade with backend="mpi", got {list(injections)}: MPI '
-            "messages cannot be delayed. Degrade Gloo links, or simulate."
+            "messages cannot be delayed. Degrade Gloo links, or use ringsim.simulate."
         )
     if check == "full":
         raise ArgumentError(
             'check must be "basic" or "off" with backend="mpi", got "full": MPI buffers and '
-            "handles are not checked. Check the worker on Gloo."
+            "handles are not checked. Check the worker with Gloo."
         )
 
 
 def _record(
     path: Path, world_size: int | None, inject: Sequence[Injection], check: str
 ) -> Recording:
-    """Returns the recording of ranks that already run."""
+    """Returns the recording of ranks that are already running."""
     if world_size is not None:
         raise ArgumentError(
-            f"world_size must be omitted with a path, got {world_size}: the ranks already run. To "
-            "start ranks, pass the function to run."
+            f"world_size must be omitted with a path, got {world_size}: the ranks are already "
+            "running. To start ranks, pass a function instead of a path."
         )
     if inject:
         raise ArgumentError(
-            f"inject must be omitted with a path, got {inject!r}: faults can be injected only into "
-            "ranks that ringsim starts."
+            f"inject must be omitted with a path, got {inject!r}: ringsim can inject faults only "
+            "into ranks that it starts. Omit inject, or pass a function."
         )
     # needs torch, which a launcher of ranks does not load
     from ringsim.launch.recording import Recording
@@ -186,7 +186,7 @@ def make_kind(
     ring: bool,
     backend: str | None = None,
 ) -> Kind:
-    """Checks the properties of the ranks, and that torch is installed."""
+    """Checks the ranks' properties, and that torch is installed."""
     if is_replaying():
         refuse("cannot start ranks")
     if importlib.util.find_spec("torch") is None:
@@ -219,7 +219,7 @@ def traced(*nothing: Any, **options: Any) -> Callable[[Callable[..., Any]], Call
     """Returns a decorator that runs a function on real ranks with ``trace``.
 
     Args:
-        nothing: must be empty, because the function follows the decorator.
+        nothing: must be empty; the decorator receives the function separately.
         options: the options of ``trace``, such as ``world_size``; ``args`` and ``kwargs`` are the
             arguments of the decorated function.
 

@@ -1,4 +1,4 @@
-"""The name and the store keys shared by the ranks of a recorded block.
+"""The name and the store keys that the ranks of a recorded block share.
 
 The ranks never use the program's own messages. Each block has its own keys in the default group's
 store::
@@ -53,7 +53,7 @@ class Store:
     Args:
         store: a torch store, or an object with its ``set``, ``get``, ``check`` and ``delete_key``.
         run_id: the name of the block; values sealed by another block are refused.
-        waiting: the number of ranks, over all hosts, that may wait for a key at the same time.
+        waiting: the number of ranks, on all hosts, that may wait for a key at the same time.
 
     Attributes:
         store: the store.
@@ -81,7 +81,7 @@ class Store:
     def read(self, key: str, patience: Callable[[], bool]) -> bytes | None:
         """Returns the data under a key as soon as the key exists.
 
-        None if ``patience()`` ends first, or if the data are invalid.
+        Returns None if ``patience()`` ends first, or if the data are invalid.
         """
         if not self.wait(key, patience):
             return None
@@ -147,12 +147,13 @@ def enter_block(rank: int, world_size: int) -> Store:
     store = default_store()
     if store is None:
         raise RingError(
-            "cannot find the default store in this version of torch. Use a version that ringsim "
-            "was tested with."
+            "ringsim cannot find the default store in this version of torch. Use a version that "
+            "ringsim was tested with."
         )
     entered = store.add(f"ringsim/recording/entered/{rank}", 1)
     own = PrefixStore(f"ringsim/recording/{entered}", store)
-    # The first rank that enters names the block: rank 0 may be late, and no rank waits for it.
+    # The first rank that enters names the block, because rank 0 may be late and no rank waits for
+    # it.
     run_id = own.compare_set("run_id", "", uuid.uuid4().hex[:12]).decode()
     return Store(own, run_id, world_size if rank else 1)
 
@@ -183,7 +184,7 @@ def place_of(directory: Path) -> dict[str, Any]:
 def find_place(keys: Store, rank: int, patience: Callable[[], bool]) -> dict[str, Any]:
     """Returns the location of a rank's part.
 
-    Empty if the rank has not entered the block, or its data are invalid.
+    The result is empty if the rank has not entered the block, or if its data are invalid.
     """
     try:
         place: Any = json.loads(keys.read(f"at/{rank}", patience) or b"{}")

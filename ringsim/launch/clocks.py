@@ -11,12 +11,12 @@ One rank per clock asks, and rank 0 answers.
     reads its clock                        <-------  told/number <- its time
 
 The clocks are read 32 times at the start of the block, at its end, and every minute. If there are
-very many clocks, the askers also answer others. No message of the program is needed, no rank waits
-for rank 0 at the start, and no new port is opened: both sides use queues of torch's store, each on
-its own connection, because a wait on a connection blocks all other calls on it.
+very many clocks, the asking ranks also answer others. No messages of the program are needed, no
+rank waits for rank 0 at the start, and no new port is opened: both sides use queues in torch's
+store, each on its own connection, because a wait on a connection blocks all other calls on it.
 
-Only one rank asks at a time. If a request waited behind others, its way there would be longer than
-its way back, and the estimated offset would be wrong.
+Only one rank asks at a time. If a request queued behind others, it would take longer on its way
+there than on its way back, and the estimated offset would be wrong.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def name_clock() -> str:
 
 
 class ClockComparison:
-    """This rank's part in comparing the clocks, from its creation to ``stop``.
+    """This rank's role in comparing the clocks, from its creation to ``stop``.
 
     Every rank of the block creates this object without waiting.
 
@@ -70,7 +70,7 @@ class ClockComparison:
         store: the block's store, one of torch's.
         recorder: this rank's recorder, whose part receives the comparisons.
         find_rank_0: a function that waits for rank 0 to enter the block, with the given patience,
-            and returns the id of its clock, or None if it has none.
+            and returns the id of its clock, or None if the id is unknown.
     """
 
     def __init__(
@@ -168,8 +168,8 @@ def compare(store: Any, number: int, above: int) -> tuple[int, int, int]:
         above: the number of the other clock.
 
     Returns:
-        The middle of the comparison on this clock, the offset to add for the other's time, and the
-        distance between its limits, in ns.
+        The midpoint of the comparison on this clock, the offset to add for the other clock's time,
+        and the distance between the limits of the offset, in ns.
 
     Raises:
         RuntimeError: no answer arrives, or the store is gone.

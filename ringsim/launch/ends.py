@@ -1,4 +1,4 @@
-"""Collects how ranks left a recorded block, in the form that a trace stores for ``explain``.
+"""Collects the ends of ranks in a recorded block, as a trace stores them for ``explain``.
 
 Each rank announces its end, if it can. The ends of other ranks follow from their records, or from
 the end of their process.
@@ -25,10 +25,10 @@ def tell_end(rank: int, error: BaseException | None) -> dict[str, Any]:
     """Describes how this rank leaves its block, as plain data for JSON.
 
     Returns:
-        "at_ns": the time, on CLOCK_MONOTONIC; "raised": whether an exception ended it; "woken":
-        whether a watcher raised the exception; "lost": whether the exception only reports a lost
-        peer; "end": the end of the rank, as a trace stores it for ``explain``, None if it did not
-        fail.
+        A dictionary: "at_ns" is the time, on CLOCK_MONOTONIC; "raised" is whether an exception
+        ended the block; "woken" is whether a watcher raised the exception; "lost" is whether the
+        exception only reports a lost peer; "end" is the rank's end, as a trace stores it for
+        ``explain``, or None if the rank did not fail.
 
     Example:
         >>> end = tell_end(1, ValueError("no such layer"))["end"]
@@ -45,11 +45,11 @@ def tell_end(rank: int, error: BaseException | None) -> dict[str, Any]:
 
 
 def find_ends(directory: Path, ranks: Sequence[int]) -> list[dict[str, Any]]:
-    """Finds how some ranks ended, from their records or because their processes are gone.
+    """Finds the ends of some ranks, from their records or because their processes are gone.
 
     Returns:
-        The ends, as a trace stores them for ``explain``; none for ranks still in the block or on
-        another machine.
+        The ends, as a trace stores them for ``explain``, except for ranks that are still in the
+        block or on another machine.
     """
     ends = []
     for rank in ranks if has_proc() else ():
@@ -62,7 +62,9 @@ def find_ends(directory: Path, ranks: Sequence[int]) -> list[dict[str, Any]]:
         elif "end_ns" in part.meta:  # by itself, or because it lost a peer, which it then names
             ends += [] if "ends" in part.meta else [_left(rank)]
         elif gone:
-            about = "died within the recorded block, by a signal or os._exit(): its process is gone"
+            about = (
+                "died inside the recorded block, from a signal or os._exit(): its process is gone"
+            )
             ends.append({"rank": rank, "state": "killed", "about": about, "error": ""})
     return ends
 
@@ -79,7 +81,7 @@ def is_gone(part: PartReader) -> bool:
 def find_told(directory: Path, ranks: Sequence[int], world_size: int) -> list[dict[str, Any]]:
     """Returns the ends of some ranks, as recorded by other ranks.
 
-    Only these ranks may know the end of a rank on their machine.
+    Only ranks on the same machine may know a rank's end.
     """
     metas = {}
     for rank in range(world_size):
@@ -92,7 +94,7 @@ def find_told(directory: Path, ranks: Sequence[int], world_size: int) -> list[di
 
 
 def find_culprits(directory: Path, rank: int, world_size: int) -> list[dict[str, Any]]:
-    """Returns the ends of the ranks that may be a rank's lost peer; see ``find_ends``."""
+    """Returns the ends of ranks that may be the peer that a rank lost; see ``find_ends``."""
     ends = find_ends(directory, [other for other in range(world_size) if other != rank])
     return [end for end in ends if not _has_left(end)] or ends
 
@@ -112,7 +114,7 @@ def gather_ends(
     """Combines the announced ends (``tell_end``) with the ends of the other ranks.
 
     The ends are sorted by rank, for a trace's metadata. A rank that left without an error is listed
-    only if another rank lost a peer: otherwise it may still do its part.
+    only if another rank lost a peer: otherwise, the rank may still do its part.
 
     Example:
         >>> (end,) = gather_ends(

@@ -1,9 +1,9 @@
-r"""A server process with torch loaded that forks ranks.
+r"""A server process that has torch loaded and forks ranks.
 
-It forks ranks in milliseconds, and ensures that none outlives the launcher. It differs from the
-fork server of ``multiprocessing`` in three ways: ranks do not import the caller's main module
-again; one message forks several ranks, also ahead of time (*parked* ranks wait for a job); and
-the ranks end with the launcher, however it ends::
+The server forks ranks in milliseconds, and ensures that no rank outlives the launcher. It differs
+from the fork server of ``multiprocessing`` in three ways: ranks do not import the caller's main
+module again; one message forks several ranks, even ahead of time (*parked* ranks wait for a job);
+and the ranks end with the launcher, however it ends::
 
     launcher ----------- control socket ----------> fork server ---- fork ----> rank 0, rank 1, ...
         \---------------- one channel for each rank ------------------------------/
@@ -12,10 +12,10 @@ When the launcher ends, its end of the control socket closes. The server then ki
 removes their directories and exits. If the server dies, the kernel ends the ranks
 (PR_SET_PDEATHSIG), for which Python has no public function.
 
-Each rank leads a process group. When it ends, the server ends the rest of the group, such as the
-workers of a ``DataLoader``, records the exit of the rank, and only then closes its channel.
-Otherwise, a process forked by the rank would keep the channel open, and also the connections to the
-other ranks. A process that left the group (``start_new_session=True``) continues.
+Each rank leads a process group. When it ends, the server ends the rest of the group, such as a
+``DataLoader``'s workers, records the rank's exit, and only then closes its channel. Otherwise, a
+process forked by the rank would keep the channel and the connections to the other ranks open. A
+process that left the group (``start_new_session=True``) continues.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _Family:
 
 
 class Server:
-    """The server: forks ranks, reaps them and records their exits.
+    """Forks ranks, reaps them and records their exits.
 
     Args:
         control: the socket for the launcher's messages.

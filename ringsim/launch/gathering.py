@@ -1,4 +1,4 @@
-"""Transfers the parts of ranks on other hosts to rank 0 over the store.
+"""Transfers the parts on other hosts to rank 0, over the store.
 
 The parts are sent in chunks, a few at a time; each chunk is checked, and deleted after it is read.
 
@@ -13,13 +13,13 @@ The parts are sent in chunks, a few at a time; each chunk is checked, and delete
                               deleted
     receipt/4                 ------------> removes its parts
 
-A process that fails does not wait for rank 0, and one that ends waits only briefly, because others
-may wait for its end: if its part fits into the window, it leaves the part in the store, unasked. A
-process with a larger part waits longer. Rank 0 asks one rank per directory for the parts of all
-ranks there, including dead ranks, one host after the other: the store never holds more than
-``WINDOW`` chunks. The data are trusted no more than a file: they are written next to rank 0's own
-parts, and read in the same way. The process groups of the program are not used, so this works with
-any backend, and after ranks have died.
+A failing process does not wait for rank 0, and an ending process waits only briefly, because others
+may wait for its end. If its part fits into the window, it leaves the part in the store without
+being asked. A process with a larger part waits longer. Rank 0 asks one rank per directory for the
+parts of all ranks there, including dead ranks, one host after the other, so the store never holds
+more than ``WINDOW`` chunks. The data are trusted no more than a file: they are written next to rank
+0's own parts, and read in the same way. The program's process groups are not used, so this works
+with any backend, and after ranks have died.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ AHEAD: Final = 64
 STOPPED_S: Final = 5.0  # a rank without a message for this long has stopped
 # time that an ending process waits to be asked for its parts, if it can leave them in the store
 ENDING_S: Final = 2.0
-# the same if it cannot: rank 0 may leave the block later, and others may be asked before
+# the same time if it cannot, because rank 0 may leave the block later and ask others first
 LATE_S: Final = 60.0
 # time that a sender waits until rank 0 also has the parts of all others
 GATHERED_S: Final = 600.0
-ANSWER_S: Final = 30.0  # time that a sender waits for the next message of rank 0
+ANSWER_S: Final = 30.0  # time that a sender waits for the next message from rank 0
 MAX_FILE_BYTES: Final = 1 << 28  # more than any recorder writes
 
 
@@ -62,7 +62,7 @@ MAX_FILE_BYTES: Final = 1 << 28  # more than any recorder writes
 
 @dataclass(frozen=True)
 class Offer:
-    """The parts of a rank that has left the block, for rank 0.
+    """The parts that a rank offers to rank 0 after it has left the block.
 
     Attributes:
         keys: the keys of the block.
@@ -134,7 +134,7 @@ class Offer:
             return  # one rank per host prints it
         sys.stderr.write(
             f"[rank {self.rank}] ringsim: rank 0 did not fetch the parts of a recording from "
-            f"{socket.gethostname()}. They are in {self.directory}. Join them with the parts of "
+            f"{socket.gethostname()}. They are in {self.directory}. Join them with the parts from "
             f"the other hosts: ringsim merge {self.path} DIRECTORY ...\n"
         )
 
@@ -202,7 +202,7 @@ def send(keys: Store, rank: int, directory: Path, ranks: Sequence[int], *, asked
 
 
 class Gathering:
-    """Fetches, at the end of a block, the parts that rank 0 cannot see.
+    """Fetches the parts that rank 0 cannot see, at the end of a block.
 
     Args:
         keys: the keys of the block.
@@ -226,9 +226,9 @@ class Gathering:
         """Fetches all parts from other hosts.
 
         Args:
-            left: the ranks that have left the block: one rank per directory is asked, and the next
-                one only for parts that the first did not have.
-            patience: returns whether to continue.
+            left: the ranks that have left the block. One rank per directory is asked, and the next
+                rank only for parts that the first did not have.
+            patience: a function that returns whether to continue.
         """
         here, groups = place_of(self._directory)["id"], dict[str, list[int]]()
         for rank, place in self._places.items():
@@ -258,8 +258,8 @@ class Gathering:
                 place = self._places[ranks[0]]
                 self.missing.append(
                     f"the parts of ranks {sorted(wanted)} did not arrive from host "
-                    f"{place['host']}. They are there in {place['directory']}; join them with the "
-                    "parts of the other hosts with ringsim merge"
+                    f"{place['host']}. They are in {place['directory']} on that host; use ringsim "
+                    "merge to join them with the parts from the other hosts"
                 )
 
     def _sees(self, rank: int, place: Mapping[str, Any]) -> bool:

@@ -17,7 +17,7 @@ One rank per host reports to rank 0, over the store, whether a rank on its host 
 
 A host *stands still* while each of its ranks waits in recorded operations or is gone, and nothing
 happens there. Rank 0 prints its findings and stores them in the trace. It ends no rank, because
-silence proves nothing: the program's own limits do so, and the message names them.
+silence proves nothing: the program's own time limits end the ranks, and the message names them.
 
 Rank 0 is in one of three states::
 
@@ -104,10 +104,10 @@ class Host:
 
 @dataclass
 class _Doubt:
-    """Messages about a standstill that is no proof of a deadlock.
+    """Messages about a standstill that does not prove a deadlock.
 
-    One is printed when it has lasted, the other when it is over ("" for none). The standstill may
-    be harmless for a given time.
+    ``lasts`` is printed when the standstill has lasted, and ``over`` when it has ended ("" for no
+    message). The standstill may be harmless for ``may_take_s``.
     """
 
     lasts: str
@@ -156,7 +156,7 @@ class HostWatch(ABC):
 
     @cached_property
     def _block_keys(self) -> Store:
-        # its own connection, because a wait on it blocks all other calls
+        # a separate connection, because a wait on a connection blocks all other calls on it
         return self._given.clone()
 
     @cached_property
@@ -176,7 +176,7 @@ class HostWatch(ABC):
 
 
 class Witness(HostWatch):
-    """The role of a rank that may watch a host other than rank 0's."""
+    """The role of a rank that may watch a host other than rank 0's host."""
 
     def __init__(self, keys: Store, recorder: Recorder, stands: Callable[[], str | None]) -> None:
         super().__init__(keys, recorder, stands)
@@ -239,14 +239,14 @@ class Judge(HostWatch):
         limit_s = default_timeout_s()
         limit = "" if limit_s is None else f" of {limit_s:g} s"
         self._until = (
-            f"ringsim ends no rank for this: the process group's timeout{limit} does (timeout= of "
-            "init_process_group)"
+            f"ringsim does not end ranks for this reason, but the process group's timeout{limit} "
+            "does (timeout= in init_process_group)"
         )
 
     def find_lost(self, ranks: Sequence[int]) -> list[dict[str, Any]]:
-        """Returns the ends of ranks whose hosts are silent, as a trace stores them for ``explain``.
+        """Returns the ends of ranks on silent hosts, as a trace stores them for ``explain``.
 
-        First waits until it is clear which hosts are silent.
+        The method first waits until it is clear which hosts are silent.
         """
         asked_s = time.monotonic()
         hosts = [
@@ -262,7 +262,9 @@ class Judge(HostWatch):
             {
                 "rank": rank,
                 "state": "unknown",
-                "about": f"went silent: nothing has come from host {host.name} for {LOST_S:.0f} s",
+                "about": (
+                    f"went silent: nothing has arrived from host {host.name} for {LOST_S:.0f} s"
+                ),
                 "error": "",
                 "how": LOST,
             }
@@ -286,7 +288,7 @@ class Judge(HostWatch):
         still_s, doubt = now_s - self._since_s, self._doubt
         if state != self._state:
             if doubt and doubt.over and not silent and still_s >= SLOW_S + doubt.may_take_s:
-                self._say(f"{doubt.over} for about {still_s:.0f} s; then it recovered")
+                self._say(f"{doubt.over} for about {still_s:.0f} s; then the link recovered")
             self._state, self._since_s = state, now_s
             self._doubt, self._explained = None, False
         elif state and not self._explained and still_s >= STILL_S:
@@ -315,20 +317,20 @@ class Judge(HostWatch):
             host.beat, host.heard_s, host.is_silent = beat, now_s, False
             if silent_s >= SLOW_S:
                 self._say(
-                    f"nothing came through from host {host.name} to {self._place['host']} "
-                    f"for {silent_s:.1f} s; then the link recovered"
+                    f"nothing arrived from host {host.name} at {self._place['host']} for "
+                    f"{silent_s:.1f} s; then the link recovered"
                 )
         elif host.beat.number != OVER and now_s - host.heard_s >= LOST_S and not host.is_silent:
             host.is_silent = True
             self._say(
-                f"nothing has come from host {host.name} ({_ranks_text(host.ranks)}) for "
-                f"{LOST_S:.0f} s: it is lost, or cut off. {self._until}"
+                f"nothing has arrived from host {host.name} ({_ranks_text(host.ranks)}) for "
+                f"{LOST_S:.0f} s: the host is lost or cut off. {self._until}"
             )
 
     def _explain(self, stands: str) -> bool:
         """Joins the parts of all hosts and explains the standstill, if it still lasts.
 
-        Returns whether it does.
+        Returns whether it still lasts.
         """
         self._question += 1
         with tempfile.TemporaryDirectory(prefix="ringsim-") as name:
@@ -393,8 +395,10 @@ class Judge(HostWatch):
             ranks.setdefault(str(place["host"]), []).append(rank)
         where = "; ".join(f"{_ranks_text(some)} on {host}" for host, some in ranks.items())
         self._say(
-            f"nothing moves on any host ({where}). This is not proved: other threads may help.\n"
-            f"{indent(str(trace.explain()))}\n  {self._until}"
+            f"nothing moves on any host ({where}). This does not prove that ranks are stuck: other "
+            "threads may help.\n"
+            f"{indent(str(trace.explain()))}\n"
+            f"  {self._until}"
         )
 
     def _find_doubt(self, snapshot: Snapshot, may_take_s: float) -> _Doubt | None:
@@ -409,15 +413,18 @@ class Judge(HostWatch):
         if wait:
             who = f"{name_ranks(absent)} {'has' if len(absent) == 1 else 'have'}"
             return _Doubt(
-                f"{who} not entered the recorded block (late, or lost while starting), and "
-                f"others wait.{waits_text(wait)}"
+                f"{who} not entered the recorded block (late, or lost while starting), and other "
+                f"ranks are waiting.{waits_text(wait)}"
             )
         waits = [one.operation for one in awaited if one.matched]
         links = {pair for one in waits if (pair := self._link(one.rank, one.peer))}
         if not links:
             return None
         link = "on the link between hosts " + ", and ".join(sorted(links))
-        lasts = f"nothing moves {link}, although both sides have posted.{waits_text(waits)}"
+        lasts = (
+            f"nothing moves {link}, although both sides have posted their "
+            f"operations.{waits_text(waits)}"
+        )
         return _Doubt(lasts, f"nothing moved {link}", may_take_s)
 
     def _link(self, one: int, other: int) -> str:
@@ -440,7 +447,7 @@ class Judge(HostWatch):
 
 
 def _copies(keys: Store, number: int) -> Store:
-    """Returns the keys for the parts of ranks at a standstill."""
+    """Returns the keys for the parts that rank 0 reads at a standstill."""
     return keys.within(f"copy/{number}")
 
 

@@ -53,7 +53,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class RankConfig:
-    """The configuration that a rank gets when it starts, before it has a job.
+    """The configuration that a rank receives when it starts, before it has a job.
 
     Attributes:
         directory: the run's private directory, for the rank's records, output and exit status.
@@ -81,15 +81,15 @@ class RankConfig:
         """Returns the path of one of the rank's files in the run's directory.
 
         Args:
-            what: "out" for the output of the rank; "crash" for the line of a crash, written by
-                Python; "result" for the result of its worker; "exit" for its exit status, written
-                by the process that reaps it.
+            what: "out" for the rank's output; "crash" for the line of a crash, written by Python;
+                "result" for the worker's result; "exit" for the exit status, written by the process
+                that reaps the rank.
         """
         return Path(self.directory, f"rank-{self.rank}.{what}")
 
     @property
     def port_file(self) -> Path:
-        """The file for the port of the rendezvous, written by rank 0."""
+        """The file into which rank 0 writes the rendezvous port."""
         return Path(self.directory, "port")
 
 
@@ -127,13 +127,13 @@ class Job:
 def pack_call(
     worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None, seed: int
 ) -> Job:
-    """Packs a function and its arguments, the same on every rank.
+    """Packs a function and its arguments, which are the same on every rank.
 
-    The function may be from a notebook cell, a closure or a lambda.
+    The function may come from a notebook cell, or be a closure or a lambda.
 
     Raises:
         ArgumentError: ``args`` is not a list, ``kwargs`` is not a dict, or the function uses an
-            object that cannot be pickled; the message names it and the line that uses it.
+            object that cannot be pickled; the message names the object and the line that uses it.
     """
     from ringsim.ring.packing import pack_worker  # imported on use: cloudpickle
 
@@ -143,7 +143,7 @@ def pack_call(
 def pack_script(script: str, argv: Sequence[str], seed: int, *, module: bool = False) -> Job:
     """Packs a script, or a module by its name, with its command-line arguments.
 
-    It runs as ``__main__``.
+    The script runs as ``__main__``.
     """
     return replace(
         _pack(None, script if module else os.path.abspath(script), [script, *argv], seed),
@@ -176,7 +176,8 @@ def _pack(call: bytes | None, script: str | None, argv: list[str], seed: int) ->
 def list_loggers() -> tuple[Logging, ...]:
     """Returns the configuration of this process's loggers.
 
-    It contains the loggers' levels, and the levels and formats of their stdout and stderr handlers.
+    The configuration contains the loggers' levels, and the levels and formats of their stdout and
+    stderr handlers.
     """
     loggers = {"": logging.getLogger(), **logging.Logger.manager.loggerDict}
     found = []
@@ -202,7 +203,7 @@ def list_loggers() -> tuple[Logging, ...]:
 
 
 def configure_loggers(loggers: tuple[Logging, ...]) -> None:
-    """Configures the loggers of a rank like the caller's."""
+    """Configures a rank's loggers like the caller's loggers."""
     for name, level, handlers in loggers:
         logger = logging.getLogger(name)
         logger.setLevel(level)

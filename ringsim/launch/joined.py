@@ -1,8 +1,8 @@
 """Watches the ranks of a ``with ringsim.trace(path)`` block, and records their ends.
 
-The lowest rank in the block watches the directory of the parts from a thread: first rank 0, and
-after it has left or died, the next one. Each rank listens on a named pipe there, which costs almost
-nothing while no rank writes to it. A pipe without a listener means that its rank is gone::
+The lowest rank in the block watches the directory of the parts from a thread: first rank 0 and,
+after rank 0 has left or died, the next rank. Each rank listens on a named pipe there, which costs
+almost nothing while no rank writes to it. A pipe without a listener means that its rank is gone::
 
     rank 0, a thread                                    rank r, a thread
     ----------------                                    ----------------
@@ -43,7 +43,7 @@ from ringsim.launch.watcher import LiveRecords, Watcher
 from ringsim.state import OUR_THREADS
 from ringsim.traces.recorder import Recorder
 
-# messages posted before the block are not in the parts: give them time to arrive
+# messages posted before the block are not in the parts, so they need time to arrive
 SETTLE_S: Final = 0.5
 TAKE_OVER_S: Final = 1.0  # time between two checks that a rank watches
 _BYE: Final = "bye"
@@ -53,7 +53,7 @@ _LINE_BYTES: Final = 1 << 12  # up to this length, a line is written atomically
 
 
 class JoinedWatch:
-    """This rank's part in the watch, from its creation to ``stop``.
+    """This rank's role in the watch, from its creation to ``stop``.
 
     Every rank of the block creates this object without waiting for other ranks.
 
@@ -91,7 +91,7 @@ class JoinedWatch:
         return self._directory / f"rank-{rank}.{what}"
 
     def on_failure(self) -> None:
-        """Raises the verdict on this rank, if there is one: for ``Recorder.on_failure``."""
+        """Raises the verdict on this rank, if there is one; set as ``Recorder.on_failure``."""
         self._wait_broke = True
         try:
             raise_verdict(self._directory, self._rank)
@@ -100,7 +100,7 @@ class JoinedWatch:
             raise
 
     def unheard(self) -> RingError | None:
-        """Returns the verdict on mismatched operations of this rank.
+        """Returns the verdict on this rank's mismatched operations.
 
         Returns None if one of the rank's operations has raised the error since.
         """
@@ -110,7 +110,7 @@ class JoinedWatch:
         return verdict.error
 
     def ask_others(self) -> list[dict[str, Any]]:
-        """Asks the other ranks where they are, after a wait of rank 0 broke without a verdict.
+        """Asks the other ranks where they are, after a wait on rank 0 failed without a verdict.
 
         Rank 0 calls this method before ``stop``; it ends the watch, and blocks for at most
         ``ANSWER_S``.
@@ -133,7 +133,7 @@ class JoinedWatch:
         return list_unfinished(pids, self._tell, self._hear_places)
 
     def stop(self) -> None:
-        """Ends this rank's part; blocks for at most one poll."""
+        """Ends this rank's role; blocks for at most one poll."""
         self._stopped.set()
         os.write(self._ear, f"{_BYE}\n".encode())
         self._listening.join()  # it may begin to watch before
@@ -147,7 +147,7 @@ class JoinedWatch:
     def stands(self) -> str | None:
         """Returns a text for the state of this host's ranks, if all of them are at a standstill.
 
-        "" if a rank may continue, or None if another rank watches them.
+        Returns "" if a rank may continue, or None if another rank watches them.
         """
         if self._watcher is None:
             return None
@@ -157,7 +157,7 @@ class JoinedWatch:
         return self._watching is not None and self._watching.is_alive()
 
     def _listen(self) -> None:
-        """Answers the watcher, and becomes the watcher if no other rank is."""
+        """Answers the watcher, and becomes the watcher if no other rank is watching."""
         while True:
             while not select.select([self._ear], [], [], TAKE_OVER_S)[0]:
                 if not self._watches():
@@ -186,7 +186,8 @@ class JoinedWatch:
             verdict = read_verdict(self._directory)
             why = verdict.diagnosis if verdict is not None else ""
             sys.stderr.write(
-                f"[rank {self._rank}] ended, because its wait cannot end otherwise. {why}\n"
+                f"[rank {self._rank}] ended by ringsim, because its wait could not end otherwise. "
+                f"{why}\n"
             )
             sys.stderr.flush()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -259,7 +260,7 @@ def _state_of(pid: int | None, ended: bool) -> str:
 
 
 def _make_pipe(path: Path) -> int:
-    """Creates a named pipe, replacing one of an earlier run.
+    """Creates a named pipe, replacing a pipe from an earlier run.
 
     Returns a descriptor that never reads an end of file.
     """

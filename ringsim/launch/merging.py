@@ -121,7 +121,7 @@ class Merge:
         if self.late:
             notes.append(
                 f"ranks {[*self.late]} had not left the recorded block when rank 0 wrote the file. "
-                "It has their operations up to then."
+                "The file contains their operations up to then."
             )
         whole = bool(facts["complete"]) and not self.late and not self.missing
         metadata = {

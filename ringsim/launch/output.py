@@ -1,4 +1,4 @@
-"""Reads the output of a rank from its file while the rank runs."""
+"""Reads a rank's output from its file while the rank runs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ __all__ = ["RankOutput"]
 class RankOutput:
     """The output of one rank, read from its file.
 
-    With ``show``, its lines are printed as they arrive, each after ``tag``, by default the rank;
-    with ``show_hidden``, lines hidden by print suppression are also printed.
+    With ``show``, its lines are printed as they arrive, each with the prefix ``tag``, by default
+    the rank. With ``show_hidden``, lines hidden by print suppression are also printed.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class RankOutput:
 
     @property
     def text(self) -> str:
-        """All that the rank has printed, hidden text included."""
+        """All text that the rank has printed, including hidden text."""
         return "".join(self._kept)
 
     def follow(self, *, last: bool = False) -> None:
@@ -62,6 +62,6 @@ class RankOutput:
         try:
             for line in lines:
                 sys.stdout.write(f"{self._tag}{line}\n")
-            sys.stdout.flush()  # otherwise, a pipe would get it late
+            sys.stdout.flush()  # otherwise, a pipe would receive it late
         except (OSError, ValueError, AttributeError):  # no reader, a full disk, or a closed stream
             self._show = False

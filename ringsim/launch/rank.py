@@ -1,4 +1,4 @@
-"""Runs a rank, from its start to its end.
+"""Runs a rank from start to end.
 
 ::
 
@@ -269,7 +269,7 @@ def _join(config: RankConfig) -> tuple[int, socket.socket | None, Any]:
 
 
 def _read_port(config: RankConfig) -> int:
-    """Waits until rank 0 has written the port of the rendezvous."""
+    """Waits until rank 0 has written the rendezvous port, and returns it."""
     deadline = time.monotonic() + config.timeout_s
     while time.monotonic() < deadline:
         with contextlib.suppress(FileNotFoundError):
@@ -386,9 +386,8 @@ def _write_result(result: Any, config: RankConfig) -> list[tuple[int, int]]:
         return write_result(result, config.file("result"))
     except OSError as error:
         raise RingError(
-            f"cannot write the result of the worker to the run's directory: {error} (rank "
-            f"{config.rank} of {config.world_size}). Free some space, or set TMPDIR to another "
-            "directory."
+            f"cannot write the worker's result to the run's directory: {error} (rank {config.rank} "
+            f"of {config.world_size}). Free some space, or set TMPDIR to another directory."
         ) from None
     except Exception as error:
         where = f"rank {config.rank} of {config.world_size}"

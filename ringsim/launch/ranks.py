@@ -1,7 +1,7 @@
 """Provides processes for ranks.
 
-They are parked ranks, ranks forked by a server with torch loaded, or new interpreters, if there is
-no such server or ``mpirun`` starts the ranks.
+The processes are parked ranks, ranks forked by a server with torch loaded, or new interpreters if
+there is no such server or ``mpirun`` starts the ranks.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ START_S: Final = 120.0  # to start an interpreter with torch on a busy machine
 ANSWER_S: Final = 10.0  # a fork server that does not answer in this time is stuck or stopped
 _ANSWER_BYTES: Final = 64
 _DYING_S: Final = 1.0  # for the ranks of a killed server
-_RECENT: Final = 64  # sets of ranks: the directories of earlier ones are already gone
+_RECENT: Final = 64  # sets of ranks: the directories of earlier sets are already gone
 PARKED_S: Final = 60.0  # parked ranks are ended if no call has taken them after this time
 PARKED_RANKS_MAX: Final = 16  # parked ranks cost memory: about 10 MB each
 _START: Final = "RINGSIM_START"  # the address to which ranks under mpirun connect
-# Settings of MPICH and Open MPI: start all ranks on this machine, as any user, also more than
+# Settings of MPICH and Open MPI: start all ranks on this machine, as any user, even more ranks than
 # cores, over loopback.
 ON_THIS_MACHINE: Final = {
     "HYDRA_LAUNCHER": "fork",
@@ -62,7 +62,7 @@ ON_THIS_MACHINE: Final = {
 
 
 class RankSet(ABC):
-    """The ranks of one run, for the launcher.
+    """The ranks of one run, as the launcher sees them.
 
     Attributes:
         directory: the run's directory, see ``RankConfig``.
@@ -103,10 +103,10 @@ class RankSet(ABC):
 
     @abstractmethod
     def exit_status(self, rank: int) -> tuple[int | None, int]:
-        """Returns (exit code or None, end time) of a rank whose channel is closed."""
+        """Returns (exit code or None, end time) for a rank with a closed channel."""
 
     def report_death(self, rank: int, output: RankOutput) -> Report:
-        """Describes the death of a rank whose channel is closed, from its files."""
+        """Describes the death of a rank with a closed channel, from the rank's files."""
         code, at_ns = self.exit_status(rank)
         output.follow(last=True)
         crash = self.config.for_rank(rank).file("crash")
@@ -201,8 +201,8 @@ class ForkServer:
     def answers(self) -> bool:
         """Returns whether the server works.
 
-        A server that has answered before must answer within ``ANSWER_S``; a starting one has more
-        time.
+        A server that has answered before must answer within ``ANSWER_S``; a starting server has
+        more time.
         """
         with self._lock:
             self._has_answered = self._has_answered or bool(
@@ -217,7 +217,7 @@ class ForkServer:
     def take(self, name: str) -> bool:
         """Takes parked ranks for a call.
 
-        False if the server has ended them, or does not confirm that they are alive.
+        Returns False if the server has ended them, or does not confirm that they are alive.
         """
         with self._lock:
             return self._has_answered and self._ask("take", name)
@@ -271,7 +271,7 @@ class ForkServer:
     def send(self, message: dict[str, object], fds: list[int] | None = None) -> None:
         """Sends one message; does nothing if the server is gone.
 
-        The channels of its ranks are closed.
+        In that case, the channels of its ranks are closed.
         """
         with self._lock, contextlib.suppress(OSError):
             socket.send_fds(self._control, [json.dumps(message).encode()], fds or [])
@@ -361,7 +361,7 @@ class ForkedRanks(RankSet):
             shutil.rmtree(self.directory, ignore_errors=True)
 
     def exit_status(self, rank: int) -> tuple[int | None, int]:
-        """See ``RankSet``; the server writes it before it closes the channel."""
+        """See ``RankSet``; the server writes the status before it closes the channel."""
         try:
             code, at_ns = self.config.for_rank(rank).file("exit").read_text().split()
         except (OSError, ValueError):  # the server is gone, or the disk is full
@@ -386,7 +386,7 @@ class SpawnedRanks(RankSet):
 
     def __init__(self, kind: Kind, keep_at: Path | None = None) -> None:
         super().__init__(kind, keep_at)
-        # other processes of this machine do not have it, so they cannot pass for a rank
+        # other processes on this machine do not have the key, so they cannot pass for a rank
         key = secrets.token_bytes(32)
         self._processes: list[subprocess.Popen[str]] = []
         try:
@@ -464,7 +464,7 @@ class SpawnedRanks(RankSet):
 
 
 class MpiRanks(SpawnedRanks):
-    """Ranks on this machine, started by the ``mpirun`` of this environment or of ``PATH``."""
+    """Ranks on this machine, started by ``mpirun`` from this environment or from ``PATH``."""
 
     def __init__(self, kind: Kind, keep_at: Path | None = None) -> None:
         places = [os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)]
@@ -475,8 +475,8 @@ class MpiRanks(SpawnedRanks):
         missing = [name for name, value in found.items() if value is None]
         if missing:
             raise RingError(
-                f'backend="mpi" requires {" and ".join(missing)}, not found here. Run pip install '
-                "'ringsim[mpi]'."
+                f'cannot find {" and ".join(missing)}, which backend="mpi" requires. Run pip '
+                "install 'ringsim[mpi]'."
             )
         self._mpirun = str(found["mpirun"])
         super().__init__(kind, keep_at)
@@ -540,7 +540,7 @@ def become_rank() -> None:
 
 
 class Launcher:
-    """The provider of ranks, one per process, which several threads can use."""
+    """Provides ranks; a process has one launcher, which several threads can use."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -549,7 +549,7 @@ class Launcher:
         atexit.register(self.close)
 
     def get(self, kind: Kind, *, keep_at: Path | None = None) -> RankSet:
-        """Returns ranks of a kind, preferably parked ones.
+        """Returns ranks of the given kind, preferably parked ranks.
 
         Raises:
             RingError: the ranks cannot be started.
@@ -566,7 +566,7 @@ class Launcher:
             ) from None
 
     def get_fresh(self, kind: Kind) -> RankSet:
-        """Returns new ranks of a kind; parked ranks stay parked.
+        """Returns new ranks of the given kind; parked ranks stay parked.
 
         Raises:
             RingError: the ranks cannot be started.
@@ -595,7 +595,7 @@ class Launcher:
             return ForkedRanks(self._get_server(kind), kind, keep_at=keep_at)
 
     def park(self, kind: Kind) -> None:
-        """Forks new ranks of a kind ahead of the next call; returns immediately."""
+        """Forks new ranks of the given kind ahead of the next call; returns immediately."""
         if (
             not has_fork_server()
             or kind.world_size > PARKED_RANKS_MAX
@@ -635,7 +635,7 @@ class Launcher:
 
 
 def has_fork_server() -> bool:
-    """Returns whether this system forks ranks; on other systems each is a new interpreter."""
+    """Returns whether this system forks ranks; on other systems, each rank is a new interpreter."""
     return sys.platform == "linux"
 
 

@@ -1,4 +1,4 @@
-"""Replay: lesson cells show their recorded runs.
+"""Replays recorded runs in the cells of the lessons.
 
 If ``RINGSIM_REPLAY`` is set, no rank is started. The records are in an archive next to the lessons,
 made by ``notebooks/data/runs.py``. A run is identified by the text of its function or cell, the
@@ -27,13 +27,11 @@ from ringsim.traces.value import Trace
 
 __all__ = ["is_replaying", "name_run", "refuse", "replay", "write_run"]
 
-_NOTE: Final = (
-    "recorded on the machine that is named: RINGSIM_REPLAY is set, and nothing runs here."
-)
+_NOTE: Final = "recorded on the named machine: RINGSIM_REPLAY is set, so nothing runs here."
 
 
 def is_replaying() -> bool:
-    """Returns whether recorded runs are shown instead of new ones."""
+    """Returns whether recorded runs are shown instead of new runs."""
     return os.environ.get("RINGSIM_REPLAY", "0") not in ("", "0")
 
 
@@ -51,7 +49,7 @@ def name_run(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
 ) -> str:
-    r"""Returns a name for a run.
+    r"""Returns a name that identifies a run.
 
     Args:
         what: the function, or the text of a cell.
@@ -104,15 +102,15 @@ def replay(name: str) -> Trace:
         The trace, with results and output.
 
     Raises:
-        RingError: no record exists, or the recorded run failed: then this is the run's own error,
-            with the trace and the diagnosis.
+        RingError: no record exists, or the recorded run failed. In the latter case, this is the
+            run's own error, with the trace and the diagnosis.
     """
     with (
         as_file(files("ringsim") / "lessons" / "data" / "runs.zip") as path,
         zipfile.ZipFile(path) as archive,
     ):
         if f"{name}.json" not in archive.namelist():
-            refuse("cannot replay a call that is not an unchanged cell of a lesson")
+            refuse("cannot replay a call that is not in an unchanged cell of a lesson")
         told = json.loads(archive.read(f"{name}.json"))
         with tempfile.TemporaryDirectory() as directory:
             trace = load(archive.extract(f"{name}.ringtrace", directory))

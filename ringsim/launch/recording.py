@@ -1,10 +1,10 @@
-"""``with ringsim.trace(path) as recording:`` for ranks started by another launcher.
+"""Implements ``with ringsim.trace(path) as recording:`` for ranks from another launcher.
 
 Each rank writes its part into ``<path>.parts``, or under ``RINGSIM_PARTS`` on its own host. At the
 end of the block, it announces in the default group's store or in a file that its part is complete.
-Rank 0 fetches the parts of other hosts over the store (``gathering``) and merges all parts into one
-file (``merging``). The process groups are not used: recording adds no message, and inside the block
-no rank waits for another.
+Rank 0 fetches the parts from other hosts over the store (``gathering``) and merges all parts into
+one file (``merging``). The process groups are not used: recording adds no message, and inside the
+block no rank waits for another.
 
 A recording is in one phase at a time::
 
@@ -113,19 +113,19 @@ class _Block:
 
 
 class Recording:
-    """A ``with`` block that records ranks that already run.
+    """A ``with`` block that records ranks that are already running.
 
-    Every rank of the default process group enters and leaves the block at its own time. Blocks may
-    be nested and repeated; an inner block, or one inside a run of ``ringsim.trace(worker)``, saves
-    the operations posted within it. If the block raises, the trace is still saved, and the
-    exception propagates.
+    Every rank of the default process group enters and leaves the block at its own time. You can
+    nest and repeat blocks. An inner block, or a block inside a run of ``ringsim.trace(worker)``,
+    saves the operations posted within it. If the block raises an exception, the trace is still
+    saved, and the exception propagates.
 
     Args:
-        path: the file that rank 0 writes, usually ``*.ringtrace``; the same on every rank. An
-            existing file is replaced, unless torchrun may restart the ranks: then each attempt has
-            its own file, ``run.1.ringtrace`` after ``run.ringtrace``.
-        check: the mistakes that raise an error (see ``ringsim.trace``); the setting of an enclosing
-            block or run takes precedence.
+        path: the file that rank 0 writes, usually ``*.ringtrace``; the path must be the same on
+            every rank. An existing file is replaced, unless torchrun may restart the ranks. In that
+            case, each attempt has its own file: ``run.1.ringtrace`` follows ``run.ringtrace``.
+        check: the mistakes that raise an error (see ``ringsim.trace``); an enclosing block or run
+            takes precedence.
 
     Example:
         >>> import torch.distributed as dist
@@ -155,10 +155,10 @@ class Recording:
 
     @property
     def trace(self) -> Trace:
-        """The trace of all ranks, on rank 0 after the block.
+        """The trace of all ranks, available on rank 0 after the block.
 
         Raises:
-            RingError: this is another rank, or the block has not ended.
+            RingError: this is not rank 0, or the block has not ended.
         """
         block, path = self._block, self.written
         if path is None:
@@ -291,7 +291,7 @@ class Recording:
     ) -> RingError | None:
         """On rank 0, collects the parts of all ranks and writes the file.
 
-        Returns the error of mismatched operations, if there are any.
+        Returns the error for mismatched operations, or None if there are none.
         """
         keys, directory, notes = block.keys, block.directory, list[str]()
         try:
@@ -332,9 +332,9 @@ class Recording:
         return mismatch
 
     def _find_mismatch(self, block: _Block) -> RingError | None:
-        """Returns the error of mismatched operations in a block that all ranks have left.
+        """Returns the error for mismatched operations in a block that all ranks have left.
 
-        None if the ranks have already raised it.
+        Returns None if the ranks have already raised it.
         """
         records = LiveRecords(block.directory, block.world_size)
         if self._watch is not None and (verdict := read_verdict(block.directory)) is not None:
@@ -446,8 +446,8 @@ def _agree_on_attempt(keys: Store, path: Path, rank: int, world_size: int) -> in
     if found is None:
         raise RingError(
             f"rank 0 did not enter the recorded block within {WAIT_S:.0f} s of rank {rank} of "
-            f"{world_size}, in a job that may be restarted. Let all ranks enter the block at the "
-            "same place."
+            f"{world_size}, in a job that may be restarted. Enter the block at the same place on "
+            "all ranks."
         )
     return int(found)
 
@@ -481,7 +481,7 @@ def parts_of(path: Path) -> Path:
 
 
 def number(path: Path, attempt: int) -> Path:
-    """Returns the path of the file for one attempt of a job.
+    """Returns the path of the trace file for one attempt of a job.
 
     Example:
         >>> [str(number(Path("out/run.ringtrace"), attempt)) for attempt in range(3)]
@@ -492,7 +492,7 @@ def number(path: Path, attempt: int) -> Path:
 
 @functools.cache  # a repeated block replaces the file of its own attempt
 def find_attempt(path: Path) -> int:
-    """Returns the first number without a file or parts of an earlier attempt."""
+    """Returns the first attempt number that has no file and no parts yet."""
     tried = (number(path, attempt) for attempt in itertools.count())
     return next(
         attempt
@@ -506,7 +506,7 @@ def hold_back_sigterm() -> Iterator[threading.Event]:
     """Delays a SIGTERM until the end of the block.
 
     Yields an event that is set when the signal arrives. When one rank has failed, a launcher such
-    as torchrun sends the signal to the others, just when the trace of the failure is being written.
+    as torchrun sends the signal to the others, just while rank 0 writes the trace of the failure.
     """
     came = threading.Event()
     before = signal.getsignal(signal.SIGTERM)

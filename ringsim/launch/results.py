@@ -1,4 +1,4 @@
-"""Transfers the result of a worker from its rank to the caller.
+"""Transfers a worker's result from its rank to the caller.
 
 The result is in a mapped file, because gigabytes take long through a pipe.
 """
@@ -19,7 +19,7 @@ _LARGE_BYTES: Final = 1 << 16
 
 
 def write_result(result: Any, file: Path) -> list[tuple[int, int]]:
-    """Writes a result, in a rank.
+    """Writes a result to a file; called on a rank.
 
     Returns the positions (start, end) of the pickle, and of the data of arrays and tensors.
     """
@@ -35,9 +35,9 @@ def write_result(result: Any, file: Path) -> list[tuple[int, int]]:
 
 
 def read_result(file: Path, spans: list[tuple[int, int]]) -> Any:
-    """Reads a result, once.
+    """Reads a result, which can be read only once.
 
-    Its arrays and tensors are views of the file, which is unlinked.
+    Its arrays and tensors are views of the file, which this function unlinks.
     """
     with file.open("rb") as source:
         whole = memoryview(mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_COPY))
@@ -49,7 +49,7 @@ def read_result(file: Path, spans: list[tuple[int, int]]) -> Any:
 def describe_unpicklable(result: Any, error: Exception, where: str) -> str:
     """Returns the error message for a result from ``where`` (a rank) that cannot be pickled."""
     return (
-        f"cannot pickle the result of the worker, a {type(result).__qualname__} "
+        f"cannot pickle the worker's result, a {type(result).__qualname__} "
         f"({type(error).__name__}: {error}; {where}). Return plain data instead."
     )
 
@@ -61,7 +61,7 @@ class _Pickler(Pickler):
     """
 
     def reducer_override(self, obj: Any) -> Any:
-        import torch  # a rank has it; the caller loads it only if there are tensors to read
+        import torch  # already loaded on a rank; the caller loads it only to read tensors
 
         if (
             type(obj) is torch.Tensor

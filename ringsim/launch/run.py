@@ -44,11 +44,11 @@ _Error = TypeVar("_Error", RingError, Interrupted)
 
 
 def run(job: Job, kind: Kind, options: RunOptions) -> Trace:
-    """Runs a job on ranks of a kind.
+    """Runs a job on ranks of the given kind.
 
-    Returns the trace with the results and output of every rank. Blocks until all ranks have
-    finished, one has failed, the limit is reached or the user interrupts. No rank remains
-    afterwards, except new ones parked for the next call.
+    Returns the trace with the results and output of every rank. The function blocks until all ranks
+    have finished, a rank has failed, the limit is reached, or the user interrupts the run.
+    Afterwards, no rank remains except new ranks parked for the next call.
 
     Raises:
         RankFailed: a rank raised an error or died; ringsim errors raised by a rank keep their type.
@@ -101,8 +101,8 @@ class _Run(Supervisor):
         if not self.rank_set.directory.is_dir():
             return self._explained(
                 RingError(
-                    f"the directory of the run disappeared: {self.rank_set.directory}. Keep it "
-                    "until the run has ended."
+                    f"the run's directory disappeared: {self.rank_set.directory}. Keep it until "
+                    "the run has ended."
                 )
             )
         if verdict is not None and not any(report.waited for report in reports):
@@ -130,18 +130,18 @@ class _Run(Supervisor):
         return "".join(map(raised_where, stuck[:_SHOWN]))
 
     def _name_missing(self, missing: Sequence[int]) -> RingError:
-        """Returns the error of a run in which ranks neither returned nor failed."""
+        """Returns the error for a run in which ranks neither returned nor failed."""
         came = sum(one.pid is not None for one in self.ranks)
         if came < self.size and (self.options.limit_s is None or self.options.limit_s > START_S):
             return RingError(
                 f"only {came} of {self.size} ranks started within {START_S:g} s. Try again, and "
-                "check the load of this machine."
+                "check this machine's load."
             )
-        starting = "" if self.has_begun else ": they were still starting"
+        starting = "" if self.has_begun else ", which were still starting"
         return RunTimeout(
             f"the run did not end within limit_s={self.options.limit_s:g} s: no result from ranks "
-            f"{missing} of {self.size}{starting}. Raise limit_s, or look at error.trace for where "
-            "they were."
+            f"{missing} of {self.size}{starting}. Raise limit_s, or look at error.trace to see "
+            "where they were."
         )
 
     def _startup_error(self) -> RingError | None:
@@ -170,7 +170,7 @@ class _Run(Supervisor):
         return replace(records.blame(found), states=states)
 
     def _error_of(self, diagnosis: Diagnosis, more: str) -> RingError:
-        """Ends the run, and returns the error of a diagnosis."""
+        """Ends the run, and returns the error for a diagnosis."""
         trace = self._end_early()
         if trace is not None:
             diagnosis = tell_partings(diagnosis, until(trace.events, trace.metadata["given_up_ns"]))
@@ -187,7 +187,7 @@ class _Run(Supervisor):
             error.diagnosis = found
             reports = self.reports
             lost = all(report.is_consequence for report in reports) and bool(found.edges)
-            # no report has the cause, or a limit ended the run
+            # no report contains the cause, or a limit ended the run
             if lost or not reports or found.kind == "stalled":
                 error.args = (f"{error}\n{indent(str(found))}",)
             first, before = found.findings[0], ""
@@ -252,7 +252,7 @@ class _Run(Supervisor):
         return ["one torch thread per rank, since there are at least as many ranks as processors"]
 
     def _describe_caught(self, verdict: Verdict) -> dict[str, Any]:
-        """Returns, as metadata for ``explain``, a verdict whose error the program caught."""
+        """Returns a verdict whose error the program caught, as metadata for ``explain``."""
         one = verdict.diagnosis.findings[0]
         return {
             "kind": one.kind,
@@ -276,7 +276,7 @@ class _Run(Supervisor):
         }
 
     def _ends(self) -> list[dict[str, Any]]:
-        """Returns the end of each rank, or its activity when it was ended, for ``explain``.
+        """Returns each rank's end, or its activity when it was ended, for ``explain``.
 
         After a verdict, these are the states at that time.
         """

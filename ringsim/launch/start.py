@@ -1,4 +1,4 @@
-"""The script run by a new interpreter of ringsim.
+"""The script that a new ringsim interpreter runs.
 
 It is not started with ``-c``, so that its frames cannot be mistaken for the user's. Its only
 argument is JSON: the role, the import path of the launcher, and the arguments of the role.

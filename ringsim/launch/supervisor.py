@@ -62,14 +62,14 @@ class RunOptions:
     """The options of a run.
 
     Attributes:
-        limit_s: the limit of the whole run, in seconds; None for no limit, or for ``GPU_LIMIT_S``
-            on GPUs.
+        limit_s: the limit for the whole run, in seconds, or None for no limit (``GPU_LIMIT_S`` on
+            GPUs).
         show: whether the ranks' output is shown as it arrives.
         show_hidden: whether output hidden by print suppression is also shown.
-        keep_at: the directory of the ranks' records, None for a private one that is removed at the
-            end.
-        doing: a function that returns a few words for the progress line, given the directory of the
-            run, or None for none.
+        keep_at: the directory for the ranks' records, or None for a private directory that is
+            removed at the end.
+        doing: a function that returns a few words for the progress line, given the run's directory,
+            or None for no words.
         poll_s: the interval between polls for stuck ranks, in seconds, or None for no polls.
         allows: a function that returns whether the run may continue, given the processes of the
             unfinished ranks, or None for always.
@@ -140,8 +140,8 @@ class Supervisor:
         options: the options of the run.
         size: the number of ranks.
         ranks: the view of each rank, by number.
-        start_ns: the time when all ranks began, on CLOCK_MONOTONIC; before that, the time of its
-            creation.
+        start_ns: the time when all ranks began, on CLOCK_MONOTONIC; before that, the time when this
+            object was created.
         start_unix_ns: the same time on the wall clock.
         verdict: the watcher's verdict, unless the program has caught its error.
         caught: the earlier verdicts whose error the program has caught, so that the run continued.
@@ -189,7 +189,7 @@ class Supervisor:
             self.size,
             tell=self.tell,
             poll_s=poll_s,
-            # an MPI send may end by itself, at the next look of its rank
+            # an MPI send may end by itself, when its rank next polls
             settle_s=COLLECTIVE_S if kind.backend == "mpi" else 0.0,
         )
 
@@ -313,7 +313,7 @@ class Supervisor:
     # -- verdicts whose error the program catches
 
     def _is_caught(self, verdict: Verdict) -> bool:
-        """Returns whether all waits of a verdict are over, without ending a rank or thread.
+        """Returns whether all waits of a verdict are over, and none has ended a rank or thread.
 
         The waits ended with the verdict's error or, in C++, with torch's own error.
         """
@@ -336,7 +336,7 @@ class Supervisor:
         return any((part.read_all()["status"] == ERROR).any() for part in parts)
 
     def _find_stuck(self) -> list[list[int]]:
-        """Returns, by rank, the slots of the verdict's unfinished waits."""
+        """Returns the slots of the verdict's unfinished waits, by rank."""
         heads = self.records.look(to_end=True)
         return [
             [slot for slot in followed.stuck_in if slot in head.awaited]

@@ -21,12 +21,12 @@ class Process(NamedTuple):
 
     @property
     def doing(self) -> str:
-        """Its activity: "computing", "asleep" or "stopped"."""
+        """The process's activity: "computing", "asleep" or "stopped"."""
         return _CALLED.get(self.state, "computing")
 
 
 def look_at(pid: int) -> Process | None:
-    """Returns the state of a process (on Linux), or None if there is no such process.
+    """Returns a process's state (on Linux), or None if there is no such process.
 
     Example:
         >>> look_at(2**22 + 1) is None
@@ -36,7 +36,7 @@ def look_at(pid: int) -> Process | None:
         with open(f"/proc/{pid}/stat", "rb") as file:
             words = (
                 file.read().rpartition(b")")[2].split()
-            )  # the name before it may have any characters
+            )  # the name before it may contain any characters
     except OSError:
         return None
     # A process that exits closes its connections before it becomes a zombie.
@@ -59,7 +59,8 @@ def has_proc() -> bool:
 def shut_connections(keep_port: int) -> int:
     """Shuts down TCP connections to other processes on this machine (on Linux).
 
-    The port of the rendezvous is excepted. Returns the number of connections.
+    Connections to the rendezvous port stay open. Returns the number of connections that were shut
+    down.
     """
     count = 0
     for name in os.listdir("/proc/self/fd"):

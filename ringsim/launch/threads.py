@@ -1,10 +1,10 @@
 """Inspects the threads of a rank.
 
-It finds the threads that only wait for another one, and the user's lines at which they wait. A rank
-whose threads all wait for each other, or in operations, does nothing more by itself. For waits in
-Python's own modules, the frames show this. For the others, Linux does, because a lock taken by
-``with lock:`` has no frame: the thread sleeps in a system call whose arguments determine what can
-end it.
+It finds the threads that only wait for another thread, and the user's lines at which they wait. A
+rank whose threads all wait for each other, or in operations, does nothing more by itself. For waits
+in Python's own modules, the frames show this. For other waits, Linux shows it, because a lock taken
+by ``with lock:`` has no frame: the thread sleeps in a system call whose arguments determine what
+can end it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["Place", "Threads", "find_place", "list_threads", "waits_without_end"
 Place = tuple[str, int]  # a file and a line in it
 
 _TQDM: Final = "/tqdm/_monitor.py"  # wakes every 10 s, and never communicates
-# A thread with its innermost frame in one of these waits for another thread of its process.
+# A thread with its innermost frame in one of these files waits for another thread of its process.
 _IDLE_FILES: Final = ("/threading.py", "/queue.py", "/concurrent/futures/thread.py", _TQDM)
 # Names of the threads of Gloo and of torch's stores, which only serve operations.
 _LIBRARY_THREADS: Final = ("gloo_", "pt_gloo", "pt_tcpstore")
@@ -117,7 +117,7 @@ def _place(frame: FrameType) -> Place:
 
 
 def _is_quiet(of_python: Collection[int | None]) -> bool:
-    """Returns whether all C++ threads wait, except for threads that only serve operations."""
+    """Returns whether all C++ threads wait, apart from threads that only serve operations."""
     try:
         others = [
             (task, (task / "comm").read_text())

@@ -73,13 +73,11 @@ _AGAIN_S: Final = 0.25  # time before ranks whose other threads may help are ask
 # CPU time of an idle rank: Gloo's threads wake every 10 ms
 _IDLE_S, _IDLE_SHARE = 0.02, 0.015
 _SHOWN: Final = 3  # lines of a rank's threads
-_NOT_PROVED: Final = (
-    "This is not proved by the posted operations, but nothing has moved for {:.0f} s."
-)
+_NOT_PROVED: Final = "The posted operations do not prove this, but nothing has moved for {:.0f} s."
 
 
 class LiveRecords:
-    """The growing records of all ranks of a run.
+    """The growing records of all ranks in a run.
 
     Args:
         directory: the directory of their parts; a rank without a part has done nothing yet.
@@ -192,7 +190,7 @@ class _Suspicion:
 
 
 class Watcher:
-    """The watcher of one run.
+    """Watches one run.
 
     Args:
         records: the records of the ranks.
@@ -247,9 +245,9 @@ class Watcher:
         return [self._records.process(rank) for rank in range(self._size)]
 
     def stands(self) -> str:
-        """Returns a text for the state of this machine's ranks, unchanged while nothing happens.
+        """Returns a text for the state of this machine's ranks, which changes on any progress.
 
-        "" if a rank can continue.
+        Returns "" if a rank can continue.
         """
         here = [rank for rank in range(len(self._heads)) if self._records.is_here(rank)]
         if any(self._states[rank] not in GONE and not self._heads[rank].awaited for rank in here):
@@ -446,7 +444,7 @@ def _name(operation: Operation) -> tuple[int, str]:
 def _describe_idle(threads: Threads) -> str:
     """Returns "waits at train.py:7 (with lock:) for another of its threads".
 
-    "" if no line of the user is known.
+    Returns "" if none of the user's lines is known.
     """
     places = [
         f"{place_text(place)} ({linecache.getline(*place).strip()})"
@@ -461,7 +459,7 @@ def _describe_idle(threads: Threads) -> str:
 def _idle_cpu_s(pid: int) -> float:
     """Returns a sleeping process's CPU time, without the calling thread's CPU time.
 
-    Infinity if it does not sleep.
+    Returns infinity if the process is not asleep.
     """
     process = look_at(pid)
     if process is None or process.state not in "SD":

@@ -7,7 +7,7 @@ These programs call ``init_process_group``, or start processes that do::
     a process of a program without ranks from
     ringsim calls it                            the process is recorded from then to its end
 
-These processes are those of ``multiprocessing``, forked or spawned.
+Such processes are started by ``multiprocessing``, forked or spawned.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ def _join_on_init(refuse: Callable[[], None]) -> None:
         check_world(
             wanted,
             "ringsim.trace",
-            "Omit it, or pass ring=False to ringsim.trace, so that the worker creates its own.",
+            "Omit it, or pass ring=False to ringsim.trace, so that the worker creates its own "
+            "group.",
         )
         dist.init_process_group = distributed_c10d.init_process_group = call
         if wanted.get("timeout") is not None:
@@ -103,7 +104,7 @@ def _join_on_init(refuse: Callable[[], None]) -> None:
 
 
 def check_world(wanted: dict[str, Any], maker: str, remedy: str) -> None:
-    """Raises unless arguments of ``init_process_group`` fit the default group.
+    """Raises ArgumentError unless arguments of ``init_process_group`` fit the default group.
 
     Args:
         wanted: the arguments.
@@ -161,19 +162,18 @@ def _make_refusal(directory: Path, rank_pid: int, joined: bool = False) -> Calla
 
 def _two_launchers() -> StartsRanks:
     return StartsRanks(
-        "ranks must be started by ringsim or by the program, not by both: a process started by a "
-        "rank calls init_process_group. Omit -n (ringsim trace SCRIPT); in Python, pass "
-        "ringsim.trace the function that each rank runs, not the one that starts them."
+        "both ringsim and the program start ranks: a process started by a rank calls "
+        "init_process_group. Omit -n (ringsim trace SCRIPT). In Python, pass ringsim.trace the "
+        "function that each rank runs, not the function that starts the ranks."
     )
 
 
 # -- in a program that creates its own worlds
 
 _SHARED_STORE: Final = (
-    "ringsim: if ranks were restarted: torchrun's store still has the addresses of those that "
-    "are gone, and torch's init_process_group "
-    "may take them. Set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on all machines, or call "
-    "ringsim.initialize_distributed()."
+    "ringsim: if ranks were restarted, torchrun's store still contains the addresses of the old "
+    "ranks, and torch's init_process_group may use them. Set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 "
+    "on all machines, or call ringsim.initialize_distributed()."
 )
 
 
@@ -203,7 +203,7 @@ def record_program(
                 runpy.run_module if module else runpy.run_path, script, run_name="__main__"
             )
         )
-    except RuntimeError as error:  # Gloo's own errors are plain ones
+    except RuntimeError as error:  # Gloo's own errors are plain RuntimeErrors
         joining = any(
             frame.name == "init_process_group"
             for frame in traceback.extract_tb(error.__traceback__)
@@ -260,7 +260,7 @@ def record_worlds(path: Path, check: str) -> Callable[[], Path | None]:
 
 
 class _Arrival:
-    """An object pickled with a new process, to call a function there.
+    """An object that is pickled with a new process, and calls a function there.
 
     The call happens after the program's main module is loaded.
     """
