@@ -269,8 +269,8 @@ class FlopCosts:
         value: object = self.flops_per_s
         if not isinstance(value, int | float) or not is_number(value) or not value > 0:
             raise ArgumentError(
-                f"flops_per_s must be a positive number, got {say(value)}. A GPU reaches about "
-                "1e14."
+                f"flops_per_s must be a positive number, got {say(value)}. Use about 1e14 for a "
+                "GPU."
             )
 
     def time_s(self, work: Work) -> float:

@@ -88,7 +88,7 @@ def expand_node_list(text: str) -> list[str]:
     while begin <= len(text):
         name = _NAME.match(text, begin)
         if name is None or text[name.end() : name.end() + 1] not in ("", ","):
-            raise _wrong(text, "names with ranges in brackets, separated by commas")
+            raise _wrong(text, "consist of names with ranges in brackets, separated by commas")
         parts: list[list[str]] = []
         count = 1
         for part in _PART.finditer(name.group()):
@@ -109,20 +109,20 @@ def _spell_ranges(text: str, bracket: str, most: int) -> list[str]:
     for piece in bracket.split(","):
         match = _RANGE.fullmatch(piece)
         if match is None:
-            raise _wrong(text, "numbers and ranges such as 01-03 in brackets")
+            raise _wrong(text, "contain only numbers and ranges such as 01-03 in its brackets")
         low, high = int(match[1]), int(match[2] or match[1])
         if high < low:
-            raise _wrong(text, "ascending ranges")
+            raise _wrong(text, "contain only ascending ranges")
         if len(numbers) + high - low >= most:
-            raise _wrong(text, f"a list of at most {_MOST_NAMES} names")
+            raise _wrong(text, f"contain at most {_MOST_NAMES} names")
         numbers += [f"{number:0{len(match[1])}}" for number in range(low, high + 1)]
     return numbers
 
 
 def _wrong(text: str, rule: str) -> RingError:
     return RingError(
-        f"a node list must be {rule}, got {text[:200]!r}. Correct the SLURM_*_NODELIST variable, "
-        "or pass head_ip."
+        f"a node list must {rule}, got {text[:200]!r}. Correct the SLURM_*_NODELIST variable, or "
+        "pass head_ip."
     )
 
 
@@ -172,7 +172,8 @@ class _Reader:
             name = next(name for name in names if name in self.seen)
             rule = name_integers(low, high if high < _MOST else None)
             raise RingError(
-                f"{name} must be {rule}, got {value!r} (environment). Correct or unset it."
+                f"{name} must be {rule}, got {value!r} (environment). Correct or unset the "
+                "variable."
             )
         return int(value)
 
@@ -204,7 +205,7 @@ def _read_openmpi(environ: Mapping[str, str]) -> Facts | None:
     local_size = read.whole("OMPI_COMM_WORLD_LOCAL_SIZE", low=1)
     alone = world_size is not None and world_size == local_size
     head, port = HERE if alone else None, DEFAULT_PORT
-    advice = "Set MASTER_ADDR to the machine of rank 0 on every rank."
+    advice = "On every rank, set MASTER_ADDR to rank 0's machine."
     if on_azure and alone:
         head, port = read.text("AZ_BATCHAI_MPI_MASTER_NODE") or HERE, _AZURE_PORT_OF_ONE
     elif on_azure:
@@ -221,8 +222,8 @@ def _read_openmpi(environ: Mapping[str, str]) -> Facts | None:
     else:
         port = _port_of_name(read.text("PMIX_NAMESPACE"))
         advice = (
-            "Set it when you start the ranks: mpirun -x MASTER_ADDR=HOST ..., with the machine of "
-            "rank 0 as HOST."
+            "Set the address when you start the ranks: mpirun -x MASTER_ADDR=HOST ..., with "
+            "rank 0's machine as HOST."
         )
     rule = "azureml" if on_azure else "openmpi" if training is None else "sagemaker"
     return Facts(rule, rank, world_size, local_rank, head, port, read.seen, advice)
@@ -265,8 +266,8 @@ def _read_pmi(environ: Mapping[str, str], rule: str) -> Facts:
     )
     alone = world_size is not None and (world_size == local_size or world_size == 1)
     advice = (
-        "Set it when you start the ranks: mpiexec -genv MASTER_ADDR HOST ..., with the machine of "
-        "rank 0 as HOST."
+        "Set the address when you start the ranks: mpiexec -genv MASTER_ADDR HOST ..., with "
+        "rank 0's machine as HOST."
     )
     port = _port_of_name(read.text("PMIX_NAMESPACE", "I_MPI_HYDRA_UUID"))
     return Facts(
@@ -295,15 +296,15 @@ def _read_slurm(environ: Mapping[str, str]) -> Facts | None:
     job = read.whole("SLURM_JOB_ID", "SLURM_JOBID") or 0
     head = None
     advice = (
-        "Set it before you start the ranks: export MASTER_ADDR=HOST, with the machine of rank 0 as "
-        "HOST."
+        "Set the address before you start the ranks: export MASTER_ADDR=HOST, with rank 0's "
+        "machine as HOST."
     )
     if (read.whole("SLURM_HET_SIZE", "SLURM_PACK_SIZE") or 1) > 1:
         advice = f"Each part of a heterogeneous job lists its own machines. {advice}"
     elif (read.text("SLURM_DISTRIBUTION") or "").startswith("arbitrary"):
         advice = (
-            "With an arbitrary distribution, rank 0 may not be on the first machine of the list. "
-            f"{advice}"
+            "With an arbitrary distribution, rank 0 may not be on the first machine in the "
+            f"list. {advice}"
         )
     elif listed := read.text("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"):
         hosts = expand_node_list(listed)
@@ -470,9 +471,9 @@ def discover(
         and facts.world_size not in (None, given["world_size"])
     ):
         raise ArgumentError(
-            f"world_size must be {facts.world_size}, the launcher's value, because rank also comes "
-            f"from the launcher, got {given['world_size']} ({facts.rule}: "
-            f"{_show(facts.variables)}). Pass both rank and world_size, or neither."
+            f"world_size must be {facts.world_size}, as set by the launcher, got "
+            f"{given['world_size']} ({facts.rule}: {_show(facts.variables)}). Pass both rank and "
+            "world_size, or neither."
         )
     values = {**_known(facts), **given}
     if missing := [name for name in _VARIABLES if name not in values]:
@@ -519,7 +520,10 @@ def _check(**arguments: Any) -> dict[str, Any]:
     for name, value in given.items():
         least = 1 if name in ("world_size", "port") else 0
         given[name] = read_whole(
-            name, value, least, hint="Pass such an integer, or omit it to use the launcher's."
+            name,
+            value,
+            least,
+            hint="Pass such an integer, or omit the argument to use the launcher's value.",
         )
     return given if arguments["head_ip"] is None else {**given, "head_ip": head_ip}
 
@@ -562,10 +566,11 @@ def _compare(one: Facts, other: Facts) -> None:
         values = getattr(one, name), getattr(other, name)
         if None not in values and values[0] != values[1]:
             raise RingError(
-                f"launchers disagree on {name}, got {values[0]} from {one.rule} and {values[1]} "
-                f"from {other.rule} (environment: {_show({**one.variables, **other.variables})}). "
-                "Unset the variables of the launcher that did not start this process, or pass "
-                "rank, world_size and local_rank."
+                f"launchers disagree: {name} is {values[0]} according to {one.rule}, but "
+                f"{values[1]} according to {other.rule} (environment: "
+                f"{_show({**one.variables, **other.variables})}). Unset the variables of the "
+                "launcher that did not start this process, or pass rank, world_size and "
+                "local_rank."
             )
 
 
@@ -598,20 +603,19 @@ def _unfinished(
     names, variables = _join(missing), _join([_VARIABLES[name] for name in missing])
     if facts.rule != "torchrun":
         last = (
-            "With ask_mpi=True, mpi4py is asked, which starts MPI."
+            "With ask_mpi=True, ringsim asks mpi4py, which starts MPI."
             if has_mpi
-            else "Or install mpi4py, so that MPI can be asked."
+            else "Or install mpi4py, so that ringsim can ask MPI."
         )
         todo = facts.advice if missing == ["head_ip"] else f"Set {variables} on every rank."
         return RingError(
-            f"the launcher did not set {names}, got {got} ({facts.rule}). {todo} Or pass "
-            f"{names}. {last}"
+            f"the launcher did not set {names}; ringsim found {got} ({facts.rule}). {todo} Or "
+            f"pass {names}. {last}"
         )
     if facts.variables.keys() & {"RANK", "WORLD_SIZE"}:
         return RingError(
-            f"torchrun's variables must be set together, got {got} but no {variables} "
-            "(environment). "
-            f"Set the missing ones, unset the others, or pass {names}."
+            f"torchrun's variables are incomplete: ringsim found {got}, but not {variables} "
+            f"(environment). Set the missing variables, unset the others, or pass {names}."
         )
     todo = (
         "Start this script with torchrun --nproc-per-node N, srun or mpirun, run a function with "
@@ -619,12 +623,12 @@ def _unfinished(
     )
     if "SLURM_JOB_ID" in environ:
         todo = (
-            "This is a Slurm job outside of srun: start this script with srun, or pass these "
-            "arguments."
+            "This process is in a Slurm job, but not under srun. Start this script with srun, "
+            "or pass these arguments."
         )
     return RingError(
-        f"no launcher started this process, and {names} must come from a launcher or from "
-        f"arguments, got {got}. {todo} For a world of one, pass world_size=1."
+        f"no launcher started this process, and no argument provides {names}; ringsim found "
+        f"{got}. {todo} For a world of one, pass world_size=1."
     )
 
 

@@ -266,8 +266,8 @@ def check_duration(name: str, value: object) -> None:
     """Checks that an argument is a time in seconds that a trace can hold."""
     if not is_number(value) or not 0 <= value <= LONGEST_S:
         raise ArgumentError(
-            f"{name} must be from 0 to {LONGEST_S:g} s, got {say(value)}. Pass seconds; a trace "
-            "counts ns, and can hold 285 years."
+            f"{name} must be from 0 to {LONGEST_S:g} s, got {say(value)}. Pass seconds. A trace "
+            "counts nanoseconds, and can hold 285 years."
         )
 
 
@@ -293,7 +293,7 @@ def check_seed(seed: Any, world_size: int) -> int:
     if not is_integer(seed) or not -(2**63) <= int(seed) <= 2**64 - world_size:
         raise ArgumentError(
             f"seed must be an integer from -2**63 to 2**64 - {world_size}, got {say(seed)}. Use "
-            "a smaller one."
+            "a seed such as 0."
         )
     return int(seed)
 
@@ -311,8 +311,8 @@ def check_worker(worker: object) -> None:
         or inspect.isasyncgenfunction(worker)
     ):
         raise ArgumentError(
-            f"worker must be an ordinary function, got {worker!r}, which is async or a "
-            "generator. Wrap it in an ordinary function."
+            "worker must be an ordinary function, neither async nor a generator, got "
+            f"{worker!r}. Wrap it in an ordinary function."
         )
 
 

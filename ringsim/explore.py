@@ -16,7 +16,7 @@ kernel, and ``frame`` returns the result of one choice.
 Example:
     >>> from ringsim import explore
     >>> explore.deadlock().frame(rank_2="receives").text
-    'It ends after 51.6 µs. The rule predicts that it ends: one rank must differ from the others.'
+    'The run ends after 51.6 µs. The rule predicts no deadlock: one rank must differ from the rest.'
 """
 
 from __future__ import annotations
@@ -294,7 +294,7 @@ def generation() -> Explorer:
         simulated          56 ms   a stage works 85 % of the time while decoding
         by plan            56 ms   closed form, without latency: 100 %
         >>> print(generation().frame(batches=5).text)
-        It never ends. By the closed form, a stage works 0 % of the time.
+        The run never ends. According to the closed form, a stage works 0 % of the time.
         Ranks 0, 1, 2, 3 wait for each other, for ever.
     """
     kinds = (_ONE_BY_ONE, "both posted together")
@@ -319,7 +319,9 @@ def _tokens(
     try:
         trace = simulate(_generate, world_size=stages, args=args, link=link)
     except Deadlock as error:
-        text = f"It never ends. By the closed form, a stage works {share} of the time."
+        text = (
+            f"The run never ends. According to the closed form, a stage works {share} of the time."
+        )
         return Frame(f"{text}\n{say_stuck(error)}", (error.trace,))
     played = time_generation(
         stages, batches, 1, tokens, prefill, 1.0, async_comm=together, latency=latency
@@ -366,7 +368,7 @@ def deadlock() -> Explorer:
 
     Example:
         >>> print(deadlock().frame().text)
-        It never ends. The rule predicts that it never ends: one rank must differ from the others.
+        The run never ends. The rule predicts a deadlock: one rank must differ from the rest.
         Ranks 0, 1, 2, 3 wait for each other, for ever.
     """
     orders = ("sends", "receives")
@@ -388,13 +390,13 @@ def _in_order(
     orders, size_bytes = [rank_0, rank_1, rank_2, rank_3], 1024 * size
     kind = "rendezvous" if semantics == "rendezvous" else f"buffered({_EAGER_BYTES})"
     eager = semantics != "rendezvous" and size_bytes <= _EAGER_BYTES
-    reason = "one rank must differ from the others."
+    reason = "one rank must differ from the rest."
     if set(orders) == {"receives"}:
-        reason = "all wait for a message, but no rank has sent one."
+        reason = "all ranks wait for a message, but no rank has sent one."
     elif eager:
         reason = "a message leaves before its receiver asks for it."
     ends = len(set(orders)) > 1 or (orders[0] == "sends" and eager)
-    rule = f"The rule predicts that it {'ends' if ends else 'never ends'}: {reason}"
+    rule = f"The rule predicts {'no' if ends else 'a'} deadlock: {reason}"
     try:
         trace = simulate(
             _exchange,
@@ -404,8 +406,8 @@ def _in_order(
             semantics=kind,
         )
     except Deadlock as error:
-        return Frame(f"It never ends. {rule}\n{say_stuck(error)}", (error.trace,))
-    return Frame(f"It ends after {time_text(1e9 * trace.makespan_s)}. {rule}", (trace,))
+        return Frame(f"The run never ends. {rule}\n{say_stuck(error)}", (error.trace,))
+    return Frame(f"The run ends after {time_text(1e9 * trace.makespan_s)}. {rule}", (trace,))
 
 
 def _exchange(orders: list[str], size_bytes: int) -> None:

@@ -84,8 +84,8 @@ class Degrade:
         _check(self)
         if self.src == self.dst:
             raise ArgumentError(
-                f"src and dst must be different ranks, got {self!r}. A link "
-                "leads from one rank to another."
+                f"src and dst must be different ranks, got {self!r}. Choose two ranks, because a "
+                "link leads from one rank to another."
             )
 
 
@@ -156,22 +156,22 @@ def check_injections(inject: Iterable[Injection], world_size: int) -> tuple[Inje
         checked = tuple(inject)
     except TypeError:  # a single one, not in a list
         raise ArgumentError(
-            f"inject must be a list of Slow, Degrade, Fail or Jitter, got {say(inject)}. Use "
-            "inject=[...]."
+            "inject must be a list of Slow, Degrade, Fail and Jitter objects, got "
+            f"{say(inject)}. Use inject=[...]."
         ) from None
     for each in checked:
         if not isinstance(each, Injection):
             raise ArgumentError(
-                f"inject must contain only Slow, Degrade, Fail or Jitter, got {say(each)}. Use "
-                "ringsim.Slow(rank=1, factor=2)."
+                "inject must contain only Slow, Degrade, Fail and Jitter objects, got "
+                f"{say(each)}. Use ringsim.Slow(rank=1, factor=2), for example."
             )
         if isinstance(each, Jitter):
             continue
         highest = max(each.src, each.dst) if isinstance(each, Degrade) else each.rank
         if highest >= world_size:
             raise ArgumentError(
-                f"the ranks of an injection must be from 0 to {world_size - 1}, got {each!r}. "
-                "Use a rank of the run."
+                f"every rank in inject must be from 0 to {world_size - 1}, got {each!r}. Choose "
+                "a rank of the run."
             )
     return checked
 
@@ -218,20 +218,20 @@ def make_failure(rank: int, at_op: int, world_size: int) -> RankFailed:
     """Returns the error that a rank raises instead of an operation, the same on both clocks."""
     return RankFailed(
         f"rank {rank} of {world_size} was made to fail instead of posting operation {at_op} "
-        f"(counted from 0). To let it continue, remove Fail(rank={rank}, at_op={at_op}) from "
-        "inject.",
+        f"(counted from 0). To let the rank continue, remove Fail(rank={rank}, at_op={at_op}) "
+        "from inject.",
         rank=rank,
     )
 
 
 # for each field of any number: the least and the greatest value, the rule in words, and the remedy
 _NUMBERS: Final = {
-    "factor": (1, math.inf, "a number of at least 1", "A factor of 2 doubles the time."),
+    "factor": (1, math.inf, "a number of at least 1", "Use 2 to double the time, for example."),
     "fraction": (
         math.ulp(0.0),
         1,
         "positive and at most 1",
-        "0.1 varies times by up to 10 %.",
+        "Use 0.1 to vary times by up to 10 %, for example.",
     ),
 }
 

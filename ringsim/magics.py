@@ -75,7 +75,10 @@ def _run_cell(shell: InteractiveShell, line: str, cell: str) -> ringsim.Trace:
         return shown
     kind = make_kind(options.ranks, "cpu", 30, ring=True)
     if options.limit is not None and not options.limit > 0:
-        raise ArgumentError(f"--limit must be a positive number of seconds, got {options.limit}.")
+        raise ArgumentError(
+            f"--limit must be a positive number of seconds, got {options.limit}. Use --limit 30, "
+            "for example."
+        )
     # include the %%ring line, so that tracebacks number lines like the notebook
     source = f"\n{cell}"
     filename = shell.compile.cache(source)  # so that tracebacks find the lines
@@ -139,8 +142,8 @@ def _pack(source: str, filename: str, variables: dict[str, Any]) -> Job:
             except Exception:  # pickling runs code of the value's class, which may raise anything
                 kind = f"{type(value).__module__}.{type(value).__qualname__}"
                 raise ArgumentError(
-                    f"the variable {name!r} must be picklable, so that the ranks can receive it, "
-                    f"got a {kind}. Create it inside the cell."
+                    f"the variable {name!r} cannot be sent to the ranks, because a {kind} cannot "
+                    "be pickled. Create it inside the cell."
                 ) from None
         raise
 

@@ -33,7 +33,14 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
-from ringsim.errors import ArgumentError, check_duration, check_integer, is_number, say
+from ringsim.errors import (
+    ArgumentError,
+    check_duration,
+    check_integer,
+    is_number,
+    name_ranks,
+    say,
+)
 from ringsim.link import Link, check_link
 
 __all__ = [
@@ -199,8 +206,8 @@ class GlooCosts:
             check_duration(name, getattr(self, name))
         if not is_number(self.stall_share) or not 0 <= self.stall_share <= 1:
             raise ArgumentError(
-                f"stall_share must be a number from 0 to 1, got {say(self.stall_share)}. It is a "
-                "share of the messages."
+                f"stall_share must be a number from 0 to 1, got {say(self.stall_share)}. Pass "
+                "the share of the messages that stall."
             )
 
 
@@ -235,7 +242,7 @@ class OneMachine(_Roomy):
         check_integer("cores", self.cores, 1, "Pass for example os.cpu_count().")
         if self.gloo is not None and not isinstance(self.gloo, GlooCosts):
             raise ArgumentError(
-                f"gloo must be a GlooCosts or None, got {say(self.gloo)}. Use the one from "
+                f"gloo must be a GlooCosts or None, got {say(self.gloo)}. Use a GlooCosts from "
                 "ringsim.calibrate."
             )
 
@@ -340,8 +347,8 @@ class GraphLinks:
         missing = [rank for rank in range(world_size) if rank not in self._out]
         if missing:
             raise ArgumentError(
-                f"graph must have a node for each of {world_size} ranks, got none for "
-                f"{_some(missing)}. Name the nodes of ranks 0, 1, ..."
+                f"graph has no node for {name_ranks(missing)}, but the run has {world_size} "
+                "ranks. Name the nodes of the ranks 0, 1, ..."
             )
 
     def route(self, src: int, dst: int, world_size: int) -> list[Hop]:
@@ -351,8 +358,8 @@ class GraphLinks:
             tree = self._trees[src] = _cheapest_ways(self._out, src)
         if dst not in tree:
             raise ArgumentError(
-                "graph must have a route between ranks that send messages, got none "
-                f"from {src} to {dst}. Add edges."
+                f"graph has no route for messages from rank {src} to rank {dst}. Add edges that "
+                "connect the two ranks."
             )
         passed: list[Hashable] = [dst]
         while passed[-1] != src:
@@ -382,8 +389,3 @@ def _cheapest_ways(
                 number += 1
                 heapq.heappush(waiting, (*cost, number, there))
     return before
-
-
-def _some(ranks: Sequence[int]) -> str:
-    text = ", ".join(map(str, ranks[:4]))
-    return f"{text} and {len(ranks) - 4} more" if len(ranks) > 4 else text

@@ -22,7 +22,7 @@ def __getattr__(name: str) -> Any:
     """Raises RingError for a removed name."""
     if name in _INSTEAD:
         raise RingError(
-            f"ringsim.comm.backend no longer has {name}, because backends are now torch's own. "
-            f"{_INSTEAD[name]}."
+            f"ringsim.comm.backend no longer contains {name}, because backends are now torch's "
+            f"own. {_INSTEAD[name]}."
         )
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

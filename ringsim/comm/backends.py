@@ -112,7 +112,8 @@ def _load(name: str) -> None:
     if name not in entries:
         known = ", ".join(sorted({TORCH, *registered, *entries}))
         raise ArgumentError(
-            f"backend must be one of {known}, got {name!r}. Install the package that provides it."
+            f"backend must be one of {known}, got {name!r}. Install the package that provides "
+            "the backend."
         )
     try:
         found = entries[name].load()
@@ -125,6 +126,6 @@ def _load(name: str) -> None:
         found()
     if name not in dist.Backend.backend_list:
         raise ArgumentError(
-            f"the entry point {name!r} must register a backend of that name with torch, but "
-            f"{found!r} does not. {_MIGRATION}"
+            f"the entry point {name!r} did not register a backend of that name with torch, got "
+            f"{found!r}. {_MIGRATION}"
         )

@@ -157,20 +157,17 @@ def find_fault(cards: list[Card]) -> str | None:
         if disagreement is not None:
             return disagreement
         if card.gpu and users.setdefault(card.gpu, rank) != rank:
-            return (
-                f"a GPU must be used by only one rank, got ranks {users[card.gpu]} and {rank} on "
-                f"GPU {card.gpu}"
-            )
+            return f"ranks {users[card.gpu]} and {rank} use the same GPU, {card.gpu}"
         for other in card.ring:
             if cards[other].ring != card.ring:
                 sides = (
-                    f"{list(card.ring)} on rank {rank} and {list(cards[other].ring)} on rank "
-                    f"{other}"
+                    f"rank {rank} passed {list(card.ring)}, but rank {other} passed "
+                    f"{list(cards[other].ring)}"
                 )
-                return f"ring_ranks must be the same on every rank of a ring, got {sides}"
+                return f"ring_ranks differs within a ring, because {sides}"
     asked = [rank for rank, card in enumerate(cards) if card.host]
     if 0 < len(asked) < len(cards):
-        return f'ring_order must be the same on every rank, got "hosts" only on {in_words(asked)}'
+        return f'only {in_words(asked)} passed ring_order="hosts"'
     return None
 
 
@@ -195,10 +192,7 @@ def _disagreement(head: Card, card: Card, rank: int) -> str | None:
     for name in ("world_size", "comm_device"):
         ours, theirs = getattr(head, name), getattr(card, name)
         if ours != theirs:
-            return (
-                f"{name} must be the same on every rank, got {ours!r} on rank 0 and {theirs!r} on "
-                f"rank {rank}"
-            )
+            return f"{name} is {ours!r} on rank 0, but {theirs!r} on rank {rank}"
     return None
 
 
@@ -264,10 +258,10 @@ class RollCall:
         with self._connection():
             mine = card.to_json()
             if self.store.compare_set(f"start/{self.rank}", "", mine).decode() != mine:
-                twice = f"two processes with rank {self.rank}"
+                twice = f"two processes have rank {self.rank}"
                 if self._over is not None:
                     raise LeftAlready(twice)
-                self._refuse("start", f"each rank must be started once, got {twice}")
+                self._refuse("start", twice)
             if self._over is not None and self.store.check(["start/verdict"]):
                 raise LeftAlready
             self._listed = True
@@ -413,8 +407,9 @@ class RollCall:
                 time.sleep(_POLL_S)
                 read = self.store.add(f"{stage}/read", 0)
         raise RendezvousFailed(
-            f"{verdict['error']} (rank {self.rank} of {self.world_size}). Start every rank once, "
-            "with the same arguments except for its own rank, within the time limit."
+            f"{verdict['error']} (rank {self.rank} of {self.world_size}). Start every rank "
+            "exactly once, within the time limit, and with the same arguments except for its "
+            "own rank."
         )
 
 
@@ -464,8 +459,8 @@ def listen(host: str, port: int, *, timeout_s: float = 30) -> socket.socket:
     if failure is not None and failure.errno == errno.EADDRINUSE:
         raise RendezvousFailed(
             f"cannot listen on {host}, port {port}: the port is already in use (rank 0). Choose "
-            "another port, or end the process that listens there: another program, another run, or "
-            "a second process started as rank 0."
+            "a different port, or end the process that listens there: another program, another "
+            "run, or a second process started as rank 0."
         ) from failure
     raise RendezvousFailed(
         f"head_ip must be an address of rank 0's own machine, got {host!r}: {failure} (rank 0, "
@@ -520,7 +515,8 @@ def meet(
                 raise RendezvousFailed(
                     f"{error} Ranks on other machines cannot reach rank 0, because {head_ip!r} "
                     f"resolves to {address} on rank 0's machine. If the missing ranks run "
-                    "elsewhere, pass rank 0's numeric address as head_ip, or set MASTER_ADDR to it."
+                    "elsewhere, pass rank 0's numeric address as head_ip, or set MASTER_ADDR to "
+                    "that address."
                 ) from error
             raise
     where = f"rank {rank} of {world_size}, head {head_ip}:{port}"
@@ -541,7 +537,9 @@ def meet(
         except (LeftAlready, RuntimeError) as error:  # the previous ring still exists
             if time.monotonic() > deadline:
                 found = str(error) if isinstance(error, LeftAlready) else ""
-                raise _unanswered(where, found or "a ring that is being destroyed") from error
+                raise _unanswered(
+                    where, found or "the previous ring is still being destroyed"
+                ) from error
             time.sleep(_RETRY_S)
 
 
@@ -556,7 +554,7 @@ def _follow_rank_0(store: Store, rank: int, world_size: int) -> RollCall:
     """
     number = store.add("ringsim/roll-calls", int(rank == 0))
     if number == 0:
-        raise LeftAlready("a store without rank 0")
+        raise LeftAlready("rank 0 has not reached the store")
 
     def over() -> bool:
         return bool(store.add("ringsim/roll-calls", 0) != number)
@@ -705,7 +703,7 @@ def _stop_listening(descriptor: int) -> None:
 
 def _join(addresses: list[Address], port: int, deadline: float, where: str) -> Store:
     """Connects to rank 0's store as soon as it listens."""
-    found = "no answer"
+    found = "no process answered"
     while (remaining := deadline - time.monotonic()) > 0:
         for family, address in addresses:
             try:
@@ -718,18 +716,23 @@ def _join(addresses: list[Address], port: int, deadline: float, where: str) -> S
             try:
                 return reach(address, port, remaining)
             except TimeoutError as error:
-                raise _unanswered(where, "a listener that does not answer like rank 0") from error
+                raise _unanswered(
+                    where, "the process that listens there does not answer like rank 0"
+                ) from error
             except RuntimeError as error:
-                found = f"a listener that answers differently ({str(error).splitlines()[0]})"
+                found = (
+                    "the process that listens there answers differently "
+                    f"({str(error).splitlines()[0]})"
+                )
         time.sleep(_RETRY_S)
     raise _unanswered(where, found)
 
 
 def _unanswered(where: str, found: str) -> RendezvousFailed:
     return RendezvousFailed(
-        f"rank 0 did not answer at head_ip and port within the time limit: {found} "
-        f"({where}). Rank 0 is missing, and without it the other ranks are unknown. Start rank 0, "
-        "or correct head_ip and port."
+        f"rank 0 did not answer at head_ip and port within the time limit: {found} ({where}). "
+        "Rank 0 is missing, so ringsim cannot list the other missing ranks. Start rank 0, or "
+        "correct head_ip and port."
     )
 
 
@@ -769,8 +772,8 @@ def _resolve(host: str, deadline: float) -> list[Address]:
         found = look_up.result(max(deadline - time.monotonic(), 0.001))
     except (OSError, UnicodeError) as error:  # a timeout is also an OSError
         raise RendezvousFailed(
-            f"head_ip must be an address or a name that this machine can resolve, got {host!r}: "
-            f"{error}. Correct the name, or pass rank 0's numeric address. Rank 0 is missing."
+            f"rank 0 is missing, because this machine cannot resolve head_ip {host!r}: {error}. "
+            "Correct the name, or pass rank 0's numeric address."
         ) from error
     addresses = {(family, str(address[0])): None for family, _, _, _, address in found}
     return sorted(addresses, key=lambda each: each[0] != socket.AF_INET)

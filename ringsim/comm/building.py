@@ -37,8 +37,8 @@ def warn_once(op: str, backend_name: str) -> None:
     while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
         frame, level = frame.f_back, level + 1
     message = (
-        f"the backend {backend_name!r} has no {op}; ringsim.comm builds it from messages, "
-        "which is slower"
+        f"the backend {backend_name!r} does not support {op}, so ringsim.comm builds it from "
+        "messages, which is slower"
     )
     warnings.warn(message, RuntimeWarning, stacklevel=level)
 

@@ -97,7 +97,7 @@ class Members(ABC):
 
     def here(self) -> str:
         """Returns a description of this rank for errors."""
-        return f'rank {self.rank()} of {len(self.ranks)} of group "{self.group_name}"'
+        return f'rank {self.rank()} of {len(self.ranks)} in group "{self.group_name}"'
 
 
 class GroupMembers(Members):
@@ -500,13 +500,13 @@ def _cut_rows(group: Members, what: str, sizes: Any, tensor: torch.Tensor) -> Te
     """Returns each rank's rows of a tensor, split according to ``sizes`` or else equally."""
     if tensor.dim() == 0:
         raise Refused(
-            f"{what} must have at least one dimension, got a scalar ({group.here()}). "
-            "Reshape it to (1,)."
+            f"{what} must have at least one dimension, got a scalar ({group.here()}). Reshape "
+            "the tensor to (1,)."
         )
     length, count = tensor.shape[0], group.size()
     if not sizes and length % count:
         raise Refused(
-            f"the first dimension of {what} must be a multiple of the number of ranks, {count}, "
+            f"the first dimension of {what} must be a multiple of {count}, the number of ranks, "
             f"got {length} ({group.here()}). Pass {what}_split_sizes."
         )
     rows = [int(size) for size in sizes] if sizes else [length // count] * count
@@ -580,7 +580,7 @@ def _check_together(reading: Reading, call: Call) -> None:
         for place, tensor in enumerate(tensors):
             if tensor.dtype != like.dtype:
                 raise Refused(
-                    f"{what}[{place}] must be {like.dtype}, like the other tensors of the call, "
+                    f"{what}[{place}] must be {like.dtype}, like the other tensors in the call, "
                     f"got {tensor.dtype} ({group.here()}). Use the same dtype for all of them."
                 )
     if reading.in_place or not given or not taken:
@@ -592,8 +592,9 @@ def _check_together(reading: Reading, call: Call) -> None:
         (what, whole), (other, part) = sides
         if whole.numel() != part.numel() * group.size():
             raise Refused(
-                f"{what} must have {group.size()} times the {part.numel()} elements of {other}, "
-                f"got {whole.numel()} ({group.here()}). Change the size of one of them."
+                f"{what} must have {group.size()} times as many elements as {other} "
+                f"({part.numel()}), got {whole.numel()} ({group.here()}). Change the size of one "
+                "tensor."
             )
         if whole is taken[0] and not whole.is_contiguous() and whole.shape[0] % group.size():
             raise Refused(
@@ -605,8 +606,8 @@ def _check_together(reading: Reading, call: Call) -> None:
         gift, room = call.inputs[group.rank()].numel(), call.outputs[place].numel()
         if gift != room:
             raise Refused(
-                f"{takes} must have room for the {gift} elements that this rank sends to itself, "
-                f"got room for {room} ({group.here()}). Use the same size for both."
+                f"the number of elements that this rank sends to itself is {gift}, but {takes} "
+                f"has room for {room} ({group.here()}). Use the same size for both."
             )
     else:
         what, many, few = takes, taken, given
@@ -616,9 +617,9 @@ def _check_together(reading: Reading, call: Call) -> None:
             shape = few[place % len(few)].shape
             if tensor.shape != shape:
                 raise Refused(
-                    f"{what}[{place}] must have the shape {tuple(shape)}, like the other tensor of "
-                    f"the call, got {tuple(tensor.shape)} ({group.here()}). Use the same shape for "
-                    "both."
+                    f"{what}[{place}] must have the shape {tuple(shape)}, like the other tensor "
+                    f"in the call, got {tuple(tensor.shape)} ({group.here()}). Use the same "
+                    "shape for both."
                 )
 
 

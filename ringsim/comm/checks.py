@@ -104,22 +104,23 @@ class Prechecks:
         """
         if attempt.peer == NONE and isinstance(rank, int):
             what = (
-                f"the other side of a {attempt.op} must be a rank of its group, from 0 to "
+                f"the other side of a {attempt.op} must be a rank of the group, from 0 to "
                 f"{size - 1}, got {rank}"
             )
             self.refuse(
                 what,
-                "Count ranks from 0, and wrap around after the last one: (rank + 1) % world_size",
+                "Count ranks from 0, and wrap around after the last rank: (rank + 1) % world_size",
                 attempt,
                 post,
             )
         if isinstance(tensors, list) and any(
             isinstance(tensor, torch.Tensor) and tensor.is_meta for tensor in tensors
         ):
-            what = "a tensor to send or receive must hold data, got one on the meta device"
+            what = "a tensor to send or receive must hold data, got a tensor on the meta device"
             self.refuse(
                 what,
-                "Create it on the CPU, for example with torch.empty_like(tensor, device='cpu')",
+                "Create the tensor on the CPU, for example with torch.empty_like(tensor, "
+                "device='cpu')",
                 attempt,
                 post,
             )
@@ -128,13 +129,13 @@ class Prechecks:
         """Raises ArgumentError for a tensor that ``find_unfit`` found in a collective."""
         if tensor.is_meta:
             self.refuse(
-                "the tensors of a collective must hold data, got one on the meta device",
-                "Create it on the CPU",
+                "the tensors of a collective must hold data, got a tensor on the meta device",
+                "Create the tensor on the CPU",
                 attempt,
                 post,
             )
         what = (
-            "the tensors of a collective must have no gaps in memory, got one with "
+            "the tensors of a collective must have no gaps in memory, got a tensor with "
             f"{_layout(tensor)}"
         )
         self.refuse(what, "Pass tensor.contiguous(), and copy the result back", attempt, post)
@@ -150,7 +151,7 @@ class Prechecks:
             return
         self.refuse(
             f"{op_name} was called on a group that does not include this rank",
-            "Call it only on the members of the group",
+            "Call it only on members of the group",
         )
 
     def check_not_self(self, group: ProcessGroup | int, rank: int, what: str) -> None:
@@ -213,13 +214,14 @@ def find_fault(tensors: Any, tag: Any, to_itself: bool) -> tuple[str, str] | Non
     for tensor in tensors:
         if tensor.layout != torch.strided:
             words = (
-                "a tensor to send or receive must be dense, got one with layout "
+                "a tensor to send or receive must be dense, got a tensor with layout "
                 f"{str(tensor.layout).removeprefix('torch.')}"
             )
-            return words, "Send tensor.to_dense(), or send its indices and values separately"
+            return words, "Send tensor.to_dense(), or send the indices and values separately"
         if not tensor.is_contiguous():
             return (
-                f"a tensor to send or receive must be contiguous, got one with {_layout(tensor)}",
+                "a tensor to send or receive must be contiguous, got a tensor with "
+                f"{_layout(tensor)}",
                 "Send tensor.contiguous(), or receive into a contiguous tensor and copy from it",
             )
     if to_itself:
@@ -311,7 +313,7 @@ class BufferGuard:
                 if use.sent is not None and _checksum(use.sent) != use.checksum:
                     self._complain(
                         "buffer_hazard",
-                        "a buffer was changed before its send was waited for",
+                        "the program changed a buffer before it waited for the send",
                         use.what,
                         "Call wait() before you change the tensor, or send a copy",
                     )
@@ -320,7 +322,8 @@ class BufferGuard:
                     "invalid_argument",
                     "wait() was called twice on one handle",
                     "",
-                    "Drop the handle after the first wait(): without ringsim, the second one hangs",
+                    "Drop the handle after the first wait(): without ringsim, a second wait() "
+                    "hangs",
                     ArgumentError,
                 )
             return hook(work, *args, **kwargs)
@@ -360,7 +363,7 @@ class BufferGuard:
                     "buffer_hazard",
                     "two messages in flight use overlapping buffers",
                     f"{what}; {use.what}",
-                    "Wait for the first message, or use a separate tensor for each",
+                    "Wait for the first message, or use a separate tensor for each message",
                 )
         return _Use(first, end, tensor if sends else None, _checksum(tensor) if sends else 0, what)
 
@@ -378,8 +381,8 @@ class BufferGuard:
         for use in self._overlapping(first, first + reach * tensor.element_size()):
             if writes or use.sent is None:
                 what = (
-                    f"a buffer must not be {'changed' if writes else 'read'} before its message "
-                    f"has been waited for, got {operation}"
+                    f"{operation} would {'change' if writes else 'read'} a buffer whose message "
+                    "has not been waited for"
                 )
                 self._complain("buffer_hazard", what, use.what, "Call wait() on the handle first")
 

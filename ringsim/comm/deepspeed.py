@@ -474,12 +474,13 @@ def init_distributed(
         return
     if dist_init_required is False:
         raise RingError(
-            "the default process group must exist if dist_init_required is False. Call "
+            "dist_init_required is False, but no default process group exists. Call "
             "init_process_group first, or omit dist_init_required."
         )
     if not isinstance(timeout, timedelta):
         raise ArgumentError(
-            f"timeout must be a datetime.timedelta, got {timeout!r}. Write timedelta(minutes=10)."
+            f"timeout must be a datetime.timedelta, got {timeout!r}. Use timedelta(minutes=10), "
+            "for example."
         )
     backend = dist_backend or get_state().backend
     if backend == "mpi":
@@ -546,8 +547,8 @@ def mpi_discovery(
     ):
         raise RingError(
             f"this process is rank {dist.get_rank()} of {dist.get_world_size()} in the process "
-            f"group, but rank {found.rank} of {found.world_size} according to {found.rule}. Remove "
-            "the call of mpi_discovery, because the process group already exists."
+            f"group, but rank {found.rank} of {found.world_size} according to {found.rule}. "
+            "Remove the call to mpi_discovery, because the process group already exists."
         )
     _set(found, verbose)
 
@@ -615,10 +616,10 @@ def _find(rule: str, variable: str, *kept: str) -> Discovery:
     """
     if variable not in os.environ or "OMPI_COMM_WORLD_RANK" not in os.environ:
         raise RingError(
-            f"{variable} and OMPI_COMM_WORLD_RANK must both be set in the environment, got "
-            f"{'only the first' if variable in os.environ else 'none of them'} ({rule}). Call this "
-            "function in a job of that service, or call init_distributed, which detects the "
-            "service."
+            f"this function reads {variable} and OMPI_COMM_WORLD_RANK, but "
+            f"{'the second' if variable in os.environ else 'the first'} is not set in the "
+            f"environment ({rule}). Call this function in a job on that service, or call "
+            "init_distributed, which detects the service."
         )
     return discover(environ=_without_torchs(*kept))
 

@@ -141,7 +141,7 @@ def make_function(
             return call_built(*args, **kwargs)
         return log.call(name, call_built, args, kwargs, prof, log_name, debug)
 
-    doc = native.__doc__ if native else f"Calls ``{name}``, built from messages."
+    doc = native.__doc__ if native else f"Performs ``{name}``, built from messages."
     return name_function(communicate, name, doc, _with_extras(signature), _MODULE)
 
 

@@ -36,16 +36,16 @@ from ringsim.comm.torch_private import gpu_backend
 MAX_KEPT: Final = 1 << 15  # operations whose events are still to be read: two events each
 # valid until the record is read, and permanently if the rank is killed before
 NOT_READ: Final = (
-    "On NCCL, wait() returns once the work is queued. Without CUDA events, done is not the time at "
-    "which the GPU was done."
+    "On NCCL, wait() returns once the work is queued. Without CUDA events, done is not the time "
+    "at which the GPU finished."
 )
 NO_EVENT: Final = "blocked the stream before an event could be recorded"
 _TRIES: Final = 4  # the most precise of so many anchors is used
 # An anchor passes within microseconds. If several processes share a GPU, each gets time slices of
 # about 2 ms, and the anchor passes in this process's slice.
 _TIE_NS: Final = 10_000_000
-_CAPTURED: Final = "were captured in a CUDA graph"
-_TOO_MANY: Final = f"were posted while {MAX_KEPT:,} others had not been read"
+_CAPTURED: Final = "had been captured in a CUDA graph"
+_TOO_MANY: Final = f"had been posted while {MAX_KEPT:,} others were still unread"
 _REFUSED: Final = "got no event from CUDA"
 _UNTIED: Final = "could not be tied to the host's clock because the GPU was busy"
 _NOT_PASSED: Final = "had not ended, or could not be queried, when the record was read"
@@ -125,15 +125,16 @@ class GpuTimes:
             times = f"On rank {self._rank}, {gpu}"
             if clock.read:
                 words.append(
-                    f"{times}: {_count(clock.read)} with the times of CUDA events, within "
-                    f"{clock.within_ns:,} ns of the host's clock: "
-                    "wait is when the stream reached the operation, done when it passed it."
+                    f"{times}: the times of {_count(clock.read)} come from CUDA events, within "
+                    f"{clock.within_ns:,} ns of the host's clock. wait is the time at which the "
+                    "stream reached the operation, and done is the time at which the stream "
+                    "passed it."
                 )
             late = Counter({_NOT_PASSED: sum(len(each.slots) for each in list(clock.kept))})
             for why, count in (clock.missed + late).items():
                 words.append(
-                    f"{times}: {_count(count)} kept the host's times, and done is when wait() "
-                    f"returned, because they {why}."
+                    f"{times}: {_count(count)} {why}. The records keep the host's times, so done "
+                    "is the time at which wait() returned."
                 )
         return words
 

@@ -83,10 +83,10 @@ class GroupOrder:
                 theirs, place = made[self._made[world]]
                 if list(theirs) != members:
                     raise RendezvousFailed(
-                        f"all ranks must create the same groups in the same order, got {members} "
-                        f"here and {list(theirs)} in rank {rank}'s new_group{place} (rank {me} of "
-                        f"{size}). Call new_group for every group on every rank, in the same "
-                        "order, even for groups that do not include the rank."
+                        f"the ranks create different groups: {members} here, but {list(theirs)} "
+                        f"in rank {rank}'s new_group{place} (rank {me} of {size}). Call "
+                        "new_group for every group on every rank, in the same order, even for "
+                        "groups that do not include the rank."
                     )
         self._made[world] += 1
 

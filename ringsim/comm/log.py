@@ -60,7 +60,7 @@ from ringsim.comm.deepspeed_log import write_line, write_table
 from ringsim.comm.log_table import LogTable, is_operation, make_rows, name_operations
 from ringsim.comm.numbering import name_and_ranks
 from ringsim.comm.torch_private import default_store, tree_leaves
-from ringsim.errors import ArgumentError, RingError
+from ringsim.errors import ArgumentError, RingError, name_ranks
 from ringsim.state import change_state, get_state
 from ringsim.traces.collectives import algbw_gb_per_s, busbw_gb_per_s
 from ringsim.traces.events import (
@@ -139,8 +139,8 @@ def read_settings(deepspeed_config: Any, **arguments: Any) -> dict[str, Any]:
         keeps_rule, rule = _RULES[name]
         if not keeps_rule(value):
             raise ArgumentError(
-                f"{name} must be {rule}, got {value!r} (configure). Omit it to keep the current "
-                "setting."
+                f"{name} must be {rule}, got {value!r} (configure). Omit the argument to keep "
+                "the current setting."
             )
     if "prof_ops" in settings:
         settings["prof_ops"] = frozenset(settings["prof_ops"])
@@ -182,7 +182,7 @@ def begin_records() -> Records:
     recorder, remove = get_state().recorder, None
     if recorder is None and get_state().clock is not None:
         raise RingError(
-            "the log of ringsim.comm needs records, but this simulated rank has record=False. "
+            "the log of ringsim.comm needs records, but the simulation runs with record=False. "
             "Remove record=False."
         )
     if recorder is None:
@@ -620,7 +620,7 @@ def _gather(default: Store, mine: Logged, rank: int, world_size: int) -> LogTabl
                 continue
             logs.append(_unpack(store.get(str(other))))
             store.delete_key(str(other))
-        missing = f"ranks {late} had not called log_summary {_WAIT_S:g} s after rank 0"
+        missing = f"{name_ranks(late)} did not call log_summary within {_WAIT_S:g} s of rank 0"
         table = _make_table(logs, world_size, [missing] if late else [])
         store.set("table", table.to_json())
         deadline = time.monotonic() + _READERS_S
@@ -636,8 +636,8 @@ def _gather(default: Store, mine: Logged, rank: int, world_size: int) -> LogTabl
         store.wait(["table"], timedelta(seconds=_WAIT_S + _MARGIN_S))
     except RuntimeError:
         note = (
-            f"rank 0 did not call log_summary within {_WAIT_S:g} s: this "
-            f"log contains only rank {rank}"
+            f"rank 0 did not call log_summary within {_WAIT_S:g} s, so this table covers only "
+            f"rank {rank}"
         )
         return _make_table([mine], world_size, [note])
     table = LogTable.from_json(store.get("table"))
@@ -656,7 +656,10 @@ def _make_table(logs: list[Logged], world_size: int, notes: Iterable[str]) -> Lo
         by_tag=facts[0]["backend"] != "nccl",
     )
     noted = dict.fromkeys(note for each in facts for note in each["notes"])
-    unaligned = "the ranks ran on several hosts, whose clocks are not aligned: no straggler time"
+    unaligned = (
+        "the ranks ran on several hosts, whose clocks are not aligned, so the straggler time is "
+        "unknown"
+    )
     ranks = tuple(each["rank"] for each in facts)
     return LogTable(rows, world_size, ranks, (*noted, *([] if one_clock else [unaligned]), *notes))
 
@@ -744,7 +747,7 @@ def log_summary(
     if store is not None:
         table = _gather(store, mine, rank, world_size)
     else:
-        alone = [f"this version of torch hides its store: this log contains only rank {rank}"]
+        alone = [f"this version of torch hides its store, so this table covers only rank {rank}"]
         table = _make_table([mine], world_size, alone if world_size > 1 else [])
     table = replace(table, show_straggler=show_straggler)
     if rank == 0:

@@ -180,9 +180,9 @@ class MessageGroup(PythonGroup):
             missing = self._find_missing(limit_s, wait_all_ranks)
             if missing:
                 raise RunTimeout(
-                    f"monitored_barrier timed out after {limit_s:g} s, waiting for "
-                    f"{name_ranks([*missing])} ({self.members.here()}). Check what they were "
-                    "doing."
+                    f"monitored_barrier timed out after {limit_s:g} s while waiting for "
+                    f"{name_ranks([*missing])} ({self.members.here()}). Check what each missing "
+                    "rank was doing."
                 ) from next(iter(missing.values()))
             status = OK
         finally:

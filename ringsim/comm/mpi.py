@@ -257,8 +257,8 @@ class _Maker:
                         values["group_name"] = desc
                 else:
                     raise RingError(
-                        "another group can use the backend 'mpi' only if the default process group "
-                        f'does, got {dist.get_backend()!r}. Call init_process_group("mpi").'
+                        "cannot create a group on the backend 'mpi', because the default process "
+                        f'group uses {dist.get_backend()!r}. Call init_process_group("mpi").'
                     )
             return call(*given.args, **given.kwargs)
 
@@ -282,7 +282,7 @@ def _share_store(world: MpiGroup) -> Any:
     finally:
         place = control.bcast(place)
     if place is None:
-        raise RingError("rank 0 failed to host the shared store. See its error.")
+        raise RingError("rank 0 failed to host the shared store. See rank 0's error.")
     address, port = place
     return store or reach(address, port, limit_s)
 

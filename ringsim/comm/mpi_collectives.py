@@ -67,8 +67,8 @@ def start(mpi: Any, comm: Any, call: Call) -> Started:
         dtype = call.given[0].dtype
         if refusal := find_refusal(dtype, name_of_reduction(call.op)):
             raise ArgumentError(
-                f"op must be a reduction that {dtype} supports, got {call.op} ({refusal}). Convert "
-                "the tensor, or choose another reduction."
+                f"op must be a reduction that {dtype} supports, got {call.op} ({refusal}). "
+                "Convert the tensor, or choose a different reduction."
             )
     return _STARTERS.get(call.collective.family, _move)(mpi, comm, call)
 

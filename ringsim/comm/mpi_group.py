@@ -89,9 +89,10 @@ class MpiWork(Handle):
             if not self._over and self.receives:
                 self._request.Cancel()
                 self._request.Wait()
-                what = f"{self._what} was not done when the process group was destroyed"
+                what = f"{self._what} was still in flight when the process group was destroyed"
                 self._error = RingError(
-                    f"{what}: no message arrived. Wait for it before you destroy the group."
+                    f"{what}: no message arrived. Wait for the message before you destroy the "
+                    "group."
                 )
                 self._end()
 
@@ -168,8 +169,8 @@ class MpiWork(Handle):
 
     def _mismatch(self, message: str) -> MessageMismatch:
         return MessageMismatch(
-            f"the tensor of {self._what} must be as large as the message, got {self._size_bytes} "
-            f"bytes for {message}. Compare dtype and shape on both sides."
+            f"{self._what} received {message} into a tensor of {self._size_bytes} bytes. Compare "
+            "dtype and shape on both sides."
         )
 
     def _explain(self, error: Any) -> RingError:
@@ -272,7 +273,7 @@ class MpiGroup(MessageGroup):
         if not 0 <= tag <= highest:
             raise ArgumentError(
                 f"tag must be from 0 to {highest} with this MPI library, got {tag} "
-                f"({self.members.here()}). Choose another tag."
+                f"({self.members.here()}). Choose a different tag."
             )
         return tag
 
@@ -347,9 +348,9 @@ class MpiGroup(MessageGroup):
         number = next(self.job.numbers)
         if others:
             raise ArgumentError(
-                "the ranks given to new_group must be the same in all processes, got "
-                f"{list(ranks)} here ({self.members.here()}) and others on rank {others[0]}. Call "
-                "new_group for every group on every rank, in the same order."
+                f"the processes passed different ranks to new_group: {list(ranks)} here "
+                f"({self.members.here()}), but other ranks on rank {others[0]}. Call new_group "
+                "for every group on every rank, in the same order."
             )
         return number
 

@@ -126,12 +126,12 @@ class Names:
 
     def _say_what_is_not_checked(self) -> None:
         before = (
-            "The two sides of operations were not compared on group {}, because it was used before "
-            "the recording began, or does not use Gloo."
+            "ringsim did not compare the two sides of operations on group {}, because the group "
+            "was used before recording began, or does not use Gloo."
         )
         any_rank = (
-            f"Messages received by rank {self._recorder.rank} on group {{}} were not compared, "
-            "because it also received from any rank."
+            f"ringsim did not compare the messages that rank {self._recorder.rank} received on "
+            "group {}, because the rank also received from any source."
         )
         sentences = [
             *map(before.format, sorted(self._used_before)),

@@ -39,8 +39,8 @@ def check_reduction(op: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Ten
         _STEPS.get(name_of_reduction(op)) if isinstance(op, ReduceOp | ReduceOp.RedOpType) else None
     )
     if step is None:
-        words = f"op must be one of {', '.join(_STEPS)} if ringsim.comm reduces itself, got {op}"
-        raise ArgumentError(f"{words}. Choose one of them, or use another backend.")
+        words = f"op must be one of {', '.join(_STEPS)} for a reduction by ringsim.comm, got {op}"
+        raise ArgumentError(f"{words}. Choose one of these reductions, or use a different backend.")
     return step
 
 
@@ -59,7 +59,7 @@ def find_refusal(dtype: torch.dtype, how: str) -> str:
         ('', "result type Float can't be cast to the desired output type Long")
     """
     if dtype.is_complex and how not in _OF_COMPLEX:
-        return f"torch reduces complex numbers only by {' and '.join(_OF_COMPLEX)}"
+        return f"torch reduces complex numbers only with {' and '.join(_OF_COMPLEX)}"
     number = torch.zeros(1, dtype=dtype, device="cpu")
     try:
         total = check_reduction(getattr(ReduceOp, how))(number, number)

@@ -55,12 +55,12 @@ FROM_CPP: Final = (
     "recorded with this version of torch."
 )
 UNSEEN_ON_GPUS: Final = (
-    "For collectives issued by C++ on GPUs, done is the time at which the host had issued them. "
+    "For collectives issued by C++ on GPUs, done is the time at which the host issued them. "
     "Their actual end is unknown."
 )
 UNAWAITED: Final = (
-    "The end of an operation is recorded in wait(). An operation awaited in another way (a CUDA "
-    "event) stays in flight."
+    "ringsim records the end of an operation in wait(). If the program waits in a different "
+    "way, for example for a CUDA event, the operation stays in flight."
 )
 
 
@@ -81,9 +81,9 @@ def install(recorder: Recorder, check: str = "basic") -> None:
     active = get_state().recorder
     if active is not None and active is not recorder:
         raise RingError(
-            "cannot install a second recorder while another one is active in this process "
-            f"(rank {active.rank} of {active.world_size}). "
-            "Use the active recorder: ringsim.state.get_state().recorder."
+            "cannot install a second recorder while the first is active in this process (rank "
+            f"{active.rank} of {active.world_size}). Use the active recorder: "
+            "ringsim.state.get_state().recorder."
         )
     recorder.users += 1
     if recorder.users > 1:

@@ -164,12 +164,12 @@ def check_ring_arguments(
     if comm_device not in ("cpu", "gpu"):
         raise ArgumentError(
             f"comm_device must be 'cpu' or 'gpu', got {comm_device!r}{where}. Pass 'cpu' for "
-            "Gloo, 'gpu' for NCCL."
+            "Gloo, or 'gpu' for NCCL."
         )
     if not is_number(timeout_s) or not 0 < timeout_s <= _LONGEST_TIMEOUT_S:
         raise ArgumentError(
-            f"timeout_s must be a positive number of seconds, got {timeout_s!r}{where}. "
-            "Pass 30, for example."
+            f"timeout_s must be a positive number of seconds, at most {_LONGEST_TIMEOUT_S:g}, "
+            f"got {timeout_s!r}{where}. Pass 30, for example."
         )
     if ring_order not in ("ranks", "hosts"):
         raise ArgumentError(
@@ -190,23 +190,24 @@ def check_ring_arguments(
 def _check_ring_ranks(ring_ranks: Any, rank: int, world_size: int, where: str) -> tuple[int, ...]:
     """Returns the ring's ranks; they must exist, differ from each other, and include this rank."""
     advice = (
-        "Pass the global ranks of this rank's ring in order, or [rank] if the rank is in no ring."
+        "Pass the global ranks of this rank's ring in order, or [rank] if this rank is not in a "
+        "ring."
     )
     if isinstance(ring_ranks, (str, bytes)) or not hasattr(ring_ranks, "__iter__"):
         raise ArgumentError(
             f"ring_ranks must be a sequence of ranks, got {ring_ranks!r}{where}. {advice}"
         )
     ranks = tuple(
-        read_whole("each of ring_ranks", each, 0, world_size - 1, where, advice)
+        read_whole("each entry of ring_ranks", each, 0, world_size - 1, where, advice)
         for each in ring_ranks
     )
     if len(set(ranks)) != len(ranks):
         raise ArgumentError(
-            f"ring_ranks must not name a rank twice, got {list(ranks)}{where}. {advice}"
+            f"ring_ranks must contain each rank only once, got {list(ranks)}{where}. {advice}"
         )
     if rank not in ranks:
         raise ArgumentError(
-            f"ring_ranks must include the rank that passes it, got {list(ranks)}{where}. {advice}"
+            f"ring_ranks must include this rank, got {list(ranks)}{where}. {advice}"
         )
     return ranks
 
@@ -584,8 +585,8 @@ def _ask_for_rings(wanted: RingArguments) -> list[tuple[int, ...]]:
     fault = find_fault(cards)
     if fault is not None:
         raise RendezvousFailed(
-            f"{fault} (rank {wanted.rank} of {wanted.world_size}). Pass the same ring_ranks on "
-            "every rank of a ring."
+            f"{fault} (rank {wanted.rank} of {wanted.world_size}). Pass the same ring_order on "
+            "every rank, and the same ring_ranks on every rank of a ring."
         )
     return list_rings(cards)
 
@@ -597,7 +598,7 @@ def _store_of_default_group(wanted: RingArguments) -> Store:
     if store is None:
         raise RingError(
             "cannot build a ring on the existing process group, because this version of torch "
-            f"hides its store (rank {wanted.rank} of {wanted.world_size}). Remove the call of "
+            f"hides its store (rank {wanted.rank} of {wanted.world_size}). Remove the call to "
             "init_process_group: initialize_distributed creates the group."
         )
     return store
@@ -618,9 +619,9 @@ def _select_gpu(wanted: RingArguments) -> str:
     count = torch.cuda.device_count()
     if wanted.local_rank >= count:
         raise ArgumentError(
-            f"local_rank must be less than the number of GPUs of this machine, {count}, got "
-            f"{wanted.local_rank} {where}. "
-            "Start at most one rank per GPU, or pass comm_device='cpu'."
+            f"local_rank must be less than {count}, the number of GPUs on this machine, got "
+            f"{wanted.local_rank} {where}. Start at most one rank per GPU, or pass "
+            "comm_device='cpu'."
         )
     torch.cuda.set_device(wanted.local_rank)
     return (

@@ -144,9 +144,9 @@ def _explain_unpicklable(
     if culprit is None:
         return (
             f"cannot pickle {name} and the values it uses: {type(error).__name__}: {error}. "
-            f"Create them inside {name} instead."
+            f"Create these values inside {name} instead."
         )
-    return f"{culprit}. Create it inside {name}, or pass the data it is built from."
+    return f"{culprit}. Create it inside {name}, or pass the data from which it is built."
 
 
 def _find_unpicklable(
@@ -171,7 +171,7 @@ def _find_unpicklable(
             if code is not None and line is not None:
                 file = name_cells([code.co_filename]).get(code.co_filename, code.co_filename)
                 where = f" ({file}, line {line}, in {code.co_name})"
-            return f"{what} must be picklable to be sent to the ranks, got a {kind}{where}"
+            return f"{what} cannot be sent to the ranks, because a {kind} cannot be pickled{where}"
     return None
 
 
@@ -186,8 +186,8 @@ def _warn_large(
     while frame is not None and frame.f_code.co_filename.startswith(_HERE):
         frame, level = frame.f_back, level + 1
     warnings.warn(
-        f"{total_bytes / 1e6:.1f} MB are sent to every rank; the largest part is {largest} "
-        f"({sizes.get(largest, total_bytes) / 1e6:.1f} MB). "
-        "Create large data inside the worker, or load it there from a file.",
+        f"ringsim sends {total_bytes / 1e6:.1f} MB to every rank; the largest part is {largest} "
+        f"({sizes.get(largest, total_bytes) / 1e6:.1f} MB). Create large data inside the worker, "
+        "or load it there from a file.",
         stacklevel=level,
     )

@@ -266,12 +266,12 @@ def current_ring() -> Ring:
         >>> current_ring()
         Traceback (most recent call last):
         ...
-        ringsim.errors.RingError: this rank is in no ring yet. Call initialize_distributed, or use ringsim.trace.
+        ringsim.errors.RingError: this rank is not in a ring. Call initialize_distributed, or use ringsim.trace.
     """  # noqa: E501
     ring: Ring | None = get_state().ring
     if ring is None:
         raise RingError(
-            "this rank is in no ring yet. Call initialize_distributed, or use ringsim.trace."
+            "this rank is not in a ring. Call initialize_distributed, or use ringsim.trace."
         )
     return ring
 
@@ -338,7 +338,7 @@ def get_comm_device() -> str:
         >>> get_comm_device()
         Traceback (most recent call last):
         ...
-        ringsim.errors.RingError: this rank is in no ring yet. Call initialize_distributed, or use ringsim.trace.
+        ringsim.errors.RingError: this rank is not in a ring. Call initialize_distributed, or use ringsim.trace.
     """  # noqa: E501
     return current_ring().comm_device
 
@@ -414,6 +414,6 @@ def _check_same(ring: Ring, wanted: RingArguments, backend: str) -> None:
             name = "ring_ranks" if each.name == "ranks" else each.name
             raise ArgumentError(
                 f"{name} must be {is_value!r} as in the existing ring, got {wanted_value!r} "
-                f"(rank {ring.rank} of {ring.world_size}). "
-                "Use that ring (current_ring), or call destroy_distributed on every rank first."
+                f"(rank {ring.rank} of {ring.world_size}). Use the existing ring (current_ring), "
+                "or call destroy_distributed on every rank first."
             )
