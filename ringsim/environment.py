@@ -3,7 +3,7 @@
 The values come from arguments, or from environment variables that a launcher has set, by these
 rules::
 
-    arguments                         values from the caller, which take precedence one by one
+    arguments                         values from the caller, each of which takes precedence
     torchrun                          RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT: set by
                                       torchrun, or by hand
     azureml, sagemaker, openmpi,      the launcher of this process; MASTER_ADDR and MASTER_PORT, if
@@ -11,11 +11,11 @@ rules::
     mpi4py                            asks MPI itself; used only if an MPI launcher is present and
                                       its variables are incomplete
 
-The first rule that applies decides, starting with the innermost launcher, because launchers start
-each other: ``mpirun`` in a Slurm job, torchrun under ``srun``. Nothing is guessed, and only
-``Discovery.export`` changes the environment. Without a launcher you get an error, unless you ask
-for a world of one (``world_size=1``); otherwise a run with a forgotten launcher would look
-successful.
+The first rule that applies decides. The innermost launcher comes first, because launchers may start
+each other: for example ``mpirun`` in a Slurm job, or torchrun under ``srun``. ringsim guesses
+nothing, and only ``Discovery.export`` changes the environment. Without a launcher you get an error,
+unless you ask for a world of one (``world_size=1``); otherwise a run with a forgotten launcher
+would look successful.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ _VARIABLES: Final = {
     "head_ip": "MASTER_ADDR",
     "port": "MASTER_PORT",
 }
-# if one is set, torchrun started this process, whatever started torchrun
+# if one is set, torchrun started this process, regardless of what started torchrun
 _ELASTIC: Final = {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"}
 _MPI: Final = ("OMPI_COMM_WORLD_", "MV2_COMM_WORLD_", "PMI_", "PMIX_")
-_AZURE_PORT: Final = 6105  # DeepSpeed's for several machines on Azure ML, and for one
+_AZURE_PORT: Final = 6105  # DeepSpeed's ports on Azure ML, for several machines and for one
 _AZURE_PORT_OF_ONE: Final = 54965
 # ports derived from a job's number: below the ports that Linux assigns by itself (32768 and up)
 _FIRST_PORT, _PORTS = 20000, 10000
@@ -57,7 +57,9 @@ _MOST: Final = 2**32  # the limit for ranks, jobs and steps
 # step numbers from here on mean a batch script or the shell of salloc, outside of srun
 _NO_TASKS: Final = 4294967290
 _MOST_NAMES: Final = 1_000_000  # more than any cluster has; limits the memory that a typo can use
-_NAME: Final = re.compile(r"(?:\[[^\[\]\s]+\]|[^\[\],\s])+")  # a name may have commas in brackets
+_NAME: Final = re.compile(
+    r"(?:\[[^\[\]\s]+\]|[^\[\],\s])+"
+)  # a name may contain commas in brackets
 # a bracket, or the characters before, between and after brackets
 _PART: Final = re.compile(r"\[([^\]]*)\]|([^\[]+)")
 _WHOLE: Final = re.compile("[0-9]{1,18}")
@@ -68,9 +70,9 @@ _SHOWN: Final = 80  # the most characters of a value in a message
 def expand_node_list(text: str) -> list[str]:
     """Expands Slurm's short form of a list of machines.
 
-    The order is that in which Slurm numbers the nodes of a step. A bracket contains numbers and
-    ranges. Numbers keep their leading zeros. If a name contains several brackets, the last one
-    varies fastest.
+    The names are in the order in which Slurm numbers the nodes of a step. A bracket contains
+    numbers and ranges. Numbers keep their leading zeros. If a name contains several brackets, the
+    last bracket varies fastest.
 
     Raises:
         RingError: the text is not a list in this form.
@@ -146,8 +148,8 @@ class Facts:
 class _Reader:
     """Reads variables, and remembers the variables it found.
 
-    Each method takes several names and reads the first that is set. An empty variable counts as not
-    set.
+    Each method takes several names and reads the first that is set. An empty variable counts as
+    unset.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
@@ -179,7 +181,7 @@ class _Reader:
 
 
 def _read_torchrun(environ: Mapping[str, str]) -> Facts:
-    """Reads the variables of torchrun and ``init_process_group``; any of them may be missing."""
+    """Reads the variables that torchrun and ``init_process_group`` use; any may be missing."""
     read = _Reader(environ)
     rank, world_size = read.whole("RANK"), read.whole("WORLD_SIZE", low=1)
     local_rank = read.whole("LOCAL_RANK")
@@ -190,7 +192,7 @@ def _read_torchrun(environ: Mapping[str, str]) -> Facts:
 
 
 def _read_openmpi(environ: Mapping[str, str]) -> Facts | None:
-    """Reads the variables of Open MPI, and of Azure ML and SageMaker, which use Open MPI.
+    """Reads Open MPI's variables, also for Azure ML and SageMaker, which use Open MPI.
 
     Open MPI itself does not set the address of rank 0; the addresses that it sets belong to
     ``mpirun``.
@@ -321,9 +323,9 @@ def _read_slurm(environ: Mapping[str, str]) -> Facts | None:
     )
 
 
-# In order of priority: a launcher that starts ranks itself comes before one that started that
-# launcher. `mpirun` in a Slurm job starts its daemons with `srun`, so ranks also see the
-# SLURM_PROCID of their daemon.
+# In order of priority: a launcher that starts ranks itself comes before the launcher that started
+# it. `mpirun` in a Slurm job starts its daemons with `srun`, so ranks also see the SLURM_PROCID of
+# their daemon.
 LAUNCHERS: Final[tuple[Callable[[Mapping[str, str]], Facts | None], ...]] = (
     _read_openmpi,
     _read_mpich,
@@ -426,11 +428,11 @@ def discover(
     rank) and mpi4py is installed, all ranks ask MPI together.
 
     Args:
-        head_ip: the address or name of rank 0's machine; None to find it, as for the other
+        head_ip: the address or name of rank 0's machine; None to discover it, as for the other
             arguments.
         port: a free port on that machine.
         world_size: the number of processes. A world of 1 needs no other values, and uses loopback.
-        rank: the number of this process.
+        rank: the rank of this process.
         local_rank: the number of this process on its machine.
         environ: the variables to read, or None for this process's environment.
         ask_mpi: whether mpi4py may be imported (which starts MPI) as a last resort.
@@ -642,7 +644,7 @@ def _ask_mpi(facts: Facts) -> Facts:
     others = [machine for machine in machines if machine != machines[0]]
     local_rank = machines[:rank].count(machines[rank])
     asked = Facts("mpi4py", rank, world_size, local_rank)
-    # if mpi4py uses another MPI than the launcher, every process looks like a world of one
+    # if mpi4py uses a different MPI from the launcher, every process looks like a world of one
     _compare(facts, asked)
     head = world.bcast(
         (address_towards(others[0]) if others else HERE, _free_port()) if rank == 0 else None,
@@ -683,7 +685,7 @@ def _join(names: list[str]) -> str:
 
 
 def count_crossings(hosts: Sequence[str]) -> int:
-    """Counts the links of a ring between different known hosts.
+    """Counts the links in a ring that connect different known hosts.
 
     Args:
         hosts: the name of each rank's host, in the ring's order, or "" if unknown.

@@ -1,4 +1,4 @@
-"""Explorers: sliders over simulated runs, in a notebook or on a page.
+"""Explorers: sliders for simulated runs, in a notebook or on a page.
 
 ::
 
@@ -69,7 +69,7 @@ def schedule() -> Explorer:
                 step    closed form   bubble   closed form   activations held, by rank
         A 1f1b  15 ms         15 ms   20.0 %        20.0 %   2 1
     """
-    names = [name for name in SCHEDULE_NAMES if name != "afab"]  # another name of gpipe
+    names = [name for name in SCHEDULE_NAMES if name != "afab"]  # another name for gpipe
     choices = (
         Choice("left", "A", "gpipe", names, ("gpipe", "1f1b", "interleaved_1f1b")),
         Choice("right", "B", "1f1b", [_NONE, *names], ("1f1b", "zb_h1", "zb_v")),
@@ -115,7 +115,7 @@ def _one_schedule(
     name: str, ranks: int, microbatches: int, backward: float, latency: float, last: float
 ) -> tuple[str, Trace]:
     stages = ranks * find_num_chunks(name)
-    # the same model in more stages
+    # the same model, divided into more stages
     one_s = _MS * ranks / stages
     forward: Any = (*[one_s] * (stages - 1), one_s * last)
     half: Any = tuple(backward / 2 * each_s for each_s in forward)
@@ -209,7 +209,7 @@ def _pass_round(what: str, size_bytes: int, compute_s: float) -> None:
 
 
 def _payload(size_bytes: int) -> torch.Tensor:
-    """Returns a tensor with few numbers.
+    """Returns a tensor with few elements.
 
     torch copies larger tensors with threads, which would make a frame too slow.
     """
@@ -358,7 +358,7 @@ def _generate(batches: int, tokens: int, together: bool, prefill_s: float) -> No
 
 
 def deadlock() -> Explorer:
-    """Explores which ranks send first.
+    """Explores how the order of sends and receives leads to a deadlock.
 
     Each of four ranks sends to the next rank and receives from the previous one, in an order that
     you choose.

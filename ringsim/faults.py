@@ -25,9 +25,9 @@ from ringsim.errors import ArgumentError, RankFailed, is_number, name_integers, 
 class Slow:
     """Makes a rank compute more slowly.
 
-    Each ``ringsim.compute`` on the rank, and each computation of a pipeline, takes ``factor`` times
-    as long. A real rank sleeps for the extra time; a virtual clock advances by it. The factors of
-    several ``Slow`` for one rank multiply.
+    Each ``ringsim.compute`` on the rank, and each computation in a pipeline, takes ``factor`` times
+    as long. A real rank sleeps for the extra time; a virtual clock advances by it. If a rank has
+    several ``Slow`` faults, their factors multiply.
 
     Args:
         rank: the rank.
@@ -59,14 +59,14 @@ class Degrade:
 
     On a virtual clock, the latency and the time per byte are multiplied. On real ranks, the
     receiver sleeps at the end of its wait, so that the message takes ``factor`` times as long,
-    counted from the time when both sides were posted. The factors of several ``Degrade`` for one
-    link multiply. The opposite direction, from ``dst`` to ``src``, is another link. On real ranks,
-    collectives are not affected.
+    counted from the time when both sides were posted. If a link has several ``Degrade`` faults,
+    their factors multiply. The opposite direction, from ``dst`` to ``src``, is a separate link. On
+    real ranks, collectives are not affected.
 
     Args:
         src: the rank that sends.
         dst: the rank that receives.
-        factor: the factor for the times of the link's messages, at least 1.
+        factor: the factor by which the times of the link's messages are multiplied, at least 1.
 
     Raises:
         ArgumentError: a value is invalid.
@@ -95,7 +95,7 @@ class Fail:
 
     Operations are sends, recvs and collectives, counted from 0 in the order of the rank's trace;
     creating a group does not count. A rank that posts fewer operations does not fail. If a rank has
-    several ``Fail``, the earliest counts.
+    several ``Fail`` faults, the earliest applies.
 
     Args:
         rank: the rank.
@@ -121,8 +121,9 @@ class Jitter:
     """Makes computing times vary randomly.
 
     Each ``ringsim.compute`` takes ``1 - fraction`` to ``1 + fraction`` times as long. Each rank
-    draws its own factors, uniformly, in the order of its computations; they are the same on both
-    clocks and in every run. The factors of several ``Jitter`` multiply.
+    draws its own factors from a uniform distribution, in the order of its computations. The factors
+    are the same on both clocks and in every run. If a run has several ``Jitter`` faults, their
+    factors multiply.
 
     Args:
         fraction: the largest relative change, positive and at most 1.
@@ -147,14 +148,14 @@ Injection = Slow | Degrade | Fail | Jitter
 
 
 def check_injections(inject: Iterable[Injection], world_size: int) -> tuple[Injection, ...]:
-    """Returns the injections of a run as a tuple.
+    """Returns a run's injections as a tuple.
 
     Raises:
-        ArgumentError: a value is not an injection, or has a rank that the run does not have.
+        ArgumentError: a value is not an injection, or names a rank that does not exist in the run.
     """
     try:
         checked = tuple(inject)
-    except TypeError:  # a single one, not in a list
+    except TypeError:  # a single fault, not in a list
         raise ArgumentError(
             "inject must be a list of Slow, Degrade, Fail and Jitter objects, got "
             f"{say(inject)}. Use inject=[...]."
@@ -215,7 +216,7 @@ def fails_at(inject: Iterable[Injection], rank: int) -> int | None:
 
 
 def make_failure(rank: int, at_op: int, world_size: int) -> RankFailed:
-    """Returns the error that a rank raises instead of an operation, the same on both clocks."""
+    """Returns the error that a rank raises instead of posting an operation, on both clocks."""
     return RankFailed(
         f"rank {rank} of {world_size} was made to fail instead of posting operation {at_op} "
         f"(counted from 0). To let the rank continue, remove Fail(rank={rank}, at_op={at_op}) "
@@ -224,7 +225,8 @@ def make_failure(rank: int, at_op: int, world_size: int) -> RankFailed:
     )
 
 
-# for each field of any number: the least and the greatest value, the rule in words, and the remedy
+# for each field that may be a fraction: the least and the greatest value, the rule in words, and
+# the remedy
 _NUMBERS: Final = {
     "factor": (1, math.inf, "a number of at least 1", "Use 2 to double the time, for example."),
     "fraction": (
@@ -237,7 +239,7 @@ _NUMBERS: Final = {
 
 
 def _check(injection: Injection) -> None:
-    """Raises ArgumentError unless each field follows its rule; other fields are integers from 0."""
+    """Raises ArgumentError unless each field follows its rule, by default an integer from 0."""
     for name, value in vars(injection).items():
         if name in _NUMBERS:
             least, most, rule, remedy = _NUMBERS[name]

@@ -82,14 +82,14 @@ class Link:
 
     @property
     def n_half_bytes(self) -> float:
-        """The message size in bytes at which half the bandwidth is reached, alpha / beta.
+        """The message size in bytes at which a message reaches half the bandwidth, alpha / beta.
 
         The value is infinite if beta is 0.
         """
         return self.alpha_s / self.beta_s_per_byte if self.beta_s_per_byte else math.inf
 
     def time_s(self, size_bytes: float) -> float:
-        """Returns one message's time in seconds.
+        """Returns the time that one message takes, in seconds.
 
         Args:
             size_bytes: the size of the message, non-negative.
@@ -123,14 +123,15 @@ def check_link(name: str, value: object) -> None:
 
 
 def check_links(link: object, world_size: int | None = None) -> None:
-    """Checks that an argument is a link, or a table of links by pairs of ranks.
+    """Checks that an argument is a link, or a mapping from pairs of ranks to links.
 
     Args:
         link: the value that was passed.
         world_size: the number of ranks, or None if unknown.
 
     Raises:
-        ArgumentError: the value is neither a link nor a table, or a pair has a nonexistent rank.
+        ArgumentError: the value is neither a link nor such a mapping, or a pair names a nonexistent
+            rank.
 
     Example:
         >>> check_links({(0, 1): Link(1e-6, 1e-10)}, world_size=2)
@@ -159,10 +160,10 @@ def fit_link(
 ) -> Link:
     """Fits alpha and beta to measured times.
 
-    The fit minimizes the squares of the *relative* errors, so an error of 10 % counts the same at
-    8 bytes and at 256 MiB; otherwise the largest sizes would dominate. Neither number is negative:
-    if the best line would start below 0, the fit is the best line through 0; if it would fall, the
-    fit is the best horizontal line.
+    The fit minimizes the squares of the *relative* errors, so an error of 10 % counts the same at 8
+    bytes and at 256 MiB; otherwise the largest sizes would dominate. Neither alpha nor beta is
+    negative: if the best line would start below 0, the fit is the best line through 0; if the line
+    would fall, the fit is the best horizontal line.
 
     Args:
         sizes_bytes: the sizes in bytes, at least two different ones; shape (n,).

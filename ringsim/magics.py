@@ -1,7 +1,7 @@
-"""The notebook magic: ``%load_ext ringsim``, then ``%%ring -n 4`` runs a cell on every rank.
+"""The notebook magic: after ``%load_ext ringsim``, ``%%ring -n 4`` runs a cell on four ranks.
 
-The ranks import this module for ``run_on_rank``, so it imports IPython and the launcher, which they
-do not need, only on use.
+The ranks import this module for ``run_on_rank``. They need neither IPython nor the launcher, so the
+module imports both only on use.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LOOKUPS: Final = {"LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS"}
 
 
 def load_ipython_extension(ipython: InteractiveShell) -> None:
-    """Registers ``%%ring``; IPython calls it for ``%load_ext ringsim``.
+    """Registers ``%%ring``; IPython calls this function for ``%load_ext ringsim``.
 
     Args:
         ipython: the notebook's shell.
@@ -52,9 +52,9 @@ def load_ipython_extension(ipython: InteractiveShell) -> None:
         [--limit SECONDS] [-o NAME]``
 
         The cell can use variables of the notebook, with their current values, and ``ring``, this
-        rank's place in the ring. Its assignments stay on the ranks. The values of its last line,
-        one per rank, are in the trace's ``results``. The trace is also stored in the variable NAME
-        (default: ``trace``).
+        rank's place in the ring. The cell's assignments stay on the ranks. The trace's ``results``
+        contain the value of the last line on each rank. The trace is also stored in the variable
+        NAME (default: ``trace``).
         """
         return _run_cell(ipython, line, cell)
 
@@ -113,8 +113,8 @@ def _compile(source: str, filename: str) -> CodeType:
     """Compiles the cell.
 
     Raises:
-        ArgumentError: the cell is not Python; a SyntaxError would be shown with all internal
-            frames.
+        ArgumentError: the cell is not valid Python (IPython would show a SyntaxError with all
+            internal frames).
     """
     try:
         return compile(source, filename, "exec")

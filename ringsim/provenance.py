@@ -41,7 +41,7 @@ def machine() -> dict[str, Any]:
 def versions() -> dict[str, str]:
     """Returns the versions of ringsim, Python, and torch and numpy if they are installed.
 
-    Does not import torch or numpy.
+    This function does not import torch or numpy.
 
     Example:
         >>> versions()["python"] == platform.python_version()
@@ -79,7 +79,7 @@ _DOUBTFUL: Final = "doubtful constants: "
 
 
 def note_doubts(doubts: Iterable[str]) -> list[str]:
-    """Returns doubts about a prediction's constants as notes for its trace.
+    """Returns doubts about a prediction's constants as notes for the trace.
 
     `footer` recognizes these notes.
 

@@ -37,8 +37,8 @@ class RankState:
         jitter: a function that draws the factor for the next computation, or None for no jitter.
         costs: the ``CostTable`` for computations of a stage on the virtual clock, or None if they
             take no time.
-        sleep_s: the extra time of ``ringsim.compute`` on the virtual clock, like that of a real
-            sleep.
+        sleep_s: the extra time of ``ringsim.compute`` on the virtual clock, like the extra time of
+            a real sleep.
         around_s: the core time of the program around each computation on the virtual clock.
     """
 
@@ -63,7 +63,7 @@ class _Process:
     Attributes:
         state: the state of a rank that is not simulated.
         simulates: whether simulated ranks in the process have their own states.
-        unchanged: whether no rank of the process logs its calls of ``ringsim.comm``.
+        unchanged: whether no rank of the process logs its calls to ``ringsim.comm``.
     """
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ share it fairly (`ringsim.simulator.links`)::
                                                            each rank has one link out and one link
                                                            in; the network between has no limit
 
-    GraphLinks(graph)       any networkx graph: ranks and switches, each edge with its link
+    GraphLinks(graph)       any networkx graph of ranks and switches, whose edges have links
 
 Links are one-way: messages from 0 to 1 never wait for messages from 1 to 0.
 """
@@ -56,10 +56,10 @@ __all__ = [
 
 
 class Hop(NamedTuple):
-    """One link on the route of a message.
+    """One link on a message's route.
 
     Attributes:
-        edge: the two ends of the link. Messages share a link if their routes have the same edge.
+        edge: the two ends of the link. Messages share a link if their routes contain the same edge.
         link: the cost of the link.
     """
 
@@ -87,7 +87,7 @@ class Topology(Protocol):
 
 
 class _Roomy:
-    """The base of networks for any number of ranks."""
+    """The base class of networks that accept any number of ranks."""
 
     def check(self, world_size: int) -> None:
         """Accepts any number of ranks."""
@@ -116,7 +116,7 @@ class RingLinks(_Roomy):
         check_link("link", self.link)
 
     def route(self, src: int, dst: int, world_size: int) -> list[Hop]:
-        """Returns the shorter way around, or the ascending one if both are equally long."""
+        """Returns the shorter way around, or the ascending way if both are equally long."""
         onwards = (dst - src) % world_size
         step = 1 if 2 * onwards <= world_size else -1
         passed = [
@@ -169,23 +169,24 @@ class Hosts(_Roomy):
 
 @dataclass(frozen=True)
 class GlooCosts:
-    """The core time of Gloo's messages and collectives, in addition to the link's cost.
+    """The core time that Gloo's messages and collectives take, in addition to the link's cost.
 
     ``ringsim.calibrate`` measures these costs. All values except the stalls are core time, which
     dominates on a machine with fewer cores than ranks.
 
     Args:
-        carrying: the core time of a message without its posting, half of it on each side.
-        collective_s: the core time of a collective on each rank before its first message, because
-            Gloo hands it to another thread.
-        first_use_s: the core time of each rank when it posts its first operation, because fresh
-            processes load pages and libraries on demand.
+        carrying: the core time of a message, excluding the time to post it; half of it is spent on
+            each side.
+        collective_s: the core time on each rank before the first message of a collective, because
+            Gloo hands the collective to a different thread.
+        first_use_s: the core time that each rank spends when it posts its first operation, because
+            new processes load pages and libraries on demand.
         awake: the cost of a single message while the cores are busy and need not wake up; None if
             it is the same as on idle cores.
         stall_s: the length of a stall, in seconds. A Gloo thread that finds a connection locked
             keeps retrying until the scheduler takes its core away.
-        stall_share: the share of messages that stall, among those on whose connection both ranks
-            work at the same time; from 0 to 1.
+        stall_share: the share of messages that stall, from 0 to 1, among the messages on whose
+            connection both ranks work at the same time.
 
     Raises:
         ArgumentError: a value is invalid.
@@ -222,7 +223,7 @@ class OneMachine(_Roomy):
     Args:
         link: the cost of a message that shares no link or core.
         cores: the number of cores, at least 1.
-        gloo: the other costs of Gloo, with collectives run as in Gloo; None if a message occupies
+        gloo: Gloo's other costs, with which collectives run as in Gloo; None if a message occupies
             a core while it is in flight.
 
     Raises:
@@ -247,7 +248,7 @@ class OneMachine(_Roomy):
             )
 
     def route(self, src: int, dst: int, world_size: int) -> list[Hop]:
-        """Returns the pair's link."""
+        """Returns the link between the two ranks."""
         return [Hop((src, dst), self.link)]
 
 
@@ -255,8 +256,9 @@ class OneMachine(_Roomy):
 class FullBisection(_Roomy):
     """A network with one outgoing and one incoming link per rank, and no limit between links.
 
-    If a rank sends to two others at the same time, each message gets half of its link out. If a
-    rank receives from two others at the same time, each message gets half of its link in.
+    If a rank sends to two others at the same time, each message gets half of the rank's outgoing
+    link. If a rank receives from two others at the same time, each message gets half of the rank's
+    incoming link.
 
     Args:
         link: the cost of the route from one rank to another.
@@ -288,8 +290,9 @@ def _over_network(here: Hashable, there: Hashable, link: Link) -> list[Hop]:
 class GraphLinks:
     """The links of a graph, whose nodes 0, 1, ... are ranks and whose other nodes are switches.
 
-    A message takes the route with the lowest latency. If several have the same latency, it takes
-    the one with the fewest hops, and then the one whose links come first in the graph.
+    A message takes the route with the lowest latency. If several routes have the same latency, the
+    message takes the route with the fewest hops, and then the route whose links come first in the
+    graph.
 
     Args:
         graph: a networkx graph (each edge is two links, one in each direction) or directed graph;

@@ -1,4 +1,4 @@
-"""Names removed because backends are now torch's own; each raises an error with its replacement."""
+"""The removed names of this module, each of which raises an error that names its replacement."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
 This module provides the listening socket, the store behind it, the roll-call, and the default
 process group. Rank 0 opens the listening socket itself and passes it to torch's store, which would
-otherwise listen on every network of the machine. The others connect to it by a numeric address. If
-an unrelated program listens there and never answers, torch's client ignores its timeout; so the
-client runs in a thread that can be abandoned.
+otherwise listen on every network of the machine. The other ranks connect to the socket by a numeric
+address. If an unrelated program listens there and never answers, torch's client ignores its
+timeout; so the client runs in a thread that can be abandoned.
 
 If ranks disagree (two with the same number, different world sizes, a missing rank), torch would
 wait for half an hour, or silently run a smaller world. So each rank first puts a card into the
@@ -82,7 +82,7 @@ class BackgroundCall(Generic[T]):
             self._future.set_exception(error)
 
 
-_LEFT_S = 5.0  # how long an ending process waits for an abandoned thread
+_LEFT_S = 5.0  # the time that an ending process waits for an abandoned thread
 
 
 def leave_thread(thread: threading.Thread) -> None:
@@ -94,7 +94,7 @@ def leave_thread(thread: threading.Thread) -> None:
         atexit.register(thread.join, _LEFT_S)
 
 
-_READERS_GRACE_S = 1.0  # how long a failed host waits until the others have read the reason
+_READERS_GRACE_S = 1.0  # the time that a failed host waits until the others have read the reason
 _POLL_S = 0.005
 _MOST_PAUSE_S = 0.05
 
@@ -110,10 +110,10 @@ class LeftAlready(Exception):
 class Card:
     """A rank's description of itself for the roll-call."""
 
-    world_size: int  # the number of ranks it expects
+    world_size: int  # the number of ranks that the rank expects
     comm_device: str  # "cpu" or "gpu"
     ring: tuple[int, ...]  # the global ranks of its ring, in order
-    gpu: str = ""  # the GPU it uses, "" on the CPU
+    gpu: str = ""  # the GPU that the rank uses, or "" on the CPU
     host: str = ""  # set only if the ring of all ranks is ordered by hosts
     # distinguishes two processes with the same rank
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -205,7 +205,7 @@ class RollCall:
     Args:
         store: the store that all ranks can reach.
         rank: this rank.
-        world_size: the number of ranks it expects.
+        world_size: the number of ranks that this rank expects.
         hosts: whether the store lives in this process, which must then wait until the other ranks
             have read it for the last time.
         reused: whether the store outlives the ring, so that each roll-call needs its own keys.
@@ -387,7 +387,7 @@ class RollCall:
         return f": {in_words(present)} present, {in_words(missing)} missing"
 
     def _refuse(self, stage: str, why: str) -> NoReturn:
-        """Ends the roll-call with one error for every rank, including ranks yet to arrive.
+        """Ends the roll-call with one error for every rank, also for ranks that arrive later.
 
         If the roll-call has already succeeded, only this rank fails.
         """
@@ -429,15 +429,15 @@ class Rendezvous:
     roll: RollCall  # this rank's part in the roll-call; no other world uses its ``store``
     rings: list[tuple[int, ...]]  # every ring of this world, as its global ranks in order
     loopback: bool  # whether all ranks met on this machine's loopback
-    # the file descriptor this process listens on, None if another process listens
+    # the file descriptor on which this process listens, or None if a different process listens
     listener: int | None = None
 
 
 def listen(host: str, port: int, *, timeout_s: float = 30) -> socket.socket:
     """Opens the socket on which rank 0 hosts the store, bound to the address of ``host``.
 
-    If ``host`` is loopback, the socket listens only there. Call it on rank 0, or in the process
-    that starts rank 0. It blocks only for name resolution, at most ``timeout_s`` seconds.
+    If ``host`` is loopback, the socket listens only there. Call this function on rank 0, or in the
+    process that starts rank 0. It blocks only for name resolution, at most ``timeout_s`` seconds.
 
     Raises:
         RendezvousFailed: the port is in use, the name is unknown, or the address belongs to another
@@ -480,7 +480,8 @@ def meet(
 ) -> Rendezvous:
     """Connects all ranks of a world to rank 0, and calls the roll.
 
-    Call it on every rank. It blocks until all ranks have arrived, for at most ``timeout_s``.
+    Call this function on every rank. It blocks until all ranks have arrived, for at most
+    ``timeout_s``.
 
     Args:
         head_ip: the numeric address or the name of rank 0's machine.
@@ -604,7 +605,7 @@ def reach(address: str, port: int, timeout_s: float, descriptor: int | None = No
 def close_door(descriptor: int, address: str, port: int) -> socket.socket | None:
     """Makes a store stop listening after all its ranks have arrived.
 
-    They stay connected, and no other process can reach the store.
+    The ranks stay connected, and no other process can reach the store.
 
     Args:
         descriptor: the descriptor of the socket on which the store listens.
@@ -629,11 +630,11 @@ def close_door(descriptor: int, address: str, port: int) -> socket.socket | None
 def build_default_group(
     rendezvous: Rendezvous, rank: int, world_size: int, backend: str, timeout: timedelta
 ) -> Callable[[], None]:
-    """Creates torch's default process group of the ranks that met.
+    """Creates torch's default process group for the ranks that met.
 
-    Call it on every rank. It blocks until all ranks are connected. If the ranks met on loopback,
-    Gloo uses only loopback for this group and all later ones; call the returned function to undo
-    that after the group is destroyed.
+    Call this function on every rank. It blocks until all ranks are connected. If the ranks met on
+    loopback, Gloo uses only loopback for this group and all later ones; call the returned function
+    to undo that after the group is destroyed.
     """
     interface = (
         loopback_interface() if rendezvous.loopback and _INTERFACE not in os.environ else None

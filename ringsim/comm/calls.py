@@ -1,9 +1,9 @@
-"""Reads and checks calls of collectives, and gives them the same form for every backend.
+"""Reads and checks calls to collectives, and gives them the same form for every backend.
 
-``read_call`` turns a call of a function of ``torch.distributed`` into a ``Call``: the tensors that
-this rank gives and gets, the root, and the reduction. All checks are in this module. A single
-tensor in the call (``all_gather_into_tensor``, ``all_to_all_single``, ...) is cut into one tensor
-per rank, so that a backend only has to support nine families::
+``read_call`` turns a call to a ``torch.distributed`` function into a ``Call``, which contains the
+tensors that this rank gives and gets, the root, and the reduction. All checks are in this module. A
+single tensor in the call (``all_gather_into_tensor``, ``all_to_all_single``, ...) is cut into one
+tensor per rank, so that a backend only has to support nine families::
 
     family          inputs                  outputs                   effect
     broadcast       [tensor]                [tensor]                  outputs <- the root's inputs
@@ -101,7 +101,7 @@ class Members(ABC):
 
 
 class GroupMembers(Members):
-    """The members of a group on one of its ranks.
+    """The members of a group, as seen from one of its ranks.
 
     Args:
         ranks: the global ranks of the members.
@@ -138,7 +138,7 @@ _ROWS: Final = "a tensor with some rows for each rank"
 
 
 Tensors = Sequence[torch.Tensor]
-# an argument with tensors that a rank gives or takes, and its form
+# the name of an argument with tensors that a rank gives or takes, and the argument's form
 _Side = tuple[str, str]
 _NOTHING: Final = ("", _ONE)
 _DEFAULTS: Final = {
@@ -187,7 +187,7 @@ def name_function(
 
 
 class Reading:
-    """The rules for reading the calls of one collective.
+    """The rules for reading calls to one collective.
 
     The rules cover functions of ``torch.distributed`` and methods of ``ProcessGroup``.
 
@@ -199,7 +199,7 @@ class Reading:
         methods: the methods of ``ProcessGroup``. Their arguments are the tensors taken, the tensors
             given, and the options.
         raw: whether Gloo ignores the tensors' strides and uses their memory as it is, so that gaps
-            and other orders give garbage.
+            or a different order of elements produce garbage.
 
     Attributes:
         op: the code of the operation, used if the stack frames do not show a more specific one.
@@ -345,7 +345,7 @@ _Cut = Callable[[torch.Tensor], Tensors]
 
 @dataclass
 class Call:
-    """One rank's call of a collective, read and checked.
+    """One rank's call to a collective, after it was read and checked.
 
     Attributes:
         name: the name of the called function.
@@ -402,11 +402,12 @@ class Call:
 
 
 def read_call(name: str, arguments: Mapping[str, Any], group: Members) -> Call:
-    """Reads and checks a call of a collective of torch.distributed.
+    """Reads and checks a call to a torch.distributed collective.
 
     Args:
         name: the name of the function.
-        arguments: all its arguments, by name; see ``Reading.bind``. A root is a rank of the group.
+        arguments: all arguments of the function, by name; see ``Reading.bind``. A root is a rank of
+            the group.
         group: the group, of which this rank is a member.
 
     Raises:
@@ -531,7 +532,7 @@ def check_dense(what: str, tensor: torch.Tensor, where: str, *, meta: bool = Fal
         meta: whether the tensor may also be on the meta device.
 
     Raises:
-        Refused: the tensor is of another kind.
+        Refused: the tensor is not dense, or is on a different device.
     """
     if (
         not (tensor.is_cpu or (meta and tensor.is_meta))

@@ -1,20 +1,21 @@
-"""Checks of operations that torch would accept, or reject without naming the rank or its peer.
+"""Checks for operations that torch would accept, or reject without naming the rank or its peer.
 
-A rank that does not exist crashes Gloo, and a meta tensor is silently not sent. Such errors are
-found before the library is called. Errors that the library itself raises are explained afterwards,
-which costs nothing for correct programs.
+A nonexistent rank crashes Gloo, and Gloo silently fails to send a meta tensor. This module finds
+such errors before it calls the library. It explains errors that the library itself raises
+afterwards, which costs nothing for correct programs.
 
 The teaching mode (``check="full"``) also finds uses of a buffer while a message is in flight, and
 misuses of handles. Between ``isend`` or ``irecv`` and the end of ``wait()``, the tensor belongs to
-the library. Using it in that time may work on one machine and give garbage on the next::
+the library. Using the tensor during that time may work on one machine and produce garbage on the
+next::
 
     work = dist.irecv(buffer, src=0)
     total = buffer.sum()  # too early: reads old values, new ones, or some of each
     work.wait()
 
-It checks each torch operation of the recording thread, and compares checksums of a buffer at the
-send and at the wait. That costs about 20 us per torch operation, and reads each sent byte twice, so
-it is not always on.
+The mode checks each torch operation on the recording thread, and compares checksums of a buffer at
+the send and at the wait. These checks cost about 20 us per torch operation, and read each sent byte
+twice, so the mode is not always on.
 """
 
 from __future__ import annotations
@@ -65,14 +66,14 @@ class Attempt(NamedTuple):
 
 
 class Prechecks:
-    """The checks of operations, which raise errors at the user's line and note them in the trace.
+    """Checks operations, raises errors at the user's line, and notes the errors in the trace.
 
     Args:
         recorder: the recorder of the findings.
 
     Attributes:
         replacements: the replacements for torch's functions that handle ranks outside a group,
-            sends to the own rank, and failed calls.
+            sends from a rank to itself, and failed calls.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -90,7 +91,7 @@ class Prechecks:
     def check_message(
         self, attempt: Attempt, tensors: Any, rank: Any, size: int, post: Post
     ) -> None:
-        """Raises ArgumentError if a message's other side is not in its group, or has no data.
+        """Raises ArgumentError if a message has no data, or its other side is outside the group.
 
         See ``explain`` for other errors.
 
@@ -99,7 +100,7 @@ class Prechecks:
             tensors: the tensors of the message.
             rank: the other side, as a rank of the group.
             size: the number of ranks in the group.
-            post: a function that records the message, as failed from the beginning, because other
+            post: a function that records the message as failed from the beginning, because other
                 ranks read the record.
         """
         if attempt.peer == NONE and isinstance(rank, int):
@@ -245,7 +246,8 @@ _LOOKS_ONLY: Final = (
 class _Use(NamedTuple):
     """The buffer of a message in flight.
 
-    It has the buffer's address range, the sent tensor and its checksum, and a description.
+    The tuple contains the buffer's address range, the sent tensor and its checksum, and a
+    description.
     """
 
     first: int

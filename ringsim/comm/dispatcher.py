@@ -13,8 +13,8 @@ reducer does not survive an error here.
 
 The program waits for such a collective in C++, usually unseen. So one thread per group also waits
 for the collectives, one after the other, and records when each was done. The thread also waits for
-collectives that torch's own Python code starts and may forget, as under its ``Join``. A callback on
-their futures would run Python in Gloo's own thread, and delay every later operation.
+collectives that torch's own Python code starts and may forget, as it does under ``Join``. A
+callback on their futures would run Python in Gloo's own thread, and delay every later operation.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ _DONE: Final = object()
 
 
 class Issued(NamedTuple):
-    """A collective in the dispatcher.
+    """A collective that passes through the dispatcher.
 
     Attributes:
-        reading: the rules for its kind of collective.
+        reading: the rules for this kind of collective.
         group: the group.
         args: the other arguments.
         tensors: the tensors from which the size is computed.
@@ -79,7 +79,7 @@ class Dispatcher:
         listener: a function that gets each collective and runs it; None while nothing is recorded.
         on_wait: a function that is called with a tensor when the program begins to wait for the
             functional collective that fills it; the function it returns is called after the wait.
-        complete: whether all collectives are seen; False if this version of torch has another
+        complete: whether all collectives are seen; False if this version of torch has a different
             dispatcher.
         recorded_elsewhere: a thread-local object; ``now`` is true while the caller records the
             collective itself.
@@ -173,7 +173,8 @@ class _Call:
 class _UnderWay(NamedTuple):
     """A collective that no Python code waits for.
 
-    It has the slot of its record, the addresses that it fills, and the call that issued it.
+    The tuple contains the slot of its record, the addresses that the collective fills, and the call
+    that issued it.
     """
 
     work: Work
@@ -184,10 +185,10 @@ class _UnderWay(NamedTuple):
 
 
 class LateWaits:
-    """The collectives that the program waits for in C++, tracked to record when those waits end.
+    """Tracks the collectives that the program waits for in C++, to record the ends of these waits.
 
-    One thread per group waits for the group's collectives, one after the other. If the program is
-    seen to wait, its own wait is recorded instead.
+    One thread per group waits for the group's collectives, one after the other. If ringsim sees the
+    program wait, it records the program's own wait instead.
 
     DistributedDataParallel waits after it has issued its last bucket. So a collective counts as
     waited for from the time it was issued if its thread returns from C++ after the collective was
@@ -283,7 +284,7 @@ class LateWaits:
         self._blocks[threading.get_ident()] += 1
 
     def stop(self) -> None:
-        """Stops when all added collectives are done, or after a time limit."""
+        """Stops the threads when all added collectives are done, or after a time limit."""
         for each in self._queues.values():
             each.put(None)
         end_s = time.monotonic() + JOIN_S
@@ -316,8 +317,8 @@ class LateWaits:
     ) -> _UnderWay | None:
         """Returns the next collective, or None at the end.
 
-        Meanwhile it determines whether the collectives in ``left`` were waited for, and removes
-        them.
+        Meanwhile, it determines whether the program waited for the collectives in ``left``, and
+        removes them.
         """
         while any(one.call.latest == one.slot for one in left):
             try:

@@ -1,4 +1,4 @@
-"""The functions of ``torch.distributed`` that communicate, timed.
+"""The functions of ``torch.distributed`` that communicate, with a log of their times.
 
 The functions are created from the signatures of the installed torch. Without a log, a call is
 passed to torch's own function after two checks. An operation that this version of torch lacks, or
@@ -54,7 +54,8 @@ QUESTIONS: Final = (
     "shrink_group",
     "breakpoint",
 )
-# functions that create groups: if the program names no backend, they use that of ``set_backend``
+# functions that create groups: if the program names no backend, they use the backend from
+# ``set_backend``
 _MAKERS: Final = (
     "init_process_group",
     "new_group",
@@ -67,7 +68,7 @@ _MAKERS: Final = (
 
 
 def _build(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Performs a collective by messages; a group in Python uses its own implementation.
+    """Performs a collective with messages; a group written in Python uses its own implementation.
 
     Returns:
         The handle of an asynchronous call, or None for other calls and outside the group.
@@ -250,7 +251,7 @@ class P2POp(dist.P2POp):
         return made
 
     def __init__(self, op: Any, *args: Any, **kwargs: Any) -> None:
-        """Takes torch's arguments."""
+        """Accepts torch's arguments."""
         super().__init__(_find_original(op), *args, **kwargs)
 
     def __repr__(self) -> str:

@@ -1,6 +1,6 @@
 """The times at which GPU operations began to block the program's stream and ended.
 
-The times come from CUDA events. On NCCL ``wait()`` returns as soon as the stream has been told to
+The times come from CUDA events. On NCCL, ``wait()`` returns as soon as the stream has been told to
 wait, long before the GPU is done. So one event is recorded on the stream before the wait, and one
 after it. CUDA measures the time between two events, not the time of one event. So some events, the
 *anchors*, are tied to the host's clock: they are recorded on a separate stream, on which nothing is
@@ -40,7 +40,7 @@ NOT_READ: Final = (
     "at which the GPU finished."
 )
 NO_EVENT: Final = "blocked the stream before an event could be recorded"
-_TRIES: Final = 4  # the most precise of so many anchors is used
+_TRIES: Final = 4  # the most precise of this many anchors is used
 # An anchor passes within microseconds. If several processes share a GPU, each gets time slices of
 # about 2 ms, and the anchor passes in this process's slice.
 _TIE_NS: Final = 10_000_000
@@ -77,7 +77,7 @@ class _Kept(NamedTuple):
 
 
 class GpuTimes:
-    """The times of CUDA events, which are written into the records of operations.
+    """Times operations with CUDA events, and writes the times into the records of the operations.
 
     Any thread may call ``begin`` and then ``end`` around code that blocks its stream. These methods
     do not block, and no method raises an error.
@@ -113,8 +113,8 @@ class GpuTimes:
     def read(self) -> list[str]:
         """Writes the times of events that have passed into their records.
 
-        It queries the GPUs without waiting for them. Call it when the record is read and the
-        program is not capturing a graph.
+        This method queries the GPUs without waiting for them. Call it when the record is read and
+        the program is not capturing a graph.
 
         Returns:
             Sentences that describe the times of the operations.

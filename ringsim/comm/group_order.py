@@ -1,12 +1,12 @@
-"""Recording and comparing the creation and destruction of process groups.
+"""Records and compares the creation and destruction of process groups.
 
-A rank that creates a different group than its peers waits for them for half an hour, and a rank
+If a rank creates a different group from its peers, it waits for them for half an hour, and a rank
 that destroys its groups leaves its peers in the middle of an operation. The n-th group that a rank
 creates is matched with the n-th of every other rank, regardless of its members, because torch
 numbers groups that way. Each creation is recorded as a collective on the group ``GROUPS``, with the
-members in place of a shape. If only its members create a group (``use_local_synchronization``),
-torch names it after the members and the number of groups that the rank is in; the creation is
-recorded on a group with that name.
+members in place of a shape. If only the members create a group (``use_local_synchronization``),
+torch names the group after the members and the number of groups that the rank is in. The creation
+is then recorded on a group with that name.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SHORT: Final = timedelta(seconds=30)
 def own_limit(timeout: timedelta | None) -> timedelta | None:
     """Returns the timeout of a group if the program relies on it to continue, else None.
 
-    A long timeout only ends hangs, and the watcher's verdict comes before it.
+    A long timeout only ends hangs, and the watcher reaches its verdict earlier.
     """
     return timeout if timeout is not None and timeout <= _SHORT else None
 

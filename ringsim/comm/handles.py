@@ -1,4 +1,4 @@
-"""Handles written in Python, returned by the operations of groups in Python."""
+"""Handles written in Python, which the operations of Python groups return."""
 
 from __future__ import annotations
 
@@ -71,7 +71,10 @@ class Handle(Work):
         self._recorder, self._slots, self._sources = recorder, [slot], ranks
 
     def complete_record(self, recorder: Recorder, slot: int) -> bool:
-        """Makes the wait also complete the record at ``slot``; returns False if it is over."""
+        """Makes the wait also complete the record at ``slot``.
+
+        Returns False if the wait is over.
+        """
         with self._lock:
             if self._waited or self._recorder not in (None, recorder):
                 return False

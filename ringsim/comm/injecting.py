@@ -1,6 +1,6 @@
 """Injects the ``inject=`` faults into torch's operations on a real rank.
 
-Failures are injected before the recorder, slow links after it.
+Failures are injected before the recorder, and slow links after it.
 
 ::
 

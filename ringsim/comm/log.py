@@ -3,7 +3,7 @@
 While the log is on, operations are recorded: ``configure(enabled=True)`` starts a recorder or
 shares the active one. The log has no clock of its own. An operation is logged if it was selected
 when it was called. You can select all operations (``prof_all``), certain names (``prof_ops``), or a
-single call (``prof=True``). If the log uses another name than the operation's own, that name is the
+single call (``prof=True``). If the log uses a name other than the operation's own, that name is the
 ``label`` of its record::
 
     ringsim.comm.all_reduce(t, log_name="gradients")
@@ -12,13 +12,13 @@ single call (``prof=True``). If the log uses another name than the operation's o
       |- the label ends
     ringsim.comm.log_summary()                  records -> rows
 
-The log never synchronises, and it never makes an operation block that would not block without it.
-On NCCL an operation is done when the GPU is done, according to CUDA events that are queried when
-the log is read; the lines of ``verbose`` are written earlier, with the host's times.
+The log never synchronises, and never blocks an operation that would not block without the log. On
+NCCL, an operation is done when the GPU is done, according to CUDA events that are queried when the
+log is read. The lines that ``verbose`` adds are written earlier, with the host's times.
 
-``log_summary`` combines the logs of all ranks on rank 0, which sends the table back. With torch it
-uses the store of the default group: nothing is posted on the groups being logged, and a rank that
-hangs, or has done more operations than the others, does not block their log::
+``log_summary`` combines the logs of all ranks on rank 0, which sends the table back. With torch, it
+uses the store of the default group. Nothing is posted on the groups being logged, and a rank that
+hangs, or has performed more operations than the others, does not block the others' log::
 
     rank r                      store                         rank 0
       |-- set its operations -->|-----------------------------> wait for each, some seconds
@@ -99,9 +99,9 @@ _RULES: Final[dict[str, tuple[Any, str]]] = {  # the rules for the settings
 _LOGGER: Final = logging.getLogger("ringsim.comm")
 # the log's own recorder may start before the world size is known
 _ANY_WORLD: Final = 1 << 16
-_WAIT_S: Final = 30.0  # how long rank 0 waits for the logs of the others
+_WAIT_S: Final = 30.0  # the time that rank 0 waits for the logs of the others
 _MARGIN_S: Final = 10.0  # the others wait this much longer, because rank 0 computes the table
-_READERS_S: Final = 5.0  # how long rank 0 waits until the others have read the table
+_READERS_S: Final = 5.0  # the time that rank 0 waits until the others have read the table
 _ALONE: Final = Group("", (0,))  # without a process group
 _COLUMNS: Final = [
     name
@@ -109,7 +109,7 @@ _COLUMNS: Final = [
     if name not in ("thread", "stage", "microbatch", "file", "line", "seq")
 ]
 
-# a rank's operations, whether each is a first one, and facts about the rank
+# a rank's operations, a mask of first operations, and facts about the rank
 Logged = tuple[Events, Ints, dict[str, Any]]
 
 
@@ -173,8 +173,8 @@ _NOTHING: Final = Recorded(join_events([]), np.zeros(0, dtype=bool))
 def begin_records() -> Records:
     """Starts recording for the log.
 
-    It shares the active recorder, or starts one in a private directory, which is removed when the
-    process ends.
+    The log shares the active recorder, or starts a recorder in a private directory, which is
+    removed when the process ends.
 
     Raises:
         RingError: the rank is simulated with ``record=False``.
@@ -382,19 +382,20 @@ def configure(
 ) -> None:
     """Starts or stops this rank's log, and changes its settings; None keeps a setting.
 
-    Any rank may call it at any time; it does not block. Stopping the log keeps its contents, and
-    starting it again adds to them; ``reset_log`` clears them.
+    Any rank may call this function at any time; it does not block. Stopping the log keeps its
+    contents, and starting it again adds to them; ``reset_log`` clears them.
 
     Args:
         deepspeed_config: a DeepSpeed configuration, as an object or a dictionary, whose
-            ``comms_logger`` section gives the settings below; arguments override it. Its ``style``
-            may be "deepspeed", for DeepSpeed's lines and table, instead of "ringsim".
-        enabled: True starts the log, False stops it. While it is stopped, operations run as if it
-            had never existed.
+            ``comms_logger`` section contains the settings below; arguments override the section.
+            The section's ``style`` may be "deepspeed", for DeepSpeed's lines and table, instead of
+            "ringsim".
+        enabled: True to start the log, False to stop it. While the log is stopped, operations run
+            as if it had never existed.
         prof_all: whether to log every operation, including operations called without
             ``ringsim.comm``. The default is True.
-        prof_ops: the operations to log if ``prof_all`` is False (``"all_reduce"``), or names given
-            as ``log_name``. The default is an empty list.
+        prof_ops: the operations to log if ``prof_all`` is False, such as ``"all_reduce"``, or names
+            given as ``log_name``. The default is an empty list.
         verbose: whether to write a line for each operation to the logger ``ringsim.comm``, at level
             INFO.
         debug: whether names in the log include the calling function.
@@ -469,7 +470,7 @@ def interrupt_log() -> LogOptions | None:
 def reset_log() -> None:
     """Clears this rank's log, including operations that have not been waited for yet.
 
-    The log stays on or off. Any rank may call it at any time; it does not block.
+    The log stays on or off. Any rank may call this function at any time; it does not block.
 
     Example:
         >>> reset_log()
@@ -503,14 +504,14 @@ def pause_log() -> Iterator[None]:
 
 
 def timed_op(function: Callable[P, R]) -> Callable[P, R]:
-    """Logs the calls of a function as if it were an operation of ``ringsim.comm``.
+    """Logs calls to a function as if it were an operation of ``ringsim.comm``.
 
     Use it as a decorator for your own collectives. While the log is on, a selected call
     (``prof_all``, the function's name in ``prof_ops``, or its own argument ``prof=True``) is
     recorded as a span with a size and a group, and the operations inside are labelled with its
     name. The call is done when the function returns; if the function returns the handle of an
-    operation, the call is done when that handle has been waited for. Calls that are not selected
-    run unchanged. The function keeps its name, signature, docstring and result.
+    operation, the call is done when the program has waited for that handle. Calls that are not
+    selected run unchanged. The function keeps its name, signature, docstring and result.
 
     Args:
         function: the function to log. Its parameters ``prof``, ``log_name``, ``debug`` and
@@ -603,8 +604,8 @@ def _number_payload(recorder: Recorder, given: dict[str, Any]) -> int:
 def _gather(default: Store, mine: Logged, rank: int, world_size: int) -> LogTable:
     """Builds the table for all ranks, exchanging their data through a store.
 
-    Call it on every rank. It blocks until all ranks have called it, or for slightly more than
-    ``_WAIT_S``.
+    Call this function on every rank. It blocks until all ranks have called it, or for slightly more
+    than ``_WAIT_S``.
     """
     # the n-th summary of this rank belongs to the n-th of every other rank
     entered = default.add(f"ringsim/log/entered/{rank}", 1)
@@ -699,14 +700,14 @@ def log_summary(
 ) -> LogTable | dict[str, Any]:
     """Combines the logs of all ranks; rank 0 prints the table.
 
-    Call it on every rank, whether the log is on or stopped; it blocks until all ranks have called
-    it. With torch it uses the store of the default group, not the groups being logged. A rank that
-    does not call it within half a minute is left out, and a note in the table lists it. Without a
-    process group, the table covers only this rank.
+    Call this function on every rank, whether the log is on or stopped; it blocks until all ranks
+    have called it. With torch, it uses the store of the default group, not the groups being logged.
+    A rank that does not call the function within half a minute is left out, and a note in the table
+    lists the rank. Without a process group, the table covers only this rank.
 
     Args:
         show_straggler: whether the printed table has a straggler-time column, which the returned
-            data always include.
+            data always includes.
         return_dict: whether to return a dictionary, as ``LogTable.to_dict`` does.
 
     Returns:
@@ -760,7 +761,7 @@ def log_summary(
 def has_comm_data() -> bool:
     """Returns whether this rank has logged anything.
 
-    Any rank may call it at any time; it does not block.
+    Any rank may call this function at any time; it does not block.
 
     Example:
         >>> has_comm_data()
@@ -772,7 +773,7 @@ def has_comm_data() -> bool:
 def get_comm_operation_count() -> int:
     """Returns the number of operations that this rank has logged.
 
-    Any rank may call it at any time; it does not block.
+    Any rank may call this function at any time; it does not block.
 
     Example:
         >>> get_comm_operation_count()
@@ -784,7 +785,7 @@ def get_comm_operation_count() -> int:
 def get_logged_comm_ops() -> list[str]:
     """Returns the names in this rank's log, sorted.
 
-    Any rank may call it at any time; it does not block.
+    Any rank may call this function at any time; it does not block.
 
     Example:
         >>> get_logged_comm_ops()

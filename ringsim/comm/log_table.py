@@ -1,4 +1,4 @@
-"""The table of the log of ``ringsim.comm``.
+"""The table for the ``ringsim.comm`` log.
 
 It has one row per operation and size, computed from events. You can get it as text, a dictionary or
 a DataFrame.
@@ -52,7 +52,7 @@ class LogRow:
             ``ringsim.traces.collectives``).
         count: the number of operations. A collective counts once, regardless of the number of
             ranks; a send and its recv count separately.
-        in_flight: the number of records without a wait so far.
+        in_flight: the number of records of operations that have not been waited for yet.
         failed: the number of records of operations that raised an error.
         first_count: the number of records of first operations.
         first_mean_us: the mean latency of first operations.
@@ -240,8 +240,8 @@ def _cell(row: LogRow, heading: str, field: str, decimals: int) -> str:
     return f"{value:,.{decimals}f}"
 
 
-# if more than this share of an operation's latency passes before the program waits, the wait may
-# have begun after the end of the operation
+# if more than this share of an operation's latency passes before the program waits, the operation
+# may have ended before the wait began
 _LATE = 0.5
 
 

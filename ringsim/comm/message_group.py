@@ -105,7 +105,7 @@ class MessageGroup(PythonGroup):
         return detached
 
     def start(self, call: Call) -> Work:
-        """Begins a collective; without this method, collectives are built from messages.
+        """Begins a collective; the default implementation builds it from messages.
 
         Args:
             call: the checked call, with the tensors that this rank gives and gets.

@@ -126,7 +126,7 @@ def import_mpi() -> Any:
 def start_mpi() -> int:
     """Starts MPI in a process of ``mpirun``; returns the rank once all processes have started it.
 
-    MPICH's shared memory is then also unlinked, so that killed ranks leave no file.
+    The function then also unlinks MPICH's shared memory, so that killed ranks leave no file.
     """
     everybody = import_mpi().COMM_WORLD
     everybody.Barrier()
@@ -196,7 +196,9 @@ class _Maker:
         self._made: MpiGroup | None = None
 
     def join(self, timeout: timedelta) -> MpiGroup:
-        """Connects the ranks started by mpirun. Call it on all ranks; it blocks until all have.
+        """Connects the ranks started by mpirun.
+
+        Call this method on all ranks; it blocks until all ranks have called it.
 
         Args:
             timeout: the limit for connecting, and for every operation.

@@ -42,8 +42,8 @@ _OPS: Final = {"AVG": "SUM", "PRODUCT": "PROD"}  # the others have torch's names
 class Started(NamedTuple):
     """An operation that MPI has begun.
 
-    It has the request, the objects that must stay alive until it is done, and a function that
-    stores the result.
+    The tuple contains the request, the objects that must stay alive until the operation is done,
+    and a function that stores the result.
     """
 
     request: Any

@@ -34,7 +34,7 @@ _FIRST_SLEEP_S: Final = 20e-6
 _LAST_SLEEP_S: Final = 1e-3
 # from this number on, each new operation looks for handles that were never waited for
 _MANY_UNDER_WAY: Final = 64
-LEAVE_S: Final = 5.0  # how long the end of a group waits for sends that have not been received
+LEAVE_S: Final = 5.0  # the time that ending a group waits for sends that have not been received
 
 
 class MpiWork(Handle):
@@ -317,10 +317,10 @@ class MpiGroup(MessageGroup):
 
         Args:
             ranks: the global ranks of the members, in the group's order.
-            timeout: the limit of an operation on the group.
+            timeout: the time limit for each operation on the group.
 
         Returns:
-            The group, None on a rank outside.
+            The group, or None on a rank outside the group.
 
         Raises:
             ArgumentError: the processes pass different ranks.

@@ -1,8 +1,8 @@
-"""Detection of loops that poll ``is_completed()`` of a Gloo message.
+"""Detects loops that poll ``is_completed()`` of a Gloo message.
 
-For such a message it returns False until ``wait()`` is called. A loop that cannot end in another
-way raises an error, immediately, or after a while if another thread might still wait for the
-message. Other programs get a warning.
+For such a message, ``is_completed()`` returns False until the program calls ``wait()``. A loop that
+cannot end in any other way raises an error, either immediately, or after a while if another thread
+might still wait for the message. Other programs get a warning.
 """
 
 from __future__ import annotations

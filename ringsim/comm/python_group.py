@@ -1,8 +1,8 @@
 """A torch process group whose operations are written in Python.
 
 Torch calls its methods from Python and from C++ (DistributedDataParallel's reducer, functional
-collectives). Each method converts the arguments of the ``ProcessGroup`` method to the arguments of
-the function of ``torch.distributed``, and passes them on: messages to ``begin_message``,
+collectives). Each method converts the arguments of the ``ProcessGroup`` method to those of the
+``torch.distributed`` function, and passes them on. Messages go to ``begin_message``, and
 collectives to ``begin_collective``. The groups on the virtual clock and on MPI are such groups.
 """
 

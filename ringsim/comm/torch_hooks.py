@@ -1,9 +1,9 @@
 """Records torch's operations.
 
-During recording, methods of ``ProcessGroup`` and ``Work`` are replaced. Every operation issued by
-Python passes through these classes, regardless of the name by which it was called and of the time
-at which that name was imported. When the last user uninstalls the hooks, the original methods are
-restored.
+During recording, ringsim replaces methods of ``ProcessGroup`` and ``Work``. Every operation issued
+by Python passes through these classes, regardless of the name under which the program called it and
+of the time at which the program imported that name. When the last user uninstalls the hooks, the
+original methods are restored.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def install(recorder: Recorder, check: str = "basic") -> None:
     Every call needs a matching ``uninstall``.
 
     Args:
-        recorder: the recorder of the events. Only one can be active at a time; installing the same
-            recorder again is only counted.
+        recorder: the recorder of the events. Only one recorder can be active at a time; installing
+            the same recorder again only counts the call.
         check: the mistakes that raise an error before torch is called: "basic", "full" (including
             misuse of buffers and handles) or "off".
 
@@ -329,7 +329,7 @@ class _Hooks:
     def finish(self, work: Work) -> None:
         """Completes the record of an operation after ``is_completed`` returned True.
 
-        The program need not wait for it any more.
+        The program need not wait for the operation any more.
         """
         if work in self.others and self.others[work].gpu is not None:
             return  # its times are read when the program waits
@@ -725,8 +725,8 @@ class _Hooks:
     def wait_for_other(self, call: Hook, work: Work, *limit: Any) -> Any:
         """Waits for a handle that cannot take the fast path.
 
-        That is the case with a limit, for a recv from any source or a batch, and for a handle that
-        was waited for, or posted before recording.
+        This method handles waits with a limit, recvs from any source, batches, and handles that
+        were already waited for or were posted before recording.
         """
         recorder, other = self.recorder, self.take(work)
         if other is None:

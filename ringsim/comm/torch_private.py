@@ -1,8 +1,8 @@
 """All private torch names that the communication layer uses.
 
 This module also handles versions of torch that lack a name. A ``Place`` is a function that
-recording or checking replaces and later restores; a missing one is skipped. All other names are
-only queried; if one is missing, a harmless default is returned.
+recording or checking replaces and later restores; a missing place is skipped. All other names are
+only queried; if such a name is missing, the query returns a harmless default.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
 """Creates a ring's pair groups.
 
 This module checks the arguments and creates the groups of two ranks in one of two ways. It is the
-only module that creates groups by torch's private API. The public ``new_group`` must be called by
-every rank for every group, even by ranks outside the group, so a ring of N pairs costs each rank N
-calls. A pair only needs its two members. So each member creates the group by itself, under a name
-that both know, over the store that all ranks share. (Torch's own option for that,
-``use_local_synchronization``, puts the number of groups that the process has created into the name.
-Both members must then have created the same number of groups, which no order achieves in a ring of
-odd length.)
+only module that creates groups through torch's private API. Every rank must call the public
+``new_group`` for every group, even for groups that do not include the rank, so a ring of N pairs
+costs each rank N calls. A pair only needs its two members. So each member creates the group by
+itself, under a name that both know, over the store that all ranks share. (Torch's own option for
+that, ``use_local_synchronization``, puts the number of groups that the process has created into the
+name. Both members must then have created the same number of groups, which no order achieves in a
+ring of odd length.)
 
-Gloo writes its own address into a store and waits for the other's. Over the shared store that takes
-ten requests for two groups, and ranks that create their groups in an unlucky order wait for each
-other in a cycle. So both groups are created at the same time, each over a store inside this
-process, and only the addresses go through the shared store, in three requests::
+Gloo writes its own address into a store and waits for the other side's address. Over the shared
+store, this exchange takes ten requests for two groups, and ranks that create their groups in an
+unlucky order wait for each other in a cycle. So both groups are created at the same time, each over
+a store inside this process, and only the addresses go through the shared store, in three requests::
 
     group to pred --- my address --->  |            |  --- both of mine --->  shared store
     (a thread)    <-- its address ---  |  exchange  |
@@ -29,9 +29,9 @@ which have no rank in common except for the last edge of an odd ring, then the o
     edge 0: ranks 0, 1      edge 2: ranks 2, 3     ...      together
          edge 1: ranks 1, 2      edge 3: ranks 3, 0         then these
 
-On every other backend all ranks call the public ``new_group`` for every pair of every ring, in the
+On every other backend, all ranks call the public ``new_group`` for every pair of every ring, in the
 same order. MPI connects its ranks itself; the roll-call then uses the store of its default group.
-On the virtual clock a store cannot be used, because its waits are in real time. There the ranks
+On the virtual clock, a store cannot be used, because its waits are in real time. So these ranks
 first exchange their rings in one all_gather::
 
     rank 2 of 4, ring_ranks=[2, 3]          all gather   all create, in this order
@@ -223,7 +223,8 @@ def pairs_of(rank: int, ranks: Sequence[int]) -> tuple[Pair, Pair] | None:
 
     Returns:
         The pair on which the rank receives, as the successor, and the pair on which it sends, as
-        the predecessor; each as (predecessor, successor). None for a ring of one rank.
+        the predecessor; each as (predecessor, successor). The result is None for a ring of one
+        rank.
 
     Example:
         >>> [pairs_of(rank, range(3)) for rank in range(3)]
@@ -267,8 +268,8 @@ def build_pair_groups(
 ) -> PairGroups:
     """Creates this rank's two pair groups, on top of the default process group.
 
-    Call it on every rank of the world, with the rank's own ring. It blocks until the neighbours
-    have also called it, and on NCCL until the pairs are connected.
+    Call this function on every rank of the world, with the rank's own ring. It blocks until the
+    neighbours have also called it, and on NCCL until the pairs are connected.
 
     Args:
         rank: the calling global rank.
@@ -317,8 +318,8 @@ def connect(
 ) -> None:
     """Exchanges one element in each direction on each pair of a ring, to connect the pairs.
 
-    The program's first messages then find a connection. Call it on every rank of the ring. It
-    blocks until both pairs of the rank are connected.
+    The program's first messages then find a connection. Call this function on every rank of the
+    ring. It blocks until both pairs of the rank are connected.
 
     Args:
         rank: the calling global rank.
@@ -465,8 +466,8 @@ def build_on_torch(
 ) -> tuple[PairGroups, tuple[int, ...]]:
     """Meets the other ranks and creates torch's groups for a ring.
 
-    Call it on every rank of the world. It blocks until all ranks have created their groups. Returns
-    the groups, and the ring's ranks in order.
+    Call this function on every rank of the world. It blocks until all ranks have created their
+    groups. Returns the groups, and the ring's ranks in order.
 
     Args:
         wanted: the requested ring.
@@ -474,7 +475,8 @@ def build_on_torch(
         undo: a stack that receives the calls to destroy the groups.
 
     Raises:
-        ArgumentError: the GPU does not exist, or the existing default group differs.
+        ArgumentError: the GPU does not exist, or the existing default group has a different rank or
+            size.
         RendezvousFailed: the ranks did not find each other.
         RingError: torch hides the store of the existing default group.
     """
@@ -522,8 +524,8 @@ def build_on_torch(
 def build_on_clock(wanted: RingArguments, undo: ExitStack) -> tuple[PairGroups, tuple[int, ...]]:
     """Creates all pair groups of simulated ranks, which are already connected.
 
-    Call it on every rank of the world. It blocks until all ranks have created all groups. Returns
-    the groups, and the ring's ranks in order.
+    Call this function on every rank of the world. It blocks until all ranks have created all
+    groups. Returns the groups, and the ring's ranks in order.
 
     Args:
         wanted: the requested ring.
@@ -607,8 +609,8 @@ def _store_of_default_group(wanted: RingArguments) -> Store:
 def _select_gpu(wanted: RingArguments) -> str:
     """Selects this rank's GPU, and returns a text that identifies it among all GPUs.
 
-    The text includes ``NCCL_HOSTID``, if it is set: NCCL treats ranks with different values as
-    ranks on different machines, so they may share a GPU.
+    The text includes ``NCCL_HOSTID``, if this variable is set: NCCL treats ranks with different
+    values as ranks on different machines, so these ranks may share a GPU.
     """
     where = f"(rank {wanted.rank} of {wanted.world_size}, local_rank {wanted.local_rank})"
     if not torch.cuda.is_available() or not dist.is_nccl_available():

@@ -1,4 +1,4 @@
-"""Packing a worker and its arguments as bytes, so that each rank gets a copy.
+"""Packs a worker and its arguments as bytes, so that each rank gets a copy.
 
 This module also explains why a value cannot be packed. It serves real and simulated ranks.
 """
@@ -29,7 +29,7 @@ _HERE: Final = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
 class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]  # cloudpickle has no types
-    """A cloudpickle pickler that also handles modules with their own class.
+    """A cloudpickle pickler that also handles modules that have their own class.
 
     For example, ``torch.ops`` and ``torch.backends.cudnn`` are pickled by name.
     """
@@ -46,7 +46,7 @@ class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]  # cloudpickle ha
 
 
 def dumps(value: object) -> bytes:
-    """Returns the pickled ``value``."""
+    """Returns ``value`` as pickled bytes."""
     with io.BytesIO() as packed:
         Pickler(packed).dump(value)
         return packed.getvalue()
@@ -152,7 +152,7 @@ def _explain_unpicklable(
 def _find_unpicklable(
     worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], depth: int
 ) -> str | None:
-    """Names the first value that cannot be pickled, and the place where it is used.
+    """Describes the first value that cannot be pickled, and the place where it is used.
 
     Values used by other functions that the worker uses are also checked.
     """
