@@ -1,4 +1,4 @@
-"""``python -m ringsim`` is the command ``ringsim``."""
+"""Runs the command ``ringsim`` for ``python -m ringsim``."""
 
 import os
 import sys

@@ -635,7 +635,7 @@ def _unfinished(
 
 
 def _ask_mpi(facts: Facts) -> Facts:
-    """Asks MPI for the missing values; all ranks call it together."""
+    """Asks MPI for the missing values; all ranks call this function together."""
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD

@@ -54,7 +54,7 @@ T = TypeVar("T")
 
 
 class BackgroundCall(Generic[T]):
-    """A call in a thread that can be abandoned, even when the process ends.
+    """A call on a background thread that can be abandoned, even when the process ends.
 
     Use it for torch calls that obey no time limit.
     """
@@ -359,7 +359,7 @@ class RollCall:
         return True
 
     def _publish(self, stage: str, verdict: dict[str, Any]) -> dict[str, Any]:
-        """Writes a verdict unless one exists, and returns the valid one."""
+        """Writes a verdict unless a verdict exists, and returns the valid verdict."""
         standing: dict[str, Any] = json.loads(
             self.store.compare_set(f"{stage}/verdict", "", json.dumps(verdict))
         )
@@ -434,7 +434,7 @@ class Rendezvous:
 
 
 def listen(host: str, port: int, *, timeout_s: float = 30) -> socket.socket:
-    """Opens the socket on which rank 0 hosts the store, bound to the address of ``host``.
+    """Opens a socket, bound to the address of ``host``, on which rank 0 hosts the store.
 
     If ``host`` is loopback, the socket listens only there. Call this function on rank 0, or in the
     process that starts rank 0. It blocks only for name resolution, at most ``timeout_s`` seconds.

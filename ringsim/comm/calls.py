@@ -645,7 +645,7 @@ def for_receiving(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def has_gaps(tensor: torch.Tensor) -> bool:
-    """Returns whether there are gaps in memory between a tensor's elements, in any order.
+    """Returns whether a tensor's elements, in any order, have gaps between them in memory.
 
     Example:
         >>> has_gaps(torch.zeros(4, 4)[:, :2]), has_gaps(torch.zeros(3, 4).t())
@@ -699,7 +699,7 @@ def find_tensors(
 def find_unfit(
     reading: Reading, tensors: list[torch.Tensor], args: tuple[Any, ...]
 ) -> torch.Tensor | None:
-    """Returns a tensor with which a call would silently do nothing, or give wrong results.
+    """Returns a tensor that makes a call silently do nothing or return wrong results, or None.
 
     Such a tensor has no data, or has gaps that Gloo ignores.
     """

@@ -276,7 +276,7 @@ class BufferGuard:
         self._mode = _Watch(self)
 
     def start(self) -> None:
-        """Starts to check the operations of the calling thread."""
+        """Starts checking the operations on the calling thread."""
         self._mode.__enter__()  # type: ignore[no-untyped-call]  # torch gives its modes no types
 
     def stop(self) -> None:
@@ -333,7 +333,7 @@ class BufferGuard:
         return wait
 
     def _begin(self, tensors: Any, sends: bool) -> _Use | None:
-        """Returns the buffer use of a message that will be posted, or None without a buffer."""
+        """Returns the buffer that a message to be posted will use, or None without a buffer."""
         tensor = tensors[0] if tensors else None
         if (
             not isinstance(tensor, torch.Tensor)

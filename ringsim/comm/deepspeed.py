@@ -54,7 +54,7 @@ TorchBackend = CurrentBackend  # DeepSpeed's name
 
 
 class ReduceOp(Enum):
-    """The reductions, with DeepSpeed's numbers.
+    """The reductions, numbered as in DeepSpeed.
 
     Each member corresponds to torch's member of the same name.
     """
@@ -512,7 +512,7 @@ def init_distributed(
 
 
 def _join(name: str, found: Discovery, timeout: timedelta) -> None:
-    """Meets the other ranks at rank 0, and creates the default group.
+    """Meets the other ranks through rank 0, and creates the default group.
 
     Rank 0 listens only on its own address.
     """

@@ -220,7 +220,7 @@ class LateWaits:
         made: Sequence[torch.Tensor] = (),
         frame: FrameType | None = None,
     ) -> None:
-        """Records when a collective is done.
+        """Tracks a collective, to record when it is done.
 
         Args:
             work: the handle of the collective.
@@ -253,7 +253,7 @@ class LateWaits:
         return self.begin(() if slot is None else (slot,))
 
     def begin(self, slots: Sequence[int]) -> Callable[[], None]:
-        """Records that the program begins to wait for any of these collectives that are unfinished.
+        """Records that the program begins to wait for these collectives, unless they are done.
 
         Returns:
             A function to call when the program has waited.

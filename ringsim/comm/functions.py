@@ -94,7 +94,7 @@ def _build(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 def _monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> Any:
-    """Calls torch's function, which only supports Gloo, or the method of a group in Python."""
+    """Calls torch's function, which only supports Gloo, or a Python group's own method."""
     own = group or dist.group.WORLD
     if isinstance(own, PythonGroup):
         return own.monitored_barrier(timeout, wait_all_ranks)
@@ -262,7 +262,7 @@ class P2POp(dist.P2POp):
 
 
 def _find_original(op: Any) -> Any:
-    """Returns torch's function for one of ours, and any other value unchanged."""
+    """Returns torch's function for a function of this package, and any other value unchanged."""
     if getattr(op, "__module__", "") not in _OURS:
         return op
     return getattr(dist.distributed_c10d, op.__name__, op)

@@ -1,4 +1,4 @@
-"""The times at which GPU operations began to block the program's stream and ended.
+"""Measures when GPU operations began to block the program's stream, and when they ended.
 
 The times come from CUDA events. On NCCL, ``wait()`` returns as soon as the stream has been told to
 wait, long before the GPU is done. So one event is recorded on the stream before the wait, and one
@@ -52,7 +52,7 @@ _NOT_PASSED: Final = "had not ended, or could not be queried, when the record wa
 
 
 class Begun(NamedTuple):
-    """The start of an operation: its GPU, and the event, or the reason that there is no event."""
+    """The start of an operation: its GPU, and its event or the reason why the event is missing."""
 
     gpu: torch.device
     event: torch.cuda.Event | str
@@ -111,7 +111,7 @@ class GpuTimes:
             clock.kept.append(_Kept(begin, end, slots))
 
     def read(self) -> list[str]:
-        """Writes the times of events that have passed into their records.
+        """Writes the times of events that have passed into the operations' records.
 
         This method queries the GPUs without waiting for them. Call it when the record is read and
         the program is not capturing a graph.
@@ -243,7 +243,7 @@ def _count(operations: int) -> str:
 
 
 def _place(start: torch.cuda.Event, events: Iterable[torch.cuda.Event]) -> tuple[list[int], int]:
-    """Returns the time of each event after ``start`` in ns, and the rounding error of the last.
+    """Returns each event's time after ``start`` in ns, and the last time's rounding error.
 
     The times are added from event to event, because elapsed times are 24-bit floats: they are
     exact to the ns below 16 ms, but after an hour only to 0.2 ms.

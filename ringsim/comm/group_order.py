@@ -36,7 +36,7 @@ _SHORT: Final = timedelta(seconds=30)
 
 
 def own_limit(timeout: timedelta | None) -> timedelta | None:
-    """Returns the timeout of a group if the program relies on it to continue, else None.
+    """Returns a group's timeout if the program relies on it to continue, or else None.
 
     A long timeout only ends hangs, and the watcher reaches its verdict earlier.
     """
@@ -44,7 +44,7 @@ def own_limit(timeout: timedelta | None) -> timedelta | None:
 
 
 class GroupOrder:
-    """The comparison of this rank's groups with the corresponding groups of other ranks.
+    """Compares this rank's groups with the corresponding groups of other ranks.
 
     Groups are compared before torch is called, because nothing can wake a rank that waits for
     others in torch's store.
@@ -91,7 +91,7 @@ class GroupOrder:
         self._made[world] += 1
 
     def _groups_of(self, rank: int, world: Group) -> list[tuple[tuple[int, ...], str]]:
-        """Returns the members and the place of creation of a rank's groups so far."""
+        """Returns the members of the groups that a rank has created, and the lines that did so."""
         part = self._others.setdefault(rank, PartReader(self._recorder.directory, rank))
         if not part.is_live():
             return []  # ignore the records of an earlier run

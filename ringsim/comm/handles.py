@@ -163,11 +163,11 @@ class Handle(Work):
     # -- the methods of a future, which torch's coalesced functions return
 
     def done(self) -> bool:
-        """Returns the same as ``is_completed``, under the name that futures use."""
+        """Like ``is_completed``, under the name that futures use."""
         return self.is_completed()
 
     def value(self) -> list[torch.Tensor]:
-        """Returns the same as ``result``, under the name that futures use."""
+        """Like ``result``, under the name that futures use."""
         return self.result()
 
     # -- its future

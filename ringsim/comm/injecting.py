@@ -38,7 +38,7 @@ _Channel = tuple[int, Group, int]  # source, group, tag
 
 
 def install_with(inject: Sequence[Injection], recorder: Recorder, check: str) -> None:
-    """Installs the hooks for ``recorder``, as ``torch_hooks.install`` does, with injections.
+    """Installs the hooks for ``recorder``, like ``torch_hooks.install``, and injects faults.
 
     The recorder must have started before the first operation of any rank, and must write to the
     same directory as the recorders of the other ranks.
@@ -68,7 +68,7 @@ def install_with(inject: Sequence[Injection], recorder: Recorder, check: str) ->
 
 
 def _make_failing(at_op: int, recorder: Recorder) -> Replacements:
-    """Creates methods that raise an error in place of one operation and all later ones."""
+    """Creates methods that raise an error instead of one operation and all later operations."""
     claim = itertools.count().__next__
 
     def make(call: Hook) -> Hook:
@@ -107,7 +107,7 @@ def blank_messages() -> None:
 
 
 class _SlowLinks:
-    """A delay for messages that arrive at this rank over slow links.
+    """Delays messages that arrive at this rank over slow links.
 
     A message that takes a time t after both sides were posted then takes ``factor`` * t. Its
     arrival is observed only in the wait. If the program begins to wait late, t is the shortest time
@@ -197,7 +197,7 @@ class _Sends:
         self._posts: dict[_Channel, list[tuple[int, int]]] = {}  # slot and post_ns, ascending
 
     def find_post_ns(self, channel: _Channel, place: int) -> int:
-        """Returns the post time of the channel's send number ``place``, which has arrived.
+        """Returns the post time of send number ``place`` on a channel; the send has arrived.
 
         The time is 0 if the send cannot be found.
         """

@@ -270,7 +270,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class LogOptions:
-    """The settings of the log, and its earlier contents."""
+    """The log's settings and earlier contents."""
 
     prof_all: bool = True  # whether all operations are selected
     prof_ops: frozenset[str] = frozenset()  # selected names of operations, or names in the log
@@ -436,7 +436,7 @@ def configure(
 
 
 def _switch(log: LogOptions, selects_all: bool) -> LogOptions:
-    """Selects all operations from now on, or only those with a label."""
+    """Selects all operations from now on, or only operations with a label."""
     assert log.records is not None  # an invariant, here and below: the log is on
     return replace(log, switches=(*log.switches, (log.records.recorder.count, selects_all)))
 
@@ -584,7 +584,7 @@ def _record(log: LogOptions, given: dict[str, Any], run: Callable[[], R]) -> R:
 
 
 def _number_group(recorder: Recorder, group: Any) -> int:
-    """Numbers the group of a call; without a process group, the group has only this rank."""
+    """Numbers the group of a call; without a process group, the group contains only this rank."""
     given: Any = group or dist.group.WORLD
     return recorder.group(*(name_and_ranks(given) if dist.is_initialized() else _ALONE[:2]))
 

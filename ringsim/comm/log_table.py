@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LogRow:
-    """The operations with the same name, kind, group size and message size, on all ranks.
+    """All operations, on all ranks, that share a name, kind, group size and message size.
 
     Latency is the time from post to done. A rank's *first* operation with a peer on a group (for a
     collective: its first on that group) may include the time to connect, so first operations are

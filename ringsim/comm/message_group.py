@@ -148,7 +148,7 @@ class MessageGroup(PythonGroup):
     def begin_collective(
         self, name: str, arguments: Mapping[str, Any], carried: Sequence[Tensor] | None = None
     ) -> Work:
-        """Begins a collective, and records it, or records the messages that it is built from."""
+        """Begins a collective, and records it or the messages from which it is built."""
         members = self.members
         call = read_call(name, READINGS[name].bind((), arguments), members)
         if type(self).start is MessageGroup.start:
@@ -219,7 +219,7 @@ class MessageGroup(PythonGroup):
     # -- the record
 
     def about(self) -> dict[str, str]:
-        """Returns metadata for traces with operations of this group."""
+        """Returns metadata for traces that contain operations of this group."""
         return {}
 
     def _post(

@@ -52,7 +52,7 @@ class _Exit(SystemExit):
 
     @property
     def code(self) -> Any:  # type: ignore[override]  # a field in SystemExit
-        """The status; calls ``on_end`` if the interpreter reads it to end the process."""
+        """The status; calls ``on_end`` if the interpreter reads the status to end the process."""
         status = _CODE.__get__(self)
         frame = inspect.currentframe()
         if frame is not None and frame.f_back is None:
@@ -124,7 +124,7 @@ def import_mpi() -> Any:
 
 
 def start_mpi() -> int:
-    """Starts MPI in a process of ``mpirun``; returns the rank once all processes have started it.
+    """Starts MPI in a process under ``mpirun``; returns the rank once all processes have done so.
 
     The function then also unlinks MPICH's shared memory, so that killed ranks leave no file.
     """
@@ -137,7 +137,7 @@ def start_mpi() -> int:
 
 
 def enter_job(everybody: Any) -> Callable[[], None]:
-    """Makes a failure of this rank end all ranks, because they and MPI would wait for it.
+    """Makes a failure of this rank end all ranks, because MPI and the others would wait for it.
 
     Returns a function that undoes the change.
 
@@ -235,7 +235,7 @@ class _Maker:
         return made
 
     def wrap(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a wrapper of torch's function that creates groups.
+        """Returns a wrapper for torch's function that creates groups.
 
         The wrapper first creates an MPI group on all ranks. It also passes on the store and the
         timeout, which torch's own MPI backend does not get.

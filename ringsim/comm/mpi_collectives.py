@@ -195,7 +195,7 @@ def _join_numbers(tensors: Tensors) -> torch.Tensor:
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the bytes of a plain tensor, shape (bytes,), which share its memory."""
+    """Returns the bytes of a plain tensor, with shape (bytes,), in the same memory."""
     # one element may have any stride
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
@@ -228,7 +228,7 @@ def _op_of(mpi: Any, call: Call) -> Any:
 
 
 def _flatten(tensors: Tensors) -> torch.Tensor:
-    """Returns the bytes of several tensors one after the other, shape (bytes,).
+    """Returns the bytes of several tensors, one after the other, with shape (bytes,).
 
     A single plain tensor is not copied.
     """
@@ -240,7 +240,7 @@ def _flatten(tensors: Tensors) -> torch.Tensor:
 
 
 def _to_fill(call: Call) -> tuple[torch.Tensor, Callable[[], None] | None]:
-    """Returns the bytes to fill, shape (bytes,), and a function that copies them to the outputs.
+    """Returns the bytes to fill, of shape (bytes,), and a function that copies them to the outputs.
 
     The function is None if the bytes are the output's own memory.
     """

@@ -123,7 +123,7 @@ class MpiWork(Handle):
             sleep_s = min(sleep_s * 1.5, _LAST_SLEEP_S)
 
     def _test(self) -> bool:
-        """Tests the request, and takes over its result if it is done; returns whether it is done.
+        """Tests the request, stores its result if it is done, and returns whether it is done.
 
         The call into MPI also lets every other operation of this process make progress.
         """
@@ -194,7 +194,7 @@ class Job:
     leave: Callable[[], None]  # undoes the changes to the process
 
     def settle(self, group: MpiGroup | None = None) -> None:
-        """Ends operations that were never waited for: sends get a few seconds, recvs are cancelled.
+        """Ends operations that were never waited for: sends get a few seconds, recvs get cancelled.
 
         Args:
             group: the group of the operations, or None for all groups.
@@ -313,7 +313,7 @@ class MpiGroup(MessageGroup):
     # -- groups
 
     def make_group(self, ranks: Sequence[int], timeout: timedelta) -> MpiGroup | None:
-        """Creates a group of some ranks. Call it on all ranks, in the same order.
+        """Creates a group of some ranks; call this method on all ranks, in the same order.
 
         Args:
             ranks: the global ranks of the members, in the group's order.

@@ -1,4 +1,4 @@
-"""Spans from a program's existing annotations.
+"""Creates spans from a program's existing annotations.
 
 These are ``record_function`` blocks, NVTX ranges, and torch's own pipelines. Torch itself annotates
 optimizer steps, data loaders, FSDP's phases and DistributedDataParallel's forward with

@@ -103,11 +103,11 @@ class PythonGroup(ProcessGroup):
     # the names used by C++
 
     def getRank(self) -> int:  # noqa: N802
-        """Returns the same as ``rank``."""
+        """Returns the result of ``rank``."""
         return self.rank()
 
     def getSize(self) -> int:  # noqa: N802
-        """Returns the same as ``size``."""
+        """Returns the result of ``size``."""
         return self.size()
 
     def name(self) -> str:
@@ -302,7 +302,7 @@ class PythonGroup(ProcessGroup):
 
 
 def _one(tensors: Any) -> Any:
-    """Returns the only tensor of a list; torch's convenience methods pass the tensor itself."""
+    """Returns the only tensor in a list; torch's convenience methods pass the tensor itself."""
     return tensors if isinstance(tensors, Tensor) else tensors[0]
 
 

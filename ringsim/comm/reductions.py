@@ -1,4 +1,4 @@
-"""Reductions in torch, in the order of the ranks, so that every rank gets the same bits.
+"""Reduces tensors with torch, in the order of the ranks, so that all ranks get the same bits.
 
 Sums and products of floats may differ from a library's results in the last bits.
 """
@@ -31,7 +31,7 @@ _OF_COMPLEX: Final = ("SUM", "AVG")  # torch.distributed sums complex numbers as
 
 
 def check_reduction(op: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """Returns the two-tensor function that a reduction applies repeatedly.
+    """Returns the function of two tensors that a reduction applies repeatedly.
 
     Raises ArgumentError unless the reduction is one of torch's eight plain reductions.
     """
@@ -73,9 +73,9 @@ def find_refusal(dtype: torch.dtype, how: str) -> str:
 def reduce_parts(parts: Sequence[torch.Tensor], op: Any) -> torch.Tensor:
     """Reduces tensors of the same shape.
 
-    It combines the first with the second, the result with the third, and so on. A sum of floats
-    depends on the order: with a ring or a tree it differs in the last bits. Other results are
-    exact.
+    The function combines the first tensor with the second, the result with the third, and so on. A
+    sum of floats depends on the order: a ring or a tree gives a result with different last bits.
+    Other results are exact.
 
     Args:
         parts: the tensors, one per rank, in order.

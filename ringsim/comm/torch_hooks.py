@@ -157,7 +157,7 @@ _UNSET: Final[Any] = object()
 
 
 def _begin(recorder: Recorder, slots: list[int], wait_ns: int) -> None:
-    """Records that operations have been waited for since ``wait_ns``."""
+    """Records that the program has waited for operations since ``wait_ns``."""
     for slot in slots:
         recorder.amend(slot, wait_ns=wait_ns)
 
@@ -312,9 +312,10 @@ class _Hooks:
         self.say_what_is_missing()
 
     def fail_given_up(self) -> None:
-        """Completes operations whose wait the program gave up at its own time limit.
+        """Completes operations that the program stopped waiting for at its own time limit.
 
-        It is called when an exception ends the program, perhaps the exception from the limit.
+        This method is called when an exception ends the program, possibly the exception from the
+        limit.
         """
         for work, other in list(self.others.items()):
             if other.since_ns != NONE and self.take(work) is not None:
@@ -372,7 +373,7 @@ class _Hooks:
         return True
 
     def begin_on_gpu(self, group: int, values: Any) -> Begun | None:
-        """Notes that an operation with these arguments begins on a GPU; otherwise returns None.
+        """Notes the start of an operation with these arguments on a GPU, or returns None.
 
         An operation with a handle blocks only in its wait.
         """
@@ -394,7 +395,7 @@ class _Hooks:
     def keep_all(
         self, work: Work | None, slots: list[int], group: int, begun: Begun | None
     ) -> None:
-        """Keeps operations that share one handle, or have none because they blocked in C++."""
+        """Keeps operations that share one handle, or have no handle because they blocked in C++."""
         limited = group in self.limited
         if work is None:
             for slot in slots:
@@ -417,7 +418,7 @@ class _Hooks:
     def meet_message(
         self, method: str, post: Post, group: ProcessGroup, tensors: Any, rank: Any, tag: Any
     ) -> tuple[int, int, int]:
-        """Returns the numbers of a message's group, peer and payload if one is new or invalid.
+        """Returns a message's numbers of group, peer and payload, if one is new or invalid.
 
         An invalid group, peer or payload may raise an error.
         """

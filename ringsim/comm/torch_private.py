@@ -133,7 +133,7 @@ def keys_below_backend_select() -> Any:
 
 
 def outside_modes() -> AbstractContextManager[Any]:
-    """Returns a context manager that disables all ``TorchDispatchMode`` of the calling thread."""
+    """Returns a context manager that disables every ``TorchDispatchMode`` on this thread."""
     # torch has no public query for it; disabling modes unconditionally costs 8 us per message
     if torch._C._len_torch_dispatch_stack() > 0:
         return _disable_current_modes()
@@ -147,7 +147,7 @@ def in_backward() -> bool:
 
 
 def has_modes() -> bool:
-    """Returns whether the calling thread is in a mode of torch, or has a default device."""
+    """Returns whether the calling thread is in a torch mode, or has a default device."""
     # torch has no public query for it
     return torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack() > 0
 

@@ -239,7 +239,7 @@ def pairs_of(rank: int, ranks: Sequence[int]) -> tuple[Pair, Pair] | None:
 
 
 def all_pairs(ranks: Sequence[int]) -> list[Pair]:
-    """Returns the pairs of a ring in order; an empty list for a ring of one rank.
+    """Returns the pairs of a ring in order, or an empty list for a ring of one rank.
 
     Example:
         >>> all_pairs([2, 3, 5])
