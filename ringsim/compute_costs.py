@@ -283,8 +283,8 @@ def charge(kind: str, stage: int, microbatch: int, count: Callable[[], Flops]) -
 
     The code that computes a stage calls this function. The clock of a simulated rank advances by
     the time of the work, and other ranks may run meanwhile. On a real rank, or without a cost
-    table, nothing happens. ``count`` counts the operations of the stage; it is called only if the
-    rank is charged.
+    table, nothing happens. ``count`` is a function that returns the stage's number of operations;
+    it is called only if the rank is charged.
 
     Example:
         >>> charge("F", 0, 0, count=lambda: Flops(1, 1, 1))  # a real rank

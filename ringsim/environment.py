@@ -1,7 +1,7 @@
 """Finds the rank of this process, the number of ranks and the address of rank 0.
 
-The values come from arguments, or from environment variables that a launcher has set, by these
-rules::
+The values come from arguments, or from environment variables that a launcher has set, according to
+these rules::
 
     arguments                         values from the caller, each of which takes precedence
     torchrun                          RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT: set by
@@ -13,8 +13,8 @@ rules::
 
 The first rule that applies decides. The innermost launcher comes first, because launchers may start
 each other: for example ``mpirun`` in a Slurm job, or torchrun under ``srun``. ringsim guesses
-nothing, and only ``Discovery.export`` changes the environment. Without a launcher you get an error,
-unless you ask for a world of one (``world_size=1``); otherwise a run with a forgotten launcher
+nothing, and only ``Discovery.export`` changes the environment. Without a launcher, you get an error
+unless you ask for a world of one (``world_size=1``). Otherwise, a run without the intended launcher
 would look successful.
 """
 
@@ -68,7 +68,7 @@ _SHOWN: Final = 80  # the most characters of a value in a message
 
 
 def expand_node_list(text: str) -> list[str]:
-    """Expands Slurm's short form of a list of machines.
+    """Expands Slurm's short form for a list of machines.
 
     The names are in the order in which Slurm numbers the nodes of a step. A bracket contains
     numbers and ranges. Numbers keep their leading zeros. If a name contains several brackets, the
@@ -287,7 +287,7 @@ def _read_pmi(environ: Mapping[str, str], rule: str) -> Facts:
 def _read_slurm(environ: Mapping[str, str]) -> Facts | None:
     """Reads the variables of a Slurm step: its tasks and machines.
 
-    A batch script has no step, and is one process.
+    A batch script has no step, because it is a single process.
     """
     read = _Reader(environ)
     step = read.whole("SLURM_STEP_ID", "SLURM_STEPID")

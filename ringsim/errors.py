@@ -13,11 +13,11 @@ The exception tree::
      |    +-- TraceFileError       a trace file cannot be read or written
      |    +-- ScheduleError        a pipeline schedule breaks its rules
      |    +-- ArgumentError        an argument is invalid (*; also a ValueError)
-     |         +-- StartsRanks     a program that ringsim started ranks for starts its own ranks
+     |         +-- StartsRanks     a program that runs on ranks starts its own ranks
      +-- KeyboardInterrupt
           +-- Interrupted          the user stopped a run
 
-    (*) also a RuntimeError, because torch raises RuntimeError for these and programs catch it
+    (*) also a RuntimeError, because torch raises RuntimeError for these errors
 
 Errors that end a run have the attributes ``trace`` (the trace up to the error) and ``diagnosis``
 (the reason, or None if unknown). The message for an invalid value reads ``<name> must be <rule>,
@@ -163,7 +163,7 @@ class ArgumentError(RingError, ValueError, RuntimeError):
 
 
 class Refused(ArgumentError):
-    """An argument of an operation is invalid, and torch would also refuse it.
+    """An argument of an operation is invalid, and torch would also refuse the operation.
 
     If the program does not catch this error, the run ends in ``RankFailed``, as in torch.
     """

@@ -5,13 +5,13 @@
     explore.schedule()     compare two pipeline schedules: ranks, microbatches, unequal stages,
                            latency, memory
     explore.ring()         send a token, a shift or an all-reduce around a ring, and compare the
-                           time with alpha and beta
+                           time with the closed form
     explore.bandwidth()    send messages of all sizes over two links
     explore.generation()   find how many batches keep a generation ring busy, and how many block it
     explore.deadlock()     choose which ranks send first, and see which orders deadlock
 
-Put an explorer on the last line of a cell. ``to_html`` writes it as a page that works without a
-kernel, and ``frame`` returns the result of one choice.
+Put an explorer on the last line of a cell. ``to_html`` writes the explorer as a page that works
+without a kernel, and ``frame`` returns the result for one choice of settings.
 
 Example:
     >>> from ringsim import explore

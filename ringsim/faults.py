@@ -26,11 +26,11 @@ class Slow:
     """Makes a rank compute more slowly.
 
     Each ``ringsim.compute`` on the rank, and each computation in a pipeline, takes ``factor`` times
-    as long. A real rank sleeps for the extra time; a virtual clock advances by it. If a rank has
-    several ``Slow`` faults, their factors multiply.
+    as long. A real rank sleeps for the extra time; a virtual clock advances by that time. If a rank
+    has several ``Slow`` faults, their factors multiply.
 
     Args:
-        rank: the rank.
+        rank: the rank to slow down.
         factor: the factor by which the rank's computing times are multiplied, at least 1.
 
     Raises:
@@ -57,11 +57,11 @@ class Slow:
 class Degrade:
     """Makes a link slower: each message from ``src`` to ``dst`` takes ``factor`` times as long.
 
-    On a virtual clock, the latency and the time per byte are multiplied. On real ranks, the
-    receiver sleeps at the end of its wait, so that the message takes ``factor`` times as long,
-    counted from the time when both sides were posted. If a link has several ``Degrade`` faults,
-    their factors multiply. The opposite direction, from ``dst`` to ``src``, is a separate link. On
-    real ranks, collectives are not affected.
+    On a virtual clock, the latency and the time per byte are multiplied by ``factor``. On real
+    ranks, the receiver sleeps at the end of its wait, so that the message takes ``factor`` times as
+    long, measured from the moment when both sides were posted. If a link has several ``Degrade``
+    faults, their factors multiply. The opposite direction, from ``dst`` to ``src``, is a separate
+    link. On real ranks, collectives are not affected.
 
     Args:
         src: the rank that sends.
@@ -98,7 +98,7 @@ class Fail:
     several ``Fail`` faults, the earliest applies.
 
     Args:
-        rank: the rank.
+        rank: the rank that fails.
         at_op: the number of operations that the rank posts before it fails.
 
     Raises:
@@ -127,7 +127,7 @@ class Jitter:
 
     Args:
         fraction: the largest relative change, positive and at most 1.
-        seed: the seed of the random numbers.
+        seed: the seed for the random numbers.
 
     Raises:
         ArgumentError: a value is invalid.

@@ -7,7 +7,7 @@ This two-parameter model is named after Hockney::
                     time |              .-'    slope beta: seconds for one more byte, 1 / bandwidth
                          |          .-'
                          |      .-'
-                   alpha +--.-'                time of a message of no bytes
+                   alpha +--.-'                time of a message without data
                          +-------+-----------
                                n_half          size at which both parts are equal, so a message
                                                reaches half the bandwidth
@@ -35,8 +35,8 @@ class Link:
     Args:
         alpha_s: the latency in seconds, non-negative.
         beta_s_per_byte: the time per byte in seconds, non-negative; the inverse of the bandwidth.
-        alpha_error_s: the standard error of ``alpha_s``, in seconds; 0 if you pass exact numbers,
-            NaN if a fit could not determine it.
+        alpha_error_s: the standard error of ``alpha_s``, in seconds; 0 for an exact number, or NaN
+            if a fit could not determine the error.
         beta_error_s_per_byte: the standard error of ``beta_s_per_byte``.
 
     Raises:
@@ -92,10 +92,10 @@ class Link:
         """Returns the time that one message takes, in seconds.
 
         Args:
-            size_bytes: the size of the message, non-negative.
+            size_bytes: the size of the message in bytes, non-negative.
 
         Returns:
-            The time in seconds, from the moment when both sides are ready.
+            The time in seconds, measured from the moment when both sides are ready.
 
         Raises:
             ArgumentError: ``size_bytes`` is negative.
@@ -166,11 +166,11 @@ def fit_link(
     would fall, the fit is the best horizontal line.
 
     Args:
-        sizes_bytes: the sizes in bytes, at least two different ones; shape (n,).
+        sizes_bytes: the sizes in bytes, at least two of them different; shape (n,).
         times_s: the time for each size in seconds, positive; shape (n,). Medians are a good choice.
 
     Returns:
-        The link, with standard errors from the scatter around the line; they are NaN for two
+        The link. Its standard errors come from the scatter around the line, and are NaN for two
         points, which have no scatter. If the model does not hold, for example because the protocol
         changes at some size, the errors are large.
 

@@ -48,13 +48,14 @@ def load_ipython_extension(ipython: InteractiveShell) -> None:
     def ring(line: str, cell: str) -> ringsim.Trace:
         """Runs the cell on every rank.
 
-        Shows the output of each rank, tagged with its rank, and then the trace. ``%%ring [-n RANKS]
-        [--limit SECONDS] [-o NAME]``
+        Usage: ``%%ring [-n RANKS] [--limit SECONDS] [-o NAME]``
 
-        The cell can use variables of the notebook, with their current values, and ``ring``, this
-        rank's place in the ring. The cell's assignments stay on the ranks. The trace's ``results``
-        contain the value of the last line on each rank. The trace is also stored in the variable
-        NAME (default: ``trace``).
+        Shows each rank's output, tagged with the rank, and then the trace.
+
+        The cell can use the notebook's variables, with their current values, and ``ring``, which is
+        this rank's place in the ring. The cell's assignments stay on the ranks. The trace's
+        ``results`` contain the value of the last line on each rank. The trace is also stored in the
+        variable NAME (default: ``trace``).
         """
         return _run_cell(ipython, line, cell)
 
@@ -165,16 +166,16 @@ def names_used(code: CodeType) -> set[str]:
 def run_on_rank(source: str, filename: str, /, **variables: Any) -> Any:
     """Runs the text of a cell on this rank, and returns the value of its last line.
 
-    The cell can use ``ringsim``, and ``ring``, this rank's place in its ring.
+    The cell can use ``ringsim``, and also ``ring``, which is this rank's place in its ring.
 
     Args:
         source: the text of the cell.
         filename: the file name for tracebacks.
-        variables: the variables of the notebook that the cell uses.
+        variables: the notebook's variables that the cell uses.
 
     Returns:
-        The value, if the last statement is an expression (its repr, if the value cannot be
-        pickled); otherwise None.
+        The value of the last statement, or the value's repr if it cannot be pickled; None if the
+        last statement is not an expression.
 
     Example:
         >>> def worker():

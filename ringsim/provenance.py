@@ -22,7 +22,7 @@ def machine() -> dict[str, Any]:
     """Describes this machine.
 
     Returns:
-        ``cpu`` (the model name), ``cores`` (the logical cores that this process may use),
+        ``cpu`` (the model name), ``cores`` (the number of logical cores that this process may use),
         ``memory_bytes`` (None if unknown) and ``platform``. Host and user names are omitted,
         because you may share a trace.
 

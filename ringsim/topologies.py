@@ -1,8 +1,8 @@
 """The network between simulated ranks: its links, and the routes of messages over them.
 
-A message takes a route of one or more hops. Its bytes cross all hops at the same time, at the speed
-of the slowest; its latency is the sum of their latencies. Messages that use a hop at the same time
-share it fairly (`ringsim.simulator.links`)::
+A message takes a route of one or more hops. The message's bytes cross all hops at the same time, at
+the speed of the slowest hop. The message's latency is the sum of the hops' latencies. Messages that
+use a hop at the same time share it fairly (`ringsim.simulator.links`)::
 
     RingLinks(link)         0 <=> 1 <=> 2 <=> 3 <=> 0      messages take the shorter way around,
                                                            through the ranks between
@@ -81,7 +81,7 @@ class Topology(Protocol):
     def route(self, src: int, dst: int, world_size: int) -> Sequence[Hop]:
         """Returns the hops of a message from one rank to another, in order.
 
-        Without hops, a message arrives immediately.
+        If the route has no hops, the message arrives immediately.
         """
         ...
 
@@ -130,9 +130,9 @@ class RingLinks(_Roomy):
 class Hosts(_Roomy):
     """Hosts with several ranks each.
 
-    Each pair of ranks on a host has its own link. Each host has one link out and one link in, which
-    its ranks share. Rank r is on host ``r // ranks_per_host``. A message that shares no link takes
-    ``inner.time_s`` within a host, and ``outer.time_s`` between hosts.
+    Each pair of ranks on a host has its own link. Each host has one outgoing and one incoming link,
+    which its ranks share. Rank r is on host ``r // ranks_per_host``. A message that shares no link
+    takes ``inner.time_s`` within a host, and ``outer.time_s`` between hosts.
 
     Args:
         ranks_per_host: the number of ranks per host, at least 1; the last host may have fewer.
@@ -182,7 +182,7 @@ class GlooCosts:
         first_use_s: the core time that each rank spends when it posts its first operation, because
             new processes load pages and libraries on demand.
         awake: the cost of a single message while the cores are busy and need not wake up; None if
-            it is the same as on idle cores.
+            the cost is the same as on idle cores.
         stall_s: the length of a stall, in seconds. A Gloo thread that finds a connection locked
             keeps retrying until the scheduler takes its core away.
         stall_share: the share of messages that stall, from 0 to 1, among the messages on whose
@@ -218,13 +218,13 @@ class OneMachine(_Roomy):
 
     A message occupies a core while it is carried, and a rank occupies a core for the calibrated
     time around its computing and its messages. Both wait if no core is free. ``ringsim.compute``
-    needs no core, because real ranks sleep in it.
+    needs no core, because real ranks sleep during the call.
 
     Args:
-        link: the cost of a message that shares no link or core.
+        link: the cost of a message that shares neither a link nor a core.
         cores: the number of cores, at least 1.
-        gloo: Gloo's other costs, with which collectives run as in Gloo; None if a message occupies
-            a core while it is in flight.
+        gloo: Gloo's other costs; collectives then run as they do in Gloo. None if a message
+            occupies a core while it is in flight.
 
     Raises:
         ArgumentError: a value is invalid.
@@ -295,8 +295,8 @@ class GraphLinks:
     graph.
 
     Args:
-        graph: a networkx graph (each edge is two links, one in each direction) or directed graph;
-            each edge has the attribute ``link``.
+        graph: a networkx graph, in which each edge represents two links, one in each direction, or
+            a directed graph. Each edge must have the attribute ``link``.
 
     Raises:
         ArgumentError: ``graph`` is not such a graph, has several edges between two nodes, or has an

@@ -2,7 +2,7 @@
 
 Use ``from ringsim import comm as dist`` instead of ``import torch.distributed as dist``. This
 module offers every name in ``torch.distributed``, backed by torch's own objects. Functions that
-communicate can be logged; without a log, a call only makes two extra checks. ``set_backend``
+communicate can be logged; without a log, a call makes only two extra checks. ``set_backend``
 chooses the backend for groups created later. Once this module is imported, torch can also create
 groups on MPI ("mpi").
 """

@@ -4,11 +4,11 @@ This module provides the listening socket, the store behind it, the roll-call, a
 process group. Rank 0 opens the listening socket itself and passes it to torch's store, which would
 otherwise listen on every network of the machine. The other ranks connect to the socket by a numeric
 address. If an unrelated program listens there and never answers, torch's client ignores its
-timeout; so the client runs in a thread that can be abandoned.
+timeout, so the client runs in a thread that can be abandoned.
 
-If ranks disagree (two with the same number, different world sizes, a missing rank), torch would
-wait for half an hour, or silently run a smaller world. So each rank first puts a card into the
-store, and waits for one verdict on all cards::
+If ranks disagree (two ranks have the same number, the world sizes differ, or a rank is missing),
+torch would wait for half an hour, or silently run a smaller world. So each rank first puts a card
+into the store, and waits for one verdict on all cards::
 
     rank                      store                         cost for a rank
       |-- get "head" --------->|  rank 0's card               one wait
@@ -56,7 +56,7 @@ T = TypeVar("T")
 class BackgroundCall(Generic[T]):
     """A call on a background thread that can be abandoned, even when the process ends.
 
-    Use it for torch calls that obey no time limit.
+    Use this class for torch calls that ignore time limits.
     """
 
     def __init__(self, call: Callable[[], T]) -> None:
@@ -174,7 +174,7 @@ def find_fault(cards: list[Card]) -> str | None:
 def list_rings(cards: list[Card]) -> list[tuple[int, ...]]:
     """Returns all rings of a world, each as its global ranks in order.
 
-    The cards must be complete and without a fault.
+    The cards must be complete and free of faults.
 
     Example:
         >>> list_rings(
@@ -207,11 +207,11 @@ class RollCall:
         rank: this rank.
         world_size: the number of ranks that this rank expects.
         hosts: whether the store lives in this process, which must then wait until the other ranks
-            have read it for the last time.
+            have read the store for the last time.
         reused: whether the store outlives the ring, so that each roll-call needs its own keys.
         over: a function that returns whether rank 0 has begun a newer roll-call, for processes that
-            may be restarted. In that case the store may contain entries of dead processes, and only
-            rank 0 completes the roll-call, once it knows that all ranks have arrived.
+            may be restarted. In that case, the store may contain entries from dead processes, and
+            only rank 0 completes the roll-call, once it knows that all ranks have arrived.
 
     Raises:
         LeftAlready: the previous ring is still being destroyed.
@@ -252,7 +252,7 @@ class RollCall:
 
         Raises:
             RendezvousFailed: a rank is missing, present twice, or disagrees; the message lists the
-                ranks present and missing.
+                present and the missing ranks.
             LeftAlready: this roll-call belongs to an earlier attempt.
         """
         with self._connection():
@@ -293,7 +293,7 @@ class RollCall:
     def finish(self, deadline: float, failure: str | None = None) -> None:
         """Waits until all ranks have created their groups.
 
-        Otherwise a rank could destroy resources that another rank still needs.
+        Otherwise, a rank could destroy resources that another rank still needs.
 
         Args:
             deadline: see ``start``.
@@ -380,7 +380,7 @@ class RollCall:
     def _attendance(self, stage: str) -> str:
         """Lists the ranks that got this far and the ranks that did not.
 
-        It sends N requests, so it is only used for errors.
+        This takes N requests, so the method is used only for errors.
         """
         present = [rank for rank in range(self._expected) if self.store.check([f"{stage}/{rank}"])]
         missing = [rank for rank in range(self._expected) if rank not in present]
@@ -437,11 +437,12 @@ def listen(host: str, port: int, *, timeout_s: float = 30) -> socket.socket:
     """Opens a socket, bound to the address of ``host``, on which rank 0 hosts the store.
 
     If ``host`` is loopback, the socket listens only there. Call this function on rank 0, or in the
-    process that starts rank 0. It blocks only for name resolution, at most ``timeout_s`` seconds.
+    process that starts rank 0. It blocks only for name resolution, for at most ``timeout_s``
+    seconds.
 
     Raises:
-        RendezvousFailed: the port is in use, the name is unknown, or the address belongs to another
-            machine.
+        RendezvousFailed: the port is in use, the name is unknown, or the address belongs to a
+            different machine.
     """
     failure: OSError | None = None
     for family, address in _resolve(host, time.monotonic() + timeout_s):
@@ -490,11 +491,11 @@ def meet(
         world_size: the number of ranks.
         card: the card of this rank.
         timeout_s: the time limit, in seconds.
-        listen_socket: for rank 0, a socket that already listens at ``head_ip`` and ``port``, which
-            is taken over.
+        listen_socket: for rank 0, a socket that already listens at ``head_ip`` and ``port``;
+            ``meet`` takes it over.
 
     Raises:
-        RendezvousFailed: the ranks could not all meet.
+        RendezvousFailed: not all ranks could meet.
     """
     deadline = time.monotonic() + timeout_s
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and os.environ.get(
@@ -547,7 +548,7 @@ def meet(
 def _follow_rank_0(store: Store, rank: int, world_size: int) -> RollCall:
     """Joins rank 0's next roll-call in a store that torchrun keeps across restarts.
 
-    Rank 0 numbers the roll-calls, because each torchrun agent only counts the restarts of its own
+    Rank 0 numbers the roll-calls, because each torchrun agent counts only the restarts of its own
     ranks.
 
     Raises:
@@ -577,8 +578,8 @@ def meet_over(store: Store, rank: int, world_size: int, card: Card, timeout_s: f
 def host(listener: socket.socket, timeout_s: float) -> Store:
     """Hosts a store for a rendezvous in this process.
 
-    The store takes over a socket from ``listen`` or ``close_door``. It exists as long as it is
-    referenced; a lookup in the store waits at most ``timeout_s`` seconds.
+    The store takes over a socket from ``listen`` or ``close_door``. The store exists as long as it
+    is referenced; a lookup in the store waits at most ``timeout_s`` seconds.
     """
     address, port = listener.getsockname()[:2]
     return reach(address, port, timeout_s, listener.detach())
@@ -634,7 +635,7 @@ def build_default_group(
 
     Call this function on every rank. It blocks until all ranks are connected. If the ranks met on
     loopback, Gloo uses only loopback for this group and all later ones; call the returned function
-    to undo that after the group is destroyed.
+    to undo this change after the group is destroyed.
     """
     interface = (
         loopback_interface() if rendezvous.loopback and _INTERFACE not in os.environ else None
@@ -695,8 +696,8 @@ def leave(rendezvous: Rendezvous, timeout_s: float) -> None:
 def _stop_listening(descriptor: int) -> None:
     """Frees the port of a store that is still alive.
 
-    It replaces the store's socket with a socket that does not listen, because a group or a
-    traceback may keep the store alive, and the store keeps its socket.
+    This function replaces the store's socket with a socket that does not listen, because a group or
+    a traceback may keep the store alive, and the store keeps its socket.
     """
     with socket.socket() as idle:
         os.dup2(idle.fileno(), descriptor, inheritable=False)
@@ -748,9 +749,9 @@ def _numeric(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 def _leads_alike(host: str) -> bool:
     """Returns whether a host that resolves to loopback here does so on every machine.
 
-    An address or "localhost" always resolves the same way. A machine's own name does not: its
-    /etc/hosts may map the name to loopback (Debian: 127.0.1.1), while other machines get its
-    address on the network.
+    An address or "localhost" always resolves the same way. A machine's own name does not: the
+    machine's /etc/hosts may map the name to loopback (Debian: 127.0.1.1), while other machines get
+    the machine's address on the network.
     """
     return host == "localhost" or _numeric(host) is not None
 
@@ -783,7 +784,8 @@ def _resolve(host: str, deadline: float) -> list[Address]:
 def loopback_interface() -> str | None:
     """Returns the name of this machine's loopback interface.
 
-    The name is "lo" on Linux and "lo0" on macOS; None if it has a different name.
+    The name is "lo" on Linux and "lo0" on macOS; the result is None if the interface has a
+    different name.
     """
     names = [name for _, name in socket.if_nameindex()]
     return next((name for name in ("lo", "lo0") if name in names), None)

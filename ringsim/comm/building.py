@@ -1,7 +1,7 @@
 """Collectives built from messages, for groups or versions of torch that lack them.
 
-All messages of a collective are posted before any is waited for, so the ranks cannot block each
-other, and ``async_op`` needs no extra work. Reductions are computed in the order of the ranks.
+All messages of a collective are posted before the first is waited for, so the ranks cannot block
+each other, and ``async_op`` needs no extra work. Reductions are computed in the order of the ranks.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def build(group: ProcessGroup, call: Call) -> Handle:
         call: the collective.
 
     Returns:
-        The handle; its wait stores the results.
+        The handle, whose wait stores the results.
 
     Raises:
         ArgumentError: the reduction is not one of torch's eight plain reductions.

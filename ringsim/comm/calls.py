@@ -74,7 +74,7 @@ class Members(ABC):
 
     Attributes:
         ranks: the global ranks of the members, in the group's order.
-        group_name: the name, such as "world" or "ring:2>3", the same on all members.
+        group_name: the name, such as "world" or "ring:2>3", which is the same on all members.
     """
 
     ranks: Sequence[int]
@@ -153,7 +153,8 @@ _DEFAULTS: Final = {
 def make_signature(arguments: str, **meanings: Any) -> inspect.Signature:
     """Returns the signature for arguments written as in a function definition.
 
-    ``meanings`` gives the values of names used as defaults; SUM is torch's unless given.
+    ``meanings`` contains the values of names used as defaults; SUM is torch's unless ``meanings``
+    contains it.
 
     Example:
         >>> make_signature("tensor, dst=0")
@@ -192,10 +193,11 @@ class Reading:
     The rules cover functions of ``torch.distributed`` and methods of ``ProcessGroup``.
 
     Args:
-        names: the names of torch's functions; traces use the first one.
+        names: the names of torch's functions; traces use the first name.
         arguments: the arguments of these functions.
         gives: the argument with the tensors that a rank gives.
-        takes: the argument with the tensors that a rank fills; omitted if it is the same argument.
+        takes: the argument with the tensors that a rank fills; omitted if both arguments are the
+            same.
         methods: the methods of ``ProcessGroup``. Their arguments are the tensors taken, the tensors
             given, and the options.
         raw: whether Gloo ignores the tensors' strides and uses their memory as it is, so that gaps
@@ -349,7 +351,7 @@ class Call:
 
     Attributes:
         name: the name of the called function.
-        group: the group. Ranks below are ranks within this group.
+        group: the group; the ranks below are ranks within this group.
         given: the tensors that this rank gives, as in the table above, or one tensor with all of
             them.
         taken: the tensors that this rank gets, in the same form.
@@ -792,7 +794,7 @@ def describe(tensors: Tensors, copies: int) -> tuple[str, tuple[int, ...], int]:
 
     Args:
         tensors: the tensors of the operation; several tensors of the same shape are described as
-            (number, *shape), others as (elements,).
+            (number, *shape), other tensors as (elements,).
         copies: the factor for their size: the group size if they are one rank's shard, else 1.
 
     Example:

@@ -1,8 +1,8 @@
 """Checks for operations that torch would accept, or reject without naming the rank or its peer.
 
 A nonexistent rank crashes Gloo, and Gloo silently fails to send a meta tensor. This module finds
-such errors before it calls the library. It explains errors that the library itself raises
-afterwards, which costs nothing for correct programs.
+such errors before it calls the library. After the library itself has raised an error, the module
+explains that error, which costs nothing for correct programs.
 
 The teaching mode (``check="full"``) also finds uses of a buffer while a message is in flight, and
 misuses of handles. Between ``isend`` or ``irecv`` and the end of ``wait()``, the tensor belongs to
@@ -69,7 +69,7 @@ class Prechecks:
     """Checks operations, raises errors at the user's line, and notes the errors in the trace.
 
     Args:
-        recorder: the recorder of the findings.
+        recorder: the recorder for the findings.
 
     Attributes:
         replacements: the replacements for torch's functions that handle ranks outside a group,
@@ -261,7 +261,7 @@ class BufferGuard:
     """A guard for message buffers in flight; raises an error if the program uses such a buffer.
 
     Args:
-        recorder: the recorder of the findings.
+        recorder: the recorder for the findings.
 
     Attributes:
         uses: the messages in flight, by handle.

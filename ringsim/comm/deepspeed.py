@@ -573,7 +573,7 @@ def in_dlts() -> bool:
 def patch_aml_env_for_torch_nccl_backend(master_port: int = 6105, verbose: bool = True) -> None:
     """Sets torch's five variables, and ``NCCL_SOCKET_IFNAME``, from Azure ML's variables.
 
-    It does not block.
+    This function does not block.
 
     Args:
         master_port: the port on which rank 0 listens if there are several machines and MASTER_PORT
@@ -581,7 +581,7 @@ def patch_aml_env_for_torch_nccl_backend(master_port: int = 6105, verbose: bool 
         verbose: whether to log the discovered settings through ``logging``.
 
     Raises:
-        RingError: the process does not run in Azure ML, or some of its variables are missing.
+        RingError: the process is not running in Azure ML, or some Azure ML variables are missing.
     """
     found = _find("azureml", "AZUREML_EXPERIMENT_ID")
     if os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") != str(found.world_size):
@@ -600,7 +600,7 @@ def patch_aml_env_for_torch_nccl_backend(master_port: int = 6105, verbose: bool 
 def patch_aws_sm_env_for_torch_nccl_backend(verbose: bool = True) -> None:
     """Sets torch's five variables from SageMaker's variables.
 
-    An address and a port that are already set are kept. It does not block.
+    An address and a port that are already set are kept. This function does not block.
 
     Args:
         verbose: whether to log the discovered settings through ``logging``.

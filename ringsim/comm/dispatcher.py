@@ -4,17 +4,18 @@ DistributedDataParallel, functional collectives and DTensor issue such collectiv
 the methods of Python's ``ProcessGroup``, but go through torch's dispatcher, as the operators
 ``c10d::allreduce_``, ``c10d::broadcast_`` and so on. Their dispatch key ``BackendSelect`` is
 unused: a function registered there is called first, and then forwards the call to the original
-function. Functions are registered only once in the life of a process, and forward calls directly
-while nothing is recorded, because neither registering nor removing is safe while another thread is
-in an operator.
+function. Functions are registered only once per process, and forward calls directly while nothing
+is recorded, because neither registering nor removing is safe while another thread is in an
+operator.
 
 An operation that cannot be read is forwarded without a record, because DistributedDataParallel's
 reducer does not survive an error here.
 
-The program waits for such a collective in C++, usually unseen. So one thread per group also waits
-for the collectives, one after the other, and records when each was done. The thread also waits for
-collectives that torch's own Python code starts and may forget, as it does under ``Join``. A
-callback on their futures would run Python in Gloo's own thread, and delay every later operation.
+The program waits for such a collective in C++, and Python usually cannot see that wait. So one
+thread per group also waits for the collectives, one after the other, and records when each was
+done. The thread also waits for collectives that torch's own Python code starts and may forget, as
+it does under ``Join``. A callback on their futures would run Python in Gloo's own thread, and delay
+every later operation.
 """
 
 from __future__ import annotations
@@ -190,9 +191,9 @@ class LateWaits:
     One thread per group waits for the group's collectives, one after the other. If ringsim sees the
     program wait, it records the program's own wait instead.
 
-    DistributedDataParallel waits after it has issued its last bucket. So a collective counts as
-    waited for from the time it was issued if its thread returns from C++ after the collective was
-    done, and has issued no other collective by then.
+    DistributedDataParallel waits after it has issued its last bucket. So if the collective's thread
+    returns from C++ after the collective is done, and has issued no other collective by then, the
+    wait counts from the time at which the collective was issued.
 
     Args:
         recorder: the recorder of the collectives.
@@ -225,8 +226,8 @@ class LateWaits:
         Args:
             work: the handle of the collective.
             slot: the slot of its record.
-            group: the number of its group.
-            made: the tensors that it fills.
+            group: the number of the collective's group.
+            made: the tensors that the collective fills.
             frame: the frame of the Python function that called into C++, if there is one.
         """
         if group not in self._queues:

@@ -84,7 +84,7 @@ class GpuTimes:
 
     Args:
         amend: the recorder's method ``amend(slot, wait_ns=..., done_ns=...)``.
-        rank: the rank of the operations, for the sentences of ``read``.
+        rank: the rank of the operations, for the sentences that ``read`` returns.
         now: the host's clock, in ns.
     """
 
@@ -185,8 +185,8 @@ class _GpuClock:
         kept: the events still to be read.
         anchor: the latest anchor, from which the times of these events are measured.
         within_ns: the error bound of the times read so far.
-        read: the number of operations that have their times.
-        missed: the number of operations that will never have their times, by reason.
+        read: the number of operations whose times are known.
+        missed: the number of operations whose times will never be known, by reason.
     """
 
     def __init__(self, gpu: torch.device, now: Callable[[], int]) -> None:
@@ -200,7 +200,7 @@ class _GpuClock:
         self._stream: torch.cuda.Stream | None = None
 
     def record(self) -> torch.cuda.Event | str:
-        """Records an event on the program's stream; returns the event or the reason for failure."""
+        """Records an event on the program's stream; returns the event or the reason it failed."""
         try:
             # by number, because looking up the device takes longer than recording an event
             with torch.cuda.device(self.gpu.index):
@@ -219,9 +219,9 @@ class _GpuClock:
         return event
 
     def tie(self) -> _Anchor | None:
-        """Returns an anchor, or None if its stream is busy.
+        """Returns an anchor, or None if the stream for anchors is busy.
 
-        The stream may be busy because torch's pool can give the same stream to others.
+        The stream may be busy because torch's pool can give the same stream to other users.
         """
         anchors: list[_Anchor] = []
         deadline = self._now() + _TIE_NS
@@ -266,7 +266,7 @@ def is_nccl(group: ProcessGroup) -> bool:
 def find_gpu(value: Any) -> torch.device | None:
     """Returns the GPU of the first GPU tensor, or None if there is none.
 
-    Searches lists and tuples at any depth.
+    The function searches lists and tuples at any depth.
     """
     if isinstance(value, torch.Tensor):
         return value.device if value.is_cuda else None

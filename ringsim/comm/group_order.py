@@ -2,9 +2,9 @@
 
 If a rank creates a different group from its peers, it waits for them for half an hour, and a rank
 that destroys its groups leaves its peers in the middle of an operation. The n-th group that a rank
-creates is matched with the n-th of every other rank, regardless of its members, because torch
-numbers groups that way. Each creation is recorded as a collective on the group ``GROUPS``, with the
-members in place of a shape. If only the members create a group (``use_local_synchronization``),
+creates is matched with the n-th group of every other rank, regardless of the members, because torch
+numbers groups in this way. Each creation is recorded as a collective on the group ``GROUPS``, with
+the members in place of a shape. If only the members create a group (``use_local_synchronization``),
 torch names the group after the members and the number of groups that the rank is in. The creation
 is then recorded on a group with that name.
 """
@@ -179,7 +179,7 @@ def record_new_groups(
 def record_end_of_groups(recorder: Recorder, on_new_world: Callable[[], None]) -> Hook:
     """Creates the replacement for torch's function that sets the default group.
 
-    Torch sets it to None when all groups are destroyed.
+    Torch sets the default group to None when all groups are destroyed.
     """
     call, destroyed = getattr(*SET_DEFAULT), False
 

@@ -66,7 +66,7 @@ class Handle(Work):
         Args:
             recorder: the recorder of the operation.
             slot: the slot of its record.
-            ranks: for a recv, the global rank of each rank of the group.
+            ranks: for a recv, the global rank of each rank in the group.
         """
         self._recorder, self._slots, self._sources = recorder, [slot], ranks
 
@@ -90,8 +90,8 @@ class Handle(Work):
         Later calls return immediately.
 
         Args:
-            timeout: the limit for each operation, in the form that its backend takes (torch: a
-                ``timedelta``); None for the group's own limit.
+            timeout: the limit for each operation, in the form that the operation's backend accepts
+                (for torch, a ``timedelta``); None for the group's own limit.
 
         Returns:
             True.

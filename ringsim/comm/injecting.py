@@ -91,7 +91,7 @@ def _make_failing(at_op: int, recorder: Recorder) -> Replacements:
 def blank_messages() -> None:
     """Makes every message from this rank carry zeros from now on, regardless of its tensor.
 
-    It cannot be undone, so do not use it on ranks that are reused.
+    The effect cannot be undone, so do not use this function on ranks that are reused.
     """
     clock = get_state().clock
     if clock is not None:
@@ -109,14 +109,14 @@ def blank_messages() -> None:
 class _SlowLinks:
     """Delays messages that arrive at this rank over slow links.
 
-    A message that takes a time t after both sides were posted then takes ``factor`` * t. Its
-    arrival is observed only in the wait. If the program begins to wait late, t is the shortest time
-    observed for a message of that size.
+    A message that would take a time t after both sides were posted takes ``factor`` * t instead.
+    The arrival is observed only in the wait. If the program begins to wait late, t is the shortest
+    time observed for a message of that size.
 
     Args:
         recorder: this rank's recorder; the records of the other ranks are read for the times at
             which they posted their sends.
-        factors: the slowdown of messages by source.
+        factors: the slowdown factors for messages, by source.
     """
 
     def __init__(self, recorder: Recorder, factors: dict[int, float]) -> None:

@@ -1,10 +1,10 @@
 """The log of ``ringsim.comm``: durations and bandwidths of operations, computed from records.
 
 While the log is on, operations are recorded: ``configure(enabled=True)`` starts a recorder or
-shares the active one. The log has no clock of its own. An operation is logged if it was selected
-when it was called. You can select all operations (``prof_all``), certain names (``prof_ops``), or a
-single call (``prof=True``). If the log uses a name other than the operation's own, that name is the
-``label`` of its record::
+shares the active recorder. The log has no clock of its own. An operation is logged if it was
+selected when it was called. You can select all operations (``prof_all``), certain names
+(``prof_ops``), or a single call (``prof=True``). If the log uses a name other than the operation's
+own, that name is the ``label`` of its record::
 
     ringsim.comm.all_reduce(t, log_name="gradients")
       |- label "gradients" begins               LogOptions.call
@@ -452,7 +452,7 @@ def interrupt_log() -> LogOptions | None:
     """Stops the log and keeps its contents, so that the recorder can be replaced.
 
     Returns:
-        The stopped log, or None if it was not on.
+        The stopped log, or None if the log was not on.
     """
     log: LogOptions | None = get_state().log
     if log is None or log.records is None:
@@ -506,7 +506,7 @@ def pause_log() -> Iterator[None]:
 def timed_op(function: Callable[P, R]) -> Callable[P, R]:
     """Logs calls to a function as if it were an operation of ``ringsim.comm``.
 
-    Use it as a decorator for your own collectives. While the log is on, a selected call
+    Use this function as a decorator for your own collectives. While the log is on, a selected call
     (``prof_all``, the function's name in ``prof_ops``, or its own argument ``prof=True``) is
     recorded as a span with a size and a group, and the operations inside are labelled with its
     name. The call is done when the function returns; if the function returns the handle of an
@@ -602,7 +602,7 @@ def _number_payload(recorder: Recorder, given: dict[str, Any]) -> int:
 
 
 def _gather(default: Store, mine: Logged, rank: int, world_size: int) -> LogTable:
-    """Builds the table for all ranks, exchanging their data through a store.
+    """Builds the table for all ranks, which exchange their data through a store.
 
     Call this function on every rank. It blocks until all ranks have called it, or for slightly more
     than ``_WAIT_S``.

@@ -1,7 +1,7 @@
 """The base class for backends written in Python, which only need to send and receive messages.
 
-A subclass defines the two methods ``isend`` and ``irecv``. Collectives that it does not implement
-itself (``start``) are built from messages. Operations are recorded here, when they are posted,
+A subclass defines the two methods ``isend`` and ``irecv``. Collectives are built from messages,
+unless the subclass also defines ``start``. Operations are recorded here, when they are posted,
 because patching the class ``ProcessGroup`` does not affect subclasses written in Python.
 """
 
@@ -169,7 +169,7 @@ class MessageGroup(PythonGroup):
             wait_all_ranks: whether the first rank names all missing ranks, instead of only one.
 
         Raises:
-            RunTimeout: a rank did not call it in time.
+            RunTimeout: a rank did not call the method in time.
         """
         limit_s = to_seconds(timeout or self.timeout)
         begun = self._post("monitored_barrier", self.members, NONE, NONE, [])

@@ -1,14 +1,14 @@
 """The ``mpi`` backend for torch.distributed, for ranks started by ``mpirun`` (or ``srun``).
 
-Torch reserves the name "mpi" for its own backend, which its wheels do not contain, so its place is
+Torch reserves the name "mpi" for its own backend, which its wheels do not contain, so that place is
 empty. ``register`` puts ringsim's backend there, so that ``init_process_group("mpi")`` and
 ``new_group`` work as torch documents them. No address is needed, because MPI connects the ranks.
 
-While the ranks are connected, a rank that ends with an exception, or by ``sys.exit`` with a nonzero
-code, ends all ranks, because the others would wait for it. Python calls no hook for SystemExit, and
-an ``atexit`` handler does not get the exit code. But the interpreter reads the attribute ``code``
-of an uncaught exception, and at that time there is no Python frame below, whereas code that catches
-the exception has one.
+While the ranks are connected, a rank that ends with an exception, or calls ``sys.exit`` with a
+nonzero code, ends all ranks, because the other ranks would wait for it. Python calls no hook for
+SystemExit, and an ``atexit`` handler does not get the exit code. But the interpreter reads the
+attribute ``code`` of an uncaught exception. At that time, no Python frame is active, whereas a
+program that catches the exception and reads the attribute has a frame.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ class _Maker:
     """The factory for groups on the "mpi" backend, in place of torch's own class.
 
     Attributes:
-        world: the group of all ranks, None while the ranks are not connected.
+        world: the group of all ranks, or None while the ranks are not connected.
     """
 
     def __init__(self) -> None:
@@ -208,7 +208,7 @@ class _Maker:
 
         Raises:
             RingError: mpi4py or the MPI library is missing.
-            RunTimeout: not all ranks have called it in time.
+            RunTimeout: not all ranks have called this method in time.
         """
         mpi = import_mpi()
         everybody = mpi.COMM_WORLD

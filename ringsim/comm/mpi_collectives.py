@@ -1,8 +1,8 @@
 """The collectives on MPI, one function per family.
 
 Each collective becomes one nonblocking MPI operation and a final step for its result. Data that is
-only moved is sent as bytes, regardless of its dtype. Reductions are done by MPI; if MPI does not
-have the type, the data is gathered, and reduced in torch in the order of the ranks.
+only moved is sent as bytes, regardless of its dtype. MPI performs the reductions. If MPI lacks the
+type, the data is gathered, and torch reduces it in the order of the ranks.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def _reduce_scatter(mpi: Any, comm: Any, call: Call) -> Started:
 def _complete_reduction(call: Call, rows: torch.Tensor, outputs: Tensors) -> None:
     """Fills the outputs from MPI's total (a single row) or from the parts of all ranks.
 
-    In the second case torch reduces the parts.
+    In the second case, torch reduces the parts.
     """
     if not outputs:
         return

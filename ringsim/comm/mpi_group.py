@@ -40,8 +40,8 @@ LEAVE_S: Final = 5.0  # the time that ending a group waits for sends that have n
 class MpiWork(Handle):
     """An operation that MPI has begun.
 
-    It makes progress only while a thread of this process is inside MPI, in a wait or in another
-    call.
+    The operation makes progress only while a thread of this process is inside MPI, in a wait or in
+    another call.
 
     Args:
         group: the group of the operation.
@@ -103,7 +103,7 @@ class MpiWork(Handle):
             RunTimeout: the time limit, by default the group's, has passed. The operation continues,
                 and can be waited for again.
             MessageMismatch: the message and the tensor differ in size.
-            RingError: MPI reports another error.
+            RingError: MPI reports a different error.
         """
         limit_s = to_seconds(timeout or self.group.timeout)
         begin, looks, sleep_s = time.monotonic(), 0, _FIRST_SLEEP_S
@@ -213,8 +213,8 @@ class Job:
 class MpiGroup(MessageGroup):
     """A torch process group of the ranks that share an MPI communicator.
 
-    It sends CPU tensors of every dtype, contiguous or not, as bytes. As on Gloo, a rank cannot send
-    to itself.
+    The group sends CPU tensors of every dtype, contiguous or not, as bytes. As on Gloo, a rank
+    cannot send to itself.
 
     Args:
         job: this process's use of MPI.
@@ -324,7 +324,7 @@ class MpiGroup(MessageGroup):
 
         Raises:
             ArgumentError: the processes pass different ranks.
-            RunTimeout: not all ranks have called it in time.
+            RunTimeout: not all ranks have called this method in time.
         """
         number = self._agree(tuple(ranks))
         comm = self.job.control.Create(self.job.control.Get_group().Incl(list(ranks)))
@@ -337,7 +337,7 @@ class MpiGroup(MessageGroup):
 
         Raises:
             ArgumentError: the processes request different groups.
-            RunTimeout: not all ranks have called it in time.
+            RunTimeout: not all ranks have called this method in time.
         """
         mine = hashlib.blake2b(repr(ranks).encode(), digest_size=8).digest()
         everything = bytearray(8 * self.size())

@@ -1,6 +1,6 @@
 """Numbers for the groups and payloads of a rank's operations, and their names.
 
-An event refers to its group and its payload by number; the trace's tables describe them.
+An event refers to its group and its payload by number; the trace's tables describe both.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def make_replacements(recorder: Recorder, on_block: Callable[[], None]) -> Repla
 def find_pipelining() -> Any:
     """Returns the module of torch's pipeline schedules, or None if the program has not imported it.
 
-    It is not imported here, because that takes a second.
+    The module is not imported here, because the import takes a second.
     """
     return sys.modules.get("torch.distributed.pipelining.schedules")
 

@@ -1,8 +1,8 @@
 """A torch process group whose operations are written in Python.
 
-Torch calls its methods from Python and from C++ (DistributedDataParallel's reducer, functional
-collectives). Each method converts the arguments of the ``ProcessGroup`` method to those of the
-``torch.distributed`` function, and passes them on. Messages go to ``begin_message``, and
+Torch calls the group's methods from Python and from C++ (DistributedDataParallel's reducer,
+functional collectives). Each method converts the arguments of the ``ProcessGroup`` method to those
+of the ``torch.distributed`` function, and passes them on. Messages go to ``begin_message``, and
 collectives to ``begin_collective``. The groups on the virtual clock and on MPI are such groups.
 """
 
@@ -80,7 +80,7 @@ class PythonGroup(ProcessGroup):
 
         Args:
             name: the name of the function of ``torch.distributed``.
-            arguments: the arguments of the function, by name; roots as ``group_src`` and
+            arguments: the arguments of the function, by name, with roots as ``group_src`` and
                 ``group_dst``.
             carried: the tensors whose size is recorded, if the function's own tensors are parts of
                 them.

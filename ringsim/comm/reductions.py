@@ -46,9 +46,9 @@ def check_reduction(op: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Ten
 
 @functools.cache
 def find_refusal(dtype: torch.dtype, how: str) -> str:
-    """Returns the reason torch cannot apply a reduction to a dtype, or "" if it can.
+    """Returns the reason why torch cannot apply a reduction to a dtype, or "" if torch can.
 
-    The reduction is tried with one number.
+    The function tries the reduction with one number.
 
     Args:
         dtype: the dtype of the tensors.

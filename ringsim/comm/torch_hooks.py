@@ -76,7 +76,7 @@ def install(recorder: Recorder, check: str = "basic") -> None:
             misuse of buffers and handles) or "off".
 
     Raises:
-        RingError: another recorder is active in this process.
+        RingError: a different recorder is active in this process.
     """
     active = get_state().recorder
     if active is not None and active is not recorder:
@@ -170,7 +170,7 @@ _OF_TORCH: Final = os.path.dirname(torch.__file__) + os.sep
 def _is_called_by_torch(frame: FrameType | None) -> bool:
     """Returns whether torch's own code called a function of torch.distributed.
 
-    In that case the program has no control over the handle.
+    In that case, the program has no control over the handle.
     """
     while frame is not None and frame.f_code.co_filename in _OF_SPEAKER:
         frame = frame.f_back
@@ -180,7 +180,8 @@ def _is_called_by_torch(frame: FrameType | None) -> bool:
 def _has_own_limit(timeout: timedelta = timedelta(0), *_: Any, **__: Any) -> bool:
     """Returns whether the program passed a timeout to a monitored barrier.
 
-    The arguments are torch's; without the program's timeout they contain torch's default.
+    The arguments are those of torch's method; without the program's timeout, they contain torch's
+    default.
     """
     return timeout not in (timedelta(0), distributed_c10d.default_pg_timeout)
 
@@ -188,7 +189,8 @@ def _has_own_limit(timeout: timedelta = timedelta(0), *_: Any, **__: Any) -> boo
 class Pending(NamedTuple):
     """The operations of a handle, unless the handle has only one host operation with a known peer.
 
-    ``since_ns`` is the time of the program's first wait for it, if that wait ended at a time limit.
+    ``since_ns`` is the time of the program's first wait for the handle, if that wait ended at a
+    time limit.
     """
 
     slots: list[int]
@@ -271,7 +273,7 @@ class _Hooks:
     def look_for_pipelining(self) -> None:
         """Adds spans to torch's pipeline stages once the program has imported them.
 
-        It is called for each new group.
+        This method is called for each new group.
         """
         schedules = find_pipelining()
         if schedules is None or (schedules.PipelineScheduleSingle, "step") in self.originals:
@@ -299,7 +301,7 @@ class _Hooks:
     def forget_completed(self) -> None:
         """Releases completed handles that were never waited for.
 
-        Otherwise a long run would accumulate them. Handles of GPU operations are not queried,
+        Otherwise, a long run would accumulate them. Handles of GPU operations are not queried,
         because that could spoil the capture of a CUDA graph.
         """
         given_up = [work for work, other in list(self.others.items()) if other.since_ns != NONE]

@@ -3,11 +3,11 @@
 This module checks the arguments and creates the groups of two ranks in one of two ways. It is the
 only module that creates groups through torch's private API. Every rank must call the public
 ``new_group`` for every group, even for groups that do not include the rank, so a ring of N pairs
-costs each rank N calls. A pair only needs its two members. So each member creates the group by
-itself, under a name that both know, over the store that all ranks share. (Torch's own option for
-that, ``use_local_synchronization``, puts the number of groups that the process has created into the
-name. Both members must then have created the same number of groups, which no order achieves in a
-ring of odd length.)
+costs each rank N calls. A pair needs only its two members. So each member creates the group by
+itself, under a name that both members know, over the store that all ranks share. (Torch's own
+option for this, ``use_local_synchronization``, puts the number of groups that the process has
+created into the name. Both members must then have created the same number of groups, which no order
+achieves in a ring of odd length.)
 
 Gloo writes its own address into a store and waits for the other side's address. Over the shared
 store, this exchange takes ten requests for two groups, and ranks that create their groups in an
@@ -349,7 +349,7 @@ def connect(
 def destroy_group(group: dist.ProcessGroup | None) -> None:
     """Destroys a group, if it exists and was not destroyed with the default group.
 
-    It does not block.
+    This function does not block.
     """
     if group is not None and dist.is_initialized() and group in c10d._world.pg_map:
         dist.destroy_process_group(group)
@@ -358,7 +358,7 @@ def destroy_group(group: dist.ProcessGroup | None) -> None:
 def _builds_privately() -> bool:
     """Returns whether members can create a group by themselves with this version of torch.
 
-    The version must be a tested one that has all the private names.
+    The version must have been tested, and must have all the private names.
     """
     gloo = getattr(dist, "ProcessGroupGloo", None)
     needed = ((gloo, "_Options"), (gloo, "create_device"), (c10d, "_register_pg_in_world"))
@@ -532,7 +532,7 @@ def build_on_clock(wanted: RingArguments, undo: ExitStack) -> tuple[PairGroups, 
         undo: a stack that receives the calls to destroy the groups.
 
     Raises:
-        ArgumentError: ``comm_device`` is "gpu", or the existing world has another rank or size.
+        ArgumentError: ``comm_device`` is "gpu", or the existing world has a different rank or size.
         RendezvousFailed: the ranks disagree about their rings.
     """
     rank, world_size = wanted.rank, wanted.world_size

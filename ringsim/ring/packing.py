@@ -60,7 +60,7 @@ def pack_worker(
     The function may come from a notebook cell, and it may be a closure or a lambda.
 
     Raises:
-        ArgumentError: ``args`` is not a list, ``kwargs`` is not a dict, or a value that the
+        ArgumentError: ``args`` is not a sequence, ``kwargs`` is not a dict, or a value that the
             function uses cannot be pickled; the message names the value and the line that uses it.
     """
     values, named = check_call(args, kwargs)

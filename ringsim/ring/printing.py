@@ -94,7 +94,7 @@ def make_print(original: Callable[..., None], hides: Callable[[], bool]) -> Call
 
 @dataclass(frozen=True)
 class Quiet:
-    """A mark that a simulated rank's prints are suppressed.
+    """Marks a simulated rank's prints as suppressed.
 
     All simulated ranks share one ``print``, which checks the state of the calling rank.
     """

@@ -144,7 +144,8 @@ def initialize_distributed(
 
     Omitted arguments are taken from the default process group if it exists, then from the
     launcher's variables (``ringsim.environment``: torchrun, ``srun``, ``mpirun`` and others). In a
-    process without a launcher you must pass them; ``world_size=1`` creates a world of one rank.
+    process without a launcher, you must pass these arguments; ``world_size=1`` creates a world of
+    one rank.
 
     Args:
         head_ip: the address or name of rank 0's machine.
