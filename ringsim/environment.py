@@ -650,7 +650,7 @@ def _ask_mpi(facts: Facts) -> Facts:
         (address_towards(others[0]) if others else HERE, _free_port()) if rank == 0 else None,
         root=0,
     )
-    # a free port is better than one derived from the job's name
+    # a free port is better than a port derived from the job's name
     port = facts.port if "MASTER_PORT" in facts.variables else head[1]
     return replace(asked, head_ip=facts.head_ip or head[0], port=port, variables=facts.variables)
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _USAGE: Final = "%%ring [-n RANKS] [--limit SECONDS] [-o NAME]"
 # Names that have their own value on a rank, or no value that could be sent.
 _NOT_SENT: Final = {"ring", "ringsim", "_", "__", "___", "In", "Out", "get_ipython", "exit", "quit"}
-# the last exists since Python 3.12
+# the last name exists since Python 3.12
 _LOOKUPS: Final = {"LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS"}
 
 

@@ -378,7 +378,7 @@ def _cheapest_ways(
     before: dict[Hashable, Hashable] = {}
     best: dict[Hashable, tuple[float, int]] = {src: (0.0, 0)}
     waiting: list[tuple[float, int, int, Hashable]] = [(0.0, 0, 0, src)]
-    # the order of insertion: nodes of different types do not compare, and the first one wins
+    # the order of insertion: nodes of different types do not compare, and the first node wins
     number = 0
     while waiting:
         latency_s, hops, _, here = heapq.heappop(waiting)

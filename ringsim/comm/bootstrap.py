@@ -62,7 +62,7 @@ class BackgroundCall(Generic[T]):
     def __init__(self, call: Callable[[], T]) -> None:
         self._future: Future[T] = Future()
         # threading.Thread would wait here until the new thread runs: with many ranks on few cores,
-        # all of them may run before it.
+        # all other ranks may run first.
         _thread.start_new_thread(self._run, (call,))
 
     def result(self, limit_s: float) -> T:
@@ -415,10 +415,10 @@ class RollCall:
 
 Address = tuple[socket.AddressFamily, str]  # family and numeric address
 
-_BACKLOG = 4096  # more ranks than one machine starts at the same time; the system caps it
+_BACKLOG = 4096  # more ranks than one machine starts at the same time; the system caps the value
 _RETRY_S = 0.01
 _KNOCK_S = 1.0
-_FAREWELL_S = 5.0  # rank 0 waits this long at most until the others no longer need its store
+_FAREWELL_S = 5.0  # the longest time that rank 0 waits for the others to leave its store
 _INTERFACE = "GLOO_SOCKET_IFNAME"
 
 

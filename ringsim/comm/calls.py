@@ -666,7 +666,7 @@ def has_gaps(tensor: torch.Tensor) -> bool:
 
 # -- calls of the methods of ProcessGroup
 
-# The keywords for their tensors: torch's overloads differ.
+# The keywords for the tensors, which differ between torch's overloads.
 _TAKEN_NAMES: Final = (
     "tensors",
     "tensor",

@@ -175,7 +175,7 @@ class Prechecks:
         try:
             found = find_fault(tensors, attempt.tag, attempt.peer == self._recorder.rank)
         except Exception:
-            return  # arguments of another kind: keep the library's own message
+            return  # arguments of an unknown kind: keep the library's own message
         if found is not None:
             self.refuse(*found, attempt)
 

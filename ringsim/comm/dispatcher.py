@@ -45,9 +45,9 @@ __all__ = ["Dispatcher", "Issued", "LateWaits", "get_dispatcher"]
 
 # torch's shortest limit; a call into C++ that does not wait has returned by then
 RETURN_S: Final = 0.001
-LOOK_S: Final = 0.003  # how often to check whether a call that waits has returned
-NOTICED_S: Final = 0.5  # how long C++ may wait without a record of it
-JOIN_S: Final = 2.0  # how long to wait for operations in flight when recording ends
+LOOK_S: Final = 0.003  # the time between checks of whether a call that waits has returned
+NOTICED_S: Final = 0.5  # the time that C++ may wait without a record of the wait
+JOIN_S: Final = 2.0  # the time to wait for operations in flight when recording ends
 _DONE: Final = object()
 
 

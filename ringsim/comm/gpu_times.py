@@ -41,8 +41,8 @@ NOT_READ: Final = (
 )
 NO_EVENT: Final = "blocked the stream before an event could be recorded"
 _TRIES: Final = 4  # the most precise of this many anchors is used
-# An anchor passes within microseconds. If several processes share a GPU, each gets time slices of
-# about 2 ms, and the anchor passes in this process's slice.
+# An anchor passes within microseconds. If several processes share a GPU, each process gets time
+# slices of about 2 ms, and the anchor passes in this process's slice.
 _TIE_NS: Final = 10_000_000
 _CAPTURED: Final = "had been captured in a CUDA graph"
 _TOO_MANY: Final = f"had been posted while {MAX_KEPT:,} others were still unread"

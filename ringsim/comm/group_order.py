@@ -31,7 +31,7 @@ from ringsim.traces.recorder import Recorder
 __all__ = ["GROUPS", "own_limit", "record_end_of_groups", "record_new_groups"]
 
 GROUPS: Final = "groups of the world"
-_LOCAL: Final = 4  # place of the argument use_local_synchronization after ranks
+_LOCAL: Final = 4  # the position of the argument use_local_synchronization after ranks
 _SHORT: Final = timedelta(seconds=30)
 
 

@@ -100,7 +100,7 @@ _LOGGER: Final = logging.getLogger("ringsim.comm")
 # the log's own recorder may start before the world size is known
 _ANY_WORLD: Final = 1 << 16
 _WAIT_S: Final = 30.0  # the time that rank 0 waits for the logs of the others
-_MARGIN_S: Final = 10.0  # the others wait this much longer, because rank 0 computes the table
+_MARGIN_S: Final = 10.0  # the other ranks wait this much longer, because rank 0 computes the table
 _READERS_S: Final = 5.0  # the time that rank 0 waits until the others have read the table
 _ALONE: Final = Group("", (0,))  # without a process group
 _COLUMNS: Final = [
@@ -228,7 +228,7 @@ def _read(log: LogOptions) -> Recorded:
     operations = everything.select(is_operation(everything))
     starts, selects_all = np.array(log.switches).T
     last_switch = np.searchsorted(starts, operations.seq, side="right") - 1
-    # while not all operations were selected, those with a label were
+    # while not all operations were selected, operations with a label were
     selected = (operations.label != NONE) | (selects_all[last_switch] == 1)
     logged = selected & (operations.seq >= starts[0])
     notes = [note for note in facts["notes"] if note.startswith("Recording of rank")]
@@ -313,7 +313,7 @@ class LogOptions:
         """
         name = log_name or op
         plain = name == op and op in OP_CODES and not (self.verbose or self.debug)
-        # if all operations are selected, a plain one needs nothing but its record
+        # if all operations are selected, a plain operation needs nothing but its record
         if (self.prof_all and plain) or not self.selects(op, name, prof):
             return function(*args, **kwargs)
         return _run_named(self, name, debug, lambda: function(*args, **kwargs))
@@ -607,7 +607,7 @@ def _gather(default: Store, mine: Logged, rank: int, world_size: int) -> LogTabl
     Call this function on every rank. It blocks until all ranks have called it, or for slightly more
     than ``_WAIT_S``.
     """
-    # the n-th summary of this rank belongs to the n-th of every other rank
+    # the n-th summary of this rank belongs to the n-th summary of every other rank
     entered = default.add(f"ringsim/log/entered/{rank}", 1)
     store: Any = PrefixStore(f"ringsim/log/{entered}", default)
     if rank == 0:

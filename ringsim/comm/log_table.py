@@ -341,7 +341,7 @@ def _make_row(
 ) -> LogRow:
     done = (events.status == OK) & (events.done_ns != NONE)
     latency_us = (events.done_ns - events.post_ns) * 1e-3
-    # a span has no wait: its caller was blocked all the time
+    # a span has no wait: its caller was blocked the whole time
     wait_ns = np.where(events.wait_ns == NONE, events.post_ns, events.wait_ns)
     blocked_us = (events.done_ns - wait_ns) * 1e-3
     steady = done & ~first

@@ -103,8 +103,8 @@ class Names:
 
     def _number_group(self, group: ProcessGroup) -> tuple[int, dict[int, int]]:
         name, ranks = name_and_ranks(group)
-        # The k-th operation of one rank is the k-th of the others only if all operations of the
-        # group are recorded.
+        # The k-th operation of one rank is the k-th operation of the others only if all operations
+        # of the group are recorded.
         key = name, self._recorder.world
         fresh = self._compared and key not in self._seen and is_unused(group)
         self._seen.add(key)

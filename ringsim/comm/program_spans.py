@@ -24,7 +24,7 @@ from ringsim.traces.steps import STEP
 
 __all__ = ["find_pipelining", "make_replacements", "make_stage_replacements"]
 
-# ringsim's names of schedules, so that their bubbles are compared with closed forms; other
+# ringsim's names for schedules, so that their bubbles are compared with closed forms; other
 # schedules are named after their class.
 _SCHEDULES: Final = {
     "ScheduleGPipe": "gpipe",

@@ -151,7 +151,7 @@ def find_handle_types(kind: type[Work]) -> Iterator[type[Work]]:
         yield from find_handle_types(subclass)
 
 
-# not a thread's number: while it is in the open batches, no operation takes the fast path
+# not a thread's number: while this key is in the open batches, no operation takes the fast path
 _LONG_WAY: Final = 0
 _UNSET: Final[Any] = object()
 
@@ -309,7 +309,7 @@ class _Hooks:
             try:
                 if self.is_completed(work) and self.take(work) is not None:
                     self.missing.add(UNAWAITED)
-            except RuntimeError:  # it failed; the program will see the error itself
+            except RuntimeError:  # the operation failed; the program will see the error itself
                 continue
         self.say_what_is_missing()
 
@@ -342,7 +342,7 @@ class _Hooks:
         try:
             self.wait_unseen(work)
         except Exception:
-            self.others[work] = other  # it failed; the program will see the error itself
+            self.others[work] = other  # the operation failed; the program will see the error itself
             return
         for slot in other.slots:
             if other.since_ns == NONE:
@@ -525,8 +525,8 @@ class _Hooks:
                 return call(self, *args, **kwargs)
             begun = hooks.begin_on_gpu(group, (*args, *kwargs.values())) if open_batches else None
             limited = blocks and _has_own_limit(*args, **kwargs)
-            # With its own time limit it counts as waiting only afterwards: the limit always lets
-            # the rank continue, and the program handles torch's error.
+            # With its own time limit, the barrier counts as waiting only afterwards: the limit
+            # always lets the rank continue, and the program handles torch's error.
             since_ns = time.monotonic_ns() if limited else NONE
             if blocks and not limited:
                 recorder.wait(slot)

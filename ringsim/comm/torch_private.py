@@ -70,7 +70,10 @@ def default_timeout_s() -> float | None:
                 torch.device("cpu")
             ).options._timeout.total_seconds()
         )
-    except (AttributeError, RuntimeError):  # no default group; another backend, or version of torch
+    except (
+        AttributeError,
+        RuntimeError,
+    ):  # no default group, or a different backend or version of torch
         return None
 
 

@@ -84,7 +84,9 @@ PairGroups = tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]
 # the place of Gloo's addresses in a store is not documented, so untested versions of torch use the
 # public API
 _KNOWN_TORCH = ("2.13.", "2.15.")
-_LONGEST_TIMEOUT_S = 1e6  # eleven days: in milliseconds it fits into the 32 bits that poll(2) takes
+_LONGEST_TIMEOUT_S = (
+    1e6  # eleven days: in milliseconds, the value fits into the 32 bits that poll(2) accepts
+)
 
 
 @dataclass(frozen=True)
@@ -336,8 +338,8 @@ def connect(
         zip(pairs, groups, strict=True),
         key=lambda one: (edges.index(one[0]) % 2, edges.index(one[0])),
     ):
-        # NCCL has one communicator for single messages, in which each direction connects by itself,
-        # and another one for batches and collectives.
+        # NCCL has one communicator for single messages, in which each direction connects
+        # separately, and a second communicator for batches and collectives.
         for source, target in (pair, pair[::-1]):
             if source == rank:
                 comm.send(tensor, target, group=group)
