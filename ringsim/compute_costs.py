@@ -237,8 +237,8 @@ def check_costs(compute: object) -> None:
         isinstance(compute, type) or not callable(getattr(compute, "time_s", None))
     ):
         raise ArgumentError(
-            f"compute must be a cost table with a method time_s(work), got {say(compute)}. "
-            "Pass for example ringsim.FlopCosts(flops_per_s=4e14)."
+            f"compute must be a cost table with a method time_s(work), got {say(compute)}. Pass "
+            "ringsim.FlopCosts(flops_per_s=4e14), for example."
         )
 
 

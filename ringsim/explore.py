@@ -292,7 +292,7 @@ def generation() -> Explorer:
         >>> print(generation().frame(batches=4).text)  # doctest: +NORMALIZE_WHITESPACE
                           in all   32 tokens
         simulated          56 ms   a stage works 85 % of the time while decoding
-        by plan            56 ms   closed form, without latency: 100 %
+        planned            56 ms   closed form, without latency: 100 %
         >>> print(generation().frame(batches=5).text)
         The run never ends. According to the closed form, a stage works 0 % of the time.
         Ranks 0, 1, 2, 3 wait for each other, for ever.
@@ -332,7 +332,7 @@ def _tokens(
         f"                  in all   {count(batches * tokens, 'token')}",
         f"simulated         {1e3 * trace.makespan_s:>6.4g} ms   a stage works {100 * busy:.0f} "
         "% of the time while decoding",
-        f"by plan           {played_ms:>6.4g} ms   closed form, without latency: {share}",
+        f"planned           {played_ms:>6.4g} ms   closed form, without latency: {share}",
     ]
     return Frame("\n".join(lines), (trace,))
 

@@ -101,7 +101,10 @@ class Link:
             ArgumentError: ``size_bytes`` is negative.
         """
         if not size_bytes >= 0:
-            raise ArgumentError(f"size_bytes must be non-negative, got {size_bytes!r}.")
+            raise ArgumentError(
+                f"size_bytes must be non-negative, got {size_bytes!r}. Pass the size of the "
+                "message in bytes."
+            )
         return self.alpha_s + self.beta_s_per_byte * size_bytes
 
 

@@ -240,7 +240,7 @@ class OneMachine(_Roomy):
 
     def __post_init__(self) -> None:
         check_link("link", self.link)
-        check_integer("cores", self.cores, 1, "Pass for example os.cpu_count().")
+        check_integer("cores", self.cores, 1, "Pass os.cpu_count(), for example.")
         if self.gloo is not None and not isinstance(self.gloo, GlooCosts):
             raise ArgumentError(
                 f"gloo must be a GlooCosts or None, got {say(self.gloo)}. Use a GlooCosts from "

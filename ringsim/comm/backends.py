@@ -127,6 +127,6 @@ def _load(name: str) -> None:
         found()
     if name not in dist.Backend.backend_list:
         raise ArgumentError(
-            f"the entry point {name!r} did not register a backend of that name with torch, got "
-            f"{found!r}. {_MIGRATION}"
+            f"the entry point {name!r}, {found!r}, did not register a backend of that name with "
+            f"torch. {_MIGRATION}"
         )

@@ -408,8 +408,8 @@ class RollCall:
                 read = self.store.add(f"{stage}/read", 0)
         raise RendezvousFailed(
             f"{verdict['error']} (rank {self.rank} of {self.world_size}). Start every rank "
-            "exactly once, within the time limit, and with the same arguments except for its "
-            "own rank."
+            "exactly once, within the time limit, and with the same arguments except for the "
+            "rank."
         )
 
 
@@ -464,9 +464,8 @@ def listen(host: str, port: int, *, timeout_s: float = 30) -> socket.socket:
             "run, or a second process started as rank 0."
         ) from failure
     raise RendezvousFailed(
-        f"head_ip must be an address of rank 0's own machine, got {host!r}: {failure} (rank 0, "
-        f"port {port}). Pass the address of rank 0's machine, or 127.0.0.1 if all ranks run on one "
-        "machine."
+        f"cannot listen on {host}, port {port}: {failure} (rank 0). Pass the address of rank 0's "
+        "own machine as head_ip, or 127.0.0.1 if all ranks run on one machine."
     ) from failure
 
 

@@ -546,8 +546,8 @@ def check_dense(what: str, tensor: torch.Tensor, where: str, *, meta: bool = Fal
         )
         device = "the CPU or the meta device" if meta else "the CPU"
         raise Refused(
-            f"{what} must be a dense tensor on {device} {where}, got {kind}. Convert it: "
-            "tensor.cpu().to_dense()."
+            f"{what} must be a dense tensor on {device} {where}, got {kind}. Convert the tensor "
+            "with tensor.cpu().to_dense()."
         )
     return tensor.detach() if tensor.requires_grad or type(tensor) is not torch.Tensor else tensor
 
@@ -584,7 +584,7 @@ def _check_together(reading: Reading, call: Call) -> None:
             if tensor.dtype != like.dtype:
                 raise Refused(
                     f"{what}[{place}] must be {like.dtype}, like the other tensors in the call, "
-                    f"got {tensor.dtype} ({group.here()}). Use the same dtype for all of them."
+                    f"got {tensor.dtype} ({group.here()}). Use the same dtype for all tensors."
                 )
     if reading.in_place or not given or not taken:
         return
@@ -610,7 +610,7 @@ def _check_together(reading: Reading, call: Call) -> None:
         if gift != room:
             raise Refused(
                 f"the number of elements that this rank sends to itself is {gift}, but {takes} "
-                f"has room for {room} ({group.here()}). Use the same size for both."
+                f"has room for {room} ({group.here()}). Use the same size on both sides."
             )
     else:
         what, many, few = takes, taken, given
@@ -622,7 +622,7 @@ def _check_together(reading: Reading, call: Call) -> None:
                 raise Refused(
                     f"{what}[{place}] must have the shape {tuple(shape)}, like the other tensor "
                     f"in the call, got {tuple(tensor.shape)} ({group.here()}). Use the same "
-                    "shape for both."
+                    "shape for both tensors."
                 )
 
 

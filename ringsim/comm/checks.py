@@ -348,10 +348,10 @@ class BufferGuard:
         what = f"{'send' if sends else 'recv'} posted at {os.path.basename(file)}:{line}"
         if tensor.requires_grad and not sends:  # not an error, because some programs intend it
             warnings.warn_explicit(
-                "a message is received into a tensor that requires grad (rank "
-                f"{self._recorder.rank} of {self._recorder.world_size}, {what}). Autograd does not "
-                "track messages, so no gradient is sent back automatically. Receive into a plain "
-                "tensor, call requires_grad_() on it afterwards, and send its grad back.",
+                "this rank receives a message into a tensor that requires grad (rank "
+                f"{self._recorder.rank} of {self._recorder.world_size}, {what}). Autograd does "
+                "not track messages, so no gradient is sent back automatically. Receive into a "
+                "plain tensor, call requires_grad_() on it afterwards, and send its grad back.",
                 UserWarning,
                 file,
                 line,

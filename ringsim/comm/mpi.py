@@ -322,6 +322,6 @@ def check_place(world_size: int, rank: int) -> None:
     ):
         if wanted not in (-1, is_value):
             raise ArgumentError(
-                f"{what} must be {is_value} as in MPI, or omitted, got {wanted}. Start the ranks "
-                "with mpirun."
+                f"{what} must be {is_value}, as in MPI, or omitted, got {wanted}. Start the "
+                "ranks with mpirun."
             )

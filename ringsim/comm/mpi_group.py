@@ -349,8 +349,8 @@ class MpiGroup(MessageGroup):
         if others:
             raise ArgumentError(
                 f"the processes passed different ranks to new_group: {list(ranks)} here "
-                f"({self.members.here()}), but other ranks on rank {others[0]}. Call new_group "
-                "for every group on every rank, in the same order."
+                f"({self.members.here()}), but a different list on rank {others[0]}. Call "
+                "new_group for every group on every rank, in the same order."
             )
         return number
 

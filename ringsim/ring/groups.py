@@ -160,8 +160,8 @@ def check_ring_arguments(
     )
     if not isinstance(head_ip, str) or not head_ip.strip():
         raise ArgumentError(
-            f"head_ip must be a string with an address or a name, got {head_ip!r}{where}. Pass "
-            "rank 0's address, such as '127.0.0.1'."
+            f"head_ip must be an address or a host name, got {head_ip!r}{where}. Pass rank 0's "
+            "address, such as '127.0.0.1'."
         )
     if comm_device not in ("cpu", "gpu"):
         raise ArgumentError(
@@ -561,8 +561,8 @@ def _check_world(wanted: RingArguments, rank: int, world_size: int) -> None:
         if getattr(wanted, name) != value:
             raise ArgumentError(
                 f"{name} must be {value} as in the existing default process group, got "
-                f"{getattr(wanted, name)} "
-                f"(rank {rank} of {world_size}). Pass the same value as to init_process_group."
+                f"{getattr(wanted, name)} (rank {rank} of {world_size}). Pass the value that you "
+                "passed to init_process_group."
             )
 
 
@@ -617,8 +617,8 @@ def _select_gpu(wanted: RingArguments) -> str:
     where = f"(rank {wanted.rank} of {wanted.world_size}, local_rank {wanted.local_rank})"
     if not torch.cuda.is_available() or not dist.is_nccl_available():
         raise ArgumentError(
-            f"comm_device must be 'cpu' if torch finds no GPU with NCCL, got 'gpu' {where}. "
-            "Pass 'cpu', or use a CUDA build of torch."
+            f"comm_device is 'gpu', but torch finds no GPU or no NCCL {where}. Pass 'cpu', or "
+            "use a CUDA build of torch."
         )
     count = torch.cuda.device_count()
     if wanted.local_rank >= count:
