@@ -295,7 +295,7 @@ def generation() -> Explorer:
         planned            56 ms   closed form, without latency: 100 %
         >>> print(generation().frame(batches=5).text)
         The run never ends. According to the closed form, a stage works 0 % of the time.
-        Ranks 0, 1, 2, 3 wait for each other, for ever.
+        Ranks 0, 1, 2, 3 wait for each other forever.
     """
     kinds = (_ONE_BY_ONE, "both posted together")
     choices = (
@@ -369,7 +369,7 @@ def deadlock() -> Explorer:
     Example:
         >>> print(deadlock().frame().text)
         The run never ends. The rule predicts a deadlock: one rank must differ from the rest.
-        Ranks 0, 1, 2, 3 wait for each other, for ever.
+        Ranks 0, 1, 2, 3 wait for each other forever.
     """
     orders = ("sends", "receives")
     kinds = ("rendezvous", "eager up to 64 KiB")
