@@ -1,7 +1,7 @@
-"""ringsim shows how the stages of a pipeline talk.
+"""ringsim shows how the stages of a pipeline talk to each other.
 
-It runs a worker on real ``torch.distributed`` ranks, connected in a ring of pairwise process
-groups, records every message, and draws the ring and the timeline.
+It runs a worker on real ``torch.distributed`` ranks, which are connected in a ring of pairwise
+process groups. It records every message, and draws the ring and the timeline.
 
 Contents::
 
@@ -12,29 +12,27 @@ Contents::
     Trace                             the record of a run: events, messages, results, pictures
     span                              name a piece of work in the timeline
     mark                              name a moment in the timeline
-    compute                           take time as computing would: sleep, or advance a virtual
-                                      clock
+    compute                           spend time as if computing: sleep, or advance a virtual clock
     Slow                              fault to inject: a rank that computes more slowly
     Degrade                           fault to inject: a slower link
     Fail                              fault to inject: a rank that fails
     Jitter                            fault to inject: computing times that vary
-    bandwidth                         measure the latency and bandwidth of the links of a ring
-    FlopCosts                         costs of computing on a virtual clock, from the number of
+    bandwidth                         measure the latency and bandwidth of a ring's links
+    FlopCosts                         costs of computing on a virtual clock, based on the number of
                                       operations
     simulate                          run the same worker on thousands of simulated ranks, on a
                                       virtual clock
     simulate_schedule                 simulate a pipeline step from its schedule and its costs
-    calibrate                         find the costs of messages and computing on this machine from
-                                      a trace
-    calibration_worker                the worker for a trace to calibrate with
+    calibrate                         find this machine's message and computing costs from a trace
+    calibration_worker                the worker to trace for ``calibrate``
     compare                           compare two runs: before and after, two schedules, or a run
                                       and its prediction
-    predict                           predict a worker or a schedule on many ranks from a small
+    predict                           predict a worker or a schedule on many ranks, based on a small
                                       trace
     scale                             predict the recorded step on hundreds of ranks
     Link                              cost of a message on a link: latency, and seconds per byte
 
-    initialize_distributed            join the ring: default process group and pair groups
+    initialize_distributed            join the ring: create the default group and the pair groups
     destroy_distributed               leave the ring
     current_ring                      the ring of this rank
     Ring                              rank, neighbours and pair groups of one rank
@@ -46,7 +44,7 @@ Contents::
     comm                              torch.distributed's names, on any backend and with a log
     pipeline                          stages, schedules, training and generation
     check                             checks for the exercises of the lessons
-    explore                           sliders over simulated runs, in notebooks and on pages
+    explore                           sliders for simulated runs, in notebooks and on pages
     environment                       find the rank of a process that a launcher started
     errors                            the exceptions that ringsim raises
     topologies                        the links between simulated ranks

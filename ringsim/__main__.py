@@ -1,10 +1,10 @@
-"""``python -m ringsim`` is the command ``ringsim``."""
+"""Runs the command ``ringsim`` for ``python -m ringsim``."""
 
 import os
 import sys
 
 if not sys.flags.safe_path and not __file__.startswith(os.path.join(sys.path[0], "")):
-    # as for the command, exclude the working directory: a random.py there would shadow the module
+    # exclude the working directory, as the command does: a random.py there would shadow the module
     sys.path[0] = os.path.dirname(sys.executable)
 
 from ringsim.cli import main

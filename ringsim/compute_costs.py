@@ -1,10 +1,10 @@
 """``ringsim.compute``, and the costs of computing on a virtual clock.
 
-``compute`` only takes time, the same on real ranks and on a virtual clock. Other computing takes
-real time on real ranks. On simulated ranks it takes no time, unless you pass a cost table to
-``ringsim.simulate``: the table gives the time of each piece of work, and the clock of the rank
-advances by it. With tensors without data (``device="meta"``), you can simulate models that fit on
-no machine::
+``compute`` only spends time, and does so in the same way on real ranks and on a virtual clock. All
+other computing takes real time on real ranks. On simulated ranks, other computing takes no time
+unless you pass a cost table to ``ringsim.simulate``. The table gives the time of each piece of
+work, and the rank's clock advances by that time. With tensors that hold no data
+(``device="meta"``), you can simulate models that are too large for any machine::
 
     rank 1  recv | F: 4.0e13 operations, charged | isend  pipeline stages report their work,
                                                           and are charged for it
@@ -46,7 +46,7 @@ COMPUTE: Final = "compute "  # prefix of the span's name, before the seconds
 PROCESSOR: Final = "processor time "
 
 
-# The time that the calling rank has slept in `compute`, in seconds; it is already stretched.
+# The time that the calling rank has slept in `compute`, in seconds, with all slowdowns included.
 _slept: Final[ContextVar[float]] = ContextVar("ringsim_slept", default=0.0)
 
 
@@ -57,18 +57,18 @@ class Clock(Protocol):
         """Returns the time since the start of the run, in seconds."""
 
     def advance(self, seconds: float) -> None:
-        """Lets ``seconds`` pass on the calling rank; other ranks may run meanwhile."""
+        """Advances the calling rank's time by ``seconds``; other ranks may run meanwhile."""
 
     def work(self, seconds: float) -> None:
         """Like ``advance``, but waits for a free core and occupies it."""
 
 
 def compute(seconds: float) -> None:
-    """Spends time as computing would: a real rank sleeps, and a simulated rank advances its clock.
+    """Spends time as if computing: a real rank sleeps, and a simulated rank advances its clock.
 
-    Sleeping ranks do not compete for cores, so a few cores are enough for many ranks. ``Slow`` and
-    ``Jitter`` in ``inject`` change the time. The trace shows a span such as "compute 0.005 s", with
-    the seconds that you passed.
+    Sleeping ranks do not compete for cores, so a few cores are enough for many ranks. The injected
+    faults ``Slow`` and ``Jitter`` change the time. The trace shows a span such as "compute 0.005
+    s", with the seconds that you passed.
 
     Args:
         seconds: the time, non-negative. A real sleep lasts slightly longer;
@@ -101,8 +101,8 @@ def compute(seconds: float) -> None:
 def stretched() -> Iterator[None]:
     """Stretches a real rank's computing inside the block by the injected slowdown.
 
-    The rank sleeps at the end of the block; without injection, it does not sleep. A simulated rank
-    is charged for its work instead, see ``ringsim.compute_costs``.
+    The rank sleeps at the end of the block if a slowdown is injected. A simulated rank is charged
+    for its work instead; see ``ringsim.compute_costs``.
 
     Example:
         >>> with stretched():
@@ -119,7 +119,7 @@ def stretched() -> Iterator[None]:
 
 
 def stretch(seconds: float) -> float:
-    """Returns the time of a computation on the calling rank, with its injected slowdown and jitter.
+    """Returns a computation's time on the calling rank, including injected slowdown and jitter.
 
     Example:
         >>> stretch(2.0)
@@ -146,13 +146,13 @@ def read_label(label: str) -> float | None:
 
 
 class Flops(NamedTuple):
-    """Floating-point operations of some layers, for one microbatch.
+    """The number of floating-point operations of some layers for one microbatch.
 
     Attributes:
-        forward: operations of the forward pass.
-        input_grad: operations of the half of the backward pass that computes the gradient of the
+        forward: operations in the forward pass.
+        input_grad: operations in the half of the backward pass that computes the gradient of the
             input.
-        weight_grad: operations of the half that computes the gradients of the weights.
+        weight_grad: operations in the half that computes the gradients of the weights.
 
     Example:
         >>> Flops(forward=2, input_grad=3, weight_grad=4).of("B")
@@ -182,8 +182,8 @@ class Work:
     """A piece of a pipeline stage's work.
 
     Attributes:
-        kind: "F" (forward, also prefill and decode of a generation), "B" (backward), or its halves
-            "I" (gradient of the input) and "W" (gradients of the weights).
+        kind: "F" (forward, or the prefill or decoding step of a generation), "B" (backward), or its
+            halves "I" (gradient of the input) and "W" (gradients of the weights).
         stage: the number of the stage.
         microbatch: the number of the microbatch.
         flops: the number of floating-point operations, as counted by `ringsim.pipeline.flops`.
@@ -196,13 +196,13 @@ class Work:
 
 
 class CostTable(Protocol):
-    """The times of pieces of work; any class with this method is accepted.
+    """The times of pieces of work; any class with the method ``time_s`` is accepted.
 
     Its ``repr`` is written into the trace.
     """
 
     def time_s(self, work: Work) -> float:
-        """Returns the time of a piece of work, in seconds."""
+        """Returns the time that a piece of work takes, in seconds."""
         ...
 
 
@@ -226,7 +226,7 @@ class PostingCosts(Protocol):
     def post_s(self, sends: bool, size_bytes: int, *, met: bool = True) -> float:
         """Returns the time that a rank needs to post a message, in seconds.
 
-        ``met`` is whether the receive for a send is already posted.
+        ``met`` is true if the receive for a send is already posted.
         """
         ...
 
@@ -237,20 +237,20 @@ def check_costs(compute: object) -> None:
         isinstance(compute, type) or not callable(getattr(compute, "time_s", None))
     ):
         raise ArgumentError(
-            f"compute must be a cost table with a method time_s(work), got {say(compute)}. "
-            "Pass for example ringsim.FlopCosts(flops_per_s=4e14)."
+            f"compute must be a cost table with a method time_s(work), got {say(compute)}. Pass "
+            "ringsim.FlopCosts(flops_per_s=4e14), for example."
         )
 
 
 @dataclass(frozen=True)
 class FlopCosts:
-    """Charges the arithmetic of transformer layers.
+    """A cost table that charges for the arithmetic of transformer layers.
 
     Each computation of a stage takes ``operations / flops_per_s`` seconds. Each half of a split
-    backward pass is charged for its own operations. (On real ranks, ringsim's second half goes
-    through the layers again, and takes longer.) Norms, softmax, embeddings and the optimizer cost
-    nothing. Reading memory, which dominates the decoding of a token, also costs nothing: pass the
-    speed that your hardware reaches on these layers, not its nominal speed.
+    backward pass is charged for its own operations. (On real ranks, the second half of ringsim's
+    backward pass goes through the layers again, and takes longer.) Norms, softmax, embeddings and
+    the optimizer cost nothing. Reading memory, which dominates the decoding of a token, also costs
+    nothing: pass the speed that your hardware reaches on these layers, not its nominal speed.
 
     Args:
         flops_per_s: the floating-point operations per second that a rank reaches, positive.
@@ -269,12 +269,12 @@ class FlopCosts:
         value: object = self.flops_per_s
         if not isinstance(value, int | float) or not is_number(value) or not value > 0:
             raise ArgumentError(
-                f"flops_per_s must be a positive number, got {say(value)}. A GPU reaches about "
-                "1e14."
+                f"flops_per_s must be a positive number, got {say(value)}. Use about 1e14 for a "
+                "GPU."
             )
 
     def time_s(self, work: Work) -> float:
-        """Returns the time of a piece of work, in seconds."""
+        """Returns the time that a piece of work takes, in seconds."""
         return work.flops / self.flops_per_s
 
 
@@ -283,8 +283,8 @@ def charge(kind: str, stage: int, microbatch: int, count: Callable[[], Flops]) -
 
     The code that computes a stage calls this function. The clock of a simulated rank advances by
     the time of the work, and other ranks may run meanwhile. On a real rank, or without a cost
-    table, nothing happens. ``count`` counts the operations of the stage; it is called only if the
-    rank is charged.
+    table, nothing happens. ``count`` is a function that returns the stage's number of operations;
+    it is called only if the rank is charged.
 
     Example:
         >>> charge("F", 0, 0, count=lambda: Flops(1, 1, 1))  # a real rank

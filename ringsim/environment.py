@@ -1,9 +1,9 @@
 """Finds the rank of this process, the number of ranks and the address of rank 0.
 
-The values come from arguments, or from environment variables that a launcher has set, by these
-rules::
+The values come from arguments, or from environment variables that a launcher has set, according to
+these rules::
 
-    arguments                         values from the caller, which take precedence one by one
+    arguments                         values from the caller, each of which takes precedence
     torchrun                          RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT: set by
                                       torchrun, or by hand
     azureml, sagemaker, openmpi,      the launcher of this process; MASTER_ADDR and MASTER_PORT, if
@@ -11,11 +11,11 @@ rules::
     mpi4py                            asks MPI itself; used only if an MPI launcher is present and
                                       its variables are incomplete
 
-The first rule that applies decides, starting with the innermost launcher, because launchers start
-each other: ``mpirun`` in a Slurm job, torchrun under ``srun``. Nothing is guessed, and only
-``Discovery.export`` changes the environment. Without a launcher you get an error, unless you ask
-for a world of one (``world_size=1``); otherwise a run with a forgotten launcher would look
-successful.
+The first rule that applies decides. The innermost launcher comes first, because launchers may start
+each other: for example ``mpirun`` in a Slurm job, or torchrun under ``srun``. ringsim guesses
+nothing, and only ``Discovery.export`` changes the environment. Without a launcher, you get an error
+unless you ask for a world of one (``world_size=1``). Otherwise, a run without the intended launcher
+would look successful.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ _VARIABLES: Final = {
     "head_ip": "MASTER_ADDR",
     "port": "MASTER_PORT",
 }
-# if one is set, torchrun started this process, whatever started torchrun
+# if one is set, torchrun started this process, regardless of what started torchrun
 _ELASTIC: Final = {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"}
 _MPI: Final = ("OMPI_COMM_WORLD_", "MV2_COMM_WORLD_", "PMI_", "PMIX_")
-_AZURE_PORT: Final = 6105  # DeepSpeed's for several machines on Azure ML, and for one
+_AZURE_PORT: Final = 6105  # DeepSpeed's ports on Azure ML, for several machines and for one
 _AZURE_PORT_OF_ONE: Final = 54965
 # ports derived from a job's number: below the ports that Linux assigns by itself (32768 and up)
 _FIRST_PORT, _PORTS = 20000, 10000
@@ -57,7 +57,9 @@ _MOST: Final = 2**32  # the limit for ranks, jobs and steps
 # step numbers from here on mean a batch script or the shell of salloc, outside of srun
 _NO_TASKS: Final = 4294967290
 _MOST_NAMES: Final = 1_000_000  # more than any cluster has; limits the memory that a typo can use
-_NAME: Final = re.compile(r"(?:\[[^\[\]\s]+\]|[^\[\],\s])+")  # a name may have commas in brackets
+_NAME: Final = re.compile(
+    r"(?:\[[^\[\]\s]+\]|[^\[\],\s])+"
+)  # a name may contain commas in brackets
 # a bracket, or the characters before, between and after brackets
 _PART: Final = re.compile(r"\[([^\]]*)\]|([^\[]+)")
 _WHOLE: Final = re.compile("[0-9]{1,18}")
@@ -66,11 +68,11 @@ _SHOWN: Final = 80  # the most characters of a value in a message
 
 
 def expand_node_list(text: str) -> list[str]:
-    """Expands Slurm's short form of a list of machines.
+    """Expands Slurm's short form for a list of machines.
 
-    The order is that in which Slurm numbers the nodes of a step. A bracket contains numbers and
-    ranges. Numbers keep their leading zeros. If a name contains several brackets, the last one
-    varies fastest.
+    The names are in the order in which Slurm numbers the nodes of a step. A bracket contains
+    numbers and ranges. Numbers keep their leading zeros. If a name contains several brackets, the
+    last bracket varies fastest.
 
     Raises:
         RingError: the text is not a list in this form.
@@ -88,7 +90,7 @@ def expand_node_list(text: str) -> list[str]:
     while begin <= len(text):
         name = _NAME.match(text, begin)
         if name is None or text[name.end() : name.end() + 1] not in ("", ","):
-            raise _wrong(text, "names with ranges in brackets, separated by commas")
+            raise _wrong(text, "consist of names with ranges in brackets, separated by commas")
         parts: list[list[str]] = []
         count = 1
         for part in _PART.finditer(name.group()):
@@ -109,20 +111,20 @@ def _spell_ranges(text: str, bracket: str, most: int) -> list[str]:
     for piece in bracket.split(","):
         match = _RANGE.fullmatch(piece)
         if match is None:
-            raise _wrong(text, "numbers and ranges such as 01-03 in brackets")
+            raise _wrong(text, "contain only numbers and ranges such as 01-03 in its brackets")
         low, high = int(match[1]), int(match[2] or match[1])
         if high < low:
-            raise _wrong(text, "ascending ranges")
+            raise _wrong(text, "contain only ascending ranges")
         if len(numbers) + high - low >= most:
-            raise _wrong(text, f"a list of at most {_MOST_NAMES} names")
+            raise _wrong(text, f"contain at most {_MOST_NAMES} names")
         numbers += [f"{number:0{len(match[1])}}" for number in range(low, high + 1)]
     return numbers
 
 
 def _wrong(text: str, rule: str) -> RingError:
     return RingError(
-        f"a node list must be {rule}, got {text[:200]!r}. Correct the SLURM_*_NODELIST variable, "
-        "or pass head_ip."
+        f"a node list must {rule}, got {text[:200]!r}. Correct the SLURM_*_NODELIST variable, or "
+        "pass head_ip."
     )
 
 
@@ -146,8 +148,8 @@ class Facts:
 class _Reader:
     """Reads variables, and remembers the variables it found.
 
-    Each method takes several names and reads the first that is set. An empty variable counts as not
-    set.
+    Each method takes several names and reads the first that is set. An empty variable counts as
+    unset.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
@@ -172,13 +174,14 @@ class _Reader:
             name = next(name for name in names if name in self.seen)
             rule = name_integers(low, high if high < _MOST else None)
             raise RingError(
-                f"{name} must be {rule}, got {value!r} (environment). Correct or unset it."
+                f"{name} must be {rule}, got {value!r} (environment). Correct or unset the "
+                "variable."
             )
         return int(value)
 
 
 def _read_torchrun(environ: Mapping[str, str]) -> Facts:
-    """Reads the variables of torchrun and ``init_process_group``; any of them may be missing."""
+    """Reads the variables that torchrun and ``init_process_group`` use; any may be missing."""
     read = _Reader(environ)
     rank, world_size = read.whole("RANK"), read.whole("WORLD_SIZE", low=1)
     local_rank = read.whole("LOCAL_RANK")
@@ -189,7 +192,7 @@ def _read_torchrun(environ: Mapping[str, str]) -> Facts:
 
 
 def _read_openmpi(environ: Mapping[str, str]) -> Facts | None:
-    """Reads the variables of Open MPI, and of Azure ML and SageMaker, which use Open MPI.
+    """Reads Open MPI's variables, also for Azure ML and SageMaker, which use Open MPI.
 
     Open MPI itself does not set the address of rank 0; the addresses that it sets belong to
     ``mpirun``.
@@ -204,7 +207,7 @@ def _read_openmpi(environ: Mapping[str, str]) -> Facts | None:
     local_size = read.whole("OMPI_COMM_WORLD_LOCAL_SIZE", low=1)
     alone = world_size is not None and world_size == local_size
     head, port = HERE if alone else None, DEFAULT_PORT
-    advice = "Set MASTER_ADDR to the machine of rank 0 on every rank."
+    advice = "On every rank, set MASTER_ADDR to rank 0's machine."
     if on_azure and alone:
         head, port = read.text("AZ_BATCHAI_MPI_MASTER_NODE") or HERE, _AZURE_PORT_OF_ONE
     elif on_azure:
@@ -221,8 +224,8 @@ def _read_openmpi(environ: Mapping[str, str]) -> Facts | None:
     else:
         port = _port_of_name(read.text("PMIX_NAMESPACE"))
         advice = (
-            "Set it when you start the ranks: mpirun -x MASTER_ADDR=HOST ..., with the machine of "
-            "rank 0 as HOST."
+            "Set the address when you start the ranks: mpirun -x MASTER_ADDR=HOST ..., with "
+            "rank 0's machine as HOST."
         )
     rule = "azureml" if on_azure else "openmpi" if training is None else "sagemaker"
     return Facts(rule, rank, world_size, local_rank, head, port, read.seen, advice)
@@ -265,8 +268,8 @@ def _read_pmi(environ: Mapping[str, str], rule: str) -> Facts:
     )
     alone = world_size is not None and (world_size == local_size or world_size == 1)
     advice = (
-        "Set it when you start the ranks: mpiexec -genv MASTER_ADDR HOST ..., with the machine of "
-        "rank 0 as HOST."
+        "Set the address when you start the ranks: mpiexec -genv MASTER_ADDR HOST ..., with "
+        "rank 0's machine as HOST."
     )
     port = _port_of_name(read.text("PMIX_NAMESPACE", "I_MPI_HYDRA_UUID"))
     return Facts(
@@ -284,7 +287,7 @@ def _read_pmi(environ: Mapping[str, str], rule: str) -> Facts:
 def _read_slurm(environ: Mapping[str, str]) -> Facts | None:
     """Reads the variables of a Slurm step: its tasks and machines.
 
-    A batch script has no step, and is one process.
+    A batch script has no step, because it is a single process.
     """
     read = _Reader(environ)
     step = read.whole("SLURM_STEP_ID", "SLURM_STEPID")
@@ -295,15 +298,15 @@ def _read_slurm(environ: Mapping[str, str]) -> Facts | None:
     job = read.whole("SLURM_JOB_ID", "SLURM_JOBID") or 0
     head = None
     advice = (
-        "Set it before you start the ranks: export MASTER_ADDR=HOST, with the machine of rank 0 as "
-        "HOST."
+        "Set the address before you start the ranks: export MASTER_ADDR=HOST, with rank 0's "
+        "machine as HOST."
     )
     if (read.whole("SLURM_HET_SIZE", "SLURM_PACK_SIZE") or 1) > 1:
         advice = f"Each part of a heterogeneous job lists its own machines. {advice}"
     elif (read.text("SLURM_DISTRIBUTION") or "").startswith("arbitrary"):
         advice = (
-            "With an arbitrary distribution, rank 0 may not be on the first machine of the list. "
-            f"{advice}"
+            "With an arbitrary distribution, rank 0 may not be on the first machine in the "
+            f"list. {advice}"
         )
     elif listed := read.text("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"):
         hosts = expand_node_list(listed)
@@ -320,9 +323,9 @@ def _read_slurm(environ: Mapping[str, str]) -> Facts | None:
     )
 
 
-# In order of priority: a launcher that starts ranks itself comes before one that started that
-# launcher. `mpirun` in a Slurm job starts its daemons with `srun`, so ranks also see the
-# SLURM_PROCID of their daemon.
+# In order of priority: a launcher that starts ranks itself comes before the launcher that started
+# it. `mpirun` in a Slurm job starts its daemons with `srun`, so ranks also see the SLURM_PROCID of
+# their daemon.
 LAUNCHERS: Final[tuple[Callable[[Mapping[str, str]], Facts | None], ...]] = (
     _read_openmpi,
     _read_mpich,
@@ -425,11 +428,11 @@ def discover(
     rank) and mpi4py is installed, all ranks ask MPI together.
 
     Args:
-        head_ip: the address or name of rank 0's machine; None to find it, as for the other
+        head_ip: the address or name of rank 0's machine; None to discover it, as for the other
             arguments.
         port: a free port on that machine.
         world_size: the number of processes. A world of 1 needs no other values, and uses loopback.
-        rank: the number of this process.
+        rank: the rank of this process.
         local_rank: the number of this process on its machine.
         environ: the variables to read, or None for this process's environment.
         ask_mpi: whether mpi4py may be imported (which starts MPI) as a last resort.
@@ -470,9 +473,9 @@ def discover(
         and facts.world_size not in (None, given["world_size"])
     ):
         raise ArgumentError(
-            f"world_size must be {facts.world_size}, the launcher's value, because rank also comes "
-            f"from the launcher, got {given['world_size']} ({facts.rule}: "
-            f"{_show(facts.variables)}). Pass both rank and world_size, or neither."
+            f"world_size must be {facts.world_size}, as set by the launcher, got "
+            f"{given['world_size']} ({facts.rule}: {_show(facts.variables)}). Pass both rank and "
+            "world_size, or neither."
         )
     values = {**_known(facts), **given}
     if missing := [name for name in _VARIABLES if name not in values]:
@@ -519,7 +522,10 @@ def _check(**arguments: Any) -> dict[str, Any]:
     for name, value in given.items():
         least = 1 if name in ("world_size", "port") else 0
         given[name] = read_whole(
-            name, value, least, hint="Pass such an integer, or omit it to use the launcher's."
+            name,
+            value,
+            least,
+            hint="Pass such an integer, or omit the argument to use the launcher's value.",
         )
     return given if arguments["head_ip"] is None else {**given, "head_ip": head_ip}
 
@@ -562,10 +568,11 @@ def _compare(one: Facts, other: Facts) -> None:
         values = getattr(one, name), getattr(other, name)
         if None not in values and values[0] != values[1]:
             raise RingError(
-                f"launchers disagree on {name}, got {values[0]} from {one.rule} and {values[1]} "
-                f"from {other.rule} (environment: {_show({**one.variables, **other.variables})}). "
-                "Unset the variables of the launcher that did not start this process, or pass "
-                "rank, world_size and local_rank."
+                f"launchers disagree: {name} is {values[0]} according to {one.rule}, but "
+                f"{values[1]} according to {other.rule} (environment: "
+                f"{_show({**one.variables, **other.variables})}). Unset the variables of the "
+                "launcher that did not start this process, or pass rank, world_size and "
+                "local_rank."
             )
 
 
@@ -598,20 +605,19 @@ def _unfinished(
     names, variables = _join(missing), _join([_VARIABLES[name] for name in missing])
     if facts.rule != "torchrun":
         last = (
-            "With ask_mpi=True, mpi4py is asked, which starts MPI."
+            "With ask_mpi=True, ringsim asks mpi4py, which starts MPI."
             if has_mpi
-            else "Or install mpi4py, so that MPI can be asked."
+            else "Or install mpi4py, so that ringsim can ask MPI."
         )
         todo = facts.advice if missing == ["head_ip"] else f"Set {variables} on every rank."
         return RingError(
-            f"the launcher did not set {names}, got {got} ({facts.rule}). {todo} Or pass "
-            f"{names}. {last}"
+            f"the launcher did not set {names}; ringsim found {got} ({facts.rule}). {todo} Or "
+            f"pass {names}. {last}"
         )
     if facts.variables.keys() & {"RANK", "WORLD_SIZE"}:
         return RingError(
-            f"torchrun's variables must be set together, got {got} but no {variables} "
-            "(environment). "
-            f"Set the missing ones, unset the others, or pass {names}."
+            f"torchrun's variables are incomplete: ringsim found {got}, but not {variables} "
+            f"(environment). Set the missing variables, unset the others, or pass {names}."
         )
     todo = (
         "Start this script with torchrun --nproc-per-node N, srun or mpirun, run a function with "
@@ -619,17 +625,17 @@ def _unfinished(
     )
     if "SLURM_JOB_ID" in environ:
         todo = (
-            "This is a Slurm job outside of srun: start this script with srun, or pass these "
-            "arguments."
+            "This process is in a Slurm job, but not under srun. Start this script with srun, "
+            "or pass these arguments."
         )
     return RingError(
-        f"no launcher started this process, and {names} must come from a launcher or from "
-        f"arguments, got {got}. {todo} For a world of one, pass world_size=1."
+        f"no launcher started this process, and no argument provides {names}; ringsim found "
+        f"{got}. {todo} For a world of one, pass world_size=1."
     )
 
 
 def _ask_mpi(facts: Facts) -> Facts:
-    """Asks MPI for the missing values; all ranks call it together."""
+    """Asks MPI for the missing values; all ranks call this function together."""
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
@@ -638,13 +644,13 @@ def _ask_mpi(facts: Facts) -> Facts:
     others = [machine for machine in machines if machine != machines[0]]
     local_rank = machines[:rank].count(machines[rank])
     asked = Facts("mpi4py", rank, world_size, local_rank)
-    # if mpi4py uses another MPI than the launcher, every process looks like a world of one
+    # if mpi4py uses a different MPI from the launcher, every process looks like a world of one
     _compare(facts, asked)
     head = world.bcast(
         (address_towards(others[0]) if others else HERE, _free_port()) if rank == 0 else None,
         root=0,
     )
-    # a free port is better than one derived from the job's name
+    # a free port is better than a port derived from the job's name
     port = facts.port if "MASTER_PORT" in facts.variables else head[1]
     return replace(asked, head_ip=facts.head_ip or head[0], port=port, variables=facts.variables)
 
@@ -679,7 +685,7 @@ def _join(names: list[str]) -> str:
 
 
 def count_crossings(hosts: Sequence[str]) -> int:
-    """Counts the links of a ring between different known hosts.
+    """Counts the links in a ring that connect different known hosts.
 
     Args:
         hosts: the name of each rank's host, in the ring's order, or "" if unknown.

@@ -13,17 +13,17 @@ The exception tree::
      |    +-- TraceFileError       a trace file cannot be read or written
      |    +-- ScheduleError        a pipeline schedule breaks its rules
      |    +-- ArgumentError        an argument is invalid (*; also a ValueError)
-     |         +-- StartsRanks     a program that ringsim started ranks for starts its own ranks
+     |         +-- StartsRanks     a program that runs on ranks starts its own ranks
      +-- KeyboardInterrupt
           +-- Interrupted          the user stopped a run
 
-    (*) also a RuntimeError, because torch raises RuntimeError for these and programs catch it
+    (*) also a RuntimeError, because torch raises RuntimeError for these errors
 
 Errors that end a run have the attributes ``trace`` (the trace up to the error) and ``diagnosis``
 (the reason, or None if unknown). The message for an invalid value reads ``<name> must be <rule>,
 got <value> (<where>). <Remedy>.``
 
-This module also has the argument checks that several functions share, so that the same mistake
+This module also contains the argument checks that several functions share, so that the same mistake
 gets the same message everywhere.
 """
 
@@ -82,7 +82,7 @@ def escape(text: str, *, lines: bool = True) -> str:
 
 
 class _Explained(BaseException):
-    """The common base of errors that can end a run."""
+    """The base class of errors that can end a run."""
 
     def __init__(self, message: str, *, trace: Any = None, diagnosis: Any = None) -> None:
         super().__init__(escape(str(message)))
@@ -90,17 +90,17 @@ class _Explained(BaseException):
         self.diagnosis = diagnosis
 
     def _render_traceback_(self) -> list[str]:
-        """Returns the lines that IPython shows: the message, which already has the user's line."""
+        """Returns the lines that IPython shows: the message, which names the user's line."""
         return [f"{type(self).__name__}: {self}"]
 
 
 class RingError(_Explained, Exception):
-    """Something about ranks, rings or traces went wrong; the parent of ringsim's other errors.
+    """Something about ranks, rings or traces went wrong; the base class of ringsim's errors.
 
     Args:
         message: the error message.
-        trace: the ``ringsim.Trace`` up to the error, if a run ended with it.
-        diagnosis: the reason that the run ended (``ringsim.diagnose``), if known.
+        trace: the ``ringsim.Trace`` up to the error, if the error ended a run.
+        diagnosis: the reason why the run ended (``ringsim.diagnose``), if known.
 
     Example:
         >>> from ringsim.errors import RankFailed, RingError
@@ -111,11 +111,11 @@ class RingError(_Explained, Exception):
         rank 2 of 4 raised ValueError: no such layer None
     """
 
-    imposed = False  # whether a rank raises it only because of other ranks
+    imposed = False  # whether a rank raises this error only because of other ranks
 
 
 class RankFailed(RingError, RuntimeError):
-    """A rank raised an exception, or its process died; ``rank`` is the first that failed."""
+    """A rank raised an exception, or its process died; ``rank`` is the first rank that failed."""
 
     def __init__(
         self, message: str, *, rank: int = -1, trace: Any = None, diagnosis: Any = None
@@ -131,7 +131,7 @@ class Deadlock(RingError, RuntimeError):
 class MessageMismatch(RingError, RuntimeError):
     """The two sides of a message disagree on its size, dtype or shape.
 
-    Also raised if the ranks of a group disagree on a collective.
+    This error is also raised if the ranks of a group disagree on a collective.
     """
 
 
@@ -148,7 +148,7 @@ class RunTimeout(RingError, RuntimeError):
 
 
 class TraceFileError(RingError):
-    """A trace file cannot be written, or is truncated, damaged, foreign or of a later version."""
+    """A trace file cannot be written, or is truncated, damaged, foreign or from a later version."""
 
     def __init__(self, message: str, **of_a_run: Any) -> None:
         super().__init__(escape(str(message), lines=False), **of_a_run)
@@ -159,25 +159,25 @@ class ScheduleError(RingError):
 
 
 class ArgumentError(RingError, ValueError, RuntimeError):
-    """An argument is invalid; the message gives the argument, the rule and the value."""
+    """An argument is invalid; the message names the argument, the rule and the value."""
 
 
 class Refused(ArgumentError):
-    """An argument of an operation is invalid, and torch would also refuse it.
+    """An argument of an operation is invalid, and torch would also refuse the operation.
 
     If the program does not catch this error, the run ends in ``RankFailed``, as in torch.
     """
 
 
 class StartsRanks(ArgumentError):
-    """A program starts its own ranks, although ringsim has started ranks for the program."""
+    """A program starts its own ranks, although ringsim has already started ranks for it."""
 
 
 class Interrupted(_Explained, KeyboardInterrupt):
     """The user stopped a run (Ctrl-C or a notebook's Interrupt); ``trace`` is the partial trace."""
 
 
-LONGEST_S: Final = 9e9  # the longest time in a trace, 285 years: it counts ns in 64 bits
+LONGEST_S: Final = 9e9  # the longest time in a trace, 285 years: a trace counts ns in 64 bits
 _MOST_SHOWN: Final = 200  # the most characters of a value in a message
 
 
@@ -212,7 +212,7 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def name_integers(least: int, most: int | None = None) -> str:
-    """Returns the rule for an integer as text.
+    """Returns the rule for an integer argument, in words.
 
     Example:
         >>> name_integers(1), name_integers(2), name_integers(0, 3)
@@ -228,7 +228,7 @@ def name_integers(least: int, most: int | None = None) -> str:
 def check_integer(name: str, value: object, least: int, hint: str) -> None:
     """Checks that an argument is an integer of at least ``least``.
 
-    The error ends with ``hint``.
+    The error message ends with ``hint``.
     """
     if not is_integer(value) or value < least:
         raise ArgumentError(f"{name} must be {name_integers(least)}, got {say(value)}. {hint}")
@@ -244,7 +244,7 @@ def read_whole(
         value: the value that was passed; True and False are not integers.
         least: the smallest allowed value.
         most: the largest allowed value, or None for no limit.
-        where: the calling rank, as in the message: " (rank 2 of 4)".
+        where: the calling rank, as it appears in the message, such as " (rank 2 of 4)".
         hint: the remedy.
 
     Example:
@@ -266,13 +266,13 @@ def check_duration(name: str, value: object) -> None:
     """Checks that an argument is a time in seconds that a trace can hold."""
     if not is_number(value) or not 0 <= value <= LONGEST_S:
         raise ArgumentError(
-            f"{name} must be from 0 to {LONGEST_S:g} s, got {say(value)}. Pass seconds; a trace "
-            "counts ns, and can hold 285 years."
+            f"{name} must be from 0 to {LONGEST_S:g} s, got {say(value)}. Pass seconds. A trace "
+            "counts nanoseconds, and can hold 285 years."
         )
 
 
 def check_call(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Returns the arguments of a worker, if they are a sequence and a dict (or None)."""
+    """Returns a worker's arguments, if they are a sequence and a dict (or None)."""
     try:
         values = tuple(args)
     except TypeError:
@@ -293,7 +293,7 @@ def check_seed(seed: Any, world_size: int) -> int:
     if not is_integer(seed) or not -(2**63) <= int(seed) <= 2**64 - world_size:
         raise ArgumentError(
             f"seed must be an integer from -2**63 to 2**64 - {world_size}, got {say(seed)}. Use "
-            "a smaller one."
+            "a seed such as 0."
         )
     return int(seed)
 
@@ -311,13 +311,13 @@ def check_worker(worker: object) -> None:
         or inspect.isasyncgenfunction(worker)
     ):
         raise ArgumentError(
-            f"worker must be an ordinary function, got {worker!r}, which is async or a "
-            "generator. Wrap it in an ordinary function."
+            "worker must be an ordinary function, neither async nor a generator, got "
+            f"{worker!r}. Wrap it in an ordinary function."
         )
 
 
 def say(value: object) -> str:
-    """Returns a value as shown in errors: on one line, and shortened if it is long.
+    """Returns a value's text for error messages: on one line, and shortened if it is long.
 
     Example:
         >>> say(1.5), say("x" * 1000)[-5:], say([1, 2])
@@ -331,7 +331,7 @@ def say(value: object) -> str:
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
-    """Returns "rank 2", "ranks 0 and 1" or "ranks 0, 1 and 2"; lists only the first of many.
+    """Returns "rank 2", "ranks 0 and 1" or "ranks 0, 1 and 2"; shortens long lists.
 
     Example:
         >>> name_ranks([2]), name_ranks([0, 1, 5]), name_ranks(range(40))

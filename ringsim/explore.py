@@ -1,22 +1,22 @@
-"""Explorers: sliders over simulated runs, in a notebook or on a page.
+"""Explorers: sliders for simulated runs, in a notebook or on a page.
 
 ::
 
     explore.schedule()     compare two pipeline schedules: ranks, microbatches, unequal stages,
                            latency, memory
     explore.ring()         send a token, a shift or an all-reduce around a ring, and compare the
-                           time with alpha and beta
+                           time with the closed form
     explore.bandwidth()    send messages of all sizes over two links
     explore.generation()   find how many batches keep a generation ring busy, and how many block it
     explore.deadlock()     choose which ranks send first, and see which orders deadlock
 
-Put an explorer on the last line of a cell. ``to_html`` writes it as a page that works without a
-kernel, and ``frame`` returns the result of one choice.
+Put an explorer on the last line of a cell. ``to_html`` writes the explorer as a page that works
+without a kernel, and ``frame`` returns the result for one choice of settings.
 
 Example:
     >>> from ringsim import explore
     >>> explore.deadlock().frame(rank_2="receives").text
-    'It ends after 51.6 µs. The rule predicts that it ends: one rank must differ from the others.'
+    'The run ends after 51.6 µs. The rule predicts no deadlock: one rank must differ from the rest.'
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def schedule() -> Explorer:
                 step    closed form   bubble   closed form   activations held, by rank
         A 1f1b  15 ms         15 ms   20.0 %        20.0 %   2 1
     """
-    names = [name for name in SCHEDULE_NAMES if name != "afab"]  # another name of gpipe
+    names = [name for name in SCHEDULE_NAMES if name != "afab"]  # another name for gpipe
     choices = (
         Choice("left", "A", "gpipe", names, ("gpipe", "1f1b", "interleaved_1f1b")),
         Choice("right", "B", "1f1b", [_NONE, *names], ("1f1b", "zb_h1", "zb_v")),
@@ -115,7 +115,7 @@ def _one_schedule(
     name: str, ranks: int, microbatches: int, backward: float, latency: float, last: float
 ) -> tuple[str, Trace]:
     stages = ranks * find_num_chunks(name)
-    # the same model in more stages
+    # the same model, divided into more stages
     one_s = _MS * ranks / stages
     forward: Any = (*[one_s] * (stages - 1), one_s * last)
     half: Any = tuple(backward / 2 * each_s for each_s in forward)
@@ -209,7 +209,7 @@ def _pass_round(what: str, size_bytes: int, compute_s: float) -> None:
 
 
 def _payload(size_bytes: int) -> torch.Tensor:
-    """Returns a tensor with few numbers.
+    """Returns a tensor with few elements.
 
     torch copies larger tensors with threads, which would make a frame too slow.
     """
@@ -292,10 +292,10 @@ def generation() -> Explorer:
         >>> print(generation().frame(batches=4).text)  # doctest: +NORMALIZE_WHITESPACE
                           in all   32 tokens
         simulated          56 ms   a stage works 85 % of the time while decoding
-        by plan            56 ms   closed form, without latency: 100 %
+        planned            56 ms   closed form, without latency: 100 %
         >>> print(generation().frame(batches=5).text)
-        It never ends. By the closed form, a stage works 0 % of the time.
-        Ranks 0, 1, 2, 3 wait for each other, for ever.
+        The run never ends. According to the closed form, a stage works 0 % of the time.
+        Ranks 0, 1, 2, 3 wait for each other forever.
     """
     kinds = (_ONE_BY_ONE, "both posted together")
     choices = (
@@ -319,7 +319,9 @@ def _tokens(
     try:
         trace = simulate(_generate, world_size=stages, args=args, link=link)
     except Deadlock as error:
-        text = f"It never ends. By the closed form, a stage works {share} of the time."
+        text = (
+            f"The run never ends. According to the closed form, a stage works {share} of the time."
+        )
         return Frame(f"{text}\n{say_stuck(error)}", (error.trace,))
     played = time_generation(
         stages, batches, 1, tokens, prefill, 1.0, async_comm=together, latency=latency
@@ -330,7 +332,7 @@ def _tokens(
         f"                  in all   {count(batches * tokens, 'token')}",
         f"simulated         {1e3 * trace.makespan_s:>6.4g} ms   a stage works {100 * busy:.0f} "
         "% of the time while decoding",
-        f"by plan           {played_ms:>6.4g} ms   closed form, without latency: {share}",
+        f"planned           {played_ms:>6.4g} ms   closed form, without latency: {share}",
     ]
     return Frame("\n".join(lines), (trace,))
 
@@ -356,7 +358,7 @@ def _generate(batches: int, tokens: int, together: bool, prefill_s: float) -> No
 
 
 def deadlock() -> Explorer:
-    """Explores which ranks send first.
+    """Explores how the order of sends and receives leads to a deadlock.
 
     Each of four ranks sends to the next rank and receives from the previous one, in an order that
     you choose.
@@ -366,8 +368,8 @@ def deadlock() -> Explorer:
 
     Example:
         >>> print(deadlock().frame().text)
-        It never ends. The rule predicts that it never ends: one rank must differ from the others.
-        Ranks 0, 1, 2, 3 wait for each other, for ever.
+        The run never ends. The rule predicts a deadlock: one rank must differ from the rest.
+        Ranks 0, 1, 2, 3 wait for each other forever.
     """
     orders = ("sends", "receives")
     kinds = ("rendezvous", "eager up to 64 KiB")
@@ -388,13 +390,13 @@ def _in_order(
     orders, size_bytes = [rank_0, rank_1, rank_2, rank_3], 1024 * size
     kind = "rendezvous" if semantics == "rendezvous" else f"buffered({_EAGER_BYTES})"
     eager = semantics != "rendezvous" and size_bytes <= _EAGER_BYTES
-    reason = "one rank must differ from the others."
+    reason = "one rank must differ from the rest."
     if set(orders) == {"receives"}:
-        reason = "all wait for a message, but no rank has sent one."
+        reason = "all ranks wait for a message, but no rank has sent one."
     elif eager:
         reason = "a message leaves before its receiver asks for it."
     ends = len(set(orders)) > 1 or (orders[0] == "sends" and eager)
-    rule = f"The rule predicts that it {'ends' if ends else 'never ends'}: {reason}"
+    rule = f"The rule predicts {'no' if ends else 'a'} deadlock: {reason}"
     try:
         trace = simulate(
             _exchange,
@@ -404,8 +406,8 @@ def _in_order(
             semantics=kind,
         )
     except Deadlock as error:
-        return Frame(f"It never ends. {rule}\n{say_stuck(error)}", (error.trace,))
-    return Frame(f"It ends after {time_text(1e9 * trace.makespan_s)}. {rule}", (trace,))
+        return Frame(f"The run never ends. {rule}\n{say_stuck(error)}", (error.trace,))
+    return Frame(f"The run ends after {time_text(1e9 * trace.makespan_s)}. {rule}", (trace,))
 
 
 def _exchange(orders: list[str], size_bytes: int) -> None:

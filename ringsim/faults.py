@@ -25,12 +25,12 @@ from ringsim.errors import ArgumentError, RankFailed, is_number, name_integers, 
 class Slow:
     """Makes a rank compute more slowly.
 
-    Each ``ringsim.compute`` on the rank, and each computation of a pipeline, takes ``factor`` times
-    as long. A real rank sleeps for the extra time; a virtual clock advances by it. The factors of
-    several ``Slow`` for one rank multiply.
+    Each ``ringsim.compute`` on the rank, and each computation in a pipeline, takes ``factor`` times
+    as long. A real rank sleeps for the extra time; a virtual clock advances by that time. If a rank
+    has several ``Slow`` faults, their factors multiply.
 
     Args:
-        rank: the rank.
+        rank: the rank to slow down.
         factor: the factor by which the rank's computing times are multiplied, at least 1.
 
     Raises:
@@ -57,16 +57,16 @@ class Slow:
 class Degrade:
     """Makes a link slower: each message from ``src`` to ``dst`` takes ``factor`` times as long.
 
-    On a virtual clock, the latency and the time per byte are multiplied. On real ranks, the
-    receiver sleeps at the end of its wait, so that the message takes ``factor`` times as long,
-    counted from the time when both sides were posted. The factors of several ``Degrade`` for one
-    link multiply. The opposite direction, from ``dst`` to ``src``, is another link. On real ranks,
-    collectives are not affected.
+    On a virtual clock, the latency and the time per byte are multiplied by ``factor``. On real
+    ranks, the receiver sleeps at the end of its wait, so that the message takes ``factor`` times as
+    long, measured from the moment when both sides were posted. If a link has several ``Degrade``
+    faults, their factors multiply. The opposite direction, from ``dst`` to ``src``, is a separate
+    link. On real ranks, collectives are not affected.
 
     Args:
         src: the rank that sends.
         dst: the rank that receives.
-        factor: the factor for the times of the link's messages, at least 1.
+        factor: the factor by which the times of the link's messages are multiplied, at least 1.
 
     Raises:
         ArgumentError: a value is invalid.
@@ -84,8 +84,8 @@ class Degrade:
         _check(self)
         if self.src == self.dst:
             raise ArgumentError(
-                f"src and dst must be different ranks, got {self!r}. A link "
-                "leads from one rank to another."
+                f"src and dst must be different ranks, got {self!r}. Choose two ranks, because a "
+                "link leads from one rank to another."
             )
 
 
@@ -95,10 +95,10 @@ class Fail:
 
     Operations are sends, recvs and collectives, counted from 0 in the order of the rank's trace;
     creating a group does not count. A rank that posts fewer operations does not fail. If a rank has
-    several ``Fail``, the earliest counts.
+    several ``Fail`` faults, the earliest applies.
 
     Args:
-        rank: the rank.
+        rank: the rank that fails.
         at_op: the number of operations that the rank posts before it fails.
 
     Raises:
@@ -121,12 +121,13 @@ class Jitter:
     """Makes computing times vary randomly.
 
     Each ``ringsim.compute`` takes ``1 - fraction`` to ``1 + fraction`` times as long. Each rank
-    draws its own factors, uniformly, in the order of its computations; they are the same on both
-    clocks and in every run. The factors of several ``Jitter`` multiply.
+    draws its own factors from a uniform distribution, in the order of its computations. The factors
+    are the same on both clocks and in every run. If a run has several ``Jitter`` faults, their
+    factors multiply.
 
     Args:
         fraction: the largest relative change, positive and at most 1.
-        seed: the seed of the random numbers.
+        seed: the seed for the random numbers.
 
     Raises:
         ArgumentError: a value is invalid.
@@ -147,31 +148,31 @@ Injection = Slow | Degrade | Fail | Jitter
 
 
 def check_injections(inject: Iterable[Injection], world_size: int) -> tuple[Injection, ...]:
-    """Returns the injections of a run as a tuple.
+    """Returns a run's injections as a tuple.
 
     Raises:
-        ArgumentError: a value is not an injection, or has a rank that the run does not have.
+        ArgumentError: a value is not an injection, or names a rank that does not exist in the run.
     """
     try:
         checked = tuple(inject)
-    except TypeError:  # a single one, not in a list
+    except TypeError:  # a single fault, not in a list
         raise ArgumentError(
-            f"inject must be a list of Slow, Degrade, Fail or Jitter, got {say(inject)}. Use "
-            "inject=[...]."
+            "inject must be a list of Slow, Degrade, Fail and Jitter objects, got "
+            f"{say(inject)}. Use inject=[...]."
         ) from None
     for each in checked:
         if not isinstance(each, Injection):
             raise ArgumentError(
-                f"inject must contain only Slow, Degrade, Fail or Jitter, got {say(each)}. Use "
-                "ringsim.Slow(rank=1, factor=2)."
+                "inject must contain only Slow, Degrade, Fail and Jitter objects, got "
+                f"{say(each)}. Use ringsim.Slow(rank=1, factor=2), for example."
             )
         if isinstance(each, Jitter):
             continue
         highest = max(each.src, each.dst) if isinstance(each, Degrade) else each.rank
         if highest >= world_size:
             raise ArgumentError(
-                f"the ranks of an injection must be from 0 to {world_size - 1}, got {each!r}. "
-                "Use a rank of the run."
+                f"every rank in inject must be from 0 to {world_size - 1}, got {each!r}. Choose "
+                "a rank of the run."
             )
     return checked
 
@@ -215,29 +216,30 @@ def fails_at(inject: Iterable[Injection], rank: int) -> int | None:
 
 
 def make_failure(rank: int, at_op: int, world_size: int) -> RankFailed:
-    """Returns the error that a rank raises instead of an operation, the same on both clocks."""
+    """Returns the error that a rank raises instead of posting an operation, on both clocks."""
     return RankFailed(
         f"rank {rank} of {world_size} was made to fail instead of posting operation {at_op} "
-        f"(counted from 0). To let it continue, remove Fail(rank={rank}, at_op={at_op}) from "
-        "inject.",
+        f"(counted from 0). To let the rank continue, remove Fail(rank={rank}, at_op={at_op}) "
+        "from inject.",
         rank=rank,
     )
 
 
-# for each field of any number: the least and the greatest value, the rule in words, and the remedy
+# for each field that may be a fraction: the least and the greatest value, the rule in words, and
+# the remedy
 _NUMBERS: Final = {
-    "factor": (1, math.inf, "a number of at least 1", "A factor of 2 doubles the time."),
+    "factor": (1, math.inf, "a number of at least 1", "Use 2 to double the time, for example."),
     "fraction": (
         math.ulp(0.0),
         1,
         "positive and at most 1",
-        "0.1 varies times by up to 10 %.",
+        "Use 0.1 to vary times by up to 10 %, for example.",
     ),
 }
 
 
 def _check(injection: Injection) -> None:
-    """Raises ArgumentError unless each field follows its rule; other fields are integers from 0."""
+    """Raises ArgumentError unless each field follows its rule, by default an integer from 0."""
     for name, value in vars(injection).items():
         if name in _NUMBERS:
             least, most, rule, remedy = _NUMBERS[name]

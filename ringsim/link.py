@@ -7,7 +7,7 @@ This two-parameter model is named after Hockney::
                     time |              .-'    slope beta: seconds for one more byte, 1 / bandwidth
                          |          .-'
                          |      .-'
-                   alpha +--.-'                time of a message of no bytes
+                   alpha +--.-'                time of a message without data
                          +-------+-----------
                                n_half          size at which both parts are equal, so a message
                                                reaches half the bandwidth
@@ -35,8 +35,8 @@ class Link:
     Args:
         alpha_s: the latency in seconds, non-negative.
         beta_s_per_byte: the time per byte in seconds, non-negative; the inverse of the bandwidth.
-        alpha_error_s: the standard error of ``alpha_s``, in seconds; 0 if you pass exact numbers,
-            NaN if a fit could not determine it.
+        alpha_error_s: the standard error of ``alpha_s``, in seconds; 0 for an exact number, or NaN
+            if a fit could not determine the error.
         beta_error_s_per_byte: the standard error of ``beta_s_per_byte``.
 
     Raises:
@@ -82,26 +82,29 @@ class Link:
 
     @property
     def n_half_bytes(self) -> float:
-        """The message size in bytes at which half the bandwidth is reached, alpha / beta.
+        """The message size in bytes at which a message reaches half the bandwidth, alpha / beta.
 
         The value is infinite if beta is 0.
         """
         return self.alpha_s / self.beta_s_per_byte if self.beta_s_per_byte else math.inf
 
     def time_s(self, size_bytes: float) -> float:
-        """Returns one message's time in seconds.
+        """Returns the time that one message takes, in seconds.
 
         Args:
-            size_bytes: the size of the message, non-negative.
+            size_bytes: the size of the message in bytes, non-negative.
 
         Returns:
-            The time in seconds, from the moment when both sides are ready.
+            The time in seconds, measured from the moment when both sides are ready.
 
         Raises:
             ArgumentError: ``size_bytes`` is negative.
         """
         if not size_bytes >= 0:
-            raise ArgumentError(f"size_bytes must be non-negative, got {size_bytes!r}.")
+            raise ArgumentError(
+                f"size_bytes must be non-negative, got {size_bytes!r}. Pass the size of the "
+                "message in bytes."
+            )
         return self.alpha_s + self.beta_s_per_byte * size_bytes
 
 
@@ -123,14 +126,15 @@ def check_link(name: str, value: object) -> None:
 
 
 def check_links(link: object, world_size: int | None = None) -> None:
-    """Checks that an argument is a link, or a table of links by pairs of ranks.
+    """Checks that an argument is a link, or a mapping from pairs of ranks to links.
 
     Args:
         link: the value that was passed.
         world_size: the number of ranks, or None if unknown.
 
     Raises:
-        ArgumentError: the value is neither a link nor a table, or a pair has a nonexistent rank.
+        ArgumentError: the value is neither a link nor such a mapping, or a pair names a nonexistent
+            rank.
 
     Example:
         >>> check_links({(0, 1): Link(1e-6, 1e-10)}, world_size=2)
@@ -159,17 +163,17 @@ def fit_link(
 ) -> Link:
     """Fits alpha and beta to measured times.
 
-    The fit minimizes the squares of the *relative* errors, so an error of 10 % counts the same at
-    8 bytes and at 256 MiB; otherwise the largest sizes would dominate. Neither number is negative:
-    if the best line would start below 0, the fit is the best line through 0; if it would fall, the
-    fit is the best horizontal line.
+    The fit minimizes the squares of the *relative* errors, so an error of 10 % counts the same at 8
+    bytes and at 256 MiB; otherwise the largest sizes would dominate. Neither alpha nor beta is
+    negative: if the best line would start below 0, the fit is the best line through 0; if the line
+    would fall, the fit is the best horizontal line.
 
     Args:
-        sizes_bytes: the sizes in bytes, at least two different ones; shape (n,).
+        sizes_bytes: the sizes in bytes, at least two of them different; shape (n,).
         times_s: the time for each size in seconds, positive; shape (n,). Medians are a good choice.
 
     Returns:
-        The link, with standard errors from the scatter around the line; they are NaN for two
+        The link. Its standard errors come from the scatter around the line, and are NaN for two
         points, which have no scatter. If the model does not hold, for example because the protocol
         changes at some size, the errors are large.
 

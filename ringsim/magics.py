@@ -1,7 +1,7 @@
-"""The notebook magic: ``%load_ext ringsim``, then ``%%ring -n 4`` runs a cell on every rank.
+"""The notebook magic: after ``%load_ext ringsim``, ``%%ring -n 4`` runs a cell on four ranks.
 
-The ranks import this module for ``run_on_rank``, so it imports IPython and the launcher, which they
-do not need, only on use.
+The ranks import this module for ``run_on_rank``. They need neither IPython nor the launcher, so the
+module imports both only on use.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 _USAGE: Final = "%%ring [-n RANKS] [--limit SECONDS] [-o NAME]"
 # Names that have their own value on a rank, or no value that could be sent.
 _NOT_SENT: Final = {"ring", "ringsim", "_", "__", "___", "In", "Out", "get_ipython", "exit", "quit"}
-# the last exists since Python 3.12
+# the last name exists since Python 3.12
 _LOOKUPS: Final = {"LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS"}
 
 
 def load_ipython_extension(ipython: InteractiveShell) -> None:
-    """Registers ``%%ring``; IPython calls it for ``%load_ext ringsim``.
+    """Registers ``%%ring``; IPython calls this function for ``%load_ext ringsim``.
 
     Args:
         ipython: the notebook's shell.
@@ -48,13 +48,14 @@ def load_ipython_extension(ipython: InteractiveShell) -> None:
     def ring(line: str, cell: str) -> ringsim.Trace:
         """Runs the cell on every rank.
 
-        Shows the output of each rank, tagged with its rank, and then the trace. ``%%ring [-n RANKS]
-        [--limit SECONDS] [-o NAME]``
+        Usage: ``%%ring [-n RANKS] [--limit SECONDS] [-o NAME]``
 
-        The cell can use variables of the notebook, with their current values, and ``ring``, this
-        rank's place in the ring. Its assignments stay on the ranks. The values of its last line,
-        one per rank, are in the trace's ``results``. The trace is also stored in the variable NAME
-        (default: ``trace``).
+        Shows each rank's output, tagged with the rank, and then the trace.
+
+        The cell can use the notebook's variables, with their current values, and ``ring``, which is
+        this rank's place in the ring. The cell's assignments stay on the ranks. The trace's
+        ``results`` contain the value of the last line on each rank. The trace is also stored in the
+        variable NAME (default: ``trace``).
         """
         return _run_cell(ipython, line, cell)
 
@@ -75,7 +76,10 @@ def _run_cell(shell: InteractiveShell, line: str, cell: str) -> ringsim.Trace:
         return shown
     kind = make_kind(options.ranks, "cpu", 30, ring=True)
     if options.limit is not None and not options.limit > 0:
-        raise ArgumentError(f"--limit must be a positive number of seconds, got {options.limit}.")
+        raise ArgumentError(
+            f"--limit must be a positive number of seconds, got {options.limit}. Use --limit 30, "
+            "for example."
+        )
     # include the %%ring line, so that tracebacks number lines like the notebook
     source = f"\n{cell}"
     filename = shell.compile.cache(source)  # so that tracebacks find the lines
@@ -110,8 +114,8 @@ def _compile(source: str, filename: str) -> CodeType:
     """Compiles the cell.
 
     Raises:
-        ArgumentError: the cell is not Python; a SyntaxError would be shown with all internal
-            frames.
+        ArgumentError: the cell is not valid Python (IPython would show a SyntaxError with all
+            internal frames).
     """
     try:
         return compile(source, filename, "exec")
@@ -139,8 +143,8 @@ def _pack(source: str, filename: str, variables: dict[str, Any]) -> Job:
             except Exception:  # pickling runs code of the value's class, which may raise anything
                 kind = f"{type(value).__module__}.{type(value).__qualname__}"
                 raise ArgumentError(
-                    f"the variable {name!r} must be picklable, so that the ranks can receive it, "
-                    f"got a {kind}. Create it inside the cell."
+                    f"the variable {name!r} cannot be sent to the ranks, because a {kind} cannot "
+                    "be pickled. Create it inside the cell."
                 ) from None
         raise
 
@@ -162,16 +166,16 @@ def names_used(code: CodeType) -> set[str]:
 def run_on_rank(source: str, filename: str, /, **variables: Any) -> Any:
     """Runs the text of a cell on this rank, and returns the value of its last line.
 
-    The cell can use ``ringsim``, and ``ring``, this rank's place in its ring.
+    The cell can use ``ringsim``, and also ``ring``, which is this rank's place in its ring.
 
     Args:
         source: the text of the cell.
         filename: the file name for tracebacks.
-        variables: the variables of the notebook that the cell uses.
+        variables: the notebook's variables that the cell uses.
 
     Returns:
-        The value, if the last statement is an expression (its repr, if the value cannot be
-        pickled); otherwise None.
+        The value of the last statement, or the value's repr if it cannot be pickled; None if the
+        last statement is not an expression.
 
     Example:
         >>> def worker():

@@ -22,7 +22,7 @@ def machine() -> dict[str, Any]:
     """Describes this machine.
 
     Returns:
-        ``cpu`` (the model name), ``cores`` (the logical cores that this process may use),
+        ``cpu`` (the model name), ``cores`` (the number of logical cores that this process may use),
         ``memory_bytes`` (None if unknown) and ``platform``. Host and user names are omitted,
         because you may share a trace.
 
@@ -41,7 +41,7 @@ def machine() -> dict[str, Any]:
 def versions() -> dict[str, str]:
     """Returns the versions of ringsim, Python, and torch and numpy if they are installed.
 
-    Does not import torch or numpy.
+    This function does not import torch or numpy.
 
     Example:
         >>> versions()["python"] == platform.python_version()
@@ -79,7 +79,7 @@ _DOUBTFUL: Final = "doubtful constants: "
 
 
 def note_doubts(doubts: Iterable[str]) -> list[str]:
-    """Returns doubts about a prediction's constants as notes for its trace.
+    """Returns doubts about a prediction's constants as notes for the trace.
 
     `footer` recognizes these notes.
 

@@ -1,7 +1,7 @@
 """The state of a rank: its ring, recorder, output, backend for new groups, and clock.
 
 ``RankState`` is a frozen value; a change replaces it as a whole. The process has one state, and
-each simulated rank has its own in its context. ringsim has no other mutable module globals.
+each simulated rank has its own state in its context. ringsim has no other mutable module globals.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class RankState:
         recorder: the ``Recorder`` of this rank's events; None while nothing is recorded.
         hidden_output: a function that receives the text hidden by print suppression; None to drop
             the text.
-        undo_print: a function that restores ``builtins.print``; None while it is not replaced.
+        undo_print: a function that restores ``builtins.print``; None while ``print`` is not
+            replaced.
         backend: the name of the backend for new groups, or None for torch's default.
         log: the ``LogOptions`` of the ``ringsim.comm`` log, or None for no log.
         stopped_log: the stopped log, with its settings and records; None before a log was
@@ -35,11 +36,11 @@ class RankState:
         clock: the rank's virtual ``Clock``, or None for the real clock.
         slowdown: the factor for the time of ``ringsim.compute``.
         jitter: a function that draws the factor for the next computation, or None for no jitter.
-        costs: the ``CostTable`` for computations of a stage on the virtual clock, or None if they
-            take no time.
-        sleep_s: the extra time of ``ringsim.compute`` on the virtual clock, like that of a real
-            sleep.
-        around_s: the core time of the program around each computation on the virtual clock.
+        costs: the ``CostTable`` for computations of a stage on the virtual clock, or None if
+            computations take no time.
+        sleep_s: the extra time of ``ringsim.compute`` on the virtual clock, like the extra time of
+            a real sleep.
+        around_s: the program's core time around each computation on the virtual clock.
     """
 
     ring: Any = None
@@ -63,7 +64,7 @@ class _Process:
     Attributes:
         state: the state of a rank that is not simulated.
         simulates: whether simulated ranks in the process have their own states.
-        unchanged: whether no rank of the process logs its calls of ``ringsim.comm``.
+        unchanged: whether no rank of the process logs its calls to ``ringsim.comm``.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
 """The network between simulated ranks: its links, and the routes of messages over them.
 
-A message takes a route of one or more hops. Its bytes cross all hops at the same time, at the speed
-of the slowest; its latency is the sum of their latencies. Messages that use a hop at the same time
-share it fairly (`ringsim.simulator.links`)::
+A message takes a route of one or more hops. The message's bytes cross all hops at the same time, at
+the speed of the slowest hop. The message's latency is the sum of the hops' latencies. Messages that
+use a hop at the same time share it fairly (`ringsim.simulator.links`)::
 
     RingLinks(link)         0 <=> 1 <=> 2 <=> 3 <=> 0      messages take the shorter way around,
                                                            through the ranks between
@@ -18,7 +18,7 @@ share it fairly (`ringsim.simulator.links`)::
                                                            each rank has one link out and one link
                                                            in; the network between has no limit
 
-    GraphLinks(graph)       any networkx graph: ranks and switches, each edge with its link
+    GraphLinks(graph)       any networkx graph of ranks and switches, whose edges have links
 
 Links are one-way: messages from 0 to 1 never wait for messages from 1 to 0.
 """
@@ -33,7 +33,14 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
-from ringsim.errors import ArgumentError, check_duration, check_integer, is_number, say
+from ringsim.errors import (
+    ArgumentError,
+    check_duration,
+    check_integer,
+    is_number,
+    name_ranks,
+    say,
+)
 from ringsim.link import Link, check_link
 
 __all__ = [
@@ -49,10 +56,10 @@ __all__ = [
 
 
 class Hop(NamedTuple):
-    """One link on the route of a message.
+    """One link on a message's route.
 
     Attributes:
-        edge: the two ends of the link. Messages share a link if their routes have the same edge.
+        edge: the two ends of the link. Messages share a link if their routes contain the same edge.
         link: the cost of the link.
     """
 
@@ -74,13 +81,13 @@ class Topology(Protocol):
     def route(self, src: int, dst: int, world_size: int) -> Sequence[Hop]:
         """Returns the hops of a message from one rank to another, in order.
 
-        Without hops, a message arrives immediately.
+        If the route has no hops, the message arrives immediately.
         """
         ...
 
 
 class _Roomy:
-    """The base of networks for any number of ranks."""
+    """The base class of networks that accept any number of ranks."""
 
     def check(self, world_size: int) -> None:
         """Accepts any number of ranks."""
@@ -109,7 +116,7 @@ class RingLinks(_Roomy):
         check_link("link", self.link)
 
     def route(self, src: int, dst: int, world_size: int) -> list[Hop]:
-        """Returns the shorter way around, or the ascending one if both are equally long."""
+        """Returns the shorter way around, or the ascending way if both are equally long."""
         onwards = (dst - src) % world_size
         step = 1 if 2 * onwards <= world_size else -1
         passed = [
@@ -123,9 +130,9 @@ class RingLinks(_Roomy):
 class Hosts(_Roomy):
     """Hosts with several ranks each.
 
-    Each pair of ranks on a host has its own link. Each host has one link out and one link in, which
-    its ranks share. Rank r is on host ``r // ranks_per_host``. A message that shares no link takes
-    ``inner.time_s`` within a host, and ``outer.time_s`` between hosts.
+    Each pair of ranks on a host has its own link. Each host has one outgoing and one incoming link,
+    which its ranks share. Rank r is on host ``r // ranks_per_host``. A message that shares no link
+    takes ``inner.time_s`` within a host, and ``outer.time_s`` between hosts.
 
     Args:
         ranks_per_host: the number of ranks per host, at least 1; the last host may have fewer.
@@ -162,23 +169,24 @@ class Hosts(_Roomy):
 
 @dataclass(frozen=True)
 class GlooCosts:
-    """The core time of Gloo's messages and collectives, in addition to the link's cost.
+    """The core time that Gloo's messages and collectives take, in addition to the link's cost.
 
     ``ringsim.calibrate`` measures these costs. All values except the stalls are core time, which
     dominates on a machine with fewer cores than ranks.
 
     Args:
-        carrying: the core time of a message without its posting, half of it on each side.
-        collective_s: the core time of a collective on each rank before its first message, because
-            Gloo hands it to another thread.
-        first_use_s: the core time of each rank when it posts its first operation, because fresh
-            processes load pages and libraries on demand.
+        carrying: the core time of a message, excluding the time to post it; half of it is spent on
+            each side.
+        collective_s: the core time on each rank before the first message of a collective, because
+            Gloo hands the collective to a different thread.
+        first_use_s: the core time that each rank spends when it posts its first operation, because
+            new processes load pages and libraries on demand.
         awake: the cost of a single message while the cores are busy and need not wake up; None if
-            it is the same as on idle cores.
+            the cost is the same as on idle cores.
         stall_s: the length of a stall, in seconds. A Gloo thread that finds a connection locked
             keeps retrying until the scheduler takes its core away.
-        stall_share: the share of messages that stall, among those on whose connection both ranks
-            work at the same time; from 0 to 1.
+        stall_share: the share of messages that stall, from 0 to 1, among the messages on whose
+            connection both ranks work at the same time.
 
     Raises:
         ArgumentError: a value is invalid.
@@ -199,8 +207,8 @@ class GlooCosts:
             check_duration(name, getattr(self, name))
         if not is_number(self.stall_share) or not 0 <= self.stall_share <= 1:
             raise ArgumentError(
-                f"stall_share must be a number from 0 to 1, got {say(self.stall_share)}. It is a "
-                "share of the messages."
+                f"stall_share must be a number from 0 to 1, got {say(self.stall_share)}. Pass "
+                "the share of the messages that stall."
             )
 
 
@@ -210,13 +218,13 @@ class OneMachine(_Roomy):
 
     A message occupies a core while it is carried, and a rank occupies a core for the calibrated
     time around its computing and its messages. Both wait if no core is free. ``ringsim.compute``
-    needs no core, because real ranks sleep in it.
+    needs no core, because real ranks sleep during the call.
 
     Args:
-        link: the cost of a message that shares no link or core.
+        link: the cost of a message that shares neither a link nor a core.
         cores: the number of cores, at least 1.
-        gloo: the other costs of Gloo, with collectives run as in Gloo; None if a message occupies
-            a core while it is in flight.
+        gloo: Gloo's other costs; collectives then run as they do in Gloo. None if a message
+            occupies a core while it is in flight.
 
     Raises:
         ArgumentError: a value is invalid.
@@ -232,15 +240,15 @@ class OneMachine(_Roomy):
 
     def __post_init__(self) -> None:
         check_link("link", self.link)
-        check_integer("cores", self.cores, 1, "Pass for example os.cpu_count().")
+        check_integer("cores", self.cores, 1, "Pass os.cpu_count(), for example.")
         if self.gloo is not None and not isinstance(self.gloo, GlooCosts):
             raise ArgumentError(
-                f"gloo must be a GlooCosts or None, got {say(self.gloo)}. Use the one from "
+                f"gloo must be a GlooCosts or None, got {say(self.gloo)}. Use a GlooCosts from "
                 "ringsim.calibrate."
             )
 
     def route(self, src: int, dst: int, world_size: int) -> list[Hop]:
-        """Returns the pair's link."""
+        """Returns the link between the two ranks."""
         return [Hop((src, dst), self.link)]
 
 
@@ -248,8 +256,9 @@ class OneMachine(_Roomy):
 class FullBisection(_Roomy):
     """A network with one outgoing and one incoming link per rank, and no limit between links.
 
-    If a rank sends to two others at the same time, each message gets half of its link out. If a
-    rank receives from two others at the same time, each message gets half of its link in.
+    If a rank sends to two others at the same time, each message gets half of the rank's outgoing
+    link. If a rank receives from two others at the same time, each message gets half of the rank's
+    incoming link.
 
     Args:
         link: the cost of the route from one rank to another.
@@ -281,12 +290,13 @@ def _over_network(here: Hashable, there: Hashable, link: Link) -> list[Hop]:
 class GraphLinks:
     """The links of a graph, whose nodes 0, 1, ... are ranks and whose other nodes are switches.
 
-    A message takes the route with the lowest latency. If several have the same latency, it takes
-    the one with the fewest hops, and then the one whose links come first in the graph.
+    A message takes the route with the lowest latency. If several routes have the same latency, the
+    message takes the route with the fewest hops, and then the route whose links come first in the
+    graph.
 
     Args:
-        graph: a networkx graph (each edge is two links, one in each direction) or directed graph;
-            each edge has the attribute ``link``.
+        graph: a networkx graph, in which each edge represents two links, one in each direction, or
+            a directed graph. Each edge must have the attribute ``link``.
 
     Raises:
         ArgumentError: ``graph`` is not such a graph, has several edges between two nodes, or has an
@@ -340,8 +350,8 @@ class GraphLinks:
         missing = [rank for rank in range(world_size) if rank not in self._out]
         if missing:
             raise ArgumentError(
-                f"graph must have a node for each of {world_size} ranks, got none for "
-                f"{_some(missing)}. Name the nodes of ranks 0, 1, ..."
+                f"graph has no node for {name_ranks(missing)}, but the run has {world_size} "
+                "ranks. Name the nodes of the ranks 0, 1, ..."
             )
 
     def route(self, src: int, dst: int, world_size: int) -> list[Hop]:
@@ -351,8 +361,8 @@ class GraphLinks:
             tree = self._trees[src] = _cheapest_ways(self._out, src)
         if dst not in tree:
             raise ArgumentError(
-                "graph must have a route between ranks that send messages, got none "
-                f"from {src} to {dst}. Add edges."
+                f"graph has no route for messages from rank {src} to rank {dst}. Add edges that "
+                "connect the two ranks."
             )
         passed: list[Hashable] = [dst]
         while passed[-1] != src:
@@ -368,7 +378,7 @@ def _cheapest_ways(
     before: dict[Hashable, Hashable] = {}
     best: dict[Hashable, tuple[float, int]] = {src: (0.0, 0)}
     waiting: list[tuple[float, int, int, Hashable]] = [(0.0, 0, 0, src)]
-    # the order of insertion: nodes of different types do not compare, and the first one wins
+    # the order of insertion: nodes of different types do not compare, and the first node wins
     number = 0
     while waiting:
         latency_s, hops, _, here = heapq.heappop(waiting)
@@ -382,8 +392,3 @@ def _cheapest_ways(
                 number += 1
                 heapq.heappush(waiting, (*cost, number, there))
     return before
-
-
-def _some(ranks: Sequence[int]) -> str:
-    text = ", ".join(map(str, ranks[:4]))
-    return f"{text} and {len(ranks) - 4} more" if len(ranks) > 4 else text

@@ -1,10 +1,10 @@
-"""``torch.distributed``, timed.
+"""The functions of ``torch.distributed``, with a log of their times.
 
 Use ``from ringsim import comm as dist`` instead of ``import torch.distributed as dist``. This
-module offers every name of ``torch.distributed``, with torch's own objects behind it. Functions
-that communicate can be logged; without a log, a call only makes two extra checks. ``set_backend``
-chooses the backend of groups created later. Importing this module lets torch create groups on MPI
-("mpi").
+module offers every name in ``torch.distributed``, backed by torch's own objects. Functions that
+communicate can be logged; without a log, a call makes only two extra checks. ``set_backend``
+chooses the backend for groups created later. Once this module is imported, torch can also create
+groups on MPI ("mpi").
 """
 
 from __future__ import annotations

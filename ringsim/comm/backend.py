@@ -1,4 +1,4 @@
-"""Names removed because backends are now torch's own; each raises an error with its replacement."""
+"""The removed names of this module, each of which raises an error that names its replacement."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def __getattr__(name: str) -> Any:
     """Raises RingError for a removed name."""
     if name in _INSTEAD:
         raise RingError(
-            f"ringsim.comm.backend no longer has {name}, because backends are now torch's own. "
-            f"{_INSTEAD[name]}."
+            f"ringsim.comm.backend no longer contains {name}, because backends are now torch's "
+            f"own. {_INSTEAD[name]}."
         )
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,7 @@
 """Chooses the backend for new groups from the backends registered with torch.
 
 ``set_backend`` stores a name. ``init_process_group``, ``new_group`` and ``initialize_distributed``
-use it if the program names no backend. Existing groups keep their own backend.
+use that backend if the program names none. Existing groups keep their own backend.
 """
 
 from __future__ import annotations
@@ -63,8 +63,9 @@ def current_backend() -> CurrentBackend:
 def set_backend(backend: str) -> CurrentBackend:
     """Chooses the backend for groups created from now on.
 
-    Call it on every rank before ``init_process_group``, ``initialize_distributed`` or
-    ``new_group``; it does not block. If a later call names a backend, that name takes precedence.
+    Call this function on every rank before ``init_process_group``, ``initialize_distributed`` or
+    ``new_group``; it does not block. If one of these calls names a backend, that name takes
+    precedence.
 
     Args:
         backend: "torch" for torch's own choice; the name of a backend registered with torch
@@ -73,7 +74,7 @@ def set_backend(backend: str) -> CurrentBackend:
             the backend.
 
     Returns:
-        The backend, as in ``ringsim.comm.cdb``.
+        The chosen backend, which is also available as ``ringsim.comm.cdb``.
 
     Raises:
         ArgumentError: the backend does not exist or cannot be loaded.
@@ -112,7 +113,8 @@ def _load(name: str) -> None:
     if name not in entries:
         known = ", ".join(sorted({TORCH, *registered, *entries}))
         raise ArgumentError(
-            f"backend must be one of {known}, got {name!r}. Install the package that provides it."
+            f"backend must be one of {known}, got {name!r}. Install the package that provides "
+            "the backend."
         )
     try:
         found = entries[name].load()
@@ -125,6 +127,6 @@ def _load(name: str) -> None:
         found()
     if name not in dist.Backend.backend_list:
         raise ArgumentError(
-            f"the entry point {name!r} must register a backend of that name with torch, but "
-            f"{found!r} does not. {_MIGRATION}"
+            f"the entry point {name!r}, {found!r}, did not register a backend of that name with "
+            f"torch. {_MIGRATION}"
         )

@@ -2,13 +2,13 @@
 
 This module provides the listening socket, the store behind it, the roll-call, and the default
 process group. Rank 0 opens the listening socket itself and passes it to torch's store, which would
-otherwise listen on every network of the machine. The others connect to it by a numeric address. If
-an unrelated program listens there and never answers, torch's client ignores its timeout; so the
-client runs in a thread that can be abandoned.
+otherwise listen on every network of the machine. The other ranks connect to the socket by a numeric
+address. If an unrelated program listens there and never answers, torch's client ignores its
+timeout, so the client runs in a thread that can be abandoned.
 
-If ranks disagree (two with the same number, different world sizes, a missing rank), torch would
-wait for half an hour, or silently run a smaller world. So each rank first puts a card into the
-store, and waits for one verdict on all cards::
+If ranks disagree (two ranks have the same number, the world sizes differ, or a rank is missing),
+torch would wait for half an hour, or silently run a smaller world. So each rank first puts a card
+into the store, and waits for one verdict on all cards::
 
     rank                      store                         cost for a rank
       |-- get "head" --------->|  rank 0's card               one wait
@@ -54,15 +54,15 @@ T = TypeVar("T")
 
 
 class BackgroundCall(Generic[T]):
-    """A call in a thread that can be abandoned, even when the process ends.
+    """A call on a background thread that can be abandoned, even when the process ends.
 
-    Use it for torch calls that obey no time limit.
+    Use this class for torch calls that ignore time limits.
     """
 
     def __init__(self, call: Callable[[], T]) -> None:
         self._future: Future[T] = Future()
         # threading.Thread would wait here until the new thread runs: with many ranks on few cores,
-        # all of them may run before it.
+        # all other ranks may run first.
         _thread.start_new_thread(self._run, (call,))
 
     def result(self, limit_s: float) -> T:
@@ -82,7 +82,7 @@ class BackgroundCall(Generic[T]):
             self._future.set_exception(error)
 
 
-_LEFT_S = 5.0  # how long an ending process waits for an abandoned thread
+_LEFT_S = 5.0  # the time that an ending process waits for an abandoned thread
 
 
 def leave_thread(thread: threading.Thread) -> None:
@@ -94,7 +94,7 @@ def leave_thread(thread: threading.Thread) -> None:
         atexit.register(thread.join, _LEFT_S)
 
 
-_READERS_GRACE_S = 1.0  # how long a failed host waits until the others have read the reason
+_READERS_GRACE_S = 1.0  # the time that a failed host waits until the others have read the reason
 _POLL_S = 0.005
 _MOST_PAUSE_S = 0.05
 
@@ -110,10 +110,10 @@ class LeftAlready(Exception):
 class Card:
     """A rank's description of itself for the roll-call."""
 
-    world_size: int  # the number of ranks it expects
+    world_size: int  # the number of ranks that the rank expects
     comm_device: str  # "cpu" or "gpu"
     ring: tuple[int, ...]  # the global ranks of its ring, in order
-    gpu: str = ""  # the GPU it uses, "" on the CPU
+    gpu: str = ""  # the GPU that the rank uses, or "" on the CPU
     host: str = ""  # set only if the ring of all ranks is ordered by hosts
     # distinguishes two processes with the same rank
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -157,27 +157,24 @@ def find_fault(cards: list[Card]) -> str | None:
         if disagreement is not None:
             return disagreement
         if card.gpu and users.setdefault(card.gpu, rank) != rank:
-            return (
-                f"a GPU must be used by only one rank, got ranks {users[card.gpu]} and {rank} on "
-                f"GPU {card.gpu}"
-            )
+            return f"ranks {users[card.gpu]} and {rank} use the same GPU, {card.gpu}"
         for other in card.ring:
             if cards[other].ring != card.ring:
                 sides = (
-                    f"{list(card.ring)} on rank {rank} and {list(cards[other].ring)} on rank "
-                    f"{other}"
+                    f"rank {rank} passed {list(card.ring)}, but rank {other} passed "
+                    f"{list(cards[other].ring)}"
                 )
-                return f"ring_ranks must be the same on every rank of a ring, got {sides}"
+                return f"ring_ranks differs within a ring, because {sides}"
     asked = [rank for rank, card in enumerate(cards) if card.host]
     if 0 < len(asked) < len(cards):
-        return f'ring_order must be the same on every rank, got "hosts" only on {in_words(asked)}'
+        return f'only {in_words(asked)} passed ring_order="hosts"'
     return None
 
 
 def list_rings(cards: list[Card]) -> list[tuple[int, ...]]:
     """Returns all rings of a world, each as its global ranks in order.
 
-    The cards must be complete and without a fault.
+    The cards must be complete and free of faults.
 
     Example:
         >>> list_rings(
@@ -195,10 +192,7 @@ def _disagreement(head: Card, card: Card, rank: int) -> str | None:
     for name in ("world_size", "comm_device"):
         ours, theirs = getattr(head, name), getattr(card, name)
         if ours != theirs:
-            return (
-                f"{name} must be the same on every rank, got {ours!r} on rank 0 and {theirs!r} on "
-                f"rank {rank}"
-            )
+            return f"{name} is {ours!r} on rank 0, but {theirs!r} on rank {rank}"
     return None
 
 
@@ -211,13 +205,13 @@ class RollCall:
     Args:
         store: the store that all ranks can reach.
         rank: this rank.
-        world_size: the number of ranks it expects.
+        world_size: the number of ranks that this rank expects.
         hosts: whether the store lives in this process, which must then wait until the other ranks
-            have read it for the last time.
+            have read the store for the last time.
         reused: whether the store outlives the ring, so that each roll-call needs its own keys.
         over: a function that returns whether rank 0 has begun a newer roll-call, for processes that
-            may be restarted. In that case the store may contain entries of dead processes, and only
-            rank 0 completes the roll-call, once it knows that all ranks have arrived.
+            may be restarted. In that case, the store may contain entries from dead processes, and
+            only rank 0 completes the roll-call, once it knows that all ranks have arrived.
 
     Raises:
         LeftAlready: the previous ring is still being destroyed.
@@ -258,16 +252,16 @@ class RollCall:
 
         Raises:
             RendezvousFailed: a rank is missing, present twice, or disagrees; the message lists the
-                ranks present and missing.
+                present and the missing ranks.
             LeftAlready: this roll-call belongs to an earlier attempt.
         """
         with self._connection():
             mine = card.to_json()
             if self.store.compare_set(f"start/{self.rank}", "", mine).decode() != mine:
-                twice = f"two processes with rank {self.rank}"
+                twice = f"two processes have rank {self.rank}"
                 if self._over is not None:
                     raise LeftAlready(twice)
-                self._refuse("start", f"each rank must be started once, got {twice}")
+                self._refuse("start", twice)
             if self._over is not None and self.store.check(["start/verdict"]):
                 raise LeftAlready
             self._listed = True
@@ -299,7 +293,7 @@ class RollCall:
     def finish(self, deadline: float, failure: str | None = None) -> None:
         """Waits until all ranks have created their groups.
 
-        Otherwise a rank could destroy resources that another rank still needs.
+        Otherwise, a rank could destroy resources that another rank still needs.
 
         Args:
             deadline: see ``start``.
@@ -365,7 +359,7 @@ class RollCall:
         return True
 
     def _publish(self, stage: str, verdict: dict[str, Any]) -> dict[str, Any]:
-        """Writes a verdict unless one exists, and returns the valid one."""
+        """Writes a verdict unless a verdict exists, and returns the valid verdict."""
         standing: dict[str, Any] = json.loads(
             self.store.compare_set(f"{stage}/verdict", "", json.dumps(verdict))
         )
@@ -386,14 +380,14 @@ class RollCall:
     def _attendance(self, stage: str) -> str:
         """Lists the ranks that got this far and the ranks that did not.
 
-        It sends N requests, so it is only used for errors.
+        This takes N requests, so the method is used only for errors.
         """
         present = [rank for rank in range(self._expected) if self.store.check([f"{stage}/{rank}"])]
         missing = [rank for rank in range(self._expected) if rank not in present]
         return f": {in_words(present)} present, {in_words(missing)} missing"
 
     def _refuse(self, stage: str, why: str) -> NoReturn:
-        """Ends the roll-call with one error for every rank, including ranks yet to arrive.
+        """Ends the roll-call with one error for every rank, also for ranks that arrive later.
 
         If the roll-call has already succeeded, only this rank fails.
         """
@@ -413,17 +407,18 @@ class RollCall:
                 time.sleep(_POLL_S)
                 read = self.store.add(f"{stage}/read", 0)
         raise RendezvousFailed(
-            f"{verdict['error']} (rank {self.rank} of {self.world_size}). Start every rank once, "
-            "with the same arguments except for its own rank, within the time limit."
+            f"{verdict['error']} (rank {self.rank} of {self.world_size}). Start every rank "
+            "exactly once, within the time limit, and with the same arguments except for the "
+            "rank."
         )
 
 
 Address = tuple[socket.AddressFamily, str]  # family and numeric address
 
-_BACKLOG = 4096  # more ranks than one machine starts at the same time; the system caps it
+_BACKLOG = 4096  # more ranks than one machine starts at the same time; the system caps the value
 _RETRY_S = 0.01
 _KNOCK_S = 1.0
-_FAREWELL_S = 5.0  # rank 0 waits this long at most until the others no longer need its store
+_FAREWELL_S = 5.0  # the longest time that rank 0 waits for the others to leave its store
 _INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
@@ -434,19 +429,20 @@ class Rendezvous:
     roll: RollCall  # this rank's part in the roll-call; no other world uses its ``store``
     rings: list[tuple[int, ...]]  # every ring of this world, as its global ranks in order
     loopback: bool  # whether all ranks met on this machine's loopback
-    # the file descriptor this process listens on, None if another process listens
+    # the file descriptor on which this process listens, or None if a different process listens
     listener: int | None = None
 
 
 def listen(host: str, port: int, *, timeout_s: float = 30) -> socket.socket:
-    """Opens the socket on which rank 0 hosts the store, bound to the address of ``host``.
+    """Opens a socket, bound to the address of ``host``, on which rank 0 hosts the store.
 
-    If ``host`` is loopback, the socket listens only there. Call it on rank 0, or in the process
-    that starts rank 0. It blocks only for name resolution, at most ``timeout_s`` seconds.
+    If ``host`` is loopback, the socket listens only there. Call this function on rank 0, or in the
+    process that starts rank 0. It blocks only for name resolution, for at most ``timeout_s``
+    seconds.
 
     Raises:
-        RendezvousFailed: the port is in use, the name is unknown, or the address belongs to another
-            machine.
+        RendezvousFailed: the port is in use, the name is unknown, or the address belongs to a
+            different machine.
     """
     failure: OSError | None = None
     for family, address in _resolve(host, time.monotonic() + timeout_s):
@@ -464,13 +460,12 @@ def listen(host: str, port: int, *, timeout_s: float = 30) -> socket.socket:
     if failure is not None and failure.errno == errno.EADDRINUSE:
         raise RendezvousFailed(
             f"cannot listen on {host}, port {port}: the port is already in use (rank 0). Choose "
-            "another port, or end the process that listens there: another program, another run, or "
-            "a second process started as rank 0."
+            "a different port, or end the process that listens there: another program, another "
+            "run, or a second process started as rank 0."
         ) from failure
     raise RendezvousFailed(
-        f"head_ip must be an address of rank 0's own machine, got {host!r}: {failure} (rank 0, "
-        f"port {port}). Pass the address of rank 0's machine, or 127.0.0.1 if all ranks run on one "
-        "machine."
+        f"cannot listen on {host}, port {port}: {failure} (rank 0). Pass the address of rank 0's "
+        "own machine as head_ip, or 127.0.0.1 if all ranks run on one machine."
     ) from failure
 
 
@@ -485,7 +480,8 @@ def meet(
 ) -> Rendezvous:
     """Connects all ranks of a world to rank 0, and calls the roll.
 
-    Call it on every rank. It blocks until all ranks have arrived, for at most ``timeout_s``.
+    Call this function on every rank. It blocks until all ranks have arrived, for at most
+    ``timeout_s``.
 
     Args:
         head_ip: the numeric address or the name of rank 0's machine.
@@ -494,11 +490,11 @@ def meet(
         world_size: the number of ranks.
         card: the card of this rank.
         timeout_s: the time limit, in seconds.
-        listen_socket: for rank 0, a socket that already listens at ``head_ip`` and ``port``, which
-            is taken over.
+        listen_socket: for rank 0, a socket that already listens at ``head_ip`` and ``port``;
+            ``meet`` takes it over.
 
     Raises:
-        RendezvousFailed: the ranks could not all meet.
+        RendezvousFailed: not all ranks could meet.
     """
     deadline = time.monotonic() + timeout_s
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and os.environ.get(
@@ -520,7 +516,8 @@ def meet(
                 raise RendezvousFailed(
                     f"{error} Ranks on other machines cannot reach rank 0, because {head_ip!r} "
                     f"resolves to {address} on rank 0's machine. If the missing ranks run "
-                    "elsewhere, pass rank 0's numeric address as head_ip, or set MASTER_ADDR to it."
+                    "elsewhere, pass rank 0's numeric address as head_ip, or set MASTER_ADDR to "
+                    "that address."
                 ) from error
             raise
     where = f"rank {rank} of {world_size}, head {head_ip}:{port}"
@@ -541,14 +538,16 @@ def meet(
         except (LeftAlready, RuntimeError) as error:  # the previous ring still exists
             if time.monotonic() > deadline:
                 found = str(error) if isinstance(error, LeftAlready) else ""
-                raise _unanswered(where, found or "a ring that is being destroyed") from error
+                raise _unanswered(
+                    where, found or "the previous ring is still being destroyed"
+                ) from error
             time.sleep(_RETRY_S)
 
 
 def _follow_rank_0(store: Store, rank: int, world_size: int) -> RollCall:
     """Joins rank 0's next roll-call in a store that torchrun keeps across restarts.
 
-    Rank 0 numbers the roll-calls, because each torchrun agent only counts the restarts of its own
+    Rank 0 numbers the roll-calls, because each torchrun agent counts only the restarts of its own
     ranks.
 
     Raises:
@@ -556,7 +555,7 @@ def _follow_rank_0(store: Store, rank: int, world_size: int) -> RollCall:
     """
     number = store.add("ringsim/roll-calls", int(rank == 0))
     if number == 0:
-        raise LeftAlready("a store without rank 0")
+        raise LeftAlready("rank 0 has not reached the store")
 
     def over() -> bool:
         return bool(store.add("ringsim/roll-calls", 0) != number)
@@ -578,8 +577,8 @@ def meet_over(store: Store, rank: int, world_size: int, card: Card, timeout_s: f
 def host(listener: socket.socket, timeout_s: float) -> Store:
     """Hosts a store for a rendezvous in this process.
 
-    The store takes over a socket from ``listen`` or ``close_door``. It exists as long as it is
-    referenced; a lookup in the store waits at most ``timeout_s`` seconds.
+    The store takes over a socket from ``listen`` or ``close_door``. The store exists as long as it
+    is referenced; a lookup in the store waits at most ``timeout_s`` seconds.
     """
     address, port = listener.getsockname()[:2]
     return reach(address, port, timeout_s, listener.detach())
@@ -606,7 +605,7 @@ def reach(address: str, port: int, timeout_s: float, descriptor: int | None = No
 def close_door(descriptor: int, address: str, port: int) -> socket.socket | None:
     """Makes a store stop listening after all its ranks have arrived.
 
-    They stay connected, and no other process can reach the store.
+    The ranks stay connected, and no other process can reach the store.
 
     Args:
         descriptor: the descriptor of the socket on which the store listens.
@@ -631,11 +630,11 @@ def close_door(descriptor: int, address: str, port: int) -> socket.socket | None
 def build_default_group(
     rendezvous: Rendezvous, rank: int, world_size: int, backend: str, timeout: timedelta
 ) -> Callable[[], None]:
-    """Creates torch's default process group of the ranks that met.
+    """Creates torch's default process group for the ranks that met.
 
-    Call it on every rank. It blocks until all ranks are connected. If the ranks met on loopback,
-    Gloo uses only loopback for this group and all later ones; call the returned function to undo
-    that after the group is destroyed.
+    Call this function on every rank. It blocks until all ranks are connected. If the ranks met on
+    loopback, Gloo uses only loopback for this group and all later ones; call the returned function
+    to undo this change after the group is destroyed.
     """
     interface = (
         loopback_interface() if rendezvous.loopback and _INTERFACE not in os.environ else None
@@ -696,8 +695,8 @@ def leave(rendezvous: Rendezvous, timeout_s: float) -> None:
 def _stop_listening(descriptor: int) -> None:
     """Frees the port of a store that is still alive.
 
-    It replaces the store's socket with a socket that does not listen, because a group or a
-    traceback may keep the store alive, and the store keeps its socket.
+    This function replaces the store's socket with a socket that does not listen, because a group or
+    a traceback may keep the store alive, and the store keeps its socket.
     """
     with socket.socket() as idle:
         os.dup2(idle.fileno(), descriptor, inheritable=False)
@@ -705,7 +704,7 @@ def _stop_listening(descriptor: int) -> None:
 
 def _join(addresses: list[Address], port: int, deadline: float, where: str) -> Store:
     """Connects to rank 0's store as soon as it listens."""
-    found = "no answer"
+    found = "no process answered"
     while (remaining := deadline - time.monotonic()) > 0:
         for family, address in addresses:
             try:
@@ -718,18 +717,23 @@ def _join(addresses: list[Address], port: int, deadline: float, where: str) -> S
             try:
                 return reach(address, port, remaining)
             except TimeoutError as error:
-                raise _unanswered(where, "a listener that does not answer like rank 0") from error
+                raise _unanswered(
+                    where, "the process that listens there does not answer like rank 0"
+                ) from error
             except RuntimeError as error:
-                found = f"a listener that answers differently ({str(error).splitlines()[0]})"
+                found = (
+                    "the process that listens there answers differently "
+                    f"({str(error).splitlines()[0]})"
+                )
         time.sleep(_RETRY_S)
     raise _unanswered(where, found)
 
 
 def _unanswered(where: str, found: str) -> RendezvousFailed:
     return RendezvousFailed(
-        f"rank 0 did not answer at head_ip and port within the time limit: {found} "
-        f"({where}). Rank 0 is missing, and without it the other ranks are unknown. Start rank 0, "
-        "or correct head_ip and port."
+        f"rank 0 did not answer at head_ip and port within the time limit: {found} ({where}). "
+        "Rank 0 is missing, so ringsim cannot list the other missing ranks. Start rank 0, or "
+        "correct head_ip and port."
     )
 
 
@@ -744,9 +748,9 @@ def _numeric(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 def _leads_alike(host: str) -> bool:
     """Returns whether a host that resolves to loopback here does so on every machine.
 
-    An address or "localhost" always resolves the same way. A machine's own name does not: its
-    /etc/hosts may map the name to loopback (Debian: 127.0.1.1), while other machines get its
-    address on the network.
+    An address or "localhost" always resolves the same way. A machine's own name does not: the
+    machine's /etc/hosts may map the name to loopback (Debian: 127.0.1.1), while other machines get
+    the machine's address on the network.
     """
     return host == "localhost" or _numeric(host) is not None
 
@@ -769,8 +773,8 @@ def _resolve(host: str, deadline: float) -> list[Address]:
         found = look_up.result(max(deadline - time.monotonic(), 0.001))
     except (OSError, UnicodeError) as error:  # a timeout is also an OSError
         raise RendezvousFailed(
-            f"head_ip must be an address or a name that this machine can resolve, got {host!r}: "
-            f"{error}. Correct the name, or pass rank 0's numeric address. Rank 0 is missing."
+            f"rank 0 is missing, because this machine cannot resolve head_ip {host!r}: {error}. "
+            "Correct the name, or pass rank 0's numeric address."
         ) from error
     addresses = {(family, str(address[0])): None for family, _, _, _, address in found}
     return sorted(addresses, key=lambda each: each[0] != socket.AF_INET)
@@ -779,7 +783,8 @@ def _resolve(host: str, deadline: float) -> list[Address]:
 def loopback_interface() -> str | None:
     """Returns the name of this machine's loopback interface.
 
-    The name is "lo" on Linux and "lo0" on macOS; None if it has a different name.
+    The name is "lo" on Linux and "lo0" on macOS; the result is None if the interface has a
+    different name.
     """
     names = [name for _, name in socket.if_nameindex()]
     return next((name for name in ("lo", "lo0") if name in names), None)

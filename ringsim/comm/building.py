@@ -1,7 +1,7 @@
 """Collectives built from messages, for groups or versions of torch that lack them.
 
-All messages of a collective are posted before any is waited for, so the ranks cannot block each
-other, and ``async_op`` needs no extra work. Reductions are computed in the order of the ranks.
+All messages of a collective are posted before the first is waited for, so the ranks cannot block
+each other, and ``async_op`` needs no extra work. Reductions are computed in the order of the ranks.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def warn_once(op: str, backend_name: str) -> None:
     while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
         frame, level = frame.f_back, level + 1
     message = (
-        f"the backend {backend_name!r} has no {op}; ringsim.comm builds it from messages, "
-        "which is slower"
+        f"the backend {backend_name!r} does not support {op}, so ringsim.comm builds it from "
+        "messages, which is slower"
     )
     warnings.warn(message, RuntimeWarning, stacklevel=level)
 
@@ -51,7 +51,7 @@ def build(group: ProcessGroup, call: Call) -> Handle:
         call: the collective.
 
     Returns:
-        The handle; its wait stores the results.
+        The handle, whose wait stores the results.
 
     Raises:
         ArgumentError: the reduction is not one of torch's eight plain reductions.

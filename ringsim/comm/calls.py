@@ -1,9 +1,9 @@
-"""Reads and checks calls of collectives, and gives them the same form for every backend.
+"""Reads and checks calls to collectives, and gives them the same form for every backend.
 
-``read_call`` turns a call of a function of ``torch.distributed`` into a ``Call``: the tensors that
-this rank gives and gets, the root, and the reduction. All checks are in this module. A single
-tensor in the call (``all_gather_into_tensor``, ``all_to_all_single``, ...) is cut into one tensor
-per rank, so that a backend only has to support nine families::
+``read_call`` turns a call to a ``torch.distributed`` function into a ``Call``, which contains the
+tensors that this rank gives and gets, the root, and the reduction. All checks are in this module. A
+single tensor in the call (``all_gather_into_tensor``, ``all_to_all_single``, ...) is cut into one
+tensor per rank, so that a backend only has to support nine families::
 
     family          inputs                  outputs                   effect
     broadcast       [tensor]                [tensor]                  outputs <- the root's inputs
@@ -74,7 +74,7 @@ class Members(ABC):
 
     Attributes:
         ranks: the global ranks of the members, in the group's order.
-        group_name: the name, such as "world" or "ring:2>3", the same on all members.
+        group_name: the name, such as "world" or "ring:2>3", which is the same on all members.
     """
 
     ranks: Sequence[int]
@@ -97,11 +97,11 @@ class Members(ABC):
 
     def here(self) -> str:
         """Returns a description of this rank for errors."""
-        return f'rank {self.rank()} of {len(self.ranks)} of group "{self.group_name}"'
+        return f'rank {self.rank()} of {len(self.ranks)} in group "{self.group_name}"'
 
 
 class GroupMembers(Members):
-    """The members of a group on one of its ranks.
+    """The members of a group, as seen from one of its ranks.
 
     Args:
         ranks: the global ranks of the members.
@@ -138,7 +138,7 @@ _ROWS: Final = "a tensor with some rows for each rank"
 
 
 Tensors = Sequence[torch.Tensor]
-# an argument with tensors that a rank gives or takes, and its form
+# the name of an argument with tensors that a rank gives or takes, and the argument's form
 _Side = tuple[str, str]
 _NOTHING: Final = ("", _ONE)
 _DEFAULTS: Final = {
@@ -153,7 +153,8 @@ _DEFAULTS: Final = {
 def make_signature(arguments: str, **meanings: Any) -> inspect.Signature:
     """Returns the signature for arguments written as in a function definition.
 
-    ``meanings`` gives the values of names used as defaults; SUM is torch's unless given.
+    ``meanings`` contains the values of names used as defaults; SUM is torch's unless ``meanings``
+    contains it.
 
     Example:
         >>> make_signature("tensor, dst=0")
@@ -187,19 +188,20 @@ def name_function(
 
 
 class Reading:
-    """The rules for reading the calls of one collective.
+    """The rules for reading calls to one collective.
 
     The rules cover functions of ``torch.distributed`` and methods of ``ProcessGroup``.
 
     Args:
-        names: the names of torch's functions; traces use the first one.
+        names: the names of torch's functions; traces use the first name.
         arguments: the arguments of these functions.
         gives: the argument with the tensors that a rank gives.
-        takes: the argument with the tensors that a rank fills; omitted if it is the same argument.
+        takes: the argument with the tensors that a rank fills; omitted if both arguments are the
+            same.
         methods: the methods of ``ProcessGroup``. Their arguments are the tensors taken, the tensors
             given, and the options.
         raw: whether Gloo ignores the tensors' strides and uses their memory as it is, so that gaps
-            and other orders give garbage.
+            or a different order of elements produce garbage.
 
     Attributes:
         op: the code of the operation, used if the stack frames do not show a more specific one.
@@ -345,11 +347,11 @@ _Cut = Callable[[torch.Tensor], Tensors]
 
 @dataclass
 class Call:
-    """One rank's call of a collective, read and checked.
+    """One rank's call to a collective, after it was read and checked.
 
     Attributes:
         name: the name of the called function.
-        group: the group. Ranks below are ranks within this group.
+        group: the group; the ranks below are ranks within this group.
         given: the tensors that this rank gives, as in the table above, or one tensor with all of
             them.
         taken: the tensors that this rank gets, in the same form.
@@ -402,11 +404,12 @@ class Call:
 
 
 def read_call(name: str, arguments: Mapping[str, Any], group: Members) -> Call:
-    """Reads and checks a call of a collective of torch.distributed.
+    """Reads and checks a call to a torch.distributed collective.
 
     Args:
         name: the name of the function.
-        arguments: all its arguments, by name; see ``Reading.bind``. A root is a rank of the group.
+        arguments: all arguments of the function, by name; see ``Reading.bind``. A root is a rank of
+            the group.
         group: the group, of which this rank is a member.
 
     Raises:
@@ -500,13 +503,13 @@ def _cut_rows(group: Members, what: str, sizes: Any, tensor: torch.Tensor) -> Te
     """Returns each rank's rows of a tensor, split according to ``sizes`` or else equally."""
     if tensor.dim() == 0:
         raise Refused(
-            f"{what} must have at least one dimension, got a scalar ({group.here()}). "
-            "Reshape it to (1,)."
+            f"{what} must have at least one dimension, got a scalar ({group.here()}). Reshape "
+            "the tensor to (1,)."
         )
     length, count = tensor.shape[0], group.size()
     if not sizes and length % count:
         raise Refused(
-            f"the first dimension of {what} must be a multiple of the number of ranks, {count}, "
+            f"the first dimension of {what} must be a multiple of {count}, the number of ranks, "
             f"got {length} ({group.here()}). Pass {what}_split_sizes."
         )
     rows = [int(size) for size in sizes] if sizes else [length // count] * count
@@ -531,7 +534,7 @@ def check_dense(what: str, tensor: torch.Tensor, where: str, *, meta: bool = Fal
         meta: whether the tensor may also be on the meta device.
 
     Raises:
-        Refused: the tensor is of another kind.
+        Refused: the tensor is not dense, or is on a different device.
     """
     if (
         not (tensor.is_cpu or (meta and tensor.is_meta))
@@ -543,8 +546,8 @@ def check_dense(what: str, tensor: torch.Tensor, where: str, *, meta: bool = Fal
         )
         device = "the CPU or the meta device" if meta else "the CPU"
         raise Refused(
-            f"{what} must be a dense tensor on {device} {where}, got {kind}. Convert it: "
-            "tensor.cpu().to_dense()."
+            f"{what} must be a dense tensor on {device} {where}, got {kind}. Convert the tensor "
+            "with tensor.cpu().to_dense()."
         )
     return tensor.detach() if tensor.requires_grad or type(tensor) is not torch.Tensor else tensor
 
@@ -580,8 +583,8 @@ def _check_together(reading: Reading, call: Call) -> None:
         for place, tensor in enumerate(tensors):
             if tensor.dtype != like.dtype:
                 raise Refused(
-                    f"{what}[{place}] must be {like.dtype}, like the other tensors of the call, "
-                    f"got {tensor.dtype} ({group.here()}). Use the same dtype for all of them."
+                    f"{what}[{place}] must be {like.dtype}, like the other tensors in the call, "
+                    f"got {tensor.dtype} ({group.here()}). Use the same dtype for all tensors."
                 )
     if reading.in_place or not given or not taken:
         return
@@ -592,8 +595,9 @@ def _check_together(reading: Reading, call: Call) -> None:
         (what, whole), (other, part) = sides
         if whole.numel() != part.numel() * group.size():
             raise Refused(
-                f"{what} must have {group.size()} times the {part.numel()} elements of {other}, "
-                f"got {whole.numel()} ({group.here()}). Change the size of one of them."
+                f"{what} must have {group.size()} times as many elements as {other} "
+                f"({part.numel()}), got {whole.numel()} ({group.here()}). Change the size of one "
+                "tensor."
             )
         if whole is taken[0] and not whole.is_contiguous() and whole.shape[0] % group.size():
             raise Refused(
@@ -605,8 +609,8 @@ def _check_together(reading: Reading, call: Call) -> None:
         gift, room = call.inputs[group.rank()].numel(), call.outputs[place].numel()
         if gift != room:
             raise Refused(
-                f"{takes} must have room for the {gift} elements that this rank sends to itself, "
-                f"got room for {room} ({group.here()}). Use the same size for both."
+                f"the number of elements that this rank sends to itself is {gift}, but {takes} "
+                f"has room for {room} ({group.here()}). Use the same size on both sides."
             )
     else:
         what, many, few = takes, taken, given
@@ -616,9 +620,9 @@ def _check_together(reading: Reading, call: Call) -> None:
             shape = few[place % len(few)].shape
             if tensor.shape != shape:
                 raise Refused(
-                    f"{what}[{place}] must have the shape {tuple(shape)}, like the other tensor of "
-                    f"the call, got {tuple(tensor.shape)} ({group.here()}). Use the same shape for "
-                    "both."
+                    f"{what}[{place}] must have the shape {tuple(shape)}, like the other tensor "
+                    f"in the call, got {tuple(tensor.shape)} ({group.here()}). Use the same "
+                    "shape for both tensors."
                 )
 
 
@@ -643,7 +647,7 @@ def for_receiving(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def has_gaps(tensor: torch.Tensor) -> bool:
-    """Returns whether there are gaps in memory between a tensor's elements, in any order.
+    """Returns whether a tensor's elements, in any order, have gaps between them in memory.
 
     Example:
         >>> has_gaps(torch.zeros(4, 4)[:, :2]), has_gaps(torch.zeros(3, 4).t())
@@ -662,7 +666,7 @@ def has_gaps(tensor: torch.Tensor) -> bool:
 
 # -- calls of the methods of ProcessGroup
 
-# The keywords for their tensors: torch's overloads differ.
+# The keywords for the tensors, which differ between torch's overloads.
 _TAKEN_NAMES: Final = (
     "tensors",
     "tensor",
@@ -697,7 +701,7 @@ def find_tensors(
 def find_unfit(
     reading: Reading, tensors: list[torch.Tensor], args: tuple[Any, ...]
 ) -> torch.Tensor | None:
-    """Returns a tensor with which a call would silently do nothing, or give wrong results.
+    """Returns a tensor that makes a call silently do nothing or return wrong results, or None.
 
     Such a tensor has no data, or has gaps that Gloo ignores.
     """
@@ -790,7 +794,7 @@ def describe(tensors: Tensors, copies: int) -> tuple[str, tuple[int, ...], int]:
 
     Args:
         tensors: the tensors of the operation; several tensors of the same shape are described as
-            (number, *shape), others as (elements,).
+            (number, *shape), other tensors as (elements,).
         copies: the factor for their size: the group size if they are one rank's shard, else 1.
 
     Example:

@@ -1,20 +1,21 @@
-"""Checks of operations that torch would accept, or reject without naming the rank or its peer.
+"""Checks for operations that torch would accept, or reject without naming the rank or its peer.
 
-A rank that does not exist crashes Gloo, and a meta tensor is silently not sent. Such errors are
-found before the library is called. Errors that the library itself raises are explained afterwards,
-which costs nothing for correct programs.
+A nonexistent rank crashes Gloo, and Gloo silently fails to send a meta tensor. This module finds
+such errors before it calls the library. After the library itself has raised an error, the module
+explains that error, which costs nothing for correct programs.
 
 The teaching mode (``check="full"``) also finds uses of a buffer while a message is in flight, and
 misuses of handles. Between ``isend`` or ``irecv`` and the end of ``wait()``, the tensor belongs to
-the library. Using it in that time may work on one machine and give garbage on the next::
+the library. Using the tensor during that time may work on one machine and produce garbage on the
+next::
 
     work = dist.irecv(buffer, src=0)
     total = buffer.sum()  # too early: reads old values, new ones, or some of each
     work.wait()
 
-It checks each torch operation of the recording thread, and compares checksums of a buffer at the
-send and at the wait. That costs about 20 us per torch operation, and reads each sent byte twice, so
-it is not always on.
+The mode checks each torch operation on the recording thread, and compares checksums of a buffer at
+the send and at the wait. These checks cost about 20 us per torch operation, and read each sent byte
+twice, so the mode is not always on.
 """
 
 from __future__ import annotations
@@ -65,14 +66,14 @@ class Attempt(NamedTuple):
 
 
 class Prechecks:
-    """The checks of operations, which raise errors at the user's line and note them in the trace.
+    """Checks operations, raises errors at the user's line, and notes the errors in the trace.
 
     Args:
-        recorder: the recorder of the findings.
+        recorder: the recorder for the findings.
 
     Attributes:
         replacements: the replacements for torch's functions that handle ranks outside a group,
-            sends to the own rank, and failed calls.
+            sends from a rank to itself, and failed calls.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -90,7 +91,7 @@ class Prechecks:
     def check_message(
         self, attempt: Attempt, tensors: Any, rank: Any, size: int, post: Post
     ) -> None:
-        """Raises ArgumentError if a message's other side is not in its group, or has no data.
+        """Raises ArgumentError if a message has no data, or its other side is outside the group.
 
         See ``explain`` for other errors.
 
@@ -99,27 +100,28 @@ class Prechecks:
             tensors: the tensors of the message.
             rank: the other side, as a rank of the group.
             size: the number of ranks in the group.
-            post: a function that records the message, as failed from the beginning, because other
+            post: a function that records the message as failed from the beginning, because other
                 ranks read the record.
         """
         if attempt.peer == NONE and isinstance(rank, int):
             what = (
-                f"the other side of a {attempt.op} must be a rank of its group, from 0 to "
+                f"the other side of a {attempt.op} must be a rank of the group, from 0 to "
                 f"{size - 1}, got {rank}"
             )
             self.refuse(
                 what,
-                "Count ranks from 0, and wrap around after the last one: (rank + 1) % world_size",
+                "Count ranks from 0, and wrap around after the last rank: (rank + 1) % world_size",
                 attempt,
                 post,
             )
         if isinstance(tensors, list) and any(
             isinstance(tensor, torch.Tensor) and tensor.is_meta for tensor in tensors
         ):
-            what = "a tensor to send or receive must hold data, got one on the meta device"
+            what = "a tensor to send or receive must hold data, got a tensor on the meta device"
             self.refuse(
                 what,
-                "Create it on the CPU, for example with torch.empty_like(tensor, device='cpu')",
+                "Create the tensor on the CPU, for example with torch.empty_like(tensor, "
+                "device='cpu')",
                 attempt,
                 post,
             )
@@ -128,13 +130,13 @@ class Prechecks:
         """Raises ArgumentError for a tensor that ``find_unfit`` found in a collective."""
         if tensor.is_meta:
             self.refuse(
-                "the tensors of a collective must hold data, got one on the meta device",
-                "Create it on the CPU",
+                "the tensors of a collective must hold data, got a tensor on the meta device",
+                "Create the tensor on the CPU",
                 attempt,
                 post,
             )
         what = (
-            "the tensors of a collective must have no gaps in memory, got one with "
+            "the tensors of a collective must have no gaps in memory, got a tensor with "
             f"{_layout(tensor)}"
         )
         self.refuse(what, "Pass tensor.contiguous(), and copy the result back", attempt, post)
@@ -150,7 +152,7 @@ class Prechecks:
             return
         self.refuse(
             f"{op_name} was called on a group that does not include this rank",
-            "Call it only on the members of the group",
+            "Call it only on members of the group",
         )
 
     def check_not_self(self, group: ProcessGroup | int, rank: int, what: str) -> None:
@@ -173,7 +175,7 @@ class Prechecks:
         try:
             found = find_fault(tensors, attempt.tag, attempt.peer == self._recorder.rank)
         except Exception:
-            return  # arguments of another kind: keep the library's own message
+            return  # arguments of an unknown kind: keep the library's own message
         if found is not None:
             self.refuse(*found, attempt)
 
@@ -213,13 +215,14 @@ def find_fault(tensors: Any, tag: Any, to_itself: bool) -> tuple[str, str] | Non
     for tensor in tensors:
         if tensor.layout != torch.strided:
             words = (
-                "a tensor to send or receive must be dense, got one with layout "
+                "a tensor to send or receive must be dense, got a tensor with layout "
                 f"{str(tensor.layout).removeprefix('torch.')}"
             )
-            return words, "Send tensor.to_dense(), or send its indices and values separately"
+            return words, "Send tensor.to_dense(), or send the indices and values separately"
         if not tensor.is_contiguous():
             return (
-                f"a tensor to send or receive must be contiguous, got one with {_layout(tensor)}",
+                "a tensor to send or receive must be contiguous, got a tensor with "
+                f"{_layout(tensor)}",
                 "Send tensor.contiguous(), or receive into a contiguous tensor and copy from it",
             )
     if to_itself:
@@ -243,7 +246,8 @@ _LOOKS_ONLY: Final = (
 class _Use(NamedTuple):
     """The buffer of a message in flight.
 
-    It has the buffer's address range, the sent tensor and its checksum, and a description.
+    The tuple contains the buffer's address range, the sent tensor and its checksum, and a
+    description.
     """
 
     first: int
@@ -257,7 +261,7 @@ class BufferGuard:
     """A guard for message buffers in flight; raises an error if the program uses such a buffer.
 
     Args:
-        recorder: the recorder of the findings.
+        recorder: the recorder for the findings.
 
     Attributes:
         uses: the messages in flight, by handle.
@@ -272,7 +276,7 @@ class BufferGuard:
         self._mode = _Watch(self)
 
     def start(self) -> None:
-        """Starts to check the operations of the calling thread."""
+        """Starts checking the operations on the calling thread."""
         self._mode.__enter__()  # type: ignore[no-untyped-call]  # torch gives its modes no types
 
     def stop(self) -> None:
@@ -311,7 +315,7 @@ class BufferGuard:
                 if use.sent is not None and _checksum(use.sent) != use.checksum:
                     self._complain(
                         "buffer_hazard",
-                        "a buffer was changed before its send was waited for",
+                        "the program changed a buffer before it waited for the send",
                         use.what,
                         "Call wait() before you change the tensor, or send a copy",
                     )
@@ -320,7 +324,8 @@ class BufferGuard:
                     "invalid_argument",
                     "wait() was called twice on one handle",
                     "",
-                    "Drop the handle after the first wait(): without ringsim, the second one hangs",
+                    "Drop the handle after the first wait(): without ringsim, a second wait() "
+                    "hangs",
                     ArgumentError,
                 )
             return hook(work, *args, **kwargs)
@@ -328,7 +333,7 @@ class BufferGuard:
         return wait
 
     def _begin(self, tensors: Any, sends: bool) -> _Use | None:
-        """Returns the buffer use of a message that will be posted, or None without a buffer."""
+        """Returns the buffer that a message to be posted will use, or None without a buffer."""
         tensor = tensors[0] if tensors else None
         if (
             not isinstance(tensor, torch.Tensor)
@@ -343,10 +348,10 @@ class BufferGuard:
         what = f"{'send' if sends else 'recv'} posted at {os.path.basename(file)}:{line}"
         if tensor.requires_grad and not sends:  # not an error, because some programs intend it
             warnings.warn_explicit(
-                "a message is received into a tensor that requires grad (rank "
-                f"{self._recorder.rank} of {self._recorder.world_size}, {what}). Autograd does not "
-                "track messages, so no gradient is sent back automatically. Receive into a plain "
-                "tensor, call requires_grad_() on it afterwards, and send its grad back.",
+                "this rank receives a message into a tensor that requires grad (rank "
+                f"{self._recorder.rank} of {self._recorder.world_size}, {what}). Autograd does "
+                "not track messages, so no gradient is sent back automatically. Receive into a "
+                "plain tensor, call requires_grad_() on it afterwards, and send its grad back.",
                 UserWarning,
                 file,
                 line,
@@ -360,7 +365,7 @@ class BufferGuard:
                     "buffer_hazard",
                     "two messages in flight use overlapping buffers",
                     f"{what}; {use.what}",
-                    "Wait for the first message, or use a separate tensor for each",
+                    "Wait for the first message, or use a separate tensor for each message",
                 )
         return _Use(first, end, tensor if sends else None, _checksum(tensor) if sends else 0, what)
 
@@ -378,8 +383,8 @@ class BufferGuard:
         for use in self._overlapping(first, first + reach * tensor.element_size()):
             if writes or use.sent is None:
                 what = (
-                    f"a buffer must not be {'changed' if writes else 'read'} before its message "
-                    f"has been waited for, got {operation}"
+                    f"{operation} would {'change' if writes else 'read'} a buffer whose message "
+                    "has not been waited for"
                 )
                 self._complain("buffer_hazard", what, use.what, "Call wait() on the handle first")
 

@@ -2,15 +2,15 @@
 
 Use ``from ringsim.comm import deepspeed as dist`` instead of ``from deepspeed import comm as
 dist``. Names, arguments, ``ReduceOp`` and the form of ``log_summary(return_dict=True)`` follow
-DeepSpeed; ``ringsim.comm`` itself follows torch where the two differ. Both share the same backends
-and the same log. Any name not defined in this module is taken from ``ringsim.comm``.
+DeepSpeed; ``ringsim.comm`` itself follows torch if the two differ. Both modules share the same
+backends and the same log. Any name not defined in this module is taken from ``ringsim.comm``.
 
 Operations have torch's names, but their arguments differ slightly: torch's ``input`` is called
 ``tensor``, the arguments ``prof``, ``log_name`` and ``debug`` may be positional, and ranks are
-always global. ``op`` is the ``ReduceOp`` of either library. All ranks of a group call a collective,
-in the same order; it blocks unless ``async_op`` is true, in which case it returns a handle. Any
-rank may call the query functions (``get_...``, ``has_...``, ``in_...``) at any time; they do not
-block.
+always global. ``op`` may be the ``ReduceOp`` of either library. All ranks of a group must call its
+collectives in the same order. A collective blocks unless ``async_op`` is true, in which case it
+returns a handle. Any rank may call the query functions (``get_...``, ``has_...``, ``in_...``) at
+any time; they do not block.
 
 If torch's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT) are not all set,
 ``init_distributed`` and similar functions set them, as in DeepSpeed, because programs written for
@@ -54,7 +54,7 @@ TorchBackend = CurrentBackend  # DeepSpeed's name
 
 
 class ReduceOp(Enum):
-    """The reductions, with DeepSpeed's numbers.
+    """The reductions, numbered as in DeepSpeed.
 
     Each member corresponds to torch's member of the same name.
     """
@@ -71,7 +71,7 @@ class ReduceOp(Enum):
 
 
 def to_torch(op: Any) -> Any:
-    """Returns torch's ``ReduceOp`` for DeepSpeed's, and any other value unchanged.
+    """Converts DeepSpeed's ``ReduceOp`` to torch's, and returns any other value unchanged.
 
     Raises:
         ArgumentError: torch has no reduction of that name.
@@ -102,7 +102,7 @@ _EXTRAS: Final = "prof=False, log_name=NAME, debug=None"  # arguments of the log
 def _make_operation(
     name: str, arguments: str, native: str = "", extras: str = _EXTRAS
 ) -> Callable[..., Any]:
-    """Creates DeepSpeed's function, which calls the function of ``ringsim.comm``.
+    """Creates a DeepSpeed function that calls the corresponding ``ringsim.comm`` function.
 
     Args:
         name: the name of the function.
@@ -181,7 +181,7 @@ def all_gather_coalesced(
 ) -> Handle | None:
     """Calls ``all_gather_into_tensor`` for each pair of tensors.
 
-    In contrast, torch's function of this name takes lists of lists.
+    Torch's function of this name takes lists of lists instead.
 
     Raises:
         ValueError: the lists differ in length.
@@ -253,7 +253,7 @@ def get_global_rank(group: Any = None, group_rank: int = 0) -> int:
 
 
 def new_group(ranks: Sequence[int] | None) -> Any:
-    """Creates a group. Call it on all ranks; it blocks until all have called it."""
+    """Creates a group. Call this function on all ranks; it blocks until all have called it."""
     return MANAGING["new_group"](ranks)
 
 
@@ -282,7 +282,7 @@ def has_all_reduce_coalesced() -> bool:
 
 
 def has_coalescing_manager() -> bool:
-    """Returns whether torch's coalescing manager can combine operations."""
+    """Returns whether torch has a coalescing manager, which combines operations."""
     return hasattr(dist, "_coalescing_manager")
 
 
@@ -297,7 +297,7 @@ def get_world_group() -> Any:
 
 
 class Accelerator:
-    """This process's GPU or CPU, with the methods that DeepSpeed's programs use."""
+    """This process's GPU or CPU, with the methods that programs for DeepSpeed use."""
 
     def communication_backend_name(self) -> str:
         """Returns "nccl" if GPUs are present and torch supports NCCL, else "gloo"."""
@@ -336,7 +336,7 @@ class Accelerator:
 
 @cache
 def get_accelerator() -> Accelerator:
-    """Returns the accelerator that DeepSpeed's programs query for their device.
+    """Returns the accelerator that programs for DeepSpeed query for their device.
 
     Example:
         >>> torch.empty(
@@ -375,7 +375,9 @@ def get_local_rank() -> int:
 def initialize_mesh_device(
     mesh_shape: tuple[int, ...], mesh_dim_names: tuple[str, ...]
 ) -> DeviceMesh:
-    """Returns a mesh of all ranks. Call it on all ranks; it blocks until all have called it.
+    """Returns a mesh of all ranks.
+
+    Call this function on all ranks; it blocks until all ranks have called it.
 
     Args:
         mesh_shape: the number of ranks in each dimension.
@@ -437,22 +439,22 @@ def init_distributed(
 ) -> None:
     """Creates the default process group, or does nothing if it exists already.
 
-    Call it in every process; it blocks until all have called it. Afterwards torch's five variables
-    are set in the environment.
+    Call this function in every process; it blocks until all processes have called it. Afterwards,
+    torch's five variables are set in the environment.
 
     Args:
         dist_backend: torch's name for the backend, "gloo" or "nccl"; "mpi" for ringsim's own
-            backend; None for NCCL if GPUs are present, else Gloo.
+            backend; None for NCCL if GPUs are present, or else Gloo.
         auto_mpi_discovery: whether to ask MPI for the rank if no launcher provides it.
         distributed_port: the port on which rank 0 listens, unless the launcher or MASTER_PORT sets
-            another one; 29500 means no preference.
+            a different port; 29500 means no preference.
         verbose: whether to log the discovered settings through ``logging``.
         timeout: the limit for the rendezvous and for every operation.
         init_method: a URL for ``torch.distributed.init_process_group``; None to use the
             environment.
         dist_init_required: False to raise an error if no process group exists.
-        config: a DeepSpeed configuration, or its dictionary; its section "comms_logger" is passed
-            to ``configure``.
+        config: a DeepSpeed configuration, as an object or a dictionary; its section "comms_logger"
+            is passed to ``configure``.
         rank: this process's rank; -1 to discover it.
         world_size: the number of processes; -1 to discover it.
 
@@ -474,12 +476,13 @@ def init_distributed(
         return
     if dist_init_required is False:
         raise RingError(
-            "the default process group must exist if dist_init_required is False. Call "
+            "dist_init_required is False, but no default process group exists. Call "
             "init_process_group first, or omit dist_init_required."
         )
     if not isinstance(timeout, timedelta):
         raise ArgumentError(
-            f"timeout must be a datetime.timedelta, got {timeout!r}. Write timedelta(minutes=10)."
+            f"timeout must be a datetime.timedelta, got {timeout!r}. Use timedelta(minutes=10), "
+            "for example."
         )
     backend = dist_backend or get_state().backend
     if backend == "mpi":
@@ -509,7 +512,7 @@ def init_distributed(
 
 
 def _join(name: str, found: Discovery, timeout: timedelta) -> None:
-    """Meets the other ranks at rank 0, and creates the default group.
+    """Meets the other ranks through rank 0, and creates the default group.
 
     Rank 0 listens only on its own address.
     """
@@ -526,10 +529,10 @@ def _join(name: str, found: Discovery, timeout: timedelta) -> None:
 def mpi_discovery(
     distributed_port: int = TORCH_DISTRIBUTED_DEFAULT_PORT, verbose: bool = True
 ) -> None:
-    """Sets torch's five variables from the variables of MPI's launcher, or else from MPI itself.
+    """Sets torch's five variables from the MPI launcher's variables, or else from MPI itself.
 
-    Call it in every process that ``mpirun`` has started. It blocks only if it has to ask MPI itself
-    (mpi4py).
+    Call this function in every process that ``mpirun`` has started. It blocks only if it has to ask
+    MPI itself (through mpi4py).
 
     Args:
         distributed_port: the port on which rank 0 will listen.
@@ -546,8 +549,8 @@ def mpi_discovery(
     ):
         raise RingError(
             f"this process is rank {dist.get_rank()} of {dist.get_world_size()} in the process "
-            f"group, but rank {found.rank} of {found.world_size} according to {found.rule}. Remove "
-            "the call of mpi_discovery, because the process group already exists."
+            f"group, but rank {found.rank} of {found.world_size} according to {found.rule}. "
+            "Remove the call to mpi_discovery, because the process group already exists."
         )
     _set(found, verbose)
 
@@ -570,7 +573,7 @@ def in_dlts() -> bool:
 def patch_aml_env_for_torch_nccl_backend(master_port: int = 6105, verbose: bool = True) -> None:
     """Sets torch's five variables, and ``NCCL_SOCKET_IFNAME``, from Azure ML's variables.
 
-    It does not block.
+    This function does not block.
 
     Args:
         master_port: the port on which rank 0 listens if there are several machines and MASTER_PORT
@@ -578,7 +581,7 @@ def patch_aml_env_for_torch_nccl_backend(master_port: int = 6105, verbose: bool 
         verbose: whether to log the discovered settings through ``logging``.
 
     Raises:
-        RingError: the process does not run in Azure ML, or some of its variables are missing.
+        RingError: the process is not running in Azure ML, or some Azure ML variables are missing.
     """
     found = _find("azureml", "AZUREML_EXPERIMENT_ID")
     if os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") != str(found.world_size):
@@ -597,7 +600,7 @@ def patch_aml_env_for_torch_nccl_backend(master_port: int = 6105, verbose: bool 
 def patch_aws_sm_env_for_torch_nccl_backend(verbose: bool = True) -> None:
     """Sets torch's five variables from SageMaker's variables.
 
-    An address and a port that are already set are kept. It does not block.
+    An address and a port that are already set are kept. This function does not block.
 
     Args:
         verbose: whether to log the discovered settings through ``logging``.
@@ -615,10 +618,10 @@ def _find(rule: str, variable: str, *kept: str) -> Discovery:
     """
     if variable not in os.environ or "OMPI_COMM_WORLD_RANK" not in os.environ:
         raise RingError(
-            f"{variable} and OMPI_COMM_WORLD_RANK must both be set in the environment, got "
-            f"{'only the first' if variable in os.environ else 'none of them'} ({rule}). Call this "
-            "function in a job of that service, or call init_distributed, which detects the "
-            "service."
+            f"this function reads {variable} and OMPI_COMM_WORLD_RANK, but "
+            f"{'the second' if variable in os.environ else 'the first'} is not set in the "
+            f"environment ({rule}). Call this function in a job on that service, or call "
+            "init_distributed, which detects the service."
         )
     return discover(environ=_without_torchs(*kept))
 
@@ -643,7 +646,7 @@ def _set(found: Discovery, verbose: bool) -> None:
 def log_summary(show_straggler: bool = False, return_dict: bool = False) -> dict[str, Any] | None:
     """Combines the logs of all ranks, as ``ringsim.comm.log_summary`` does.
 
-    Call it on all ranks. Rank 0 prints the table.
+    Call this function on all ranks. Rank 0 prints the table.
 
     Args:
         show_straggler: whether the table and the dictionary include straggler time.

@@ -110,7 +110,7 @@ def _latency_us(row: LogRow) -> float:
 
 
 def _mean(rows: Sequence[LogRow], value: Callable[[LogRow], float]) -> float:
-    """Returns the mean of the known values, weighted by the number of operations of each row.
+    """Returns the mean of the known values, weighted by each row's number of operations.
 
     Returns 0 if no value is known.
     """

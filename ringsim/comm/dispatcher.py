@@ -4,17 +4,18 @@ DistributedDataParallel, functional collectives and DTensor issue such collectiv
 the methods of Python's ``ProcessGroup``, but go through torch's dispatcher, as the operators
 ``c10d::allreduce_``, ``c10d::broadcast_`` and so on. Their dispatch key ``BackendSelect`` is
 unused: a function registered there is called first, and then forwards the call to the original
-function. Functions are registered only once in the life of a process, and forward calls directly
-while nothing is recorded, because neither registering nor removing is safe while another thread is
-in an operator.
+function. Functions are registered only once per process, and forward calls directly while nothing
+is recorded, because neither registering nor removing is safe while another thread is in an
+operator.
 
 An operation that cannot be read is forwarded without a record, because DistributedDataParallel's
 reducer does not survive an error here.
 
-The program waits for such a collective in C++, usually unseen. So one thread per group also waits
-for the collectives, one after the other, and records when each was done. The thread also waits for
-collectives that torch's own Python code starts and may forget, as under its ``Join``. A callback on
-their futures would run Python in Gloo's own thread, and delay every later operation.
+The program waits for such a collective in C++, and Python usually cannot see that wait. So one
+thread per group also waits for the collectives, one after the other, and records when each was
+done. The thread also waits for collectives that torch's own Python code starts and may forget, as
+it does under ``Join``. A callback on their futures would run Python in Gloo's own thread, and delay
+every later operation.
 """
 
 from __future__ import annotations
@@ -44,17 +45,17 @@ __all__ = ["Dispatcher", "Issued", "LateWaits", "get_dispatcher"]
 
 # torch's shortest limit; a call into C++ that does not wait has returned by then
 RETURN_S: Final = 0.001
-LOOK_S: Final = 0.003  # how often to check whether a call that waits has returned
-NOTICED_S: Final = 0.5  # how long C++ may wait without a record of it
-JOIN_S: Final = 2.0  # how long to wait for operations in flight when recording ends
+LOOK_S: Final = 0.003  # the time between checks of whether a call that waits has returned
+NOTICED_S: Final = 0.5  # the time that C++ may wait without a record of the wait
+JOIN_S: Final = 2.0  # the time to wait for operations in flight when recording ends
 _DONE: Final = object()
 
 
 class Issued(NamedTuple):
-    """A collective in the dispatcher.
+    """A collective that passes through the dispatcher.
 
     Attributes:
-        reading: the rules for its kind of collective.
+        reading: the rules for this kind of collective.
         group: the group.
         args: the other arguments.
         tensors: the tensors from which the size is computed.
@@ -79,7 +80,7 @@ class Dispatcher:
         listener: a function that gets each collective and runs it; None while nothing is recorded.
         on_wait: a function that is called with a tensor when the program begins to wait for the
             functional collective that fills it; the function it returns is called after the wait.
-        complete: whether all collectives are seen; False if this version of torch has another
+        complete: whether all collectives are seen; False if this version of torch has a different
             dispatcher.
         recorded_elsewhere: a thread-local object; ``now`` is true while the caller records the
             collective itself.
@@ -173,7 +174,8 @@ class _Call:
 class _UnderWay(NamedTuple):
     """A collective that no Python code waits for.
 
-    It has the slot of its record, the addresses that it fills, and the call that issued it.
+    The tuple contains the slot of its record, the addresses that the collective fills, and the call
+    that issued it.
     """
 
     work: Work
@@ -184,14 +186,14 @@ class _UnderWay(NamedTuple):
 
 
 class LateWaits:
-    """The collectives that the program waits for in C++, tracked to record when those waits end.
+    """Tracks the collectives that the program waits for in C++, to record the ends of these waits.
 
-    One thread per group waits for the group's collectives, one after the other. If the program is
-    seen to wait, its own wait is recorded instead.
+    One thread per group waits for the group's collectives, one after the other. If ringsim sees the
+    program wait, it records the program's own wait instead.
 
-    DistributedDataParallel waits after it has issued its last bucket. So a collective counts as
-    waited for from the time it was issued if its thread returns from C++ after the collective was
-    done, and has issued no other collective by then.
+    DistributedDataParallel waits after it has issued its last bucket. So if the collective's thread
+    returns from C++ after the collective is done, and has issued no other collective by then, the
+    wait counts from the time at which the collective was issued.
 
     Args:
         recorder: the recorder of the collectives.
@@ -219,13 +221,13 @@ class LateWaits:
         made: Sequence[torch.Tensor] = (),
         frame: FrameType | None = None,
     ) -> None:
-        """Records when a collective is done.
+        """Tracks a collective, to record when it is done.
 
         Args:
             work: the handle of the collective.
             slot: the slot of its record.
-            group: the number of its group.
-            made: the tensors that it fills.
+            group: the number of the collective's group.
+            made: the tensors that the collective fills.
             frame: the frame of the Python function that called into C++, if there is one.
         """
         if group not in self._queues:
@@ -252,7 +254,7 @@ class LateWaits:
         return self.begin(() if slot is None else (slot,))
 
     def begin(self, slots: Sequence[int]) -> Callable[[], None]:
-        """Records that the program begins to wait for any of these collectives that are unfinished.
+        """Records that the program begins to wait for these collectives, unless they are done.
 
         Returns:
             A function to call when the program has waited.
@@ -283,7 +285,7 @@ class LateWaits:
         self._blocks[threading.get_ident()] += 1
 
     def stop(self) -> None:
-        """Stops when all added collectives are done, or after a time limit."""
+        """Stops the threads when all added collectives are done, or after a time limit."""
         for each in self._queues.values():
             each.put(None)
         end_s = time.monotonic() + JOIN_S
@@ -316,8 +318,8 @@ class LateWaits:
     ) -> _UnderWay | None:
         """Returns the next collective, or None at the end.
 
-        Meanwhile it determines whether the collectives in ``left`` were waited for, and removes
-        them.
+        Meanwhile, it determines whether the program waited for the collectives in ``left``, and
+        removes them.
         """
         while any(one.call.latest == one.slot for one in left):
             try:

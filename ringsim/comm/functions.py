@@ -1,4 +1,4 @@
-"""The functions of ``torch.distributed`` that communicate, timed.
+"""The functions of ``torch.distributed`` that communicate, with a log of their times.
 
 The functions are created from the signatures of the installed torch. Without a log, a call is
 passed to torch's own function after two checks. An operation that this version of torch lacks, or
@@ -54,7 +54,8 @@ QUESTIONS: Final = (
     "shrink_group",
     "breakpoint",
 )
-# functions that create groups: if the program names no backend, they use that of ``set_backend``
+# functions that create groups: if the program names no backend, they use the backend from
+# ``set_backend``
 _MAKERS: Final = (
     "init_process_group",
     "new_group",
@@ -67,7 +68,7 @@ _MAKERS: Final = (
 
 
 def _build(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Performs a collective by messages; a group in Python uses its own implementation.
+    """Performs a collective with messages; a group written in Python uses its own implementation.
 
     Returns:
         The handle of an asynchronous call, or None for other calls and outside the group.
@@ -93,7 +94,7 @@ def _build(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 def _monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> Any:
-    """Calls torch's function, which only supports Gloo, or the method of a group in Python."""
+    """Calls torch's function, which only supports Gloo, or a Python group's own method."""
     own = group or dist.group.WORLD
     if isinstance(own, PythonGroup):
         return own.monitored_barrier(timeout, wait_all_ranks)
@@ -141,7 +142,7 @@ def make_function(
             return call_built(*args, **kwargs)
         return log.call(name, call_built, args, kwargs, prof, log_name, debug)
 
-    doc = native.__doc__ if native else f"Calls ``{name}``, built from messages."
+    doc = native.__doc__ if native else f"Performs ``{name}``, built from messages."
     return name_function(communicate, name, doc, _with_extras(signature), _MODULE)
 
 
@@ -250,7 +251,7 @@ class P2POp(dist.P2POp):
         return made
 
     def __init__(self, op: Any, *args: Any, **kwargs: Any) -> None:
-        """Takes torch's arguments."""
+        """Accepts torch's arguments."""
         super().__init__(_find_original(op), *args, **kwargs)
 
     def __repr__(self) -> str:
@@ -261,7 +262,7 @@ class P2POp(dist.P2POp):
 
 
 def _find_original(op: Any) -> Any:
-    """Returns torch's function for one of ours, and any other value unchanged."""
+    """Returns torch's function for a function of this package, and any other value unchanged."""
     if getattr(op, "__module__", "") not in _OURS:
         return op
     return getattr(dist.distributed_c10d, op.__name__, op)

@@ -1,6 +1,6 @@
-"""The times at which GPU operations began to block the program's stream and ended.
+"""Measures when GPU operations began to block the program's stream, and when they ended.
 
-The times come from CUDA events. On NCCL ``wait()`` returns as soon as the stream has been told to
+The times come from CUDA events. On NCCL, ``wait()`` returns as soon as the stream has been told to
 wait, long before the GPU is done. So one event is recorded on the stream before the wait, and one
 after it. CUDA measures the time between two events, not the time of one event. So some events, the
 *anchors*, are tied to the host's clock: they are recorded on a separate stream, on which nothing is
@@ -36,23 +36,23 @@ from ringsim.comm.torch_private import gpu_backend
 MAX_KEPT: Final = 1 << 15  # operations whose events are still to be read: two events each
 # valid until the record is read, and permanently if the rank is killed before
 NOT_READ: Final = (
-    "On NCCL, wait() returns once the work is queued. Without CUDA events, done is not the time at "
-    "which the GPU was done."
+    "On NCCL, wait() returns once the work is queued. Without CUDA events, done is not the time "
+    "at which the GPU finished."
 )
 NO_EVENT: Final = "blocked the stream before an event could be recorded"
-_TRIES: Final = 4  # the most precise of so many anchors is used
-# An anchor passes within microseconds. If several processes share a GPU, each gets time slices of
-# about 2 ms, and the anchor passes in this process's slice.
+_TRIES: Final = 4  # the most precise of this many anchors is used
+# An anchor passes within microseconds. If several processes share a GPU, each process gets time
+# slices of about 2 ms, and the anchor passes in this process's slice.
 _TIE_NS: Final = 10_000_000
-_CAPTURED: Final = "were captured in a CUDA graph"
-_TOO_MANY: Final = f"were posted while {MAX_KEPT:,} others had not been read"
+_CAPTURED: Final = "had been captured in a CUDA graph"
+_TOO_MANY: Final = f"had been posted while {MAX_KEPT:,} others were still unread"
 _REFUSED: Final = "got no event from CUDA"
 _UNTIED: Final = "could not be tied to the host's clock because the GPU was busy"
 _NOT_PASSED: Final = "had not ended, or could not be queried, when the record was read"
 
 
 class Begun(NamedTuple):
-    """The start of an operation: its GPU, and the event, or the reason that there is no event."""
+    """The start of an operation: its GPU, and its event or the reason why the event is missing."""
 
     gpu: torch.device
     event: torch.cuda.Event | str
@@ -77,14 +77,14 @@ class _Kept(NamedTuple):
 
 
 class GpuTimes:
-    """The times of CUDA events, which are written into the records of operations.
+    """Times operations with CUDA events, and writes the times into the records of the operations.
 
     Any thread may call ``begin`` and then ``end`` around code that blocks its stream. These methods
     do not block, and no method raises an error.
 
     Args:
         amend: the recorder's method ``amend(slot, wait_ns=..., done_ns=...)``.
-        rank: the rank of the operations, for the sentences of ``read``.
+        rank: the rank of the operations, for the sentences that ``read`` returns.
         now: the host's clock, in ns.
     """
 
@@ -111,10 +111,10 @@ class GpuTimes:
             clock.kept.append(_Kept(begin, end, slots))
 
     def read(self) -> list[str]:
-        """Writes the times of events that have passed into their records.
+        """Writes the times of events that have passed into the operations' records.
 
-        It queries the GPUs without waiting for them. Call it when the record is read and the
-        program is not capturing a graph.
+        This method queries the GPUs without waiting for them. Call it when the record is read and
+        the program is not capturing a graph.
 
         Returns:
             Sentences that describe the times of the operations.
@@ -125,15 +125,16 @@ class GpuTimes:
             times = f"On rank {self._rank}, {gpu}"
             if clock.read:
                 words.append(
-                    f"{times}: {_count(clock.read)} with the times of CUDA events, within "
-                    f"{clock.within_ns:,} ns of the host's clock: "
-                    "wait is when the stream reached the operation, done when it passed it."
+                    f"{times}: the times of {_count(clock.read)} come from CUDA events, within "
+                    f"{clock.within_ns:,} ns of the host's clock. wait is the time at which the "
+                    "stream reached the operation, and done is the time at which the stream "
+                    "passed it."
                 )
             late = Counter({_NOT_PASSED: sum(len(each.slots) for each in list(clock.kept))})
             for why, count in (clock.missed + late).items():
                 words.append(
-                    f"{times}: {_count(count)} kept the host's times, and done is when wait() "
-                    f"returned, because they {why}."
+                    f"{times}: {_count(count)} {why}. The records keep the host's times, so done "
+                    "is the time at which wait() returned."
                 )
         return words
 
@@ -184,8 +185,8 @@ class _GpuClock:
         kept: the events still to be read.
         anchor: the latest anchor, from which the times of these events are measured.
         within_ns: the error bound of the times read so far.
-        read: the number of operations that have their times.
-        missed: the number of operations that will never have their times, by reason.
+        read: the number of operations whose times are known.
+        missed: the number of operations whose times will never be known, by reason.
     """
 
     def __init__(self, gpu: torch.device, now: Callable[[], int]) -> None:
@@ -199,7 +200,7 @@ class _GpuClock:
         self._stream: torch.cuda.Stream | None = None
 
     def record(self) -> torch.cuda.Event | str:
-        """Records an event on the program's stream; returns the event or the reason for failure."""
+        """Records an event on the program's stream; returns the event or the reason it failed."""
         try:
             # by number, because looking up the device takes longer than recording an event
             with torch.cuda.device(self.gpu.index):
@@ -218,9 +219,9 @@ class _GpuClock:
         return event
 
     def tie(self) -> _Anchor | None:
-        """Returns an anchor, or None if its stream is busy.
+        """Returns an anchor, or None if the stream for anchors is busy.
 
-        The stream may be busy because torch's pool can give the same stream to others.
+        The stream may be busy because torch's pool can give the same stream to other users.
         """
         anchors: list[_Anchor] = []
         deadline = self._now() + _TIE_NS
@@ -242,7 +243,7 @@ def _count(operations: int) -> str:
 
 
 def _place(start: torch.cuda.Event, events: Iterable[torch.cuda.Event]) -> tuple[list[int], int]:
-    """Returns the time of each event after ``start`` in ns, and the rounding error of the last.
+    """Returns each event's time after ``start`` in ns, and the last time's rounding error.
 
     The times are added from event to event, because elapsed times are 24-bit floats: they are
     exact to the ns below 16 ms, but after an hour only to 0.2 ms.
@@ -265,7 +266,7 @@ def is_nccl(group: ProcessGroup) -> bool:
 def find_gpu(value: Any) -> torch.device | None:
     """Returns the GPU of the first GPU tensor, or None if there is none.
 
-    Searches lists and tuples at any depth.
+    The function searches lists and tuples at any depth.
     """
     if isinstance(value, torch.Tensor):
         return value.device if value.is_cuda else None

@@ -1,12 +1,12 @@
-"""Recording and comparing the creation and destruction of process groups.
+"""Records and compares the creation and destruction of process groups.
 
-A rank that creates a different group than its peers waits for them for half an hour, and a rank
+If a rank creates a different group from its peers, it waits for them for half an hour, and a rank
 that destroys its groups leaves its peers in the middle of an operation. The n-th group that a rank
-creates is matched with the n-th of every other rank, regardless of its members, because torch
-numbers groups that way. Each creation is recorded as a collective on the group ``GROUPS``, with the
-members in place of a shape. If only its members create a group (``use_local_synchronization``),
-torch names it after the members and the number of groups that the rank is in; the creation is
-recorded on a group with that name.
+creates is matched with the n-th group of every other rank, regardless of the members, because torch
+numbers groups in this way. Each creation is recorded as a collective on the group ``GROUPS``, with
+the members in place of a shape. If only the members create a group (``use_local_synchronization``),
+torch names the group after the members and the number of groups that the rank is in. The creation
+is then recorded on a group with that name.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from ringsim.traces.recorder import Recorder
 __all__ = ["GROUPS", "own_limit", "record_end_of_groups", "record_new_groups"]
 
 GROUPS: Final = "groups of the world"
-_LOCAL: Final = 4  # place of the argument use_local_synchronization after ranks
+_LOCAL: Final = 4  # the position of the argument use_local_synchronization after ranks
 _SHORT: Final = timedelta(seconds=30)
 
 
 def own_limit(timeout: timedelta | None) -> timedelta | None:
-    """Returns the timeout of a group if the program relies on it to continue, else None.
+    """Returns a group's timeout if the program relies on it to continue, or else None.
 
-    A long timeout only ends hangs, and the watcher's verdict comes before it.
+    A long timeout only ends hangs, and the watcher reaches its verdict earlier.
     """
     return timeout if timeout is not None and timeout <= _SHORT else None
 
 
 class GroupOrder:
-    """The comparison of this rank's groups with the corresponding groups of other ranks.
+    """Compares this rank's groups with the corresponding groups of other ranks.
 
     Groups are compared before torch is called, because nothing can wake a rank that waits for
     others in torch's store.
@@ -83,15 +83,15 @@ class GroupOrder:
                 theirs, place = made[self._made[world]]
                 if list(theirs) != members:
                     raise RendezvousFailed(
-                        f"all ranks must create the same groups in the same order, got {members} "
-                        f"here and {list(theirs)} in rank {rank}'s new_group{place} (rank {me} of "
-                        f"{size}). Call new_group for every group on every rank, in the same "
-                        "order, even for groups that do not include the rank."
+                        f"the ranks create different groups: {members} here, but {list(theirs)} "
+                        f"in rank {rank}'s new_group{place} (rank {me} of {size}). Call "
+                        "new_group for every group on every rank, in the same order, even for "
+                        "groups that do not include the rank."
                     )
         self._made[world] += 1
 
     def _groups_of(self, rank: int, world: Group) -> list[tuple[tuple[int, ...], str]]:
-        """Returns the members and the place of creation of a rank's groups so far."""
+        """Returns the members of the groups that a rank has created, and the lines that did so."""
         part = self._others.setdefault(rank, PartReader(self._recorder.directory, rank))
         if not part.is_live():
             return []  # ignore the records of an earlier run
@@ -179,7 +179,7 @@ def record_new_groups(
 def record_end_of_groups(recorder: Recorder, on_new_world: Callable[[], None]) -> Hook:
     """Creates the replacement for torch's function that sets the default group.
 
-    Torch sets it to None when all groups are destroyed.
+    Torch sets the default group to None when all groups are destroyed.
     """
     call, destroyed = getattr(*SET_DEFAULT), False
 

@@ -1,8 +1,8 @@
 """Finds the user's line for an operation that is passed directly to a thread.
 
 An example is ``pool.submit(dist.recv, tensor, 0)``, in which no frame of the thread belongs to the
-user. So during recording, the line that starts a thread, or passes a library function to a thread,
-is remembered.
+user. So during recording, ringsim remembers the line that starts a thread, or passes a library
+function to a thread.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Handles written in Python, returned by the operations of groups in Python."""
+"""Handles written in Python, which the operations of Python groups return."""
 
 from __future__ import annotations
 
@@ -66,12 +66,15 @@ class Handle(Work):
         Args:
             recorder: the recorder of the operation.
             slot: the slot of its record.
-            ranks: for a recv, the global rank of each rank of the group.
+            ranks: for a recv, the global rank of each rank in the group.
         """
         self._recorder, self._slots, self._sources = recorder, [slot], ranks
 
     def complete_record(self, recorder: Recorder, slot: int) -> bool:
-        """Makes the wait also complete the record at ``slot``; returns False if it is over."""
+        """Makes the wait also complete the record at ``slot``.
+
+        Returns False if the wait is over.
+        """
         with self._lock:
             if self._waited or self._recorder not in (None, recorder):
                 return False
@@ -87,8 +90,8 @@ class Handle(Work):
         Later calls return immediately.
 
         Args:
-            timeout: the limit for each operation, in the form that its backend takes (torch: a
-                ``timedelta``); None for the group's own limit.
+            timeout: the limit for each operation, in the form that the operation's backend accepts
+                (for torch, a ``timedelta``); None for the group's own limit.
 
         Returns:
             True.
@@ -160,11 +163,11 @@ class Handle(Work):
     # -- the methods of a future, which torch's coalesced functions return
 
     def done(self) -> bool:
-        """Returns the same as ``is_completed``, under the name that futures use."""
+        """Like ``is_completed``, under the name that futures use."""
         return self.is_completed()
 
     def value(self) -> list[torch.Tensor]:
-        """Returns the same as ``result``, under the name that futures use."""
+        """Like ``result``, under the name that futures use."""
         return self.result()
 
     # -- its future

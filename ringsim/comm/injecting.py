@@ -1,6 +1,6 @@
 """Injects the ``inject=`` faults into torch's operations on a real rank.
 
-Failures are injected before the recorder, slow links after it.
+Failures are injected before the recorder, and slow links after it.
 
 ::
 
@@ -38,7 +38,7 @@ _Channel = tuple[int, Group, int]  # source, group, tag
 
 
 def install_with(inject: Sequence[Injection], recorder: Recorder, check: str) -> None:
-    """Installs the hooks for ``recorder``, as ``torch_hooks.install`` does, with injections.
+    """Installs the hooks for ``recorder``, like ``torch_hooks.install``, and injects faults.
 
     The recorder must have started before the first operation of any rank, and must write to the
     same directory as the recorders of the other ranks.
@@ -68,7 +68,7 @@ def install_with(inject: Sequence[Injection], recorder: Recorder, check: str) ->
 
 
 def _make_failing(at_op: int, recorder: Recorder) -> Replacements:
-    """Creates methods that raise an error in place of one operation and all later ones."""
+    """Creates methods that raise an error instead of one operation and all later operations."""
     claim = itertools.count().__next__
 
     def make(call: Hook) -> Hook:
@@ -91,7 +91,7 @@ def _make_failing(at_op: int, recorder: Recorder) -> Replacements:
 def blank_messages() -> None:
     """Makes every message from this rank carry zeros from now on, regardless of its tensor.
 
-    It cannot be undone, so do not use it on ranks that are reused.
+    The effect cannot be undone, so do not use this function on ranks that are reused.
     """
     clock = get_state().clock
     if clock is not None:
@@ -107,16 +107,16 @@ def blank_messages() -> None:
 
 
 class _SlowLinks:
-    """A delay for messages that arrive at this rank over slow links.
+    """Delays messages that arrive at this rank over slow links.
 
-    A message that takes a time t after both sides were posted then takes ``factor`` * t. Its
-    arrival is observed only in the wait. If the program begins to wait late, t is the shortest time
-    observed for a message of that size.
+    A message that would take a time t after both sides were posted takes ``factor`` * t instead.
+    The arrival is observed only in the wait. If the program begins to wait late, t is the shortest
+    time observed for a message of that size.
 
     Args:
         recorder: this rank's recorder; the records of the other ranks are read for the times at
             which they posted their sends.
-        factors: the slowdown of messages by source.
+        factors: the slowdown factors for messages, by source.
     """
 
     def __init__(self, recorder: Recorder, factors: dict[int, float]) -> None:
@@ -197,7 +197,7 @@ class _Sends:
         self._posts: dict[_Channel, list[tuple[int, int]]] = {}  # slot and post_ns, ascending
 
     def find_post_ns(self, channel: _Channel, place: int) -> int:
-        """Returns the post time of the channel's send number ``place``, which has arrived.
+        """Returns the post time of send number ``place`` on a channel; the send has arrived.
 
         The time is 0 if the send cannot be found.
         """

@@ -1,10 +1,10 @@
 """The log of ``ringsim.comm``: durations and bandwidths of operations, computed from records.
 
 While the log is on, operations are recorded: ``configure(enabled=True)`` starts a recorder or
-shares the active one. The log has no clock of its own. An operation is logged if it was selected
-when it was called. You can select all operations (``prof_all``), certain names (``prof_ops``), or a
-single call (``prof=True``). If the log uses another name than the operation's own, that name is the
-``label`` of its record::
+shares the active recorder. The log has no clock of its own. An operation is logged if it was
+selected when it was called. You can select all operations (``prof_all``), certain names
+(``prof_ops``), or a single call (``prof=True``). If the log uses a name other than the operation's
+own, that name is the ``label`` of its record::
 
     ringsim.comm.all_reduce(t, log_name="gradients")
       |- label "gradients" begins               LogOptions.call
@@ -12,13 +12,13 @@ single call (``prof=True``). If the log uses another name than the operation's o
       |- the label ends
     ringsim.comm.log_summary()                  records -> rows
 
-The log never synchronises, and it never makes an operation block that would not block without it.
-On NCCL an operation is done when the GPU is done, according to CUDA events that are queried when
-the log is read; the lines of ``verbose`` are written earlier, with the host's times.
+The log never synchronises, and never blocks an operation that would not block without the log. On
+NCCL, an operation is done when the GPU is done, according to CUDA events that are queried when the
+log is read. The lines that ``verbose`` adds are written earlier, with the host's times.
 
-``log_summary`` combines the logs of all ranks on rank 0, which sends the table back. With torch it
-uses the store of the default group: nothing is posted on the groups being logged, and a rank that
-hangs, or has done more operations than the others, does not block their log::
+``log_summary`` combines the logs of all ranks on rank 0, which sends the table back. With torch, it
+uses the store of the default group. Nothing is posted on the groups being logged, and a rank that
+hangs, or has performed more operations than the others, does not block the others' log::
 
     rank r                      store                         rank 0
       |-- set its operations -->|-----------------------------> wait for each, some seconds
@@ -61,7 +61,7 @@ from ringsim.comm.deepspeed_log import write_line, write_table
 from ringsim.comm.log_table import LogTable, is_operation, make_rows, name_operations
 from ringsim.comm.numbering import name_and_ranks
 from ringsim.comm.torch_private import default_store, tree_leaves
-from ringsim.errors import ArgumentError, RingError
+from ringsim.errors import ArgumentError, RingError, name_ranks
 from ringsim.state import change_state, get_state
 from ringsim.traces.collectives import algbw_gb_per_s, busbw_gb_per_s
 from ringsim.traces.events import (
@@ -100,9 +100,9 @@ _RULES: Final[dict[str, tuple[Any, str]]] = {  # the rules for the settings
 _LOGGER: Final = logging.getLogger("ringsim.comm")
 # the log's own recorder may start before the world size is known
 _ANY_WORLD: Final = 1 << 16
-_WAIT_S: Final = 30.0  # how long rank 0 waits for the logs of the others
-_MARGIN_S: Final = 10.0  # the others wait this much longer, because rank 0 computes the table
-_READERS_S: Final = 5.0  # how long rank 0 waits until the others have read the table
+_WAIT_S: Final = 30.0  # the time that rank 0 waits for the logs of the others
+_MARGIN_S: Final = 10.0  # the other ranks wait this much longer, because rank 0 computes the table
+_READERS_S: Final = 5.0  # the time that rank 0 waits until the others have read the table
 _ALONE: Final = Group("", (0,))  # without a process group
 _COLUMNS: Final = [
     name
@@ -110,7 +110,7 @@ _COLUMNS: Final = [
     if name not in ("thread", "stage", "microbatch", "file", "line", "seq")
 ]
 
-# a rank's operations, whether each is a first one, and facts about the rank
+# a rank's operations, a mask of first operations, and facts about the rank
 Logged = tuple[Events, Ints, dict[str, Any]]
 
 
@@ -140,8 +140,8 @@ def read_settings(deepspeed_config: Any, **arguments: Any) -> dict[str, Any]:
         keeps_rule, rule = _RULES[name]
         if not keeps_rule(value):
             raise ArgumentError(
-                f"{name} must be {rule}, got {value!r} (configure). Omit it to keep the current "
-                "setting."
+                f"{name} must be {rule}, got {value!r} (configure). Omit the argument to keep "
+                "the current setting."
             )
     if "prof_ops" in settings:
         settings["prof_ops"] = frozenset(settings["prof_ops"])
@@ -174,8 +174,8 @@ _NOTHING: Final = Recorded(join_events([]), np.zeros(0, dtype=bool))
 def begin_records() -> Records:
     """Starts recording for the log.
 
-    It shares the active recorder, or starts one in a private directory, which is removed when the
-    process ends.
+    The log shares the active recorder, or starts a recorder in a private directory, which is
+    removed when the process ends.
 
     Raises:
         RingError: the rank is simulated with ``record=False``.
@@ -183,7 +183,7 @@ def begin_records() -> Records:
     recorder, remove = get_state().recorder, None
     if recorder is None and get_state().clock is not None:
         raise RingError(
-            "the log of ringsim.comm needs records, but this simulated rank has record=False. "
+            "the log of ringsim.comm needs records, but the simulation runs with record=False. "
             "Remove record=False."
         )
     if recorder is None:
@@ -229,7 +229,7 @@ def _read(log: LogOptions) -> Recorded:
     operations = everything.select(is_operation(everything))
     starts, selects_all = np.array(log.switches).T
     last_switch = np.searchsorted(starts, operations.seq, side="right") - 1
-    # while not all operations were selected, those with a label were
+    # while not all operations were selected, operations with a label were
     selected = (operations.label != NONE) | (selects_all[last_switch] == 1)
     logged = selected & (operations.seq >= starts[0])
     notes = [note for note in facts["notes"] if note.startswith("Recording of rank")]
@@ -271,7 +271,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class LogOptions:
-    """The settings of the log, and its earlier contents."""
+    """The log's settings and earlier contents."""
 
     prof_all: bool = True  # whether all operations are selected
     prof_ops: frozenset[str] = frozenset()  # selected names of operations, or names in the log
@@ -314,7 +314,7 @@ class LogOptions:
         """
         name = log_name or op
         plain = name == op and op in OP_CODES and not (self.verbose or self.debug)
-        # if all operations are selected, a plain one needs nothing but its record
+        # if all operations are selected, a plain operation needs nothing but its record
         if (self.prof_all and plain) or not self.selects(op, name, prof):
             return function(*args, **kwargs)
         return _run_named(self, name, debug, lambda: function(*args, **kwargs))
@@ -383,19 +383,20 @@ def configure(
 ) -> None:
     """Starts or stops this rank's log, and changes its settings; None keeps a setting.
 
-    Any rank may call it at any time; it does not block. Stopping the log keeps its contents, and
-    starting it again adds to them; ``reset_log`` clears them.
+    Any rank may call this function at any time; it does not block. Stopping the log keeps its
+    contents, and starting it again adds to them; ``reset_log`` clears them.
 
     Args:
         deepspeed_config: a DeepSpeed configuration, as an object or a dictionary, whose
-            ``comms_logger`` section gives the settings below; arguments override it. Its ``style``
-            may be "deepspeed", for DeepSpeed's lines and table, instead of "ringsim".
-        enabled: True starts the log, False stops it. While it is stopped, operations run as if it
-            had never existed.
+            ``comms_logger`` section contains the settings below; arguments override the section.
+            The section's ``style`` may be "deepspeed", for DeepSpeed's lines and table, instead of
+            "ringsim".
+        enabled: True to start the log, False to stop it. While the log is stopped, operations run
+            as if it had never existed.
         prof_all: whether to log every operation, including operations called without
             ``ringsim.comm``. The default is True.
-        prof_ops: the operations to log if ``prof_all`` is False (``"all_reduce"``), or names given
-            as ``log_name``. The default is an empty list.
+        prof_ops: the operations to log if ``prof_all`` is False, such as ``"all_reduce"``, or names
+            given as ``log_name``. The default is an empty list.
         verbose: whether to write a line for each operation to the logger ``ringsim.comm``, at level
             INFO.
         debug: whether names in the log include the calling function.
@@ -436,7 +437,7 @@ def configure(
 
 
 def _switch(log: LogOptions, selects_all: bool) -> LogOptions:
-    """Selects all operations from now on, or only those with a label."""
+    """Selects all operations from now on, or only operations with a label."""
     assert log.records is not None  # an invariant, here and below: the log is on
     return replace(log, switches=(*log.switches, (log.records.recorder.count, selects_all)))
 
@@ -452,7 +453,7 @@ def interrupt_log() -> LogOptions | None:
     """Stops the log and keeps its contents, so that the recorder can be replaced.
 
     Returns:
-        The stopped log, or None if it was not on.
+        The stopped log, or None if the log was not on.
     """
     log: LogOptions | None = get_state().log
     if log is None or log.records is None:
@@ -470,7 +471,7 @@ def interrupt_log() -> LogOptions | None:
 def reset_log() -> None:
     """Clears this rank's log, including operations that have not been waited for yet.
 
-    The log stays on or off. Any rank may call it at any time; it does not block.
+    The log stays on or off. Any rank may call this function at any time; it does not block.
 
     Example:
         >>> reset_log()
@@ -504,14 +505,14 @@ def pause_log() -> Iterator[None]:
 
 
 def timed_op(function: Callable[P, R]) -> Callable[P, R]:
-    """Logs the calls of a function as if it were an operation of ``ringsim.comm``.
+    """Logs calls to a function as if it were an operation of ``ringsim.comm``.
 
-    Use it as a decorator for your own collectives. While the log is on, a selected call
+    Use this function as a decorator for your own collectives. While the log is on, a selected call
     (``prof_all``, the function's name in ``prof_ops``, or its own argument ``prof=True``) is
     recorded as a span with a size and a group, and the operations inside are labelled with its
     name. The call is done when the function returns; if the function returns the handle of an
-    operation, the call is done when that handle has been waited for. Calls that are not selected
-    run unchanged. The function keeps its name, signature, docstring and result.
+    operation, the call is done when the program has waited for that handle. Calls that are not
+    selected run unchanged. The function keeps its name, signature, docstring and result.
 
     Args:
         function: the function to log. Its parameters ``prof``, ``log_name``, ``debug`` and
@@ -584,7 +585,7 @@ def _record(log: LogOptions, given: dict[str, Any], run: Callable[[], R]) -> R:
 
 
 def _number_group(recorder: Recorder, group: Any) -> int:
-    """Numbers the group of a call; without a process group, the group has only this rank."""
+    """Numbers the group of a call; without a process group, the group contains only this rank."""
     given: Any = group or dist.group.WORLD
     return recorder.group(*(name_and_ranks(given) if dist.is_initialized() else _ALONE[:2]))
 
@@ -602,12 +603,12 @@ def _number_payload(recorder: Recorder, given: dict[str, Any]) -> int:
 
 
 def _gather(default: Store, mine: Logged, rank: int, world_size: int) -> LogTable:
-    """Builds the table for all ranks, exchanging their data through a store.
+    """Builds the table for all ranks, which exchange their data through a store.
 
-    Call it on every rank. It blocks until all ranks have called it, or for slightly more than
-    ``_WAIT_S``.
+    Call this function on every rank. It blocks until all ranks have called it, or for slightly more
+    than ``_WAIT_S``.
     """
-    # the n-th summary of this rank belongs to the n-th of every other rank
+    # the n-th summary of this rank belongs to the n-th summary of every other rank
     entered = default.add(f"ringsim/log/entered/{rank}", 1)
     store: Any = PrefixStore(f"ringsim/log/{entered}", default)
     if rank == 0:
@@ -622,7 +623,7 @@ def _gather(default: Store, mine: Logged, rank: int, world_size: int) -> LogTabl
             logs.append(_unpack(store.get(str(other))))
             store.delete_key(str(other))
             readers.append(f"read by {other}")
-        missing = f"ranks {late} had not called log_summary {_WAIT_S:g} s after rank 0"
+        missing = f"{name_ranks(late)} did not call log_summary within {_WAIT_S:g} s of rank 0"
         table = _make_table(logs, world_size, [missing] if late else [])
         store.set("table", table.to_json())
         with contextlib.suppress(RuntimeError):  # a rank that has ended does not read
@@ -637,8 +638,8 @@ def _gather(default: Store, mine: Logged, rank: int, world_size: int) -> LogTabl
         store.wait(["table"], timedelta(seconds=_WAIT_S + _MARGIN_S))
     except RuntimeError:
         note = (
-            f"rank 0 did not call log_summary within {_WAIT_S:g} s: this "
-            f"log contains only rank {rank}"
+            f"rank 0 did not call log_summary within {_WAIT_S:g} s, so this table covers only "
+            f"rank {rank}"
         )
         return _make_table([mine], world_size, [note])
     table = LogTable.from_json(store.get("table"))
@@ -657,7 +658,10 @@ def _make_table(logs: list[Logged], world_size: int, notes: Iterable[str]) -> Lo
         by_tag=facts[0]["backend"] != "nccl",
     )
     noted = dict.fromkeys(note for each in facts for note in each["notes"])
-    unaligned = "the ranks ran on several hosts, whose clocks are not aligned: no straggler time"
+    unaligned = (
+        "the ranks ran on several hosts, whose clocks are not aligned, so the straggler time is "
+        "unknown"
+    )
     ranks = tuple(each["rank"] for each in facts)
     return LogTable(rows, world_size, ranks, (*noted, *([] if one_clock else [unaligned]), *notes))
 
@@ -697,14 +701,14 @@ def log_summary(
 ) -> LogTable | dict[str, Any]:
     """Combines the logs of all ranks; rank 0 prints the table.
 
-    Call it on every rank, whether the log is on or stopped; it blocks until all ranks have called
-    it. With torch it uses the store of the default group, not the groups being logged. A rank that
-    does not call it within half a minute is left out, and a note in the table lists it. Without a
-    process group, the table covers only this rank.
+    Call this function on every rank, whether the log is on or stopped; it blocks until all ranks
+    have called it. With torch, it uses the store of the default group, not the groups being logged.
+    A rank that does not call the function within half a minute is left out, and a note in the table
+    lists the rank. Without a process group, the table covers only this rank.
 
     Args:
         show_straggler: whether the printed table has a straggler-time column, which the returned
-            data always include.
+            data always includes.
         return_dict: whether to return a dictionary, as ``LogTable.to_dict`` does.
 
     Returns:
@@ -745,7 +749,7 @@ def log_summary(
     if store is not None:
         table = _gather(store, mine, rank, world_size)
     else:
-        alone = [f"this version of torch hides its store: this log contains only rank {rank}"]
+        alone = [f"this version of torch hides its store, so this table covers only rank {rank}"]
         table = _make_table([mine], world_size, alone if world_size > 1 else [])
     table = replace(table, show_straggler=show_straggler)
     if rank == 0:
@@ -758,7 +762,7 @@ def log_summary(
 def has_comm_data() -> bool:
     """Returns whether this rank has logged anything.
 
-    Any rank may call it at any time; it does not block.
+    Any rank may call this function at any time; it does not block.
 
     Example:
         >>> has_comm_data()
@@ -770,7 +774,7 @@ def has_comm_data() -> bool:
 def get_comm_operation_count() -> int:
     """Returns the number of operations that this rank has logged.
 
-    Any rank may call it at any time; it does not block.
+    Any rank may call this function at any time; it does not block.
 
     Example:
         >>> get_comm_operation_count()
@@ -782,7 +786,7 @@ def get_comm_operation_count() -> int:
 def get_logged_comm_ops() -> list[str]:
     """Returns the names in this rank's log, sorted.
 
-    Any rank may call it at any time; it does not block.
+    Any rank may call this function at any time; it does not block.
 
     Example:
         >>> get_logged_comm_ops()

@@ -1,7 +1,7 @@
-"""The table of the log of ``ringsim.comm``.
+"""The table for the ``ringsim.comm`` log.
 
-It has one row per operation and size, computed from events. You can get it as text, a dictionary or
-a DataFrame.
+The table has one row per operation and size, computed from events. You can get the table as text,
+as a dictionary or as a DataFrame.
 """
 
 from __future__ import annotations
@@ -37,26 +37,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LogRow:
-    """The operations with the same name, kind, group size and message size, on all ranks.
+    """All operations, on all ranks, that share a name, kind, group size and message size.
 
     Latency is the time from post to done. A rank's *first* operation with a peer on a group (for a
-    collective: its first on that group) may include the time to connect, so first operations are
-    kept apart: mean, median, percentiles and bandwidths cover only the other operations, and are
-    NaN if there are none. 1 GB is 10**9 bytes.
+    collective, the rank's first on that group) may include the time to connect, so first operations
+    are kept apart: mean, median, percentiles and bandwidths cover only the other operations, and
+    are NaN if there are none. 1 GB is 10**9 bytes.
 
     Attributes:
         name: the name in the log: ``log_name`` if it was given, else the operation.
-        op: torch's name of the operation; "span" for a call of a function under ``timed_op``.
+        op: torch's name of the operation; "span" for a call to a function under ``timed_op``.
         group_size: the number of ranks in the group.
         size_bytes: the size of the message, or S as defined by nccl-tests (see
             ``ringsim.traces.collectives``).
         count: the number of operations. A collective counts once, regardless of the number of
             ranks; a send and its recv count separately.
-        in_flight: the number of records without a wait so far.
+        in_flight: the number of records of operations that have not been waited for yet.
         failed: the number of records of operations that raised an error.
         first_count: the number of records of first operations.
         first_mean_us: the mean latency of first operations.
-        total_us: the time spent in all operations, including first ones, averaged over the ranks.
+        total_us: the time spent in all operations, including first operations, averaged over the
+            ranks.
         mean_us: the mean latency.
         median_us: the median latency.
         p10_us: the 10th percentile of the latency.
@@ -68,7 +69,7 @@ class LogRow:
         straggler_mean_us: the part of the mean latency in which a rank was blocked before the last
             rank of its group, or the other side of its message, had posted; NaN if unknown.
         algbw_gb_per_s: the algorithm bandwidth, S divided by the median latency.
-        busbw_gb_per_s: the bus bandwidth, with the factor of nccl-tests for the group size.
+        busbw_gb_per_s: the bus bandwidth, with the factor from nccl-tests for the group size.
         lower_bound: whether the bandwidths are lower bounds, because the program began to wait
             late.
     """
@@ -240,8 +241,8 @@ def _cell(row: LogRow, heading: str, field: str, decimals: int) -> str:
     return f"{value:,.{decimals}f}"
 
 
-# if more than this share of an operation's latency passes before the program waits, the wait may
-# have begun after the end of the operation
+# if more than this share of an operation's latency passes before the program waits, the operation
+# may have ended before the wait began
 _LATE = 0.5
 
 
@@ -270,7 +271,8 @@ def make_rows(
     Args:
         events: the operations of all ranks, in order of rank and posting; ``is_operation`` must be
             true for all of them.
-        first: bool, one per event: whether it was its rank's first with that peer on that group.
+        first: bool, one per event: whether it was the rank's first operation with that peer on that
+            group.
         one_clock: whether the times of different ranks can be compared.
         by_tag: False for a backend that ignores tags (NCCL).
 
@@ -339,7 +341,7 @@ def _make_row(
 ) -> LogRow:
     done = (events.status == OK) & (events.done_ns != NONE)
     latency_us = (events.done_ns - events.post_ns) * 1e-3
-    # a span has no wait: its caller was blocked all the time
+    # a span has no wait: its caller was blocked the whole time
     wait_ns = np.where(events.wait_ns == NONE, events.post_ns, events.wait_ns)
     blocked_us = (events.done_ns - wait_ns) * 1e-3
     steady = done & ~first
@@ -383,19 +385,19 @@ def _mean(values: Ints) -> float:
 def straggler_ns(events: Events, *, by_tag: bool = True) -> Ints:
     """Returns the time each operation spent blocked until the last rank it needed had posted.
 
-    The k-th operation with a name, group and payload on one rank is matched with the k-th on the
-    others, provided that all ranks of the group have the same number of them, because ranks may log
-    different operations.
+    The k-th operation with a name, group and payload on one rank is matched with the k-th such
+    operation on the other ranks, provided that all ranks of the group have the same number of such
+    operations, because ranks may log different operations.
 
     Args:
         events: the operations of all ranks, in order of rank and posting, on one clock.
         by_tag: False for a backend that ignores tags.
 
     Returns:
-        The times in ns (float64), NaN if the other side is unknown.
+        The times in ns (float64), or NaN if the other side is unknown.
 
     Source:
-        Scalasca's wait state "n-to-n": from the time a rank waits to the time the last one begins.
+        Scalasca's wait state "n-to-n": from the time a rank waits to the time the last rank begins.
     """
     late = np.full(len(events), math.nan)
     messages = match(events, by_tag=by_tag)

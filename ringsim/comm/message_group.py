@@ -1,7 +1,7 @@
 """The base class for backends written in Python, which only need to send and receive messages.
 
-A subclass defines the two methods ``isend`` and ``irecv``. Collectives that it does not implement
-itself (``start``) are built from messages. Operations are recorded here, when they are posted,
+A subclass defines the two methods ``isend`` and ``irecv``. Collectives are built from messages,
+unless the subclass also defines ``start``. Operations are recorded here, when they are posted,
 because patching the class ``ProcessGroup`` does not affect subclasses written in Python.
 """
 
@@ -105,7 +105,7 @@ class MessageGroup(PythonGroup):
         return detached
 
     def start(self, call: Call) -> Work:
-        """Begins a collective; without this method, collectives are built from messages.
+        """Begins a collective; the default implementation builds it from messages.
 
         Args:
             call: the checked call, with the tensors that this rank gives and gets.
@@ -148,7 +148,7 @@ class MessageGroup(PythonGroup):
     def begin_collective(
         self, name: str, arguments: Mapping[str, Any], carried: Sequence[Tensor] | None = None
     ) -> Work:
-        """Begins a collective, and records it, or records the messages that it is built from."""
+        """Begins a collective, and records it or the messages from which it is built."""
         members = self.members
         call = read_call(name, READINGS[name].bind((), arguments), members)
         if type(self).start is MessageGroup.start:
@@ -169,7 +169,7 @@ class MessageGroup(PythonGroup):
             wait_all_ranks: whether the first rank names all missing ranks, instead of only one.
 
         Raises:
-            RunTimeout: a rank did not call it in time.
+            RunTimeout: a rank did not call the method in time.
         """
         limit_s = to_seconds(timeout or self.timeout)
         begun = self._post("monitored_barrier", self.members, NONE, NONE, [])
@@ -180,9 +180,9 @@ class MessageGroup(PythonGroup):
             missing = self._find_missing(limit_s, wait_all_ranks)
             if missing:
                 raise RunTimeout(
-                    f"monitored_barrier timed out after {limit_s:g} s, waiting for "
-                    f"{name_ranks([*missing])} ({self.members.here()}). Check what they were "
-                    "doing."
+                    f"monitored_barrier timed out after {limit_s:g} s while waiting for "
+                    f"{name_ranks([*missing])} ({self.members.here()}). Check what each missing "
+                    "rank was doing."
                 ) from next(iter(missing.values()))
             status = OK
         finally:
@@ -219,7 +219,7 @@ class MessageGroup(PythonGroup):
     # -- the record
 
     def about(self) -> dict[str, str]:
-        """Returns metadata for traces with operations of this group."""
+        """Returns metadata for traces that contain operations of this group."""
         return {}
 
     def _post(

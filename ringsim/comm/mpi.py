@@ -1,14 +1,14 @@
 """The ``mpi`` backend for torch.distributed, for ranks started by ``mpirun`` (or ``srun``).
 
-Torch reserves the name "mpi" for its own backend, which its wheels do not contain, so its place is
+Torch reserves the name "mpi" for its own backend, which its wheels do not contain, so that place is
 empty. ``register`` puts ringsim's backend there, so that ``init_process_group("mpi")`` and
 ``new_group`` work as torch documents them. No address is needed, because MPI connects the ranks.
 
-While the ranks are connected, a rank that ends with an exception, or by ``sys.exit`` with a nonzero
-code, ends all ranks, because the others would wait for it. Python calls no hook for SystemExit, and
-an ``atexit`` handler does not get the exit code. But the interpreter reads the attribute ``code``
-of an uncaught exception, and at that time there is no Python frame below, whereas code that catches
-the exception has one.
+While the ranks are connected, a rank that ends with an exception, or calls ``sys.exit`` with a
+nonzero code, ends all ranks, because the other ranks would wait for it. Python calls no hook for
+SystemExit, and an ``atexit`` handler does not get the exit code. But the interpreter reads the
+attribute ``code`` of an uncaught exception. At that time, no Python frame is active, whereas a
+program that catches the exception and reads the attribute has a frame.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Exit(SystemExit):
 
     @property
     def code(self) -> Any:  # type: ignore[override]  # a field in SystemExit
-        """The status; calls ``on_end`` if the interpreter reads it to end the process."""
+        """The status; calls ``on_end`` if the interpreter reads the status to end the process."""
         status = _CODE.__get__(self)
         frame = inspect.currentframe()
         if frame is not None and frame.f_back is None:
@@ -124,9 +124,9 @@ def import_mpi() -> Any:
 
 
 def start_mpi() -> int:
-    """Starts MPI in a process of ``mpirun``; returns the rank once all processes have started it.
+    """Starts MPI in a process under ``mpirun``; returns the rank once all processes have done so.
 
-    MPICH's shared memory is then also unlinked, so that killed ranks leave no file.
+    The function then also unlinks MPICH's shared memory, so that killed ranks leave no file.
     """
     everybody = import_mpi().COMM_WORLD
     everybody.Barrier()
@@ -137,7 +137,7 @@ def start_mpi() -> int:
 
 
 def enter_job(everybody: Any) -> Callable[[], None]:
-    """Makes a failure of this rank end all ranks, because they and MPI would wait for it.
+    """Makes a failure of this rank end all ranks, because MPI and the others would wait for it.
 
     Returns a function that undoes the change.
 
@@ -188,7 +188,7 @@ class _Maker:
     """The factory for groups on the "mpi" backend, in place of torch's own class.
 
     Attributes:
-        world: the group of all ranks, None while the ranks are not connected.
+        world: the group of all ranks, or None while the ranks are not connected.
     """
 
     def __init__(self) -> None:
@@ -196,7 +196,9 @@ class _Maker:
         self._made: MpiGroup | None = None
 
     def join(self, timeout: timedelta) -> MpiGroup:
-        """Connects the ranks started by mpirun. Call it on all ranks; it blocks until all have.
+        """Connects the ranks started by mpirun.
+
+        Call this method on all ranks; it blocks until all ranks have called it.
 
         Args:
             timeout: the limit for connecting, and for every operation.
@@ -206,7 +208,7 @@ class _Maker:
 
         Raises:
             RingError: mpi4py or the MPI library is missing.
-            RunTimeout: not all ranks have called it in time.
+            RunTimeout: not all ranks have called this method in time.
         """
         mpi = import_mpi()
         everybody = mpi.COMM_WORLD
@@ -233,7 +235,7 @@ class _Maker:
         return made
 
     def wrap(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a wrapper of torch's function that creates groups.
+        """Returns a wrapper for torch's function that creates groups.
 
         The wrapper first creates an MPI group on all ranks. It also passes on the store and the
         timeout, which torch's own MPI backend does not get.
@@ -257,8 +259,8 @@ class _Maker:
                         values["group_name"] = desc
                 else:
                     raise RingError(
-                        "another group can use the backend 'mpi' only if the default process group "
-                        f'does, got {dist.get_backend()!r}. Call init_process_group("mpi").'
+                        "cannot create a group on the backend 'mpi', because the default process "
+                        f'group uses {dist.get_backend()!r}. Call init_process_group("mpi").'
                     )
             return call(*given.args, **given.kwargs)
 
@@ -282,7 +284,7 @@ def _share_store(world: MpiGroup) -> Any:
     finally:
         place = control.bcast(place)
     if place is None:
-        raise RingError("rank 0 failed to host the shared store. See its error.")
+        raise RingError("rank 0 failed to host the shared store. See rank 0's error.")
     address, port = place
     return store or reach(address, port, limit_s)
 
@@ -320,6 +322,6 @@ def check_place(world_size: int, rank: int) -> None:
     ):
         if wanted not in (-1, is_value):
             raise ArgumentError(
-                f"{what} must be {is_value} as in MPI, or omitted, got {wanted}. Start the ranks "
-                "with mpirun."
+                f"{what} must be {is_value}, as in MPI, or omitted, got {wanted}. Start the "
+                "ranks with mpirun."
             )

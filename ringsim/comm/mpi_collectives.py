@@ -1,8 +1,8 @@
 """The collectives on MPI, one function per family.
 
 Each collective becomes one nonblocking MPI operation and a final step for its result. Data that is
-only moved is sent as bytes, regardless of its dtype. Reductions are done by MPI; if MPI does not
-have the type, the data is gathered, and reduced in torch in the order of the ranks.
+only moved is sent as bytes, regardless of its dtype. MPI performs the reductions. If MPI lacks the
+type, the data is gathered, and torch reduces it in the order of the ranks.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _OPS: Final = {"AVG": "SUM", "PRODUCT": "PROD"}  # the others have torch's names
 class Started(NamedTuple):
     """An operation that MPI has begun.
 
-    It has the request, the objects that must stay alive until it is done, and a function that
-    stores the result.
+    The tuple contains the request, the objects that must stay alive until the operation is done,
+    and a function that stores the result.
     """
 
     request: Any
@@ -67,8 +67,8 @@ def start(mpi: Any, comm: Any, call: Call) -> Started:
         dtype = call.given[0].dtype
         if refusal := find_refusal(dtype, name_of_reduction(call.op)):
             raise ArgumentError(
-                f"op must be a reduction that {dtype} supports, got {call.op} ({refusal}). Convert "
-                "the tensor, or choose another reduction."
+                f"op must be a reduction that {dtype} supports, got {call.op} ({refusal}). "
+                "Convert the tensor, or choose a different reduction."
             )
     return _STARTERS.get(call.collective.family, _move)(mpi, comm, call)
 
@@ -157,7 +157,7 @@ def _reduce_scatter(mpi: Any, comm: Any, call: Call) -> Started:
 def _complete_reduction(call: Call, rows: torch.Tensor, outputs: Tensors) -> None:
     """Fills the outputs from MPI's total (a single row) or from the parts of all ranks.
 
-    In the second case torch reduces the parts.
+    In the second case, torch reduces the parts.
     """
     if not outputs:
         return
@@ -195,7 +195,7 @@ def _join_numbers(tensors: Tensors) -> torch.Tensor:
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the bytes of a plain tensor, shape (bytes,), which share its memory."""
+    """Returns the bytes of a plain tensor, with shape (bytes,), in the same memory."""
     # one element may have any stride
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
@@ -228,7 +228,7 @@ def _op_of(mpi: Any, call: Call) -> Any:
 
 
 def _flatten(tensors: Tensors) -> torch.Tensor:
-    """Returns the bytes of several tensors one after the other, shape (bytes,).
+    """Returns the bytes of several tensors, one after the other, with shape (bytes,).
 
     A single plain tensor is not copied.
     """
@@ -240,7 +240,7 @@ def _flatten(tensors: Tensors) -> torch.Tensor:
 
 
 def _to_fill(call: Call) -> tuple[torch.Tensor, Callable[[], None] | None]:
-    """Returns the bytes to fill, shape (bytes,), and a function that copies them to the outputs.
+    """Returns the bytes to fill, of shape (bytes,), and a function that copies them to the outputs.
 
     The function is None if the bytes are the output's own memory.
     """

@@ -34,14 +34,14 @@ _FIRST_SLEEP_S: Final = 20e-6
 _LAST_SLEEP_S: Final = 1e-3
 # from this number on, each new operation looks for handles that were never waited for
 _MANY_UNDER_WAY: Final = 64
-LEAVE_S: Final = 5.0  # how long the end of a group waits for sends that have not been received
+LEAVE_S: Final = 5.0  # the time that ending a group waits for sends that have not been received
 
 
 class MpiWork(Handle):
     """An operation that MPI has begun.
 
-    It makes progress only while a thread of this process is inside MPI, in a wait or in another
-    call.
+    The operation makes progress only while a thread of this process is inside MPI, in a wait or in
+    another call.
 
     Args:
         group: the group of the operation.
@@ -89,9 +89,10 @@ class MpiWork(Handle):
             if not self._over and self.receives:
                 self._request.Cancel()
                 self._request.Wait()
-                what = f"{self._what} was not done when the process group was destroyed"
+                what = f"{self._what} was still in flight when the process group was destroyed"
                 self._error = RingError(
-                    f"{what}: no message arrived. Wait for it before you destroy the group."
+                    f"{what}: no message arrived. Wait for the message before you destroy the "
+                    "group."
                 )
                 self._end()
 
@@ -102,7 +103,7 @@ class MpiWork(Handle):
             RunTimeout: the time limit, by default the group's, has passed. The operation continues,
                 and can be waited for again.
             MessageMismatch: the message and the tensor differ in size.
-            RingError: MPI reports another error.
+            RingError: MPI reports a different error.
         """
         limit_s = to_seconds(timeout or self.group.timeout)
         begin, looks, sleep_s = time.monotonic(), 0, _FIRST_SLEEP_S
@@ -122,7 +123,7 @@ class MpiWork(Handle):
             sleep_s = min(sleep_s * 1.5, _LAST_SLEEP_S)
 
     def _test(self) -> bool:
-        """Tests the request, and takes over its result if it is done; returns whether it is done.
+        """Tests the request, stores its result if it is done, and returns whether it is done.
 
         The call into MPI also lets every other operation of this process make progress.
         """
@@ -168,8 +169,8 @@ class MpiWork(Handle):
 
     def _mismatch(self, message: str) -> MessageMismatch:
         return MessageMismatch(
-            f"the tensor of {self._what} must be as large as the message, got {self._size_bytes} "
-            f"bytes for {message}. Compare dtype and shape on both sides."
+            f"{self._what} received {message} into a tensor of {self._size_bytes} bytes. Compare "
+            "dtype and shape on both sides."
         )
 
     def _explain(self, error: Any) -> RingError:
@@ -193,7 +194,7 @@ class Job:
     leave: Callable[[], None]  # undoes the changes to the process
 
     def settle(self, group: MpiGroup | None = None) -> None:
-        """Ends operations that were never waited for: sends get a few seconds, recvs are cancelled.
+        """Ends operations that were never waited for: sends get a few seconds, recvs get cancelled.
 
         Args:
             group: the group of the operations, or None for all groups.
@@ -212,8 +213,8 @@ class Job:
 class MpiGroup(MessageGroup):
     """A torch process group of the ranks that share an MPI communicator.
 
-    It sends CPU tensors of every dtype, contiguous or not, as bytes. As on Gloo, a rank cannot send
-    to itself.
+    The group sends CPU tensors of every dtype, contiguous or not, as bytes. As on Gloo, a rank
+    cannot send to itself.
 
     Args:
         job: this process's use of MPI.
@@ -272,7 +273,7 @@ class MpiGroup(MessageGroup):
         if not 0 <= tag <= highest:
             raise ArgumentError(
                 f"tag must be from 0 to {highest} with this MPI library, got {tag} "
-                f"({self.members.here()}). Choose another tag."
+                f"({self.members.here()}). Choose a different tag."
             )
         return tag
 
@@ -312,18 +313,18 @@ class MpiGroup(MessageGroup):
     # -- groups
 
     def make_group(self, ranks: Sequence[int], timeout: timedelta) -> MpiGroup | None:
-        """Creates a group of some ranks. Call it on all ranks, in the same order.
+        """Creates a group of some ranks; call this method on all ranks, in the same order.
 
         Args:
             ranks: the global ranks of the members, in the group's order.
-            timeout: the limit of an operation on the group.
+            timeout: the time limit for each operation on the group.
 
         Returns:
-            The group, None on a rank outside.
+            The group, or None on a rank outside the group.
 
         Raises:
             ArgumentError: the processes pass different ranks.
-            RunTimeout: not all ranks have called it in time.
+            RunTimeout: not all ranks have called this method in time.
         """
         number = self._agree(tuple(ranks))
         comm = self.job.control.Create(self.job.control.Get_group().Incl(list(ranks)))
@@ -336,7 +337,7 @@ class MpiGroup(MessageGroup):
 
         Raises:
             ArgumentError: the processes request different groups.
-            RunTimeout: not all ranks have called it in time.
+            RunTimeout: not all ranks have called this method in time.
         """
         mine = hashlib.blake2b(repr(ranks).encode(), digest_size=8).digest()
         everything = bytearray(8 * self.size())
@@ -347,8 +348,8 @@ class MpiGroup(MessageGroup):
         number = next(self.job.numbers)
         if others:
             raise ArgumentError(
-                "the ranks given to new_group must be the same in all processes, got "
-                f"{list(ranks)} here ({self.members.here()}) and others on rank {others[0]}. Call "
+                f"the processes passed different ranks to new_group: {list(ranks)} here "
+                f"({self.members.here()}), but a different list on rank {others[0]}. Call "
                 "new_group for every group on every rank, in the same order."
             )
         return number

@@ -1,6 +1,6 @@
 """Numbers for the groups and payloads of a rank's operations, and their names.
 
-An event refers to its group and its payload by number; the trace's tables describe them.
+An event refers to its group and its payload by number; the trace's tables describe both.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ class Names:
 
     def _number_group(self, group: ProcessGroup) -> tuple[int, dict[int, int]]:
         name, ranks = name_and_ranks(group)
-        # The k-th operation of one rank is the k-th of the others only if all operations of the
-        # group are recorded.
+        # The k-th operation of one rank is the k-th operation of the others only if all operations
+        # of the group are recorded.
         key = name, self._recorder.world
         fresh = self._compared and key not in self._seen and is_unused(group)
         self._seen.add(key)
@@ -126,12 +126,12 @@ class Names:
 
     def _say_what_is_not_checked(self) -> None:
         before = (
-            "The two sides of operations were not compared on group {}, because it was used before "
-            "the recording began, or does not use Gloo."
+            "ringsim did not compare the two sides of operations on group {}, because the group "
+            "was used before recording began, or does not use Gloo."
         )
         any_rank = (
-            f"Messages received by rank {self._recorder.rank} on group {{}} were not compared, "
-            "because it also received from any rank."
+            f"ringsim did not compare the messages that rank {self._recorder.rank} received on "
+            "group {}, because the rank also received from any source."
         )
         sentences = [
             *map(before.format, sorted(self._used_before)),

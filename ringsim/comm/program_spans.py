@@ -1,4 +1,4 @@
-"""Spans from a program's existing annotations.
+"""Creates spans from a program's existing annotations.
 
 These are ``record_function`` blocks, NVTX ranges, and torch's own pipelines. Torch itself annotates
 optimizer steps, data loaders, FSDP's phases and DistributedDataParallel's forward with
@@ -24,7 +24,7 @@ from ringsim.traces.steps import STEP
 
 __all__ = ["find_pipelining", "make_replacements", "make_stage_replacements"]
 
-# ringsim's names of schedules, so that their bubbles are compared with closed forms; other
+# ringsim's names for schedules, so that their bubbles are compared with closed forms; other
 # schedules are named after their class.
 _SCHEDULES: Final = {
     "ScheduleGPipe": "gpipe",
@@ -82,7 +82,7 @@ def make_replacements(recorder: Recorder, on_block: Callable[[], None]) -> Repla
 def find_pipelining() -> Any:
     """Returns the module of torch's pipeline schedules, or None if the program has not imported it.
 
-    It is not imported here, because that takes a second.
+    The module is not imported here, because the import takes a second.
     """
     return sys.modules.get("torch.distributed.pipelining.schedules")
 

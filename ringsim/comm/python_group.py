@@ -1,8 +1,8 @@
 """A torch process group whose operations are written in Python.
 
-Torch calls its methods from Python and from C++ (DistributedDataParallel's reducer, functional
-collectives). Each method converts the arguments of the ``ProcessGroup`` method to the arguments of
-the function of ``torch.distributed``, and passes them on: messages to ``begin_message``,
+Torch calls the group's methods from Python and from C++ (DistributedDataParallel's reducer,
+functional collectives). Each method converts the arguments of the ``ProcessGroup`` method to those
+of the ``torch.distributed`` function, and passes them on. Messages go to ``begin_message``, and
 collectives to ``begin_collective``. The groups on the virtual clock and on MPI are such groups.
 """
 
@@ -25,8 +25,8 @@ __all__ = ["DEFAULT_TIMEOUT", "PythonGroup"]
 DEFAULT_TIMEOUT: Final = timedelta(minutes=30)  # torch's
 
 
-# torch's types give each method several signatures; these methods take the arguments of all of them
-# mypy: disable-error-code="override, assignment"
+# torch's types give each method several signatures; these methods accept the arguments of every
+# signature mypy: disable-error-code="override, assignment"
 
 
 class PythonGroup(ProcessGroup):
@@ -80,7 +80,7 @@ class PythonGroup(ProcessGroup):
 
         Args:
             name: the name of the function of ``torch.distributed``.
-            arguments: the arguments of the function, by name; roots as ``group_src`` and
+            arguments: the arguments of the function, by name, with roots as ``group_src`` and
                 ``group_dst``.
             carried: the tensors whose size is recorded, if the function's own tensors are parts of
                 them.
@@ -103,11 +103,11 @@ class PythonGroup(ProcessGroup):
     # the names used by C++
 
     def getRank(self) -> int:  # noqa: N802
-        """Returns the same as ``rank``."""
+        """Returns the result of ``rank``."""
         return self.rank()
 
     def getSize(self) -> int:  # noqa: N802
-        """Returns the same as ``size``."""
+        """Returns the result of ``size``."""
         return self.size()
 
     def name(self) -> str:
@@ -302,7 +302,7 @@ class PythonGroup(ProcessGroup):
 
 
 def _one(tensors: Any) -> Any:
-    """Returns the only tensor of a list; torch's convenience methods pass the tensor itself."""
+    """Returns the only tensor in a list; torch's convenience methods pass the tensor itself."""
     return tensors if isinstance(tensors, Tensor) else tensors[0]
 
 

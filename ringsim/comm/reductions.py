@@ -1,4 +1,4 @@
-"""Reductions in torch, in the order of the ranks, so that every rank gets the same bits.
+"""Reduces tensors with torch, in the order of the ranks, so that all ranks get the same bits.
 
 Sums and products of floats may differ from a library's results in the last bits.
 """
@@ -31,7 +31,7 @@ _OF_COMPLEX: Final = ("SUM", "AVG")  # torch.distributed sums complex numbers as
 
 
 def check_reduction(op: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """Returns the two-tensor function that a reduction applies repeatedly.
+    """Returns the function of two tensors that a reduction applies repeatedly.
 
     Raises ArgumentError unless the reduction is one of torch's eight plain reductions.
     """
@@ -39,16 +39,16 @@ def check_reduction(op: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Ten
         _STEPS.get(name_of_reduction(op)) if isinstance(op, ReduceOp | ReduceOp.RedOpType) else None
     )
     if step is None:
-        words = f"op must be one of {', '.join(_STEPS)} if ringsim.comm reduces itself, got {op}"
-        raise ArgumentError(f"{words}. Choose one of them, or use another backend.")
+        words = f"op must be one of {', '.join(_STEPS)} for a reduction by ringsim.comm, got {op}"
+        raise ArgumentError(f"{words}. Choose one of these reductions, or use a different backend.")
     return step
 
 
 @functools.cache
 def find_refusal(dtype: torch.dtype, how: str) -> str:
-    """Returns the reason torch cannot apply a reduction to a dtype, or "" if it can.
+    """Returns the reason why torch cannot apply a reduction to a dtype, or "" if torch can.
 
-    The reduction is tried with one number.
+    The function tries the reduction with one number.
 
     Args:
         dtype: the dtype of the tensors.
@@ -59,7 +59,7 @@ def find_refusal(dtype: torch.dtype, how: str) -> str:
         ('', "result type Float can't be cast to the desired output type Long")
     """
     if dtype.is_complex and how not in _OF_COMPLEX:
-        return f"torch reduces complex numbers only by {' and '.join(_OF_COMPLEX)}"
+        return f"torch reduces complex numbers only with {' and '.join(_OF_COMPLEX)}"
     number = torch.zeros(1, dtype=dtype, device="cpu")
     try:
         total = check_reduction(getattr(ReduceOp, how))(number, number)
@@ -73,9 +73,9 @@ def find_refusal(dtype: torch.dtype, how: str) -> str:
 def reduce_parts(parts: Sequence[torch.Tensor], op: Any) -> torch.Tensor:
     """Reduces tensors of the same shape.
 
-    It combines the first with the second, the result with the third, and so on. A sum of floats
-    depends on the order: with a ring or a tree it differs in the last bits. Other results are
-    exact.
+    The function combines the first tensor with the second, the result with the third, and so on. A
+    sum of floats depends on the order: a ring or a tree gives a result with different last bits.
+    Other results are exact.
 
     Args:
         parts: the tensors, one per rank, in order.

@@ -1,9 +1,9 @@
 """Records torch's operations.
 
-During recording, methods of ``ProcessGroup`` and ``Work`` are replaced. Every operation issued by
-Python passes through these classes, regardless of the name by which it was called and of the time
-at which that name was imported. When the last user uninstalls the hooks, the original methods are
-restored.
+During recording, ringsim replaces methods of ``ProcessGroup`` and ``Work``. Every operation issued
+by Python passes through these classes, regardless of the name under which the program called it and
+of the time at which the program imported that name. When the last user uninstalls the hooks, the
+original methods are restored.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ FROM_CPP: Final = (
     "recorded with this version of torch."
 )
 UNSEEN_ON_GPUS: Final = (
-    "For collectives issued by C++ on GPUs, done is the time at which the host had issued them. "
+    "For collectives issued by C++ on GPUs, done is the time at which the host issued them. "
     "Their actual end is unknown."
 )
 UNAWAITED: Final = (
-    "The end of an operation is recorded in wait(). An operation awaited in another way (a CUDA "
-    "event) stays in flight."
+    "ringsim records the end of an operation in wait(). If the program waits in a different "
+    "way, for example for a CUDA event, the operation stays in flight."
 )
 
 
@@ -70,20 +70,20 @@ def install(recorder: Recorder, check: str = "basic") -> None:
     Every call needs a matching ``uninstall``.
 
     Args:
-        recorder: the recorder of the events. Only one can be active at a time; installing the same
-            recorder again is only counted.
+        recorder: the recorder of the events. Only one recorder can be active at a time; installing
+            the same recorder again only counts the call.
         check: the mistakes that raise an error before torch is called: "basic", "full" (including
             misuse of buffers and handles) or "off".
 
     Raises:
-        RingError: another recorder is active in this process.
+        RingError: a different recorder is active in this process.
     """
     active = get_state().recorder
     if active is not None and active is not recorder:
         raise RingError(
-            "cannot install a second recorder while another one is active in this process "
-            f"(rank {active.rank} of {active.world_size}). "
-            "Use the active recorder: ringsim.state.get_state().recorder."
+            "cannot install a second recorder while the first is active in this process (rank "
+            f"{active.rank} of {active.world_size}). Use the active recorder: "
+            "ringsim.state.get_state().recorder."
         )
     recorder.users += 1
     if recorder.users > 1:
@@ -151,13 +151,13 @@ def find_handle_types(kind: type[Work]) -> Iterator[type[Work]]:
         yield from find_handle_types(subclass)
 
 
-# not a thread's number: while it is in the open batches, no operation takes the fast path
+# not a thread's number: while this key is in the open batches, no operation takes the fast path
 _LONG_WAY: Final = 0
 _UNSET: Final[Any] = object()
 
 
 def _begin(recorder: Recorder, slots: list[int], wait_ns: int) -> None:
-    """Records that operations have been waited for since ``wait_ns``."""
+    """Records that the program has waited for operations since ``wait_ns``."""
     for slot in slots:
         recorder.amend(slot, wait_ns=wait_ns)
 
@@ -170,7 +170,7 @@ _OF_TORCH: Final = os.path.dirname(torch.__file__) + os.sep
 def _is_called_by_torch(frame: FrameType | None) -> bool:
     """Returns whether torch's own code called a function of torch.distributed.
 
-    In that case the program has no control over the handle.
+    In that case, the program has no control over the handle.
     """
     while frame is not None and frame.f_code.co_filename in _OF_SPEAKER:
         frame = frame.f_back
@@ -180,7 +180,8 @@ def _is_called_by_torch(frame: FrameType | None) -> bool:
 def _has_own_limit(timeout: timedelta = timedelta(0), *_: Any, **__: Any) -> bool:
     """Returns whether the program passed a timeout to a monitored barrier.
 
-    The arguments are torch's; without the program's timeout they contain torch's default.
+    The arguments are those of torch's method; without the program's timeout, they contain torch's
+    default.
     """
     return timeout not in (timedelta(0), distributed_c10d.default_pg_timeout)
 
@@ -188,7 +189,8 @@ def _has_own_limit(timeout: timedelta = timedelta(0), *_: Any, **__: Any) -> boo
 class Pending(NamedTuple):
     """The operations of a handle, unless the handle has only one host operation with a known peer.
 
-    ``since_ns`` is the time of the program's first wait for it, if that wait ended at a time limit.
+    ``since_ns`` is the time of the program's first wait for the handle, if that wait ended at a
+    time limit.
     """
 
     slots: list[int]
@@ -271,7 +273,7 @@ class _Hooks:
     def look_for_pipelining(self) -> None:
         """Adds spans to torch's pipeline stages once the program has imported them.
 
-        It is called for each new group.
+        This method is called for each new group.
         """
         schedules = find_pipelining()
         if schedules is None or (schedules.PipelineScheduleSingle, "step") in self.originals:
@@ -299,7 +301,7 @@ class _Hooks:
     def forget_completed(self) -> None:
         """Releases completed handles that were never waited for.
 
-        Otherwise a long run would accumulate them. Handles of GPU operations are not queried,
+        Otherwise, a long run would accumulate them. Handles of GPU operations are not queried,
         because that could spoil the capture of a CUDA graph.
         """
         given_up = [work for work, other in list(self.others.items()) if other.since_ns != NONE]
@@ -307,14 +309,15 @@ class _Hooks:
             try:
                 if self.is_completed(work) and self.take(work) is not None:
                     self.missing.add(UNAWAITED)
-            except RuntimeError:  # it failed; the program will see the error itself
+            except RuntimeError:  # the operation failed; the program will see the error itself
                 continue
         self.say_what_is_missing()
 
     def fail_given_up(self) -> None:
-        """Completes operations whose wait the program gave up at its own time limit.
+        """Completes operations that the program stopped waiting for at its own time limit.
 
-        It is called when an exception ends the program, perhaps the exception from the limit.
+        This method is called when an exception ends the program, possibly the exception from the
+        limit.
         """
         for work, other in list(self.others.items()):
             if other.since_ns != NONE and self.take(work) is not None:
@@ -329,7 +332,7 @@ class _Hooks:
     def finish(self, work: Work) -> None:
         """Completes the record of an operation after ``is_completed`` returned True.
 
-        The program need not wait for it any more.
+        The program need not wait for the operation any more.
         """
         if work in self.others and self.others[work].gpu is not None:
             return  # its times are read when the program waits
@@ -339,7 +342,7 @@ class _Hooks:
         try:
             self.wait_unseen(work)
         except Exception:
-            self.others[work] = other  # it failed; the program will see the error itself
+            self.others[work] = other  # the operation failed; the program will see the error itself
             return
         for slot in other.slots:
             if other.since_ns == NONE:
@@ -372,7 +375,7 @@ class _Hooks:
         return True
 
     def begin_on_gpu(self, group: int, values: Any) -> Begun | None:
-        """Notes that an operation with these arguments begins on a GPU; otherwise returns None.
+        """Notes the start of an operation with these arguments on a GPU, or returns None.
 
         An operation with a handle blocks only in its wait.
         """
@@ -394,7 +397,7 @@ class _Hooks:
     def keep_all(
         self, work: Work | None, slots: list[int], group: int, begun: Begun | None
     ) -> None:
-        """Keeps operations that share one handle, or have none because they blocked in C++."""
+        """Keeps operations that share one handle, or have no handle because they blocked in C++."""
         limited = group in self.limited
         if work is None:
             for slot in slots:
@@ -417,7 +420,7 @@ class _Hooks:
     def meet_message(
         self, method: str, post: Post, group: ProcessGroup, tensors: Any, rank: Any, tag: Any
     ) -> tuple[int, int, int]:
-        """Returns the numbers of a message's group, peer and payload if one is new or invalid.
+        """Returns a message's numbers of group, peer and payload, if one is new or invalid.
 
         An invalid group, peer or payload may raise an error.
         """
@@ -522,8 +525,8 @@ class _Hooks:
                 return call(self, *args, **kwargs)
             begun = hooks.begin_on_gpu(group, (*args, *kwargs.values())) if open_batches else None
             limited = blocks and _has_own_limit(*args, **kwargs)
-            # With its own time limit it counts as waiting only afterwards: the limit always lets
-            # the rank continue, and the program handles torch's error.
+            # With its own time limit, the barrier counts as waiting only afterwards: the limit
+            # always lets the rank continue, and the program handles torch's error.
             since_ns = time.monotonic_ns() if limited else NONE
             if blocks and not limited:
                 recorder.wait(slot)
@@ -725,8 +728,8 @@ class _Hooks:
     def wait_for_other(self, call: Hook, work: Work, *limit: Any) -> Any:
         """Waits for a handle that cannot take the fast path.
 
-        That is the case with a limit, for a recv from any source or a batch, and for a handle that
-        was waited for, or posted before recording.
+        This method handles waits with a limit, recvs from any source, batches, and handles that
+        were already waited for or were posted before recording.
         """
         recorder, other = self.recorder, self.take(work)
         if other is None:

@@ -1,8 +1,8 @@
 """All private torch names that the communication layer uses.
 
 This module also handles versions of torch that lack a name. A ``Place`` is a function that
-recording or checking replaces and later restores; a missing one is skipped. All other names are
-only queried; if one is missing, a harmless default is returned.
+recording or checking replaces and later restores; a missing place is skipped. All other names are
+only queried; if such a name is missing, the query returns a harmless default.
 """
 
 from __future__ import annotations
@@ -70,7 +70,10 @@ def default_timeout_s() -> float | None:
                 torch.device("cpu")
             ).options._timeout.total_seconds()
         )
-    except (AttributeError, RuntimeError):  # no default group; another backend, or version of torch
+    except (
+        AttributeError,
+        RuntimeError,
+    ):  # no default group, or a different backend or version of torch
         return None
 
 
@@ -133,7 +136,7 @@ def keys_below_backend_select() -> Any:
 
 
 def outside_modes() -> AbstractContextManager[Any]:
-    """Returns a context manager that disables all ``TorchDispatchMode`` of the calling thread."""
+    """Returns a context manager that disables every ``TorchDispatchMode`` on this thread."""
     # torch has no public query for it; disabling modes unconditionally costs 8 us per message
     if torch._C._len_torch_dispatch_stack() > 0:
         return _disable_current_modes()
@@ -147,7 +150,7 @@ def in_backward() -> bool:
 
 
 def has_modes() -> bool:
-    """Returns whether the calling thread is in a mode of torch, or has a default device."""
+    """Returns whether the calling thread is in a torch mode, or has a default device."""
     # torch has no public query for it
     return torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack() > 0
 

@@ -1,7 +1,7 @@
 """The ring: a rank, its two neighbours, and the group that it shares with each.
 
 Names are resolved on first use, because this package also contains the code that packs a worker for
-the ranks, which must not load torch into a program without it.
+the ranks. That code must not load torch into a program that does not use torch.
 """
 
 from importlib import import_module

@@ -1,18 +1,18 @@
 """Creates a ring's pair groups.
 
 This module checks the arguments and creates the groups of two ranks in one of two ways. It is the
-only module that creates groups by torch's private API. The public ``new_group`` must be called by
-every rank for every group, even by ranks outside the group, so a ring of N pairs costs each rank N
-calls. A pair only needs its two members. So each member creates the group by itself, under a name
-that both know, over the store that all ranks share. (Torch's own option for that,
-``use_local_synchronization``, puts the number of groups that the process has created into the name.
-Both members must then have created the same number of groups, which no order achieves in a ring of
-odd length.)
+only module that creates groups through torch's private API. Every rank must call the public
+``new_group`` for every group, even for groups that do not include the rank, so a ring of N pairs
+costs each rank N calls. A pair needs only its two members. So each member creates the group by
+itself, under a name that both members know, over the store that all ranks share. (Torch's own
+option for this, ``use_local_synchronization``, puts the number of groups that the process has
+created into the name. Both members must then have created the same number of groups, which no order
+achieves in a ring of odd length.)
 
-Gloo writes its own address into a store and waits for the other's. Over the shared store that takes
-ten requests for two groups, and ranks that create their groups in an unlucky order wait for each
-other in a cycle. So both groups are created at the same time, each over a store inside this
-process, and only the addresses go through the shared store, in three requests::
+Gloo writes its own address into a store and waits for the other side's address. Over the shared
+store, this exchange takes ten requests for two groups, and ranks that create their groups in an
+unlucky order wait for each other in a cycle. So both groups are created at the same time, each over
+a store inside this process, and only the addresses go through the shared store, in three requests::
 
     group to pred --- my address --->  |            |  --- both of mine --->  shared store
     (a thread)    <-- its address ---  |  exchange  |
@@ -29,9 +29,9 @@ which have no rank in common except for the last edge of an odd ring, then the o
     edge 0: ranks 0, 1      edge 2: ranks 2, 3     ...      together
          edge 1: ranks 1, 2      edge 3: ranks 3, 0         then these
 
-On every other backend all ranks call the public ``new_group`` for every pair of every ring, in the
+On every other backend, all ranks call the public ``new_group`` for every pair of every ring, in the
 same order. MPI connects its ranks itself; the roll-call then uses the store of its default group.
-On the virtual clock a store cannot be used, because its waits are in real time. There the ranks
+On the virtual clock, a store cannot be used, because its waits are in real time. So these ranks
 first exchange their rings in one all_gather::
 
     rank 2 of 4, ring_ranks=[2, 3]          all gather   all create, in this order
@@ -84,7 +84,9 @@ PairGroups = tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]
 # the place of Gloo's addresses in a store is not documented, so untested versions of torch use the
 # public API
 _KNOWN_TORCH = ("2.13.", "2.15.")
-_LONGEST_TIMEOUT_S = 1e6  # eleven days: in milliseconds it fits into the 32 bits that poll(2) takes
+_LONGEST_TIMEOUT_S = (
+    1e6  # eleven days: in milliseconds, the value fits into the 32 bits that poll(2) accepts
+)
 
 
 @dataclass(frozen=True)
@@ -158,18 +160,18 @@ def check_ring_arguments(
     )
     if not isinstance(head_ip, str) or not head_ip.strip():
         raise ArgumentError(
-            f"head_ip must be a string with an address or a name, got {head_ip!r}{where}. Pass "
-            "rank 0's address, such as '127.0.0.1'."
+            f"head_ip must be an address or a host name, got {head_ip!r}{where}. Pass rank 0's "
+            "address, such as '127.0.0.1'."
         )
     if comm_device not in ("cpu", "gpu"):
         raise ArgumentError(
             f"comm_device must be 'cpu' or 'gpu', got {comm_device!r}{where}. Pass 'cpu' for "
-            "Gloo, 'gpu' for NCCL."
+            "Gloo, or 'gpu' for NCCL."
         )
     if not is_number(timeout_s) or not 0 < timeout_s <= _LONGEST_TIMEOUT_S:
         raise ArgumentError(
-            f"timeout_s must be a positive number of seconds, got {timeout_s!r}{where}. "
-            "Pass 30, for example."
+            f"timeout_s must be a positive number of seconds, at most {_LONGEST_TIMEOUT_S:g}, "
+            f"got {timeout_s!r}{where}. Pass 30, for example."
         )
     if ring_order not in ("ranks", "hosts"):
         raise ArgumentError(
@@ -190,23 +192,24 @@ def check_ring_arguments(
 def _check_ring_ranks(ring_ranks: Any, rank: int, world_size: int, where: str) -> tuple[int, ...]:
     """Returns the ring's ranks; they must exist, differ from each other, and include this rank."""
     advice = (
-        "Pass the global ranks of this rank's ring in order, or [rank] if the rank is in no ring."
+        "Pass the global ranks of this rank's ring in order, or [rank] if this rank is not in a "
+        "ring."
     )
     if isinstance(ring_ranks, (str, bytes)) or not hasattr(ring_ranks, "__iter__"):
         raise ArgumentError(
             f"ring_ranks must be a sequence of ranks, got {ring_ranks!r}{where}. {advice}"
         )
     ranks = tuple(
-        read_whole("each of ring_ranks", each, 0, world_size - 1, where, advice)
+        read_whole("each entry of ring_ranks", each, 0, world_size - 1, where, advice)
         for each in ring_ranks
     )
     if len(set(ranks)) != len(ranks):
         raise ArgumentError(
-            f"ring_ranks must not name a rank twice, got {list(ranks)}{where}. {advice}"
+            f"ring_ranks must contain each rank only once, got {list(ranks)}{where}. {advice}"
         )
     if rank not in ranks:
         raise ArgumentError(
-            f"ring_ranks must include the rank that passes it, got {list(ranks)}{where}. {advice}"
+            f"ring_ranks must include this rank, got {list(ranks)}{where}. {advice}"
         )
     return ranks
 
@@ -222,7 +225,8 @@ def pairs_of(rank: int, ranks: Sequence[int]) -> tuple[Pair, Pair] | None:
 
     Returns:
         The pair on which the rank receives, as the successor, and the pair on which it sends, as
-        the predecessor; each as (predecessor, successor). None for a ring of one rank.
+        the predecessor; each as (predecessor, successor). The result is None for a ring of one
+        rank.
 
     Example:
         >>> [pairs_of(rank, range(3)) for rank in range(3)]
@@ -237,7 +241,7 @@ def pairs_of(rank: int, ranks: Sequence[int]) -> tuple[Pair, Pair] | None:
 
 
 def all_pairs(ranks: Sequence[int]) -> list[Pair]:
-    """Returns the pairs of a ring in order; an empty list for a ring of one rank.
+    """Returns the pairs of a ring in order, or an empty list for a ring of one rank.
 
     Example:
         >>> all_pairs([2, 3, 5])
@@ -266,8 +270,8 @@ def build_pair_groups(
 ) -> PairGroups:
     """Creates this rank's two pair groups, on top of the default process group.
 
-    Call it on every rank of the world, with the rank's own ring. It blocks until the neighbours
-    have also called it, and on NCCL until the pairs are connected.
+    Call this function on every rank of the world, with the rank's own ring. It blocks until the
+    neighbours have also called it, and on NCCL until the pairs are connected.
 
     Args:
         rank: the calling global rank.
@@ -316,8 +320,8 @@ def connect(
 ) -> None:
     """Exchanges one element in each direction on each pair of a ring, to connect the pairs.
 
-    The program's first messages then find a connection. Call it on every rank of the ring. It
-    blocks until both pairs of the rank are connected.
+    The program's first messages then find a connection. Call this function on every rank of the
+    ring. It blocks until both pairs of the rank are connected.
 
     Args:
         rank: the calling global rank.
@@ -334,8 +338,8 @@ def connect(
         zip(pairs, groups, strict=True),
         key=lambda one: (edges.index(one[0]) % 2, edges.index(one[0])),
     ):
-        # NCCL has one communicator for single messages, in which each direction connects by itself,
-        # and another one for batches and collectives.
+        # NCCL has one communicator for single messages, in which each direction connects
+        # separately, and a second communicator for batches and collectives.
         for source, target in (pair, pair[::-1]):
             if source == rank:
                 comm.send(tensor, target, group=group)
@@ -347,7 +351,7 @@ def connect(
 def destroy_group(group: dist.ProcessGroup | None) -> None:
     """Destroys a group, if it exists and was not destroyed with the default group.
 
-    It does not block.
+    This function does not block.
     """
     if group is not None and dist.is_initialized() and group in c10d._world.pg_map:
         dist.destroy_process_group(group)
@@ -356,7 +360,7 @@ def destroy_group(group: dist.ProcessGroup | None) -> None:
 def _builds_privately() -> bool:
     """Returns whether members can create a group by themselves with this version of torch.
 
-    The version must be a tested one that has all the private names.
+    The version must have been tested, and must have all the private names.
     """
     gloo = getattr(dist, "ProcessGroupGloo", None)
     needed = ((gloo, "_Options"), (gloo, "create_device"), (c10d, "_register_pg_in_world"))
@@ -464,8 +468,8 @@ def build_on_torch(
 ) -> tuple[PairGroups, tuple[int, ...]]:
     """Meets the other ranks and creates torch's groups for a ring.
 
-    Call it on every rank of the world. It blocks until all ranks have created their groups. Returns
-    the groups, and the ring's ranks in order.
+    Call this function on every rank of the world. It blocks until all ranks have created their
+    groups. Returns the groups, and the ring's ranks in order.
 
     Args:
         wanted: the requested ring.
@@ -473,7 +477,8 @@ def build_on_torch(
         undo: a stack that receives the calls to destroy the groups.
 
     Raises:
-        ArgumentError: the GPU does not exist, or the existing default group differs.
+        ArgumentError: the GPU does not exist, or the existing default group has a different rank or
+            size.
         RendezvousFailed: the ranks did not find each other.
         RingError: torch hides the store of the existing default group.
     """
@@ -521,15 +526,15 @@ def build_on_torch(
 def build_on_clock(wanted: RingArguments, undo: ExitStack) -> tuple[PairGroups, tuple[int, ...]]:
     """Creates all pair groups of simulated ranks, which are already connected.
 
-    Call it on every rank of the world. It blocks until all ranks have created all groups. Returns
-    the groups, and the ring's ranks in order.
+    Call this function on every rank of the world. It blocks until all ranks have created all
+    groups. Returns the groups, and the ring's ranks in order.
 
     Args:
         wanted: the requested ring.
         undo: a stack that receives the calls to destroy the groups.
 
     Raises:
-        ArgumentError: ``comm_device`` is "gpu", or the existing world has another rank or size.
+        ArgumentError: ``comm_device`` is "gpu", or the existing world has a different rank or size.
         RendezvousFailed: the ranks disagree about their rings.
     """
     rank, world_size = wanted.rank, wanted.world_size
@@ -556,8 +561,8 @@ def _check_world(wanted: RingArguments, rank: int, world_size: int) -> None:
         if getattr(wanted, name) != value:
             raise ArgumentError(
                 f"{name} must be {value} as in the existing default process group, got "
-                f"{getattr(wanted, name)} "
-                f"(rank {rank} of {world_size}). Pass the same value as to init_process_group."
+                f"{getattr(wanted, name)} (rank {rank} of {world_size}). Pass the value that you "
+                "passed to init_process_group."
             )
 
 
@@ -584,8 +589,8 @@ def _ask_for_rings(wanted: RingArguments) -> list[tuple[int, ...]]:
     fault = find_fault(cards)
     if fault is not None:
         raise RendezvousFailed(
-            f"{fault} (rank {wanted.rank} of {wanted.world_size}). Pass the same ring_ranks on "
-            "every rank of a ring."
+            f"{fault} (rank {wanted.rank} of {wanted.world_size}). Pass the same ring_order on "
+            "every rank, and the same ring_ranks on every rank of a ring."
         )
     return list_rings(cards)
 
@@ -597,7 +602,7 @@ def _store_of_default_group(wanted: RingArguments) -> Store:
     if store is None:
         raise RingError(
             "cannot build a ring on the existing process group, because this version of torch "
-            f"hides its store (rank {wanted.rank} of {wanted.world_size}). Remove the call of "
+            f"hides its store (rank {wanted.rank} of {wanted.world_size}). Remove the call to "
             "init_process_group: initialize_distributed creates the group."
         )
     return store
@@ -606,21 +611,21 @@ def _store_of_default_group(wanted: RingArguments) -> Store:
 def _select_gpu(wanted: RingArguments) -> str:
     """Selects this rank's GPU, and returns a text that identifies it among all GPUs.
 
-    The text includes ``NCCL_HOSTID``, if it is set: NCCL treats ranks with different values as
-    ranks on different machines, so they may share a GPU.
+    The text includes ``NCCL_HOSTID``, if this variable is set: NCCL treats ranks with different
+    values as ranks on different machines, so these ranks may share a GPU.
     """
     where = f"(rank {wanted.rank} of {wanted.world_size}, local_rank {wanted.local_rank})"
     if not torch.cuda.is_available() or not dist.is_nccl_available():
         raise ArgumentError(
-            f"comm_device must be 'cpu' if torch finds no GPU with NCCL, got 'gpu' {where}. "
-            "Pass 'cpu', or use a CUDA build of torch."
+            f"comm_device is 'gpu', but torch finds no GPU or no NCCL {where}. Pass 'cpu', or "
+            "use a CUDA build of torch."
         )
     count = torch.cuda.device_count()
     if wanted.local_rank >= count:
         raise ArgumentError(
-            f"local_rank must be less than the number of GPUs of this machine, {count}, got "
-            f"{wanted.local_rank} {where}. "
-            "Start at most one rank per GPU, or pass comm_device='cpu'."
+            f"local_rank must be less than {count}, the number of GPUs on this machine, got "
+            f"{wanted.local_rank} {where}. Start at most one rank per GPU, or pass "
+            "comm_device='cpu'."
         )
     torch.cuda.set_device(wanted.local_rank)
     return (

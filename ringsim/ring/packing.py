@@ -1,4 +1,4 @@
-"""Packing a worker and its arguments as bytes, so that each rank gets a copy.
+"""Packs a worker and its arguments as bytes, so that each rank gets a copy.
 
 This module also explains why a value cannot be packed. It serves real and simulated ranks.
 """
@@ -29,7 +29,7 @@ _HERE: Final = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
 class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]  # cloudpickle has no types
-    """A cloudpickle pickler that also handles modules with their own class.
+    """A cloudpickle pickler that also handles modules that have their own class.
 
     For example, ``torch.ops`` and ``torch.backends.cudnn`` are pickled by name.
     """
@@ -46,7 +46,7 @@ class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]  # cloudpickle ha
 
 
 def dumps(value: object) -> bytes:
-    """Returns the pickled ``value``."""
+    """Returns ``value`` as pickled bytes."""
     with io.BytesIO() as packed:
         Pickler(packed).dump(value)
         return packed.getvalue()
@@ -60,7 +60,7 @@ def pack_worker(
     The function may come from a notebook cell, and it may be a closure or a lambda.
 
     Raises:
-        ArgumentError: ``args`` is not a list, ``kwargs`` is not a dict, or a value that the
+        ArgumentError: ``args`` is not a sequence, ``kwargs`` is not a dict, or a value that the
             function uses cannot be pickled; the message names the value and the line that uses it.
     """
     values, named = check_call(args, kwargs)
@@ -144,15 +144,15 @@ def _explain_unpicklable(
     if culprit is None:
         return (
             f"cannot pickle {name} and the values it uses: {type(error).__name__}: {error}. "
-            f"Create them inside {name} instead."
+            f"Create these values inside {name} instead."
         )
-    return f"{culprit}. Create it inside {name}, or pass the data it is built from."
+    return f"{culprit}. Create it inside {name}, or pass the data from which it is built."
 
 
 def _find_unpicklable(
     worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], depth: int
 ) -> str | None:
-    """Names the first value that cannot be pickled, and the place where it is used.
+    """Describes the first value that cannot be pickled, and the place where it is used.
 
     Values used by other functions that the worker uses are also checked.
     """
@@ -171,7 +171,7 @@ def _find_unpicklable(
             if code is not None and line is not None:
                 file = name_cells([code.co_filename]).get(code.co_filename, code.co_filename)
                 where = f" ({file}, line {line}, in {code.co_name})"
-            return f"{what} must be picklable to be sent to the ranks, got a {kind}{where}"
+            return f"{what} cannot be sent to the ranks, because a {kind} cannot be pickled{where}"
     return None
 
 
@@ -186,8 +186,8 @@ def _warn_large(
     while frame is not None and frame.f_code.co_filename.startswith(_HERE):
         frame, level = frame.f_back, level + 1
     warnings.warn(
-        f"{total_bytes / 1e6:.1f} MB are sent to every rank; the largest part is {largest} "
-        f"({sizes.get(largest, total_bytes) / 1e6:.1f} MB). "
-        "Create large data inside the worker, or load it there from a file.",
+        f"ringsim sends {total_bytes / 1e6:.1f} MB to every rank; the largest part is {largest} "
+        f"({sizes.get(largest, total_bytes) / 1e6:.1f} MB). Create large data inside the worker, "
+        "or load it there from a file.",
         stacklevel=level,
     )

@@ -21,17 +21,17 @@ from ringsim.state import change_state, get_state
 def suppress_output(rank: int) -> None:
     """Replaces ``print`` in this process: only rank 0's lines and forced lines are shown.
 
-    The new ``print`` takes all arguments of the built-in one, and ``force``. It writes its text in
-    one piece, so that lines from different ranks do not mix. Only stdout and stderr are affected;
-    text printed to other files is always written. Calling it again is harmless; the last ``rank``
-    counts. ``destroy_distributed`` and ``restore_output`` undo it. Each rank calls it for itself;
-    it does not block.
+    The new ``print`` accepts all arguments of the built-in ``print``, and ``force``. It writes its
+    text in one piece, so that lines from different ranks do not mix. Only stdout and stderr are
+    affected; text printed to other files is always written. Calling this function again is
+    harmless; the last ``rank`` applies. ``destroy_distributed`` and ``restore_output`` undo its
+    effect. Each rank calls the function for itself; the call does not block.
 
     Args:
-        rank: the global rank of this process, 0 or more.
+        rank: the global rank of this process, non-negative.
 
     Raises:
-        ArgumentError: ``rank`` is not a non-negative whole number.
+        ArgumentError: ``rank`` is not a non-negative integer.
 
     Example:
         >>> suppress_output(1)
@@ -60,9 +60,9 @@ def suppress_output(rank: int) -> None:
 
 
 def make_print(original: Callable[..., None], hides: Callable[[], bool]) -> Callable[..., None]:
-    """Creates a ``print`` that takes ``force``.
+    """Creates a ``print`` function that accepts ``force``.
 
-    It passes its text to ``RankState.hidden_output`` if ``hides()`` is true.
+    The function passes its text to ``RankState.hidden_output`` if ``hides()`` is true.
     """
 
     def print_of_rank(
@@ -94,7 +94,7 @@ def make_print(original: Callable[..., None], hides: Callable[[], bool]) -> Call
 
 @dataclass(frozen=True)
 class Quiet:
-    """A mark that a simulated rank's prints are suppressed.
+    """Marks a simulated rank's prints as suppressed.
 
     All simulated ranks share one ``print``, which checks the state of the calling rank.
     """
@@ -102,11 +102,11 @@ class Quiet:
     rank: int
 
     def __call__(self) -> None:
-        """Restores nothing."""
+        """Does nothing, because no ``print`` was replaced."""
 
 
 def restore_output() -> None:
-    """Restores the ``print`` from before ``suppress_output``; harmless if nothing is suppressed."""
+    """Restores the ``print`` that ``suppress_output`` replaced; harmless if none was replaced."""
     undo = get_state().undo_print
     if undo is not None:
         undo()

@@ -54,7 +54,7 @@ class Ring:
         succ_group: the group that this rank sends on; None in a ring of one rank.
         comm_device: "cpu" (Gloo, or another backend) or "gpu" (NCCL).
         ranks: the ring's global ranks, in order.
-        local_rank: this rank's number on its machine, and the number of its GPU with "gpu".
+        local_rank: this rank's number on its machine, and with "gpu" also the number of its GPU.
         head_ip: the address of rank 0's machine.
         port: the port on which rank 0 listens.
         timeout_s: the time limit for one operation, in seconds.
@@ -109,7 +109,7 @@ class Ring:
 
     @property
     def group_pairs(self) -> list[tuple[str, tuple[int, int]]]:
-        """The name and (predecessor, successor) of every group of this ring, in order.
+        """The name and (predecessor, successor) of every group in this ring, in order.
 
         This rank is in only two of these groups.
         """
@@ -130,45 +130,47 @@ def initialize_distributed(
 ) -> None:
     """Connects this process to the other ranks in a ring.
 
-    It creates the default process group, the ring, and this rank's two pair groups. Call it once in
-    every process, in any order; it blocks until all have called it. If the ranks cannot connect,
-    the same error is raised on every rank. Rank 0 listens at ``head_ip`` and ``port`` (only on
-    loopback if ``head_ip`` is loopback), and the others connect to it. If the script has already
-    called ``init_process_group``, the ring is built on that group, and ``head_ip`` and ``port`` are
-    only stored. Afterwards only rank 0's prints are shown (``suppress_output``). A second call with
-    the same values returns immediately; omitted arguments and the default ``timeout_s`` match any
-    values.
+    This function creates the default process group, the ring, and this rank's two pair groups. Call
+    it once in every process, in any order; it blocks until all processes have called it. If the
+    ranks cannot connect, every rank raises the same error. Rank 0 listens at ``head_ip`` and
+    ``port`` (only on loopback if ``head_ip`` is loopback), and the other ranks connect to it. If
+    the script has already called ``init_process_group``, the ring is built on that group, and
+    ``head_ip`` and ``port`` are only stored. Afterwards, only rank 0's prints are shown; see
+    ``suppress_output``. A second call with the same values returns immediately; omitted arguments
+    and the default ``timeout_s`` match any values.
 
     After ``ringsim.comm.set_backend``, the groups use that backend. On "mpi", MPI connects the
     ranks, and ``head_ip`` and ``port`` are only stored.
 
     Omitted arguments are taken from the default process group if it exists, then from the
     launcher's variables (``ringsim.environment``: torchrun, ``srun``, ``mpirun`` and others). In a
-    process without a launcher you must pass them; ``world_size=1`` creates a world of one rank.
+    process without a launcher, you must pass these arguments; ``world_size=1`` creates a world of
+    one rank.
 
     Args:
         head_ip: the address or name of rank 0's machine.
         port: a free port on that machine, the same on every rank.
         world_size: the number of processes.
         rank: the rank of this process, from 0.
-        local_rank: this process's number on its machine, from 0; with "gpu", the number of its GPU.
+        local_rank: this process's number on its machine, from 0; with "gpu", also the number of its
+            GPU.
         comm_device: "cpu" for Gloo, which never touches CUDA; "gpu" for NCCL, with
             ``cuda:local_rank`` as the current device. The default is "cpu" even on machines with
             GPUs, so that a script behaves the same everywhere.
         timeout_s: the limit for the rendezvous and for every operation on the groups, in seconds.
-        ring_ranks: the global ranks of this rank's ring in order, the same on each of them; None
-            for all ranks. Use it to place several rings in one world. A rank in no ring passes
-            ``[rank]``.
-        ring_order: "hosts" to put the ranks of each host next to each other in a ring of all ranks,
-            so that as few edges as possible cross hosts; the same on every rank. The default keeps
-            the order of the ranks, and so does ``ring_ranks``.
+        ring_ranks: the global ranks of this rank's ring in order; all ranks of a ring must pass the
+            same list. None for a ring of all ranks. Different lists create several rings in one
+            world. A rank outside every ring passes ``[rank]``.
+        ring_order: "hosts" to place each host's ranks next to each other in a ring of all ranks, so
+            that as few edges as possible cross hosts. Every rank must pass the same value. The
+            default keeps the ranks in order; ``ring_ranks`` always keeps its own order.
 
     Raises:
         ArgumentError: an argument is invalid, or differs from the existing ring.
         RingError: an omitted argument cannot be found, or variables contradict each other; the
             message lists them.
-        RendezvousFailed: the ranks did not find each other; the message lists the ranks present and
-            the ranks missing.
+        RendezvousFailed: the ranks did not find each other; the message lists the present and the
+            missing ranks.
 
     Example:
         >>> initialize_distributed(world_size=1)
@@ -213,10 +215,10 @@ def initialize(
     ring_order: str = "ranks",
     listen_socket: socket.socket | None = None,
 ) -> Ring:
-    """Does the work of ``initialize_distributed`` with all arguments given, and returns the ring.
+    """Like ``initialize_distributed``, but requires all arguments, and returns the ring.
 
-    ``listen_socket`` is a socket from ``listen`` for rank 0, which takes it over, so that a
-    launcher can reserve the port before any rank runs.
+    ``listen_socket`` is a socket from ``listen``. Rank 0 takes it over, so that a launcher can
+    reserve the port before any rank runs.
     """
     wanted = check_ring_arguments(
         head_ip, port, world_size, rank, local_rank, comm_device, timeout_s, ring_ranks, ring_order
@@ -257,7 +259,7 @@ def initialize(
 def current_ring() -> Ring:
     """Returns the ring of this rank.
 
-    Any rank may call it at any time; it does not block.
+    Any rank may call this function at any time; it does not block.
 
     Raises:
         RingError: no ring exists, or it has been destroyed.
@@ -266,12 +268,12 @@ def current_ring() -> Ring:
         >>> current_ring()
         Traceback (most recent call last):
         ...
-        ringsim.errors.RingError: this rank is in no ring yet. Call initialize_distributed, or use ringsim.trace.
+        ringsim.errors.RingError: this rank is not in a ring. Call initialize_distributed, or use ringsim.trace.
     """  # noqa: E501
     ring: Ring | None = get_state().ring
     if ring is None:
         raise RingError(
-            "this rank is in no ring yet. Call initialize_distributed, or use ringsim.trace."
+            "this rank is not in a ring. Call initialize_distributed, or use ringsim.trace."
         )
     return ring
 
@@ -279,8 +281,8 @@ def current_ring() -> Ring:
 def get_pipeline_parallel_pred_group() -> dist.ProcessGroup | None:
     """Returns the predecessor group.
 
-    In this group, the rank is the successor, and receives. Any rank may call it at any time after
-    ``initialize_distributed``; it does not block.
+    In this group, the rank is the successor, and receives. Any rank may call this function at any
+    time after ``initialize_distributed``; it does not block.
 
     Returns:
         The group, or None in a ring of one rank.
@@ -304,8 +306,8 @@ def get_pipeline_parallel_pred_group() -> dist.ProcessGroup | None:
 def get_pipeline_parallel_succ_group() -> dist.ProcessGroup | None:
     """Returns the successor group.
 
-    In this group, the rank is the predecessor, and sends. Any rank may call it at any time after
-    ``initialize_distributed``; it does not block.
+    In this group, the rank is the predecessor, and sends. Any rank may call this function at any
+    time after ``initialize_distributed``; it does not block.
 
     Returns:
         The group, or None in a ring of one rank.
@@ -329,7 +331,7 @@ def get_pipeline_parallel_succ_group() -> dist.ProcessGroup | None:
 def get_comm_device() -> str:
     """Returns "gpu" if the ring uses NCCL, and "cpu" if it uses Gloo or another backend.
 
-    Any rank may call it at any time after ``initialize_distributed``; it does not block.
+    Any rank may call this function at any time after ``initialize_distributed``; it does not block.
 
     Raises:
         RingError: no ring exists.
@@ -338,7 +340,7 @@ def get_comm_device() -> str:
         >>> get_comm_device()
         Traceback (most recent call last):
         ...
-        ringsim.errors.RingError: this rank is in no ring yet. Call initialize_distributed, or use ringsim.trace.
+        ringsim.errors.RingError: this rank is not in a ring. Call initialize_distributed, or use ringsim.trace.
     """  # noqa: E501
     return current_ring().comm_device
 
@@ -346,10 +348,10 @@ def get_comm_device() -> str:
 def destroy_distributed() -> None:
     """Undoes ``initialize_distributed``; harmless if no ring exists.
 
-    It shows prints again and destroys the groups that ``initialize_distributed`` created. Call it
-    on every rank after its last message. On torch, rank 0 waits at most a few seconds until the
-    other ranks have also called it, because rank 0 holds the store that they share. A default
-    process group that the script created itself is kept.
+    This function restores printing, and destroys the groups that ``initialize_distributed``
+    created. Call it on every rank after the rank's last message. On torch, rank 0 waits at most a
+    few seconds for the other ranks to call it, because rank 0 holds the store that all ranks share.
+    A default process group that the script created itself is kept.
 
     Example:
         >>> destroy_distributed()
@@ -414,6 +416,6 @@ def _check_same(ring: Ring, wanted: RingArguments, backend: str) -> None:
             name = "ring_ranks" if each.name == "ranks" else each.name
             raise ArgumentError(
                 f"{name} must be {is_value!r} as in the existing ring, got {wanted_value!r} "
-                f"(rank {ring.rank} of {ring.world_size}). "
-                "Use that ring (current_ring), or call destroy_distributed on every rank first."
+                f"(rank {ring.rank} of {ring.world_size}). Use the existing ring (current_ring), "
+                "or call destroy_distributed on every rank first."
             )
