@@ -77,9 +77,7 @@ def test_what_cannot_be_pickled_is_named_with_the_line_that_uses_it() -> None:
 @pytest.mark.distributed
 def test_large_captures_are_named() -> None:
     table, small = bytes(11_000_000), b"x"
-    words = (
-        r"11\.0 MB are sent to every rank; the largest part is the variable 'table' \(11\.0 MB\)"
-    )
+    words = r"11\.0 MB to every rank; the largest part is the variable 'table' \(11\.0 MB\)"
     with pytest.warns(UserWarning, match=words):
         trace(lambda: len(table) + len(small), world_size=1)
     with warnings.catch_warnings():

@@ -401,7 +401,7 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {
             lambda n: [],
             "A ring of 2 ranks has 2 pairs, (0, 1) and (1, 0), but your answer has none.",
         ),
-        (lambda n: None, "For 1 rank your answer must be a list of pairs of ranks, got None."),
+        (lambda n: None, "For 1 rank, your answer must be a list of pairs of ranks, got None."),
         (
             lambda n: [(r, (r + 1) % n) for r in range(n)],
             "A ring of 1 rank has no pairs, but your answer has 1: (0, 0).",
@@ -413,7 +413,7 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {
         ),
         (
             lambda n: pairs(n) * 2,
-            "The ring of 2 ranks has 2 pairs, but your answer has 4: some occur twice.",
+            "The ring of 2 ranks has 2 pairs, but your answer has 4: some pairs occur twice.",
         ),
         (pairs_unless(lambda n: n > 2, lambda due: due[::-1]), "must come in order"),
         (
@@ -424,7 +424,7 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {
     ],
     check.ring: [
         (after(pass_round, lambda token: None), "Rank 0 of 3 must return the sum of all numbers, "),
-        (lambda token: (token.clone(), pass_round(token))[0], ", only its own number."),
+        (lambda token: (token.clone(), pass_round(token))[0], ", which is only its own number."),
         (with_calls(more=1), "Rank 0 of 3 must send 2 tokens to its successor, but sent 3."),
         (with_calls(to="pred", source="succ"), "Rank 0 of 3 sent to rank 2, its predecessor"),
         (with_calls(source="succ"), "Rank 0 of 3 received from rank 1, its successor"),
@@ -498,7 +498,10 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {
             lambda function: function,
             "called share_gradients twice and must record one span with that name",
         ),
-        (lambda function: None, "On rank 0 of 3 the decorator must return a function, got None."),
+        (
+            lambda function: None,
+            "On rank 0 of 3 the decorator must return a function, but returned None.",
+        ),
         (
             lambda function: function(torch.ones(1)),
             "the decorator called share_gradients, but must",
@@ -620,7 +623,7 @@ WAYS = [
     (by_batch, "batch", ""),
     (by_one_batch_on_the_world, "batch", ""),
     (by_isend, None, ""),
-    (by_isend, "order", 'with isend and recv: this exercise is about the way "order".'),
+    (by_isend, "order", 'with isend and recv: this exercise asks for the way "order".'),
     (by_order, "isend", "with recv and send: this exercise"),
     (by_order, "batch", "with recv and send: this exercise"),
     (by_batch, "isend", "with batch_irecv and batch_isend: this exercise"),

@@ -320,7 +320,7 @@ RIGHT: dict[Answer, list[Answer]] = {
 }
 BEFORE = "the gradients of rank 0 are unchanged."
 ZEROS = "Stage 0 of 3 has a gradient of zeros for its parameter 0.weight"
-DIFFERENT = "Stage 0 of 3 has another gradient for 0.weight than one process"
+DIFFERENT = "Stage 0 of 3 and one process have different gradients for 0.weight than one process"
 HELD = "With 2 ranks and 4 microbatches rank 0 holds 4 live activations, but may hold only 2."
 LONG = "the step takes 24 units, but must take at most 15."
 NO_NUMBER = "must be a number of microbatches, got "
@@ -336,7 +336,7 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {
         (averaging(by=lambda replicas: 2), "With 1 stage and 3 replicas the gradients", "Divide"),
         (
             averaging(by=lambda replicas: dist.get_world_size()),
-            "are divided by the 4 ranks of the world",
+            "are divided by the number of ranks in the world, 4 ranks of the world",
             "Divide",
         ),
         (averaging(world=True), "are mixed with the gradients of other stages.", "Pass the group"),
@@ -353,18 +353,18 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {
         (averaging(wait=False), "rank 0 never waits for its all_reduce.", "wait()"),
         (
             lambda gradients, replicas: gradients[0].resize_(2),
-            "With 2 stages and 2 replicas the gradients of rank 0 have changed their shapes.",
+            "With 2 stages and 2 replicas, the gradients of rank 0 have changed shape.",
             "copy_",
         ),
         (one_by_one, "must call one all_reduce, but called 4 operations (all_reduce).", "Join the"),
     ],
     check.partition: [
         (rest_to_the_last, "stages must differ by at most one layer, got [2, 2, 2, 4] layers."),
-        (without_empty_stages, "stages your answer must have one entry for each stage, got 3."),
+        (without_empty_stages, "stages your answer must have one entry for each stage, but has 3."),
         (dealt_out, "the layers must be in order, got [[0, 4], [1, 5], [2, 6], [3, 7]]."),
         (
             lambda layers, stages: [range(layers)] * stages,
-            "With 8 layers and 4 stages layer 0 is in more than one place.",
+            "With 8 layers and 4 stages layer 0 occurs more than once.",
         ),
         (lambda *_: [range(i, i + 2) for i in (1, 3, 5, 7)], "there is no layer 8."),
         (
@@ -382,13 +382,13 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {
         ),
         (
             with_headers(closed=True),
-            "Rank 0 of 3 received 2 messages, but the line ends there.",
+            "Rank 0 of 3 received 2 messages, but the line of stages ends there.",
             "the last rank has no successor",
         ),
         (with_headers(spare=1), "Rank 0 of 3 must send a payload of ", "Send tensor.contiguous()"),
         (
             with_headers(length=lambda source: 6 - source),
-            "The header must have the same size for all shapes, got 48 bytes for shape (",
+            "The header must have the same size for all shapes, but has 48 bytes for shape (",
             "with zeros",
         ),
         (with_headers(change=torch.flatten), "must return a tensor of shape (", "the shape from"),
@@ -417,7 +417,7 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {
         (all_forwards_first, HELD),
         (one_at_a_time, f"With 2 ranks and 4 microbatches {LONG}"),
         (only_with_enough, f"With 4 ranks and 2 microbatches {LONG}"),
-        (with_halves, "1F1B does each backward as a whole, got 0I0."),
+        (with_halves, "1F1B runs each backward as a whole, but your schedule contains 0I0."),
         (turned_round, "must let every rank finish, got a cycle: rank "),
         (
             with_messages,
@@ -450,8 +450,8 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {
     ],
     check.inner_iterations: [
         (lambda n: (n, False), "100 % of the time, but 8 inner iterations would"),
-        (lambda n: (1, False), "With 10 stages (1, False) never finishes."),
-        (lambda n: (n + 1, False), "With 10 stages (11, False) never finishes."),
+        (lambda n: (1, False), "With 10 stages (1, False)."),
+        (lambda n: (n + 1, False), "With 10 stages (11, False)."),
         (
             lambda n: (math.ceil(0.8 * n), False),
             "busy 78 % of the time, which is less than 80 %",

@@ -92,9 +92,14 @@ WRONGLY_READ: list[tuple[str, Any, Any, str]] = [
         "deadlock",
         (1, 2),
         0,
-        "It is a deadlock, but it concerns 2 ranks, not those that you named: 1, 2.",
+        "It is a deadlock, but you named the wrong ranks: 2 ranks. The fault concerns 1, 2.",
     ),
-    ("deadlock", (3, 2), 0, "Kind and ranks are right, but event 0 does not show the fault."),
+    (
+        "deadlock",
+        (3, 2),
+        0,
+        "The kind and the ranks are right, but event 0 does not show the fault.",
+    ),
     ("deadlock", (2, 3), None, "event None does not show the fault."),
     ("deadlock", (2, 3), -1, "event -1 does not show the fault."),
 ]
@@ -260,7 +265,7 @@ def only_for_made_up_links(sizes: Any, times: Any) -> tuple[float, float]:
 @pytest.mark.usefixtures("on_the_clock")
 def test_a_line_is_judged_by_the_medians_of_real_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     assert verdict(check.alphabeta, only_for_made_up_links).reason == (
-        "Between two real ranks, 8 B took a median of 10 µs, but your line gives 80 µs."
+        "Between two real ranks, a message of 8 B took a median of 10 µs, but your line gives 80 µs."
     )
     simulated = examination.run
 

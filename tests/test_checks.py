@@ -173,7 +173,7 @@ MISUSES: dict[Callable[[torch.Tensor, Any], Any], tuple[Callable[..., Any], str]
     ),
     lambda data, _: float(data[2, 1]): (
         dist.irecv,
-        "must not be read before its message has been waited for, got _local_scalar_dense",
+        "must not be read would _local_scalar_dense",
     ),
     lambda data, _: dist.irecv(data[3:], 1, tag=2): (dist.irecv, TWO),
     lambda data, _: dist.isend(data, 1): (dist.irecv, TWO),

@@ -431,7 +431,7 @@ TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
         (
             {"RANK": "1"},
             False,
-            "torchrun's variables must be set together, got RANK=1 but no WORLD_SIZE",
+            "torchrun's variables are incomplete: ringsim found RANK=1 but no WORLD_SIZE",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""The page for instructors agrees with the lessons, and quotes the verdicts of the checks."""
+"""The pages for instructors agree with the lessons, and quote the verdicts of the checks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import nbformat
 from ringsim.check import grading
 
 ROOT = Path(__file__).parent.parent
-PAGE = (ROOT / "docs" / "how-to" / "course.md").read_text()
+PAGES = ("docs/how-to/course.md", "docs/reference/lessons.md")
+PAGE = "\n".join((ROOT / page).read_text() for page in PAGES)
 LESSONS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 

@@ -155,7 +155,7 @@ def test_what_a_wait_holds_up_is_the_cause(
     assert report.waited.endswith(f", in {wait.__name__}")
     about = describe_end(report)["about"]
     assert "root cause" in about
-    assert f"and was then stuck in a wait on its way out ({report.waited})" in about
+    assert f"and then got stuck in a wait during cleanup ({report.waited})" in about
     # without the source, it may have been handled
     monkeypatch.setattr(linecache, "getlines", lambda *_: [])
     assert find_cause(error).echo == PEER

@@ -221,9 +221,9 @@ def test_what_a_mistake_of_two_ranks_is_called(
             ),
             *("deadlock", (0, 1, 2, 3), []),
             [
-                "Hint: Let rank 1 post the recv before it waits, or leave out this isend: rank 1 "
+                "Hint: Let rank 1 post the recv before that rank waits, or leave out this isend: rank 1 "
                 "posted no recv (group world, tag 0), but rank 0 posted 1 send.",
-                "Hint: Check the peer 1 of rank 0's isend: rank 3 posted irecv from 0 ",
+                "Hint: Check peer 1 of rank 0's isend: rank 3 posted irecv from 0 ",
             ],
         ),
         (
@@ -232,7 +232,7 @@ def test_what_a_mistake_of_two_ranks_is_called(
         ),
         (
             [[("send", 2, 5, 0)], [("recv", 0, 5, 0)], []],
-            *("peer_exited", (2, 0), [(1,)], ["Check the peer 2 of rank 0's send: rank 1 waits"]),
+            *("peer_exited", (2, 0), [(1,)], ["Check peer 2 of rank 0's send: rank 1 waits"]),
         ),
         (
             [[("raise",)], [("recv", 0, 0, 0)], [("recv", 1, 0, 0)]],

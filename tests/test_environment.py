@@ -226,7 +226,7 @@ NO_LAUNCHER = "no launcher started this process"
           for step in (None, "4294967290", "4294967291")),
         # A launcher whose variables are incomplete.
         ({"RANK": "1"},
-         ("torchrun's variables must be set together, got RANK=1 but no WORLD_SIZE, LOCAL_RANK, "
+         ("torchrun's variables are incomplete: ringsim found RANK=1 but no WORLD_SIZE, LOCAL_RANK, "
          "MASTER_ADDR and MASTER_P")),
         ({**HAND, "MASTER_PORT": ""},
          ("set together, got RANK=1, WORLD_SIZE=2, LOCAL_RANK=1, MASTER_ADDR=10.0.0.1 but no "
@@ -356,7 +356,7 @@ def test_mpi_is_asked_for_what_its_launcher_does_not_say(monkeypatch: pytest.Mon
     # with the mpi4py of another MPI, every process looks like a world of one
     install_mpi4py(monkeypatch, 0, ("here",))
     with pytest.raises(
-        RingError, match="launchers disagree on world_size, got 4 from openmpi and 1 from mpi4py"
+        RingError, match="launchers disagree: world_size, got 4 from openmpi and 1 from mpi4py"
     ):
         discover(environ=environ("openmpi5_two_nodes", 1, MASTER_ADDR=None))
 
@@ -407,7 +407,7 @@ WRONG = (
 )
 def test_other_text_is_no_node_list(text: str) -> None:
     with pytest.raises(
-        RingError, match=r"^a node list must be .*, got .*\. Correct the SLURM_\*_NODELIST variable"
+        RingError, match=r"^a node list must .*, got .*\. Correct the SLURM_\*_NODELIST variable"
     ):
         expand_node_list(text)
 

@@ -100,7 +100,7 @@ def test_what_a_finally_hides_is_the_cause(worker: Callable[[], None]) -> None:
     error, diagnosis = fail(worker)
     assert type(error) is RankFailed
     assert str(error).startswith("rank 1 of 3 raised ValueError: root cause")
-    assert "and was then stuck in a wait on its way out: " in str(error)
+    assert "and then got stuck in a wait during cleanup: " in str(error)
     (finding,) = diagnosis.findings
     assert (finding.kind, finding.ranks) == ("rank_failed", (1,))
     assert "root cause" in finding.message
@@ -249,6 +249,4 @@ def test_a_step_that_differs_is_one_finding_that_says_in_what(
     assert finding.kind == "message_mismatch"
     # the first rank with the error ends the others, so not all of them raise it
     assert 1 in finding.ranks
-    assert re.search(
-        rf"ranks .*: a step must be the same on every rank, got {words}\. Call", finding.message
-    )
+    assert re.search(rf"ranks .*: a step is {words}\. Call", finding.message)

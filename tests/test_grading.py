@@ -70,7 +70,7 @@ def test_a_notebook_is_graded_by_the_checks_that_were_handed_out(
     for name, (*_, words) in CELLS.items():
         assert rows[name]["verdict"] == ("passed" if name == "right" else "not yet"), rows[name]
         assert words in rows[name]["reason"], rows[name]
-    assert rows["lost"]["reason"] == "This cell is missing in the notebook."
+    assert rows["lost"]["reason"] == "The notebook does not contain this cell."
 
 
 def test_a_cell_that_had_to_be_interrupted_is_undecided() -> None:

@@ -53,7 +53,7 @@ def test_several_multiply_and_the_earliest_failure_counts() -> None:
         simulate(exchange_in_pairs, Fail(2, 7), Fail(2, 1))
 
 
-RANKS = "the ranks of an injection must be from 0 to 3, got"
+RANKS = "every rank in inject must be from 0 to 3, got"
 WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: Slow(-1, 2), r"rank must be a non-negative integer, got -1 \(Slow\)"),
     (lambda: Slow(True, 2), "rank must be a non-negative integer, got True"),
@@ -75,7 +75,7 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: simulate(print, Fail(9, 0)), RANKS),
     (
         lambda: ringsim.simulate(print, world_size=SIZE, link=LINK, inject=Slow(0, 2)),  # type: ignore[arg-type]
-        "inject must be a list of Slow, Degrade, Fail or Jitter, got Slow",
+        "inject must be a list of Slow, Degrade, Fail and Jitter objects, got Slow",
     ),
 ]
 

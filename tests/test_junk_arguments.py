@@ -159,7 +159,7 @@ RULES: dict[str, list[tuple[dict[str, Any], str]]] = {  # invalid arguments, and
         ({"link": None, "topology": "ring"}, "topology must have the methods .*, got 'ring'"),
         (
             {"link": None, "topology": GraphLinks(nx.path_graph(0))},
-            "graph must have a node for each of 2 ranks, got none for 0, 1",
+            "graph has no node for 2, but the run has 0, 1",
         ),
         ({"compute": np.zeros(3)}, "compute must be a cost table"),
         (

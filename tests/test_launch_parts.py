@@ -49,8 +49,8 @@ def test_those_that_lost_their_peer_and_those_that_were_stopped_are_told_apart()
     assert message.splitlines() == [
         "rank 1 of 4 raised ValueError: no such layer",
         "  also failed: rank 2 (ValueError)",
-        "  lost their peer as a result: rank 0 (file.py, line 1, in f)",
-        "  were stopped as a result: rank 3",
+        "  lost a peer as a result: rank 0 (file.py, line 1, in f)",
+        "  stopped as a result: rank 3",
     ]
 
 

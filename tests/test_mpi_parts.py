@@ -56,7 +56,7 @@ TWO, THREE, FOUR = torch.empty(2), torch.empty(3), torch.empty(4)
             (THREE, TWO),
             "output_tensor must have 2 times the 2 elements of input_tensor, got 3",
         ),
-        ("reduce_scatter", (TWO, [THREE, THREE]), "output must have room for the 3 elements"),
+        ("reduce_scatter", (TWO, [THREE, THREE]), "output, but 3 elements"),
         (
             "all_to_all_single",
             (FOUR, FOUR, [1, 2]),
@@ -65,7 +65,7 @@ TWO, THREE, FOUR = torch.empty(2), torch.empty(3), torch.empty(4)
         (
             "all_to_all_single",
             (THREE, FOUR),
-            "the first dimension of output must be a multiple of the number of ranks, 2, got 3",
+            "the first dimension of output must be a multiple of 2, got 3",
         ),
     ],
 )

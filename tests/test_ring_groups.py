@@ -79,7 +79,7 @@ def test_arguments_may_be_numpys() -> None:
     ("name", "value", "rule"),
     [
         *(
-            ("head_ip", value, "head_ip must be a string with an address or a name, got ")
+            ("head_ip", value, "head_ip must be an address or a host name, got ")
             for value in ("", b"127.0.0.1")
         ),
         *(
@@ -106,11 +106,15 @@ def test_arguments_may_be_numpys() -> None:
             ("timeout_s", value, f"timeout_s must be a positive number of seconds, got {value!r}")
             for value in (0, -1.5, float("nan"), float("inf"), "30", True)
         ),
-        ("ring_ranks", [], "ring_ranks must include the rank that passes it, got \\[\\]"),
-        ("ring_ranks", [0, 1], "ring_ranks must include the rank that passes it, got \\[0, 1\\]"),
-        ("ring_ranks", [2, 2], "ring_ranks must not name a rank twice, got \\[2, 2\\]"),
-        ("ring_ranks", [2, 4], "each of ring_ranks must be an integer from 0 to 3, got 4"),
-        ("ring_ranks", [2, "3"], "each of ring_ranks must be an integer from 0 to 3, got '3'"),
+        ("ring_ranks", [], "ring_ranks must include this rank, got \\[\\]"),
+        ("ring_ranks", [0, 1], "ring_ranks must include this rank, got \\[0, 1\\]"),
+        ("ring_ranks", [2, 2], "ring_ranks must contain each rank only once, got \\[2, 2\\]"),
+        ("ring_ranks", [2, 4], "each entry of ring_ranks must be an integer from 0 to 3, got 4"),
+        (
+            "ring_ranks",
+            [2, "3"],
+            "each entry of ring_ranks must be an integer from 0 to 3, got '3'",
+        ),
         ("ring_ranks", 2, "ring_ranks must be a sequence of ranks, got 2"),
         ("ring_order", "host", "ring_order must be 'ranks' or 'hosts', got 'host'"),
         ("ring_ranks", "23", "ring_ranks must be a sequence of ranks, got '23'"),
@@ -143,11 +147,11 @@ def test_use_before_initialize_says_what_to_do() -> None:
             False,
             0,
             (
-                r"comm_device must be 'cpu' if torch finds no GPU with NCCL, got 'gpu' \(rank 0 "
+                r"comm_device is 'gpu', but torch finds no GPU or no NCCL \(rank 0 "
                 r"of 3, local_rank 0\)"
             ),
         ),
-        (True, 2, "local_rank must be less than the number of GPUs of this machine, 2, got 2"),
+        (True, 2, "local_rank must be less than 2, got 2"),
     ],
 )
 def test_a_gpu_that_is_not_there_opens_nothing(

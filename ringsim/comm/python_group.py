@@ -25,8 +25,8 @@ __all__ = ["DEFAULT_TIMEOUT", "PythonGroup"]
 DEFAULT_TIMEOUT: Final = timedelta(minutes=30)  # torch's
 
 
-# torch's types give each method several signatures; these methods accept the arguments of every
-# signature mypy: disable-error-code="override, assignment"
+# Torch's types give each method several signatures. These methods accept the arguments of all.
+# mypy: disable-error-code="override, assignment"
 
 
 class PythonGroup(ProcessGroup):

@@ -371,7 +371,7 @@ def refuse(_: str) -> None:
     with pytest.raises(
         RendezvousFailed,
         match=(
-            r"ring_ranks must be the same on every rank of a ring, got "
+            r"ring_ranks differs within a ring, because "
             r"\[0, 1, 2\] on rank 0 and \[1\]"
         ),
     ):

@@ -85,7 +85,7 @@ def test_the_disk_has_no_room_for_what_a_worker_returns() -> None:
         return bytes(2**21)
 
     with pytest.raises(
-        RingError, match="cannot write the result of the worker to the run's directory: "
+        RingError, match="cannot write the worker's result to the run's directory: "
     ) as caught:
         ringsim.trace(work, world_size=2)
     assert "Traceback" not in str(caught.value)

@@ -73,7 +73,7 @@ NOT_SAME = messages.around(loses_keywords)
 OUTSIDE = messages.around(encloses=False)
 REAL: list[tuple[Answer, Answer, str]] = [
     (check.timed_op, NOT_SAME, "share_gradients must get the arguments that it was called with"),
-    (check.timed_op, OUTSIDE, "Rank 0 of 3 called share_gradients outside of its span."),
+    (check.timed_op, OUTSIDE, "Rank 0 of 3 called share_gradients outside its span."),
     (check.ring, sends_doubles, "Message mismatch: rank "),
     (check.hello, share_after_span, 'Rank 0 of 3 took no number inside its span named "share"'),
 ]
@@ -113,7 +113,7 @@ def test_what_cannot_travel_is_a_reason() -> None:
 
 def test_a_rank_that_dies_is_a_reason() -> None:
     result = verdict(check.ring, lambda token: os._exit(3))
-    assert "failed: its process left with exit code 3" in result.reason
+    assert "failed: its process exited with code 3" in result.reason
 
 
 def computes_forever(*_: Any) -> None:

@@ -315,7 +315,7 @@ def test_a_link_that_was_down_is_told_of_once_it_is_back(
     trace = ringsim.load(case[0] / "run.ringtrace")
     (line,) = said(case, 0)
     found = re.fullmatch(
-        r"\[rank 0\] ringsim: (nothing came through from host node1 to node0 for (\d+\.\d) s; "
+        r"\[rank 0\] ringsim: (nothing arrived from host node1 to node0 for (\d+\.\d) s; "
         r"then the link recovered)",
         line,
     )
@@ -334,9 +334,9 @@ def test_a_link_that_is_down_for_good_is_named_while_both_sides_have_posted(
     text = "\n".join(said(case, 0))
     link = "on the link between hosts node0 and node1"
     waits = rf"rank [01] waits in (send to|recv from) [01] .* at {Path(__file__).name}:"
-    lasts = rf"nothing moves {link}, although both sides have posted\.\n  {waits}"
+    lasts = rf"nothing moves {link}, although both sides have posted their operations\.\n  {waits}"
     assert re.search(lasts, text), "either the send or the recv must be named"
-    assert re.search(rf"nothing moved {link} for about \d+ s; then it recovered", text)
+    assert re.search(rf"nothing moved {link} for about \d+ s; then the link recovered", text)
     trace = ringsim.load(case[0] / "run.ringtrace")
     finding = trace.explain().findings[0]
     assert (trace.metadata["complete"], finding.kind, finding.ranks) == (True, *expected("h2"))
@@ -363,12 +363,12 @@ def test_a_host_that_dies_is_named_and_its_fellow_victims_are_not(
     case = ended["a host dies"]
     (sentence,) = said(case, 0)
     assert sentence.startswith(
-        "[rank 0] ringsim: nothing has come from host node1 (ranks 2, 3) for 5 s: it is lost, or "
-        "cut off. ringsim ends no rank for this: the process group's timeout of "
+        "[rank 0] ringsim: nothing has arrived from host node1 (ranks 2, 3) for 5 s: it is lost, or "
+        "cut off. ringsim does not end ranks for this reason, but the process group's timeout of "
     )
     (finding,) = ringsim.load(case[0] / "run.ringtrace").explain().findings
     assert (finding.kind, finding.ranks) == expected("h4")
-    assert "ranks 2 and 3 went silent: nothing has come from host node1" in finding.message
+    assert "ranks 2 and 3 went silent: nothing has arrived from host node1" in finding.message
 
 
 @pytest.mark.parametrize("name", ["rank 0's host dies", "rank 0's host dies in gathering"])
@@ -417,9 +417,7 @@ def test_a_host_that_dies_while_its_parts_come_is_named_with_where_they_lie(
     assert {*trace.events.rank} == {0, 1}, "the parts of the other host must still arrive"
     assert not trace.metadata["complete"]
     (note,) = [note for note in trace.metadata["notes"] if "did not arrive" in note]
-    assert note.startswith(
-        "the parts of ranks [2] did not arrive from host node2. They are there in "
-    )
+    assert note.startswith("the parts of ranks [2] did not arrive from host node2. They are in ")
     assert (case[0] / "node2" / "run.ringtrace.parts" / "rank-2.events").exists()
     parts = [str(case[0] / f"node{host}" / "run.ringtrace.parts") for host in (0, 2)]
     assert main(["merge", str(case[0] / "run.ringtrace"), *parts]) == 0

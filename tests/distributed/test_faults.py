@@ -370,7 +370,7 @@ def wraps_a_death() -> None:
         raise RuntimeError("lost my peer") from error
 
 
-IN_VAIN = "and was then stuck in a wait on its way out: "
+IN_VAIN = "and then got stuck in a wait during cleanup: "
 on_ranks(3, (RankFailed, "rank_failed", {1}, "ValueError: root cause", IN_VAIN))(
     causes.finish_in_a_barrier
 )
@@ -606,7 +606,7 @@ def test_stopped_and_busy_ranks_are_named(ended: Callable[..., Ended], tmp_path:
     assert found.diagnosis.states == ("blocked", "stopped", "running", "running")
     span, line = line_of(worker, "in a span"), line_of(worker, "in none")
     for words in (
-        r"\n  rank 1 is stopped by a signal \(SIGSTOP, or one like it, for [\d.]+ m?s\)\n",
+        r"\n  rank 1 is stopped by a signal \(SIGSTOP or a similar signal, for [\d.]+ m?s\)\n",
         r"rank 2 was still computing stage 2, microbatch 5 "
         rf"\(for [\d.]+ m?s, asleep at test_faults.py:{span}\)",
         rf"rank 3 was computing at test_faults.py:({line - 1}|{line}) \(for [\d.]+ m?s\)",

@@ -111,7 +111,7 @@ def test_an_operation_is_done_when_the_gpu_is() -> None:
     for rank, said in enumerate(
         sentence for sentence in trace.metadata["not_recorded"] if sentence.startswith("On rank")
     ):
-        within = re.search(r"3 operations with the times of CUDA events, within ([\d,]+) ns", said)
+        within = re.search(r"3 operations come from CUDA events, within ([\d,]+) ns", said)
         assert within, said
         within_ns = int(within[1].replace(",", ""))
         mine = events[events["rank"] == rank]

@@ -21,9 +21,7 @@ from test_recording import PATIENCE, join
 
 import ringsim
 
-UNTIL = (
-    rf"ringsim ends no rank for this: the process group's timeout of {PATIENCE.seconds} s does .*"
-)
+UNTIL = rf"ringsim does not end ranks for this reason, but the process group's timeout of {PATIENCE.seconds} s does .*"
 
 
 def set_limits(limits: dict[str, float]) -> None:
@@ -118,7 +116,7 @@ def test_a_host_that_is_gone_before_its_first_word_is_told_of(
     """There used to be no message until the groups' timeout, 30 minutes by default."""
     ranks = [(str(tmp_path), rank, entered) for rank in range(2)]
     said, _ = results(server.run(is_never_heard, ranks))
-    words = r"nothing has come from host \S+ \(rank 1\) for 0 s: it is lost, or cut off\."
+    words = r"nothing has arrived from host \S+ \(rank 1\) for 0 s: it is lost, or cut off\."
     if not entered:
         words = (
             r"rank 1 has not entered the recorded block \(late, or lost while starting\), and "

@@ -53,16 +53,16 @@ def test_a_silent_host_is_named_and_so_is_a_link_that_recovered(
     beat("far", 1, 0.0)
     beat("farther", hosts.OVER, 0.0)  # has left, and need not send more
     assert said(1).startswith(
-        "nothing has come from host node1 (rank 1) for 0 s: it is lost, "
+        "nothing has arrived from host node1 (rank 1) for 0 s: it is lost, "
         "or cut off. ringsim ends no rank"
     )
     (end,) = watch.find_lost([1, 2])
     assert (end["rank"], end["state"]) == (1, "unknown")
-    assert end["about"] == "went silent: nothing has come from host node1 for 0 s"
+    assert end["about"] == "went silent: nothing has arrived from host node1 for 0 s"
     assert watch.find_lost([2]) == []
     monkeypatch.setattr(hosts, "LOST_S", 60.0)  # the machine may be busy
     beat("far", 2, 300.1)
-    assert "nothing came through from host node1 to" in said(2)
+    assert "nothing arrived from host node1 to" in said(2)
     assert "for 300.1 s; then the link recovered" in said(2)
     beat("far", hosts.OVER, 0.0)
     watch.stop()
@@ -130,6 +130,6 @@ def test_a_link_on_which_nothing_moves_is_named_by_its_hosts(
     link = "on the link between hosts " + " and ".join(sorted([here["host"], "node1"]))
     assert [line.partition(", although")[0] for line in watch.said] == [
         f"nothing moves {link}",
-        f"nothing moved {link} for about 0 s; then it recovered",
+        f"nothing moved {link} for about 0 s; then the link recovered",
     ]
     assert "rank 0" not in watch.said[0], "rank 0 only waits for rank 1"

@@ -292,7 +292,7 @@ CALL = r"dist\.recv\(torch\.zeros\(4\), rank\)"
 @pytest.mark.parametrize(
     ("error", "words", "worker", "size", "options"),
     [
-        (RankFailed, "cannot pickle the result of the worker, a lock", threading.Lock, 1, {}),
+        (RankFailed, "cannot pickle the worker's result, a lock", threading.Lock, 1, {}),
         (Deadlock, None, lambda: dist.recv(torch.zeros(4), 1 - dist.get_rank()), 2, {}),
         (RankFailed, "rank 1 of 3 raised SystemExit: 3", wait_for, 3,
          {"args": (1, lambda: sys.exit(3))}),
@@ -430,7 +430,7 @@ def fail() -> None:
     [
         (fork, kill, "peer_exited", r" failed: its process was ended by signal 9 \(SIGKILL\)"),
         (fork, print, "peer_exited", None),
-        (start_process, leave, "rank_failed", " failed: its process left with exit code 7"),
+        (start_process, leave, "rank_failed", " failed: its process exited with code 7"),
         (load_in_workers, fail, "rank_failed", " raised ValueError: no such layer"),
     ],
 )

@@ -28,7 +28,7 @@ DIED = r"\n  rank 1 died within the recorded block, by a signal or os._exit\(\)"
 CASES = [  # the rank that leaves, how and when, and the kind and words of the finding
     (1, "raises", "while they wait", "rank_failed", f"rank 1 {RAISED}"),
     (1, "raises", "before they wait", "rank_failed", f"rank 1 {RAISED}"),
-    (1, "exits", "while they wait", "peer_exited", r"\n  rank 1 left with sys.exit\(0\)"),
+    (1, "exits", "while they wait", "peer_exited", r"\n  rank 1 called sys.exit\(0\)"),
     (1, "dies", "while they wait", "peer_exited", DIED),
     (1, "is done", "before they wait", "peer_exited", "\n  rank 1 has left the recorded block"),
     (0, "raises", "while they wait", "rank_failed", f"rank 0 {RAISED}"),

@@ -141,15 +141,12 @@ FAILURES: dict[str, tuple[list[Start], str, float]] = {
     "the head is unreachable": ([(2, 1, SHORT_S, {"head": "192.0.2.1"})], UNANSWERED, SHORT_S),
     "a rank is there twice": (
         ranks(3, [0, 1, 1], (LONG_S,) * 3),
-        "each rank must be started once, got two processes with rank 1",
+        "two processes have rank 1",
         0,
     ),
     "rings differ": (
         [(3, rank, LONG_S, {"ring": ring}) for rank, ring in enumerate([[0, 1], [0, 1, 2], [2]])],
-        (
-            "ring_ranks must be the same on every rank of a ring, got [0, 1] on rank 0 and [0, 1, "
-            "2] on rank 1"
-        ),
+        ("ring_ranks differs within a ring, because [0, 1] on rank 0 and [0, 1, 2] on rank 1"),
         0,
     ),
 }
@@ -212,7 +209,7 @@ def test_a_port_where_somebody_else_listens(failed: dict[str, list[Ended]]) -> N
     refused([first], "cannot listen on 127.0.0.1, port", limit_s=0)
     refused(
         [second],
-        "a listener that does not answer like rank 0 (rank 1 of 2, head 127.0.0.1:",
+        "the process that listens there does not answer like rank 0 (rank 1 of 2, head 127.0.0.1:",
         limit_s=SHORT_S,
     )
     # The second rank 0 finds the port in use; the first reports the missing rank.

@@ -164,7 +164,7 @@ def terminate_itself() -> None:
 
 
 DEATHS = {
-    leave: "its process left with exit code 3 before the worker returned",
+    leave: "its process exited with code 3 before the worker returned",
     send_itself_a_signal: r"its process was ended by signal 11 \(SIGSEGV\)",
     terminate_itself: r"its process was ended by signal 15 \(SIGTERM\)",
 }

@@ -163,7 +163,7 @@ def test_a_rank_that_raises(mpi: None) -> None:
     assert error.rank == 1
     line = look_up.__code__.co_firstlineno + 2
     assert f'{__file__}", line {line}, in look_up' in str(error)
-    assert "were stopped as a result: rank 0" in str(error)
+    assert "stopped as a result: rank 0" in str(error)
     assert error.trace.to_pandas()["op"].tolist() == ["barrier"]
 
 
@@ -176,7 +176,7 @@ def test_a_rank_that_is_killed(mpi: None) -> None:
         dist.barrier()
 
     error = fails(errors.RankFailed, "rank 1 of 2 failed: its process is gone", be_killed)
-    assert "were stopped as a result: rank 0" in str(error)
+    assert "stopped as a result: rank 0" in str(error)
 
 
 def test_a_deadlock_is_found_and_can_be_caught(mpi: None) -> None:
