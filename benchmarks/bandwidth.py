@@ -1,10 +1,11 @@
 """Compares ``ringsim.bandwidth`` with a plain ``torch.distributed`` loop.
 
-Half a round trip, at sizes from 4 KiB. Run ``python benchmarks/bandwidth.py`` (a few minutes), or
-``--quick``. Two Gloo ranks in a ring measure one edge alternately: with a plain, unrecorded loop
-around ``send`` and ``recv``, with the same loop again, and with ``ringsim.bandwidth``, whose times
-come from the record. Each round has a random order. The result is the median ratio within a round.
-It may differ from 1 by 5 %, or by the difference between the two plain loops if that is larger.
+Both measure half a round trip, at sizes from 4 KiB. Run ``python benchmarks/bandwidth.py`` (which
+takes a few minutes), or add ``--quick``. Two Gloo ranks in a ring measure the same edge in three
+ways: with a plain, unrecorded loop around ``send`` and ``recv``, with this loop again, and with
+``ringsim.bandwidth``, which takes its times from a recording. Each round runs them in a random
+order. The result is the median of the ratios in all rounds. It may differ from 1 by 5 %, or by the
+difference between the two plain loops if that is larger.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ METHODS = ("plain", "plain again", "ringsim")
 
 
 def plain(rank: int, size_bytes: int, count: int) -> float:
-    """Half a round trip in us: the median of ``count``, as in a plain program."""
+    """Returns half a round trip in us, the median of ``count``, as a plain program measures it."""
     import torch
     import torch.distributed as dist
 
@@ -48,7 +49,7 @@ def plain(rank: int, size_bytes: int, count: int) -> float:
 
 
 def play(rank: int, port: int, rounds: int, sizes: list[int], results: Any) -> None:
-    """One of the two ranks."""
+    """Runs one of the two ranks."""
     import torch
     import torch.distributed as dist
 
@@ -83,13 +84,11 @@ def play(rank: int, port: int, rounds: int, sizes: list[int], results: Any) -> N
 
 
 def main() -> None:
-    """Prints a table, and whether the goal is met."""
+    """Prints a table, and whether the goal was met."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--quick", action="store_true", help="a look, with few rounds and nothing above 4 MiB"
-    )
+    parser.add_argument("--quick", action="store_true", help="run few rounds, with at most 4 MiB")
     options = parser.parse_args()
     rounds, sizes = (
         (6, [size for size in SIZES if size <= 2**22]) if options.quick else (30, list(SIZES))
@@ -137,9 +136,9 @@ def main() -> None:
         if worst <= NOISE_LIMIT
         else f"above {NOISE_LIMIT:.0%}: INCONCLUSIVE, the machine is too noisy"
     )
-    print(f"plain loop against itself: off by {worst:.1%} at worst ({verdict})")
+    print(f"plain loop compared with itself: off by {worst:.1%} at most ({verdict})")
     print(
-        f"goal: within {GOAL:.0%}, or the plain loop's own spread, at every size: "
+        f"the goal, within {GOAL:.0%} or the spread of the plain loop at every size, was "
         f"{'met' if agrees else 'missed'}"
     )
 

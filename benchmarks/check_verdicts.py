@@ -1,12 +1,13 @@
 """Tests whether the checks of the lessons judge correctly on an overloaded machine.
 
-Right and wrong answers, on real ranks, alternately.
+Right and wrong answers alternate, and run on real ranks.
 
     python benchmarks/check_verdicts.py [--checks 500] [--busy 30] [--seed 0]
 
-The answers are those of ``tests/test_check*.py``. Meanwhile, ``--busy`` processes compute. Prints
-each unexpected verdict, then the number of each verdict and the time of the checks. Exits with 1 if
-a right answer was "not yet", or a wrong one passed. Undecided verdicts are counted separately.
+The answers come from ``tests/test_check*.py``. Meanwhile, ``--busy`` processes compute. The script
+prints each unexpected verdict, and then the number of each verdict and the time that the checks
+took. It exits with 1 if a right answer was judged "not yet", or if a wrong answer passed. Undecided
+verdicts are counted separately.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 
 class Case(NamedTuple):
-    """An answer, the check that it is an answer to, and whether it is right."""
+    """An answer, the check that judges it, and whether the answer is right."""
 
     examine: Any
     answer: Any
@@ -78,24 +79,27 @@ def all_cases() -> list[Case]:
 
 
 def main() -> int:
-    """Prints the verdicts, and returns whether one was wrong."""
+    """Prints the verdicts, and returns whether any of them was wrong."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--checks", type=int, default=500, help="half of them with right answers (default: 500)"
+        "--checks",
+        type=int,
+        default=500,
+        help="the number of checks, half of them with right answers (default: 500)",
     )
     parser.add_argument(
         "--busy",
         type=int,
         default=30,
-        help="processes that compute in the background (default: 30)",
+        help="the number of processes that compute in the background (default: 30)",
     )
     parser.add_argument(
         "--seed",
         type=int,
         default=0,
-        help="for the order and the random choices of the checks (default: 0)",
+        help="the seed for the order and the random choices of the checks (default: 0)",
     )
     options = parser.parse_args()
     print(where(), flush=True)

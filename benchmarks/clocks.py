@@ -1,13 +1,14 @@
-"""Measures how well two hosts know the offset of their clocks.
+"""Measures how well two hosts know the offset between their clocks.
 
-The true offset is known, because the hosts are namespaces, and one has a time namespace.
+The true offset is known, because the hosts are network namespaces, and one of them has a time
+namespace.
 
     python benchmarks/clocks.py [--runs 100] [--busy PROCESSES] [--skew-s 5] [--ranks 1]
 
-Each run is a recorded block with messages around all ranks. Prints the error of the offset, whether
-it was always within the uncertainty, the number of messages that arrived before they were sent
-(before and after alignment), and the time that comparing clocks adds to entering and leaving a
-block, relative to blocks without it. Creating the hosts needs root.
+Each run is a recorded block in which messages travel around all ranks. The script prints the error
+of the offset, and whether the error was always within the uncertainty. It also prints the number of
+messages that arrived before they were sent (before and after alignment), and the time that
+comparing clocks adds to entering and leaving a block. Creating the hosts requires root.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ SHIFT_CLOCK = Path(__file__).parent.parent / "tests" / "programs" / "shift_clock
 
 
 def run_rank(rank: int, size: int, runs: int, directory: str) -> None:
-    """Records blocks, every other one without comparing clocks.
+    """Records blocks, and compares clocks only in every other block.
 
-    Rank 0 prints what each took and what its clocks were like.
+    Rank 0 prints the time that each block took, and the offsets of its clocks.
     """
     import torch
     import torch.distributed as dist
@@ -87,7 +88,7 @@ def run_rank(rank: int, size: int, runs: int, directory: str) -> None:
 
 @contextlib.contextmanager
 def hosts(skew_s: float) -> Iterator[list[list[str]]]:
-    """Creates two hosts; yields the prefix of commands for each."""
+    """Creates two hosts, and yields a command prefix for each of them."""
 
     def ip(*words: str) -> None:
         subprocess.run(["ip", *words], check=True)
@@ -153,14 +154,24 @@ def hosts(skew_s: float) -> Iterator[list[list[str]]]:
 
 
 def main() -> int:
-    """Runs all, and prints a line for each question."""
+    """Runs all blocks, and prints a line for each result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument(
-        "--busy", type=int, default=0, help="processes that compute in the background"
+        "--busy",
+        type=int,
+        default=0,
+        help="the number of processes that compute in the background (default: 0)",
     )
-    parser.add_argument("--skew-s", type=float, default=5, help="of the second host's clock")
-    parser.add_argument("--ranks", type=int, default=1, help="on each host")
+    parser.add_argument(
+        "--skew-s",
+        type=float,
+        default=5,
+        help="the seconds by which the second host's clock is off (default: 5)",
+    )
+    parser.add_argument(
+        "--ranks", type=int, default=1, help="the number of ranks on each host (default: 1)"
+    )
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--directory", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -206,21 +217,24 @@ def main() -> int:
         statistics.median(bound for _, bound in found) / 1e3,
         [off / 1e3 for off in off_ns],
     )
-    print(f"offset off by {statistics.median(off_us):.1f} us (median), {max(off_us):.1f} us (most)")
     print(
-        f"stated uncertainty {bound_us:.1f} us (median); offset within it in {within} of "
+        f"error of the offset: {statistics.median(off_us):.1f} us (median), {max(off_us):.1f} us "
+        "(maximum)"
+    )
+    print(
+        f"stated uncertainty: {bound_us:.1f} us (median); the error was smaller in {within} of "
         f"{len(found)} runs"
     )
     early = [sum(row[column] for row in with_clocks) for column in (3, 4)]
     print(
-        f"arrived before being sent, of {len(with_clocks) * MESSAGES * size} messages: "
-        f"{early[0]} by the clocks, {early[1]} after alignment"
+        f"of {len(with_clocks) * MESSAGES * size} messages, {early[0]} arrived before they were "
+        f"sent according to the clocks, and {early[1]} after alignment"
     )
     took_ms = [[1e3 * row[1] for row in rows if row[0] == kind] for kind in (0, 1)]
     without, with_them = map(statistics.median, took_ms)
     print(
-        f"entering and leaving a block: {without:.1f} ms without clocks, {with_them:.1f} ms with "
-        "them (medians)"
+        f"entering and leaving a block took {without:.1f} ms without comparing clocks, and "
+        f"{with_them:.1f} ms with comparing them (medians)"
     )
     return 0
 

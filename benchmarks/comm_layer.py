@@ -1,10 +1,10 @@
-"""Measures the cost of ``ringsim.comm`` on top of torch's own call.
+"""Measures the time that ``ringsim.comm`` adds to torch's own calls.
 
-With the log off, on without a selection, and on; and DeepSpeed's layer in the same three states.
-Run ``python benchmarks/comm_layer.py`` (about two minutes), or ``--quick``. ``--deepspeed`` also
-measures DeepSpeed: it installs it in a separate environment, or uses the given Python. The cost is
-CPU time of the calling thread on torch's fake backend, which sends nothing. The methods run in
-separate processes, alternately.
+The log is off, on without a selection, or on. Run ``python benchmarks/comm_layer.py`` (which takes
+about two minutes), or add ``--quick``. With ``--deepspeed``, the script also measures DeepSpeed's
+layer in the same three states. It installs DeepSpeed in a separate environment, or uses the given
+Python. The cost is the CPU time of the calling thread on torch's fake backend, which sends nothing.
+Each method runs in its own process, and the methods alternate.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ OFF_GOAL_NS = 150.0
 STATES = ("off", "on, not selected", "on")
 OURS = tuple(f"ringsim {state}" for state in (*STATES, "on, named"))
 THEIRS = tuple(f"DeepSpeed {state}" for state in STATES)
-# DeepSpeed's logger gets slower with every operation that it has logged, so its turns are short.
+# DeepSpeed's logger becomes slower with every operation that it has logged, so its turns are short.
 TURNS = {"DeepSpeed on, not selected": 500, "DeepSpeed on": 50}
 
 
 @contextmanager
 def prepare(method: str) -> Iterator[Callable[[int], float]]:
-    """Sets one method up in this process.
+    """Prepares one method in this process.
 
-    Gives a function that runs n operations and returns the CPU time of one in ns.
+    Returns a function that runs n operations and returns the CPU time per operation in ns.
     """
     import torch
     import torch.distributed as dist
@@ -81,17 +81,17 @@ def prepare(method: str) -> Iterator[Callable[[int], float]]:
 
 
 def main() -> None:
-    """Prints a table, and whether the goal is met."""
+    """Prints a table, and whether the goal was met."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="a look, with few rounds")
+    parser.add_argument("--quick", action="store_true", help="run only few rounds")
     parser.add_argument(
         "--deepspeed",
         nargs="?",
         const="",
         metavar="PYTHON",
-        help="also measure DeepSpeed: install it, or use this Python",
+        help="also measure DeepSpeed, in PYTHON or in a new environment",
     )
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -118,20 +118,25 @@ def main() -> None:
     off, low, high = difference(times["ringsim off"], times["torch"])
     verdict = "met" if off <= OFF_GOAL_NS else "missed"
     print(
-        f"off costs {off:.0f} ns ({low:.0f} .. {high:.0f}) over torch's own call; the goal of "
-        f"{OFF_GOAL_NS:.0f} ns is {verdict}"
+        f"with the log off, a call takes {off:.0f} ns ({low:.0f} .. {high:.0f}) longer than in "
+        f"torch; the goal of {OFF_GOAL_NS:.0f} ns was {verdict}"
     )
     on, low, high = (
         value / 1e3 for value in difference(times["ringsim on"], times["torch recorded"])
     )
-    print(f"on costs {on:.2f} us ({low:.2f} .. {high:.2f}) beyond the recorder alone")
+    print(
+        f"with the log on, a call takes {on:.2f} us ({low:.2f} .. {high:.2f}) longer than with "
+        "the recorder alone"
+    )
     if options.deepspeed is not None:
         first, last = (times["DeepSpeed on"][place] / 1e3 for place in (0, -1))
         print(
-            f"DeepSpeed's logger: {first:.0f} us at first, {last:.0f} us after "
+            f"DeepSpeed's logger takes {first:.0f} us at first, and {last:.0f} us after "
             f"{rounds * TURNS['DeepSpeed on']} operations"
         )
-        print(f"(turns of {OPERATIONS} operations; {TURNS['DeepSpeed on']} where DeepSpeed logs)")
+        print(
+            f"(each turn has {OPERATIONS} operations, or {TURNS['DeepSpeed on']} if DeepSpeed logs)"
+        )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
 """Measures the cost of recording a step of DistributedDataParallel.
 
-The same step with recording, without, and without again, alternately.
+The script alternately runs the same step with recording, without it, and without it again.
 
     python benchmarks/ddp_step.py [--ranks 2] [--rounds 60]
 
-The goal is at most 1.05 times the step without recording. The model has eight linear layers of
-512 x 512, 32 samples per rank, and buckets of 1 MiB.
+With recording, a step may take at most 1.05 times as long as without it. The model has eight linear
+layers of 512 x 512, 32 samples per rank, and buckets of 1 MiB.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ GOAL_RATIO = 1.05
 
 
 def steps(rounds: int) -> dict[str, list[float]]:
-    """Times of a step in ms, alternately; they include waits for other ranks."""
+    """Returns the times of alternating steps in ms, which include waits for other ranks."""
     import torch
     import torch.distributed as dist
     from torch import nn
@@ -57,7 +57,7 @@ def steps(rounds: int) -> dict[str, list[float]]:
 
 
 def main() -> None:
-    """Measures and prints."""
+    """Measures the steps, and prints the results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -70,12 +70,12 @@ def main() -> None:
     ]
     ratio, low, high = ratio_interval(times["on"], times["off"])
     print(
-        f"a step of DistributedDataParallel on {options.ranks} ranks, {options.rounds} turns "
+        f"a step of DistributedDataParallel on {options.ranks} ranks, in {options.rounds} turns "
         f"({where()})"
     )
     print(
-        f"  without {sorted(times['off'])[options.rounds // 2]:.2f} ms; recorded {ratio:.3f} "
-        f"times as long ({low:.3f} .. {high:.3f})"
+        f"  {sorted(times['off'])[options.rounds // 2]:.2f} ms without recording; {ratio:.3f} "
+        f"times as long with it ({low:.3f} .. {high:.3f})"
     )
     print(f"  goal: at most {GOAL_RATIO}; {against_itself(baseline)}")
 

@@ -1,7 +1,8 @@
 """Measures how long an explorer takes to respond to a moved slider.
 
-Random choices are computed and passed to the view. Run ``python benchmarks/explorers.py
-[--choices 25]``. The goal is 100 ms. ``view_page.py`` measures the time in the browser.
+The script simulates random choices, and passes the results to the view. Run ``python
+benchmarks/explorers.py [--choices 25]``. The goal is 100 ms. ``view_page.py`` measures the time in
+the browser.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ EXPLORERS = (
 
 
 def answer_ms(explorer: Explorer, count: int) -> list[float]:
-    """Returns the times of answers, without the first two, which load modules."""
+    """Returns the response times, without the first two, which include loading modules."""
     draw, view, took = random.Random(0), View(explorer.frame().traces, explorer.tab), []
     while len(took) < count + 2:
         values = {choice.name: draw.choice(choice.options) for choice in explorer.choices}
@@ -46,8 +47,8 @@ def main() -> None:
     for make in EXPLORERS:
         took = answer_ms(make(), options.choices)
         print(
-            f"{make.__name__:<10} {statistics.median(took):5.0f} ms in the median, "
-            f"{max(took):.0f} at most"
+            f"{make.__name__:<10} {statistics.median(took):5.0f} ms (median), "
+            f"{max(took):.0f} ms (maximum)"
         )
 
 

@@ -1,13 +1,14 @@
-"""Measures the cost of gathering a run on rank 0.
+"""Measures the cost of gathering the parts of a run on rank 0.
 
-Parts arrive over the store, and rank 0 writes one file.
+The parts arrive over the store, and rank 0 writes a single file.
 
     python benchmarks/gathering.py [--events 10000000] [--ranks 64]
 
-The parts are written in advance. Then two processes without a shared directory do the work of the
-end of a recorded block: one offers the parts of all ranks except rank 0 over torch's store, and the
-other one fetches them and writes the file. A third process holds the store. Prints the rates, and
-the growth of each process. Goals: 50 MiB/s, 16 MiB for the store, 64 MiB for rank 0.
+The script writes the parts in advance. Two processes without a shared directory then do the work
+that ends a recorded block. One offers the parts of all ranks except rank 0 over torch's store, and
+the other fetches the parts and writes the file. A third process hosts the store. The script prints
+the rates, and the growth of each process. The goals are 50 MiB/s, 16 MiB for the store, and 64 MiB
+for rank 0.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ RUN_ID = "benchmark"
 
 
 def write_parts(directories: tuple[Path, Path], count: int, ranks: int) -> int:
-    """Writes the parts of a run, rank 0's into the first directory.
+    """Writes the parts of a run: rank 0's into the first directory, all others into the second.
 
-    Returns the size of those in the second, in bytes.
+    Returns the size of the files in the second directory, in bytes.
     """
     for rank in range(ranks):
         trace = make_run(-(-count // ranks), 1)
@@ -61,13 +62,13 @@ def write_parts(directories: tuple[Path, Path], count: int, ranks: int) -> int:
 
 
 def memory_mib(what: str = "VmHWM", pid: int | None = None) -> float:
-    """Returns the peak memory of a process, or its memory now (``VmRSS``)."""
+    """Returns the peak memory of a process, or its current memory (``VmRSS``)."""
     lines = Path(f"/proc/{pid or 'self'}/status").read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(what))
 
 
 def take_part(role: str, port: int, directories: tuple[Path, Path], ranks: int) -> None:
-    """Does what one of the two processes does; rank 0 prints what it took."""
+    """Does the work of one of the two processes; rank 0 prints its time and memory."""
     from datetime import timedelta
 
     import torch.distributed as dist
@@ -121,7 +122,7 @@ def take_part(role: str, port: int, directories: tuple[Path, Path], ranks: int) 
 
 
 def main() -> int:
-    """Writes the parts, starts the processes, prints what rank 0 says."""
+    """Writes the parts, starts the processes, and prints the results of rank 0."""
     import torch.distributed as dist
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -154,16 +155,16 @@ def main() -> int:
         return 1
     missing, fetched_s, fetched_mib, took_s, most_mib, size = json.loads(said)
     print(
-        f"{options.events:,} events of {options.ranks} ranks, {length / 2**20:.0f} MiB of parts "
-        f"elsewhere; missing: {missing or 'nothing'}"
+        f"{options.events:,} events of {options.ranks} ranks, with {length / 2**20:.0f} MiB of "
+        f"parts on the other host; missing: {missing or 'nothing'}"
     )
     print(
-        f"fetched in {fetched_s:.1f} s, {length / 2**20 / fetched_s:.0f} MiB/s; rank 0 "
-        f"+{fetched_mib:.0f} MiB"
+        f"fetched the parts in {fetched_s:.1f} s ({length / 2**20 / fetched_s:.0f} MiB/s); rank 0 "
+        f"grew by {fetched_mib:.0f} MiB"
     )
     print(
-        f"written in {took_s:.1f} s, {size / 1e6:.1f} MB; rank 0 +{most_mib:.0f} MiB in all; the "
-        f"store +{highest_mib - before_mib:.0f} MiB"
+        f"wrote the file ({size / 1e6:.1f} MB) in {took_s:.1f} s; rank 0 grew by {most_mib:.0f} "
+        f"MiB in total, and the store by {highest_mib - before_mib:.0f} MiB"
     )
     return 0
 

@@ -1,7 +1,7 @@
 """Measures the time that ``import ringsim`` adds to starting Python. The goal is 50 ms.
 
-Run ``python benchmarks/import_time.py``. Both commands run alternately in fresh interpreters, so a
-busy machine slows down both.
+Run ``python benchmarks/import_time.py``. The two commands alternate, each in a fresh interpreter,
+so a busy machine slows down both.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ COMMANDS = {"python": "pass", "python again": "pass", "import ringsim": "import 
 
 
 def measure(repeats: int) -> dict[str, list[float]]:
-    """Runs each command ``repeats`` times, interleaved, and returns its times in ms."""
+    """Runs the commands alternately, ``repeats`` times, and returns their times in ms."""
     times: dict[str, list[float]] = {name: [] for name in COMMANDS}
     for _ in range(repeats):
         for name, code in random.sample(list(COMMANDS.items()), len(COMMANDS)):
@@ -29,7 +29,7 @@ def measure(repeats: int) -> dict[str, list[float]]:
 
 
 def interval(times: list[float], baseline: list[float], draws: int = 2000) -> tuple[float, float]:
-    """Returns the 95 % bootstrap interval of the difference of two medians, in ms."""
+    """Returns the 95 % bootstrap interval of the difference between two medians, in ms."""
 
     def draw() -> float:
         return statistics.median(random.choices(times, k=len(times))) - statistics.median(
@@ -41,7 +41,7 @@ def interval(times: list[float], baseline: list[float], draws: int = 2000) -> tu
 
 
 def main() -> None:
-    """Prints a table, and whether the goal is met."""
+    """Prints a table, and whether the goal was met."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=40)
     times = measure(parser.parse_args().repeats)
@@ -49,12 +49,12 @@ def main() -> None:
     for name, measured in times.items():
         low, high = interval(measured, baseline)
         print(
-            f"{name:16} median {statistics.median(measured):6.1f} ms, beyond python {low:5.1f} "
-            f".. {high:5.1f} ms (95 %)"
+            f"{name:16} median {statistics.median(measured):6.1f} ms, more than python by "
+            f"{low:5.1f} .. {high:5.1f} ms (95 %)"
         )
     cost = statistics.median(times["import ringsim"]) - statistics.median(baseline)
     print(
-        f"import ringsim costs {cost:.1f} ms; the goal of {GOAL_MS:.0f} ms is "
+        f"import ringsim takes {cost:.1f} ms; the goal of {GOAL_MS:.0f} ms was "
         f"{'met' if cost <= GOAL_MS else 'missed'}"
     )
 

@@ -1,10 +1,11 @@
 """Measures the cost of starting ranks.
 
-ringsim, torchrun, ``torch.multiprocessing.spawn`` and a warm fork server. Run ``python
-benchmarks/launch.py`` (a few minutes), or ``--quick``. Every method starts N fresh ranks, joins
-them in one Gloo group, passes a barrier, and ends them. The methods alternate, so a busy machine
-slows down all of them. ringsim also builds the ring and records. "Parked" starts half a second
-after the previous call, so fresh ranks are ready; "back to back" starts immediately.
+The script compares ringsim with torchrun, with ``torch.multiprocessing.spawn`` and with a warm fork
+server. Run ``python benchmarks/launch.py`` (which takes a few minutes), or add ``--quick``. Every
+method starts N fresh ranks, connects them in one Gloo group, passes a barrier, and ends the ranks.
+The methods alternate, so a busy machine slows down all of them. ringsim also builds the ring and
+records. The "parked" call starts half a second after the previous one, so fresh ranks are ready;
+the "back to back" call starts immediately.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ PAUSE_S = 0.5
 
 
 def worker() -> None:
-    """The worker of every rank under ringsim: a barrier."""
+    """Passes a barrier; the worker of every rank under ringsim."""
     import torch.distributed as dist
 
     dist.barrier()
 
 
 def free_port() -> int:
-    """Returns a port of loopback that is free now."""
+    """Returns a port that is currently free on loopback."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]
@@ -45,7 +46,7 @@ def free_port() -> int:
 
 
 def bare_rank(rank: int, world_size: int, port: int) -> None:
-    """The program of every rank under the other launchers: one group, a barrier, the end."""
+    """Joins a group, passes a barrier and ends, like every rank of the other launchers."""
     from datetime import timedelta
 
     import torch.distributed as dist
@@ -58,12 +59,12 @@ def bare_rank(rank: int, world_size: int, port: int) -> None:
 
 
 def with_ringsim(world_size: int) -> None:
-    """One call of ``ringsim.trace``."""
+    """Starts the ranks with a call of ``ringsim.trace``."""
     ringsim.trace(worker, world_size=world_size)
 
 
 def with_forkserver(world_size: int) -> None:
-    """Python's own fork server, with torch preloaded."""
+    """Starts the ranks with Python's own fork server, which has preloaded torch."""
     context = multiprocessing.get_context("forkserver")
     port = free_port()
     ranks = [
@@ -79,14 +80,14 @@ def with_forkserver(world_size: int) -> None:
 
 
 def with_spawn(world_size: int) -> None:
-    """``torch.multiprocessing.spawn``, as torch's tutorials have it."""
+    """Starts the ranks with ``torch.multiprocessing.spawn``, as torch's tutorials do."""
     import torch.multiprocessing
 
     torch.multiprocessing.spawn(bare_rank, args=(world_size, free_port()), nprocs=world_size)
 
 
 def with_torchrun(world_size: int) -> None:
-    """A script that does the same, under torchrun."""
+    """Starts the ranks with torchrun and a script that does the same."""
     script = Path(tempfile.gettempdir(), f"ringsim-benchmark-{os.getpid()}.py")
     script.write_text(
         "import torch.distributed as dist\ndist.init_process_group('gloo')\ndist.barrier()\n"
@@ -109,14 +110,14 @@ def with_torchrun(world_size: int) -> None:
 
 
 def timed_ms(call: Callable[[int], None], world_size: int) -> float:
-    """Runs a method once and returns how long it took."""
+    """Runs a method once, and returns the time that it took."""
     start = time.perf_counter()
     call(world_size)
     return (time.perf_counter() - start) * 1e3
 
 
 def compare(world_size: int, repeats: int, slow_repeats: int) -> None:
-    """Prints one table: all methods at one size."""
+    """Prints the table of all methods for one number of ranks."""
     with_ringsim(world_size)
     with_forkserver(world_size)
     times: dict[str, list[float]] = {
@@ -133,13 +134,14 @@ def compare(world_size: int, repeats: int, slow_repeats: int) -> None:
         time.sleep(PAUSE_S)
         times["ringsim, parked"].append(timed_ms(with_ringsim, world_size))
         times["ringsim, back to back"].append(timed_ms(with_ringsim, world_size))
-        time.sleep(PAUSE_S)  # so that ranks being parked do not slow the next one
+        time.sleep(PAUSE_S)  # so that ranks that are being parked do not slow down the next method
         times["warm fork server"].append(timed_ms(with_forkserver, world_size))
         if index < slow_repeats:
             times["spawn"].append(timed_ms(with_spawn, world_size))
             times["torchrun"].append(timed_ms(with_torchrun, world_size))
     print(
-        f"\n{world_size} ranks (goal for parked: {GOALS_MS.get(world_size, float('nan')):.0f} ms)"
+        f"\n{world_size} ranks (goal for parked ranks: "
+        f"{GOALS_MS.get(world_size, float('nan')):.0f} ms)"
     )
     baseline = times["warm fork server"]
     for name, measured in times.items():
@@ -147,7 +149,7 @@ def compare(world_size: int, repeats: int, slow_repeats: int) -> None:
         print(
             f"  {name:22} median {statistics.median(measured):8.1f} ms  min "
             f"{min(measured):8.1f}  n {len(measured):3}"
-            f"  x{ratio:.2f} of a warm fork server ({low:.2f} .. {high:.2f})"
+            f"  {ratio:.2f} times a warm fork server ({low:.2f} .. {high:.2f})"
         )
     print(f"  {against_itself(baseline)}")
 
@@ -165,7 +167,7 @@ print((time.perf_counter() - start) * 1e3)
 
 
 def first_call(repeats: int) -> None:
-    """Prints what the first call in a fresh interpreter costs, torch not loaded."""
+    """Prints the time of the first call in a fresh interpreter, which has not loaded torch."""
     times = [
         float(
             subprocess.run(
@@ -175,13 +177,13 @@ def first_call(repeats: int) -> None:
         for _ in range(repeats)
     ]
     print(
-        f"\nfirst call, 4 ranks: median {statistics.median(times):.0f} ms, min {min(times):.0f}, "
-        f"n {repeats} (goal 1500 ms)"
+        f"\nfirst call with 4 ranks: median {statistics.median(times):.0f} ms, min "
+        f"{min(times):.0f} ms, n {repeats} (goal: 1500 ms)"
     )
 
 
 def share_bytes() -> int:
-    """Returns this rank's proportional share of memory (PSS) once all ranks are up."""
+    """Returns this rank's proportional share of memory (PSS) once all ranks have started."""
     import torch.distributed as dist
 
     dist.barrier()
@@ -193,14 +195,17 @@ def share_bytes() -> int:
 
 
 def many_ranks(world_size: int, repeats: int) -> None:
-    """Prints what a run of many ranks costs in time and memory."""
+    """Prints the time and the memory that a run of many ranks takes."""
     times, shares = [], []
     for _ in range(repeats):
         start = time.perf_counter()
         trace = ringsim.trace(share_bytes, world_size=world_size)
         times.append(time.perf_counter() - start)
         shares.append(sum(trace.results) / 1e6)
-    print(f"\n{world_size} ranks up, ring built, traced, joined (goals 2 s, 700 MB), n {repeats}")
+    print(
+        f"\nstarting {world_size} ranks, building the ring, tracing and joining (goals: 2 s, "
+        f"700 MB), n {repeats}"
+    )
     print(f"  median {statistics.median(times):.2f} s, min {min(times):.2f} s")
     print(f"  sum of PSS: median {statistics.median(shares):.0f} MB")
 
@@ -210,7 +215,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="few repeats")
+    parser.add_argument("--quick", action="store_true", help="run only few repeats")
     quick = parser.parse_args().quick
     print(where())
     multiprocessing.set_forkserver_preload(["torch", "torch.distributed"])

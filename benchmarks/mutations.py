@@ -1,8 +1,8 @@
-"""Breaks central lines, one at a time in a copy of the tree, and runs the tests.
+"""Breaks central lines in a copy of the source tree, one at a time, and runs the tests.
 
-``python benchmarks/mutations.py [NAME ...]`` prints for each line how long the tests took to fail,
-or SURVIVED. Lines are found by their text; a missing line stops the script. The copy is in a
-temporary directory, so this tree does not change.
+For each line, ``python benchmarks/mutations.py [NAME ...]`` prints the time until the tests failed,
+or SURVIVED. The script finds lines by their text, and stops if a line is missing. The copy is in a
+temporary directory, so the source tree itself does not change.
 """
 
 from __future__ import annotations
@@ -111,14 +111,14 @@ def try_out(mutation: Mutation, tree: Path) -> str:
     text = file.read_text()
     if text.count(mutation.line) != 1:
         raise SystemExit(
-            f"{mutation.file} must have this line once, got it {text.count(mutation.line)} "
-            f"times: {mutation.line.strip()}"
+            f"{mutation.file} contains this line {text.count(mutation.line)} times instead of "
+            f"once: {mutation.line.strip()}"
         )
     file.write_text(text.replace(mutation.line, mutation.broken))
     tests = [f"tests/{name}" for name in mutation.tests.split()]
     begin_s = time.monotonic()
     failed: list[str] = []
-    for some in ([], ["-m", "long"]):  # first those of `make test`
+    for some in ([], ["-m", "long"]):  # first the tests that `make test` runs
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *some]
         done = subprocess.run(
             [*command, *tests],
@@ -129,7 +129,9 @@ def try_out(mutation: Mutation, tree: Path) -> str:
             check=False,
         )
         if done.returncode not in (0, 1, _NONE_SELECTED):
-            raise SystemExit(f"the tests must run, got\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+            raise SystemExit(
+                f"pytest could not run the tests:\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+            )
         failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
         if failed:
             break
@@ -138,7 +140,7 @@ def try_out(mutation: Mutation, tree: Path) -> str:
 
 
 def main(names: list[str]) -> int:
-    """Tries the named mutations, or all; returns the number of survivors."""
+    """Tries the named mutations, or all of them, and returns the number that survived."""
     survived = 0
     with tempfile.TemporaryDirectory() as directory:
         tree = Path(directory, "ringsim")

@@ -1,6 +1,6 @@
-"""Shared functions of the benchmarks.
+"""Functions that the benchmarks share.
 
-Medians, ratios of medians with a bootstrap interval, and a description of the machine.
+They compute ratios of medians with bootstrap intervals, and describe the machine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NOISE_LIMIT = 0.02  # a baseline that differs from itself by more makes a run in
 def ratio_interval(
     ours: Sequence[float], peers: Sequence[float], draws: int = 2000
 ) -> tuple[float, float, float]:
-    """Returns the ratio of the medians and its 95 % bootstrap interval."""
+    """Returns the ratio of two medians, and its 95 % bootstrap interval."""
 
     def draw() -> float:
         return statistics.median(random.choices(ours, k=len(ours))) / statistics.median(
@@ -37,7 +37,7 @@ def ratio_interval(
 def against_itself(baseline: Sequence[float]) -> str:
     """Compares every other value of a baseline with the rest.
 
-    Returns whether the run is conclusive.
+    Returns a text that includes the ratio, and whether the run is conclusive.
     """
     if len(baseline) < 4:
         return "too few runs to compare the baseline with itself"
@@ -47,11 +47,11 @@ def against_itself(baseline: Sequence[float]) -> str:
         if abs(ratio - 1) <= NOISE_LIMIT
         else f"above {NOISE_LIMIT:.0%}: INCONCLUSIVE, the machine is too noisy"
     )
-    return f"baseline against itself: {ratio:.3f} ({verdict})"
+    return f"baseline compared with itself: {ratio:.3f} ({verdict})"
 
 
 def where() -> str:
-    """Returns one line about the machine, the versions, the date and the load."""
+    """Returns a line that describes the machine, the versions, the date and the load."""
     machine, versions = provenance.machine(), provenance.versions()
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
     day = datetime.now(UTC).date().isoformat()

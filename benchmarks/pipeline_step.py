@@ -1,11 +1,12 @@
 """Measures a training step of a pipeline.
 
-ringsim relative to ``torch.distributed.pipelining``, and recorded relative to unrecorded. Run
-``python benchmarks/pipeline_step.py`` (about fifteen minutes), or ``--repeats 5 --ranks 2``. Both
-engines have the same model, stages and data, and alternate within one set of processes, with one
-thread each; so does one process without a pipeline. Every step starts at a barrier. Its time is
-that of the slowest rank, and its CPU time that of all ranks. First, loss and gradients of both
-engines are compared with those of one process.
+The script compares ringsim with ``torch.distributed.pipelining``, and recorded steps with
+unrecorded ones. Run ``python benchmarks/pipeline_step.py`` (which takes about fifteen minutes), or
+add ``--repeats 5 --ranks 2``. Both engines get the same model, stages and data, and alternate in
+the same processes, with one thread each. A single process without a pipeline takes turns with them.
+Every step starts at a barrier. The time of a step is the time of the slowest rank, and its CPU time
+is the sum over all ranks. First, the script compares the loss and the gradients of both engines
+with the results of one process.
 """
 
 from __future__ import annotations
@@ -40,15 +41,15 @@ VOCABULARY, HIDDEN, LAYERS, SEQ, MICROBATCHES = 1024, 256, 8, 128, 8
 THEIRS = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 PEER_GOAL, TRACED_GOAL = 1.0, 1.02
 
-Step = Callable[[], float]  # returns the loss, NaN where the rank does not know it
-# by method: the time and the CPU time of each step, in ms
+Step = Callable[[], float]  # returns the loss, or NaN if the rank does not know it
+# the time and the CPU time of each step in ms, by method
 Times = dict[str, list[tuple[float, float]]]
 
 
 def make_steps(
     rank: int, world_size: int, schedule: str
 ) -> tuple[torch.nn.Module, dict[str, Step]]:
-    """Returns the model of this rank, and the ways to run a step on it."""
+    """Returns the model of this rank, and functions that run a step in different ways."""
     torch.manual_seed(0)
     model = SmallTransformer(VOCABULARY, HIDDEN, LAYERS, num_heads=4, max_length=SEQ)
     tokens = torch.randint(VOCABULARY, (MICROBATCHES, SEQ + 1))
@@ -70,7 +71,7 @@ def make_steps(
         return torch.stack(losses).mean().item() if losses else float("nan")
 
     def run_alone(size: int) -> float:
-        """One process, in microbatches of a size; the other ranks wait."""
+        """Runs a step in one process, in microbatches of a size, while the other ranks wait."""
         if rank != 0:
             return float("nan")
         loss, gradients = single_process_step(model, inputs.split(size), targets.split(size))
@@ -88,12 +89,12 @@ def make_steps(
 
 
 def check_agreement(model: torch.nn.Module, steps: dict[str, Step]) -> tuple[float, float]:
-    """Holds loss and gradients of all ways together.
+    """Checks that all ways to run a step agree on the loss and the gradients.
 
     Returns the loss and the norm of the gradients.
 
     Raises:
-        AssertionError: they differ.
+        AssertionError: the losses or the gradients differ.
     """
     facts = {}
     for name, step in steps.items():
@@ -108,7 +109,7 @@ def check_agreement(model: torch.nn.Module, steps: dict[str, Step]) -> tuple[flo
         ).sum()
         dist.all_reduce(squares)
         facts[name] = torch.tensor([loss, float(squares) ** 0.5], dtype=torch.float64)
-        # The loss is known to the last rank in torch, to rank 0 where it is alone.
+        # In torch, only the last rank knows the loss; without a pipeline, only rank 0 knows it.
         told = facts[name][:1].nan_to_num(0.0)
         dist.all_reduce(told, dist.ReduceOp.MAX)
         facts[name][0] = told
@@ -137,7 +138,7 @@ def time_step(model: torch.nn.Module, step: Step) -> tuple[float, float]:
 def run_rank(
     rank: int, world_size: int, port: int, schedule: str, repeats: int, directory: str
 ) -> None:
-    """Measures on one rank; rank 0 writes down what was found."""
+    """Measures the steps on one rank; rank 0 saves the results."""
     torch.set_num_threads(1)
     ringsim.initialize_distributed("127.0.0.1", port, world_size, rank, rank, "cpu", timeout_s=120)
     model, steps = make_steps(rank, world_size, schedule)
@@ -163,8 +164,8 @@ def run_rank(
 def measure(world_size: int, schedule: str, repeats: int) -> Any:
     """Starts the ranks.
 
-    Returns the times, the loss, the norm of the gradients, and the peaks of live activations, found
-    and by formula.
+    Returns the times, the loss, the norm of the gradients, and the peaks of live activations, both
+    measured and computed by formula.
     """
     with socket.socket() as probe, tempfile.TemporaryDirectory() as directory:
         probe.bind(("127.0.0.1", 0))
@@ -177,7 +178,7 @@ def measure(world_size: int, schedule: str, repeats: int) -> Any:
 
 
 def report(times: Times) -> None:
-    """Prints the times, and whether the goals are met."""
+    """Prints the times, and whether the goals were met."""
     wall, cpu = (
         {name: [each[column] for each in pairs] for name, pairs in times.items()}
         for column in range(2)
@@ -194,8 +195,8 @@ def report(times: Times) -> None:
             measured["torch"] + measured["torch again"],
         )
         comparisons = [
-            ("ringsim of torch", ours, peers, PEER_GOAL),
-            ("traced of not traced", measured["ringsim traced"], ours, TRACED_GOAL),
+            ("ringsim / torch", ours, peers, PEER_GOAL),
+            ("traced / not traced", measured["ringsim traced"], ours, TRACED_GOAL),
         ]
         for what, above, below, goal in comparisons:
             ratio, low, high = ratio_interval(above, below)
@@ -224,8 +225,8 @@ def main() -> None:
         for schedule in arguments.schedules:
             times, loss, norm, peaks, bounds = measure(world_size, schedule, arguments.repeats)
             print(
-                f"\n{schedule}, {world_size} ranks, n {arguments.repeats}: loss {loss:.5f} and "
-                f"gradient norm {norm:.5f} in all ways"
+                f"\n{schedule}, {world_size} ranks, n {arguments.repeats}: all ways agree on loss "
+                f"{loss:.5f} and gradient norm {norm:.5f}"
             )
             print(
                 f"  peak live activations by rank {peaks}, closed form {bounds}: "

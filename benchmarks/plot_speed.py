@@ -1,10 +1,10 @@
-"""Measures how long the pictures of a big trace take, from the trace to PNG bytes.
+"""Measures the time to draw the pictures of a large trace, from the trace to the PNG bytes.
 
     python benchmarks/plot_speed.py [events]
 
-Each drawing has a new synthetic trace (8 ranks, 100,000 events by default), so the time includes
-matching and wait states. Prints for each picture the time of the first drawing and the median of
-the others.
+Each drawing uses a new synthetic trace (with 8 ranks, and 100,000 events by default), so the time
+includes matching and wait states. For each picture, the script prints the time of the first drawing
+and the median of the others.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ REPEATS = 7
 
 
 def to_png(plot: Callable[[Trace], plt.Axes]) -> Callable[[Trace], bytes]:
-    """Returns a function that draws with ``plot`` and gives the PNG."""
+    """Returns a function that draws with ``plot`` and returns the PNG."""
 
     def draw(trace: Trace) -> bytes:
         ax = plot(trace)

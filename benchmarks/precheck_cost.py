@@ -1,8 +1,9 @@
-"""Measures the cost of checking the arguments of a message before it is sent.
+"""Measures the cost of checking the arguments of a message before sending it.
 
 Gloo ranks play ping-pong, with and without the checks. Run ``python benchmarks/precheck_cost.py``
-(about a minute), or ``--quick``. Each way has two permanent ranks, and the ways alternate, so a
-busy machine slows down both. Prints the CPU time of one rank's thread, and half a round trip.
+(which takes about a minute), or add ``--quick``. Each way has its own two ranks, and the ways
+alternate, so a busy machine slows down all of them. The script prints the CPU time of one rank's
+thread, and half a round trip.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from turns import difference
 GOAL_US = 3.0
 PING_BYTES = 8
 WAYS = ("bare", "bare again", "recorded, unchecked", "recorded, checked")
-ROUND_TRIPS = 300  # a turn
+ROUND_TRIPS = 300  # per turn
 
 
 def play(way: str, rank: int, directory: str, channel: Connection) -> None:
-    """One of two ranks.
+    """Runs one of the two ranks.
 
-    At every word it plays a turn, and answers with CPU time of an operation and time of half a
-    round trip, in us.
+    At every word from the channel, the rank plays a turn. It answers with the CPU time of an
+    operation, and the time of half a round trip, in us.
     """
     import torch
     import torch.distributed as dist
@@ -62,9 +63,9 @@ def play(way: str, rank: int, directory: str, channel: Connection) -> None:
 
 
 def measure(turns: int) -> dict[str, list[tuple[float, float]]]:
-    """Starts the ranks of all ways, and lets them take turns.
+    """Starts the ranks of all ways, and has them take turns.
 
-    Returns the measurements of rank 0 of each.
+    Returns the measurements of rank 0 for each way.
     """
     context = multiprocessing.get_context("spawn")
     times: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
@@ -97,11 +98,11 @@ def measure(turns: int) -> dict[str, list[tuple[float, float]]]:
 
 
 def main() -> None:
-    """Prints a table, and whether the goal is met."""
+    """Prints a table, and whether the goal was met."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="a look, with few turns")
+    parser.add_argument("--quick", action="store_true", help="run only few turns")
     times = measure(8 if parser.parse_args().quick else 100)
     print(where())
     for index, what in enumerate(("CPU of an operation", "half a round trip")):
@@ -115,8 +116,8 @@ def main() -> None:
         beyond, low, high = difference(columns["recorded, checked"], columns["recorded, unchecked"])
         verdict = "met" if beyond <= GOAL_US else "missed"
         print(
-            f"{what:20} checks cost {beyond:.2f} us ({low:.2f} .. {high:.2f}); the goal of "
-            f"{GOAL_US:g} us is {verdict}"
+            f"{what:20} the checks add {beyond:.2f} us ({low:.2f} .. {high:.2f}); the goal of "
+            f"{GOAL_US:g} us was {verdict}"
         )
         print(against_itself(columns["bare"]))
 

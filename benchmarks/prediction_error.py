@@ -1,13 +1,13 @@
-"""Measures the errors of predicted times, for programs that the model was not made for.
+"""Measures the errors of predicted times, for programs that were not used to build the model.
 
-The programs are in `prediction_programs.py`. `measure DIR` runs them on real ranks, several times
-each, in random order, and `ringsim.calibration_worker` on 2 ranks before each turn. `predict DIR`
-predicts the time of each program, from its first operation to its last, from these 2 ranks only,
-and compares it with the median of the runs. For comparison, it prints the errors of a prediction
-with links and posting only, of a nominal latency and bandwidth, and of no communication at all; the
-result with the constants of the run itself (replay); and the differences of single runs from
-their median, which no model can beat. If the machine was busy before a run, the run is
-inconclusive.
+The programs are in `prediction_programs.py`. `measure DIR` runs each program several times on real
+ranks, in random order, and runs `ringsim.calibration_worker` on 2 ranks before each turn. `predict
+DIR` predicts the time of each program, from its first operation to its last, from these 2 ranks
+only, and compares the prediction with the median of the runs. For comparison, it also prints the
+errors of simpler predictions (with links, posting and cores only, with a nominal latency and
+bandwidth, and without any communication), the error with the constants of the run itself (replay),
+and the differences of single runs from their median, which no model can beat. If the machine was
+busy before a run, the result is inconclusive.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ SMALL_BYTES, SMALL_GOAL, GOAL, KIND_GOAL, BIAS_GOAL, REPLAY_GOAL = (
     0.03,
 )
 LEAST_IDLE = 0.80
-SEEDS = 5  # of which messages stall; the median counts, as of the runs
-# what a data sheet would say of loopback
+SEEDS = 5  # a seed determines the messages that stall; the median counts, as for real runs
+# the numbers that a data sheet would list for loopback
 NOMINAL = ringsim.Link(alpha_s=50e-6, beta_s_per_byte=1 / 10e9)
 
 
 class Configuration(NamedTuple):
-    """A program with its settings."""
+    """A program and its settings."""
 
     kind: str
     ranks: int
@@ -57,7 +57,7 @@ class Configuration(NamedTuple):
     rounds: int
 
     def file(self, turn: int) -> str:
-        """Returns the name of the trace of a turn."""
+        """Returns the file name of a turn's trace."""
         return (
             f"{self.kind.replace(' ', '_')}-{self.ranks}-{self.size_bytes}-{self.rounds}.{turn}"
             ".ringtrace"
@@ -65,13 +65,14 @@ class Configuration(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Signed errors against the median run.
+    """Signed errors relative to the median of the runs.
 
-    Also the differences of the runs from it, and whether it is within the predicted range.
+    ``spread`` is the difference of single runs from this median; ``within`` is whether the median
+    is within the predicted range.
     """
 
     predicted: float
-    as_before: float  # links, posting and cores alone
+    as_before: float  # with links, posting and cores only
     nominal: float
     no_communication: float
     replayed: float
@@ -93,7 +94,7 @@ def measure_idle(seconds: float = 1.0) -> float:
 
 
 def measure(options: argparse.Namespace) -> None:
-    """Runs the configurations, in turns."""
+    """Runs all configurations on real ranks, once per turn."""
     grid = itertools.product(
         options.kinds,
         options.ranks,
@@ -148,7 +149,7 @@ def run_virtually(
 
 
 def replay(configuration: Configuration, real: Trace) -> float:
-    """Returns the time with the constants of the run itself; NaN where it has too little in it."""
+    """Returns the time with the constants of the run itself, or NaN if it does not show them."""
     try:
         own = ringsim.calibrate(real)
     except RingError:
@@ -159,7 +160,7 @@ def replay(configuration: Configuration, real: Trace) -> float:
 def examine(
     configuration: Configuration, directory: Path, turns: int, calibration: Calibration
 ) -> Found:
-    """Predicts one configuration, and compares."""
+    """Predicts the time of a configuration, and compares it with the runs."""
     runs = [ringsim.load(directory / configuration.file(turn)) for turn in range(turns)]
     times_s = np.array([run.makespan_s for run in runs])
     real_s = float(np.median(times_s))
@@ -184,7 +185,7 @@ def examine(
 
 
 def report(found: dict[Configuration, Found]) -> None:
-    """Prints the errors by groups of configurations, and whether the goals are met."""
+    """Prints the errors by group of configurations, and whether the goals were met."""
     groups: dict[str, Callable[[Configuration], Any]] = {
         "": lambda each: each.kind,
         "ranks": lambda each: each.ranks,
@@ -237,7 +238,7 @@ def report(found: dict[Configuration, Found]) -> None:
 
 
 def predict(options: argparse.Namespace) -> None:
-    """Predicts what was measured."""
+    """Predicts the times of the programs that were measured."""
     facts = json.loads((options.directory / "measured.json").read_text())
     verdict = (
         "" if facts["idle"] >= LEAST_IDLE else " (below 80 %: INCONCLUSIVE, the machine was busy)"
@@ -250,7 +251,7 @@ def predict(options: argparse.Namespace) -> None:
         for turn in range(facts["turns"])
     ]
     calibration = ringsim.calibrate(*calibrating)
-    print(f"constants from 2 ranks, {len(calibrating)} runs:\n{calibration}")
+    print(f"constants from {len(calibrating)} runs on 2 ranks:\n{calibration}")
     configurations = sorted(Configuration(*each) for each in facts["configurations"])
     found = {}
     for configuration in configurations:
@@ -285,7 +286,7 @@ def predict(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Measures, or predicts."""
+    """Runs the command ``measure`` or ``predict``."""
     parser = argparse.ArgumentParser(description=__doc__)
     commands = parser.add_subparsers(required=True)
     measuring = commands.add_parser("measure", help="run the programs on real ranks")
@@ -297,16 +298,20 @@ def main() -> None:
     measuring.add_argument("--sizes-kib", type=float, nargs="+", default=[1, 64, 512])
     measuring.add_argument("--rounds", type=int, nargs="+", default=[5, 50])
     measuring.add_argument(
-        "--draw", type=int, help="so many configurations, drawn by the seed; all if left out"
+        "--draw", type=int, help="the number of configurations, drawn by the seed (default: all)"
     )
     measuring.add_argument("--seed", type=int, default=0)
     measuring.add_argument("--turns", type=int, default=5)
     measuring.set_defaults(do=measure)
-    predicting = commands.add_parser("predict", help="predict them, and compare")
+    predicting = commands.add_parser(
+        "predict", help="predict the times, and compare them with the runs"
+    )
     predicting.add_argument("directory", type=Path)
-    predicting.add_argument("--verbose", action="store_true", help="a line for each configuration")
     predicting.add_argument(
-        "--save", type=Path, help="a file for the table, as JSON: figures/make.py draws it"
+        "--verbose", action="store_true", help="print a line for each configuration"
+    )
+    predicting.add_argument(
+        "--save", type=Path, help="a JSON file for the table, which figures/make.py draws"
     )
     predicting.set_defaults(do=predict)
     options = parser.parse_args()

@@ -1,9 +1,9 @@
-"""Programs for measuring predictions.
+"""Programs for measuring the errors of predictions.
 
-Each runs on real ranks and on the virtual clock, with a number of rounds and a size in bytes. They
-communicate as ordinary programs do: in rings, trees and pairs, with collectives, with sub-groups,
-with and without computation between messages. ``KINDS`` maps names to functions, and every
-function takes ``(rounds, size_bytes)``.
+Each program runs both on real ranks and on the virtual clock, with a number of rounds and a size in
+bytes. The programs communicate as ordinary programs do: in rings, trees and pairs, with collectives
+and in sub-groups, with and without computation between messages. ``KINDS`` maps the names of
+programs to functions, which all take ``(rounds, size_bytes)``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _floats(size_bytes: int) -> torch.Tensor:
 
 
 def even_pipeline(rounds: int, size_bytes: int) -> None:
-    """Steps of 1F1B with receives that block."""
+    """Runs 1F1B steps with receives that block."""
     schedule = one_f_one_b(dist.get_world_size(), 4)
     rehearse(
         schedule,
@@ -41,7 +41,7 @@ def even_pipeline(rounds: int, size_bytes: int) -> None:
 
 
 def uneven_pipeline(rounds: int, size_bytes: int) -> None:
-    """Steps of GPipe whose stages take different times."""
+    """Runs GPipe steps whose stages take different times."""
     count = dist.get_world_size()
     times = tuple(0.0005 * (1 + stage % 3) for stage in range(count))
     rehearse(
@@ -54,7 +54,7 @@ def uneven_pipeline(rounds: int, size_bytes: int) -> None:
 
 
 def master_and_workers(rounds: int, size_bytes: int) -> None:
-    """Rank 0 gives each of the others a task, and collects the results."""
+    """Has rank 0 give each of the other ranks a task, and collect the results."""
     rank, count = dist.get_rank(), dist.get_world_size()
     task, results = _floats(size_bytes), [_floats(size_bytes) for _ in range(count)]
     for _ in range(rounds):
@@ -70,7 +70,7 @@ def master_and_workers(rounds: int, size_bytes: int) -> None:
 
 
 def ring_all_reduce(rounds: int, size_bytes: int) -> None:
-    """An all_reduce by hand: pieces go round the ring twice."""
+    """Runs an all_reduce by hand, in which pieces go round the ring twice."""
     ring = ringsim.current_ring()
     count = ring.world_size
     pieces = list(_floats(max(size_bytes, 4 * count)).chunk(count))
@@ -89,7 +89,7 @@ def ring_all_reduce(rounds: int, size_bytes: int) -> None:
 
 
 def generation_ring(rounds: int, size_bytes: int) -> None:
-    """A token goes through all stages and back to the first, again and again."""
+    """Sends a token through all stages and back to the first, again and again."""
     ring = ringsim.current_ring()
     token = _floats(size_bytes)
     for number in range(rounds):
@@ -102,7 +102,7 @@ def generation_ring(rounds: int, size_bytes: int) -> None:
 
 
 def halo_exchange(rounds: int, size_bytes: int) -> None:
-    """Each rank exchanges its borders with both neighbours, and computes."""
+    """Has each rank exchange its borders with both neighbours, and compute."""
     rank, count = dist.get_rank(), dist.get_world_size()
     neighbours = [other for other in (rank - 1, rank + 1) if 0 <= other < count]
     here, there = _floats(size_bytes), [_floats(size_bytes) for _ in neighbours]
@@ -118,7 +118,7 @@ def halo_exchange(rounds: int, size_bytes: int) -> None:
 
 
 def broadcast_tree(rounds: int, size_bytes: int) -> None:
-    """A message goes down a binary tree, and answers come up."""
+    """Sends a message down a binary tree, and answers back up."""
     rank, count = dist.get_rank(), dist.get_world_size()
     children, value = (
         [child for child in (2 * rank + 1, 2 * rank + 2) if child < count],
@@ -136,7 +136,7 @@ def broadcast_tree(rounds: int, size_bytes: int) -> None:
 
 
 def scatter_and_gather(rounds: int, size_bytes: int) -> None:
-    """A binomial tree of messages: parts are halved on the way down, and joined on the way up."""
+    """Sends parts down a binomial tree, which halves them, and joins them on the way up."""
     rank, count = dist.get_rank(), dist.get_world_size()
     steps = [1 << bit for bit in reversed(range((count - 1).bit_length()))]
     for _ in range(rounds):
@@ -156,7 +156,7 @@ def scatter_and_gather(rounds: int, size_bytes: int) -> None:
 
 
 def pairwise_exchange(rounds: int, size_bytes: int) -> None:
-    """A butterfly: in each step a rank exchanges with the one whose number differs in one bit."""
+    """Runs a butterfly: in each step, ranks whose numbers differ in one bit exchange messages."""
     rank, count = dist.get_rank(), dist.get_world_size()
     here, there = _floats(size_bytes), _floats(size_bytes)
     for _ in range(rounds):
@@ -169,7 +169,7 @@ def pairwise_exchange(rounds: int, size_bytes: int) -> None:
 
 
 def sub_groups(rounds: int, size_bytes: int) -> None:
-    """Halves of the ranks reduce, then their first ranks exchange, and tell the others."""
+    """Reduces in both halves of the ranks; their first ranks exchange and broadcast the results."""
     rank, count = dist.get_rank(), dist.get_world_size()
     half = count // 2
     halves = [dist.new_group(list(range(half))), dist.new_group(list(range(half, count)))]

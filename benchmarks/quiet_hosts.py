@@ -1,13 +1,13 @@
-"""Looks for false alarms on two hosts, and measures the time to a verdict.
+"""Looks for false alarms on two hosts, and measures the time until a verdict.
 
     python benchmarks/quiet_hosts.py [--runs 100] [--hangs 10] [--busy PROCESSES]
 
-The hosts are namespaces with two ranks each. A correct run is a recorded block with messages around
-all ranks and an all_reduce, in which one rank makes the others wait for a second, and enters every
-other block a second late. In a run that hangs, two ranks of different hosts receive from each other
-while both hosts are watched; a thread of one rank ends this as soon as rank 0 has reported the
-reason. Prints all reports about correct runs, and exits with 1 if there are any. Creating the hosts
-needs root.
+The hosts are network namespaces with two ranks each. A correct run is a recorded block in which
+messages travel around all ranks, followed by an all_reduce. One rank makes the others wait for a
+second, and enters every other block a second late. In a run that hangs, two ranks on different
+hosts receive from each other while both hosts are watched. A thread of one rank ends this run as
+soon as rank 0 has reported the reason. The script prints all reports about correct runs, and exits
+with 1 if there are any. Creating the hosts requires root.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from quiet_runs import busy
 
 RANKS = 4
 LATE_S = 1.0
-WATCHED_S = 1.5  # after so long in a block some rank of each host watches
+WATCHED_S = 1.5  # after this time in a block, a rank on each host watches
 
 
 def run_right(number: int) -> None:
-    """Messages around all ranks; one of them is late."""
+    """Sends messages around all ranks, one of which is late."""
     import torch
     import torch.distributed as dist
 
@@ -47,7 +47,7 @@ def run_right(number: int) -> None:
 
 
 def run_wrong(said: list[str]) -> float:
-    """Ranks 0 and 3 receive from each other.
+    """Has ranks 0 and 3 receive from each other.
 
     Returns the time until rank 0 reported the reason.
     """
@@ -82,7 +82,7 @@ def run_wrong(said: list[str]) -> float:
 
 
 def run_rank(rank: int, runs: int, hangs: int, directory: str) -> None:
-    """Records all runs; rank 0 prints the reports of each, and their time."""
+    """Records all runs; rank 0 prints the reports about each run, and the time until a report."""
     import torch.distributed as dist
 
     import ringsim
@@ -109,18 +109,21 @@ def run_rank(rank: int, runs: int, hangs: int, directory: str) -> None:
 
 
 def main() -> int:
-    """Runs all; returns whether a correct run caused a report."""
+    """Runs both programs, and returns whether a correct run caused a report."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--runs", type=int, default=100, help="runs of the correct program (default: 100)"
+        "--runs", type=int, default=100, help="the number of correct runs (default: 100)"
     )
     parser.add_argument(
-        "--hangs", type=int, default=10, help="runs of the program that hangs (default: 10)"
+        "--hangs", type=int, default=10, help="the number of runs that hang (default: 10)"
     )
     parser.add_argument(
-        "--busy", type=int, default=0, help="processes that compute in the background (default: 0)"
+        "--busy",
+        type=int,
+        default=0,
+        help="the number of processes that compute in the background (default: 0)",
     )
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--directory", help=argparse.SUPPRESS)
@@ -158,12 +161,12 @@ def main() -> int:
     alarms = [row[1] for row in rows if row[0] and row[1]]
     took_s = [row[2] for row in rows if not row[0]]
     print(
-        f"correct runs: {sum(row[0] for row in rows)}; something was said of {len(alarms)}: "
+        f"correct runs: {sum(row[0] for row in rows)}, with reports about {len(alarms)}: "
         f"{alarms[:3]}"
     )
     print(
-        f"runs that hang: {len(took_s)}; said after {statistics.median(took_s):.2f} s (median), "
-        f"{max(took_s):.2f} s (most)"
+        f"runs that hang: {len(took_s)}, reported after {statistics.median(took_s):.2f} s "
+        f"(median), {max(took_s):.2f} s (maximum)"
     )
     return 1 if alarms or len(rows) < options.runs + options.hangs else 0
 

@@ -1,12 +1,13 @@
-"""Looks for false alarms: runs correct programs many times on a loaded machine.
+"""Looks for false alarms by running correct programs many times on a loaded machine.
 
     python benchmarks/quiet_runs.py [--runs 100] [--poll-ms 2] [--busy PROCESSES]
 
-The programs are the correct ones of ``tests/programs``, in one run, its scripts, and those of
-``tests/distributed/test_fault_quiet.py`` that only look stuck. The watcher looks ten times as often
-as by default, and one process per core computes in the background. Prints for each program how many
-runs ended in an alarm or a finding (except for lateness), and how many in another error or with a
-wrong result. Exits with 1 if any did.
+The programs are the correct programs in ``tests/programs`` (all in one run), the scripts in that
+directory, and the programs in ``tests/distributed/test_fault_quiet.py`` that only look stuck. The
+watcher polls ten times as often as by default, and one process per core computes in the background.
+For each program, the script prints the number of runs with an alarm or a finding (except for
+lateness), and the number of runs with a different error or a wrong result. It exits with 1 if there
+are any such runs.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from ringsim.launch.run import RunOptions, run
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "distributed"))
 
-TIMEOUT_S = 120.0  # of one operation: a loaded machine is slow
+TIMEOUT_S = 120.0  # for one operation; it is this long because a loaded machine is slow
 
 
 @dataclass
@@ -42,10 +43,10 @@ class Program:
     """A program and the results of its runs.
 
     Attributes:
-        results: the expected results of its ranks; None skips the comparison.
-        alarms: runs that the watcher ended, or that have a finding.
-        failures: runs with another error or result.
-        seconds: how long each of the runs took.
+        results: the expected results of its ranks, or None if they are not compared.
+        alarms: the number of runs that the watcher ended, or that have a finding.
+        failures: the number of runs with a different error or a wrong result.
+        seconds: the time that each run took.
     """
 
     job: Job
@@ -56,7 +57,7 @@ class Program:
     seconds: list[float] = field(default_factory=list)
 
     def repeat(self, poll_s: float) -> str:
-        """Runs it once; returns the problem, or ""."""
+        """Runs the program once, and returns the problem, or "" if there was none."""
         from test_fault_quiet import LATE
 
         start = time.monotonic()
@@ -74,7 +75,7 @@ class Program:
         if self.results not in (None, trace.results):
             self.failures += 1
             return f"expected {self.results}, got {trace.results}"
-        # of ranks that return while a message of theirs is on its way
+        # findings about ranks that return while one of their messages is in flight
         true = {*LATE, "leaked_request"}
         accused = [str(finding) for finding in trace.explain().findings if finding.kind not in true]
         self.alarms += bool(accused)
@@ -116,7 +117,7 @@ def all_programs() -> dict[str, Program]:
 
 @contextlib.contextmanager
 def busy(count: int) -> Iterator[None]:
-    """Keeps cores busy in the background."""
+    """Keeps cores busy in the background, with ``count`` processes."""
     processes = [
         subprocess.Popen([sys.executable, "-I", "-c", "while True: pass"]) for _ in range(count)
     ]
@@ -133,30 +134,32 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--runs", type=int, default=100, help="of each program (default: 100)")
+    parser.add_argument(
+        "--runs", type=int, default=100, help="the number of runs of each program (default: 100)"
+    )
     parser.add_argument(
         "--poll-ms",
         type=float,
         default=2.0,
-        help="between two looks of the watcher (default: 2; by default ringsim takes 20)",
+        help="the time between two polls of the watcher (default: 2; ringsim's own default is 20)",
     )
     parser.add_argument(
         "--busy",
         type=int,
         default=os.cpu_count() or 1,
-        help="processes that compute in the background (default: one per core)",
+        help="the number of processes that compute in the background (default: one per core)",
     )
     options = parser.parse_args()
     print(where())
     print(
         (
-            f"{options.runs} runs of each, a look every {options.poll_ms:g} ms, {options.busy} "
-            "busy processes"
+            f"{options.runs} runs of each program, a poll every {options.poll_ms:g} ms, "
+            f"{options.busy} busy processes"
         ),
         flush=True,
     )
     with tempfile.TemporaryDirectory() as early, busy(options.busy):
-        # DDP, FSDP and DTensor load it: 1 s in each of their ranks
+        # DDP, FSDP and DTensor load this module, which takes 1 s in each rank
         Path(early, "sitecustomize.py").write_text("import torch._dynamo\n")
         os.environ["PYTHONPATH"] = os.pathsep.join([early, os.environ.get("PYTHONPATH", "")])
         programs = all_programs()

@@ -1,10 +1,10 @@
-"""Measures how long many ranks take to enter and leave a recorded block.
+"""Measures the time that many ranks take to enter and leave a recorded block.
 
     python benchmarks/recorded_block.py [--ranks 64] [--runs 10]
 
-The ranks are forked on one machine, and connect over loopback. The time is that from a barrier
-before an empty block to a barrier after it, less the time of two barriers. It includes writing the
-file on rank 0.
+The ranks are forked on one machine, and connect over loopback. The result is the time from a
+barrier before an empty block to a barrier after it, minus the time between two barriers without a
+block. It includes writing the file on rank 0.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rank_server import RankServer, free_port, results
 
 
 def be_rank(rank: int, size: int, runs: int, port: int, directory: str) -> list[list[float]]:
-    """Returns the times of each run, without a block and with one."""
+    """Returns the times of each run without a block and with a block."""
     import torch.distributed as dist
 
     import ringsim
@@ -47,14 +47,14 @@ def be_rank(rank: int, size: int, runs: int, port: int, directory: str) -> list[
 
 
 def main() -> int:
-    """Prints the medians on rank 0."""
+    """Prints the medians that rank 0 measured."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--ranks", type=int, default=64)
     parser.add_argument("--runs", type=int, default=10)
     options = parser.parse_args()
-    sys.modules["recorded_block"] = sys.modules["__main__"]  # so that the ranks find the function
+    sys.modules["recorded_block"] = sys.modules["__main__"]  # for the ranks to find the function
     be_rank.__module__ = "recorded_block"
     print(where())
     with RankServer() as server, tempfile.TemporaryDirectory() as directory:
@@ -66,8 +66,8 @@ def main() -> int:
     without, with_block = (statistics.median(column) for column in zip(*took_s, strict=True))
     most = max(row[1] for row in took_s)
     print(
-        f"{options.ranks} ranks: {with_block - without:.2f} s for entering and leaving (median "
-        f"of {options.runs}; the longest {most:.2f} s)"
+        f"{options.ranks} ranks: {with_block - without:.2f} s to enter and leave a block (median "
+        f"of {options.runs} runs; {most:.2f} s at most)"
     )
     return 0
 

@@ -1,10 +1,11 @@
-"""Measures the cost of recording one operation (post, wait, done, source line).
+"""Measures the cost of recording an operation (post, wait, done, source line).
 
-Also the cost of the checks, and of other recorders. Run ``python benchmarks/recording_cost.py``
-(about a minute), or ``--quick``. ``--deepspeed`` first installs DeepSpeed in a separate
-environment. The cost is CPU time of the calling thread on torch's fake backend, which sends
-nothing. The methods run in separate processes, alternately, so a busy machine slows down all of
-them. Then two Gloo ranks play ping-pong, with recording alternately on and off.
+The script also measures the cost of the checks, and the cost of other recorders. Run ``python
+benchmarks/recording_cost.py`` (which takes about a minute), or add ``--quick``. With
+``--deepspeed``, the script also measures DeepSpeed's logger. The cost is the CPU time of the
+calling thread on torch's fake backend, which sends nothing. Each method runs in its own process,
+and the methods alternate, so a busy machine slows down all of them. Then two Gloo ranks play
+ping-pong, with recording alternately on and off.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from turns import difference, install_deepspeed, measure, serve
 
 GOAL_NS = 1500.0
 PING_BYTES = 8
-# Operations per turn. DeepSpeed's logger gets slower with every event, so its turns are short.
+# Operations per turn. DeepSpeed's logger becomes slower with every event, so its turns are short.
 OPERATIONS = {"torch.profiler": 300, "DeepSpeed, logger on": 100, "DeepSpeed, logger off": 1000}
 DEEPSPEED = ("DeepSpeed, logger off", "DeepSpeed, logger on")
 CHECK_GOAL_NS = 3000.0  # the additional cost of the checks
@@ -37,9 +38,9 @@ METHODS = (
 
 @contextmanager
 def prepare(method: str) -> Iterator[Callable[[int], float]]:
-    """Sets one method up in this process.
+    """Prepares one method in this process.
 
-    Gives a function that runs n operations and returns the CPU time of one in ns.
+    Returns a function that runs n operations and returns the CPU time per operation in ns.
     """
     import torch
     import torch.distributed as dist
@@ -98,9 +99,9 @@ def prepare(method: str) -> Iterator[Callable[[int], float]]:
 
 
 def ping_pong(rank: int, directory: str, rounds: int, results: Any) -> None:
-    """One of two Gloo ranks.
+    """Runs one of two Gloo ranks, alternately with and without recording.
 
-    Half a round trip and the CPU time of one operation, both in us, recorded and not, alternately.
+    Rank 0 returns half a round trip and the CPU time of one operation, both in us.
     """
     import torch
     import torch.distributed as dist
@@ -148,9 +149,9 @@ def ping_pong(rank: int, directory: str, rounds: int, results: Any) -> None:
 
 
 def play_ping_pong(rounds: int) -> dict[str, list[tuple[float, float]]]:
-    """Starts both ranks and returns the times of rank 0."""
+    """Starts both ranks, and returns the times that rank 0 measured."""
     context = multiprocessing.get_context("spawn")
-    os.environ["KINETO_LOG_LEVEL"] = "99"  # the profiler announces every start and stop
+    os.environ["KINETO_LOG_LEVEL"] = "99"  # otherwise the profiler announces every start and stop
     results = context.SimpleQueue()
     with tempfile.TemporaryDirectory() as directory:
         ranks = [
@@ -166,17 +167,17 @@ def play_ping_pong(rounds: int) -> dict[str, list[tuple[float, float]]]:
 
 
 def main() -> None:
-    """Prints a table, and whether the goal is met."""
+    """Prints a table, and whether the goal was met."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="a look, with few rounds")
+    parser.add_argument("--quick", action="store_true", help="run only few rounds")
     parser.add_argument(
         "--deepspeed",
         nargs="?",
         const="",
         metavar="PYTHON",
-        help="also measure DeepSpeed: install it, or use this Python",
+        help="also measure DeepSpeed, in PYTHON or in a new environment",
     )
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -213,24 +214,24 @@ def main() -> None:
     print(against_itself(times["bare"]))
     cost = difference(times["ringsim on"], times["bare"])[0]
     print(
-        f"recording costs {cost / 1e3:.2f} us an operation; the goal of {GOAL_NS / 1e3:.1f} us "
-        f"is {'met' if cost <= GOAL_NS else 'missed'}"
+        f"recording takes {cost / 1e3:.2f} us per operation; the goal of {GOAL_NS / 1e3:.1f} us "
+        f"was {'met' if cost <= GOAL_NS else 'missed'}"
     )
     checks = difference(times["ringsim checking"], times["ringsim on"])[0]
     print(
-        f"the checks, which are on by default, cost {checks / 1e3:.2f} us more; the goal of "
-        f"{CHECK_GOAL_NS / 1e3:.1f} us is "
+        f"the checks, which are on by default, take another {checks / 1e3:.2f} us; the goal of "
+        f"{CHECK_GOAL_NS / 1e3:.1f} us was "
         f"{'met' if checks <= CHECK_GOAL_NS else 'missed'}"
     )
     if options.deepspeed is not None:
         first, last = times[DEEPSPEED[1]][0], times[DEEPSPEED[1]][-1]
         print(
-            f"DeepSpeed's logger: {first / 1e3:.0f} us at first, {last / 1e3:.0f} us after "
-            f"{rounds * OPERATIONS[DEEPSPEED[1]]} operations"
+            f"DeepSpeed's logger takes {first / 1e3:.0f} us at first, and {last / 1e3:.0f} us "
+            f"after {rounds * OPERATIONS[DEEPSPEED[1]]} operations"
         )
 
     pings = play_ping_pong(rounds)
-    print(f"Gloo ping-pong, {PING_BYTES} bytes, alternately:")
+    print(f"ping-pong of {PING_BYTES} bytes on Gloo, in turns:")
     for mode, pairs in pings.items():
         for what, index in (("half a round trip", 0), ("CPU of an operation", 1)):
             values, baseline = (

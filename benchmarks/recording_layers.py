@@ -1,10 +1,10 @@
 """Measures each part of the cost of recording a Gloo message.
 
-Two ranks exchange 8 bytes back and forth. The parts of recording are added one after the other: a
-Python function around each method of torch, the record of the posting, the look-up of group and
-payload, the dictionary of handles, the record of the wait, the record of the end, and all of
-ringsim. Each layer includes the previous ones, and all layers run alternately. Run ``python
-benchmarks/recording_layers.py`` (about two minutes).
+Two ranks send 8 bytes back and forth. The script adds the parts of recording one after another: a
+Python function around each method of torch, the record of the post, the look-up of the group and
+the payload, the dictionary of handles, the record of the wait, the record of the end, and the rest
+of ringsim. Each layer includes the previous ones, and the layers alternate. Run ``python
+benchmarks/recording_layers.py`` (which takes about two minutes).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from paired import against_itself, where
 LAYERS = {
     "off": "torch alone",
     "methods": "a Python function around send, recv and wait",
-    "post": "+ the record of the posting: line of the program, time, 72 bytes",
-    "names": "+ look-up of group, peer, dtype and shape",
+    "post": "+ the record of the post: the program's line, the time, 72 bytes",
+    "names": "+ the look-up of group, peer, dtype and shape",
     "handles": "+ the dictionary of open handles",
     "wait": "+ the time when the wait begins",
     "done": "+ the time when it ends",
@@ -37,7 +37,7 @@ MESSAGES = 300
 
 
 class Cost(NamedTuple):
-    """The cost of one operation: CPU time in us, page faults, and context switches."""
+    """The cost of an operation: CPU time in us, page faults, and context switches."""
 
     cpu_us: float
     user_us: float
@@ -46,7 +46,7 @@ class Cost(NamedTuple):
 
 
 def measure(exchange: Callable[[], None]) -> Cost:
-    """Returns the cost of one operation of this thread during an exchange of ``MESSAGES``."""
+    """Returns this thread's cost per operation during an exchange of ``MESSAGES``."""
     before, start_s = resource.getrusage(resource.RUSAGE_THREAD), time.thread_time()
     exchange()
     cpu_s, after = time.thread_time() - start_s, resource.getrusage(resource.RUSAGE_THREAD)
@@ -153,7 +153,7 @@ def run_rank(rank: int, directory: str, rounds: int, results: Any) -> None:
 
 
 def main() -> None:
-    """Prints the cost of each layer beyond torch alone."""
+    """Prints the cost of each layer, compared with torch alone."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,11 +1,11 @@
 """Measures the cost of building the ring.
 
-Each rank builds its own two pair groups, or every rank calls ``new_group`` for all N pairs. Run
-``python benchmarks/ring_build.py`` (``--ranks 64``, ``--repeats 30``). Ranks are forked once and
-joined in one Gloo group on loopback. Every repeat builds the ring in each way, in random order, and
-destroys it. All ranks start at a moment that rank 0 announces (the end of a barrier would reach 64
-ranks on two cores one by one). A build ends when the last rank is done. The public way is measured
-twice, to show the noise of the run.
+Either each rank builds only its own two pair groups, or every rank calls ``new_group`` for all N
+pairs. Run ``python benchmarks/ring_build.py`` (with ``--ranks 64`` or ``--repeats 30``). The script
+forks the ranks once, and connects them in one Gloo group on loopback. In every repeat, the ranks
+build the ring in each way, in random order, and destroy it. All ranks start at a time that rank 0
+announces, because 64 ranks on two cores would leave a barrier one by one. A build ends when the
+last rank is done. The script measures the public API twice, to show the noise of the run.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from ringsim.ring.groups import (
 )
 
 GOAL = 0.4
-HEAD_START_S = 0.002  # for each rank, to have heard when to begin
+HEAD_START_S = 0.002  # per rank, so that all ranks know when to begin
 TIMEOUT = timedelta(seconds=120)
 OURS, ALL_PAIRS, AGAIN = (
     "own two groups (ringsim)",
@@ -56,7 +56,7 @@ def own_groups(rank: int, count: int, store: Store) -> PairGroups:
 
 
 def all_pairs(rank: int, count: int, _: Store) -> PairGroups:
-    """Calls ``new_group`` for every pair, as FlexLLMGen does, and keeps this rank's two."""
+    """Calls ``new_group`` for every pair, as FlexLLMGen does, and keeps this rank's two groups."""
     pred, succ = pairs_of(rank, range(count)) or ((0, 0), (0, 0))
     groups = {}
     for first in range(count):
@@ -69,12 +69,12 @@ BUILDS: dict[str, Build] = {OURS: own_groups, ALL_PAIRS: all_pairs, AGAIN: all_p
 
 
 def held() -> tuple[int, int]:
-    """Returns the number of file descriptors and threads of this process."""
+    """Returns the numbers of file descriptors and threads of this process."""
     return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
 
 
 def first_message_s(rank: int, count: int, groups: PairGroups) -> float:
-    """Sends one number around the ring and returns the time on this rank."""
+    """Sends a number around the ring, and returns the time that this rank measured."""
     start = time.perf_counter()
     came = torch.empty(1)
     sent = dist.isend(torch.ones(1), (rank + 1) % count, group=groups[1])
@@ -84,7 +84,7 @@ def first_message_s(rank: int, count: int, groups: PairGroups) -> float:
 
 
 def wait_for_start(rank: int, count: int) -> float:
-    """Sleeps until all ranks begin, and returns that moment, on the clock that they share."""
+    """Sleeps until all ranks begin, and returns this moment on the clock that they share."""
     start = torch.tensor(
         [time.monotonic() + HEAD_START_S * count if rank == 0 else 0.0], dtype=torch.float64
     )
@@ -94,7 +94,7 @@ def wait_for_start(rank: int, count: int) -> float:
 
 
 def measure(rank: int, count: int, repeats: int, store: Store) -> list[dict[str, float | str]]:
-    """Builds the ring in every way, ``repeats`` times; returns what this rank saw of each build."""
+    """Builds the ring in every way, ``repeats`` times, and returns this rank's measurements."""
     order = random.Random(0)  # the same on every rank
     seen: list[dict[str, float | str]] = []
     for repeat in range(-2, repeats):  # the first two warm up
@@ -128,10 +128,10 @@ def measure(rank: int, count: int, repeats: int, store: Store) -> list[dict[str,
 def run_rank(
     rank: int, count: int, repeats: int, listener: socket.socket, port: int, path: Path
 ) -> None:
-    """Joins the group of all ranks, measures, and writes down what this rank saw."""
+    """Joins the group of all ranks, and saves this rank's measurements."""
     torch.set_num_threads(1)
     limit_s = TIMEOUT.total_seconds()
-    alone = [rank]  # a ring of one has no groups: those are built below
+    alone = [rank]  # a ring of one rank has no groups; the groups to measure are built below
     own_listener = listener if rank == 0 else None
     ring.initialize(
         "127.0.0.1",
@@ -152,16 +152,16 @@ def run_rank(
 
 
 def measure_ranks(count: int, repeats: int, directory: Path) -> dict[str, dict[str, list[float]]]:
-    """Forks the ranks and returns, for each way to build.
+    """Forks the ranks, and returns their measurements for each way to build.
 
-    The slowest rank's times, and what all ranks held.
+    They are the times of the slowest rank, and the file descriptors and threads of all ranks.
     """
     listener = listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
     paths = [directory / f"{rank}.json" for rank in range(count)]
     children = []
-    # a garbage collection of the memory that 64 ranks share with this process would take longer
-    # than any build
+    # garbage collection in the memory that 64 ranks share with this process would take longer than
+    # any build
     gc.freeze()
     for rank in range(count):
         pid = os.fork()  # this process has imported torch and computed nothing
@@ -193,14 +193,14 @@ def measure_ranks(count: int, repeats: int, directory: Path) -> dict[str, dict[s
 
 
 def report(count: int, builds: dict[str, dict[str, list[float]]]) -> None:
-    """Prints the table of one size."""
-    print(f"\n{count} ranks, slowest rank, {len(builds[OURS]['ms'])} repeats")
+    """Prints the table for one number of ranks."""
+    print(f"\n{count} ranks, times of the slowest rank, {len(builds[OURS]['ms'])} repeats")
     for name, build in builds.items():
         ratio, low, high = ratio_interval(build["ms"], builds[ALL_PAIRS]["ms"])
         print(
             f"  {name:27} median {statistics.median(build['ms']):7.1f} ms  min "
             f"{min(build['ms']):7.1f}"
-            f"  x{ratio:.2f} ({low:.2f} .. {high:.2f})"
+            f"  ratio {ratio:.2f} ({low:.2f} .. {high:.2f})"
             f"  per rank: {statistics.median(build['fds']):+.0f} descriptors, "
             f"{statistics.median(build['threads']):+.0f} threads"
             f"  first message {statistics.median(build['message_ms']):.1f} ms"
@@ -211,11 +211,11 @@ def report(count: int, builds: dict[str, dict[str, list[float]]]) -> None:
         if abs(itself - 1) <= NOISE_LIMIT
         else f"above {NOISE_LIMIT:.0%}: INCONCLUSIVE, the machine is too noisy"
     )
-    print(f"  baseline against itself: {itself:.3f} ({noise})")
+    print(f"  baseline compared with itself: {itself:.3f} ({noise})")
 
 
 def main() -> None:
-    """Measures and prints one table for each size."""
+    """Measures and prints a table for each number of ranks."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -226,7 +226,7 @@ def main() -> None:
     for count in arguments.ranks:
         with tempfile.TemporaryDirectory() as directory:
             report(count, measure_ranks(count, arguments.repeats, Path(directory)))
-    print(f"\nThe goal is x{GOAL} at 64 ranks.\n{where()}")
+    print(f"\nThe goal is a ratio of {GOAL} with 64 ranks.\n{where()}")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
-"""Measures how long simulating a schedule takes.
+"""Measures the time to simulate a schedule.
 
-At full scale, with both evaluators, with SimPy, and for many costs.
+The script simulates schedules at full scale, with both evaluators, with SimPy, and for many costs.
 
     python benchmarks/schedule_speed.py [repeats]
 
-Every time includes all work of the call. Prints the median wall time of the repeats, the minimum,
-the median CPU time, which depends less on other load, and the computations per second: a step of p
-ranks and m microbatches has 2 p m. Without SimPy, that line is left out.
+Each time includes all work of the call. The script prints the median and the minimum of the wall
+time, the median of the CPU time, which depends less on other load, and the number of computations
+per second. A step with p ranks and m microbatches has 2 p m computations. If SimPy is not
+installed, the script omits its line.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from ringsim.simulator.columns import columns_of, make_prices
 from ringsim.simulator.levels import find_levels, find_wave
 
 RANKS, MICROBATCHES = 1024, 8192
-SIMPY_RANKS = 64  # more take it minutes
+SIMPY_RANKS = 64  # SimPy takes minutes for more ranks
 COSTS = Costs(latency=0.1)
 BUSY = {"costs": Costs(), "link": Link(alpha_s=0.05, beta_s_per_byte=1e-3), "size_bytes": 50}
 
 
 def report(name: str, call: Callable[[], Any], computations: int, repeats: int) -> None:
-    """Measures a call, and prints one line."""
+    """Measures a call, and prints a line with the results."""
     walls, times = [], []
     for _ in range(repeats):
         wall, start = time.perf_counter(), time.process_time()
@@ -58,7 +59,10 @@ def is_installed(package: str) -> bool:
 
 
 def simpy_step(ranks: int, microbatches: int) -> float:
-    """Times 1F1B, eager, with SimPy: a process for each rank, an event for each message."""
+    """Runs 1F1B in SimPy, with a process per rank and an event per message.
+
+    Returns the makespan with buffered sends.
+    """
     import simpy
 
     env = simpy.Environment()
@@ -87,8 +91,8 @@ def simpy_step(ranks: int, microbatches: int) -> float:
 
 
 def full_scale(repeats: int) -> None:
-    """1,024 ranks, 8,192 microbatches."""
-    print(f"{RANKS:,} ranks, {MICROBATCHES:,} microbatches: simulate_schedule, by name")
+    """Measures 1,024 ranks with 8,192 microbatches."""
+    print(f"{RANKS:,} ranks, {MICROBATCHES:,} microbatches: simulate_schedule(name)")
     computations = 2 * RANKS * MICROBATCHES
     given: dict[str, Any] = {"num_ranks": RANKS, "num_microbatches": MICROBATCHES}
     for name in ("1f1b", "gpipe"):
@@ -100,7 +104,7 @@ def full_scale(repeats: int) -> None:
                 computations,
                 repeats,
             )
-            label = f"{name}, {semantics}, links kept busy"
+            label = f"{name}, {semantics}, with busy links"
             report(
                 label,
                 lambda s=settings, n=name: simulate_schedule(n, **BUSY, **s),
@@ -109,18 +113,18 @@ def full_scale(repeats: int) -> None:
             )
     run = simulate_schedule("1f1b", **BUSY, **given)
     for name, part in (
-        ("operations", "columns of all computations"),
-        ("ends", "when each ends"),
-        ("critical_path", "critical path"),
+        ("operations", "the columns of all computations"),
+        ("ends", "the end of each computation"),
+        ("critical_path", "the critical path"),
     ):
         report(f"... then {part}, once", lambda name=name: getattr(run, name), computations, 1)
-    report("... then sensitivity, 8 things tried, once", run.sensitivity, 9 * computations, 1)
-    report("... then slack of each, once", lambda: run.slack, computations, 1)
+    report("... then the sensitivity to 8 changes, once", run.sensitivity, 9 * computations, 1)
+    report("... then the slack of each computation, once", lambda: run.slack, computations, 1)
 
 
 def ways(repeats: int) -> None:
-    """Both evaluators for 1F1B, and SimPy."""
-    print("1F1B, buffered: without reading the schedule; SimPy with all that it needs")
+    """Measures both evaluators for 1F1B, and SimPy."""
+    print("1F1B, buffered, without the time to read the schedule (except for SimPy)")
     for ranks, microbatches in ((8, 32), (64, 256), (256, 1024)):
         computations = 2 * ranks * microbatches
         print(f" {ranks} ranks, {microbatches} microbatches")
@@ -132,13 +136,13 @@ def ways(repeats: int) -> None:
         assert levels is not None
         assert wave is not None
         report(
-            "numpy, any schedule, level by level",
+            "numpy, level by level, for any schedule",
             lambda s=levels, p=prices: s.time(p, rendezvous=False),
             computations,
             repeats,
         )
         report(
-            "numpy, sweep",
+            "numpy, with the rule of 1F1B",
             lambda w=wave, p=prices: w.last_ends(p, rendezvous=False),
             computations,
             repeats,
@@ -155,8 +159,8 @@ def ways(repeats: int) -> None:
 
 
 def other(repeats: int) -> None:
-    """Written-out schedules, and many costs in one call."""
-    print("Written out as actions: simulate_schedule(schedule)")
+    """Measures schedules that are lists of actions, and many costs in one call."""
+    print("lists of actions: simulate_schedule(schedule)")
     for name in ("interleaved_1f1b", "zb_v"):
         schedule = make_schedule(name, 64, 256)
         computations = sum(map(len, schedule.actions))
@@ -167,7 +171,7 @@ def other(repeats: int) -> None:
             repeats,
         )
         report("... of which reading it", lambda s=schedule: columns_of(s), computations, repeats)
-    print("Many costs at once, 1f1b by name")
+    print('many costs in one call: simulate_schedule("1f1b", costs)')
     for ranks, microbatches, variants in ((8, 32, 1000), (64, 256, 64)):
         chance = np.random.default_rng(0)
         costs = [
@@ -185,7 +189,7 @@ def other(repeats: int) -> None:
 
 
 def main(repeats: int) -> None:
-    """Measures everything."""
+    """Measures and prints all tables."""
     about = machine()
     print(
         f"{about['cpu']}, {about['cores']} cores, numpy {versions()['numpy']}, python "

@@ -1,17 +1,21 @@
-"""Measures how fast workers are simulated.
+"""Measures how fast ringsim simulates workers.
 
-Messages per second on 256 ranks, recorded or not; a token around 10,000 ranks; memory per rank.
+The results are messages per second on 256 ranks, with and without recording, the time that a token
+takes around 10,000 ranks, and the memory per rank.
 
     python benchmarks/simulation_speed.py [--ranks 256] [--rounds 1000] [--repeats 5] [--steps 7]
 
-Each process measures one case, in a simulation on one core, with threads and greenlets alternating.
-Times are the caller's, from the call of ``simulate`` to the trace, including the start and end of
-the ranks. Memory is that of the simulation's process, less that of one with two ranks. Messages are
-64 float32 over private links. "ring": in each round, each rank sends to its successor, receives
-from its predecessor, and waits for both. "both ways": the same in both directions together. "3D": a
-million operations of 1,024 ranks, 8 tensor-parallel by 16 replicas by 8 stages. A microbatch has 16
-all_reduces of a tensor-parallel group and a message to each neighbouring stage, and a step has one
-all_reduce of the replicas. Activations are on the meta device, as in most large simulations.
+Each process measures one case, in a simulation on one core. Threads and greenlets alternate. The
+caller measures the time from the call of ``simulate`` to the trace, including the start and the end
+of the ranks. The memory is that of the simulation's process, minus the memory of a simulation with
+two ranks. Each message has 64 float32 values and a private link.
+
+In "ring", each rank sends to its successor, receives from its predecessor, and waits for both, in
+every round. In "both ways", each rank does this in both directions at the same time. "3D" has a
+million operations on 1,024 ranks: 8 tensor-parallel ranks by 16 replicas by 8 stages. Each
+microbatch has 16 all_reduces in a tensor-parallel group, and a message to each neighbouring stage.
+Each step has one all_reduce over the replicas. Activations are on the meta device, as in most large
+simulations.
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ LINK = ringsim.Link(alpha_s=10e-6, beta_s_per_byte=8e-11)
 
 
 def ring(rounds: int) -> None:
-    """Sends to the successor in each round."""
+    """Sends a message to the successor in each round."""
     here = ringsim.current_ring()
     token, arriving = torch.zeros(64), torch.zeros(64)
     for _ in range(rounds):
@@ -47,7 +51,7 @@ def ring(rounds: int) -> None:
 
 
 def both_ways(rounds: int) -> None:
-    """Sends to both neighbours in each round."""
+    """Sends a message to both neighbours in each round."""
     here = ringsim.current_ring()
     down, up, token = torch.zeros(64), torch.zeros(64), torch.zeros(64)
     for _ in range(rounds):
@@ -65,7 +69,7 @@ TENSOR, STAGES, REPLICAS, MICROBATCHES = 8, 8, 16, 8
 
 
 def three_dimensions(steps: int) -> int:
-    """Does steps of GPipe with tensor and data parallelism.
+    """Runs GPipe steps with tensor and data parallelism.
 
     Returns the number of operations.
     """
@@ -102,7 +106,7 @@ def three_dimensions(steps: int) -> int:
 
 
 def token_round() -> float:
-    """Passes one token around the ring."""
+    """Passes a token around the ring."""
     here = ringsim.current_ring()
     token = torch.zeros(64)
     if here.rank == 0:
@@ -115,16 +119,17 @@ def token_round() -> float:
 
 
 class Measured:
-    """A worker that also returns the memory and the processor time of its process.
+    """A worker that also returns the memory and the CPU time of its process.
 
-    Each hundredth rank asks for them: with thousands of threads the question takes a millisecond.
+    Only every hundredth rank queries them, because the query takes a millisecond if there are
+    thousands of threads.
     """
 
     def __init__(self, worker: Callable[..., Any]) -> None:
         self.worker = worker
 
     def __call__(self, *args: Any) -> tuple[Any, int, float]:
-        """Returns the worker's result, the largest memory (KiB) and the time (s) so far."""
+        """Returns the worker's result, and the peak memory (KiB) and CPU time (s) so far."""
         result = self.worker(*args)
         if ringsim.current_ring().rank % 100:
             return result, 0, 0.0
@@ -135,7 +140,7 @@ class Measured:
 def run(
     worker: Callable[..., Any], ranks: int, args: tuple[Any, ...], record: bool, stacks: str
 ) -> Any:
-    """Returns the results of the ranks, and the memory and time of their process at the end."""
+    """Returns the results of the ranks, and the memory and CPU time that their process used."""
     trace = ringsim.simulate(
         Measured(worker), world_size=ranks, args=args, link=LINK, record=record, stacks=stacks
     )
@@ -149,7 +154,7 @@ def measure(what: str, ranks: int, rounds: int, record: bool, stacks: str) -> di
         what
     ]
     args = () if what == "token" else (rounds,)
-    _, least_kib, _ = run(ring, 2, (2,), record, stacks)  # also starts the server of processes
+    _, least_kib, _ = run(ring, 2, (2,), record, stacks)  # also starts the fork server
     begin = time.perf_counter()
     results, memory_kib, cpu_s = run(worker, ranks, args, record, stacks)
     seconds = time.perf_counter() - begin
@@ -176,13 +181,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1000)
     parser.add_argument("--many", type=int, default=10_000)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=7, help="3D steps")
+    parser.add_argument("--steps", type=int, default=7, help="the number of 3D steps (default: 7)")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.case:
         print(json.dumps(measure(**json.loads(options.case))))
         return
-    print(f"load {os.getloadavg()[0]:.2f}, {options.repeats} processes each, median (best)")
+    print(f"load {os.getloadavg()[0]:.2f}, {options.repeats} processes per case, median (best)")
     cases = [
         *(
             (what, options.ranks, record)
@@ -206,7 +211,7 @@ def main() -> None:
 
 
 def measure_apart(case: dict[str, Any]) -> Any:
-    """Measures one case in a process of its own."""
+    """Measures one case in a separate process."""
     command = ["taskset", "-c", "1", sys.executable, __file__, "--case", json.dumps(case)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return json.loads(done.stdout)
@@ -226,10 +231,10 @@ def print_case(
     print(
         f"{what:<10} {ranks:>6} ranks, {stacks}, {'recorded' if record else 'not recorded':<12} "
         f"{said}, {statistics.median(seconds):.2f} s "
-        f"({statistics.median(cpu_s):.2f} s of processor time), ",
+        f"({statistics.median(cpu_s):.2f} s of CPU time), ",
         end="",
     )
-    print(f"{statistics.median(kib):.1f} KiB a rank")
+    print(f"{statistics.median(kib):.1f} KiB per rank")
 
 
 if __name__ == "__main__":

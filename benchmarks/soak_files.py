@@ -1,13 +1,13 @@
 """Reads a million damaged files of all kinds.
 
-Every result must be an answer or an error of ringsim.
+Each file must either load, or raise one of ringsim's errors.
 
     python benchmarks/soak_files.py [--inputs 1000000] [--seed 0]
     python benchmarks/soak_files.py --atheris [--inputs 1000000]
-        # pip install '.[soak]': keeps inputs that reach new lines
 
-Prints the first failure of a round with the kind and number that reproduce it (``read_many`` of
-``tests/test_damaged_files.py``), and the number of files that loaded.
+With ``--atheris``, a fuzzer keeps the inputs that reach new lines; it needs ``pip install
+'.[soak]'``. The script prints the number of files that loaded, and the first failure in each round.
+To reproduce a failure, use its kind and number (``read_many`` in ``tests/test_damaged_files.py``).
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ import matplotlib as mpl
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 REPORT_EVERY_S = 30.0
-TURN = 100  # files of a kind before the next kind has its turn
-ROUND = 50_000  # inputs of a fuzzer's process
-MOST_BYTES = 6 * 2**30  # of addresses, of which torch takes two thirds
-LIMIT_S = 120  # for one input, on the wall's clock: the machine may be busy with other things
+TURN = 100  # files of one kind, before the next kind has its turn
+ROUND = 50_000  # inputs for each process of the fuzzer
+MOST_BYTES = 6 * 2**30  # of the address space, two thirds of which torch uses
+LIMIT_S = 120  # for one input, in wall time; it is this long because the machine may be busy
 
 
 def soak(inputs: int, seed: int) -> int:
-    """Reads damaged files of all kinds in turns.
+    """Reads damaged files of all kinds in turn.
 
-    Returns the number of rounds with an error that is not ringsim's.
+    Returns the number of rounds with an error that does not come from ringsim.
     """
     from test_damaged_files import KINDS, read_many
 
@@ -60,7 +60,7 @@ def soak(inputs: int, seed: int) -> int:
                 print(
                     (
                         f"{done:,} files in {last - begin:.0f} s, {loaded:,} loaded, {failures} "
-                        f"failures, most memory {memory_mb:.0f} MB"
+                        f"failures, peak memory {memory_mb:.0f} MB"
                     ),
                     flush=True,
                 )
@@ -68,10 +68,10 @@ def soak(inputs: int, seed: int) -> int:
 
 
 def soak_with_atheris(inputs: int) -> int:
-    """The same, the choices made by a fuzzer that sees which lines of ringsim they reach.
+    """Reads damaged files that a fuzzer chooses.
 
-    Returns 1 if it found something. Each round is a process, because the tool that watches the
-    lines keeps 16 kB per input.
+    The fuzzer observes the lines of ringsim that a file reaches. Returns 1 if it found a failure.
+    Each round has its own process, because the tool that observes the lines keeps 16 kB per input.
     """
     with tempfile.TemporaryDirectory() as corpus:
         for done in range(0, inputs, ROUND):
@@ -89,8 +89,8 @@ def soak_with_atheris(inputs: int) -> int:
                 return 1
             print(
                 (
-                    f"{done + count:,} files, {len(os.listdir(corpus)):,} of them reached new "
-                    "lines, 0 failures"
+                    f"{done + count:,} files, of which {len(os.listdir(corpus)):,} reached new "
+                    "lines; 0 failures"
                 ),
                 flush=True,
             )
@@ -98,7 +98,7 @@ def soak_with_atheris(inputs: int) -> int:
 
 
 def fuzz(inputs: int, corpus: str) -> None:
-    """A round of the fuzzer; it ends the process."""
+    """Runs a round of the fuzzer, and ends the process."""
     import atheris
 
     with atheris.instrument_imports(include=["ringsim"]):
@@ -113,11 +113,11 @@ def fuzz(inputs: int, corpus: str) -> None:
         provider = atheris.FuzzedDataProvider(data)
         try:
             load_damaged(mutate(wholes, provider.ConsumeIntInRange), draw=False)
-        except Exception:  # any exception is a finding
+        except Exception:  # any exception is a failure
             print(f"input {data!r}:\n{traceback.format_exc()}", flush=True)
             os._exit(1)
         left -= 1
-        # the fuzzer would call exit() with Python's lock in its hands, for which threads of pyarrow
+        # the fuzzer would call exit() while it holds Python's lock, for which threads of pyarrow
         # may wait
         if left == 0:
             os._exit(0)
@@ -135,15 +135,17 @@ def fuzz(inputs: int, corpus: str) -> None:
 
 
 def main() -> int:
-    """Runs what the arguments say."""
+    """Reads the arguments, and runs the requested search."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--inputs", type=int, default=1_000_000, help="how many files (default: a million)"
+        "--inputs", type=int, default=1_000_000, help="the number of files (default: a million)"
     )
-    parser.add_argument("--seed", type=int, default=0, help="number of the first file of each kind")
-    parser.add_argument("--atheris", action="store_true", help="let atheris make the choices")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="the number of the first file of each kind (default: 0)"
+    )
+    parser.add_argument("--atheris", action="store_true", help="have the fuzzer choose the files")
     parser.add_argument("--corpus", help=argparse.SUPPRESS)
     options = parser.parse_args()
     mpl.use("agg")

@@ -2,9 +2,9 @@
 
     python benchmarks/soak_runs.py [--launches 10000] [--messages 10000000]
 
-Prints the resources of the process (memory, file descriptors, threads, temporary files) and the
-time of one launch, or one message, at ten moments, as soon as they are known. Exits with 1 if the
-last values are clearly larger than the first. The first tenth does not count, because caches fill.
+After each tenth, the script prints the resources of the process (memory, file descriptors, threads
+and temporary files), and the time per launch or per message. It exits with 1 if the last values are
+clearly larger than the first ones. The first tenth does not count, because it fills caches.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from paired import where
 import ringsim
 from ringsim.launch.ranks import get_launcher
 
-# between the second tenth and the last: an allocator's whims, far below a leak of a few kB a launch
+# allowed from the second tenth to the last: more than the noise of an allocator, and far less than
+# a leak of a few kB per launch
 MORE_MEMORY_MB = 32.0
-SLOWER = 1.5  # the median time of one, between the same tenths: other programs run as well
+SLOWER = 1.5  # allowed for the median time between the same tenths, because other programs also run
 RANKS = 2
 
 
 def held(pid: int | str = "self") -> dict[str, float]:
-    """Returns the resources of a process: resident memory in MB, file descriptors, threads."""
+    """Returns the resident memory of a process in MB, and its file descriptors and threads."""
     status = dict(
         line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
     )
@@ -43,15 +44,15 @@ def held(pid: int | str = "self") -> dict[str, float]:
 
 
 def progress(what: str, tenth: int, row: dict[str, float]) -> str:
-    """Returns a line of progress.
+    """Returns a line about the progress.
 
-    "10,000 launches, tenth 3 of 10: 31250.0 us each, 140 MB".
+    For example, "10,000 launches, tenth 3 of 10: 31250.0 us each, 140 MB".
     """
     return f"{what}, tenth {tenth} of 10: {row['time_us']:.1f} us each, {row['memory_mb']:.0f} MB"
 
 
 def pass_token() -> None:
-    """The worker of a launch: one message each way."""
+    """Sends one message each way; the worker of each launch."""
     import torch
     import torch.distributed as dist
 
@@ -66,8 +67,8 @@ def pass_token() -> None:
 def send_many(count: int) -> list[dict[str, float]]:
     """Sends ``count`` messages from rank 0 to rank 1.
 
-    Returns the resources of the rank at each tenth, and its time per message. Rank 0 prints the
-    progress.
+    Returns the time per message and the resources of the rank after each tenth. Both ranks print
+    the progress.
     """
     import torch
     import torch.distributed as dist
@@ -86,9 +87,9 @@ def send_many(count: int) -> list[dict[str, float]]:
 
 
 def soak_launches(count: int) -> list[dict[str, float]]:
-    """Launches ``count`` times.
+    """Starts ranks ``count`` times.
 
-    Returns the resources of this process and its fork server at each tenth.
+    Returns the resources of this process and its fork server after each tenth.
     """
     found = []
     with tempfile.TemporaryDirectory() as directory:
@@ -119,7 +120,7 @@ def soak_launches(count: int) -> list[dict[str, float]]:
 
 
 def show(what: str, found: Sequence[dict[str, float]]) -> list[str]:
-    """Prints a table with one line per tenth; returns the resources that grew after the second."""
+    """Prints a table with a line per tenth, and returns what grew after the second tenth."""
     print(f"\n{what}")
     print("  tenth " + " ".join(f"{name:>18}" for name in found[0]))
     for number, row in enumerate(found, 1):
@@ -137,13 +138,18 @@ def show(what: str, found: Sequence[dict[str, float]]) -> list[str]:
 
 
 def main() -> int:
-    """Runs both, prints the tables, and returns whether anything grew."""
+    """Runs both searches, prints the tables, and returns whether anything grew."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--launches", type=int, default=10_000, help="how many (default: 10,000)")
     parser.add_argument(
-        "--messages", type=int, default=10_000_000, help="of one run (default: ten million)"
+        "--launches", type=int, default=10_000, help="the number of launches (default: 10,000)"
+    )
+    parser.add_argument(
+        "--messages",
+        type=int,
+        default=10_000_000,
+        help="the number of messages in one run (default: ten million)",
     )
     options = parser.parse_args()
     print(where())

@@ -1,20 +1,21 @@
 """Simulates how ringsim's use of the store grows with the number of ranks.
 
-SIMULATED, for worlds that do not fit on one machine.
+All results are SIMULATED, because worlds of this size do not fit on one machine.
 
     python benchmarks/store_scale.py [--ranks 1000 10000 100000] [--only roll-call gathering
     gathering-often clocks clocks-flat]
 
-On ringsim's virtual clock, every rank carries out the operations of ``comm/bootstrap.py``,
-``launch/gathering.py`` or ``launch/clocks.py`` at one store. The store serves them in order of
-arrival. Each takes ``--serve-us`` (44,000 small operations per second were measured), one with a
-chunk of 256 KiB takes ``--chunk-us``, and a request with its answer takes ``--trip-us`` without
-other load. A host has 8 ranks and one clock. The simulation leaves out Gloo's operations at the
-store, which are far more, and all other work of the ranks. Each time is printed with a lower bound:
-the time that the busier of store and rank 0 would need for its own work.
+On ringsim's virtual clock, every rank runs the operations of ``comm/bootstrap.py``,
+``launch/gathering.py`` or ``launch/clocks.py`` on a single store. The store serves the requests in
+their order of arrival. Serving a request takes ``--serve-us`` (on a real store, 44,000 small
+operations per second were measured), or ``--chunk-us`` if the request carries a chunk of 256 KiB. A
+request and its answer take ``--trip-us`` without other load. Each host has 8 ranks and one clock.
+The simulation omits all other work of the ranks, and Gloo's operations on the store, although these
+are far more numerous. Next to each time, the script prints a lower bound: the time that the store
+or rank 0, whichever is busier, needs for its own work.
 
-A rank is a generator that yields the time at which it continues. A hundred thousand ranks that only
-use a store take minutes.
+Each rank is a generator that yields the time at which it continues. Simulating a hundred thousand
+ranks takes minutes, even though they only use a store.
 """
 
 from __future__ import annotations
@@ -32,17 +33,20 @@ from ringsim.launch.gathering import AHEAD, WINDOW
 from ringsim.simulator.clock import Clock
 from ringsim.simulator.isolation import Isolation
 
-HOST = 8  # ranks
-CHUNKS = 16  # of a host's parts: 4 MiB
-SHORT_S = 0.01  # the longest pause between two looks of a rank that is at work
-# Operations of a rank at the roll-call: until it has counted itself in, the wait for the verdict,
-# the same once its groups are built, and leaving.
+HOST = 8  # ranks per host
+CHUNKS = 16  # in the parts of a host, which have 4 MiB
+SHORT_S = 0.01  # the longest pause between two polls of a busy rank
+# A rank's operations in the roll call: counting itself in, waiting for the verdict, doing both
+# again when its groups are built, and leaving.
 ROLL_CALL = 5 + 2 + 2 + 2 + 1
 
 
 @dataclass
 class Store:
-    """The store: its keys, and when it is free again. It serves requests in order of arrival."""
+    """A store, with its keys and the time at which it is free again.
+
+    It serves requests in their order of arrival.
+    """
 
     serve_s: float
     chunk_s: float
@@ -51,14 +55,15 @@ class Store:
     free_s: float = 0.0
     busy_s: float = 0.0
     operations: int = 0
-    # by clock that answers: who has the turn,
+    # for each rank that answers questions: the client that has the turn,
     taken: dict[int, Client] = field(default_factory=dict)
-    waiting: dict[int, deque[Client]] = field(default_factory=dict)  # who waits for it,
-    # and whose questions there are
+    # the clients that wait for the turn,
+    waiting: dict[int, deque[Client]] = field(default_factory=dict)
+    # and the clients whose questions are open
     questions: dict[int, deque[Client]] = field(default_factory=dict)
 
     def book(self, now_s: float, *, chunk: bool = False) -> float:
-        """Takes the next turn; returns when the answer comes."""
+        """Serves a request that is sent now, and returns the time at which its answer arrives."""
         serve_s = self.chunk_s if chunk else self.serve_s
         way_s = (self.trip_s - self.serve_s) / 2
         self.free_s = max(now_s + way_s, self.free_s) + serve_s
@@ -67,25 +72,25 @@ class Store:
         return self.free_s + way_s
 
 
-Steps = Generator[float, None, None]  # each the time at which a rank goes on
+Steps = Generator[float, None, None]  # yields the times at which a rank continues
 NEVER = float("inf")
 
 
 class Client:
-    """A rank at the store, which does one operation after the other."""
+    """A rank that uses the store, one operation after another."""
 
     def __init__(self, store: Store, clock: Clock, rank: int) -> None:
         self.store, self.clock, self.rank, self.now_s = store, clock, rank, 0.0
-        self.shortest_s = NEVER  # of the round trips of its clock
+        self.shortest_s = NEVER  # the shortest round trip when it compares clocks
         self._steps: Steps
 
     def begin(self, steps: Steps) -> None:
-        """Begins to run."""
+        """Starts to run the given steps."""
         self._steps = steps
         self.clock.at(0.0, self._go_on)
 
     def wake(self, time_s: float) -> None:
-        """Goes on at a time, having yielded ``NEVER``."""
+        """Continues at a given time, after the client yielded ``NEVER``."""
         self.now_s = max(self.now_s, time_s)
         self.clock.at(self.now_s, self._go_on)
 
@@ -100,20 +105,20 @@ class Client:
         yield self.now_s
 
     def ask(self, *, chunk: bool = False) -> Steps:
-        """Does an operation, and waits for its answer."""
+        """Sends a request, and waits for its answer."""
         self.now_s = self.store.book(self.now_s, chunk=chunk)
         yield self.now_s
 
     def put(self, *key: object, chunk: bool = False) -> Steps:
-        """Puts something under a key."""
+        """Stores a value under a key."""
         self.store.keys.add(key)
         yield from self.ask(chunk=chunk)
 
     def wait(self, *key: object, longest_s: float = SHORT_S, there: bool = True) -> Steps:
-        """Looks until a key is there, or gone."""
+        """Polls until a key exists, or no longer exists."""
         pause_s = 0.0002
         while True:
-            found = key in self.store.keys  # what was asked before is done before
+            found = key in self.store.keys  # the store serves earlier requests first
             yield from self.ask()
             if found == there:
                 return
@@ -121,7 +126,7 @@ class Client:
             pause_s = min(2 * pause_s, longest_s)
 
     def take(self, *key: object, longest_s: float = SHORT_S, chunk: bool = False) -> Steps:
-        """Waits for a key, reads what is under it and deletes it."""
+        """Waits for a key, reads its value, and deletes the key."""
         yield from self.wait(*key, longest_s=longest_s)
         yield from self.ask(chunk=chunk)
         self.store.keys.remove(key)
@@ -129,16 +134,16 @@ class Client:
 
 
 def call_roll(client: Client, _: int) -> Steps:
-    """A rank of ``initialize_distributed``."""
+    """Runs the operations of a rank in ``initialize_distributed``."""
     for _ in range(ROLL_CALL):
         yield from client.ask()
 
 
 def gather(client: Client, ranks: int, often: bool) -> Steps:
-    """A rank that leaves a recorded block.
+    """Runs the operations of a rank that leaves a recorded block.
 
-    Rank 0 fetches the parts of all other hosts, each from its first rank. ``often``: whether all
-    check every 10 ms whether it is their turn, instead of waiting for a notice.
+    Rank 0 fetches the parts of every other host from the host's first rank. If ``often`` is set,
+    all ranks check every 10 ms whether it is their turn, instead of waiting for a notice.
     """
     rank = client.rank
     if rank == 0:
@@ -166,10 +171,10 @@ def gather(client: Client, ranks: int, often: bool) -> Steps:
 
 
 def fetch(client: Client, ranks: int, often: bool) -> Steps:
-    """The work of rank 0.
+    """Runs the operations of rank 0.
 
-    It reads who has left and where all are, fetches host by host, and waits until all know that it
-    has done so.
+    It reads which ranks have left and where all ranks are, and fetches the parts host by host. Then
+    it waits until all ranks know that it has done so.
     """
     for what in ("left", "at"):
         for other in range(1, ranks):
@@ -186,7 +191,7 @@ def fetch(client: Client, ranks: int, often: bool) -> Steps:
         ):
             yield from client.put("soon", soon)
         for _ in range(sender, min(sender + HOST, ranks)):
-            yield from client.ask()  # whether it has begun by itself
+            yield from client.ask()  # whether the rank has already left its parts in the store
         yield from client.put("wants", sender)
         yield from client.take("files", sender)
         for number in range(CHUNKS):
@@ -201,7 +206,7 @@ def fetch(client: Client, ranks: int, often: bool) -> Steps:
 
 
 def compare(client: Client, _: int, flat: bool) -> Steps:
-    """One of the ranks that compare clocks, one for each host."""
+    """Runs the operations of a rank that compares clocks; there is one such rank per host."""
     store = client.store
     if client.rank == 0:
         return
@@ -224,10 +229,10 @@ def compare(client: Client, _: int, flat: bool) -> Steps:
         yield from client.ask()  # puts the question
         store.book(client.now_s)  # asks for the answer, which comes later
         questions.append(client)
-        if questions[0] is not client:  # the thread that answers has others to answer before
+        if questions[0] is not client:  # the answering thread has earlier questions to answer
             yield NEVER
-        yield from client.ask()  # that thread gets the question
-        yield from client.ask()  # and answers
+        yield from client.ask()  # the answering thread gets the question
+        yield from client.ask()  # and answers it
         questions.popleft()
         if questions:
             questions[0].wake(client.now_s)
@@ -241,19 +246,19 @@ def compare(client: Client, _: int, flat: bool) -> Steps:
 
 
 def give_up(client: Client, waiting: deque[Client]) -> None:
-    """Lets a rank go on that has waited for its turn too long, if it still does."""
+    """Has a rank continue if it is still waiting for its turn after the longest allowed time."""
     if client in waiting:
         waiting.remove(client)
         client.wake(client.clock.now)
 
 
 def least_s(store: Store, name: str, size: int) -> float:
-    """Returns a lower bound of the time, by a formula."""
+    """Returns a lower bound for the time, computed by a formula."""
     if name == "roll-call":
         return ROLL_CALL * max(store.trip_s, size * store.serve_s)
     if name == "clocks":
         return ROUND_TRIPS * max(4 * store.trip_s, 4 * (size - 1) * store.serve_s)
-    hosts, away = -(-size // HOST) - 1, size - HOST  # without rank 0's host; and their ranks
+    hosts, away = -(-size // HOST) - 1, size - HOST  # all hosts except rank 0's, and their ranks
     looks = 4 * (size - 1) + hosts * (2 + 3 + 2 * CHUNKS + 2) + 3 * away - hosts
     rank_0_s = looks * store.trip_s + hosts * CHUNKS * (
         store.trip_s - store.serve_s + store.chunk_s
@@ -261,13 +266,13 @@ def least_s(store: Store, name: str, size: int) -> float:
     return max(rank_0_s, (looks + 9 * away) * store.serve_s + hosts * CHUNKS * 2 * store.chunk_s)
 
 
-# Name, worker, its other arguments. One rank of each host compares clocks.
+# The name, the worker and its other arguments. One rank on each host compares clocks.
 CASES: dict[str, tuple[str, Callable[..., Steps], tuple[bool, ...]]] = {
     "roll-call": ("roll-call", call_roll, ()),
     "gathering": ("gathering", gather, (False,)),
-    "gathering-often": ("gathering, if all look every 10 ms", gather, (True,)),
+    "gathering-often": ("gathering, if all ranks poll every 10 ms", gather, (True,)),
     "clocks": ("clocks", compare, (False,)),
-    "clocks-flat": ("clocks, all asking rank 0", compare, (True,)),
+    "clocks-flat": ("clocks, if all ranks ask rank 0", compare, (True,)),
 }
 
 
@@ -300,8 +305,8 @@ def main() -> None:
             )
             took_s = [client.shortest_s for client in clients if client.shortest_s < NEVER]
             print(
-                f"simulated, {ranks:,} ranks: {name} {last_s:.2f} s, at least {bound_s:.2f} s; "
-                f"{store.operations:,} operations at the store, which was busy for "
+                f"simulated, {ranks:,} ranks: {name}: {last_s:.2f} s (lower bound {bound_s:.2f} "
+                f"s); {store.operations:,} operations on the store, which was busy for "
                 f"{store.busy_s:.2f} s"
                 + (
                     (

@@ -1,12 +1,12 @@
-"""Measures saving, loading and explaining a million events, and the size of the file.
+"""Measures the time to save, load and explain a million events, and the size of the file.
 
-Compared with the same events as Chrome JSON. Run ``python benchmarks/trace_files.py``. The goals
-are 0.5 s, 0.2 s, 1 s and 12 MB. Both formats alternate, so a busy machine slows down both. JSON has
-an advantage: converting its dictionaries from and to columns is not timed.
+The script compares ringsim's format with Chrome JSON. Run ``python benchmarks/trace_files.py``. The
+goals are 0.5 s, 0.2 s, 1 s and 12 MB. The formats alternate, so a busy machine slows down both.
+JSON has an advantage, because the time to convert columns to dictionaries and back does not count.
 
-``--part 10`` writes a run of 64 ranks and 100 million events. It reads one rank, and a tenth of the
-time of one rank, in separate processes, and runs ``ringsim show`` on the whole. The goals are 2 s
-for a part, and 1 GiB.
+With ``--part 10``, the script writes a run of 64 ranks and 100 million events. In separate
+processes, it loads one rank, loads a tenth of the time of one rank, and runs ``ringsim show`` on
+the whole file. The goals are 2 s for each part, and 1 GiB of memory.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ from ringsim.traces.value import Trace
 
 RANKS = 8
 GOALS = {"save": (0.5, "s"), "load": (0.2, "s"), "explain": (1.0, "s"), "size": (12.0, "MB")}
-# of a stage: forward, then backward
+# the operations of a stage for each microbatch: forward, then backward
 STEP = [OP_CODES[name] for name in ("irecv", "span", "isend", "irecv", "span", "isend")]
 
 
 def make_run(count: int, ranks: int = RANKS) -> Trace:
-    """A pipeline on a ring.
+    """Returns the run of a pipeline on a ring.
 
-    Per microbatch two recvs, two sends and two spans on each rank, with gaps as random as those of
+    For each microbatch, each rank has two recvs, two sends and two spans, with gaps as random as in
     a real run.
     """
     rng = np.random.default_rng(0)
     rank = np.repeat(np.arange(ranks), -(-count // ranks))[:count]
-    place = np.arange(count) - np.searchsorted(rank, rank)  # within the rank
+    place = np.arange(count) - np.searchsorted(rank, rank)  # the index within the rank
     op = np.array(STEP)[place % len(STEP)]
     message, receives, forward = (
         op != OP_CODES["span"],
         op == OP_CODES["irecv"],
         place % len(STEP) < 3,
     )
-    from_pred = receives == forward  # forward recvs and backward sends are with the predecessor
+    from_pred = receives == forward  # whether the peer is the predecessor
     pred, succ = (rank - 1) % ranks, (rank + 1) % ranks
     microbatch = place // len(STEP) % 32
 
@@ -104,7 +104,7 @@ def make_run(count: int, ranks: int = RANKS) -> Trace:
 
 
 def chrome_events(trace: Trace) -> list[dict[str, Any]]:
-    """The same events as Chrome's trace viewer wants them."""
+    """Returns the same events in the format of Chrome's trace viewer."""
     events, sizes = trace.events, trace.events.size_bytes
     columns = (
         events.rank,
@@ -140,7 +140,7 @@ def timed(action: Callable[[], Any]) -> float:
 
 
 def first_load(path: str) -> float:
-    """Returns the seconds of a load in a fresh interpreter, where pyarrow is not imported yet."""
+    """Returns the seconds to load a file in a fresh interpreter, which must import pyarrow."""
     code = (
         "import time; from ringsim.traces.files import load; t = time.perf_counter(); "
         f"load({path!r}); print(time.perf_counter() - t)"
@@ -155,7 +155,7 @@ def first_load(path: str) -> float:
 def measure(count: int, repeats: int, directory: str) -> dict[str, dict[str, list[float]]]:
     """Saves and loads both formats in turn.
 
-    Returns seconds and megabytes by what was done and by format.
+    Returns the seconds or megabytes, by action and by format.
     """
     trace = make_run(count)
     events = chrome_events(trace)
@@ -185,12 +185,12 @@ def measure(count: int, repeats: int, directory: str) -> dict[str, dict[str, lis
         "json": [os.path.getsize(theirs) / 1e6],
     }
     if load(ours) != trace:
-        raise SystemExit("what was loaded is not what was saved")
+        raise SystemExit("the loaded trace differs from the saved trace")
     return found
 
 
 def write_long(path: str, turns: int) -> int:
-    """Writes a run of 64 ranks that does the same ``turns`` times, a rank at a time.
+    """Writes a run of 64 ranks that repeats the same events ``turns`` times, rank by rank.
 
     Returns the number of events.
     """
@@ -238,9 +238,9 @@ def write_long(path: str, turns: int) -> int:
 
 
 def measure_alone(call: str, count: str) -> tuple[float, float, int]:
-    """Calls something in a process of its own.
+    """Evaluates a call in a separate process.
 
-    Returns its seconds, the peak of its memory in MiB and the number of events.
+    Returns the seconds that it took, the peak memory in MiB, and the number of events.
     """
     code = (
         "import time; from ringsim.traces.files import load; from ringsim.traces.summary import "
@@ -256,7 +256,7 @@ def measure_alone(call: str, count: str) -> tuple[float, float, int]:
 
 
 def measure_parts(turns: int, repeats: int) -> None:
-    """Prints what it takes to read parts of a long run, and to summarise it."""
+    """Prints the time and memory to read parts of a long run, and to summarise the run."""
     with tempfile.TemporaryDirectory() as directory:
         path = os.path.join(directory, "long.ringtrace")
         count = write_long(path, turns)
@@ -283,7 +283,7 @@ def measure_parts(turns: int, repeats: int) -> None:
 
 
 def main() -> None:
-    """Prints the table, and whether the goals are met."""
+    """Prints the table, and whether the goals were met."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--events", type=int, default=1_000_000)
     parser.add_argument("--repeats", type=int, default=7)
@@ -291,7 +291,7 @@ def main() -> None:
         "--part",
         type=int,
         metavar="TURNS",
-        help="read parts of a run of so many times ten million events",
+        help="read parts of a run with TURNS times ten million events",
     )
     arguments = parser.parse_args()
     if arguments.part:

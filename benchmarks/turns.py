@@ -1,8 +1,8 @@
-"""Compares methods in CPU time.
+"""Compares the CPU time of methods.
 
-Each method runs in a separate process, with its own Python, and the methods alternate, so a busy
-machine slows down all of them. A script that uses this module serves a method when it is started
-with ``--serve METHOD``.
+Each method runs in its own process, with its own Python, and the methods alternate, so a busy
+machine slows down all of them. If a script that uses this module is started with ``--serve
+METHOD``, it serves this method.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
-OPERATIONS = 2000  # a turn
+OPERATIONS = 2000  # per turn
 
 
 def serve(prepared: AbstractContextManager[Callable[[int], float]]) -> None:
-    """Measures whenever a line comes in, and answers on what was standard output."""
+    """Measures once per line of input, and answers on the original standard output."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     with prepared as run:
@@ -29,7 +29,7 @@ def serve(prepared: AbstractContextManager[Callable[[int], float]]) -> None:
 
 
 def ask(process: subprocess.Popen[str], count: int) -> float:
-    """Lets a serving process take its turn."""
+    """Has a serving process take its turn, and returns its result."""
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(f"{count}\n")
@@ -40,13 +40,13 @@ def ask(process: subprocess.Popen[str], count: int) -> float:
 def measure(
     script: str, interpreters: dict[str, str], rounds: int, operations: dict[str, int]
 ) -> dict[str, list[float]]:
-    """Returns the CPU time of one operation in ns, by method, one value a round.
+    """Returns the CPU time per operation in ns, by method, with one value per round.
 
     Args:
-        script: the file that serves.
-        interpreters: which Python serves each method.
-        rounds: how many turns each takes; a first one, unmeasured, warms it up.
-        operations: how many a turn has, where not ``OPERATIONS``.
+        script: the script that serves the methods.
+        interpreters: the Python that serves each method.
+        rounds: the number of turns per method, not counting a first turn that warms up.
+        operations: the number of operations per turn, by method; the default is ``OPERATIONS``.
     """
     environment = os.environ | {
         "PYTHONPATH": str(Path(__file__).parent.parent),
@@ -78,7 +78,7 @@ def measure(
 def difference(
     ours: Sequence[float], baseline: Sequence[float], draws: int = 2000
 ) -> tuple[float, float, float]:
-    """Returns the difference of the medians and its 95 % bootstrap interval."""
+    """Returns the difference between the medians, and its 95 % bootstrap interval."""
 
     def draw() -> float:
         return statistics.median(random.choices(ours, k=len(ours))) - statistics.median(
@@ -94,9 +94,9 @@ def difference(
 
 
 def install_deepspeed(directory: str) -> str:
-    """Installs DeepSpeed in addition to the packages of this environment, without changing it.
+    """Installs DeepSpeed in a new environment that also sees the packages of this environment.
 
-    Returns its Python.
+    Returns the Python of the new environment.
     """
     subprocess.run([sys.executable, "-m", "venv", directory], check=True)
     packages, python = next(Path(directory).glob("lib/*/site-packages")), f"{directory}/bin/python"

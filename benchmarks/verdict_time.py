@@ -1,13 +1,13 @@
-"""Measures how soon the watcher reports that ranks are stuck, or disagree.
+"""Measures the time until the watcher reports that ranks are stuck, or disagree.
 
-From the last relevant event to the verdict.
+The time begins with the last event of the ranks, and ends with the verdict.
 
     python benchmarks/verdict_time.py [--runs 10] [--ranks 2 4 8 16] [--busy PROCESSES]
 
-In the ring *stuck* each rank waits for a message from the previous one. In the ring *disagrees*
-each rank sends float32 to the next one, which receives int32: Gloo does not notice, and the ranks
-continue. The first run warms up and does not count. Exits with 1 if a verdict took longer than the
-goal.
+In the ring *stuck*, each rank waits for a message from the previous rank. In the ring *disagrees*,
+each rank sends float32 to the next rank, which receives int32. Gloo does not notice this, and the
+ranks continue. The first run warms up and does not count. The script exits with 1 if a verdict took
+longer than the goal.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ GOAL_S = 1.0
 
 
 def stuck() -> None:
-    """Each rank receives first."""
+    """Has each rank receive first."""
     import torch
     import torch.distributed as dist
 
@@ -39,7 +39,7 @@ def stuck() -> None:
 
 
 def disagrees() -> None:
-    """Each rank takes float32 for int32, and goes on."""
+    """Has each rank receive float32 as int32, and continue."""
     import torch
     import torch.distributed as dist
 
@@ -51,10 +51,10 @@ def disagrees() -> None:
 
 
 def find_verdict_s(program: Callable[[], None], world_size: int) -> float:
-    """Runs a ring once; returns how long it took from the last event to the verdict.
+    """Runs a ring once, and returns the time from the last event to the verdict.
 
     Raises:
-        RuntimeError: nothing was found.
+        RuntimeError: there was no verdict.
     """
     try:
         ringsim.trace(program, world_size=world_size)
@@ -63,32 +63,34 @@ def find_verdict_s(program: Callable[[], None], world_size: int) -> float:
         assert trace is not None
         last_ns = max(int(trace.events.wait_ns.max()), int(trace.events.post_ns.max()))
         return float(trace.metadata["given_up_ns"] - last_ns) / 1e9
-    raise RuntimeError(f"a ring of {world_size} ranks must be found to be wrong as a whole")
+    raise RuntimeError(f"the watcher found nothing wrong with a ring of {world_size} ranks")
 
 
 def main() -> int:
-    """Prints a table, and returns whether the goal is met."""
+    """Prints a table, and returns whether the goal was met."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--runs", type=int, default=10, help="of each size (default: 10)")
+    parser.add_argument(
+        "--runs", type=int, default=10, help="the number of runs per ring (default: 10)"
+    )
     parser.add_argument(
         "--ranks",
         type=int,
         nargs="+",
         default=[2, 4, 8, 16],
-        help="sizes of the ring (default: 2 4 8 16)",
+        help="the sizes of the ring (default: 2 4 8 16)",
     )
     parser.add_argument(
         "--busy",
         type=int,
         default=os.cpu_count() or 1,
-        help="processes that compute in the background (default: one per core)",
+        help="the number of processes that compute in the background (default: one per core)",
     )
     options = parser.parse_args()
     print(where())
     print(
-        f"{options.runs} runs of each, {options.busy} busy processes; from the last "
+        f"{options.runs} runs of each ring, {options.busy} busy processes; times from the last "
         "event to the verdict"
     )
     print(f"  {'ring':10}{'ranks':>5}{'median ms':>12}{'longest ms':>12}", flush=True)
@@ -107,7 +109,7 @@ def main() -> int:
                     flush=True,
                 )
     get_launcher().close()
-    print(f"the goal of {GOAL_S:g} s is {'met' if worst_s <= GOAL_S else 'missed'}")
+    print(f"the goal of {GOAL_S:g} s was {'met' if worst_s <= GOAL_S else 'missed'}")
     return 0 if worst_s <= GOAL_S else 1
 
 

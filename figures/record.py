@@ -1,4 +1,4 @@
-"""Records the data of the figures: real runs on this machine.
+"""Records the data for the figures, from real runs on this machine.
 
     python figures/record.py pipeline [directory]  writes pipeline.ringtrace
     python figures/record.py schedule [directory]  writes schedule.ringtrace
@@ -6,8 +6,8 @@
     python figures/record.py bandwidth [directory]  writes bandwidth-gloo.json; needs a quiet
                                                     machine, and takes at most two minutes
 
-The directory is ``figures/data`` by default. Every run gives different times, so you run this by
-hand and commit the result; ``figures/make.py`` then draws the same bytes from it each time.
+The directory is ``figures/data`` by default. The times differ from run to run, so run the script by
+hand and commit its files. ``figures/make.py`` then always draws the same bytes from these files.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ TRAINED_MICROBATCHES, STEPS = 8, 3
 def pipeline(microbatches: int, rows: int, width: int) -> float:
     """Runs one training step of a pipeline: all microbatches forward, then all backward.
 
-    Each rank has one stage. Activations go to the successor and gradients come back to the
-    predecessor, on the pair groups; the last stage computes a loss.
+    Each rank has one stage. On the pair groups, it sends activations to the successor and gradients
+    to the predecessor. The last stage computes a loss.
 
     Args:
         microbatches: the number of microbatches.
@@ -42,7 +42,7 @@ def pipeline(microbatches: int, rows: int, width: int) -> float:
         width: the number of features; an activation has shape (rows, width).
 
     Returns:
-        The sum of the losses on the last stage, 0 elsewhere.
+        The sum of the losses on the last stage, or 0 on the other stages.
     """
     import torch
     import torch.distributed as dist
@@ -115,10 +115,10 @@ def train(microbatches: int, steps: int) -> float:
 
     Args:
         microbatches: the number of microbatches in a step.
-        steps: the number of steps; the first ones are slow, because the kernels are cold.
+        steps: the number of steps; the first steps are slow, because the kernels are cold.
 
     Returns:
-        The loss of the last step, the same on every rank.
+        The loss of the last step, which is the same on every rank.
     """
     import torch
 
@@ -148,7 +148,7 @@ def record_bandwidth(directory: Path) -> None:
 
 
 def deadlock() -> None:
-    """Sends a token round the ring twice, then lets every rank receive first."""
+    """Sends a token round the ring twice, and then has every rank receive first."""
     import torch
     import torch.distributed as dist
 
@@ -165,7 +165,7 @@ def deadlock() -> None:
 
 
 def straggler(microbatches: int) -> None:
-    """Passes microbatches down a pipeline whose stage 1 takes six times as long as the others."""
+    """Passes microbatches through a pipeline in which stage 1 takes six times as long as others."""
     import torch
     import torch.distributed as dist
 
@@ -181,7 +181,7 @@ def straggler(microbatches: int) -> None:
 
 
 def record_sick(directory: Path) -> None:
-    """Records a run that hangs and a slow run."""
+    """Records a run that hangs, and a slow run."""
     try:
         ringsim.trace(deadlock, world_size=RANKS)
     except ringsim.errors.Deadlock as error:
@@ -200,7 +200,7 @@ RECORDERS = {
 
 def main(arguments: list[str]) -> None:
     """Records the requested data."""
-    parser = argparse.ArgumentParser(description="Records the data of the figures.")
+    parser = argparse.ArgumentParser(description="Record the data for the figures.")
     parser.add_argument("what", choices=RECORDERS)
     parser.add_argument("directory", nargs="?", type=Path, default=DATA)
     options = parser.parse_args(arguments)
@@ -210,7 +210,7 @@ def main(arguments: list[str]) -> None:
 def anonymous(trace: ringsim.Trace) -> ringsim.Trace:
     """Returns the trace without the machine's name.
 
-    The paths of source files begin at the project's directory.
+    The paths of source files become relative to the project's directory.
     """
     tables = trace.events.tables
     files = tuple(Path(name).resolve().relative_to(ROOT).as_posix() for name in tables.files)

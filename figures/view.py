@@ -1,12 +1,12 @@
 """Takes screenshots of the interactive page.
 
-They are ``view``, ``view_pipeline``, ``view_runs``, ``view_ranks`` and ``explore``, and the
-animation ``playing``.
+The screenshots are ``view``, ``view_pipeline``, ``view_runs``, ``view_ranks`` and ``explore``. The
+script also records the animation ``playing``.
 
     python figures/view.py
 
-It needs Playwright and Chromium. Each browser draws fonts differently, so no test compares the
-bytes.
+The script needs Playwright and Chromium. Each browser draws fonts differently, so no test compares
+the bytes.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ LINK = ringsim.Link(alpha_s=10e-6, beta_s_per_byte=8e-11)
 
 
 def exchange_halos(columns: int, rounds: int = 6) -> None:
-    """Exchanges 64 KiB with the neighbours on a grid with these columns, and computes.
+    """Exchanges 64 KiB with the neighbours on a grid with ``columns`` columns, and computes.
 
-    One rank takes longer.
+    One rank computes for longer than the others.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     row, column = divmod(rank, columns)
@@ -73,7 +73,7 @@ def write_film(page: Page, file: Path) -> None:
 def main() -> None:
     """Takes all screenshots.
 
-    They are the recorded pipeline with the pointer at a wait, one simulated schedule, two
+    They show the recorded pipeline with the pointer at a wait, one simulated schedule, two
     compared schedules, and an explorer.
     """
     schedule = ringsim.simulate_schedule(

@@ -1,4 +1,4 @@
-"""Writes docs/reference/command-line.md from the parser: ``python site/command_line.py``."""
+"""Writes docs/reference/command-line.md from the parser. Run ``python site/command_line.py``."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ringsim.cli import make_parser
 PAGE = Path(__file__).parent.parent / "docs" / "reference" / "command-line.md"
 HEAD = """# Command line
 
-The option `--help` of each command prints the same. To complete commands and options in your
-shell, put `eval "$(ringsim --print-completion bash)"` into its start-up file (or `zsh`, `tcsh`).
+`ringsim COMMAND --help` prints the same information. To complete commands and options in your
+shell, add `eval "$(ringsim --print-completion bash)"` (or `zsh`, `tcsh`) to its start-up file.
 """
 
 
 def find_commands() -> dict[str, argparse.ArgumentParser]:
-    """Returns the parsers of all commands by their names."""
+    """Returns the parsers of all commands, by name."""
     (commands,) = (
         action
         for action in make_parser()._actions
@@ -28,7 +28,7 @@ def find_commands() -> dict[str, argparse.ArgumentParser]:
 
 
 def describe_value(action: argparse.Action) -> str:
-    """Returns the placeholder of an argument's value, or ""."""
+    """Returns the placeholder for an argument's value, or "" if it takes none."""
     if action.nargs == 0:
         return ""
     if action.choices is not None:
@@ -37,7 +37,7 @@ def describe_value(action: argparse.Action) -> str:
 
 
 def describe_argument(action: argparse.Action) -> tuple[str, str]:
-    """Returns the names of an argument, and its help."""
+    """Returns the names of an argument and its help text."""
     value = describe_value(action)
     names = " ".join(filter(None, [", ".join(action.option_strings), value]))
     text = (action.help or "") % {**vars(action), "prog": "ringsim"}
@@ -45,7 +45,7 @@ def describe_argument(action: argparse.Action) -> tuple[str, str]:
 
 
 def write_command(name: str, parser: argparse.ArgumentParser) -> Iterator[str]:
-    """Yields the lines of a command's section."""
+    """Yields the lines of the section about a command."""
     yield from (f"\n## ringsim {name}\n", f"{parser.description}\n")
     arguments = [each for each in parser._actions if each.help != argparse.SUPPRESS]
     rows = [describe_argument(each) for each in arguments if each.dest != "help"]

@@ -1,6 +1,6 @@
-"""How Sphinx builds the site: `make site`.
+"""The settings with which Sphinx builds the site (`make site`).
 
-Its sources are the repository's own pages; what stands here is what only a site has.
+The site shows the pages of the repository; this directory holds only the files that a site needs.
 """
 
 from __future__ import annotations
@@ -31,36 +31,38 @@ autodoc_typehints = "description"
 myst_heading_anchors = 3
 myst_html_meta = {
     "description": (
-        "ringsim shows how the stages of a pipeline talk: runs, records, "
+        "ringsim shows how the stages of a pipeline talk: it runs, records, "
         "explains, simulates and draws them."
     )
 }
-# links to code; tables and commands in blocks without a language
+# warnings about links to code, and about blocks with tables or commands that name no language
 suppress_warnings = ["myst.xref_missing", "misc.highlighting_failure"]
 
-# Lessons and pages run when the site is built; one that fails, fails the build. Views and explorers
-# need no kernel there: see frames.py.
+# Lessons and pages run when the site is built, and the build fails if one of them fails. On the
+# site, views and explorers need no kernel; see frames.py.
 nb_execution_mode = "cache"
 nb_execution_timeout = 300
 nb_execution_raise_on_error = True
 nb_merge_streams = True
-nb_ipywidgets_js: dict[str, Any] = {}  # nothing from other servers
+nb_ipywidgets_js: dict[str, Any] = {}  # load nothing from other servers
 nb_mime_priority_overrides = [("html", "application/vnd.jupyter.widget-view+json", None)]
 
 html_theme = "furo"
 html_title = f"ringsim {release}"
 html_favicon = "assets/ring.svg"
 html_static_path = ["_static", "assets"]
-html_extra_path = ["root"]  # what a server shows first, which leads to the first page
+html_extra_path = [
+    "root"
+]  # the page that a server shows first, which redirects to the first page of the site
 html_js_files = ["accessible.js"]
 html_css_files = ["outputs.css"]
 html_theme_options = {"top_of_page_buttons": []}
 
 
 def write_pages(*_: Any) -> None:
-    """Writes what pages show in frames and what kernels run first.
+    """Writes the pages that the site shows in frames, and the script that kernels run first.
 
-    A recorded run and the explorers.
+    The pages are a recorded run and the explorers.
     """
     static, own = HERE / "_static", ROOT / "build" / "ipython"
     static.mkdir(exist_ok=True)
@@ -74,5 +76,5 @@ def write_pages(*_: Any) -> None:
 
 
 def setup(app: Any) -> None:
-    """Hooks in."""
+    """Has Sphinx call ``write_pages`` before it builds the site."""
     app.connect("config-inited", write_pages)

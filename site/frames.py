@@ -1,6 +1,7 @@
-"""Runs first in each kernel that builds the site.
+"""Replaces views and explorers on the site with frames that need no kernel.
 
-A view, or an explorer, becomes a frame that needs no kernel, with its pictures below.
+Each kernel that builds the site runs this script first. Below a view, the site also shows its still
+pictures.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ STATIC = Path(os.environ["RINGSIM_SITE_STATIC"])
 
 
 def show_view(view: Any) -> None:
-    """Writes the page of a view, and shows it."""
+    """Writes the page of a view, and shows the page and the still pictures."""
     from ringsim.view.html import to_html
 
     to_html(view.traces, unnamed := STATIC / "view.html")
@@ -29,7 +30,7 @@ def show_view(view: Any) -> None:
 
 
 def show_explorer(explorer: Any) -> None:
-    """Shows the page of an explorer, which is there for its own page."""
+    """Shows the page of an explorer, which ``conf.py`` has written."""
     from ringsim import explore
 
     (name,) = (name for name in explore.__all__ if getattr(explore, name)().title == explorer.title)
@@ -37,7 +38,7 @@ def show_explorer(explorer: Any) -> None:
 
 
 def show_frame(name: str, title: str, height: str) -> None:
-    """Shows a page of the site's own in a frame."""
+    """Shows one of the site's static pages in a frame."""
     style = f"width: 100%; height: {height}; border: 1px solid"
     frame = (
         f'<iframe src="../_static/{name}" title="{title}" loading="lazy" style="{style}"></iframe>'
