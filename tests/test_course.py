@@ -28,7 +28,7 @@ def test_the_table_has_each_lesson_with_its_time_what_it_needs_and_its_exercises
         notebook = nbformat.read(lesson, as_version=4)
         exercises = [exercise.check for exercise in grading.find_exercises(notebook).values()]
         (first,) = re.findall(
-            r"^It takes about (\d+) minutes\.(?: Lessons? ([\d, and]+?) comes? first)?",
+            r"^This lesson takes about (\d+) minutes\.(?: Do lessons? ([\d, and]+?) first)?",
             notebook.cells[0].source,
             re.MULTILINE,
         )

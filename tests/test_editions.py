@@ -69,7 +69,7 @@ def test_students_get_no_answers_and_instructors_everything(lesson: Path) -> Non
     assert instructor == source == read(lesson)
     text = "\n".join(cell.source for cell in student.cells)
     assert "_solution" not in text
-    assert "olution, folded" not in text
+    assert "collapsed cell below" not in text
     assert (
         text.count("<details>")
         == text.count("<details><summary>Hint ")

@@ -87,7 +87,8 @@ def test_a_lesson_has_all_parts_and_no_leftovers(lesson: Path) -> None:
     assert "ipywidgets" not in "".join(code), "use ringsim's views and explorers"
     assert [part for part in PARTS if not re.search(part, text, re.MULTILINE)] == []
     assert len(notebook["cells"]) <= MOST_CELLS
-    assert 0 < int(re.search(r"^It takes about (\d+) minutes\. ", text, re.MULTILINE)[1]) <= 45
+    minutes = re.search(r"^This lesson takes about (\d+) minutes\. ", text, re.MULTILINE)[1]
+    assert 0 < int(minutes) <= 45
     assert text.count("<details>") == text.count("</details>")
     words = [
         word

@@ -16,7 +16,7 @@ __all__ = ["EDITIONS", "make_edition", "tags_of"]
 
 EDITIONS: Final = ("student", "instructor", "slides")
 _ANSWER: Final = re.compile(
-    r"\s*(<details><summary>(?!Hint).*?</details>|The next cell holds a solution, folded\..*)",
+    r"\s*(<details><summary>(?!Hint).*?</details>|A solution is in the collapsed cell below\..*)",
     re.DOTALL,
 )
 
