@@ -12,8 +12,8 @@ from ringsim.cli import make_parser
 PAGE = Path(__file__).parent.parent / "docs" / "reference" / "command-line.md"
 HEAD = """# Command line
 
-`ringsim COMMAND --help` prints the same information. To complete commands and options in your
-shell, add `eval "$(ringsim --print-completion bash)"` (or `zsh`, `tcsh`) to its start-up file.
+The `--help` option of each command prints the same information. To complete commands and options in
+your shell, add `eval "$(ringsim --print-completion bash)"` (or `zsh`, `tcsh`) to its start-up file.
 """
 
 
