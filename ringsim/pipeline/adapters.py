@@ -81,8 +81,8 @@ class Announced:
             return self.attention_mask.shape[1] - new_tokens
         if self.cache is not None:
             raise ArgumentError(
-                "attention_mask is required with a cache, got None. Pass ones of shape "
-                "(batch, tokens so far), where the tokens include the new ones."
+                "attention_mask is required with a cache, got None. Pass a tensor of ones with "
+                "shape (batch, tokens so far), which counts the new tokens."
             )
         return 0
 
@@ -590,5 +590,5 @@ def adapter_of(model: nn.Module) -> Adapter:
     known = ", ".join(kind if isinstance(kind, str) else kind.__name__ for kind in _ADAPTERS)
     raise ArgumentError(
         f"no adapter for models of type {name} (known types: {known}). "
-        "Write a ringsim.pipeline.Adapter for it and pass it as adapter=."
+        "Write a ringsim.pipeline.Adapter for this type and pass it as adapter=."
     )

@@ -272,7 +272,7 @@ def rehearse(
     if schedule.num_ranks != len(ring.ranks):
         raise ArgumentError(
             f"schedule must have as many ranks as the ring, {len(ring.ranks)}, got "
-            f"{schedule.num_ranks}. Make a schedule for {len(ring.ranks)} ranks."
+            f"{schedule.num_ranks}. Create a schedule with num_ranks={len(ring.ranks)}."
         )
     lowered = lower_in_step(schedule) if ring.in_order else lower(schedule, ahead=ahead)
     place, routes = place_in(ring), find_routes(ring, lowered.stage_ranks)
@@ -318,6 +318,6 @@ def _check(schedule: object, costs: object) -> None:
             check_duration(field.name, time)
     if costs.latency != 0:
         raise ArgumentError(
-            f"latency must be 0, got {costs.latency}, because the messages are real. "
+            f"latency must be 0 because the messages are real, got {costs.latency}. "
             "Omit latency from the costs."
         )

@@ -268,8 +268,7 @@ class GenerationLink:
     def _compare(self, card: Header, peer: int) -> None:
         if card.digest != self._fingerprint:
             raise MessageMismatch(
-                "the arguments of generate must be the same on all ranks, but those on ranks "
-                f"{peer} and {self._rank} differ. "
+                f"ranks {peer} and {self._rank} called generate with different arguments. "
                 "Pass the same prompts and settings on every rank."
             )
 
@@ -346,7 +345,7 @@ def generate(
     if not prompts or not all(prompts):
         raise ArgumentError(
             "prompts must contain at least one prompt, and each prompt at least one token, got "
-            f"{say(prompts)}. Begin an empty prompt with the model's start token."
+            f"{say(prompts)}. For an empty prompt, pass the model's start token."
         )
     check_integer(
         "max_new_tokens",

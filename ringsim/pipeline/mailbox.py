@@ -135,7 +135,7 @@ class Mailbox:
         for peer, header in theirs.items():
             if header != self._agreed:
                 raise MessageMismatch(
-                    "a step must be the same on every rank, got "
+                    "the ranks do not perform the same step: "
                     f"{self._describe_difference(peer, header)}. "
                     "Call train_step_pipeline with the same schedule, partition and number of "
                     "microbatches on every rank."
@@ -147,14 +147,14 @@ class Mailbox:
         words = []
         if theirs.microbatch != mine.microbatch:  # then the digests also differ
             words.append(
-                f"{mine.microbatch} microbatches on rank {rank} but "
+                f"the number of microbatches is {mine.microbatch} on rank {rank} but "
                 f"{theirs.microbatch} on rank {peer}"
             )
         elif theirs.digest != mine.digest:
-            words.append(f"different schedules on ranks {rank} and {peer}")
+            words.append(f"the schedules on ranks {rank} and {peer} differ")
         if theirs.payload != mine.payload:
-            words.append(f"different partitions of the model on ranks {rank} and {peer}")
-        return " and ".join(words)
+            words.append(f"the partitions of the model on ranks {rank} and {peer} differ")
+        return ", and ".join(words)
 
     def _announce(self, action: Action, payload: Payload, route: Route) -> None:
         """Sends an activation's header, unless an earlier header applies to the activation."""
@@ -165,8 +165,8 @@ class Mailbox:
             self._sent[action._replace(kind="header")] = route.isend(header.pack(), HEADER_TAG)
         elif announced != payload:
             raise MessageMismatch(
-                "microbatches of one shape must give activations of one shape at a boundary, "
-                f"{announced}, got {payload} "
+                "microbatches of the same shape caused different activations at a stage boundary: "
+                f"first {announced}, then {payload} "
                 f"({action} on rank {self._rank}). Make the shape of a stage's output depend "
                 "only on the shape of its input."
             )

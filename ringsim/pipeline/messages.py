@@ -478,8 +478,8 @@ def _send(kind: str, tensor: Tensor, microbatch: int, route: Route) -> None:
             f"the {kind} of microbatch {microbatch} must be a tensor, got {tensor!r} (rank "
             f"{current_ring().rank} to rank {route.peer}). "
             "A gradient is None if x was not a leaf that requires a gradient: call "
-            "x.requires_grad_() on the received tensor, feed it forward and keep it, as "
-            "forward_stage does."
+            "x.requires_grad_() on the received tensor before the forward pass and keep the "
+            "tensor, as forward_stage does."
         )
     header = Header(kind, microbatch, Payload.of(tensor))
     parts = [route.isend(header.pack(), HEADER_TAG), route.isend(tensor)]
@@ -519,7 +519,7 @@ def _route(*, to_succ: bool) -> Route:
     ring = find_ring()
     if len(ring.ranks) < 2:
         raise RingError(
-            "messages need a ring of at least two ranks, got one. Pass the tensor directly from "
-            "stage to stage."
+            "a ring with only one rank has no neighbours to send messages to. Pass the tensor "
+            "directly from stage to stage."
         )
     return Route.to_succ(ring) if to_succ else Route.to_pred(ring)

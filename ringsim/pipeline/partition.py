@@ -118,8 +118,8 @@ def partition_model(
     if not isinstance(by, str):
         if len(by) != num_stages:
             raise ArgumentError(
-                f"by must have one number for each of {num_stages} stages, got {list(by)}. "
-                "Pass the number of layers of each stage."
+                f"by must be a list with one number per stage ({num_stages}), got {list(by)}. "
+                "Pass the number of layers in each stage."
             )
         sizes = [len(each) if isinstance(each, range) else each for each in by]
         return by_sizes(sizes, num_layers)
@@ -141,7 +141,7 @@ def partition_model(
     else:
         raise ArgumentError(
             'by must be "count", "parameters", "time" or a list of layer '
-            f"counts, got {by!r}. Choose one of them."
+            f"counts, got {by!r}. Use one of these."
         )
     return by_weight(weights, num_stages, first=first, last=last)
 

@@ -222,8 +222,8 @@ def check_owned(model: nn.Module, stages: Sequence[Stage]) -> None:
         more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
         raise ArgumentError(
             f"no stage has the trained parameter {lost[0]!r}{more} of {type(model).__name__}. "
-            "Return the parameter, or its module, from first_modules or last_modules of the "
-            "adapter. If the model does not use it, set requires_grad to False."
+            "Return the parameter, or its module, from the adapter's first_modules or "
+            "last_modules. If the model does not use the parameter, set requires_grad to False."
         )
 
 
@@ -299,7 +299,7 @@ def forward_stage(stage: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     if not x.is_leaf:
         raise ArgumentError(
             f"x must be a leaf of autograd's graph, got the result of {type(x.grad_fn).__name__}. "
-            "Pass the received tensor, or x.detach() if another stage of this rank computed x."
+            "Pass the received tensor, or x.detach() if a different stage on this rank computed x."
         )
     if x.is_floating_point() and torch.is_grad_enabled():
         # torch types no apply

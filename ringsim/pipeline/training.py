@@ -133,8 +133,7 @@ def weighted_loss(
     weigh = _WEIGHTS.get(weights) if isinstance(weights, str) else weights
     if weigh is None:
         raise ArgumentError(
-            f'weights must be "samples", "tokens" or a function, got {weights!r}. Choose one of '
-            "them."
+            f'weights must be "samples", "tokens" or a function, got {weights!r}. Use one of these.'
         )
     found = [float(weigh(target)) for target in targets]
     if not all(0 <= each < math.inf for each in found) or not sum(found) > 0:
@@ -338,7 +337,7 @@ def check_microbatches(**tensors: Sequence[Tensor] | None) -> None:
     if len(set(counts.values())) > 1 or 0 in counts.values():
         got = ", ".join(f"{count} {name}" for name, count in counts.items())
         raise ArgumentError(
-            f"a step needs one tensor per microbatch in each list, at least 1, got {got}. "
+            f"a step needs lists of the same length, with one tensor per microbatch, got {got}. "
             "Split the batch into microbatches."
         )
 
@@ -465,7 +464,7 @@ def _prepare(
         raise ScheduleError(
             f"the schedule must have {num_ranks} ranks and {num_microbatches} microbatches, "
             f"got {schedule.name} with {schedule.num_ranks} ranks and "
-            f"{schedule.num_microbatches} microbatches. Make a schedule for this ring and batch."
+            f"{schedule.num_microbatches} microbatches. Create a schedule for this ring and batch."
         )
     else:
         validate(schedule)

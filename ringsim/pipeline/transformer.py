@@ -163,8 +163,8 @@ class SmallTransformer(nn.Module):
         super().__init__()
         if hidden_size % num_heads:
             raise ArgumentError(
-                f"num_heads must divide hidden_size, got {num_heads} heads for {hidden_size}. "
-                "Change one of them."
+                f"num_heads must divide hidden_size, got {num_heads} for {hidden_size}. "
+                "Change one of the two."
             )
         self.embedding = nn.Embedding(vocab_size, hidden_size)
         self.positions = nn.Embedding(max_length, hidden_size)

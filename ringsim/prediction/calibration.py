@@ -244,7 +244,7 @@ def calibrate(*traces: Trace) -> Calibration:
     """
     if not traces:
         raise ArgumentError(
-            "calibrate needs at least one trace, got none. Record one with ringsim.trace(worker, "
+            "calibrate requires at least one trace. Record one with ringsim.trace(worker, "
             "world_size=2)."
         )
     for trace in traces:
@@ -300,8 +300,8 @@ def _find_doubts(
     """
     if num_sizes == 1:
         yield (
-            "all messages had the same size, so their whole time counts as latency, and the times "
-            "of other sizes are not predicted"
+            "all messages had the same size, so their whole time counts as latency, and "
+            "predictions ignore the size of a message"
         )
     if len(overshoots):
         first_s, last_s = np.quantile(overshoots, [0.1, 0.9])
@@ -312,8 +312,8 @@ def _find_doubts(
             )
     elif between_s > LONGEST_BETWEEN_S:
         yield (
-            f"ranks computed for {between_s * 1e3:.1f} ms at a time outside ringsim.compute, which "
-            "takes no time in predictions"
+            f"ranks computed for {between_s * 1e3:.1f} ms at a time outside ringsim.compute, and "
+            "predictions ignore this time"
         )
     if len(receiving):
         slow_s = np.quantile(receiving, 0.9)
@@ -400,9 +400,9 @@ def _fit_messages(sizes: Ints, times: Ints) -> tuple[Link, dict[int, int], float
     enough = _count(sizes)
     if not enough:
         raise ArgumentError(
-            f"a trace to calibrate from must have {LEAST_MESSAGES} messages of one size whose "
-            f"receiver waited for them, got {len(sizes)} of any size. Let the receiver wait: use "
-            f"blocking receives, and let the sender compute before it sends. {_FIND_ALL}"
+            f"calibrate requires {LEAST_MESSAGES} messages of one size for which the receiver "
+            f"waited, got {len(sizes)} of any size. Use blocking receives, and have the sender "
+            f"compute before it sends, so that the receiver waits. {_FIND_ALL}"
         )
     chosen = np.isin(sizes, list(enough))
     sizes, times = sizes[chosen], times[chosen]

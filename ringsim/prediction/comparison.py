@@ -169,7 +169,7 @@ class Comparison:
         if predicted is None:
             raise ArgumentError(
                 f"name must be one of the baselines {list(self._baselines)}, got {name!r}. "
-                "Baselines need pipeline steps."
+                "Baselines exist only for runs with pipeline steps."
             )
         return Errors.of(predicted / self.real_steps_s - 1)
 
@@ -219,7 +219,7 @@ class Comparison:
         took = f"{step}rank {table.rank[row]}: {table.operation[row]}{stage} took {how}."
         if table.began[row] == NONE:
             return took
-        return f"{took} It began with {self.virtual[table.began[row]]!r}."
+        return f"{took} The change began with {self.virtual[table.began[row]]!r}."
 
     def __repr__(self) -> str:
         """Returns a few lines of text on the differences, with the first rows of the table."""

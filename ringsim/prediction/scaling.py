@@ -111,12 +111,12 @@ def predict(
         if args or kwargs:
             raise ArgumentError(
                 "args and kwargs must be omitted with a schedule, because only a worker takes "
-                "arguments. Pass a worker."
+                "arguments. Remove them, or pass a worker."
             )
         if isinstance(from_trace, Calibration):
             raise ArgumentError(
-                "from_trace must be a trace with a pipeline step if a schedule is given, got "
-                "a calibration. Pass the trace."
+                "from_trace must be a trace if a schedule is given, got a calibration. Pass a "
+                "trace that contains a pipeline step."
             )
         return _predict_schedule(worker_or_schedule, from_trace, world_size)
     constants, semantics = _find_constants(from_trace, world_size)
@@ -212,8 +212,8 @@ def scale(trace: Trace, *, world_size: int, num_microbatches: int | None = None)
     known = find_step(trace).find_known()
     if known is None or known.num_ranks < 2:
         raise ArgumentError(
-            "trace must have a step of a known schedule on at least 2 ranks, got "
-            f"{find_step(trace).schedule!r} on {trace.world_size}. "
+            "trace must contain a step of a known schedule on at least 2 ranks, got schedule "
+            f"{find_step(trace).schedule!r} with world_size={trace.world_size}. "
             "Record a schedule from make_schedule."
         )
     return _time_step(
@@ -235,7 +235,7 @@ def _check_step(trace: Trace, world_size: int) -> None:
         )
     if count_steps(trace.events) == 0:
         raise ArgumentError(
-            "trace contains no pipeline step. Record ranks that call "
+            "the trace contains no pipeline step. Record ranks that call "
             "train_step_pipeline or rehearse."
         )
 
@@ -256,12 +256,12 @@ def _predict_schedule(schedule: Schedule | str, trace: Trace, world_size: int) -
     if made.num_ranks != world_size:
         raise ArgumentError(
             f"world_size must be the schedule's number of ranks, {made.num_ranks}, got "
-            f"{world_size}. Make the two numbers equal."
+            f"{world_size}. Use the same number for both."
         )
     if any(action.kind == "W" for action in made.actions[0]) and not (recorded.kind == "W").any():
         raise ArgumentError(
-            f"trace must have a step with a split backward, as in {made.name}, got "
-            f"{recorded.schedule!r}. Record such a step."
+            f"trace must contain a step with a split backward to predict {made.name}, got a step "
+            f"of {recorded.schedule!r}. Record a step with a split backward."
         )
     if made is schedule:
         return _time_step(trace, made, made.num_stages)

@@ -154,7 +154,7 @@ def find_num_chunks(name: str, num_chunks: int | None = None) -> int:
         return 2 if num_chunks is None else num_chunks
     if num_chunks is not None and not (is_integer(num_chunks) and num_chunks == chunks):
         raise ScheduleError(
-            f"num_chunks of {name} must be {chunks}, got {say(num_chunks)}. Omit it, or use "
+            f"num_chunks must be {chunks} for {name}, got {say(num_chunks)}. Omit it, or use "
             "interleaved_1f1b or looped_bfs."
         )
     return chunks

@@ -359,7 +359,7 @@ def _latency(step: Step, latency: Time, semantics: Semantics) -> Time:
         return 2 * (p - 1 if semantics == "buffered" else m + p - 2) * latency
     if step.name != "1f1b":
         raise ScheduleError(
-            f"latency of {step.name} must be 0 for its closed form, got {latency}. Use evaluate."
+            f"latency must be 0 for the closed form of {step.name}, got {latency}. Use evaluate."
         )
     if semantics == "buffered":
         return 2 * (m + p - 3 - (m - 2) // p) * latency
@@ -374,8 +374,8 @@ def _check_formula(step: Step, costs: Costs) -> tuple[Time, Time, Time]:
     f, i, w, b = _times(costs)
     if step.name in _VEE and not (f == i == w and b == i + w):
         raise ScheduleError(
-            f"f, i, w of {step.name} must be equal for its closed form, got {f}, {i}, {w} (and b "
-            f"= {b}). Use evaluate."
+            f"f, i and w must be equal for the closed form of {step.name}, and b must be i + w, "
+            f"got {f}, {i}, {w} (and b = {b}). Use evaluate."
         )
     return f, i, w
 
@@ -388,8 +388,8 @@ def _check_enough(step: Step) -> None:
     )
     if step.num_microbatches < least:
         raise ScheduleError(
-            f"num_microbatches of {step.name} on {p} ranks must be at least {least} for its "
-            f"closed form, got {step.num_microbatches}. "
+            f"num_microbatches must be at least {least} for the closed form of {step.name} on {p} "
+            f"ranks, got {step.num_microbatches}. "
             "Use evaluate, or more microbatches."
         )
 

@@ -59,8 +59,8 @@ class Costs:
             by_stage = is_list(given) and kind in _NAMES
             if by_stage and len(given) != num_stages:
                 raise ArgumentError(
-                    f"{name} must have one time for each stage, got {len(given)} for "
-                    f"{num_stages}. Pass one number, or one per stage."
+                    f"the length of {name} must be the number of stages, {num_stages}, got "
+                    f"{len(given)}. Pass a single number, or one per stage."
                 )
             for stage, time in enumerate(given if by_stage else [given]):
                 which = f"stage {stage}" if by_stage else "every stage"
@@ -68,7 +68,7 @@ class Costs:
                 if not is_number(time) or not 0 <= time <= _LONGEST:
                     raise ArgumentError(
                         f"a time must be from 0 to {_LONGEST:g}, got {say(time)} ({where}). Pass "
-                        "the time that it takes."
+                        "a non-negative number in a suitable unit."
                     )
 
     def get_duration(self, action: Action) -> Time:
@@ -93,7 +93,7 @@ class Costs:
             return cost
         if action.stage >= len(cost):
             raise ArgumentError(
-                f"{name} must have one time for each stage, got {len(cost)} (stage "
-                f"{action.stage}). Pass one number, or one per stage."
+                f"{name} is a list of length {len(cost)}, which contains no time for stage "
+                f"{action.stage}. Pass a single number, or one per stage."
             )
         return cost[action.stage]

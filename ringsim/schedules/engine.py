@@ -562,10 +562,10 @@ def _describe_deadlock(run: Run, schedule: Schedule, owners: list[list[int]]) ->
         row, owner = schedule.actions[stuck.rank], owners[stuck.rank]
         action, awaited = row[owner[stuck.position]], row[owner[stuck.post]].other_side
         cycle.append((stuck.rank, action))
-        waits.append(f"rank {stuck.rank} waits in {action} for {awaited} of rank {stuck.peer}")
-    rule = "a schedule must let every rank finish, got a cycle"
+        waits.append(f"rank {stuck.rank} waits in {action} for {awaited} on rank {stuck.peer}")
+    failure = "the schedule cannot finish, because ranks wait for each other"
     return Deadlock(
-        f"{rule}: {'; '.join(waits)}. Move one of the awaited actions earlier.",
+        f"{failure}: {'; '.join(waits)}. Move one of the awaited actions earlier.",
         diagnosis=tuple(cycle),
     )
 
@@ -595,7 +595,7 @@ def validate(schedule: Schedule) -> None:
         ...     )
         ... )
         Traceback (most recent call last):
-        ringsim.errors.ScheduleError: stage 0 must do the backward pass of microbatch 1, got none (rank 0). Add 0B1, or 0I1 and 0W1.
+        ringsim.errors.ScheduleError: stage 0 has no backward pass for microbatch 1 (rank 0). Add 0B1, or 0I1 and 0W1.
     """  # noqa: E501
     lowered = lower_checked(schedule, whole=True)
     try:
@@ -604,6 +604,6 @@ def validate(schedule: Schedule) -> None:
         rank, action = stuck.diagnosis[0]
         position = schedule.actions[rank].index(action)
         raise ScheduleError(
-            f"{stuck} The first is {action} (rank {rank}, position {position}).",
+            f"{stuck} The first action that waits is {action} (rank {rank}, position {position}).",
             diagnosis=stuck.diagnosis,
         ) from stuck

@@ -239,16 +239,16 @@ def _list_messages(
 
 
 _STARVED: Final = (
-    "stage 0 receives before it sends, and waits for a token that "
+    "stage 0 receives before it sends, so it waits for a token that "
     "depends on an output that it has not sent yet"
 )
 _FULL: Final = (
-    "a stage holds one job, so that stage 0 waits to send the next one while the last stage waits "
-    "to send it a token"
+    "a stage holds one job, so stage 0 waits to send the next job while the last stage waits "
+    "to send a token to stage 0"
 )
 _FULLER: Final = (
-    "a stage holds at most two jobs, one done and one arriving, and "
-    "then each stage waits for space at the next one"
+    "a stage holds at most two jobs, one finished and one arriving, so "
+    "each stage waits for space on the next stage"
 )
 
 
@@ -332,8 +332,8 @@ def check_can_finish(
         >>> check_can_finish(4, 5, num_tokens=16)
         Traceback (most recent call last):
         ...
-        ringsim.errors.ScheduleError: num_inner_iterations must be 2 to 4 with 4 stages and synchronous messages, got 5: a stage holds \
-one job, so that stage 0 waits to send the next one while the last stage waits to send it a token. Use 4, or async_comm=True.
+        ringsim.errors.ScheduleError: num_inner_iterations must be from 2 to 4 with 4 stages and synchronous messages, got 5: a stage holds \
+one job, so stage 0 waits to send the next job while the last stage waits to send a token to stage 0. Use 4, or async_comm=True.
     """  # noqa: E501
     _check_positive(num_tokens=num_tokens)
     if can_finish(num_stages, num_inner_iterations, async_comm) or num_tokens == 1:
@@ -350,7 +350,7 @@ one job, so that stage 0 waits to send the next one while the last stage waits t
         else ""
     )
     raise ScheduleError(
-        f"num_inner_iterations must be {f'{least} to {most}' if least < most else most} with "
+        f"num_inner_iterations must be {f'from {least} to {most}' if least < most else most} with "
         f"{num_stages} stages and {kind} messages, "
         f"got {num_inner_iterations}: {reason}. Use "
         f"{min(max(num_inner_iterations, least), most)}{other}."

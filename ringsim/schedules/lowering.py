@@ -153,14 +153,14 @@ def _check_places(schedule: Schedule) -> None:
     """
     if schedule.num_microbatches < 1:
         raise ScheduleError(
-            f"num_microbatches must be at least 1, got {schedule.num_microbatches}. Divide the "
-            "step into microbatches."
+            f"num_microbatches must be at least 1, got {schedule.num_microbatches}. Split the "
+            "batch into microbatches."
         )
     for stage, owner in enumerate(schedule.stage_ranks):
         if not 0 <= owner < schedule.num_ranks:
             raise ScheduleError(
-                f"stage {stage} must be on a rank below {schedule.num_ranks}, got {owner}. Assign "
-                "it to a rank that has a row."
+                f"the rank of stage {stage} must be non-negative and below {schedule.num_ranks}, "
+                f"got {owner}. Assign the stage to a rank that has a row of actions."
             )
     for rank, row in enumerate(schedule.actions):
         done: set[Action] = set()
@@ -169,13 +169,13 @@ def _check_places(schedule: Schedule) -> None:
             _check_place(action, rank, schedule, where)
             if action in done:
                 raise ScheduleError(
-                    f"{action} must occur once, got a duplicate {where}. Remove one."
+                    f"the schedule lists {action} twice {where}. Remove one of the two."
                 )
             other = {"B": "I", "I": "B"}.get(action.kind)
             if other is not None and action._replace(kind=other) in done:
                 raise ScheduleError(
-                    f"{action} must be the only backward of its input, got {other} before it "
-                    f"{where}. B already contains I and W."
+                    f"the schedule lists {action} after {action._replace(kind=other)}, but B "
+                    f"already contains I and W {where}. Use either B, or I and W."
                 )
             done.add(action)
 
@@ -185,24 +185,25 @@ def _check_place(action: Action, rank: int, schedule: Schedule, where: str) -> N
     kinds = (*COMPUTE_KINDS, *SEND_KINDS, *RECV_KINDS)
     if action.kind not in kinds:
         raise ScheduleError(
-            f"the kind of an action must be one of {', '.join(kinds)}, got {action} {where}. "
-            "Example: 2F0."
+            f"an action's kind must be one of {', '.join(kinds)}, got {action} {where}. "
+            "Write, for example, 2F0."
         )
     if not 0 <= action.stage < schedule.num_stages:
         raise ScheduleError(
-            f"{action} must have a stage below {schedule.num_stages}, got {action.stage} "
-            f"{where}. Remove it, or add the stage."
+            f"the stage of {action} must be non-negative and below {schedule.num_stages}, got "
+            f"{action.stage} {where}. Remove the action, or add the stage."
         )
     if schedule.stage_ranks[action.stage] != rank:
         owner = schedule.stage_ranks[action.stage]
         raise ScheduleError(
-            f"{action} must be on rank {owner}, which has stage {action.stage}, got rank "
-            f"{rank} {where}. Move it there."
+            f"{action} is on rank {rank}, but stage {action.stage} is on rank {owner} {where}. "
+            f"Move the action to rank {owner}."
         )
     if not 0 <= action.microbatch < schedule.num_microbatches:
         raise ScheduleError(
-            f"{action} must have a microbatch below {schedule.num_microbatches}, got "
-            f"{action.microbatch} {where}. Remove it, or raise num_microbatches."
+            f"the microbatch of {action} must be non-negative and below "
+            f"{schedule.num_microbatches}, got {action.microbatch} {where}. Remove the action, or "
+            "raise num_microbatches."
         )
     if not action.is_compute:
         other = action.other_side.stage
@@ -213,8 +214,8 @@ def _check_place(action: Action, rank: int, schedule: Schedule, where: str) -> N
                 else "which does not exist"
             )
             raise ScheduleError(
-                f"{action} must connect two ranks, got stage {other}, {there}, on the other "
-                f"side {where}. Remove it."
+                f"the other side of {action} would be stage {other}, {there} {where}. Remove "
+                f"{action}."
             )
 
 
@@ -234,8 +235,8 @@ def _check_order(schedule: Schedule) -> None:
                     names = " or ".join(map(str, need))
                     where = f"(rank {rank}, position {position})"
                     raise ScheduleError(
-                        f"{action} must come after {names}, which is later or missing {where}. "
-                        f"Move {names} before it."
+                        f"{action} needs {names}, which comes later or is missing {where}. "
+                        f"Put {names} before {action}."
                     )
             done.add(action)
 
@@ -279,8 +280,8 @@ def _check_messages(schedule: Schedule) -> None:
             else:
                 continue
             raise ScheduleError(
-                f"{action} must match {action.other_side}, got {got} {where}. Write sends and "
-                "receives in the same order."
+                f"{action} needs {action.other_side} on the other side, but meets {got} {where}. "
+                "Write sends and receives in the same order."
             )
 
 
@@ -292,20 +293,20 @@ def _check_complete(schedule: Schedule) -> None:
             forward, backward, gradient, weights = (
                 Action(stage, kind, microbatch) for kind in "FBIW"
             )
-            where = f"of microbatch {microbatch}, got none (rank {rank})"
+            where = f"microbatch {microbatch} (rank {rank})"
             if forward not in done:
                 raise ScheduleError(
-                    f"stage {stage} must do the forward pass {where}. Add {forward}."
+                    f"stage {stage} has no forward pass for {where}. Add {forward}."
                 )
             if backward not in done and gradient not in done:
                 raise ScheduleError(
-                    f"stage {stage} must do the backward pass {where}. Add {backward}, or "
+                    f"stage {stage} has no backward pass for {where}. Add {backward}, or "
                     f"{gradient} and {weights}."
                 )
             if gradient in done and weights not in done:
                 raise ScheduleError(
-                    f"stage {stage} must compute the weights' gradients {where}. Add {weights} "
-                    f"after {gradient}."
+                    f"stage {stage} does not compute its weights' gradients for {where}. Add "
+                    f"{weights} after {gradient}."
                 )
 
 
@@ -361,7 +362,7 @@ def lower_checked(schedule: Schedule, *, whole: bool = False) -> Schedule:
     Example:
         >>> lower_checked(Schedule("mine", 1, (0,), ((Action(0, "B", 0), Action(0, "F", 0)),)))
         Traceback (most recent call last):
-        ringsim.errors.ScheduleError: 0B0 must come after 0F0, which is later or missing (rank 0, position 0). Move 0F0 before it.
+        ringsim.errors.ScheduleError: 0B0 needs 0F0, which comes later or is missing (rank 0, position 0). Put 0F0 before 0B0.
     """  # noqa: E501
     _check_places(schedule)
     if whole:
@@ -375,7 +376,10 @@ def lower_checked(schedule: Schedule, *, whole: bool = False) -> Schedule:
 def check_ahead(ahead: int) -> None:
     """Raises ArgumentError if a receive would be posted after its use."""
     check_integer(
-        "ahead", ahead, 0, "Pass the number of computations from the post of a receive to its use."
+        "ahead",
+        ahead,
+        0,
+        "Pass the number of computations between the post of a receive and its use.",
     )
 
 
@@ -431,16 +435,16 @@ def _find_messages(
             recv = get_recv(action, schedule.stage_ranks)
             if recv in needed:
                 raise ScheduleError(
-                    f"{recv} must occur once, got it again for {action} (rank {rank}). Remove "
-                    "the duplicate."
+                    f"two computations need {recv}; the second is {action} (rank {rank}). Remove "
+                    "one of the two."
                 )
             if recv is not None:
                 needed[recv] = (rank, position)
             send = get_send(action, schedule.stage_ranks)
             if send is not None and send.other_side in sent:
                 raise ScheduleError(
-                    f"{send} must occur once, got it again (rank {rank}, after {action}). Remove "
-                    f"{action}."
+                    f"two computations produce the data for {send}; the second is {action} (rank "
+                    f"{rank}). Remove {action}."
                 )
             if send is not None:
                 sent[send.other_side] = (rank, action)
@@ -449,14 +453,14 @@ def _find_messages(
             raise ScheduleError(
                 f"{recv.other_side} sends a message that stage {recv.stage} does not need "
                 f"(rank {rank}, after {action}). Remove {action}, or add the computation that "
-                "needs it."
+                "needs the message."
             )
     for recv, (rank, position) in needed.items():
         if recv not in sent:
             action = schedule.actions[rank][position]
             raise ScheduleError(
                 f"{action} needs {recv.other_side}, which is missing (rank {rank}). Add "
-                "the computation that sends it."
+                "the computation whose result is sent."
             )
     return needed, sent
 
@@ -503,8 +507,8 @@ def lower_in_step(schedule: Schedule) -> Schedule:
         if not step:
             stuck = ", ".join(f"{row[0]} on rank {rank}" for rank, row in enumerate(waiting) if row)
             raise ScheduleError(
-                "a schedule must let every rank finish, got ranks that all "
-                f"wait: {stuck}. Call validate to find the reason."
+                "the schedule cannot finish, because no rank can perform its next "
+                f"action: {stuck}. Call validate to find the reason."
             )
         for rank, action in step:
             lowered[rank].append(action)

@@ -44,7 +44,7 @@ def by_count(num_layers: int, num_stages: int) -> list[range]:
         [range(0, 3), range(3, 6), range(6, 8), range(8, 10)]
     """
     _check_num_stages(num_stages)
-    check_integer("num_layers", num_layers, 0, "Pass the number of the model's layers.")
+    check_integer("num_layers", num_layers, 0, "Pass the model's number of layers.")
     share, remainder = divmod(num_layers, num_stages)
     return _ranges([share + (stage < remainder) for stage in range(num_stages)])
 
@@ -63,12 +63,12 @@ def by_sizes(sizes: Sequence[int], num_layers: int) -> list[range]:
     if min(sizes) < 0:
         raise ArgumentError(
             f"sizes must be non-negative, got {list(sizes)}. Pass the "
-            "number of layers of each stage."
+            "number of layers in each stage."
         )
     if sum(sizes) != num_layers:
         raise ArgumentError(
-            f"sizes must add up to {num_layers} layers, got {list(sizes)} = {sum(sizes)}. Assign "
-            "each layer to one stage."
+            f"sizes must add up to the number of layers, {num_layers}, got {list(sizes)} = "
+            f"{sum(sizes)}. Assign each layer to one stage."
         )
     return _ranges(sizes)
 
@@ -109,7 +109,7 @@ def by_weight(
         if not 0 <= weight < math.inf:
             raise ArgumentError(
                 f"a weight must be finite and non-negative, got {weight} ({what}). Pass "
-                "the weight of each layer."
+                "a layer's time or size."
             )
     up_to = [0, *accumulate(weights)]
 
@@ -164,4 +164,4 @@ def _ranges(sizes: Sequence[int]) -> list[range]:
 
 
 def _check_num_stages(num_stages: int) -> None:
-    check_integer("num_stages", num_stages, 1, "Pass the number of stages of the model.")
+    check_integer("num_stages", num_stages, 1, "Pass the model's number of stages.")

@@ -141,9 +141,9 @@ def parse_action(text: str) -> Action:
     found = _TEXT.fullmatch(text)
     if found is None:
         raise ScheduleError(
-            "an action must be a stage, one of "
+            "an action must consist of a stage, one of "
             f"{', '.join((*COMPUTE_KINDS, *SEND_KINDS, *RECV_KINDS))}, and a microbatch, got "
-            f"{say(text)}. Examples: 2F0, 1SEND_F0."
+            f"{say(text)}. Write, for example, 2F0 or 1SEND_F0."
         )
     stage, kind, microbatch = found.groups()
     return Action(int(stage), kind, int(microbatch))
@@ -430,7 +430,7 @@ def from_text(text: str, *, name: str = "own") -> Schedule:
         if found is None or int(found[1]) != len(rows):
             raise ScheduleError(
                 f"a line must begin with 'rank {len(rows)}:', got {line.strip()[:40]!r} (line "
-                f"{number}). Write one line per rank."
+                f"{number}). Write one line per rank, in order."
             )
         rows.append(found[2].split())
     return _from_cells(rows, name)
@@ -483,7 +483,7 @@ def from_csv(text: str, *, name: str = "own") -> Schedule:
         rows = list(csv.reader(io.StringIO(text, newline=""), strict=True))
     except csv.Error as error:
         raise ScheduleError(
-            f"cannot read the schedule as CSV: {error}. Write one row per rank, one "
+            f"cannot read the schedule as CSV: {error}. Write one row per rank and one "
             "cell per action."
         ) from None
     return _from_cells(rows, name)
@@ -499,21 +499,20 @@ def _from_cells(rows: Iterable[list[str]], name: str) -> Schedule:
             for action in _read_cell(cell.strip(), where):
                 if owners.setdefault(action.stage, rank) != rank:
                     raise ScheduleError(
-                        f"a stage must be on one rank, got {action} on rank {rank}, but stage "
-                        f"{action.stage} is on rank "
-                        f"{owners[action.stage]} ({where}). Move the action to that row."
+                        f"{action} is on rank {rank}, but stage {action.stage} is on rank "
+                        f"{owners[action.stage]} ({where}). Move the action to the row of "
+                        f"rank {owners[action.stage]}."
                     )
                 actions[rank].append(action)
     if not owners:
         raise ScheduleError(
-            "a schedule must have at least one action, got none. Write one row per rank, for "
-            "example 0F0,0B0."
+            "the schedule contains no actions. Write one row per rank, for example 0F0,0B0."
         )
     missing = next((stage for stage in range(len(owners)) if stage not in owners), None)
     if missing is not None:
         raise ScheduleError(
-            f"stages must be numbered from 0 without gaps, got {max(owners)} but no stage "
-            f"{missing}. Renumber them."
+            f"stages must be numbered from 0 without gaps, got stage {max(owners)} but no stage "
+            f"{missing}. Renumber the stages."
         )
     return Schedule(
         name=name,
@@ -530,8 +529,8 @@ def _read_cell(cell: str, where: str) -> list[Action]:
     if cell.endswith("OVERLAP_F_B"):
         raise ScheduleError(
             f"a cell must contain one action, got {say(cell)} ({where}). Write the "
-            "two actions in sequence, as torch "
-            "does if no function is registered for OVERLAP_F_B."
+            "two actions one after the other, which is how torch "
+            "runs them if no function is registered for OVERLAP_F_B."
         )
     try:
         return [parse_action(cell)]
@@ -559,7 +558,7 @@ def check_size(num_ranks: int, num_microbatches: int, num_chunks: int = 1) -> No
     size = num_ranks * num_microbatches * num_chunks
     if size > _MOST_FORWARDS:
         raise ArgumentError(
-            f"num_ranks and num_microbatches must make a step of at most {_MOST_FORWARDS:,} "
-            f"forward passes, got {num_ranks} and "
-            f"{num_microbatches}. Use fewer."
+            "num_ranks and num_microbatches must be small enough for a step of at most "
+            f"{_MOST_FORWARDS:,} forward passes, got {num_ranks} and {num_microbatches}. "
+            "Use fewer."
         )

@@ -126,7 +126,8 @@ def simulate(
     )
     if limit_s is not None and not (is_number(limit_s) and limit_s > 0):
         raise ArgumentError(
-            f"limit_s must be a positive number of seconds or None, got {limit_s!r}."
+            f"limit_s must be a positive number of seconds or None, got {limit_s!r}. Use None for "
+            "no limit."
         )
     return run_simulation(pack_worker(worker, args, kwargs), settings, limit_s)
 
@@ -178,7 +179,8 @@ def _check_settings(settings: Settings, inject: Iterable[Injection]) -> Settings
         )
     if settings.stacks == "greenlets" and find_spec("greenlet") is None:
         raise RingError(
-            "stacks=\"greenlets\" needs the package greenlet: pip install 'ringsim[greenlets]'."
+            'stacks="greenlets" needs the package greenlet, which is not installed. Run '
+            "pip install 'ringsim[greenlets]'."
         )
     if link is not None:
         check_links(link, size)

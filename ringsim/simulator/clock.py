@@ -185,9 +185,9 @@ class Clock:
 
     def _refuse(self, time_s: float) -> None:
         raise ArgumentError(
-            f"a time must be at most {LONGEST_S:g} s (285 years, as traces count nanoseconds), got "
-            f"{time_s:g} s (rank {self.current.number}). Check the units: ringsim.compute, "
-            "links and costs are in seconds."
+            f"a time must be at most {LONGEST_S:g} s (285 years, the most that a trace can hold), "
+            f"got {time_s:g} s (rank {self.current.number}). Check the units: ringsim.compute, "
+            "links and costs take seconds."
         )
 
     def advance(self, seconds: float) -> None:

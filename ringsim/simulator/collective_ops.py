@@ -186,14 +186,14 @@ def _compare(mine: Part, theirs: Part) -> None:
         if not what or (what == "shape" and mine.name != theirs.name):
             return
         words = (
-            f"a different {what}: {describe_payload(payloads[0])} here and "
+            f"the {what} differs, with {describe_payload(payloads[0])} here and "
             f"{describe_payload(payloads[1])}"
         )
     message = (
-        f"all ranks of a group must call matching collectives in the same order, got {words} in "
+        f"the collectives of a group do not match: {words} in "
         f"rank {theirs.rank.number}'s "
         f"{theirs.name}{theirs.place_of_call()} ({mine.rank.here()}, {mine.name}, group "
-        f"{mine.group.group_name}). Make the calls match."
+        f"{mine.group.group_name}). Make matching calls in the same order on all ranks."
     )
     mine.refuse("collective_mismatch", message)
     raise MessageMismatch(message)
@@ -225,8 +225,8 @@ def _find_fault(parts: Sequence[Part]) -> _Fault | None:
     )
     if not refusal:
         return None
-    words = f"op must be supported by torch for {payload.dtype}, got {payload.reduction}: {refusal}"
-    return Refused, words, "Convert the tensors, or choose another operation"
+    words = f"torch does not support {payload.reduction} for {payload.dtype}: {refusal}"
+    return Refused, words, "Convert the tensors, or choose a different op"
 
 
 def _move(parts: Sequence[Part]) -> _Fault | None:
@@ -244,11 +244,11 @@ def _move(parts: Sequence[Part]) -> _Fault | None:
         others = name_ranks(
             [part.rank.number for part, has in zip(parts, has_data, strict=True) if any(has)]
         )
-        rule = "the tensors of a collective must have data on all ranks or on none"
+        failure = "some tensors of the collective have data and others do not"
         return (
             ArgumentError,
-            f"{rule}, got meta tensors on {without} and others on {others}",
-            "Use one device on all ranks",
+            f"{failure}: meta tensors on {without}, and tensors with data on {others}",
+            "Use the same device on all ranks",
         )
     try:
         for part in parts:
@@ -266,7 +266,7 @@ def _move(parts: Sequence[Part]) -> _Fault | None:
     except RuntimeError as error:
         return (
             ArgumentError,
-            f"the tensors of a collective must be writable by torch: {error}",
+            f"torch cannot write to the tensors of the collective: {error}",
             "Use tensor.clone()",
         )
     return None

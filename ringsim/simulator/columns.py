@@ -334,7 +334,7 @@ def make_prices(
         check_links(link)
         if costs.latency != 0:
             raise ArgumentError(
-                f"latency must be 0 if link is given, got {costs.latency}. Set alpha_s of the link "
+                f"latency must be 0 if link is given, got {costs.latency}. Set the link's alpha_s "
                 "instead."
             )
     durations = [
@@ -376,8 +376,8 @@ def spread_sizes(size_bytes: Sizes, num_stages: int, *, has_link: bool) -> list[
     sizes = list(given)
     if len(sizes) != num_stages - 1:
         raise ArgumentError(
-            f"size_bytes must be one number, or one for each of {num_stages - 1} boundaries, got "
-            f"{len(sizes)} numbers."
+            "the length of size_bytes must be the number of boundaries between stages, "
+            f"{num_stages - 1}, got {len(sizes)}. Pass a single number, or one per boundary."
         )
     if not all(is_integer(size) and 0 <= size <= _MOST_BYTES for size in sizes):
         raise ArgumentError(
@@ -386,6 +386,6 @@ def spread_sizes(size_bytes: Sizes, num_stages: int, *, has_link: bool) -> list[
         )
     if any(sizes) and not has_link:
         raise ArgumentError(
-            f"size_bytes needs a link, got {say(size_bytes)} without one. Add link=Link(...)."
+            f"size_bytes requires a link, got {say(size_bytes)} without a link. Add link=Link(...)."
         )
     return [int(size) for size in sizes]

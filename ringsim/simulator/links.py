@@ -177,8 +177,8 @@ def find_link(link: Link | Mapping[tuple[int, int], Link], src: int, dst: int) -
         return link
     if (src, dst) not in link:
         raise ArgumentError(
-            f"link must have an entry for each pair that communicates, got none for ({src}, "
-            f"{dst}). Add ({src}, {dst}): Link(...)."
+            f"link contains no entry for ({src}, {dst}), but rank {src} sends to rank {dst}. Add "
+            f"({src}, {dst}): Link(...)."
         )
     return link[src, dst]
 
@@ -532,7 +532,7 @@ def make_links(
         got = "none" if link is None else "both"
         raise ArgumentError(
             f"exactly one of link and topology must be given, got {got}. "
-            "A topology has its own links."
+            "Pass link, or a topology, which contains its own links."
         )
     inject = tuple(inject)
     pairs = [(each.src, each.dst) for each in inject if isinstance(each, Degrade)]
@@ -546,7 +546,7 @@ def make_links(
         callable(getattr(topology, name, None)) for name in ("check", "route")
     ):
         raise ArgumentError(
-            f"topology must have the methods check and route, got {say(topology)}. Use one from "
-            "ringsim.topologies."
+            f"topology must have the methods check and route, got {say(topology)}. Use a topology "
+            "from ringsim.topologies."
         )
     return SharedLinks(clock, topology, world_size, slower)

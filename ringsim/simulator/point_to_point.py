@@ -342,7 +342,7 @@ class InOrder(Rendezvous):
         if message.peer == ANY_SOURCE:
             raise ArgumentError(
                 'semantics="grouped" does not support a recv from any source '
-                f"({message.rank.here()}), as NCCL does not. "
+                f"({message.rank.here()}), because NCCL does not. "
                 "Pass src."
             )
         self._clock.polls = 0
@@ -422,13 +422,13 @@ def _compare(mine: SimulatedMessage, theirs: SimulatedMessage) -> None:
         return
     peer = theirs.rank.number
     message = (
-        f"the two sides of a message must agree on its {what}, got "
+        f"the two sides of a message disagree on its {what}: "
         f"{describe_payload(mine.kind.payload)} here and "
         f"{describe_payload(theirs.kind.payload)} in rank {peer}'s "
         f"{'recv' if mine.sends else 'send'}{theirs.place_of_call()} "
         f"({mine.rank.here()}, {'send to' if mine.sends else 'recv from'} {peer}, tag "
         f"{mine.tag}, group {mine.group.group_name}). "
-        "Make both tensors alike, or send them in the order in which they are received."
+        "Make both tensors alike, or send in the order in which the other side receives."
     )
     mine.refuse("message_mismatch", message)
     raise MessageMismatch(message)

@@ -293,9 +293,9 @@ class ScheduleRun:
         """
         if not is_number(by) or not 0 < by < 1:
             raise ArgumentError(
-                f"by must be above 0 and below 1, got {say(by)}. 0.1 makes each thing 10 % faster."
+                f"by must be above 0 and below 1, got {say(by)}. Use 0.1 for 10 % faster parts."
             )
-        check_integer("most", most, 1, "Pass the number of things to try.")
+        check_integer("most", most, 1, "Pass the number of parts to try.")
         setting = self.setting
         spent = dict(list(list_levers(self.critical_path, setting.prices).items())[:most])
         variants = [
@@ -569,8 +569,8 @@ def _find_schedule(schedule: str | Schedule, *counts: int | None) -> Schedule:
         return make_schedule(schedule, *given)
     if any(count is not None for count in counts):
         raise ArgumentError(
-            "num_ranks, num_microbatches and num_chunks must be omitted if a schedule is given, "
-            f"got {say(counts)}. Remove them, or pass the schedule's name."
+            "num_ranks, num_microbatches and num_chunks must be omitted if a Schedule is given, "
+            f"got {say(counts)}. Remove them, or pass a schedule's name instead."
         )
     return schedule
 
@@ -581,13 +581,13 @@ def _simulate_variants(
     """Simulates a schedule with K sets of costs."""
     if not is_list(costs) or not all(type(each) is Costs for each in costs):
         raise ArgumentError(
-            f"costs must be Costs, or a list of Costs, got {say(costs)}. Pass Costs(forward=1, "
-            "backward=2)."
+            f"costs must be Costs or a list of Costs, got {say(costs)}. Pass, for example, "
+            "Costs(forward=1, backward=2)."
         )
     links = list(link) if is_list(link) else [link] * len(costs)
     if len(links) != len(costs) or not links:
         raise ArgumentError(
-            f"costs and link must have the same length, at least 1, got {len(costs)} and "
+            f"costs and link must be lists of the same length, at least 1, got {len(costs)} and "
             f"{len(links)}. Pass a single link, or one per Costs."
         )
     schedule, has_link = source.schedule, any(each is not None for each in links)

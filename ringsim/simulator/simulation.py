@@ -499,17 +499,17 @@ class _Simulation:
     def _list_notes(self) -> list[str]:
         notes = [*note_doubts(getattr(self._costs, "notes", ()))]
         if not self._settings.record:
-            notes.append("operations were not recorded: record=False")
+            notes.append("operations were not recorded, because record=False")
         if self._clock.measures:
             notes.append(
-                "computing took the time measured on the machine that simulated it, so another run "
+                "computations took the time measured on the simulating machine, so a second run "
                 "gives different times"
             )
         drawn = self._isolation.list_shared_draws()
         if drawn:
             notes.append(
-                f"ranks drew from the shared random streams of {' and '.join(drawn)}, through "
-                "functions imported by name"
+                f"ranks drew random numbers from the shared streams of {' and '.join(drawn)}, "
+                "through functions imported by name"
             )
         return notes
 
@@ -544,18 +544,18 @@ def _judge_order(world: Snapshot, places: Mapping[int, str]) -> Finding:
     if others:
         where = lines_text([f"rank {rank} waits at {places[rank]}" for rank in others])
         message = (
-            f"{waiting_text(others)} for a future, or for a key of a store, that no rank will "
-            f"provide.{where}{waits}"
+            f"{waiting_text(others)} for a future that no rank will complete, or a store key that "
+            f"no rank will set.{where}{waits}"
         )
-        hint = "Look for the rank that should complete the future, or set the key."
+        hint = "Look for the rank that should complete the future or set the key."
     else:
         message = (
-            f"{waiting_text(ranks)} for operations that are queued behind others of the same group."
-            f"{waits}"
+            f"{waiting_text(ranks)} for operations that are queued behind other operations of the "
+            f"same group.{waits}"
         )
         hint = (
-            "Post the sends and recvs that belong together with batch_isend_irecv, or let one side "
-            "receive first."
+            "Post sends and recvs that belong together with batch_isend_irecv, or receive first on "
+            "one side."
         )
     return Finding("deadlock", (*others, *ranks), operations, message, hint)
 

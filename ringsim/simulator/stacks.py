@@ -137,7 +137,7 @@ def _is_called_from_cpp() -> bool:
 
 _OBSTACLES: Final[dict[str, Callable[[], bool]]] = {
     "a backward pass": in_backward,
-    "C++ code of torch": _is_called_from_cpp,
+    "torch's C++ code": _is_called_from_cpp,
     "torch.autocast": lambda: torch.is_autocast_enabled("cpu"),
     "a torch mode, such as a default device": has_modes,
     "hooks for saved tensors": has_saved_tensor_hooks,

@@ -48,9 +48,9 @@ def make_trace(
     """
     if len(times.ends) and times.ends.max() > LONGEST_S:
         raise ArgumentError(
-            f"the step must take {LONGEST_S:g} s (285 years) or less for a trace, got "
+            f"a step in a trace must take at most {LONGEST_S:g} s (285 years), got "
             f"{float(times.ends.max()):g} s. "
-            "Give the costs in seconds."
+            "Pass the costs in seconds."
         )
     from_s, until_s = between or (-np.inf, np.inf)
     part = _Part(times, ranks)
@@ -61,8 +61,8 @@ def make_trace(
     count = len(some) + 2 * len(met)
     if count > MOST_EVENTS:
         raise ArgumentError(
-            f"a trace must have {MOST_EVENTS:,} events or fewer, got {count:,}. Select a part: "
-            "trace(ranks=range(8)), or trace(between=(0, 10))."
+            f"a trace must have at most {MOST_EVENTS:,} events, got {count:,}. Select a part, for "
+            "example with trace(ranks=range(8)) or trace(between=(0, 10))."
         )
     operations = times.columns
     groups, group = _groups(operations, part.place[met], part.source[met])
@@ -163,7 +163,8 @@ def check_between(between: object) -> None:
     known = all(is_number(time) or (isinstance(time, float) and np.isinf(time)) for time in times)
     if between is not None and not known:
         raise ArgumentError(
-            f"between must be two times, start and end, got {say(between)}. Write between=(0, 10)."
+            f"between must be a start and an end time, got {say(between)}. Write, for example, "
+            "between=(0, 10)."
         )
 
 

@@ -105,8 +105,8 @@ def _report(clock: Clock) -> None:
     where, user = stack[-1], (users or stack)[-1]
     called = "" if where is user else f", called by {_name(user)}"
     clock.give_up(
-        f"rank {rank.number} waits in {_name(where)}{called}, where a simulated rank cannot give "
-        "way to the others. Run the program on real ranks with ringsim.trace."
+        f"rank {rank.number} waits in {_name(where)}{called}, where a simulated rank cannot let "
+        "the other ranks run. Run the program on real ranks with ringsim.trace."
     )
 
 

@@ -104,7 +104,7 @@ def check_storage(tensor: torch.Tensor) -> int:
         needed += offset * tensor.itemsize
     if needed > there and size_bytes:
         raise ArgumentError(
-            "a tensor lost its memory before its operation was done: its storage has "
+            "a tensor lost its memory before its operation finished: its storage has "
             f"{there:,} bytes, but the tensor needs {needed:,}. "
             "Resize it after wait()."
         )
@@ -123,15 +123,15 @@ def _copy_data(source: torch.Tensor, target: torch.Tensor) -> None:
         if source.is_meta and target.is_meta:
             return
         raise ArgumentError(
-            f"both sides of a message must have data, or neither, got {source.device} at the "
-            f"sender and {target.device} at the receiver. "
+            f"only one side of the message has data: the sender's tensor is on {source.device}, "
+            f"the receiver's on {target.device}. "
             "Create both tensors on the same device."
         )
     size_bytes, room = check_storage(source), check_storage(target)
     if size_bytes != room:
         raise ArgumentError(
-            f"a tensor changed its size before its operation was done: {size_bytes:,} bytes "
-            f"at the sender, {room:,} at the receiver. "
+            "a tensor changed its size before its operation finished: the sender's has "
+            f"{size_bytes:,} bytes, the receiver's {room:,}. "
             "Resize it after wait()."
         )
     if source.requires_grad or target.requires_grad:
@@ -245,7 +245,7 @@ class SimulatedWork(Work):
             self.close_record(ERROR)
             self.break_off()
             raise RunTimeout(
-                f"the operation was not done within {limit_s:g} s of virtual time "
+                f"the operation did not finish within {limit_s:g} s of virtual time "
                 f"(rank {self.rank.number}, "
                 f"{self.describe()}). Raise the limit, or look for the missing operation."
             )

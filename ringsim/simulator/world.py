@@ -281,7 +281,8 @@ class Worlds:
                 f"all ranks must create the same groups in the same order, got {list(members)} "
                 f"here and {list(team.ranks)} in rank {theirs.rank.number}'s "
                 f"new_group{theirs.place_of_call()} ({rank.here()}). Call new_group for every "
-                "group on every rank, in the same order, including groups without the rank."
+                "group on every rank, in the same order, even for groups that do not include the "
+                "rank."
             )
             operation.refuse("group_order_mismatch", message)
             raise RendezvousFailed(message)
@@ -331,9 +332,8 @@ class Worlds:
         place = self._recorder.sites.find(sys._getframe(1))
         line = f" at {place_text((place.f_code.co_filename, place.f_lineno))}" if place else ""
         message = (
-            "a simulated rank may communicate only in the thread that runs "
-            f"the worker, got a call{line} in "
-            "another thread. Run the program on real ranks with ringsim.trace."
+            f"a simulated rank communicated{line} in a thread other than the one that runs its "
+            "worker. Run the program on real ranks with ringsim.trace."
         )
         self._clock.give_up(message)
         park()
@@ -402,7 +402,7 @@ class Worlds:
                 call(*args, **kwargs)  # torch refuses the second call
             if not dist.is_initialized():
                 self._join_again()
-            check_world(wanted, "ringsim.simulate", "Leave it out.")
+            check_world(wanted, "ringsim.simulate", "Omit it.")
             world.asked = True
             limit = own_limit(wanted.get("timeout"))
             if limit is not None:
