@@ -1,4 +1,4 @@
-"""The costs of a schedule's actions, in any unit; ints and Fractions stay exact."""
+"""The costs of a schedule's actions, in any unit. Ints and Fractions stay exact."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _LONGEST: Final = 1e100  # in any unit; the sum of a hundred million of them is 
 class Costs:
     """The time of one action of each kind.
 
-    Either one number for all stages, or a sequence with one number per stage. The times are for a
-    stage, not for a rank: a rank with two stages does each action twice.
+    A time is either one number for all stages, or a sequence with one number per stage. Times are
+    per stage, not per rank: a rank with two stages does each action twice.
 
     Attributes:
         forward: the time of ``F``.
@@ -44,7 +44,7 @@ class Costs:
     latency: Time = 0
 
     def check(self, num_stages: int) -> None:
-        """Checks that each stage has one time of each kind.
+        """Checks that each stage has a valid time for each kind of action.
 
         Args:
             num_stages: the number of stages over all ranks.
@@ -78,10 +78,10 @@ class Costs:
             action: a computation.
 
         Returns:
-            Its time.
+            The time of the computation.
 
         Raises:
-            ArgumentError: the times are given by stage, and this stage has none.
+            ArgumentError: the times are given per stage, but no time is given for this stage.
         """
         if action.kind == "B" and self.backward is None:
             return self.get_duration(action._replace(kind="I")) + self.get_duration(
