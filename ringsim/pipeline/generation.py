@@ -117,7 +117,7 @@ class PromptBatch:
         return (places >= self._padded[:, None]).long()
 
     def position_ids(self, seen: int) -> torch.Tensor:
-        """Returns the position of each token of the next input, int64.
+        """Returns the position of each token in the next input, int64.
 
         The shape is (batch, length) for the prompts, and (batch, 1) after that.
 

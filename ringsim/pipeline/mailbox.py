@@ -173,7 +173,7 @@ class Mailbox:
                 f"({action} on rank {self._rank}). Make the shape of a stage's output depend "
                 "only on the shape of its input."
             )
-        for message in (action, action._replace(kind="RECV_B")):  # and its gradient
+        for message in (action, action._replace(kind="RECV_B")):  # the activation, and its gradient
             self._shapes.learn(message, payload, every=self._alike)
 
 

@@ -47,7 +47,7 @@ class LayerReplay:
         output = None if key is None else self._outputs[key]
         if output is None:
             return adapter.run_layer(model, layer, hidden, context)
-        # torch types no apply
+        # torch has no types for apply
         replayed: Tensor = _Replayed.apply(*output, hidden, *layer.parameters())  # type: ignore[no-untyped-call]
         return replayed
 

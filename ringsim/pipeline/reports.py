@@ -439,7 +439,7 @@ class Boundary(NamedTuple):
         stage: the sending stage.
         shape: the shape, which is (batch, tokens, hidden) for a language model.
         dtype: the dtype of the elements.
-        size_bytes: the size in bytes.
+        size_bytes: the size of the tensor in bytes.
     """
 
     stage: int

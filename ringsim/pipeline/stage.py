@@ -304,7 +304,7 @@ def forward_stage(stage: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
             "Pass the received tensor, or x.detach() if a different stage on this rank computed x."
         )
     if x.is_floating_point() and torch.is_grad_enabled():
-        # torch types no apply
+        # torch has no types for apply
         entered: Tensor = _Entrance.apply(x.requires_grad_())  # type: ignore[no-untyped-call]
         return stage(entered)
     return stage(x)

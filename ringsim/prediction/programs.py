@@ -71,8 +71,8 @@ class ProgramStep:
         size_bytes: the size of the data; for a collective, the size S as defined in
             ``ringsim.traces.collectives``.
         op: torch's name for the operation; empty for work.
-        label: for work, the label of the innermost span around the work, which also contains the
-            stage and microbatch.
+        label: for work, the name of the innermost span around the work, which also determines
+            ``stage`` and ``microbatch``.
         thread: the thread that performs the step.
     """
 

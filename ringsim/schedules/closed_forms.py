@@ -1,4 +1,4 @@
-"""Formulas for the costs of a step with a known schedule.
+"""Formulas for the times, memory and messages of a step with a known schedule.
 
 The formulas use p ranks, m microbatches and v stages per rank. The forward of one stage takes f and
 its backward takes b = i + w, the times of its two halves. Every rank computes for m v (f + b). The
@@ -60,7 +60,7 @@ __all__ = [
     "span_idle",
 ]
 
-_UNIT: Final = Costs()  # 1 for each forward, input and weight; 2 for a backward; 0 for a message
+_UNIT: Final = Costs()  # 1 for a forward, input or weight; 2 for a backward; 0 for a message
 _VEE: Final = ("zb_v", "dualpipe_v")
 
 
@@ -120,7 +120,7 @@ def makespan(step: Step, costs: Costs = _UNIT, semantics: Semantics = "buffered"
 
     Raises:
         ScheduleError: no formula is known for this step with these costs.
-        ArgumentError: the semantics is unknown.
+        ArgumentError: ``semantics`` is unknown.
 
     Example:
         >>> [
@@ -140,9 +140,9 @@ def makespan(step: Step, costs: Costs = _UNIT, semantics: Semantics = "buffered"
 
 
 def idle(step: Step, costs: Costs = _UNIT) -> Time:
-    """Returns the bubble by makespan.
+    """Returns a rank's idle time during a step, which is the bubble by makespan.
 
-    This is how long a rank is idle during the step if messages take no time.
+    The formulas assume that messages take no time.
 
     Args:
         step: the schedule and its counts.
@@ -161,8 +161,8 @@ def idle(step: Step, costs: Costs = _UNIT) -> Time:
     Source:
         GPipe: arXiv 1811.06965. 1F1B, interleaved: arXiv 2104.04473. Breadth first: arXiv
         2211.05953. Zero bubble: arXiv 2401.10241, with (p-1) (f+i-w) and (p-1) (f+i-2w); the other
-        terms of the maxima apply if the first gradient returns later than a rank can fill the time
-        (w > f in ZB-H1, i > f in ZB-H2).
+        terms of the maxima apply if the first gradient returns so late that a rank cannot fill the
+        time (w > f in ZB-H1, i > f in ZB-H2).
     """
     f, i, w = _check_formula(step, costs)
     p, m = step.num_ranks, step.num_microbatches
@@ -178,10 +178,9 @@ def idle(step: Step, costs: Costs = _UNIT) -> Time:
 
 
 def span_idle(step: Step, costs: Costs = _UNIT) -> Time:
-    """Returns the bubble by span.
+    """Returns a rank's idle time between its first and last action, the bubble by span.
 
-    This is how long a rank is idle between its first and last action, for the rank that is idle
-    longest.
+    If ranks differ, this is the idle time of the rank that is idle longest.
 
     Args:
         step: the schedule and its counts.
@@ -425,7 +424,7 @@ def _work(step: Step, costs: Costs) -> Time:
 
 
 def _divide(part: Time, whole: Time) -> Time:
-    """Returns the ratio, exact if both numbers are; 0 / 0 is 0."""
+    """Returns the ratio of two numbers, which is exact if both are exact. 0 / 0 is 0."""
     return part / Fraction(whole) if part else 0
 
 

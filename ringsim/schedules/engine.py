@@ -8,9 +8,9 @@ wait::
     send(1); recv(1)          Send(1) Wait(0) Receive(1) Wait(2)
     isend(1); recv(1); wait   Send(1) Receive(1) Wait(1) Wait(0)
 
-The k-th send from one rank to another with a tag matches the k-th receive there; with several
-groups, a pair (group, tag) serves as the tag. The only operation that cannot be written this way is
-a receive from any rank, because its sender depends on the times.
+The k-th send from one rank to another with a tag matches the k-th receive with this tag there. With
+several groups, a pair (group, tag) serves as the tag. The only operation that cannot be written
+this way is a receive from any rank, because its sender depends on the times.
 
 The result does not depend on the order in which this module runs the ranks: each rank goes through
 its list in order, so a rank that can continue now can also continue later. It is enough to run each
@@ -67,7 +67,7 @@ SEMANTICS: Final = ("rendezvous", "buffered")
 
 
 def check_semantics(semantics: object) -> None:
-    """Raises ArgumentError for an unknown semantics."""
+    """Raises ArgumentError if the semantics are unknown."""
     if not is_one_of(semantics, SEMANTICS):
         raise ArgumentError(
             f"semantics must be one of {', '.join(SEMANTICS)}, got {say(semantics)}."
@@ -259,7 +259,7 @@ class _Runner:
     def _done_at(self, place: _Place) -> Time | None:
         """Returns the time at which a post is done.
 
-        Returns None if the time depends on the other side, which is not posted yet.
+        The result is None if the time depends on the other side, which is not posted yet.
         """
         posted = self.times[place[0]][place[1]][0]
         if self.semantics == "buffered" and isinstance(self.programs[place[0]][place[1]], Send):
@@ -470,7 +470,7 @@ def evaluate(
             it needs, or is a send or receive without a match.
         Deadlock: ranks wait for each other in a cycle; ``diagnosis`` is the cycle, a tuple of pairs
             (rank, action that the rank waits in).
-        ArgumentError: the costs do not fit the stages, or the semantics is unknown.
+        ArgumentError: the costs do not fit the stages, or ``semantics`` is unknown.
 
     Example:
         >>> from ringsim.schedules import one_f_one_b

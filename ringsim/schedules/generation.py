@@ -104,8 +104,8 @@ def plan_batches(
             batches of any size.
 
     Returns:
-        The numbers of the prompts in each batch. The number of batches is a multiple of T, so that
-        every round is full. If there are too few prompts, the first prompt is repeated.
+        For each batch, the numbers of its prompts. The number of batches is a multiple of T, so
+        that every round is full. If there are too few prompts, the first prompt is repeated.
 
     Example:
         >>> plan_batches(5, num_inner_iterations=2)

@@ -174,7 +174,7 @@ class PrivateLinks:
 def find_link(link: Link | Mapping[tuple[int, int], Link], src: int, dst: int) -> Link:
     """Returns the link for a pair of ranks, from one link for all pairs or a dict of links.
 
-    Raises ArgumentError if there is none.
+    Raises ArgumentError if there is no link for the pair.
     """
     if isinstance(link, Link):
         return link

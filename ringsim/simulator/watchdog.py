@@ -1,4 +1,4 @@
-"""Detects simulated ranks that cannot give way because they wait for ranks inside C++.
+"""Detects simulated ranks that wait inside C++ for other ranks, and so cannot give way.
 
 Such a wait would silently stop the clock and all ranks forever. A thread therefore watches the rank
 that holds the baton. If the rank's thread has slept for some seconds without using the CPU, the
