@@ -150,7 +150,7 @@ class Header(NamedTuple):
         if len(shape) > MAX_DIMS or dtype not in _DTYPES:
             names = ", ".join(str(each).removeprefix("torch.") for each in _DTYPES)
             raise ArgumentError(
-                f"a message must have at most {MAX_DIMS} dimensions and a dtype among {names}, "
+                f"a message must have at most {MAX_DIMS} dimensions and one of the dtypes {names}, "
                 f"got {self.payload}. Convert the tensor."
             )
         numbers = [

@@ -322,7 +322,7 @@ def train_step_pipeline_afab(
     if devices != {wanted} or dtype not in dtypes:
         got = f"{', '.join(map(str, dtypes))} on {', '.join(map(str, devices))}"
         raise ArgumentError(
-            f"the model must have dtype {dtype} on {wanted}, got {got}. Call "
+            f"the model's parameters must be {dtype} on {wanted}, got {got}. Call "
             "model.to(device, dtype) first."
         )
     return train_step_pipeline(
@@ -339,8 +339,8 @@ def check_microbatches(**tensors: Sequence[Tensor] | None) -> None:
     if len(set(counts.values())) > 1 or 0 in counts.values():
         got = ", ".join(f"{count} {name}" for name, count in counts.items())
         raise ArgumentError(
-            f"a step needs lists of the same length, with one tensor per microbatch, got {got}. "
-            "Split the batch into microbatches."
+            "a step needs non-empty lists of the same length, with one tensor per microbatch, got "
+            f"{got}. Split the batch into microbatches."
         )
 
 

@@ -183,8 +183,8 @@ class Calibration:
         """
         if self.costs is None:
             raise ArgumentError(
-                "this calibration has no costs of pipeline stages, because its traces contain no "
-                "pipeline step. Record such a step."
+                "this calibration contains no costs of pipeline stages, because its traces contain "
+                "no pipeline step. Record a trace with a pipeline step."
             )
         return float(self.costs.get_duration(Action(work.stage, work.kind, work.microbatch)))
 

@@ -67,8 +67,8 @@ def by_sizes(sizes: Sequence[int], num_layers: int) -> list[range]:
         )
     if sum(sizes) != num_layers:
         raise ArgumentError(
-            f"sizes must add up to the number of layers, {num_layers}, got {list(sizes)} = "
-            f"{sum(sizes)}. Assign each layer to one stage."
+            f"sizes must add up to the number of layers, {num_layers}, got {list(sizes)} (total "
+            f"{sum(sizes)}). Assign each layer to one stage."
         )
     return _ranges(sizes)
 

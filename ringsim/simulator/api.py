@@ -93,7 +93,8 @@ def simulate(
         limit_s: the time limit for the whole run, in seconds of real time, or None for no limit.
 
     Returns:
-        The trace. It contains events, plots, and the ``results`` and ``output`` of each rank.
+        The trace. It holds the events, and each rank's ``results`` and ``output``, and can draw
+        plots.
 
     Raises:
         ArgumentError: an argument is invalid.

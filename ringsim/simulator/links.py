@@ -81,8 +81,8 @@ __all__ = [
 Arrived = Callable[[float], None]  # called at the time of an arrival, with this time
 
 AWAKE_S: Final = 300e-6  # the cores stay awake for this long after a message
-# two posts on a connection overlap within this time, because the first one's bytes are about to
-# arrive
+# two posts on a connection within this time count as overlapping, because the first one's bytes are
+# about to arrive
 CLOSE_S: Final = 150e-6
 _NO_DEGREES: Final[Mapping[tuple[int, int], float]] = {}
 

@@ -447,7 +447,7 @@ class _Simulation:
             self._clock.throw(rank, Ended())
 
     def _write_waiting(self) -> None:
-        """Records the operations that wait for their other side, even with record=False."""
+        """Records the operations still waiting for their other side in a run with record=False."""
         if self._settings.record:
             return
         messages = sorted(self._shared.matcher.waiting(), key=lambda message: message.number)
