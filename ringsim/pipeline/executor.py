@@ -80,7 +80,7 @@ class Executor:
         device: the device of the stages.
 
     Example:
-        Two stages on one rank:
+        This example runs two stages on one rank:
 
         >>> from ringsim.pipeline.messages import Header
         >>> from ringsim.ring import Ring
@@ -104,7 +104,7 @@ class Executor:
         ...     torch.device("cpu"),
         ... )
         >>> executor.run(rank=0)
-        >>> executor.losses, weight.grad  # 2 * 2 * 3, and its derivative by the weight
+        >>> executor.losses, weight.grad  # 2 * 2 * 3, and its derivative with respect to weight
         ({0: tensor(12.)}, tensor(12.))
     """
 

@@ -192,10 +192,10 @@ class Calibration:
         """Returns a few lines of text that list the constants."""
         lines = [
             f"link      {_say(self.link)}, from {self.num_messages} messages, +-{self.spread:.0%}",
-            f"posting   a send {_say(self.sending)}, before its receive "
+            f"posting   a send {_say(self.sending)}, a send before its receive "
             f"{self.sending_early_s * 1e6:.1f} us, a receive {self.receiving_s * 1e6:.1f} us",
             f"compute   {self.sleep_s * 1e6:.1f} us longer than requested, and "
-            f"{self.around_s * 1e6:.1f} us around it",
+            f"{self.around_s * 1e6:.1f} us around each call",
         ]
         if self.gloo is not None:
             gloo = self.gloo
@@ -205,7 +205,8 @@ class Calibration:
             lines.append(
                 f"gloo      core time of a message {_say(gloo.carrying)}, a collective "
                 f"{gloo.collective_s * 1e6:.1f} us, a first "
-                f"operation {first_ms:.1f} ms; {gloo.stall_share:.1%} stall for {stall_ms:.1f} ms"
+                f"operation {first_ms:.1f} ms; {gloo.stall_share:.1%} of messages stall for "
+                f"{stall_ms:.1f} ms"
             )
         if self.missing:
             lines.append(f"not found: {', '.join(self.missing)}. {_FIND_ALL}")
