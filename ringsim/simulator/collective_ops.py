@@ -171,6 +171,7 @@ def _compare(mine: Part, theirs: Part) -> None:
         and not uneven
     ):
         return
+    aspect = ""  # the property that differs, unless the words make it clear
     if not same_collective(mine.name, theirs.name):
         words = f"{mine.name} here and {theirs.name}"
     elif mine.root != theirs.root:
@@ -184,12 +185,10 @@ def _compare(mine: Part, theirs: Part) -> None:
         what = disagreement(*payloads)
         if not what or (what == "shape" and mine.name != theirs.name):
             return
-        words = (
-            f"the {what} differs, with {describe_payload(payloads[0])} here and "
-            f"{describe_payload(payloads[1])}"
-        )
+        aspect = f" in {what}"
+        words = f"{describe_payload(payloads[0])} here and {describe_payload(payloads[1])}"
     message = (
-        f"the collectives of a group do not match: {words} in "
+        f"the collectives of a group do not match{aspect}: {words} in "
         f"rank {theirs.rank.number}'s "
         f"{theirs.name}{theirs.place_of_call()} ({mine.rank.here()}, {mine.name}, group "
         f"{mine.group.group_name}). Make matching calls in the same order on all ranks."
