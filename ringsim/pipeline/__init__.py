@@ -1,7 +1,7 @@
-"""Models cut into stages, trained and run on the ring.
+"""Cuts models into stages, and trains and runs them on the ring.
 
-In a training step, a model is cut into stages, a schedule lists the actions of each rank, and an
-executor runs them. It sends activations forward and gradients back::
+A training step cuts a model into stages. A schedule lists the actions of each rank, and an executor
+runs the actions, sending activations forward and gradients back::
 
     partition -> stages ------.
                               +---> executor, on real ranks ---> gradients in the user's own parameters
@@ -11,7 +11,7 @@ executor runs them. It sends activations forward and gradients back::
 Models and stages::
 
     partition_model           cut a model's layers into contiguous ranges, one for each stage
-    by_count                  cut a number of layers into equal counts
+    by_count                  cut layers into ranges of equal length
     by_weight                 cut weighted layers so that the heaviest stage is as light as possible
     get_stage_layers          the layers of one range
     Stage                     the part of a model that one stage runs
@@ -19,7 +19,7 @@ Models and stages::
     tied_parameters           parameters that more than one stage uses
     adapter_of                the adapter of a model
     Adapter                   the parts of a model: embedding, layers, head
-    Announced                 the facts about a microbatch that every rank knows
+    Announced                 the properties of a microbatch that every rank knows
     SmallTransformer          a small, readable transformer
 
 Schedules::
@@ -28,19 +28,19 @@ Schedules::
     gpipe                     all forwards, then all backwards (AFAB)
     one_f_one_b               1F1B: forwards and backwards alternate
     interleaved_1f1b          1F1B with several stages per rank
-    looped_bfs                looped, breadth first
+    looped_bfs                all microbatches of a chunk first (breadth first)
     zb_h1                     zero bubble, with the memory of 1F1B
     zb_h2                     zero bubble, with twice the memory
     zb_v                      zero bubble, stages placed in a V
     dualpipe_v                DualPipe, stages placed in a V
     Schedule                  a list of actions for each rank
-    Action                    an item of such a list
+    Action                    an item in such a list
     parse_action              an action from text, such as 2F0
     to_text                   a schedule as text
     from_text                 a schedule from text
     to_csv                    a schedule as torch's CSV
     from_csv                  a schedule from torch's CSV
-    validate                  check that a schedule is a whole step that can finish
+    validate                  check that a schedule is a complete step that can finish
     lower                     insert sends and receives into a schedule
     evaluate                  compute the time of each action, without ranks
     Evaluation                the result of `evaluate`: times, bubbles, live activations
@@ -65,8 +65,8 @@ Training::
     share_overflow            report an overflow to the GradScalers of all stages
     forward_stage             the forward pass of one stage
     backward_stage            the backward pass of one stage
-    backward_input            its first half: the gradient of the input
-    backward_weight           its second half: the gradients of the parameters
+    backward_input            the first half of a backward pass: the gradient of the input
+    backward_weight           the second half: the gradients of the parameters
     send_activation           send to the next stage
     recv_activation           receive from the previous stage
     send_gradient             send to the previous stage
@@ -74,14 +74,14 @@ Training::
 
 Checks::
 
-    gradient_report           compare every gradient with that of one process
+    gradient_report           compare every gradient with a single process
     compare_gradients         compare any two sets of gradients
-    GradientReport            the result of both
-    single_process_step       loss and gradients of one process
+    GradientReport            the result of both functions
+    single_process_step       the loss and gradients of one process
     check_single_rank         compare the stages, in one process, with the model
     check_gradient_flow       find parameters that a backward pass did not reach
     boundary_shapes           the tensors that cross each boundary
-    compare_losses            compare the loss of each step with that of one process
+    compare_losses            compare the loss of each step with a single process
 
 Generation::
 
@@ -90,7 +90,7 @@ Generation::
     steady_use                the share of time in which a stage works
 
 Names are imported on first use, so ``import ringsim.pipeline`` does not import torch, and schedules
-work without it.
+work without torch.
 
 Example:
     >>> from ringsim.pipeline import by_count

@@ -1,4 +1,4 @@
-"""Adapters, which present a model as a chain of embedding, layers and head.
+"""Presents models as a chain of an embedding, layers and a head.
 
 ::
 
@@ -8,13 +8,13 @@
                                    context (rotary tables, masks): computed on each rank, never
                                    sent
 
-An adapter finds these parts in one kind of model and calls them. It has no state: the model is
-passed to each call. Subclass `Adapter` for your own model.
+An adapter finds these parts in one kind of model and calls them. It has no state, so every call
+passes the model. For your own model, subclass `Adapter`.
 
-Layers are called one by one, as the model calls them. Each rank computes their other arguments
-(rotary tables, masks) from shapes and from `Announced`.
+Adapters call layers one by one, in the same way as the model. Each rank computes the layers' other
+arguments (rotary tables, masks) from shapes and from `Announced`.
 
-``transformers`` is imported only if one of its models is used.
+Adapters import ``transformers`` only if you use one of its models.
 """
 
 from __future__ import annotations
@@ -48,14 +48,15 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Announced:
-    """The facts about a microbatch that every rank knows without a message.
+    """The properties of a microbatch that every rank knows without a message.
 
     Attributes:
-        attention_mask: 1 for a token, 0 for padding, shape (batch, tokens so far); None means no
-            padding and no earlier tokens.
+        attention_mask: 1 for a token and 0 for padding, shape (batch, tokens so far), or None if
+            there is no padding and there are no earlier tokens.
         position_ids: the position of each new token in its sequence, shape (batch or 1, new
-            tokens); None means the model's own positions.
-        cache: the keys and values of earlier tokens, from `Adapter.cache`; None if there are none.
+            tokens), or None for the model's own positions.
+        cache: the keys and values of earlier tokens, from `Adapter.cache`, or None if there are
+            none.
 
     Example:
         >>> Announced(attention_mask=torch.ones(2, 7), cache={}).num_seen(new_tokens=1)
@@ -69,7 +70,8 @@ class Announced:
     def num_seen(self, new_tokens: int) -> int:
         """Returns the number of earlier tokens in each sequence.
 
-        The number comes from the mask, because a stage without layers has an empty cache.
+        This method reads the number from the mask, because the cache of a stage without layers is
+        empty.
 
         Args:
             new_tokens: the number of new tokens.
@@ -81,8 +83,8 @@ class Announced:
             return self.attention_mask.shape[1] - new_tokens
         if self.cache is not None:
             raise ArgumentError(
-                "attention_mask is required with a cache, got None. Pass ones of shape "
-                "(batch, tokens so far), where the tokens include the new ones."
+                "attention_mask is required with a cache, got None. Pass a tensor of ones with "
+                "shape (batch, tokens so far), which counts the new tokens."
             )
         return 0
 
@@ -92,7 +94,7 @@ class Announced:
         return torch.arange(seen, seen + new_tokens, device=device)
 
     def positions(self, new_tokens: int, device: torch.device) -> Tensor:
-        """Returns ``position_ids`` if given, else `places`; shape (batch or 1, new tokens)."""
+        """Returns ``position_ids``, or `places` if not given; shape (batch or 1, new tokens)."""
         return (
             self.places(new_tokens, device)[None]
             if self.position_ids is None
@@ -101,7 +103,7 @@ class Announced:
 
 
 class Adapter(ABC):
-    """The parts of one kind of model: embedding, layers, head. Subclass it for your own model.
+    """The base class of adapters, each of which finds the parts of one kind of model.
 
     Example:
         >>> class MyModelAdapter(Adapter):
@@ -120,20 +122,20 @@ class Adapter(ABC):
 
     @abstractmethod
     def layers(self, model: nn.Module) -> Sequence[nn.Module]:
-        """Returns, in order, the layers that are divided among the stages.
+        """Returns the layers that are divided among the stages, in order.
 
-        Stages call them as modules, so hooks run.
+        Stages call the layers as modules, so their hooks run.
         """
 
     def first_modules(self, model: nn.Module) -> Sequence[nn.Module | nn.Parameter]:
-        """Returns the modules of `embed`, which only the first stage runs.
+        """Returns the modules that `embed` uses, which only the first stage runs.
 
         The list also contains parameters outside of these modules.
         """
         return []
 
     def last_modules(self, model: nn.Module) -> Sequence[nn.Module | nn.Parameter]:
-        """Returns the modules of `head`, which only the last stage runs.
+        """Returns the modules that `head` uses, which only the last stage runs.
 
         The list also contains parameters outside of these modules.
         """
@@ -146,19 +148,19 @@ class Adapter(ABC):
         Args:
             model: the whole model.
             token_ids: the token ids, shape (batch, tokens), int64.
-            announced: the known facts about the microbatch, for learned positions.
+            announced: the known properties of the microbatch, for learned positions.
         """
 
     def context(self, model: nn.Module, hidden: Tensor, announced: Announced) -> Mapping[str, Any]:
-        """Returns the keyword arguments for every layer (masks, rotary tables, cache).
+        """Returns the keyword arguments of every layer (masks, rotary tables, cache).
 
-        Every stage with layers calls it.
+        Every stage that has layers calls this method.
 
         Args:
             model: the whole model.
             hidden: the input of this stage's first layer, shape (batch, tokens, hidden). Only its
                 shape, dtype and device matter.
-            announced: the known facts about the microbatch.
+            announced: the known properties of the microbatch.
         """
         return {}
 
@@ -171,12 +173,12 @@ class Adapter(ABC):
             model: the whole model.
             layer: one of `layers`.
             hidden: the hidden states, shape (batch, tokens, hidden).
-            context: from `context`.
+            context: the keyword arguments from `context`.
         """
         return layer(hidden, **context)
 
     def attention_width(self, model: nn.Module, layer: nn.Module) -> int:
-        """Returns the width of a layer's attention: query heads times the head size.
+        """Returns the width of a layer's attention: the number of query heads times the head size.
 
         The width is 0 for a layer without attention.
 
@@ -189,19 +191,19 @@ class Adapter(ABC):
     def head(self, model: nn.Module, hidden: Tensor) -> Tensor:
         """Returns the logits. Only the last stage calls this method.
 
-        By default, this runs `last_modules` one after another.
+        By default, this method runs `last_modules` one after another.
 
         Args:
             model: the whole model.
             hidden: the output of the last layer, shape (batch, tokens, hidden).
         """
         for module in self.last_modules(model):
-            # a model with a bare parameter in last_modules needs its own head
+            # a model with a bare parameter in last_modules must define its own head
             hidden = module(hidden)  # type: ignore[operator]
         return hidden
 
     def cache(self, model: nn.Module) -> Any:
-        """Returns an empty cache of keys and values for one rank's layers, for generation.
+        """Returns an empty cache for the keys and values of a rank's layers during generation.
 
         Raises:
             ArgumentError: the adapter has no cache.
@@ -213,9 +215,10 @@ class Adapter(ABC):
 
 
 class SequentialAdapter(Adapter):
-    """An ``nn.Sequential``.
+    """The adapter of ``nn.Sequential``.
 
-    The first child gets the input, token ids or another tensor; the last child returns the output.
+    The first child gets the input, which is a tensor of token ids or any other tensor. The last
+    child returns the output.
 
     Example:
         >>> SequentialAdapter().layers(nn.Sequential(nn.Linear(2, 3), nn.ReLU()))[1]
@@ -232,7 +235,7 @@ class SequentialAdapter(Adapter):
 
 
 class _PathAdapter(Adapter):
-    """A model whose parts are looked up by name."""
+    """The common base of adapters that look up a model's parts by name."""
 
     _layers: str
     _first: tuple[str, ...]
@@ -244,7 +247,7 @@ class _PathAdapter(Adapter):
         return list(attrgetter(self._layers)(model))
 
     def first_modules(self, model: Any) -> Sequence[nn.Module]:
-        """Returns the embeddings and their projections or dropout."""
+        """Returns the embeddings, with their projections or dropout."""
         return _find(model, self._first)
 
     def embed(self, model: Any, token_ids: Tensor, announced: Announced) -> Tensor:
@@ -265,18 +268,18 @@ class _PathAdapter(Adapter):
     def run_layer(
         self, model: Any, layer: Any, hidden: Tensor, context: Mapping[str, Any]
     ) -> Tensor:
-        """Returns the hidden states after one layer, without its other results."""
+        """Returns the hidden states after one layer, without the layer's other results."""
         found = layer(hidden, **context)
         return found[0] if isinstance(found, tuple) else found
 
 
 def _find(model: Any, names: Sequence[str]) -> list[nn.Module]:
-    """Returns those of the named parts that the model has."""
+    """Returns the named parts that exist in the model."""
     return [part for part in (attrgetter(name)(model) for name in names) if part is not None]
 
 
 class SmallTransformerAdapter(_PathAdapter):
-    """A `SmallTransformer`.
+    """The adapter of `SmallTransformer`.
 
     Example:
         >>> from ringsim.pipeline import SmallTransformer
@@ -291,13 +294,13 @@ class SmallTransformerAdapter(_PathAdapter):
     _width = "attention.out.in_features"
 
     def embed(self, model: Any, token_ids: Tensor, announced: Announced) -> Tensor:
-        """Returns embedding plus position embedding."""
+        """Returns the sum of the token and position embeddings."""
         return model.embed(token_ids, announced.positions(token_ids.shape[1], token_ids.device))
 
     def context(self, model: Any, hidden: Tensor, announced: Announced) -> Mapping[str, Any]:
-        """Returns the cache, and the mask if there are padding or earlier tokens."""
+        """Returns the cache, and the mask if there is padding or there are earlier tokens."""
         mask = announced.attention_mask
-        announced.num_seen(hidden.shape[1])  # refuses a cache without a mask
+        announced.num_seen(hidden.shape[1])  # raises an error for a cache without a mask
         return {
             "mask": None if mask is None else causal_mask(mask, hidden.shape[1]),
             "cache": announced.cache,
@@ -309,7 +312,7 @@ class SmallTransformerAdapter(_PathAdapter):
 
 
 class _TransformersAdapter(_PathAdapter):
-    """The common parts of causal language models in ``transformers``."""
+    """The common base for causal language models from ``transformers``."""
 
     def context(self, model: Any, hidden: Tensor, announced: Announced) -> Mapping[str, Any]:
         """Returns the mask and the cache."""
@@ -324,16 +327,16 @@ class _TransformersAdapter(_PathAdapter):
         """Returns an empty ``DynamicCache``."""
         from transformers import DynamicCache
 
-        # without the configuration, so that layers with a window also keep all keys and all masks
+        # without the configuration, so that layers with a window also keep all keys, and all masks
         # have the same length
         return DynamicCache()
 
 
 class LlamaAdapter(_TransformersAdapter):
-    """``LlamaForCausalLM`` and similar models.
+    """The adapter of ``LlamaForCausalLM`` and similar models.
 
-    These are Mistral, Phi-3, Qwen 2 and 3, with or without experts. Positions are rotary: every
-    layer gets the tables of cosines and sines.
+    The similar models are Mistral, Phi-3, and Qwen 2 and 3, with or without experts. Positions are
+    rotary: every layer gets tables of cosines and sines.
     """
 
     _layers = "model.layers"
@@ -342,7 +345,7 @@ class LlamaAdapter(_TransformersAdapter):
     _width = "self_attn.o_proj.in_features"
 
     def context(self, model: Any, hidden: Tensor, announced: Announced) -> Mapping[str, Any]:
-        """Returns rotary tables, the mask of each kind of layer, and the cache."""
+        """Returns the rotary tables, the mask for each kind of layer, and the cache."""
         positions = announced.positions(hidden.shape[1], hidden.device)
         return {
             **super().context(model, hidden, announced),
@@ -360,7 +363,7 @@ class LlamaAdapter(_TransformersAdapter):
 
 
 class GemmaAdapter(LlamaAdapter):
-    """``Gemma2ForCausalLM`` and ``Gemma3ForCausalLM``.
+    """The adapter of ``Gemma2ForCausalLM`` and ``Gemma3ForCausalLM``.
 
     The logits are capped. In Gemma 3, layers with a window have their own rotary tables.
     """
@@ -390,7 +393,7 @@ class GemmaAdapter(LlamaAdapter):
 
 
 class BertAdapter(_PathAdapter):
-    """``BertForMaskedLM``: an encoder, in which tokens also attend to later tokens.
+    """The adapter of ``BertForMaskedLM``, an encoder whose tokens also attend to later tokens.
 
     This model does not generate text.
     """
@@ -417,7 +420,7 @@ class BertAdapter(_PathAdapter):
 
 
 class GPTNeoXAdapter(_TransformersAdapter):
-    """``GPTNeoXForCausalLM``, with rotary positions for part of each head."""
+    """The adapter of ``GPTNeoXForCausalLM``, which rotates only a part of each head."""
 
     _layers = "gpt_neox.layers"
     _first = ("gpt_neox.embed_in", "gpt_neox.emb_dropout")
@@ -425,7 +428,7 @@ class GPTNeoXAdapter(_TransformersAdapter):
     _width = "attention.dense.in_features"
 
     def context(self, model: Any, hidden: Tensor, announced: Announced) -> Mapping[str, Any]:
-        """Returns rotary tables, the mask, and the cache under the name that this model uses."""
+        """Returns the rotary tables, the mask, and the cache under this model's name for it."""
         context = dict(super().context(model, hidden, announced))
         context["layer_past"] = context.pop("past_key_values")
         positions = announced.positions(hidden.shape[1], hidden.device)
@@ -435,7 +438,7 @@ class GPTNeoXAdapter(_TransformersAdapter):
 
 
 class GPT2Adapter(_TransformersAdapter):
-    """``GPT2LMHeadModel``, with learned positions, which the first stage adds."""
+    """The adapter of ``GPT2LMHeadModel``, whose learned positions the first stage adds."""
 
     _layers = "transformer.h"
     _first = ("transformer.wte", "transformer.wpe", "transformer.drop")
@@ -443,16 +446,16 @@ class GPT2Adapter(_TransformersAdapter):
     _width = "attn.embed_dim"
 
     def embed(self, model: Any, token_ids: Tensor, announced: Announced) -> Tensor:
-        """Returns embedding plus position embedding."""
+        """Returns the sum of the token and position embeddings."""
         body = model.transformer
         positions = announced.positions(token_ids.shape[1], token_ids.device)
         return body.drop(body.wte(token_ids) + body.wpe(positions))
 
 
 class OPTAdapter(_TransformersAdapter):
-    """``OPTForCausalLM``.
+    """The adapter of ``OPTForCausalLM``.
 
-    Its learned positions skip padding, and its embedding may be narrower than the layers.
+    The model's learned positions skip padding, and its embedding may be narrower than its layers.
     """
 
     _layers = "model.decoder.layers"
@@ -465,7 +468,7 @@ class OPTAdapter(_TransformersAdapter):
     _width = "self_attn.embed_dim"
 
     def embed(self, model: Any, token_ids: Tensor, announced: Announced) -> Tensor:
-        """Returns embedding plus position embedding."""
+        """Returns the sum of the token and position embeddings."""
         body = model.model.decoder
         mask = announced.attention_mask
         if mask is None:
@@ -481,19 +484,19 @@ class OPTAdapter(_TransformersAdapter):
     ) -> Tensor:
         """Returns the hidden states after one layer.
 
-        If training skips the layer (``layerdrop``), the hidden states are unchanged.
+        If training skips the layer (``layerdrop``), the hidden states stay unchanged.
         """
         body = model.model.decoder
-        # drawn for each layer, as in the model, so that the same seed gives the same dropout
+        # drawn for each layer, as in the model, so that the same seed causes the same dropout
         if body.training and torch.rand([]) < body.layerdrop:
             return hidden
         return super().run_layer(model, layer, hidden, context)
 
 
 class _Seen:
-    """A replacement for a cache that reports only the number of earlier tokens.
+    """A stand-in for a cache that reports only the number of earlier tokens.
 
-    ``transformers`` reads it from layer 0, which later stages do not have.
+    ``transformers`` reads this number from layer 0, which later stages do not hold.
     """
 
     def __init__(self, num_seen: int) -> None:
@@ -504,11 +507,11 @@ class _Seen:
 
 
 def _rotary_tables(rotary: Any, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the cosines and sines of the token positions.
+    """Returns the cosines and the sines of the token positions.
 
-    Each has shape (batch or 1, tokens, rotated part of a head).
+    Both have shape (batch or 1, tokens, rotated part of a head).
     """
-    # transformers uses autocast here, which torch lacks for tensors without data
+    # transformers uses autocast here, which torch does not support for tensors without data
     if hidden.is_meta:
         table = hidden.new_empty(*positions.shape, 2 * len(rotary.inv_freq))
         return table, table
@@ -517,9 +520,9 @@ def _rotary_tables(rotary: Any, hidden: Tensor, positions: Tensor) -> tuple[Tens
 
 
 def _causal_masks(model: Any, hidden: Tensor, announced: Announced) -> dict[str, Any]:
-    """Returns the mask of each kind of layer, as the model's attention expects it.
+    """Returns the mask for each kind of layer, in the form that the model's attention expects.
 
-    A mask is None if attention is only causal.
+    A mask is None if the attention is only causal.
     """
     from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
@@ -539,7 +542,7 @@ def _causal_masks(model: Any, hidden: Tensor, announced: Announced) -> dict[str,
     return masks
 
 
-# The models of transformers are listed by class name, because the classes would need an import.
+# Models from transformers are listed by class name, because using the classes would need an import.
 _ADAPTERS: Final[dict[type[nn.Module] | str, Adapter]] = {
     nn.Sequential: SequentialAdapter(),
     SmallTransformer: SmallTransformerAdapter(),
@@ -560,17 +563,18 @@ _ADAPTERS: Final[dict[type[nn.Module] | str, Adapter]] = {
 
 
 def adapter_of(model: nn.Module) -> Adapter:
-    """Returns the adapter of a model, found by its class or a base class.
+    """Returns the adapter for a model, found by the model's class or a base class.
 
     Args:
-        model: an ``nn.Sequential``, a `SmallTransformer`, or a causal language model of
+        model: an ``nn.Sequential``, a `SmallTransformer`, or a causal language model from
             ``transformers``.
 
     Returns:
         The adapter.
 
     Raises:
-        ArgumentError: this kind of model has no adapter, or the model overrides ``forward``.
+        ArgumentError: there is no adapter for this kind of model, or the model overrides
+            ``forward``.
 
     Example:
         >>> type(adapter_of(nn.Sequential(nn.Linear(2, 2)))).__name__
@@ -590,5 +594,5 @@ def adapter_of(model: nn.Module) -> Adapter:
     known = ", ".join(kind if isinstance(kind, str) else kind.__name__ for kind in _ADAPTERS)
     raise ArgumentError(
         f"no adapter for models of type {name} (known types: {known}). "
-        "Write a ringsim.pipeline.Adapter for it and pass it as adapter=."
+        "Write a ringsim.pipeline.Adapter for this type and pass it as adapter=."
     )

@@ -1,27 +1,27 @@
-"""Runs a schedule on ranks, each of which runs its own list of actions in order.
+"""Runs a schedule on ranks, each of which performs its own list of actions in order.
 
-The actions of stage s and microbatch i on one rank::
+These are the actions of one stage and microbatch on its rank::
 
     RECV_F  post the receive of x         RECV_B  post the receive of the gradient of y
     F       x -> stage -> y; keep (x, y)  B       (x, y), gradient of y -> gradients; forget (x, y)
     SEND_F  begin to send y               SEND_B  begin to send the gradient of x
 
 Sends and receives do not block: a computation waits for its receive, and the end of the step waits
-for the sends. So messages travel while the ranks compute. Two stages on one rank pass tensors
-directly.
+for the sends. Messages therefore travel while the ranks compute. Two stages on the same rank pass
+tensors directly.
 
-In a trace, the step and each computation are spans, which ``ringsim.traces.steps`` reads: "step
-1f1b" around "forward", "backward", "input_grad" and "weight_grad", each with its stage and
-microbatch.
+In a trace, the step and each computation are spans, which ``ringsim.traces.steps`` reads. A span
+such as "step 1f1b" contains the spans "forward", "backward", "input_grad" and "weight_grad", each
+with its stage and microbatch.
 
-``rehearse`` runs a step without a model, with given times of computations and sizes of messages.
-The order of computations and messages is the same as in a real step::
+``rehearse`` runs a step without a model, using given computation times and message sizes. The order
+of computations and messages is the same as in a real step::
 
     rank 0   compute  isend ->            compute  isend ->
     rank 1   irecv, wait      compute     irecv, wait ...
 
-On real ranks this shows the cost of messages, because sleeping ranks do not compete for cores. The
-same function runs on the virtual clock, so you can compare both.
+On real ranks, a rehearsal shows the cost of messages, because sleeping ranks do not compete for
+cores. You can run the same function on the virtual clock and compare the two runs.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class StageRun:
     """The parts of a stage that the executor needs.
 
     Attributes:
-        run: ``run(x, microbatch) -> y``, the output of a microbatch; on the last stage its share of
-            the loss.
+        run: ``run(x, microbatch) -> y`` returns the output for a microbatch or, on the last stage,
+            the microbatch's share of the loss.
         parameters: the parameters to which ``W`` actions add gradients.
-        flops: ``flops(x)``, the arithmetic of a microbatch with this input; used on a virtual clock
-            that charges for it.
+        flops: ``flops(x)`` returns the arithmetic of a microbatch with this input; it is used only
+            on a virtual clock that charges for arithmetic.
     """
 
     run: Callable[[Tensor, int], Tensor]
@@ -74,13 +74,13 @@ class Executor:
 
     Args:
         schedule: the schedule, with its sends and receives, from `lower`.
-        stages: the stages of this rank, by number.
-        inputs: the microbatches, for the first stage.
-        mailbox: the mailbox, which carries the messages.
+        stages: this rank's stages, by number.
+        inputs: the inputs of the first stage, one per microbatch.
+        mailbox: the mailbox that carries the messages.
         device: the device of the stages.
 
     Example:
-        Two stages on one rank:
+        This example runs two stages on one rank:
 
         >>> from ringsim.pipeline.messages import Header
         >>> from ringsim.ring import Ring
@@ -104,7 +104,7 @@ class Executor:
         ...     torch.device("cpu"),
         ... )
         >>> executor.run(rank=0)
-        >>> executor.losses, weight.grad  # 2 * 2 * 3, and its derivative by the weight
+        >>> executor.losses, weight.grad  # 2 * 2 * 3, and its derivative with respect to weight
         ({0: tensor(12.)}, tensor(12.))
     """
 
@@ -116,7 +116,7 @@ class Executor:
         mailbox: Mailbox,
         device: torch.device,
     ) -> None:
-        self.losses: dict[int, Tensor] = {}  # losses of the last stage, by microbatch
+        self.losses: dict[int, Tensor] = {}  # the last stage's losses, by microbatch
         self._schedule = schedule
         self._stages = stages
         self._inputs = inputs
@@ -124,7 +124,7 @@ class Executor:
         self._device = device
         # (stage, microbatch) -> (x, y), from F to B or W
         self._kept: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
-        # results for a send, or for another stage of this rank
+        # results for a send, or for a different stage on this rank
         self._ready: dict[Action, Tensor | None] = {}
         self._gradients: dict[tuple[int, int], Tensor | None] = {}  # gradients of y, from I to W
         self._perform: Mapping[str, Callable[[Action], None]] = {
@@ -141,7 +141,7 @@ class Executor:
     def run(self, rank: int) -> None:
         """Runs the actions of a rank.
 
-        Every rank of the ring must call this method. It blocks until this rank's part is done.
+        Every rank of the ring must call this method, which blocks until this rank's part is done.
         """
         with span(f"step {self._schedule.name}"):
             for action in self._schedule.actions[rank]:
@@ -153,7 +153,7 @@ class Executor:
         x = self._inputs[microbatch] if stage == 0 else self._get_input(stage, microbatch)
         run = self._stages[stage].run
         with self._computing(action, x):
-            if stage == 0:  # the caller's tensor, which needs no gradient
+            if stage == 0:  # the caller's tensor, which requires no gradient
                 y = run(x, microbatch)
             else:
                 y = forward_stage(lambda x: run(x, microbatch), x)
@@ -207,7 +207,7 @@ class Executor:
         return x
 
     def _get_gradient(self, stage: int, microbatch: int) -> Tensor | None:
-        """Returns the gradient of a stage's output, from the next stage.
+        """Returns the gradient of a stage's output, which comes from the next stage.
 
         The result is None on the last stage, or if there is no gradient.
         """
@@ -219,10 +219,10 @@ class Executor:
         return self._take(Action(stage, "RECV_B", microbatch))
 
     def _pass_back(self, stage: int, microbatch: int, x: Tensor, grad: Tensor | None) -> None:
-        """Makes the gradient of ``x`` ready for the previous stage."""
+        """Provides the gradient of ``x`` to the previous stage."""
         if stage == 0:
             return
-        # no result depends on x, but the previous stage waits for a gradient
+        # no result depends on x, but the previous stage still waits for a gradient
         if grad is None and x.is_floating_point():
             grad = torch.zeros_like(x)
         self._ready[Action(stage, "SEND_B", microbatch)] = grad
@@ -235,25 +235,26 @@ class Executor:
 def rehearse(
     schedule: Schedule, costs: Costs, *, size_bytes: int = 0, steps: int = 1, ahead: int = 1
 ) -> None:
-    """Runs pipeline steps without a model; ranks sleep instead of computing, and send zeros.
+    """Runs pipeline steps without a model: ranks sleep instead of computing, and send zeros.
 
-    Every rank of the ring must call this function with the same arguments. It blocks until this
-    rank's part is done. The ring must have as many ranks as the schedule. The trace looks like the
-    trace of a training step.
+    Every rank of the ring must call this function with the same arguments. The function blocks
+    until this rank's part is done. The trace looks like the trace of a training step.
 
     Args:
-        schedule: the schedule to rehearse; a schedule with sends and receives is used unchanged.
+        schedule: the schedule to rehearse, for as many ranks as the ring has; a schedule with sends
+            and receives is used unchanged.
         costs: the times of the computations, in seconds; ``latency`` must be 0, because the
             messages are real.
-        size_bytes: the size of each activation and each gradient; 0 sends no messages.
+        size_bytes: the size of each activation and each gradient, or 0 to send no messages.
         steps: the number of steps, which run one after another.
-        ahead: the number of computations between posting a receive and using it, as in ``lower``.
-            It has no effect on NCCL or with "grouped" semantics, which require the same order on
-            both sides (``lower_in_step``).
+        ahead: the number of computations between the post of a receive and its use, as for
+            ``lower``. It has no effect on NCCL or with "grouped" semantics, because they require
+            the same order on both sides (``lower_in_step``).
 
     Raises:
         ArgumentError: an argument is invalid, or the schedule has a different number of ranks.
-        ScheduleError: a send of the schedule has no receive, or a receive has no send.
+        ScheduleError: a send in the schedule has no matching receive, or a receive has no matching
+            send.
 
     Example:
         >>> import ringsim
@@ -272,12 +273,12 @@ def rehearse(
     if schedule.num_ranks != len(ring.ranks):
         raise ArgumentError(
             f"schedule must have as many ranks as the ring, {len(ring.ranks)}, got "
-            f"{schedule.num_ranks}. Make a schedule for {len(ring.ranks)} ranks."
+            f"{schedule.num_ranks}. Create a schedule with num_ranks={len(ring.ranks)}."
         )
     lowered = lower_in_step(schedule) if ring.in_order else lower(schedule, ahead=ahead)
     place, routes = place_in(ring), find_routes(ring, lowered.stage_ranks)
     is_real = get_state().clock is None
-    # on a virtual clock, zeros need not be copied
+    # on a virtual clock, the zeros need not be copied
     payload = Payload((size_bytes,), torch.uint8, has_data=is_real)
     zeros = torch.zeros(size_bytes, dtype=torch.uint8, device="cpu" if is_real else "meta")
     for _ in range(steps):
@@ -318,6 +319,6 @@ def _check(schedule: object, costs: object) -> None:
             check_duration(field.name, time)
     if costs.latency != 0:
         raise ArgumentError(
-            f"latency must be 0, got {costs.latency}, because the messages are real. "
+            f"latency must be 0 because the messages are real, got {costs.latency}. "
             "Omit latency from the costs."
         )

@@ -1,41 +1,42 @@
-"""Text generation with a model that is cut into stages: the token ring.
+"""Generates text with a model that is cut into stages: the token ring.
 
-Each stage keeps its layers and the keys and values of earlier tokens. Hidden states go forward from
-stage to stage; the last stage chooses the next token and returns it to the first stage, over the
-edge that closes the ring::
+Each stage keeps its layers, and the keys and values of earlier tokens. Hidden states go forward
+from stage to stage. The last stage chooses the next token and returns it to the first stage over
+the edge that closes the ring::
 
     prompts -> stage 0 --hidden--> stage 1 --hidden--> stage 2 -> token
                   ^                                               |
                   +--------------------- token -------------------+
 
-The first job of a batch reads its prompts (*prefill*), the others one token each (*decode*). While
-a token goes round, the stages work on other batches: ``num_inner_iterations`` of them are in flight
-at a time. ``ringsim.schedules.generation`` computes the order of jobs and messages, which settings
-can finish, and the share of time in which stages work.
+A batch's first job reads its prompts (*prefill*), and each later job reads one token (*decode*).
+While a token goes around the ring, the stages work on other batches: ``num_inner_iterations``
+batches are in flight at a time. ``ringsim.schedules.generation`` computes the order of jobs and
+messages, the settings with which the ring can finish, and the share of time in which stages work.
 
-Prompts of different length are padded on the left, so that all rows end and continue at the same
-place. Here are three prompts and two generated tokens (``seen`` = 2)::
+Prompts of different lengths are padded on the left, so that all rows end at the same place and
+continue from there. Here are three prompts and two generated tokens (``seen`` = 2)::
 
     token ids           attention mask      position ids
     . . 7 9   4 1       0 0 1 1  1 1        0 0 0 1  2 3
     3 5 2 8   6 6       1 1 1 1  1 1        0 1 2 3  4 5
     . 5 5 1   2 0       0 1 1 1  1 1        0 0 1 2  3 4
 
-Every stage knows the lengths of the prompts and computes masks and positions itself, so they are
-never sent.
+Every stage knows the lengths of the prompts, so it computes masks and positions itself, and no rank
+sends them.
 
 The next token is the likeliest one, or is drawn at random. Each prompt has its own random numbers,
-from the seed and its place in the list of prompts, so its tokens do not depend on batches or on the
-number of stages.
+which depend only on the seed and the prompt's place in the list of prompts. Its tokens therefore do
+not depend on the batches or on the number of stages.
 
-Between one job and the next, a stage exchanges messages with its two neighbours::
+Between two jobs, a stage exchanges messages with its two neighbours::
 
     pred --- hidden states, (batch, tokens, width) ---> this stage --- hidden states ---> succ
                                                        last stage --- tokens, (batch, 1) --> stage 0
 
-All ranks have the same prompts, so each knows the shape of every message, except the width and
-dtype of hidden states. A header announces these once on each edge. It also carries a fingerprint of
-the arguments, and the receiver answers with its own fingerprint: if they differ, both sides raise.
+All ranks have the same prompts, so each rank knows the shape of every message, except for the width
+and dtype of the hidden states. A header announces these once on each edge. The header also carries
+a fingerprint of the arguments, and the receiver answers with its own fingerprint. If the two
+differ, both sides raise an error.
 
 Source:
     FlexLLMGen (FMInference/FlexLLMGen, commit 004ffef), ``flexllmgen/dist_flex_opt.py``: the loop.
@@ -81,7 +82,8 @@ class PromptBatch:
     """A batch of prompts.
 
     Args:
-        prompts: the token ids of each prompt; at least one prompt, and at least one token in each.
+        prompts: the token ids of each prompt. There must be at least one prompt, and at least one
+            token in each prompt.
         device: the device of the tensors.
 
     Attributes:
@@ -109,19 +111,19 @@ class PromptBatch:
         """Returns 1 for tokens and 0 for padding, shape (batch, length + seen), int64.
 
         Args:
-            seen: the number of generated tokens that have been read since the prompts.
+            seen: the number of generated tokens that the model has read since the prompts.
         """
         places = torch.arange(self.token_ids.shape[1] + seen, device=self.token_ids.device)
         return (places >= self._padded[:, None]).long()
 
     def position_ids(self, seen: int) -> torch.Tensor:
-        """Returns the position of each token of the next input, int64.
+        """Returns the position of each token in the next input, int64.
 
-        The shape is (batch, length) for the prompts, then (batch, 1).
+        The shape is (batch, length) for the prompts, and (batch, 1) after that.
 
         Args:
-            seen: the number of generated tokens since the prompts, including the token that is read
-                next; 0 for the prompts.
+            seen: the number of tokens generated since the prompts, including the token to be read
+                next, or 0 for the prompts.
         """
         first = 0 if seen == 0 else self.token_ids.shape[1] + seen - 1
         places = torch.arange(first, self.token_ids.shape[1] + seen, device=self.token_ids.device)
@@ -129,12 +131,13 @@ class PromptBatch:
 
 
 class TokenChoice:
-    """Chooses the next token of each prompt of a batch.
+    """Chooses the next token for each prompt in a batch.
 
     Args:
-        prompt_numbers: the index of each prompt of the batch in the list of all prompts.
-        temperature: 0 for the likeliest token; otherwise the logits are divided by the temperature
-            and a token is drawn. 1 uses the model's own probabilities; lower values sharpen them.
+        prompt_numbers: for each prompt in the batch, its index in the list of all prompts.
+        temperature: 0 for the likeliest token. Otherwise, the logits are divided by the
+            temperature, and a token is drawn; 1 uses the model's own probabilities, and lower
+            values sharpen them.
         seed: the seed of the random numbers.
 
     Example:
@@ -154,7 +157,7 @@ class TokenChoice:
     ) -> None:
         self._temperature = temperature
         self._generators = [
-            # one seed from two numbers, so that neighbours are independent
+            # combine two numbers into one seed, so that the numbers of neighbours are independent
             torch.Generator().manual_seed(random.Random(f"{seed}/{number}").getrandbits(63))
             for number in prompt_numbers
         ]
@@ -176,13 +179,13 @@ class TokenChoice:
 
 
 class GenerationLink:
-    """The two edges of one stage in the ring, for one call of ``generate``.
+    """One stage's two edges in the ring, for one call of ``generate``.
 
-    A ring of one rank exchanges nothing.
+    A ring with only one rank exchanges nothing.
 
     Args:
         ring: this rank's ring.
-        fingerprint: a number computed from all arguments that must be the same on all ranks.
+        fingerprint: a number computed from all the arguments that must be the same on all ranks.
         async_comm: whether to post a step's send and receive together instead of one after the
             other.
         device: the device of received tensors.
@@ -199,23 +202,23 @@ class GenerationLink:
         self._fingerprint = fingerprint
         self._async_comm = async_comm
         self._device = device
-        # The closing edge needs no announcement: it carries token ids.
+        # The closing edge needs no announcement, because it carries token ids.
         self._has_announced = self._is_last
         self._arriving = Payload((), torch.int64) if self._is_first else None
 
     def exchange(self, output: Tensor | None, input_shape: tuple[int, int] | None) -> Tensor | None:
         """Sends the last job's output to the successor, and receives the next job's input.
 
-        Every stage must call it once per step, in the order of the plan. It blocks until both
-        messages have arrived. It returns token ids of ``input_shape``, (batch, tokens), on the
-        first stage, hidden states on the others, and None if nothing is received. It raises
-        MessageMismatch if a neighbour has different arguments.
+        Every stage must call this method once per step, in the order of the plan. It blocks until
+        both messages have arrived. The first stage gets token ids of shape ``input_shape``, (batch,
+        tokens), and the other stages get hidden states. The result is None if there is nothing to
+        receive. The method raises MessageMismatch if a neighbour has different arguments.
         """
         if output is not None and not self._has_announced:
             self._announce(output)
         expected = None if input_shape is None else self._expect(input_shape)
-        # Waiting for a send ends when the other side receives. So stage 0 receives first: if all
-        # sent first, no stage would ever receive.
+        # A wait for a send ends when the other side receives. Stage 0 therefore receives first: if
+        # all stages sent first, no stage would ever receive.
         sends_first = self._async_comm or not self._is_first
         sent = received = None
         for sends in (sends_first, not sends_first):
@@ -228,9 +231,10 @@ class GenerationLink:
         return None if received is None else received.wait().to(self._device)
 
     def share_results(self, tokens: Tensor) -> Tensor:
-        """Returns the last stage's tokens, shape (prompts, tokens), on every stage.
+        """Passes the last stage's tokens, shape (prompts, tokens), to every stage.
 
-        The tokens travel once around the ring. Every stage must call this method, which blocks.
+        The tokens travel once around the ring. Every stage must call this method, which blocks
+        until the tokens have arrived.
         """
         if not self._is_last:
             tokens = self._from_pred.irecv(Payload.of(tokens)).wait()
@@ -239,13 +243,13 @@ class GenerationLink:
         return tokens
 
     def _begin(self, posted: Transfer) -> Transfer:
-        """Waits for a message, unless both messages of a step are posted together."""
+        """Waits for a message, unless a step's two messages are posted together."""
         if not self._async_comm:
             posted.wait()
         return posted
 
     def _announce(self, hidden: Tensor) -> None:
-        """Sends the shape of hidden states to the successor, and checks its answer."""
+        """Sends the shape of the hidden states to the successor, and checks the answer."""
         card = Header("activation", 0, Payload.of(hidden), alike=True, digest=self._fingerprint)
         self._to_succ.isend(card.pack(), HEADER_TAG).wait()
         self._compare(Header.unpack(self._to_succ.irecv_header().wait()), self._to_succ.peer)
@@ -268,8 +272,7 @@ class GenerationLink:
     def _compare(self, card: Header, peer: int) -> None:
         if card.digest != self._fingerprint:
             raise MessageMismatch(
-                "the arguments of generate must be the same on all ranks, but those on ranks "
-                f"{peer} and {self._rank} differ. "
+                f"ranks {peer} and {self._rank} called generate with different arguments. "
                 "Pass the same prompts and settings on every rank."
             )
 
@@ -288,41 +291,41 @@ def generate(
     partition: str | Sequence[int] | Sequence[range] = "count",
     adapter: Adapter | None = None,
 ) -> list[list[int]]:
-    """Continues prompts, with the model cut into one stage per rank.
+    """Continues prompts with a model that is cut into one stage per rank.
 
-    Every rank of the ring must call it with the same arguments. It blocks until all tokens are
-    generated. Without a ring and a default process group, it runs in this process only. The tokens
-    are the same as in one process.
+    Every rank of the ring must call this function with the same arguments. The function blocks
+    until all tokens are generated. If there is neither a ring nor a default process group, it runs
+    in this process only. The tokens are the same as in a single process.
 
-    A batch continues to the last token even if all its prompts have stopped, so that every rank
+    A batch continues to the last token even if all of its prompts have stopped, so that every rank
     knows which messages to expect.
 
     Args:
         model: the whole model, the same on every rank; it runs in ``eval`` mode.
-        prompts: the token ids of each prompt, of any lengths.
+        prompts: the token ids of each prompt; prompts may differ in length.
         max_new_tokens: the number of tokens to generate for each prompt, at least 1.
-        num_inner_iterations: the number of batches in flight; None for the number of stages, which
-            keeps all of them busy.
-        async_comm: whether to post a step's send and receive together. Otherwise they come one
-            after the other, and stage 0 receives first.
-        batch_size: the largest number of prompts in a batch; None processes all prompts in one
+        num_inner_iterations: the number of batches in flight, or None for the number of stages,
+            which keeps all stages busy.
+        async_comm: whether to post a step's send and receive together. Otherwise, a stage posts
+            them one after the other, and stage 0 receives first.
+        batch_size: the largest number of prompts in a batch, or None to process all prompts in one
             round.
-        temperature: 0 for the likeliest tokens; otherwise tokens are drawn, with the logits divided
-            by the temperature.
-        seed: the seed for drawn tokens. Each prompt has its own random numbers, so batches and
-            stages do not matter.
-        stop_tokens: the tokens that end a prompt.
-        partition: "count", "parameters", the number of layers of each stage, or ranges from
+        temperature: 0 to choose the likeliest tokens. Otherwise, tokens are drawn, with the logits
+            divided by the temperature.
+        seed: the seed for drawn tokens. Each prompt has its own random numbers, so its tokens do
+            not depend on batches or stages.
+        stop_tokens: the tokens at which a prompt's continuation ends.
+        partition: "count", "parameters", the number of layers in each stage, or ranges from
             ``partition_model``.
-        adapter: the adapter for a model that ringsim does not know.
+        adapter: the adapter for a kind of model that ringsim does not know.
 
     Returns:
-        The new tokens of each prompt, on every rank: ``max_new_tokens`` of them, or those up to and
-        including the first stop token.
+        The new tokens of each prompt, on every rank. There are ``max_new_tokens`` tokens per
+        prompt, or fewer if the last token is a stop token.
 
     Raises:
         ScheduleError: the ring can never finish with these settings. The error is raised before
-            anything is sent, and lists the nearest settings that finish.
+            anything is sent, and names the nearest settings that work.
         ArgumentError: an argument is invalid.
         MessageMismatch: the arguments differ between ranks.
 
@@ -346,7 +349,7 @@ def generate(
     if not prompts or not all(prompts):
         raise ArgumentError(
             "prompts must contain at least one prompt, and each prompt at least one token, got "
-            f"{say(prompts)}. Begin an empty prompt with the model's start token."
+            f"{say(prompts)}. For an empty prompt, pass the model's start token."
         )
     check_integer(
         "max_new_tokens",
@@ -392,10 +395,10 @@ def generate(
 
 
 class _StageWork:
-    """The computation of one stage.
+    """The computations of one stage.
 
-    It holds the stage's part of the model, and for each batch the prompts, the cache and, on the
-    last stage, the tokens.
+    An object holds the stage's part of the model and, for each batch, the prompts, the cache and,
+    on the last stage, the tokens.
     """
 
     def __init__(
@@ -420,14 +423,14 @@ class _StageWork:
     def compute(self, job: Job, received: Tensor | None) -> Tensor:
         """Runs a job.
 
-        Returns hidden states, or the chosen tokens, shape (batch, 1), on the last stage.
+        Returns hidden states or, on the last stage, the chosen tokens, shape (batch, 1).
         """
         batch, turn = self._batches[job.batch], job.batch % len(self._caches)
         if job.token == 0:
             self._caches[turn] = self._stage.adapter.cache(self._model)
         if received is not None:
             x = received
-        else:  # the first stage reads prompts; a single stage also keeps its own tokens
+        else:  # the first stage reads prompts, and a single stage also reads its own tokens
             x = batch.token_ids if job.token == 0 else self._tokens[job.batch][-1]
         with span(job.name, stage=self.place, microbatch=job.batch):
             y: Tensor = self._stage(
@@ -444,7 +447,7 @@ class _StageWork:
         return y
 
     def chosen_tokens(self, num_prompts: int, num_tokens: int, batches: list[list[int]]) -> Tensor:
-        """Returns the tokens of all prompts, in their order, shape (prompts, tokens), int64.
+        """Returns the tokens of all prompts, in prompt order, shape (prompts, tokens), int64.
 
         The tokens are zeros on all stages except the last.
         """
@@ -457,7 +460,7 @@ class _StageWork:
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Puts all modules into ``eval`` mode, and restores the mode of each."""
+    """Puts all modules into ``eval`` mode, and restores each module's mode afterwards."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:

@@ -1,19 +1,20 @@
-"""The messages that one rank has in flight during a step.
+"""Keeps the messages that one rank has in flight during a step.
 
 ::
 
     post(1RECV_F2) --->  waiting: 1RECV_F1 1RECV_F2  -- the shape is known -->  posted: 1RECV_F0  --->  take(1RECV_F0)
     send(1SEND_B0) --->  sent: 1SEND_B0              ---------------------------------------------->  finish() waits for all
 
-A receive needs a buffer of the right size, so it is posted as soon as the shape is known. If all
-microbatches of a step have one shape, only the first activation over a boundary carries a header,
-with a flag for this; otherwise each activation carries a header. A gradient never needs one,
-because it has the shape of its activation.
+A receive needs a buffer of the right size, so the mailbox posts it as soon as the shape is known.
+If all microbatches of a step have the same shape, only the first activation over a boundary carries
+a header, which contains a flag for this case. Otherwise, each activation carries a header. A
+gradient never needs a header, because it has the shape of its activation.
 
 Transports without tags match messages by order, so a rank posts its receives in the order in which
-the other side sends. `lower` writes them in this order. Transports that run all messages between
-two ranks one after the other need one order for both directions (`lower_in_step`), and every
-payload right after its header; there, posting a receive waits for its header.
+the other side sends, which is the order that `lower` writes. Some transports run all messages
+between two ranks one after another. They need a common order for both directions (`lower_in_step`),
+and every payload directly after its header. On these transports, posting a receive waits for the
+header.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -45,14 +46,15 @@ __all__ = ["Mailbox", "about", "find_boundary"]
 class Mailbox:
     """Sends and receives the messages of one step on one rank.
 
-    Every rank of the ring must create one for the same step and end with `finish`. The first `send`
-    or `post` blocks until both neighbours have created theirs, to compare ``agreed``.
+    Every rank of the ring must create a mailbox for the same step, and call `finish` at the end.
+    The first `send` or `post` blocks until both neighbours have created their mailboxes, in order
+    to compare ``agreed``.
 
     Args:
         ring: this rank's ring.
-        schedule: the schedule that runs; its rank *i* is the rank at place *i* of the ring.
-        agreed: a greeting with the values that must be the same on all ranks.
-        alike: whether all microbatches have one shape.
+        schedule: the schedule to run; its rank *i* is the rank at place *i* in the ring.
+        agreed: a greeting that contains the values that must be the same on all ranks.
+        alike: whether all microbatches have the same shape.
     """
 
     def __init__(self, ring: Ring, schedule: Schedule, agreed: Header, *, alike: bool) -> None:
@@ -72,12 +74,13 @@ class Mailbox:
         self._greetings = {route.peer: route.iswap(agreed.pack(), SHARED_TAG) for route in routes}
 
     def send(self, action: Action, tensor: Tensor) -> None:
-        """Posts a send, whose tensor must not change before `finish`.
+        """Posts a send. Its tensor must not change before `finish`.
 
         This method does not block.
 
         Raises:
-            MessageMismatch: a neighbour's step differs, or the tensor differs from its header.
+            MessageMismatch: a neighbour runs a different step, or the tensor differs from its
+                header.
         """
         self._greet()
         route = self._routes[find_boundary(action)]
@@ -87,10 +90,10 @@ class Mailbox:
             self._sent[action] = route.isend(tensor)
 
     def post(self, action: Action) -> None:
-        """Adds the next receive from a rank, to be posted when its shape is known.
+        """Adds the next receive from a rank, which is posted when its shape is known.
 
-        It does not block, unless the transport runs messages one after another: then it reads the
-        header before anything else is posted.
+        This method does not block, unless the transport runs messages one after another. In that
+        case, it waits for the header before anything else is posted.
 
         Raises:
             MessageMismatch: a neighbour runs a different step.
@@ -104,13 +107,13 @@ class Mailbox:
     def take(self, action: Action) -> Tensor | None:
         """Returns the tensor of a posted receive, or None if the gradient does not exist.
 
-        It blocks until the tensor has arrived.
+        This method blocks until the tensor has arrived.
 
         Raises:
             MessageMismatch: the other rank sends a different message.
         """
         received = self._incoming[self._routes[find_boundary(action)]].take(action)
-        # a gradient answers an activation, so the send of the activation has ended
+        # a gradient answers an activation, so the activation's send has ended
         if action.kind == "RECV_B" and received is not None:
             self._sent.pop(action._replace(kind="SEND_F")).wait()
         return received
@@ -123,7 +126,7 @@ class Mailbox:
         self._sent.clear()
 
     def _greet(self) -> None:
-        """Compares both neighbours' greetings with this rank's greeting, once.
+        """Compares the greetings of both neighbours with this rank's greeting, once.
 
         Both sides raise an error if the greetings differ.
         """
@@ -135,7 +138,7 @@ class Mailbox:
         for peer, header in theirs.items():
             if header != self._agreed:
                 raise MessageMismatch(
-                    "a step must be the same on every rank, got "
+                    "the ranks do not perform the same step: "
                     f"{self._describe_difference(peer, header)}. "
                     "Call train_step_pipeline with the same schedule, partition and number of "
                     "microbatches on every rank."
@@ -147,37 +150,38 @@ class Mailbox:
         words = []
         if theirs.microbatch != mine.microbatch:  # then the digests also differ
             words.append(
-                f"{mine.microbatch} microbatches on rank {rank} but "
+                f"the number of microbatches is {mine.microbatch} on rank {rank} but "
                 f"{theirs.microbatch} on rank {peer}"
             )
         elif theirs.digest != mine.digest:
-            words.append(f"different schedules on ranks {rank} and {peer}")
+            words.append(f"the schedules on ranks {rank} and {peer} differ")
         if theirs.payload != mine.payload:
-            words.append(f"different partitions of the model on ranks {rank} and {peer}")
-        return " and ".join(words)
+            words.append(f"the partitions of the model on ranks {rank} and {peer} differ")
+        return ", and ".join(words)
 
     def _announce(self, action: Action, payload: Payload, route: Route) -> None:
         """Sends an activation's header, unless an earlier header applies to the activation."""
         announced = self._shapes.find(action)
         if announced is None:
             header = Header("activation", action.microbatch, payload, self._alike)
-            # The wait is together with the payload's, which follows the header.
+            # The wait comes together with the wait for the payload, which follows the header.
             self._sent[action._replace(kind="header")] = route.isend(header.pack(), HEADER_TAG)
         elif announced != payload:
             raise MessageMismatch(
-                "microbatches of one shape must give activations of one shape at a boundary, "
-                f"{announced}, got {payload} "
+                "microbatches of the same shape caused different activations at a stage boundary: "
+                f"first {announced}, then {payload} "
                 f"({action} on rank {self._rank}). Make the shape of a stage's output depend "
                 "only on the shape of its input."
             )
-        for message in (action, action._replace(kind="RECV_B")):  # and its gradient
+        for message in (action, action._replace(kind="RECV_B")):  # the activation, and its gradient
             self._shapes.learn(message, payload, every=self._alike)
 
 
 class _Shapes:
-    """The known shapes of messages.
+    """The message shapes that are known so far.
 
-    A shape belongs to one message, or to all of one kind that a stage sends or receives.
+    A shape belongs to a single message, or to all messages of a kind that a stage sends or
+    receives.
     """
 
     def __init__(self) -> None:
@@ -191,7 +195,7 @@ class _Shapes:
 
 
 class _Incoming:
-    """The messages from another rank to this one, in order."""
+    """The messages from one other rank to this rank, in order."""
 
     def __init__(self, route: Route, shapes: _Shapes) -> None:
         self._route = route
@@ -205,7 +209,7 @@ class _Incoming:
         self._advance()
 
     def read_headers(self) -> None:
-        """Posts all waiting receives, and blocks until their shapes are known."""
+        """Posts all waiting receives. Blocks until their shapes are known."""
         while self._waiting:
             self._read_header()
 
@@ -219,7 +223,8 @@ class _Incoming:
     def _advance(self) -> None:
         """Posts the receives that can be posted.
 
-        These are payloads of known shape, and the header of the first payload of unknown shape.
+        These are the payloads with a known shape, and the header of the first payload with an
+        unknown shape.
         """
         while self._waiting:
             first = self._waiting[0]
@@ -235,9 +240,9 @@ class _Incoming:
                 self._header = self._route.irecv_header()
 
     def _read_header(self) -> None:
-        """Reads the shape of the first message from its header, and posts more receives.
+        """Reads the first message's shape from its header, and posts more receives.
 
-        It blocks until the header has arrived.
+        This method blocks until the header has arrived.
         """
         action, posted = self._waiting[0], self._header
         assert posted is not None, f"{action} before the forward pass that it answers"
@@ -255,15 +260,15 @@ class _Incoming:
 
 
 def find_boundary(action: Action) -> int:
-    """Returns the boundary that a message crosses: the number of the stage before it."""
+    """Returns the boundary that a message crosses, numbered by the stage before it."""
     return action.stage if action.kind in ("SEND_F", "RECV_B") else action.stage - 1
 
 
 @contextmanager
 def about(action: Action) -> Iterator[None]:
-    """Labels the operations in a block with their stage and microbatch in the trace.
+    """Labels a block's operations in the trace with their stage and microbatch.
 
-    The block acts like a span, but records none.
+    The block acts like a span, but does not record one.
     """
     outer = stage_and_microbatch.set(action.microbatch << 32 | action.stage)
     try:

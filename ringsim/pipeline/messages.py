@@ -1,24 +1,24 @@
-"""Messages between stages.
+"""Sends and receives messages between stages.
 
-This module has headers, routes, activations and gradients. A header precedes a message. It is one
-int64 tensor of fixed size::
+This module defines headers, routes, activations and gradients. A header precedes a message. It is
+an int64 tensor of fixed size::
 
     | magic | kind | microbatch | dtype | has data | alike | digest | ndim | dim 0 ... dim 7 |
 
 The transports carry bytes and compare nothing. On Gloo, a receive buffer that is too small ends the
-process, and a buffer of another dtype gets wrong values. With a header, the receiver creates a
-buffer that fits.
+process, and a buffer of a different dtype gets wrong values. With a header, the receiver can create
+a buffer that fits.
 
-Messages go over the ring's pair groups. A boundary between two stages on ranks 1 and 2 (the ring's
-edge 1 -> 2)::
+Messages use the ring's pair groups. This is a boundary between two stages on ranks 1 and 2 (the
+ring's edge 1 -> 2)::
 
     rank 1  -- activations, forward ------>  rank 2
             <------- gradients, backward --             both on the group "ring:1>2"
 
-A V-shaped placement also has activations from rank 2 to rank 1. They use the same edge, in the
+In a V-shaped placement, activations also go from rank 2 to rank 1. They use the same edge in the
 other direction. Two ranks that are not neighbours use the default group.
 
-To send and receive single messages in your own loop::
+You can send and receive single messages in your own loop::
 
     stage r                                          stage r + 1
     send_activation(y, 3)  -- header, payload --->   x = recv_activation(3)
@@ -27,8 +27,8 @@ To send and receive single messages in your own loop::
                            -- answer: taken ----->
 
 All four functions block until the message has arrived. The receiver compares the header with the
-message that it expects, and answers: if they differ, both sides raise the same error. The executor
-has many messages in flight at a time, and uses a `Mailbox`.
+message that it expects, and answers. If the two differ, both sides raise the same error. The
+executor has many messages in flight at a time, so it uses a `Mailbox` instead.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ MAX_DIMS: Final = 8
 HEADER_SIZE: Final = 8 + MAX_DIMS  # numbers of 8 bytes
 _MAGIC: Final = 0x52494E47  # "RING"
 KINDS: Final = ("greeting", "activation", "gradient")
-# Headers contain the index in this list: append only.
+# Headers contain indexes into this list, so only append to it.
 _DTYPES: Final = (
     torch.float32,
     torch.float64,
@@ -93,10 +93,10 @@ class Payload(NamedTuple):
     """The properties of a buffer for a message.
 
     Attributes:
-        shape: the shape.
+        shape: the shape of the buffer.
         dtype: the dtype of the elements.
         has_data: whether the tensor has data; a tensor on device "meta" has none, and only
-            simulated ranks can send it.
+            simulated ranks can send such a tensor.
     """
 
     shape: tuple[int, ...]
@@ -121,12 +121,12 @@ class Header(NamedTuple):
     Attributes:
         kind: "activation", "gradient", or "greeting", which has no payload.
         microbatch: the index of the microbatch; in a greeting, the number of microbatches.
-        payload: the shape and dtype of the next message; in the greeting of a step, the shape is a
+        payload: the shape and dtype of the next message; in a step's greeting, the shape is a
             digest of the partition.
-        alike: whether all further messages of the step on this boundary have this shape and dtype,
-            and so come without a header.
-        digest: a number that both sides compute from values that must be equal (in the greeting of
-            a step, the schedule), or 0 if there are none.
+        alike: whether all further messages of the step over this boundary have the same shape and
+            dtype, and therefore come without a header.
+        digest: a number that both sides compute from values that must be equal (in a step's
+            greeting, the schedule), or 0 if there are no such values.
 
     Example:
         >>> header = Header("activation", 3, Payload((2, 16), torch.float32))
@@ -150,7 +150,7 @@ class Header(NamedTuple):
         if len(shape) > MAX_DIMS or dtype not in _DTYPES:
             names = ", ".join(str(each).removeprefix("torch.") for each in _DTYPES)
             raise ArgumentError(
-                f"a message must have at most {MAX_DIMS} dimensions and a dtype among {names}, "
+                f"a message must have at most {MAX_DIMS} dimensions and one of the dtypes {names}, "
                 f"got {self.payload}. Convert the tensor."
             )
         numbers = [
@@ -194,8 +194,8 @@ class Header(NamedTuple):
         )
 
 
-# Tags distinguish messages between two ranks; messages with the same tag arrive in the order of
-# sending.
+# Tags distinguish messages between two ranks. Messages with the same tag arrive in the order in
+# which they were sent.
 PAYLOAD_TAG: Final = 0
 HEADER_TAG: Final = 1
 ANSWER_TAG: Final = 2
@@ -204,7 +204,7 @@ SHARED_TAG: Final = 3
 
 @dataclass
 class Transfer:
-    """A posted send or receive, whose buffer must not change until `wait` returns.
+    """A posted send or receive. Its buffer must not change until `wait` returns.
 
     Attributes:
         work: the handle, or None if there was nothing to send.
@@ -215,9 +215,9 @@ class Transfer:
     tensor: Tensor
 
     def wait(self) -> Tensor:
-        """Blocks until the message has arrived or has been sent, and returns the buffer.
+        """Blocks until the message has been sent or has arrived, and returns the buffer.
 
-        You can wait for a Gloo handle only once.
+        A Gloo handle can only be waited for once.
         """
         work, self.work = self.work, None
         if work is not None:
@@ -227,12 +227,12 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Route:
-    """The route to another rank.
+    """A route to another rank.
 
     Attributes:
-        peer: the other rank's global rank.
+        peer: the global rank of the other side.
         group: the group of the ring's edge, or None for the default group.
-        device: the device of buffers: the CPU for Gloo, this rank's GPU for NCCL.
+        device: the device of the buffers: the CPU for Gloo, or this rank's GPU for NCCL.
     """
 
     peer: int
@@ -251,9 +251,10 @@ class Route:
 
     @classmethod
     def over_edge(cls, ring: Ring, source: int, target: int) -> Route:
-        """Returns the route to the other of two ranks, which are given by their places in the ring.
+        """Returns the route from this rank to the other of two ranks, given by their places.
 
-        The route uses the edge that carries activations from one of the ranks to the other.
+        Activations travel from the rank at place ``source`` in the ring to the rank at place
+        ``target``. Gradients use the same route in the other direction.
 
         Example:
             >>> ring = Ring(rank=1, world_size=4, pred=0, succ=2, ranks=(0, 1, 2, 3))
@@ -272,7 +273,7 @@ class Route:
         return cls(ring.ranks[target if is_source else source], None, ring.device)
 
     def isend(self, tensor: Tensor, tag: int = PAYLOAD_TAG) -> Transfer:
-        """Posts a send without blocking. A tensor without elements is not sent."""
+        """Posts a send without blocking. Does not send a tensor without elements."""
         buffer = self._make_buffer(tensor)
         work = dist.isend(buffer, self.peer, group=self.group, tag=tag) if buffer.numel() else None
         return Transfer(work, buffer)
@@ -290,7 +291,7 @@ class Route:
         return self.irecv(Payload((HEADER_SIZE,), torch.int64), HEADER_TAG)
 
     def iswap(self, tensor: Tensor, tag: int) -> tuple[Transfer, Transfer]:
-        """Posts a send and a receive of equal tensors in one batch.
+        """Posts a send and a receive of tensors of the same shape and dtype, in one batch.
 
         The other side does the same. This method does not block.
         """
@@ -301,14 +302,14 @@ class Route:
             for op, each in ((dist.isend, sent), (dist.irecv, received))
         ]
         works = dist.batch_isend_irecv(both)
-        # Gloo returns one handle per operation. NCCL returns one for the batch, which may be waited
-        # for twice, and must be waited for before the received tensor is used.
+        # Gloo returns one handle per operation. NCCL returns one handle for the whole batch, which
+        # may be waited for twice, and must be waited for before the received tensor is used.
         return Transfer(works[0], sent), Transfer(works[-1], received)
 
     def _make_buffer(self, tensor: Tensor) -> Tensor:
-        """Returns the tensor as transports expect it.
+        """Returns the tensor in the form that transports expect.
 
-        The tensor is contiguous, and on the transports' device if it has data.
+        The tensor is contiguous and, if it has data, on the device of the buffers.
         """
         plain = tensor.detach()
         return (plain if plain.is_meta else plain.to(self.device)).contiguous()
@@ -317,11 +318,11 @@ class Route:
 def find_routes(ring: Ring, stage_ranks: Sequence[int]) -> Mapping[int, Route]:
     """Returns the route across each boundary of this rank's stages.
 
-    A boundary has the number of the stage before it.
+    Boundaries are numbered by the stage before them.
 
     Args:
         ring: this rank's ring.
-        stage_ranks: the place in the ring of each stage's rank.
+        stage_ranks: for each stage, the place of its rank in the ring.
 
     Example:
         >>> ring = Ring(rank=1, world_size=3, pred=0, succ=2, ranks=(0, 1, 2))
@@ -344,9 +345,10 @@ def place_in(ring: Ring) -> int:
 def find_ring() -> Ring:
     """Returns this rank's ring.
 
-    If there is no ring, or its default group no longer exists, a ring is created over the default
-    process group, without hiding prints. Then every rank must call this function, and it blocks
-    until all have. Without a default group, this process is the only rank.
+    If there is no ring, or its default group no longer exists, this function creates a ring over
+    the default process group, without hiding prints. In that case, every rank must call the
+    function, which blocks until all ranks have. Without a default group, this process is the only
+    rank.
 
     Example:
         >>> find_ring().ranks
@@ -366,7 +368,7 @@ def find_ring() -> Ring:
 
 
 def _is_gone(ring: Ring) -> bool:
-    """Returns whether the script has destroyed the default group, and thus the ring's groups."""
+    """Returns whether the script has destroyed the default group, and so the ring's groups."""
     if not torch_dist.is_initialized() or torch_dist.get_world_size() != ring.world_size:
         return True
     try:
@@ -379,15 +381,15 @@ def _is_gone(ring: Ring) -> bool:
 def send_activation(tensor: Tensor, microbatch: int) -> None:
     """Sends a stage's output to the successor, which must call `recv_activation`.
 
-    It blocks until the tensor has arrived.
+    This function blocks until the tensor has arrived.
 
     Args:
-        tensor: a tensor of at most 8 dimensions; autograd's graph stays on this rank.
+        tensor: a tensor with at most 8 dimensions; its autograd graph stays on this rank.
         microbatch: the index of the microbatch, from 0.
 
     Raises:
         MessageMismatch: the successor expects a different message, and also raises this error.
-        RingError: the ring has one rank.
+        RingError: the ring has only one rank.
 
     Example:
         >>> import ringsim
@@ -405,17 +407,17 @@ def send_activation(tensor: Tensor, microbatch: int) -> None:
 def recv_activation(microbatch: int) -> Tensor:
     """Receives a stage's input from the predecessor, which must call `send_activation`.
 
-    It blocks until the tensor has arrived.
+    This function blocks until the tensor has arrived.
 
     Args:
         microbatch: the index of the microbatch, from 0.
 
     Returns:
-        The tensor, with the sender's shape and dtype, as a leaf without a graph.
+        A tensor with the sender's shape and dtype. It is a leaf and has no graph.
 
     Raises:
         MessageMismatch: the predecessor sends a different message, and also raises this error.
-        RingError: the ring has one rank.
+        RingError: the ring has only one rank.
 
     Example:
         See `send_activation`.
@@ -424,19 +426,18 @@ def recv_activation(microbatch: int) -> Tensor:
 
 
 def send_gradient(tensor: Tensor, microbatch: int) -> None:
-    """Sends the gradient of a stage's input to the predecessor, which calls `recv_gradient`.
+    """Sends the gradient of a stage's input to the predecessor, which must call `recv_gradient`.
 
-    It blocks until the tensor has arrived.
+    This function blocks until the tensor has arrived.
 
     Args:
         tensor: the gradient.
         microbatch: the index of the microbatch, from 0.
 
     Raises:
-        ArgumentError: ``tensor`` is None, so there is no gradient.
-        MessageMismatch: the predecessor expects a different message; the predecessor raises this
-        error as well.
-        RingError: the ring has one rank.
+        ArgumentError: ``tensor`` is None, because there is no gradient.
+        MessageMismatch: the predecessor expects a different message, and also raises this error.
+        RingError: the ring has only one rank.
 
     Example:
         >>> import ringsim
@@ -452,9 +453,9 @@ def send_gradient(tensor: Tensor, microbatch: int) -> None:
 
 
 def recv_gradient(microbatch: int) -> Tensor:
-    """Receives the gradient of a stage's output from the successor, which calls `send_gradient`.
+    """Receives a stage's output gradient from the successor, which must call `send_gradient`.
 
-    It blocks until the tensor has arrived.
+    This function blocks until the tensor has arrived.
 
     Args:
         microbatch: the index of the microbatch, from 0.
@@ -464,7 +465,7 @@ def recv_gradient(microbatch: int) -> Tensor:
 
     Raises:
         MessageMismatch: the successor sends a different message, and also raises this error.
-        RingError: the ring has one rank.
+        RingError: the ring has only one rank.
 
     Example:
         See `send_gradient`.
@@ -478,13 +479,13 @@ def _send(kind: str, tensor: Tensor, microbatch: int, route: Route) -> None:
             f"the {kind} of microbatch {microbatch} must be a tensor, got {tensor!r} (rank "
             f"{current_ring().rank} to rank {route.peer}). "
             "A gradient is None if x was not a leaf that requires a gradient: call "
-            "x.requires_grad_() on the received tensor, feed it forward and keep it, as "
-            "forward_stage does."
+            "x.requires_grad_() on the received tensor before the forward pass and keep the "
+            "tensor, as forward_stage does."
         )
     header = Header(kind, microbatch, Payload.of(tensor))
     parts = [route.isend(header.pack(), HEADER_TAG), route.isend(tensor)]
     answer = route.irecv(Payload((2,), torch.int64), ANSWER_TAG).wait()
-    for part in parts:  # the receiver receives them even if it refuses the message
+    for part in parts:  # the receiver receives both parts even if it refuses the message
         part.wait()
     wanted = KINDS[int(answer[0])], int(answer[1])
     _compare((kind, microbatch), wanted, sender=current_ring().rank, receiver=route.peer)
@@ -506,7 +507,7 @@ def _recv(kind: str, microbatch: int, route: Route) -> Tensor:
 
 
 def _compare(sent: tuple[str, int], wanted: tuple[str, int], *, sender: int, receiver: int) -> None:
-    """Raises the same error on both sides if the receiver expects another message."""
+    """Raises an error, the same on both sides, if the receiver expects a different message."""
     if sent != wanted:
         raise MessageMismatch(
             f"the receiver expected the {wanted[0]} of microbatch {wanted[1]}, "
@@ -519,7 +520,7 @@ def _route(*, to_succ: bool) -> Route:
     ring = find_ring()
     if len(ring.ranks) < 2:
         raise RingError(
-            "messages need a ring of at least two ranks, got one. Pass the tensor directly from "
-            "stage to stage."
+            "a ring with only one rank has no neighbours to send messages to. Pass the tensor "
+            "directly from stage to stage."
         )
     return Route.to_succ(ring) if to_succ else Route.to_pred(ring)

@@ -2,13 +2,13 @@
 
 ::
 
-    partition_model(model, 2)                            equal numbers of layers, up to one
+    partition_model(model, 2)                            stages differ by at most one layer
     partition_model(model, 2, by="parameters")           the largest stage has as few parameters as
                                                          possible
     partition_model(model, 2, by="time", sample=ids)     the slowest stage is as fast as possible
     partition_model(model, 2, by=[3, 1])                 by hand
 
-"parameters" and "time" include the embedding in the first stage and the head in the last. For
+"parameters" and "time" count the embedding in the first stage and the head in the last stage. For
 "time", each part of the model runs forward and backward on a sample::
 
     embed | layer 0 | layer 1 | ... | head
@@ -30,15 +30,15 @@ from ringsim.schedules.partition import by_count, by_sizes, by_weight
 
 __all__ = ["get_stage_layers", "measure_times", "partition_model"]
 
-_REPEATS: Final = 5  # the first run also loads kernels and fills caches; the fastest counts
+_REPEATS: Final = 5  # the fastest run counts; the first run also loads kernels and fills caches
 
 
 def measure_times(parts: Sequence[Stage], sample: Tensor) -> list[float]:
-    """Returns the seconds that each part of a model takes, forward and backward.
+    """Measures the time in seconds of each part of a model, forward and backward.
 
-    Each part gets the output of the previous one; the first gets a sample as large as a microbatch
-    in training. Gradients and random numbers do not change. The fastest of a few runs counts,
-    because noise only makes runs slower.
+    Each part gets the output of the previous part. The first part gets the sample, which should be
+    as large as a microbatch in training. Gradients and the state of random numbers do not change.
+    The fastest of a few runs counts, because noise only makes runs slower.
 
     Example:
         >>> from ringsim.pipeline import build_stages
@@ -62,10 +62,10 @@ def _run(part: Stage, x: Tensor) -> tuple[float, Tensor]:
     with torch.enable_grad():
         y = part(x)
     if y.requires_grad:
-        # unlike backward(), does not change .grad
+        # unlike backward(), this does not change .grad
         torch.autograd.grad(y, wanted, torch.ones_like(y), allow_unused=True)
     if y.is_cuda:
-        # kernels run on after the call; waiting is safe here, because no recording runs
+        # kernels continue after the call; waiting for them is safe here, because no recording runs
         torch.cuda.synchronize()
     return time.perf_counter() - start_s, y.detach()
 
@@ -80,23 +80,26 @@ def partition_model(
 ) -> list[range]:
     """Cuts a model's layers into contiguous ranges, one per stage.
 
-    All ranks must use the same cut. With "time", processes measure different times, so measure in
-    one of them and pass the ranges to the others.
+    All ranks must use the same cut. With "time", each process measures different times, so measure
+    in one process and pass the ranges to the others.
 
     Args:
         model: the whole model.
-        num_stages: the number of stages, at least 1. With more stages than layers some are empty
-            and pass on their input.
-        by: "count", "parameters", "time", the number of layers of each stage, or the ranges.
-        sample: the input of a microbatch, for "time": token ids of shape (batch, tokens), or
-            another input of the model.
-        adapter: the adapter for a model that ringsim does not know.
+        num_stages: the number of stages, at least 1. If there are more stages than layers, some
+            stages are empty and pass on their input.
+        by: "count", "parameters", "time", the number of layers in each stage, or the ranges
+            themselves.
+        sample: the input of one microbatch, for "time": token ids of shape (batch, tokens), or a
+            different input that the model accepts.
+        adapter: the adapter for a kind of model that ringsim does not know.
 
     Returns:
-        A range of layer numbers for each stage, in order; together they hold every layer once.
+        A range of layer numbers for each stage, in order. Together, the ranges contain every layer
+        once.
 
     Raises:
-        ArgumentError: ``by`` is invalid, its numbers do not fit, or ``sample`` is missing.
+        ArgumentError: ``by`` is invalid, its numbers do not fit the model, or ``sample`` is
+            missing.
 
     Example:
         >>> model = nn.Sequential(
@@ -118,15 +121,15 @@ def partition_model(
     if not isinstance(by, str):
         if len(by) != num_stages:
             raise ArgumentError(
-                f"by must have one number for each of {num_stages} stages, got {list(by)}. "
-                "Pass the number of layers of each stage."
+                f"by must be a list with one number per stage ({num_stages}), got {list(by)}. "
+                "Pass the number of layers in each stage."
             )
         sizes = [len(each) if isinstance(each, range) else each for each in by]
         return by_sizes(sizes, num_layers)
     if by == "count":
         return by_count(num_layers, num_stages)
     layers = [range(layer, layer + 1) for layer in range(num_layers)]
-    # the embedding, each layer, the head
+    # the embedding, each layer, and the head
     parts = build_stages(model, [range(0), *layers, range(num_layers, num_layers)], adapter=adapter)
     if by == "parameters":
         first, *weights, last = [
@@ -141,7 +144,7 @@ def partition_model(
     else:
         raise ArgumentError(
             'by must be "count", "parameters", "time" or a list of layer '
-            f"counts, got {by!r}. Choose one of them."
+            f"counts, got {by!r}. Use one of these."
         )
     return by_weight(weights, num_stages, first=first, last=last)
 
@@ -149,15 +152,15 @@ def partition_model(
 def get_stage_layers(
     model: nn.Module, layers: range, *, adapter: Adapter | None = None
 ) -> list[nn.Module]:
-    """Returns one stage's layers, which are the model's own modules rather than copies.
+    """Returns one stage's layers, which are the model's own modules, not copies.
 
     Args:
         model: the whole model.
-        layers: the layers, one of the ranges from `partition_model`.
-        adapter: the adapter for a model that ringsim does not know.
+        layers: the numbers of the layers, as one of the ranges from `partition_model`.
+        adapter: the adapter for a kind of model that ringsim does not know.
 
     Returns:
-        The modules, in order.
+        The modules of the layers, in order.
 
     Example:
         >>> get_stage_layers(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), range(1, 2))

@@ -1,12 +1,13 @@
-"""Runs layers without data once per shape, and then replays them.
+"""Runs layers without data once per shape, and replays them after that.
 
-On the virtual clock, the shapes of a model on device "meta" determine its time; its tensors have no
-values. So only the shape of a layer's output matters, which is the same for layers of one kind. One
-of them runs, and the others return an empty tensor, with gradients for the same parameters. This
-simulates the 80 layers of a large language model eight times faster, with the same trace.
+On the virtual clock, a model on device "meta" has no values, and only shapes determine its time. So
+only the shape of a layer's output matters, and layers of the same kind return the same shape. One
+of these layers runs, and the others return an empty tensor, with gradients for the same parameters.
+This makes simulating the 80 layers of a large language model eight times faster, and the trace
+stays the same.
 
-Only layers without side effects are replayed: modules of torch, transformers and ringsim that have
-no hooks and draw no random numbers.
+Only layers without side effects are replayed. These are modules from torch, transformers and
+ringsim that have no hooks and draw no random numbers.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ __all__ = ["LayerReplay"]
 
 
 class LayerReplay:
-    """Runs the layers of one stage, and replays those without data on a virtual clock."""
+    """Runs one stage's layers. On a virtual clock, replays the layers without data."""
 
     def __init__(self) -> None:
-        # the same key for layers that can replace each other; None if the layer must run
+        # layers that can replace each other have the same key; None if the layer must run
         self._kinds: dict[nn.Module, Hashable] = {}
         self._outputs: dict[Hashable, tuple[torch.Size, torch.dtype] | None] = {}
 
@@ -39,21 +40,21 @@ class LayerReplay:
         hidden: Tensor,
         context: Mapping[str, Any],
     ) -> Tensor:
-        """Returns the hidden states after one layer, like ``adapter.run_layer``."""
+        """Returns the hidden states after one layer, as ``adapter.run_layer`` does."""
         key = self._find_key(adapter, layer, hidden, context)
         if key is not None and key not in self._outputs:
             self._outputs[key] = _learn_output(adapter, model, layer, hidden, context)
         output = None if key is None else self._outputs[key]
         if output is None:
             return adapter.run_layer(model, layer, hidden, context)
-        # torch types no apply
+        # torch has no types for apply
         replayed: Tensor = _Replayed.apply(*output, hidden, *layer.parameters())  # type: ignore[no-untyped-call]
         return replayed
 
     def _find_key(
         self, adapter: Adapter, layer: nn.Module, hidden: Tensor, context: Mapping[str, Any]
     ) -> Hashable:
-        """Returns a key that determines the output's shape, or None if the layer must run."""
+        """Returns a key that determines the shape of the output, or None if the layer must run."""
         if not hidden.is_meta or get_state().clock is None or torch.is_autocast_enabled("cpu"):
             return None
         if layer not in self._kinds:
@@ -86,9 +87,9 @@ class _Replayed(torch.autograd.Function):
 def _learn_output(
     adapter: Adapter, model: nn.Module, layer: nn.Module, hidden: Tensor, context: Mapping[str, Any]
 ) -> tuple[torch.Size, torch.dtype] | None:
-    """Runs a layer and returns the shape and dtype of its output.
+    """Runs a layer, and returns the shape and dtype of its output.
 
-    The result is None if the layer draws random numbers, whose state is then restored.
+    If the layer draws random numbers, their state is restored, and the result is None.
     """
     before = torch.get_rng_state()
     with torch.no_grad():
@@ -100,7 +101,7 @@ def _learn_output(
 
 
 def _describe(value: Any) -> Hashable:
-    """Returns a key that contains everything in an argument that affects an output's shape.
+    """Returns a key for everything in an argument that affects the shape of an output.
 
     The key is None if this is unknown.
     """
@@ -115,7 +116,7 @@ def _describe(value: Any) -> Hashable:
 
 
 def _does_nothing_else(layer: nn.Module) -> bool:
-    """Returns whether a layer has only known modules, without hooks or patches."""
+    """Returns whether a layer consists only of known modules, without hooks or patches."""
     for module in layer.modules():
         own = vars(module)
         if (

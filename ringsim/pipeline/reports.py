@@ -1,15 +1,15 @@
-"""Compares a pipeline with the same model in one process.
+"""Compares a pipeline with the same model in a single process.
 
-``single_process_step`` computes reference gradients without a pipeline; ``gradient_report``
-compares the gradient of every parameter with them::
+``single_process_step`` computes reference gradients without a pipeline. ``gradient_report``
+compares every parameter's gradient with its reference::
 
     verdict      meaning                                     usual reason
     equal        the difference is rounding
     scaled       the right direction, the wrong length       the loss was not divided by the number
                                                              of microbatches
-    different    another direction                           microbatches mixed up, a tied weight's
+    different    a different direction                       microbatches mixed up, a tied weight's
                                                              two parts not added
-    missing      no rank has a gradient                      the head omitted, a boundary that cuts
+    missing      no rank has a gradient                      the head left out, a boundary that cuts
                                                              the graph
     unexpected   a gradient that should not exist            a frozen parameter, a stage that ran a
                                                              layer of another stage
@@ -20,10 +20,10 @@ Four more checks need no messages::
     boundary_shapes      which tensors cross each boundary?                before the first step
     check_single_rank    do the stages, in one process, equal the model?   before the first run with
                                                                            ranks
-    compare_losses       are the losses those of one process?              after training
+    compare_losses       do the losses equal those of one process?     after training
 
-If `check_single_rank` passes but a run on ranks is wrong, look at the messages. If it fails, look
-at the cut or the adapter.
+If `check_single_rank` passes but a run on several ranks is wrong, look at the messages. If
+`check_single_rank` fails, look at the partition or the adapter.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ __all__ = [
 
 
 class Reference(NamedTuple):
-    """The loss and the gradients of one step in one process.
+    """The loss and the gradients of a step in a single process.
 
     Attributes:
         loss: the mean of the microbatches' losses.
-        gradients: the gradients by parameter name, or None if the parameter is frozen, or the loss
-            does not depend on it.
+        gradients: the gradients by parameter name. A gradient is None if the parameter is frozen,
+            or if the loss does not depend on the parameter.
     """
 
     loss: float
@@ -89,26 +89,26 @@ def single_process_step(
 ) -> Reference:
     """Computes the loss and the gradients of a step by calling the whole model.
 
-    It runs one microbatch after another, and sends no messages. It neither reads nor changes the
-    gradients that the parameters already have, and restores the state of random numbers. A model
-    with dropout drops other values here than in a pipeline, so compare in ``model.eval()``, or
-    without dropout.
+    This function runs one microbatch after another, and sends no messages. It neither reads nor
+    changes the gradients that the parameters already have, and it restores the state of random
+    numbers. A model with dropout drops different values here than in a pipeline, so compare in
+    ``model.eval()``, or without dropout.
 
     Args:
         model: the whole model, which takes a tensor and returns logits (or an object with
             ``logits``, as in ``transformers``).
-        inputs: one tensor per microbatch: token ids, shape (batch, tokens), or another input of
+        inputs: one tensor per microbatch: token ids, shape (batch, tokens), or any other input of
             the model.
         targets: one tensor per microbatch, already aligned.
-        loss_fn: the loss of a microbatch, from logits and targets.
-        attention_masks: one tensor per microbatch, 1 for a token, 0 for padding; None means no
-            padding.
+        loss_fn: a function that returns the loss of a microbatch from logits and targets.
+        attention_masks: one tensor per microbatch, with 1 for a token and 0 for padding, or None if
+            there is no padding.
 
     Returns:
-        The loss of the step, and the gradients by parameter name.
+        The loss of the step and the gradients by parameter name.
 
     Raises:
-        ArgumentError: the lists have different lengths, or are empty.
+        ArgumentError: the lists differ in length, or are empty.
 
     Example:
         >>> model = nn.Linear(2, 1, bias=False)
@@ -152,13 +152,13 @@ class GradientRow(NamedTuple):
     """The result for one parameter.
 
     Attributes:
-        parameter: the name.
+        parameter: the name of the parameter.
         verdict: "equal", "scaled", "different", "missing" or "unexpected".
         difference: the largest absolute difference, relative to the largest value of the expected
             gradient; infinite if a gradient is missing.
-        scale: the factor from the expected gradient to the found gradient; None unless the verdict
-            is "scaled".
-        ranks: the ranks that have a gradient of this parameter.
+        scale: the factor from the expected gradient to the found gradient, or None unless the
+            verdict is "scaled".
+        ranks: the ranks that hold a gradient for this parameter.
     """
 
     parameter: str
@@ -170,7 +170,7 @@ class GradientRow(NamedTuple):
 
 @dataclass(frozen=True)
 class GradientReport:
-    """The results for all parameters, mismatches first; true if all gradients are equal.
+    """The results for all parameters, with mismatches first. True if all gradients are equal.
 
     Attributes:
         rows: one row per parameter.
@@ -207,7 +207,7 @@ class GradientReport:
         return max((row.difference for row in self.rows), default=0.0)
 
     def __repr__(self) -> str:
-        """Returns the table, or one line if all gradients are equal."""
+        """Returns a table of the mismatches, or one line if all gradients are equal."""
         if not self.wrong:
             return (
                 f"{len(self.rows)} gradients equal those of one process (largest difference "
@@ -240,13 +240,13 @@ def compare_gradients(
     tolerance: float,
     rank: int = 0,
 ) -> GradientReport:
-    """Compares gradients, parameter by parameter, without messages.
+    """Compares two sets of gradients, parameter by parameter, without messages.
 
     Args:
-        found: the gradients by parameter name, or None for a missing gradient.
+        found: the gradients by parameter name, with None for a missing gradient.
         expected: the expected gradients, for the same names.
         tolerance: the largest relative difference that counts as rounding.
-        rank: the rank with the found gradients.
+        rank: the rank that holds the found gradients.
 
     Returns:
         The report.
@@ -269,31 +269,31 @@ def gradient_report(
     attention_masks: Sequence[Tensor] | None = None,
     tolerance: float | None = None,
 ) -> GradientReport:
-    """Compares the gradients of all ranks after a step with those of one process.
+    """Compares all ranks' gradients after a step with those of a single process.
 
-    Each rank computes the reference itself. Call it after the step and before the optimizer,
-    because it needs the weights of the step. Compare in ``model.eval()``, or without dropout. If
-    you add up the gradients of several steps, pass the microbatches of all steps, and expect the
+    Each rank computes the reference itself. Call this function after the step and before the
+    optimizer, because it needs the step's weights. Compare in ``model.eval()``, or without dropout.
+    If you add up the gradients of several steps, pass the microbatches of all steps, and expect the
     verdict "scaled".
 
-    It is a collective over the default group, if there is one: every rank must call it with the
-    same arguments, and it blocks until all have.
+    If a default group exists, this function is a collective over the group: every rank must call it
+    with the same arguments, and it blocks until all ranks have.
 
     Args:
-        model: the whole model; each rank's copy holds the gradients of its stages.
+        model: the whole model; each rank's copy holds the gradients of the rank's stages.
         inputs: one tensor per microbatch, as passed to the step.
         targets: one tensor per microbatch, as passed to the step.
-        loss_fn: the loss of a microbatch, from logits and targets.
-        attention_masks: one tensor per microbatch; None means no padding.
-        tolerance: the largest relative difference that counts as rounding; None uses 1e-10 for
-            float64, 1e-5 for float32, 0.05 for less exact types.
+        loss_fn: a function that returns the loss of a microbatch from logits and targets.
+        attention_masks: one tensor per microbatch, or None if there is no padding.
+        tolerance: the largest relative difference that counts as rounding. None means 1e-10 for
+            float64, 1e-5 for float32, and 0.05 for less exact types.
 
     Returns:
-        The report, the same on every rank. If several ranks hold a parameter, its row is the worst
-        of them.
+        The report, which is the same on every rank. If several ranks hold a parameter, its row
+        shows the worst of their results.
 
     Raises:
-        ArgumentError: the lists have different lengths, or are empty.
+        ArgumentError: the lists differ in length, or are empty.
 
     Example:
         >>> model = nn.Linear(2, 3)
@@ -329,7 +329,7 @@ def gradient_report(
 def tolerance_of(model: nn.Module) -> float:
     """Returns the tolerance for the least exact dtype of a model.
 
-    The tolerance is 1e-10 for float64, 1e-5 for float32, and 0.05 for other types.
+    It is 1e-10 for float64, 1e-5 for float32, and 0.05 for other types.
 
     Example:
         >>> tolerance_of(nn.Linear(1, 1))
@@ -353,7 +353,7 @@ def _report(rows: Iterable[GradientRow], tolerance: float) -> GradientReport:
 
 
 def _merged(rows: Sequence[GradientRow]) -> GradientRow:
-    """Merges the rows of several ranks for one parameter.
+    """Merges several ranks' rows for one parameter.
 
     Ranks without a gradient do not count, unless no rank has a gradient.
     """
@@ -384,9 +384,9 @@ def _row(
 
 
 def _relative(found: Tensor, expected: Tensor) -> float:
-    """Returns the largest difference relative to the largest expected value.
+    """Returns the largest difference, relative to the largest expected value.
 
-    The result is infinite if the expected value is zero or not finite.
+    The result is infinite if the largest expected value is zero or not finite.
     """
     return _ratio(float((found - expected).abs().max()), float(expected.abs().max()))
 
@@ -399,16 +399,17 @@ def _ratio(difference: float, expected: float) -> float:
 
 
 def check_gradient_flow(model: nn.Module) -> dict[str, str]:
-    """Finds trained parameters whose gradient is missing, zero or not finite.
+    """Finds trained parameters whose gradients are missing, zero or not finite.
 
-    On a rank of a pipeline, pass this rank's stage, because the other layers of the model have no
-    gradient there.
+    On a rank of a pipeline, pass the rank's stage, because the model's other layers have no
+    gradients there.
 
     Args:
         model: a model, or a `Stage`, after a backward pass.
 
     Returns:
-        Parameter name -> "no gradient", "only zeros" or "not finite"; empty if there is no problem.
+        A dict of parameter name -> "no gradient", "only zeros" or "not finite". It is empty if
+        there is no problem.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
@@ -430,15 +431,15 @@ def check_gradient_flow(model: nn.Module) -> dict[str, str]:
 
 
 class Boundary(NamedTuple):
-    """The tensor that a stage sends to the next stage for one microbatch.
+    """The tensor that a stage sends to the next stage for each microbatch.
 
     The gradient that comes back has the same shape.
 
     Attributes:
         stage: the sending stage.
-        shape: the shape, (batch, tokens, hidden) for a language model.
-        dtype: the dtype.
-        size_bytes: the size in bytes.
+        shape: the shape, which is (batch, tokens, hidden) for a language model.
+        dtype: the dtype of the elements.
+        size_bytes: the size of the tensor in bytes.
     """
 
     stage: int
@@ -455,18 +456,19 @@ def boundary_shapes(
     attention_mask: Tensor | None = None,
     adapter: Adapter | None = None,
 ) -> list[Boundary]:
-    """Runs the stages one after another, and returns the tensors passed between them.
+    """Runs the stages one after another, and describes the tensors passed between them.
 
     Args:
         model: the whole model.
-        partition: the layers of each stage, from `partition_model`.
-        sample: the input of one microbatch: token ids, shape (batch, tokens), or another input of
-            the model.
-        attention_mask: 1 for a token, 0 for padding, shape (batch, tokens); None means no padding.
-        adapter: the adapter for a model that ringsim does not know.
+        partition: the layers of each stage, as returned by `partition_model`.
+        sample: the input of one microbatch: token ids, shape (batch, tokens), or a different input
+            that the model accepts.
+        attention_mask: 1 for a token and 0 for padding, shape (batch, tokens), or None if there is
+            no padding.
+        adapter: the adapter for a kind of model that ringsim does not know.
 
     Returns:
-        One boundary per stage except the last.
+        One `Boundary` for each stage except the last.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
@@ -491,27 +493,28 @@ def check_single_rank(
     attention_masks: Sequence[Tensor] | None = None,
     adapter: Adapter | None = None,
 ) -> GradientReport:
-    """Runs one training step of the stages in this process, and compares the gradients.
+    """Runs one training step of the stages in this process, and checks the gradients.
 
-    The reference is the whole model. The boundaries are like those of a pipeline: each stage has
-    its own graph, and gradients are passed back explicitly. Afterwards the parameters have their
-    earlier gradients again. Check in ``model.eval()``, or without dropout.
+    The gradients are compared with those of the whole model. The boundaries are the same as in a
+    pipeline: each stage has its own graph, and gradients are passed back explicitly. Afterwards,
+    the parameters have their earlier gradients again. Check in ``model.eval()``, or without
+    dropout.
 
     Args:
         model: the whole model.
-        partition: the layers of each stage, from `partition_model`.
-        inputs: one tensor per microbatch: token ids, shape (batch, tokens), or another input of
+        partition: the layers of each stage, as returned by `partition_model`.
+        inputs: one tensor per microbatch: token ids, shape (batch, tokens), or any other input of
             the model.
         targets: one tensor per microbatch, already aligned.
-        loss_fn: the loss of a microbatch, from logits and targets.
-        attention_masks: one tensor per microbatch; None means no padding.
-        adapter: the adapter for a model that ringsim does not know.
+        loss_fn: a function that returns the loss of a microbatch from logits and targets.
+        attention_masks: one tensor per microbatch, or None if there is no padding.
+        adapter: the adapter for a kind of model that ringsim does not know.
 
     Returns:
         The report, with one row per parameter.
 
     Raises:
-        ArgumentError: the lists have different lengths, or are empty.
+        ArgumentError: the lists differ in length, or are empty.
 
     Example:
         >>> model = nn.Sequential(nn.Embedding(5, 4), nn.Tanh(), nn.Linear(4, 5))
@@ -545,7 +548,7 @@ def check_single_rank(
 def _run_stages(
     stages: Sequence[Stage], x: Tensor, mask: Tensor | None
 ) -> list[tuple[Tensor, Tensor]]:
-    """Returns the input and the output of each stage."""
+    """Returns each stage's input and output."""
     ends = []
     for stage in stages:
         entered = x.detach()
@@ -555,11 +558,11 @@ def _run_stages(
 
 
 class LossComparison(NamedTuple):
-    """A comparison of the losses of two trainings; true if they agree.
+    """A comparison of the losses of two training runs. True if they agree.
 
     Attributes:
-        first_step: the first step whose losses differ by more than the tolerance; None if no step
-            does.
+        first_step: the first step at which the losses differ by more than the tolerance, or None if
+            there is no such step.
         difference: the largest relative difference over all steps.
     """
 
@@ -574,11 +577,11 @@ class LossComparison(NamedTuple):
 def compare_losses(
     found: Sequence[float], expected: Sequence[float], *, tolerance: float = 1e-5
 ) -> LossComparison:
-    """Compares the losses of a pipeline with those of one process, step by step.
+    """Compares a pipeline's losses with those of a single process, step by step.
 
-    The first step that differs shows where to look. Step 0 means the forward pass, step 1 the
-    gradients or the optimizer. A later step means growing rounding errors, or state that is not
-    reset.
+    The first step that differs shows where to look. Step 0 points to the forward pass, and step 1
+    to the gradients or the optimizer. A later step points to growing rounding errors, or to state
+    that is not reset.
 
     Args:
         found: the loss of each step.
@@ -586,10 +589,10 @@ def compare_losses(
         tolerance: the largest relative difference that counts as rounding.
 
     Returns:
-        The first step that differs, and the largest difference.
+        The first step that differs and the largest difference.
 
     Raises:
-        ValueError: the lengths differ.
+        ValueError: the lengths of the lists differ.
 
     Example:
         >>> compare_losses([2.0, 1.5, 1.3], [2.0, 1.5, 1.0])

@@ -1,20 +1,22 @@
-"""Exchanges between ranks at the end of a step.
+"""Exchanges values between ranks at the end of a step.
 
-Ranks share the loss, the gradients of tied parameters and the norm of all gradients, and replicas
+Ranks share the loss, the gradients of tied parameters and the norm of all gradients. Replicas
 average their gradients. Within a ring, all messages use the pair groups, so a ring needs no group
-of all its ranks.
+that contains all of its ranks.
 
-A tied parameter, such as a weight shared by embedding and head, is used by stages on several ranks.
-Each stage computes the gradient of its own use, and the parameter's gradient is the sum::
+Stages on several ranks may use the same parameter, for example a weight that the embedding and the
+head share. Each stage computes the gradient of its own use of such a tied parameter, and the
+parameter's gradient is the sum::
 
     rank 0, embedding:  g0 --.
-                              +--> g0 + g1 on both; their optimizers then do the same
+                              +--> g0 + g1 on both ranks, so both optimizers do the same
     rank 1, head:       g1 --'
 
-Gradients are clipped by the norm of the whole model's gradients, although no rank has all of them.
+Gradients are clipped by the norm of the whole model's gradients, although no single rank has all of
+them.
 
-With data parallelism, several rings in one world each have the whole model and their own share of
-the batch::
+With data parallelism, a world contains several rings. Each ring has the whole model and its own
+share of the batch::
 
     ring 0:  rank 0 -> rank 1  each ring runs a step on its microbatches, then
              |         |       the ranks of one column, which have the same stages, average their
@@ -53,11 +55,11 @@ __all__ = [
 
 
 def pass_back(ring: Ring, value: Tensor, owner: int) -> Tensor:
-    """Passes a value from the rank at a place in the ring to all others.
+    """Passes a value from the rank at a given place in the ring to all other ranks.
 
-    The values of all ranks have the same shape and dtype. Every rank of the ring must call it, and
-    it blocks until the neighbours have. The value goes against the ring, like the gradients,
-    because the last stage, which has the loss, finishes first::
+    All ranks must pass values of the same shape and dtype. Every rank of the ring must call this
+    function, which blocks until the neighbours have called it. The value travels backwards around
+    the ring, like the gradients, because the last stage, which has the loss, finishes first::
 
         rank 0 <--- rank 1 <--- rank 2 <--- rank 3, the owner
 
@@ -75,9 +77,9 @@ def pass_back(ring: Ring, value: Tensor, owner: int) -> Tensor:
 
 
 def pass_object_back(ring: Ring, value: Any, owner: int) -> Any:
-    """Passes an object from the rank at a place in the ring to all others.
+    """Passes an object from the rank at a given place in the ring to all other ranks.
 
-    This function is like `pass_back`, but pickles the object.
+    This function works like `pass_back`, but pickles the object.
 
     Example:
         >>> pass_object_back(
@@ -94,10 +96,11 @@ def pass_object_back(ring: Ring, value: Any, owner: int) -> Any:
 
 
 def gather_over_ring(ring: Ring, value: Tensor) -> list[Tensor]:
-    """Returns the values of all ranks, by place in the ring.
+    """Returns all ranks' values, in ring order.
 
-    The values have one shape and dtype. Every rank of the ring must call it, and it blocks until
-    all have. In N - 1 rounds, each rank sends its successor the value from the round before.
+    The values must have the same shape and dtype. Every rank of the ring must call this function,
+    which blocks until all ranks have. In N - 1 rounds, each rank sends to its successor the value
+    that it received in the previous round.
 
     Example:
         >>> gather_over_ring(
@@ -116,10 +119,10 @@ def gather_over_ring(ring: Ring, value: Tensor) -> list[Tensor]:
 
 
 def sum_over(ring: Ring, places: Sequence[int], value: Tensor) -> Tensor:
-    """Adds up the values of the ranks at the given places in the ring.
+    """Adds up the values of the ranks at given places in the ring.
 
-    Each of these ranks must call it, and it blocks until all have. The sum is identical to the last
-    bit on each rank, because all add in the order of the places.
+    Each of these ranks must call this function, which blocks until all of them have. The sum is
+    identical to the last bit on each rank, because all ranks add in the order of the places.
 
     Example:
         >>> sum_over(Ring(rank=0, world_size=1, pred=0, succ=0, ranks=(0,)), [0], torch.tensor(2.5))
@@ -145,11 +148,12 @@ def sum_over(ring: Ring, places: Sequence[int], value: Tensor) -> Tensor:
 def tied_gradients(
     ring: Ring, stages: Sequence[Stage], stage_ranks: Sequence[int]
 ) -> Iterator[None]:
-    """Adds up the gradients of tied parameters, around the passes of a step.
+    """Adds up the gradients of tied parameters after the passes of a step.
 
-    Every rank that holds such a parameter must enter the block, and leaving it blocks until all of
-    them do. Gradients from before the block are not added again. ``stage_ranks`` has the place in
-    the ring of each stage's rank.
+    Run the passes of the step in this ``with`` block. Every rank that holds a tied parameter must
+    enter the block, and leaving the block waits until all of these ranks leave it. Gradients from
+    before the block are not added again. ``stage_ranks`` gives, for each stage, the place of its
+    rank in the ring.
 
     Example:
         >>> layer = nn.Linear(1, 1, bias=False)
@@ -180,18 +184,19 @@ def tied_gradients(
 
 
 def clip_grad_norm_pipeline(model: nn.Module, max_norm: float) -> float:
-    """Scales the gradients of all ranks so that their joint norm is at most ``max_norm``.
+    """Scales all ranks' gradients so that their joint norm is at most ``max_norm``.
 
-    Every rank of the ring must call it after a step and before its optimizer, and it blocks until
-    all have. If you average gradients over several rings, do so before.
+    Every rank of the ring must call this function after a step and before its optimizer. The
+    function blocks until all ranks have called it. If you average gradients over several rings,
+    average them before you clip them.
 
     Args:
-        model: the whole model; parameters of other ranks have no gradient here.
+        model: the whole model; the parameters that other ranks train have no gradient here.
         max_norm: the largest allowed norm, which must be positive.
 
     Returns:
-        The norm before clipping. It is the same number on every rank and in a single process. A
-        tied parameter counts once. If the norm is NaN, all gradients become NaN, as in torch.
+        The norm before clipping, which is the same on every rank and in a single process. A tied
+        parameter counts once. If the norm is NaN, all gradients become NaN, as in torch.
 
     Raises:
         ArgumentError: ``max_norm`` is not positive.
@@ -216,12 +221,12 @@ def clip_grad_norm_pipeline(model: nn.Module, max_norm: float) -> float:
     for index, parameter in enumerate(model.parameters()):
         if parameter.grad is not None:
             squares[index] = torch.linalg.vector_norm(parameter.grad, dtype=torch.float64) ** 2
-    # All holders of a tied parameter have the same gradient of it, so only the largest of their
+    # All holders of a tied parameter have the same gradient for it, so only the largest of their
     # squares counts.
     squares = torch.stack(gather_over_ring(find_ring(), squares)).amax(dim=0)
     norm = float(squares.sum().sqrt())
     factor = max_norm / (norm + 1e-6)
-    if not factor >= 1:  # also for NaN, which spreads to all gradients, as in torch
+    if not factor >= 1:  # also true for NaN, which spreads to all gradients, as in torch
         for parameter in model.parameters():
             if parameter.grad is not None:
                 parameter.grad.mul_(factor)
@@ -231,13 +236,13 @@ def clip_grad_norm_pipeline(model: nn.Module, max_norm: float) -> float:
 def share_overflow(model: nn.Module, scaler: torch.amp.GradScaler) -> None:
     """Makes every rank's ``GradScaler`` skip a step if gradients overflow on any rank.
 
-    Every scaler then also lowers its scale. Every rank of the ring must call it after each step,
-    before ``scaler.unscale_`` or ``scaler.step``, and it blocks until all have. Scalers that begin
-    with the same scale keep the same scale. If you average gradients over several rings, call it
-    before.
+    Every scaler then also lowers its scale, so scalers that begin with the same scale keep the same
+    scale. Every rank of the ring must call this function after each step, before
+    ``scaler.unscale_`` or ``scaler.step``. The function blocks until all ranks have called it. If
+    you average gradients over several rings, call it before you average.
 
     Args:
-        model: the whole model; parameters of other ranks have no gradient here.
+        model: the whole model; the parameters that other ranks train have no gradient here.
         scaler: this rank's scaler, created with the same arguments on every rank.
 
     Example:
@@ -249,29 +254,30 @@ def share_overflow(model: nn.Module, scaler: torch.amp.GradScaler) -> None:
         (None, None, 2.0)
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    # a scaler gets its scale on first use, and only the last stage uses it before
+    # a scaler gets its scale on first use, and until now only the last stage has used its scaler
     scaler.scale(parameters[0].new_ones(()))
-    # an empty stage, because a scaler needs a gradient
+    # for an empty stage, because a scaler needs a gradient
     if all(parameter.grad is None for parameter in parameters):
         parameters[0].grad = torch.zeros_like(parameters[0])
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     overflowed = torch.tensor(not all(bool(gradient.isfinite().all()) for gradient in gradients))
     if any(gather_over_ring(find_ring(), overflowed)):
-        # a scaler finds the infinity; the gradients of this step are not used
+        # the scaler finds the infinity, and the gradients of this step are not used
         gradients[0].fill_(math.inf)
 
 
 def new_replica_group(rings: Sequence[Sequence[int]]) -> Any:
-    """Creates a group of this rank and the ranks at the same place in the other rings.
+    """Creates a group of this rank and the ranks at the same place in other rings.
 
-    Every rank of the world must call it once, with the same rings. It blocks like ``new_group``.
+    Every rank of the world must call this function once, with the same rings. It blocks like
+    ``new_group``.
 
     Args:
-        rings: the global ranks of each ring in order, as in ``ring_ranks`` of
-            ``initialize_distributed``, all of the same length.
+        rings: the global ranks of each ring in order, as for the argument ``ring_ranks`` of
+            ``initialize_distributed``. All rings must have the same length.
 
     Returns:
-        The group, for `average_gradients`, or None on a rank outside all rings.
+        The group to pass to `average_gradients`, or None on a rank outside all rings.
 
     Raises:
         ValueError: the lengths of the rings differ.
@@ -291,12 +297,13 @@ def new_replica_group(rings: Sequence[Sequence[int]]) -> Any:
 def average_gradients(model: nn.Module, group: Any) -> None:
     """Averages gradients over this rank and the other ranks that have the same stages.
 
-    Every rank of every ring must call it after a step, before clipping gradients. It blocks until
-    the ranks of its group have. It does not average the losses of the rings.
+    Every rank of every ring must call this function after a step, before clipping gradients. The
+    function blocks until all ranks of the group have called it. It does not average the rings'
+    losses.
 
     Args:
-        model: the whole model. A gradient that only some replicas have counts as 0 on the others; a
-            gradient that no replica has stays None.
+        model: the whole model. If only some replicas have a gradient, it counts as 0 on the other
+            replicas. If no replica has a gradient, it stays None.
         group: the group from `new_replica_group`.
 
     Example:
@@ -319,10 +326,10 @@ def average_gradients(model: nn.Module, group: Any) -> None:
     for parameter, is_used in zip(parameters, used.tolist(), strict=True):
         if not is_used:
             continue
-        if parameter.grad is None:  # only other replicas ran this expert, or this layer
+        if parameter.grad is None:  # only other replicas ran this expert or this layer
             parameter.grad = torch.zeros_like(parameter)
         by_kind.setdefault((parameter.grad.dtype, parameter.grad.device), []).append(parameter.grad)
-    for gradients in by_kind.values():  # one message for all of a kind
+    for gradients in by_kind.values():  # one message for all gradients of a kind
         flat = torch.cat([gradient.flatten() for gradient in gradients])
         dist.all_reduce(flat, group=group)
         flat /= size

@@ -1,16 +1,16 @@
-"""The part of a model that one stage runs, forward and backward, for one microbatch.
+"""Runs one stage's part of a model, forward and backward, for one microbatch.
 
-This module also counts its arithmetic.
+This module also counts the arithmetic of a stage.
 
 ::
 
     stage 0                       stage 1                     stage 2
     ids -> embed -> layer 0, 1 -> hidden -> layer 2, 3 -----> hidden -> layer 4 -> head -> logits
 
-Every rank has the whole model, and a stage refers to its modules. So gradients are added to the
-caller's own parameters, and the rest of the model does not change.
+Every rank has the whole model, and a stage refers to the model's modules. Gradients are therefore
+added to the caller's own parameters, and the rest of the model does not change.
 
-At a boundary between two stages::
+This happens at a boundary between two stages::
 
     stage 0            y  -- sent -->  x            stage 1   x is a leaf: autograd's graph of stage
                                                               1 begins there
@@ -19,12 +19,12 @@ At a boundary between two stages::
                                                               graph of stage 0 ends
 
 The tensor that you keep for the backward pass must be *the same tensor that you feed forward, and a
-leaf*: a copy of it gets no gradient. A received tensor has no graph, so making it a leaf cuts
-nothing.
+leaf*: a copy of the tensor gets no gradient. A received tensor has no graph, so making it a leaf
+cuts nothing.
 
-Random numbers are drawn in the order of the computation, which depends on the schedule. With
-``dropout_seed``, each layer gets its own seed for each microbatch. So it drops the same values on
-any number of ranks, in any schedule, and when an activation is computed again::
+Random numbers are drawn in the order of the computations, which depends on the schedule. With
+``dropout_seed``, each layer gets its own seed for each microbatch. The layer then drops the same
+values on any number of ranks, in any schedule, and when an activation is recomputed::
 
     seed, microbatch 2, layer 5  -->  the masks of layer 5 for microbatch 2, wherever and whenever
                                       they are drawn
@@ -65,14 +65,14 @@ __all__ = [
 
 
 class Stage(nn.Module):
-    """The part of a model that one stage runs; `parameters` covers only this part.
+    """The part of a model that one stage runs. `parameters` covers only this part.
 
     Args:
         model: the whole model.
-        layers: the stage's layers; an empty range is allowed.
+        layers: the numbers of the stage's layers; an empty range is allowed.
         is_first: whether this stage runs the embedding.
         is_last: whether this stage runs the head.
-        adapter: the adapter for a model that ringsim does not know.
+        adapter: the adapter for a kind of model that ringsim does not know.
 
     Example:
         >>> import torch
@@ -119,17 +119,17 @@ class Stage(nn.Module):
         """Runs this part of the model, without messages.
 
         Args:
-            x: token ids, shape (batch, tokens), on the first stage; hidden states, shape (batch,
-                tokens, hidden), on the others.
-            attention_mask: 1 for a token, 0 for padding, shape (batch, tokens so far); None means
-                no padding and no earlier tokens.
-            position_ids: the position of each token in its sequence, shape (batch or 1, tokens);
-                None means the model's own positions.
-            cache: this stage's cache of keys and values, from ``stage.adapter.cache(model)``;
-                requires ``attention_mask``.
+            x: on the first stage, token ids, shape (batch, tokens); on the other stages, hidden
+                states, shape (batch, tokens, hidden).
+            attention_mask: 1 for a token and 0 for padding, shape (batch, tokens so far), or None
+                if there is no padding and there are no earlier tokens.
+            position_ids: the position of each token in its sequence, shape (batch or 1, tokens), or
+                None for the model's own positions.
+            cache: this stage's cache of keys and values, from ``stage.adapter.cache(model)``. A
+                cache requires ``attention_mask``.
 
         Returns:
-            Hidden states; on the last stage logits, shape (batch, tokens, vocabulary).
+            The hidden states or, on the last stage, the logits, shape (batch, tokens, vocabulary).
         """
         (model,) = self._model
         announced = Announced(attention_mask, position_ids, cache)
@@ -149,7 +149,7 @@ class Stage(nn.Module):
 
     @contextmanager
     def _seeded(self, place: int, where: Tensor) -> Iterator[None]:
-        """Seeds the random numbers for a part of the model, then restores the rank's state."""
+        """Seeds the random numbers for a part of the model, and restores the state afterwards."""
         if self._seed is None:
             yield
             return
@@ -167,12 +167,12 @@ class Stage(nn.Module):
 
 
 def keep_random_numbers(where: Tensor) -> AbstractContextManager[None]:
-    """Restores the random state of the CPU, and of a tensor's GPU, after a block."""
+    """Restores the random state of the CPU and of a tensor's GPU after a block."""
     return torch.random.fork_rng([where.device] if where.is_cuda else [])
 
 
 def seed_stage(stage: Stage, seed: int, microbatch: int) -> None:
-    """Seeds the random numbers of a stage for a microbatch.
+    """Seeds a stage's random numbers for a microbatch.
 
     Use a different seed for each step.
     """
@@ -186,11 +186,11 @@ def build_stages(
 
     Args:
         model: the whole model.
-        partition: the layers of each stage, from `partition_model`.
-        adapter: the adapter for a model that ringsim does not know.
+        partition: the layers of each stage, as returned by `partition_model`.
+        adapter: the adapter for a kind of model that ringsim does not know.
 
     Returns:
-        The stages. Calling the stages one after another gives the model's output.
+        The stages. Calling them one after another returns the model's output.
 
     Example:
         >>> import torch
@@ -208,9 +208,9 @@ def build_stages(
 
 
 def check_owned(model: nn.Module, stages: Sequence[Stage]) -> None:
-    """Raises an error if no stage has one of the model's trained parameters.
+    """Raises an error if one of the model's trained parameters belongs to no stage.
 
-    The gradient of such a parameter would be lost, or differ between ranks.
+    The gradient of such a parameter would be lost, or would differ between ranks.
     """
     owned = {parameter for stage in stages for parameter in stage.parameters()}
     lost = [
@@ -222,26 +222,27 @@ def check_owned(model: nn.Module, stages: Sequence[Stage]) -> None:
         more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
         raise ArgumentError(
             f"no stage has the trained parameter {lost[0]!r}{more} of {type(model).__name__}. "
-            "Return the parameter, or its module, from first_modules or last_modules of the "
-            "adapter. If the model does not use it, set requires_grad to False."
+            "Return the parameter, or its module, from the adapter's first_modules or "
+            "last_modules. If the model does not use the parameter, set requires_grad to False."
         )
 
 
 def tied_parameters(
     model: nn.Module, partition: Sequence[range], *, adapter: Adapter | None = None
 ) -> dict[str, list[int]]:
-    """Finds parameters that several stages use, such as a weight shared by embedding and head.
+    """Finds the parameters that more than one stage uses.
 
-    The gradient of such a parameter is the sum over these stages, so their ranks must add up their
-    gradients.
+    An example is a weight that the embedding and the head share. The gradient of such a parameter
+    is the sum over its stages, so their ranks must add up the gradients.
 
     Args:
         model: the whole model.
-        partition: the layers of each stage, from `partition_model`.
-        adapter: the adapter for a model that ringsim does not know.
+        partition: the layers of each stage, as returned by `partition_model`.
+        adapter: the adapter for a kind of model that ringsim does not know.
 
     Returns:
-        Parameter name (as in ``model.named_parameters()``) -> the stages that use the parameter.
+        A dict of parameter name (as in ``model.named_parameters()``) -> stages that use the
+        parameter.
 
     Example:
         >>> shared = nn.Linear(2, 2, bias=False)
@@ -262,9 +263,10 @@ def find_holders(
     numbers: Iterable[int],
     list_parts: Callable[[Stage], Iterable[Any]] = Stage.parameters,
 ) -> dict[Any, set[int]]:
-    """Returns the parts of stages, each with the numbers of the stages that hold the part.
+    """Maps each part of the stages to the numbers of the stages that hold the part.
 
-    ``numbers`` has one number per stage: its own, or its rank's.
+    ``numbers`` lists one number per stage, such as the stage's own number or the number of its
+    rank.
     """
     holders: dict[Any, set[int]] = {}
     for stage, number in zip(stages, numbers, strict=True):
@@ -280,12 +282,12 @@ def forward_stage(stage: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
     Args:
         stage: a module, or any function of one tensor.
-        x: the input: hidden states, shape (batch, seq, hidden), or token ids, shape (batch, seq),
-            which have no gradient. It must be a leaf. If it is a floating-point tensor, its
+        x: the input, which must be a leaf: hidden states, shape (batch, seq, hidden), or token ids,
+            shape (batch, seq), which have no gradient. If ``x`` is a floating-point tensor, its
             ``requires_grad`` is set.
 
     Returns:
-        The output ``y``, hidden states or logits.
+        The output ``y``, which is hidden states or logits.
 
     Raises:
         ArgumentError: ``x`` is not a leaf of autograd's graph.
@@ -299,17 +301,17 @@ def forward_stage(stage: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     if not x.is_leaf:
         raise ArgumentError(
             f"x must be a leaf of autograd's graph, got the result of {type(x.grad_fn).__name__}. "
-            "Pass the received tensor, or x.detach() if another stage of this rank computed x."
+            "Pass the received tensor, or x.detach() if a different stage on this rank computed x."
         )
     if x.is_floating_point() and torch.is_grad_enabled():
-        # torch types no apply
+        # torch has no types for apply
         entered: Tensor = _Entrance.apply(x.requires_grad_())  # type: ignore[no-untyped-call]
         return stage(entered)
     return stage(x)
 
 
 class _Entrance(torch.autograd.Function):
-    """A step from a leaf to a tensor with the same data, which a layer may change in place.
+    """Turns a leaf into a tensor with the same data that a layer may change in place.
 
     Torch forbids changing a leaf in place.
     """
@@ -326,18 +328,18 @@ class _Entrance(torch.autograd.Function):
 def backward_stage(x: Tensor, y: Tensor, grad: Tensor | None) -> Tensor | None:
     """Runs the backward pass of a stage.
 
-    It adds gradients to the stage's parameters, and returns the gradient of ``x``. It sends no
-    messages, and frees the graph of ``y``.
+    This function adds gradients to the stage's parameters, and returns the gradient of ``x``. It
+    sends no messages, and frees the graph of ``y``.
 
     Args:
         x: the input of `forward_stage`.
         y: the output of `forward_stage`.
-        grad: the gradient of ``y``, same shape, from the next stage; None on the last stage, where
-            ``y`` is the loss.
+        grad: the gradient of ``y``, of the same shape, from the next stage, or None on the last
+            stage, where ``y`` is the loss.
 
     Returns:
-        The gradient of ``x``, for the previous stage, or None if ``x`` has none (token ids), or the
-        stage needs no gradients.
+        The gradient of ``x`` for the previous stage, or None if ``x`` has no gradient (token ids)
+        or the stage needs no gradients.
 
     Example:
         >>> weight = torch.tensor(2.0, requires_grad=True)
@@ -354,13 +356,13 @@ def backward_stage(x: Tensor, y: Tensor, grad: Tensor | None) -> Tensor | None:
 def backward_input(x: Tensor, y: Tensor, grad: Tensor | None) -> Tensor | None:
     """Runs the first half of a backward pass.
 
-    It computes the gradient of ``x``, which the previous stage waits for, but no gradients of
-    parameters. Call `backward_weight` later: until then the graph is kept, with the activations in
-    it. On the first stage, where ``x`` needs no gradient, this half does nothing.
+    This function computes the gradient of ``x``, which the previous stage waits for, but no
+    gradients of parameters. Call `backward_weight` later. Until then, the graph and its activations
+    stay in memory. On the first stage, where ``x`` needs no gradient, this half does nothing.
 
-    The two halves together cost more than `backward_stage`: autograd keeps no gradients between the
-    layers, so the second half computes them again. Schedules with split backward passes save
-    waiting, not work.
+    Together, the two halves cost more than `backward_stage`: autograd does not keep the gradients
+    between the layers, so the second half computes them again. Schedules with split backward passes
+    save waiting, not work.
 
     Args:
         x: the input of `forward_stage`.
@@ -368,7 +370,7 @@ def backward_input(x: Tensor, y: Tensor, grad: Tensor | None) -> Tensor | None:
         grad: the gradient of ``y`` from the next stage, or None on the last stage.
 
     Returns:
-        The gradient of ``x``, or None if it has none.
+        The gradient of ``x``, or None if ``x`` has no gradient.
 
     Example:
         >>> weight = torch.tensor(2.0, requires_grad=True)
@@ -390,12 +392,12 @@ def backward_weight(
 ) -> None:
     """Runs the second half of a backward pass.
 
-    It adds to the gradients of the stage's parameters, and frees the graph.
+    This function adds gradients to the stage's parameters, and frees the graph.
 
     Args:
         y: the output of `forward_stage`.
         grad: the gradient of ``y``, as passed to `backward_input`.
-        parameters: the parameters of the stage; frozen ones get no gradient.
+        parameters: the stage's parameters; frozen parameters get no gradient.
 
     Example:
         See `backward_input`.
@@ -408,16 +410,17 @@ def backward_weight(
 def count_stage_flops(
     stage: Stage, x: Tensor, tokens_so_far: int | None = None, *, recomputed: bool = False
 ) -> Flops:
-    """Counts the arithmetic of a stage for one microbatch.
+    """Counts a stage's arithmetic for one microbatch.
 
-    It counts the linear layers, and the attention that the adapter describes.
+    The count covers the linear layers, and the attention that the adapter describes.
 
     Args:
-        stage: the stage; its input needs a gradient, as in the training of a language model.
+        stage: the stage; its input is assumed to need a gradient, as in the training of a language
+            model.
         x: the input: token ids, shape (batch, tokens), or hidden states, shape (batch, tokens,
             hidden) or (batch, features).
-        tokens_so_far: the number of tokens in each sequence that attention uses; None for those of
-            ``x``.
+        tokens_so_far: the number of tokens in each sequence that attention uses, or None for the
+            number of tokens in ``x``.
         recomputed: whether the backward pass first repeats the forward pass.
 
     Example:
@@ -437,10 +440,10 @@ def count_stage_flops(
 
 
 def flop_costs(stages: Sequence[Stage], table: CostTable, *, sequences: int, tokens: int) -> Costs:
-    """Returns the costs of a training step's computations, by stage.
+    """Returns the costs of a training step's computations on each stage.
 
-    With these costs you can simulate its schedule without ranks. The stages may be on device
-    "meta", because nothing is computed.
+    With these costs, you can simulate a schedule of the step without ranks. The stages may be on
+    device "meta", because nothing is computed.
 
     Args:
         stages: all stages, from `build_stages`.
@@ -450,8 +453,8 @@ def flop_costs(stages: Sequence[Stage], table: CostTable, *, sequences: int, tok
         tokens: the number of tokens in a sequence.
 
     Returns:
-        The seconds of each kind of computation, for `ringsim.simulate_schedule` and `evaluate`;
-        messages cost nothing.
+        The time in seconds of each kind of computation, for use in `ringsim.simulate_schedule` and
+        `evaluate`. Messages cost nothing.
 
     Example:
         >>> import ringsim
@@ -486,7 +489,7 @@ def _count(stage: Stage, sequences: int, new_tokens: int, tokens_so_far: int) ->
 
 
 def _linear_layers(part: nn.Module) -> Sequence[tuple[int, int, bool]]:
-    """Returns (in_features, out_features, trained) for each linear layer of a module.
+    """Returns (in_features, out_features, trained) for each linear layer in a module.
 
     GPT-2's ``Conv1D`` also counts as a linear layer.
     """

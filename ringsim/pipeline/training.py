@@ -1,6 +1,6 @@
-"""One training step on a ring.
+"""Runs a training step on a ring.
 
-A step has the forward and backward passes of all microbatches, in the order of a schedule.
+A step consists of the forward and backward passes of all microbatches, in the order of a schedule.
 
 ::
 
@@ -11,13 +11,14 @@ A step has the forward and backward passes of all microbatches, in the order of 
     then the ranks share          the gradients of tied parameters, the loss
     and its own parameters have their gradients, as in a single process
 
-`pipeline_state_dict` returns the trained pipeline as one model again: the whole model on every
-rank, or each rank's part, for a checkpoint in shards.
+`pipeline_state_dict` returns the trained pipeline as a single model again. It returns the whole
+model on every rank or, for a checkpoint in shards, each rank's part.
 
 ::
 
-    rank 0: layers 0, 1 new, the rest unchanged ----. +--> tensor by tensor, from the rank that rank
-    1: layers 2, 3 new, the rest unchanged ----'     trains it, into every rank's own model
+    rank 0: layers 0, 1 new, the rest unchanged ----.
+                                                     +--> tensor by tensor, from the rank that
+    rank 1: layers 2, 3 new, the rest unchanged ----'     trains it, into every rank's own model
 """
 
 from __future__ import annotations
@@ -70,16 +71,16 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Returns the mean cross-entropy of a microbatch, without positions whose target is -100.
+    """Returns the mean cross-entropy of a microbatch, ignoring positions with the target -100.
 
     Args:
         logits: the logits, shape (batch, seq, vocabulary). Half-precision logits are converted to
             float32.
-        targets: the token ids, shape (batch, seq), already aligned: the target of a position is the
+        targets: the token ids, shape (batch, seq), already aligned: a position's target is the
             token that its logits should predict.
 
     Returns:
-        A scalar.
+        The loss, a scalar tensor.
 
     Example:
         >>> float(cross_entropy(torch.zeros(1, 2, 4), torch.tensor([[3, -100]])))  # log 4
@@ -101,25 +102,27 @@ def weighted_loss(
     weights: str | Callable[[Tensor], float] = "samples",
     loss_fn: Loss = cross_entropy,
 ) -> Loss:
-    """Returns a loss for microbatches that differ in size.
+    """Returns a loss function for microbatches that differ in size.
 
     A step gives every microbatch the same weight. With this loss, every sample (or token) has the
-    same weight, so the step is equal to a step of the whole batch. It sends no messages. Pass it as
-    ``loss_fn`` to a step and to the reports.
+    same weight instead, so the step is equal to a step of the whole batch. The loss sends no
+    messages. Pass it as ``loss_fn`` to a step and to the reports.
 
     Args:
         targets: the targets of all microbatches of the step, as passed to the step.
-        weights: "samples"; "tokens", which counts the targets other than -100; or a function from a
-            microbatch's target to its non-negative weight, the number by which ``loss_fn`` divides
-            in its mean.
-        loss_fn: the mean loss of a microbatch, from logits and target; not called for a weight of
-            0.
+        weights: "samples"; "tokens", which counts the targets other than -100; or a function that
+            returns a non-negative weight for a microbatch's target. The weight must be the number
+            by which ``loss_fn`` divides to compute its mean.
+        loss_fn: a function that returns a microbatch's mean loss from logits and target. It is not
+            called for a weight of 0.
 
     Returns:
-        ``loss_fn`` times the microbatch's weight, divided by the mean weight.
+        A function that returns ``loss_fn`` times the microbatch's weight, divided by the mean
+        weight.
 
     Raises:
-        ArgumentError: ``weights`` is invalid, a weight is negative or not finite, or all are 0.
+        ArgumentError: ``weights`` is invalid, a weight is negative or not finite, or all weights
+            are 0.
 
     Example:
         >>> model, x, y = nn.Linear(2, 3), torch.randn(5, 2), torch.tensor([0, 1, 2, 0, 1])
@@ -133,8 +136,7 @@ def weighted_loss(
     weigh = _WEIGHTS.get(weights) if isinstance(weights, str) else weights
     if weigh is None:
         raise ArgumentError(
-            f'weights must be "samples", "tokens" or a function, got {weights!r}. Choose one of '
-            "them."
+            f'weights must be "samples", "tokens" or a function, got {weights!r}. Use one of these.'
         )
     found = [float(weigh(target)) for target in targets]
     if not all(0 <= each < math.inf for each in found) or not sum(found) > 0:
@@ -146,7 +148,7 @@ def weighted_loss(
 
     def loss(logits: Tensor, target: Tensor) -> Tensor:
         weight = float(weigh(target))
-        # the mean of no elements is NaN
+        # the mean of zero elements is NaN
         return loss_fn(logits, target) * (weight / mean) if weight else (logits * 0).sum()
 
     return loss
@@ -167,46 +169,45 @@ def train_step_pipeline(
 ) -> float:
     """Runs one step's forward and backward passes on the ranks of the ring.
 
-    Every rank of the ring must call it with the same arguments. It blocks until all ranks have
-    finished the step. Each rank computes its own stages. Afterwards, the following gradients have
-    been added to the parameters of these stages, which are the model's own parameters: the
-    gradients of
+    Every rank of the ring must call this function with the same arguments. It blocks until all
+    ranks have finished the step. Each rank computes its own stages, and adds gradients to the
+    parameters of these stages, which are the model's own parameters. These are the gradients of
 
         the sum over microbatches of  loss_fn(model(input), target) / number of microbatches
 
-    You call the optimizer yourself. You can pass it all parameters of the model, because those of
-    other ranks have no gradient.
+    You call the optimizer yourself. You can pass all of the model's parameters to it, because the
+    parameters that other ranks train have no gradient here.
 
-    If there is no ring but ``torch.distributed`` is initialised, a ring is created. Otherwise this
-    process is the only rank.
+    If there is no ring but ``torch.distributed`` is initialised, the function creates a ring. If
+    ``torch.distributed`` is not initialised either, this process is the only rank.
 
     Args:
         model: the whole model, the same on every rank, in training or evaluation mode.
-        inputs: one tensor per microbatch: token ids, shape (batch, seq), or another input of the
+        inputs: one tensor per microbatch: token ids, shape (batch, seq), or any other input of the
             first layer. Shapes may differ.
         targets: one tensor per microbatch, for the loss: token ids, shape (batch, seq), already
-            aligned; positions of -100 do not count.
-        schedule: a schedule, or a name for `make_schedule`. Its rank *i* is the rank at place *i*
-            of the ring.
-        partition: "count", "parameters", the number of layers of each stage, or ranges from
+            aligned. Positions with the target -100 do not count.
+        schedule: a schedule, or a name for `make_schedule`. The schedule's rank *i* is the rank at
+            place *i* in the ring.
+        partition: "count", "parameters", the number of layers in each stage, or ranges from
             `partition_model`.
-        attention_masks: one tensor per microbatch: 1 for a token, 0 for padding, shape (batch,
-            seq).
-        loss_fn: ``loss_fn(logits, target)`` -> a scalar, the mean loss of a microbatch.
-        checkpoint: whether stages discard their inner activations and compute them again for the
+        attention_masks: one tensor per microbatch, with 1 for a token and 0 for padding, shape
+            (batch, seq), or None if there is no padding.
+        loss_fn: ``loss_fn(logits, target)`` returns a microbatch's mean loss, a scalar.
+        checkpoint: whether stages discard their inner activations, and recompute them for the
             backward pass.
-        dropout_seed: a seed that makes dropout the same for any schedule and number of ranks. Use a
-            different seed for each step. With None, dropout is not repeatable.
-        adapter: the adapter for a model that ringsim does not know.
+        dropout_seed: a seed that makes dropout the same for any schedule and number of ranks, or
+            None if dropout need not be repeatable. Use a different seed for each step.
+        adapter: the adapter for a kind of model that ringsim does not know.
 
     Returns:
-        The mean of the microbatches' losses, the same number on every rank, or NaN for a model on
+        The mean of the microbatches' losses, which is the same on every rank, or NaN for a model on
         device "meta", which has no loss.
 
     Raises:
-        ArgumentError: the lists differ in length or are empty, the partition does not fit, or no
-            stage has one of the model's trained parameters.
-        ScheduleError: the schedule is not a whole step, or has other numbers of ranks or
+        ArgumentError: the lists differ in length or are empty, the partition does not fit the
+            model, or one of the model's trained parameters belongs to no stage.
+        ScheduleError: the schedule is not a complete step, or has a different number of ranks or
             microbatches.
         MessageMismatch: the arguments differ between ranks.
 
@@ -241,23 +242,23 @@ def eval_step_pipeline(
     loss_fn: Loss = cross_entropy,
     adapter: Adapter | None = None,
 ) -> float:
-    """Runs only the forward passes, without gradients, and returns the loss.
+    """Runs only the forward passes of a step, without gradients, and returns the loss.
 
-    Every rank of the ring must call it with the same arguments. It blocks until all are done. Call
-    ``model.eval()`` first, to turn off dropout.
+    Every rank of the ring must call this function with the same arguments. It blocks until all
+    ranks are done. To turn off dropout, call ``model.eval()`` first.
 
     Args:
         model: the whole model.
         inputs: one tensor per microbatch, as for `train_step_pipeline`.
-        targets: one tensor per microbatch.
-        schedule: the schedule, which places the stages on ranks.
-        partition: the layers of each stage.
-        attention_masks: one tensor per microbatch.
-        loss_fn: the loss of a microbatch.
-        adapter: the adapter for a model that ringsim does not know.
+        targets: one tensor per microbatch, as for `train_step_pipeline`.
+        schedule: the schedule, which determines the rank of each stage.
+        partition: the layers of each stage, as for `train_step_pipeline`.
+        attention_masks: one tensor per microbatch, or None if there is no padding.
+        loss_fn: a function that returns a microbatch's mean loss.
+        adapter: the adapter for a kind of model that ringsim does not know.
 
     Returns:
-        The mean of the microbatches' losses, the same number on every rank.
+        The mean of the microbatches' losses, which is the same on every rank.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4))
@@ -285,20 +286,20 @@ def train_step_pipeline_afab(
 ) -> float:
     """Runs one step of a causal language model with all forwards before all backwards.
 
-    This order is AFAB, also called GPipe. The function is `train_step_pipeline` with the schedule
-    "afab". Every rank must call it, and it blocks until all ranks have finished the step.
+    This order is called AFAB or GPipe. The function works like `train_step_pipeline` with the
+    schedule "afab". Every rank must call it, and it blocks until all ranks have finished the step.
 
     Args:
-        model: a ``LlamaForCausalLM``, or another model that has an adapter; the whole model on
-            every rank.
+        model: the whole model, on every rank: a ``LlamaForCausalLM``, or any other model that has
+            an adapter.
         inputs: the token ids, one tensor of shape (batch, seq) per microbatch.
-        targets: the token ids to predict, of the same shapes, already aligned; positions of -100 do
-            not count.
-        device: the device of this rank and its model, to which the microbatches are moved.
-        dtype: the dtype of the model's parameters and of hidden states.
+        targets: the token ids to predict, with the same shapes as the inputs, already aligned.
+            Positions with the target -100 do not count.
+        device: the device of this rank and its model. The microbatches are moved to this device.
+        dtype: the dtype of the model's parameters and of the hidden states.
 
     Returns:
-        The loss, the same number on every rank.
+        The loss, which is the same on every rank.
 
     Raises:
         ArgumentError: the model has a different device or dtype.
@@ -321,7 +322,7 @@ def train_step_pipeline_afab(
     if devices != {wanted} or dtype not in dtypes:
         got = f"{', '.join(map(str, dtypes))} on {', '.join(map(str, devices))}"
         raise ArgumentError(
-            f"the model must have dtype {dtype} on {wanted}, got {got}. Call "
+            f"the model's parameters must be {dtype} on {wanted}, got {got}. Call "
             "model.to(device, dtype) first."
         )
     return train_step_pipeline(
@@ -333,13 +334,13 @@ def train_step_pipeline_afab(
 
 
 def check_microbatches(**tensors: Sequence[Tensor] | None) -> None:
-    """Raises ArgumentError unless all lists have one tensor per microbatch, at least 1."""
+    """Raises ArgumentError unless all lists have the same length, which is at least 1."""
     counts = {name: len(each) for name, each in tensors.items() if each is not None}
     if len(set(counts.values())) > 1 or 0 in counts.values():
         got = ", ".join(f"{count} {name}" for name, count in counts.items())
         raise ArgumentError(
-            f"a step needs one tensor per microbatch in each list, at least 1, got {got}. "
-            "Split the batch into microbatches."
+            "a step needs non-empty lists of the same length, with one tensor per microbatch, got "
+            f"{got}. Split the batch into microbatches."
         )
 
 
@@ -359,19 +360,19 @@ class _Microbatches:
 
     @property
     def alike(self) -> bool:
-        """Whether all inputs have one shape and dtype."""
+        """Whether all inputs have the same shape and dtype."""
         return len({(each.shape, each.dtype) for each in self.inputs}) == 1
 
     def run_of(self, stage: Stage) -> StageRun:
         """Returns the functions that run a stage on a microbatch.
 
-        They compute the output or, on the last stage, the microbatch's share of the loss.
+        The functions compute the output or, on the last stage, the microbatch's share of the loss.
         """
 
         def compute(x: Tensor, microbatch: int) -> Tensor:
             if self.dropout_seed is not None:
                 seed_stage(stage, self.dropout_seed, microbatch)
-            # a layer may change its input in place, and needs the original when it runs again
+            # a layer may change its input in place, but needs the original input when it runs again
             if self.checkpoint:
                 x = x.clone()
             return stage(x, None if self.masks is None else self.masks[microbatch])
@@ -382,7 +383,7 @@ class _Microbatches:
                 if self.checkpoint
                 else compute(x, microbatch)
             )
-            # The division comes before the backward pass, to get the gradients of the mean.
+            # Dividing before the backward pass computes the gradients of the mean.
             return (
                 self.loss_fn(y, self.targets[microbatch]) / len(self.inputs) if stage.is_last else y
             )
@@ -401,7 +402,7 @@ def _run_step(
     partition: str | Sequence[int] | Sequence[range],
     adapter: Adapter | None,
 ) -> float:
-    """Runs a step, with backward passes only if gradients are enabled.
+    """Runs a step. Runs the backward passes only if gradients are enabled.
 
     See `train_step_pipeline`.
     """
@@ -428,7 +429,7 @@ def _run_step(
 
 
 def _sum_up(losses: Collection[Tensor]) -> Tensor:
-    """Returns the sum of the losses, on the CPU.
+    """Returns the sum of the losses on the CPU.
 
     The sum is 0 if there are no losses, and NaN if they are on device "meta" and have no value.
     """
@@ -439,7 +440,7 @@ def _sum_up(losses: Collection[Tensor]) -> Tensor:
 
 
 def _greeting(schedule: Schedule, ranges: Sequence[range]) -> Header:
-    """Returns a header with the values that must be the same on all ranks."""
+    """Returns a header that contains the values that must be the same on all ranks."""
     rows = [" ".join(map(str, row)) for row in schedule.actions]
     order, cut = (
         zlib.crc32(repr(part).encode()) for part in ((schedule.stage_ranks, rows), ranges)
@@ -449,7 +450,7 @@ def _greeting(schedule: Schedule, ranges: Sequence[range]) -> Header:
     )
 
 
-@lru_cache(maxsize=16)  # a training loop needs the same schedule in every step
+@lru_cache(maxsize=16)  # a training loop uses the same schedule in every step
 def _prepare(
     schedule: str | Schedule,
     num_ranks: int,
@@ -458,14 +459,14 @@ def _prepare(
     forward_only: bool,
     in_step: bool,
 ) -> Schedule:
-    """Returns the checked schedule with sends and receives, or only the schedule's forwards."""
+    """Checks a schedule, and returns it (or only its forwards) with sends and receives."""
     if isinstance(schedule, str):
         schedule = make_schedule(schedule, num_ranks, num_microbatches)
     elif (schedule.num_ranks, schedule.num_microbatches) != (num_ranks, num_microbatches):
         raise ScheduleError(
             f"the schedule must have {num_ranks} ranks and {num_microbatches} microbatches, "
             f"got {schedule.name} with {schedule.num_ranks} ranks and "
-            f"{schedule.num_microbatches} microbatches. Make a schedule for this ring and batch."
+            f"{schedule.num_microbatches} microbatches. Create a schedule for this ring and batch."
         )
     else:
         validate(schedule)
@@ -485,29 +486,31 @@ def pipeline_state_dict(
     partition: str | Sequence[int] | Sequence[range] = "count",
     adapter: Adapter | None = None,
 ) -> dict[str, Any]:
-    """Returns the ``state_dict`` of the trained model, with the model's own keys.
+    """Returns the trained model's ``state_dict``, with the model's own keys.
 
-    Each rank has trained only its stages. Every rank of the ring must call it with the arguments of
-    its steps, and it blocks until all have. It copies the tensors of other ranks into this rank's
-    model, one at a time, so it needs no memory for a second copy. Afterwards every rank has the
-    whole trained model, with the extra states of its modules.
+    Each rank has trained only its own stages. Every rank of the ring must call this function with
+    the same schedule, partition and adapter as its steps. It blocks until all ranks have called it.
+    The function copies the tensors of other ranks into this rank's model, one at a time, so it
+    needs no memory for a second copy. Afterwards, every rank has the whole trained model, including
+    the extra states of its modules.
 
     Args:
         model: the whole model, of which each rank has trained its own stages.
-        gather: whether to collect the tensors of other ranks. False sends no messages and does not
-            change the model; the result then has only this rank's tensors, for
-            ``torch.distributed.checkpoint``. Loading into the result changes the model.
-        schedule: the schedule of the steps, which places the stages on ranks.
+        gather: whether to collect the tensors of other ranks. With False, the function sends no
+            messages and does not change the model; the result contains only this rank's tensors,
+            for use with ``torch.distributed.checkpoint``. Loading into the result changes the
+            model.
+        schedule: the schedule of the steps, which determines the rank of each stage.
         partition: the partition of the steps.
         adapter: the adapter of the steps.
 
     Returns:
-        The result of ``model.state_dict()``, or with ``gather=False`` this rank's part of it,
-        including its tied parameters.
+        The result of ``model.state_dict()`` or, with ``gather=False``, this rank's part of it,
+        including tied parameters.
 
     Raises:
-        ArgumentError: the partition does not fit the model, or no stage has one of its trained
-            parameters.
+        ArgumentError: the partition does not fit the model, or one of the model's trained
+            parameters belongs to no stage.
 
     Example:
         >>> import ringsim
@@ -546,7 +549,7 @@ def pipeline_state_dict(
 
 
 def _find_parts(model: nn.Module) -> dict[str, Tensor | nn.Module]:
-    """Returns the tensor of each key in the model's ``state_dict``.
+    """Returns the tensor for each key in the model's ``state_dict``.
 
     For an extra state, the value is the module.
     """
@@ -562,7 +565,7 @@ def _find_parts(model: nn.Module) -> dict[str, Tensor | nn.Module]:
 
 
 def _copy_trained(ring: Ring, part: Tensor | nn.Module, owner: int, *, is_mine: bool) -> None:
-    """Copies a tensor, or a module's extra state, from the rank at a place in the ring.
+    """Copies a tensor, or a module's extra state, from the rank at a given place in the ring.
 
     Every rank of the ring must call this function.
     """

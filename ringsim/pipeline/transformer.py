@@ -1,4 +1,4 @@
-"""A transformer that is small enough to read, and to cut into stages.
+"""Defines a transformer that is small enough to read and to cut into stages.
 
 ::
 
@@ -10,8 +10,9 @@
         | norm, head
     logits [batch, seq, vocabulary]
 
-Shapes in the comments: B batch, T tokens of this call, S tokens so far (S = T without a cache), C
-hidden size, H heads, D = C / H.
+The comments write shapes with these letters: B is the batch size, T the number of tokens in this
+call, S the number of tokens so far (S = T without a cache), C the hidden size, H the number of
+heads, and D = C / H.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ __all__ = ["Block", "CausalAttention", "KeyValueCache", "SmallTransformer", "cau
 
 
 class KeyValueCache:
-    """Keys and values of earlier tokens, for each layer that a rank runs.
+    """The keys and values of earlier tokens, for each layer that a rank runs.
 
     Example:
         >>> cache = KeyValueCache()
@@ -40,7 +41,7 @@ class KeyValueCache:
         self._seen: dict[int, tuple[Tensor, Tensor]] = {}
 
     def update(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Adds a layer's new keys and values, each of shape (batch, heads, tokens, head size).
+        """Adds a layer's new keys and values, both of shape (batch, heads, tokens, head size).
 
         Returns the keys and values of all tokens so far.
         """
@@ -73,15 +74,15 @@ class CausalAttention(nn.Module):
     def forward(
         self, hidden: Tensor, mask: Tensor | None = None, cache: KeyValueCache | None = None
     ) -> Tensor:
-        """Returns the output of attention for each token.
+        """Returns the attention's output for each token.
 
-        Its shape is (batch, tokens, hidden).
+        The output has shape (batch, tokens, hidden).
 
         Args:
             hidden: the hidden states, shape (batch, tokens, hidden).
             mask: True if a token may attend to an earlier token, shape (batch, 1, tokens, tokens so
-                far); None allows all earlier tokens.
-            cache: the keys and values from earlier calls, to which the new ones are added.
+                far), or None to allow all earlier tokens.
+            cache: the keys and values from earlier calls, to which this call adds the new ones.
         """
         # Shape (B, T, 3, H, D).
         split = self.query_key_value(hidden).unflatten(-1, (3, self.num_heads, -1))
@@ -96,7 +97,7 @@ class CausalAttention(nn.Module):
 
 
 class Block(nn.Module):
-    """A layer: attention, then a feed-forward network, each added to its input.
+    """A layer that adds attention, and then a feed-forward network, to its input.
 
     Args:
         hidden_size: the width of the hidden states.
@@ -136,7 +137,7 @@ class SmallTransformer(nn.Module):
         hidden_size: the width of the hidden states.
         num_layers: the number of blocks; 0 is allowed.
         num_heads: the number of attention heads, a divisor of ``hidden_size``.
-        max_length: the length of the longest sequence, in tokens.
+        max_length: the largest length of a sequence, in tokens.
         dropout: the probability of dropping a value in training.
         tied: whether the head uses the embedding's weight.
 
@@ -163,8 +164,8 @@ class SmallTransformer(nn.Module):
         super().__init__()
         if hidden_size % num_heads:
             raise ArgumentError(
-                f"num_heads must divide hidden_size, got {num_heads} heads for {hidden_size}. "
-                "Change one of them."
+                f"num_heads must divide hidden_size, got {num_heads} for {hidden_size}. "
+                "Change one of the two."
             )
         self.embedding = nn.Embedding(vocab_size, hidden_size)
         self.positions = nn.Embedding(max_length, hidden_size)
@@ -187,9 +188,10 @@ class SmallTransformer(nn.Module):
         return self.dropout(self.embedding(token_ids) + self.positions(position_ids))
 
     def finish(self, hidden: Tensor) -> Tensor:
-        """Returns the logits for the output of the last block.
+        """Returns the logits for the last block's output.
 
-        The shapes are (batch, tokens, hidden) and (batch, tokens, vocabulary).
+        The input has shape (batch, tokens, hidden), and the logits have shape (batch, tokens,
+        vocabulary).
         """
         return self.head(self.norm(hidden))
 
@@ -198,8 +200,8 @@ class SmallTransformer(nn.Module):
 
         Args:
             token_ids: the token ids, shape (batch, tokens), int64.
-            attention_mask: 1 for a token, 0 for padding, shape (batch, tokens); None means no
-                padding.
+            attention_mask: 1 for a token and 0 for padding, shape (batch, tokens), or None if there
+                is no padding.
         """
         tokens = token_ids.shape[1]
         hidden = self.embed(token_ids, torch.arange(tokens, device=token_ids.device)[None])
@@ -210,17 +212,17 @@ class SmallTransformer(nn.Module):
 
 
 def causal_mask(attention_mask: Tensor, tokens: int) -> Tensor:
-    """Returns a mask that shows which tokens each new token may attend to.
+    """Returns a mask of the tokens that each new token may attend to.
 
-    These are earlier tokens, without padding, and the token itself.
+    A token may attend to itself and to earlier tokens, but not to padding.
 
     Args:
-        attention_mask: 1 for a token, 0 for padding, shape (batch, tokens so far).
+        attention_mask: 1 for a token and 0 for padding, shape (batch, tokens so far).
         tokens: the number of new tokens.
 
     Returns:
-        True if a new token may attend to a token, shape (batch, 1, tokens, tokens so far). Padding
-        attends to itself, so that its softmax has at least one term.
+        A mask of shape (batch, 1, tokens, tokens so far), which is True if the new token may attend
+        to the other token. Padding attends to itself, so that its softmax has at least one term.
 
     Example:
         >>> causal_mask(torch.tensor([[0, 1, 1]]), tokens=3).int().tolist()

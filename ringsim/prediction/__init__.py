@@ -1,5 +1,5 @@
-"""Predictions of runs.
+"""Predicts runs.
 
-Constants from a trace, predictions compared with runs, predictions of many ranks from few, and
-programs recovered from traces, which can run again.
+The modules measure constants from traces, compare predictions with runs, predict many ranks from a
+few, and recover programs from traces, so that they can run again.
 """

@@ -1,14 +1,15 @@
-"""``ringsim.calibrate``, which measures the costs of computing and messages on a machine.
+"""Implements ``ringsim.calibrate``, which measures a machine's costs of computing and messages.
 
-The costs come from traces of real ranks and feed the virtual clock. The time of a rank in its trace
-splits into these parts::
+The costs come from traces of real ranks, and the virtual clock uses them. The time of a rank in its
+trace splits into these parts::
 
     | posting |  around  | compute ......... overshoot |  around  | posting | blocked ...... |
     ^ isend                ^ compute(0.005) begins      ^ ends               ^ wait          ^ done
 
 Posting and blocking belong to messages. The overshoot is the time by which a sleep lasts longer
-than requested, and "around" is the program itself between recorded events. Each is a mean without
-the extremes, because the steps of a chain add up, and so do their means.
+than requested, and "around" is the time that the program itself takes between recorded events. Each
+constant is a mean without the extremes, because the times along a chain of events add up, and so do
+their means.
 """
 
 from __future__ import annotations
@@ -38,35 +39,36 @@ if TYPE_CHECKING:
 
 __all__ = ["Calibration", "Moment", "calibrate", "list_moments", "median_costs"]
 
-LEAST_MESSAGES: Final = 3  # of one size, observed from beginning to end
-# on an idle machine, nine in ten sleeps end at most this much later than one in ten
+LEAST_MESSAGES: Final = 3  # of one size, and observed from beginning to end
+# on an idle machine, the 10th and the 90th percentile of overshoots differ by at most this much
 WIDEST_SLEEP_S: Final = 1e-3
-# nine in ten receives are posted within this time if the rank has a core
+# nine in ten receives are posted within this time if the rank has a core to itself
 SLOWEST_POST_S: Final = 0.5e-3
-# the longest time between two operations of ranks that compute nothing
+# the longest time between two operations on ranks that compute nothing
 LONGEST_BETWEEN_S: Final = 1e-3
-TAIL: Final = 0.02  # the share of the times cut off at both ends, so that rare events do not count
+TAIL: Final = 0.02  # the share of times to cut off at both ends, so that rare events do not count
 _FIND_ALL: Final = (
     "To measure everything, run ringsim.trace(ringsim.calibration_worker, world_size=2), which "
     "takes a few seconds."
 )
-# from the post of the second side; for programs whose receivers never wait from the beginning
+# measured from the post of the second side, for programs in which receivers never wait from the
+# beginning
 LATEST_WAIT_S: Final = 1e-3
-PARTS: Final = 5  # the traces are split into these parts, whose differences show the uncertainty
-FEW: Final = 5  # from this many times on, at least one is cut off at both ends
+PARTS: Final = 5  # the traces are split into parts, whose differences show the uncertainty
+FEW: Final = 5  # with this many times or more, at least one is cut off at both ends
 
 
 class Moment(IntEnum):
-    """The kind of event at one moment on a rank.
+    """The kind of event at a moment on a rank.
 
-    If moments coincide, which happens only on a virtual clock, ends come first.
+    If several moments coincide, which happens only on a virtual clock, ends come first.
     """
 
     DONE = 0
     END = 1
     BEGIN = 2
-    POST_SEND = 3  # its receive is posted
-    POST_EARLY = 4  # a send whose receive is not
+    POST_SEND = 3  # a send whose receive is already posted
+    POST_EARLY = 4  # a send whose receive is not posted yet
     POST_RECV = 5
     POST_COLLECTIVE = 6
     COMPUTE = 7
@@ -82,31 +84,31 @@ _AROUND: Final = (Moment.DONE, Moment.BEGIN, Moment.END)
 class Calibration:
     """A machine's constants.
 
-    Pass it to ``ringsim.simulate`` as ``compute``, together with its ``topology``;
-    ``ringsim.predict`` does both.
+    Pass a calibration to ``ringsim.simulate`` as ``compute``, together with its ``topology``.
+    ``ringsim.predict`` does both for you.
 
     Attributes:
         link: the cost of a message, from the post of its second side until the receiver continues.
-        sending: the time that a rank spends on posting a send whose receive is already posted: Gloo
-            immediately copies as much as the connection accepts. This time is already included in
-            ``link``.
-        sending_early_s: the time that posting a send takes if its receive is not posted: the bytes
-            are copied later, without the rank.
+        sending: the time that posting a send takes if its receive is already posted, because Gloo
+            immediately copies as much as the connection accepts. ``link`` already includes this
+            time.
+        sending_early_s: the time that posting a send takes if its receive is not posted yet. The
+            bytes are copied later, without the rank's help.
         receiving_s: the time that posting a receive takes.
         sleep_s: the time by which ``ringsim.compute`` lasts longer than requested, or 0 if no trace
-            contains a call of it.
+            contains a call of ``ringsim.compute``.
         around_s: the time that the program takes around each computation, in seconds.
-        cores: the number of cores of the machine, or 0 if a trace does not contain it.
-        costs: the measured times of the stages by kind, in seconds, or None if no trace contains a
-            pipeline step.
-        num_messages: the number of messages from which ``link`` was measured.
+        cores: the machine's number of cores, or 0 if a trace does not contain it.
+        costs: the measured times of the stages, in seconds, for each kind of computation, or None
+            if no trace contains a pipeline step.
+        num_messages: the number of messages on which ``link`` is based.
         sizes_bytes: the sizes of these messages.
-        notes: the reasons to doubt the constants, one sentence each; empty if there are none.
-        gloo: the other costs of Gloo on cores that ranks share, or None if the traces show none.
-        missing: short descriptions of the costs that the traces do not show; they count as zero, or
-            as the substitute that is given.
-        spread: the uncertainty of message times: the relative standard deviation between fifths of
-            the traces.
+        notes: reasons to doubt the constants, one sentence each; empty if there are none.
+        gloo: Gloo's other costs on cores that ranks share, or None if the traces do not show them.
+        missing: short descriptions of the costs that the traces do not show. These costs count as
+            zero, or as the substitute that the description names.
+        spread: the uncertainty of message times, as the relative standard deviation between fifths
+            of the traces.
     """
 
     link: Link
@@ -126,7 +128,7 @@ class Calibration:
 
     @property
     def topology(self) -> OneMachine:
-        """The links of this machine, whose ranks share its cores.
+        """The links of this machine, on which ranks share the cores.
 
         Pass this topology to ``simulate`` instead of ``link``.
 
@@ -143,7 +145,7 @@ class Calibration:
     def scaled(self, factor: float) -> Calibration:
         """Returns the constants with all times multiplied by ``factor``.
 
-        The share of messages that stall, and the costs of computing, do not change.
+        The share of messages that stall and the costs of computing do not change.
 
         Args:
             factor: the factor, at least 0.
@@ -170,18 +172,19 @@ class Calibration:
     def time_s(self, work: Work) -> float:
         """Returns the measured time of a pipeline stage's computation, in seconds.
 
-        Used for the ``compute`` argument of ``simulate``.
+        The virtual clock calls this method if the calibration is passed to ``simulate`` as
+        ``compute``.
 
         Args:
             work: the computation and its stage.
 
         Raises:
-            ArgumentError: no trace contains a step, or a step with this stage.
+            ArgumentError: no trace contains a pipeline step, or the step has no such stage.
         """
         if self.costs is None:
             raise ArgumentError(
-                "this calibration has no costs of pipeline stages, because its traces contain no "
-                "pipeline step. Record such a step."
+                "this calibration contains no costs of pipeline stages, because its traces contain "
+                "no pipeline step. Record a trace with a pipeline step."
             )
         return float(self.costs.get_duration(Action(work.stage, work.kind, work.microbatch)))
 
@@ -189,10 +192,10 @@ class Calibration:
         """Returns a few lines of text that list the constants."""
         lines = [
             f"link      {_say(self.link)}, from {self.num_messages} messages, +-{self.spread:.0%}",
-            f"posting   a send {_say(self.sending)}, before its receive "
+            f"posting   a send {_say(self.sending)}, a send before its receive "
             f"{self.sending_early_s * 1e6:.1f} us, a receive {self.receiving_s * 1e6:.1f} us",
             f"compute   {self.sleep_s * 1e6:.1f} us longer than requested, and "
-            f"{self.around_s * 1e6:.1f} us around it",
+            f"{self.around_s * 1e6:.1f} us around each call",
         ]
         if self.gloo is not None:
             gloo = self.gloo
@@ -202,7 +205,8 @@ class Calibration:
             lines.append(
                 f"gloo      core time of a message {_say(gloo.carrying)}, a collective "
                 f"{gloo.collective_s * 1e6:.1f} us, a first "
-                f"operation {first_ms:.1f} ms; {gloo.stall_share:.1%} stall for {stall_ms:.1f} ms"
+                f"operation {first_ms:.1f} ms; {gloo.stall_share:.1%} of messages stall for "
+                f"{stall_ms:.1f} ms"
             )
         if self.missing:
             lines.append(f"not found: {', '.join(self.missing)}. {_FIND_ALL}")
@@ -213,19 +217,19 @@ def calibrate(*traces: Trace) -> Calibration:
     """Measures a machine's constants from traces of real ranks on that machine.
 
     Two ranks are enough, and better than many, because ranks without a free core have to wait.
-    Messages should have at least two sizes, because one size cannot separate latency from
-    bandwidth. Only messages observed from beginning to end count: their receiver was waiting when
-    both sides were posted, or did nothing between its post and its wait.
+    Messages should have at least two sizes, because a single size cannot separate latency from
+    bandwidth. A message counts only if it was observed from beginning to end: its receiver was
+    already waiting when the second side was posted, or did nothing between its post and its wait.
 
     Args:
         traces: one or more traces, measured on the same machine.
 
     Returns:
-        The constants. ``notes`` lists reasons to doubt them, such as a busy machine, or messages of
-        only one size.
+        The constants. Their ``notes`` list reasons for doubt, such as a busy machine, or messages
+        of only one size.
 
     Raises:
-        ArgumentError: there is no trace, a trace is simulated, or too few messages count.
+        ArgumentError: no trace is given, a trace is simulated, or too few messages count.
 
     Example:
         >>> import ringsim
@@ -244,7 +248,7 @@ def calibrate(*traces: Trace) -> Calibration:
     """
     if not traces:
         raise ArgumentError(
-            "calibrate needs at least one trace, got none. Record one with ringsim.trace(worker, "
+            "calibrate requires at least one trace. Record one with ringsim.trace(worker, "
             "world_size=2)."
         )
     for trace in traces:
@@ -296,12 +300,12 @@ def _find_doubts(
 ) -> Iterator[str]:
     """Yields the reasons to doubt the constants, one sentence each.
 
-    ``between_s`` is the usual time around computations, or 0 if the costs of stages explain it.
+    ``between_s`` is the usual time around computations, or 0 if the stages' costs explain it.
     """
     if num_sizes == 1:
         yield (
-            "all messages had the same size, so their whole time counts as latency, and the times "
-            "of other sizes are not predicted"
+            "all messages had the same size, so their whole time counts as latency, and "
+            "predictions ignore the size of a message"
         )
     if len(overshoots):
         first_s, last_s = np.quantile(overshoots, [0.1, 0.9])
@@ -312,8 +316,8 @@ def _find_doubts(
             )
     elif between_s > LONGEST_BETWEEN_S:
         yield (
-            f"ranks computed for {between_s * 1e3:.1f} ms at a time outside ringsim.compute, which "
-            "takes no time in predictions"
+            f"ranks computed for {between_s * 1e3:.1f} ms at a time outside ringsim.compute, and "
+            "predictions ignore this time"
         )
     if len(receiving):
         slow_s = np.quantile(receiving, 0.9)
@@ -325,12 +329,12 @@ def _find_doubts(
 
 
 def join_columns(parts: Iterable[Iterable[Ints]]) -> Iterator[Ints]:
-    """Yields the joined columns of several tables that have the same columns."""
+    """Joins several tables with the same columns, and yields the joined columns."""
     return map(np.concatenate, zip(*parts, strict=True))
 
 
 def _scale(constants: object, names: Sequence[str], factor: float) -> dict[str, Any]:
-    """Returns the named times and links multiplied by ``factor``; None remains None."""
+    """Returns the named times and links, multiplied by ``factor``. None stays None."""
     scaled = {}
     for name in names:
         value = getattr(constants, name)
@@ -347,21 +351,22 @@ def _say(link: Link) -> str:
 
 
 def find_asked(events: Events) -> Ints:
-    """Returns the seconds requested from each ``ringsim.compute``, or NaN for other events."""
+    """Returns the seconds requested in each ``ringsim.compute``, or NaN for other events."""
     asked_s = np.array([*map(read_label, events.tables.labels), None], dtype=float)
     found: Ints = np.where(events.kind == SPAN, asked_s[events.label], np.nan)
     return found
 
 
 def _sample_messages(trace: Trace) -> tuple[Ints, Ints, Ints]:
-    """Returns the messages observed from start to end, or all messages if too few were observed.
+    """Returns the messages observed from start to end, or all messages if there are too few.
 
-    The columns are the bytes, the seconds, and whether another message had just been in flight.
+    The columns are the size in bytes, the time in seconds, and whether a different message had just
+    been in flight.
     """
     events, messages = trace.events, trace.messages
     ready = np.maximum(events.post_ns[messages.send], events.post_ns[messages.recv])
     wait, done = events.wait_ns[messages.recv], events.done_ns[messages.recv]
-    # whether nothing happened on the rank between post and wait
+    # whether nothing happened on the rank between the post and the wait
     at_once = np.zeros(len(events), dtype=bool)
     for rank in np.unique(events.rank):
         own = events.rank == rank
@@ -383,26 +388,26 @@ def _sample_messages(trace: Trace) -> tuple[Ints, Ints, Ints]:
 def _counts(events: Events) -> Ints:
     """Returns a mask of the events that reveal the costs of messages and computing.
 
-    If messages are sent in pipeline steps, only events of steps count.
+    If the trace contains pipeline steps with messages, only events in steps count.
     """
     steps: Ints = number_steps(events) != NONE
     return steps if (steps & (events.kind == SEND)).any() else np.ones_like(steps)
 
 
 def _count(sizes: Ints) -> dict[int, int]:
-    """Returns the number of messages of each size with enough messages."""
+    """Returns the number of messages of each size, for sizes with enough messages."""
     counts = Counter(sizes.tolist())
     return {size: counts[size] for size in sorted(counts) if counts[size] >= LEAST_MESSAGES}
 
 
 def _fit_messages(sizes: Ints, times: Ints) -> tuple[Link, dict[int, int], float]:
-    """Returns the link, the number of messages of each size, and the spread across parts."""
+    """Returns the link, the number of messages per size, and the spread between parts."""
     enough = _count(sizes)
     if not enough:
         raise ArgumentError(
-            f"a trace to calibrate from must have {LEAST_MESSAGES} messages of one size whose "
-            f"receiver waited for them, got {len(sizes)} of any size. Let the receiver wait: use "
-            f"blocking receives, and let the sender compute before it sends. {_FIND_ALL}"
+            f"calibrate requires {LEAST_MESSAGES} messages of one size for which the receiver "
+            f"waited, got {len(sizes)} of any size. Use blocking receives, and have the sender "
+            f"compute before it sends, so that the receiver waits. {_FIND_ALL}"
         )
     chosen = np.isin(sizes, list(enough))
     sizes, times = sizes[chosen], times[chosen]
@@ -414,9 +419,9 @@ def _fit_messages(sizes: Ints, times: Ints) -> tuple[Link, dict[int, int], float
 
 
 def _typical(times: Ints) -> float:
-    """Returns the mean, excluding the longest and shortest fiftieths, and any stalls.
+    """Returns the mean, without the longest and shortest fiftieth and without stalls.
 
-    Cuts off at least one time at each end if there are five or more; 0 without times.
+    With five or more times, at least one is cut off at each end. The mean of no times is 0.
     """
     ordered = np.sort(times[times <= np.median(times) + STALLED_S]) if len(times) else times
     cut = max(round(len(ordered) * TAIL), int(len(ordered) >= FEW))
@@ -424,10 +429,11 @@ def _typical(times: Ints) -> float:
 
 
 def list_moments(trace: Trace) -> tuple[Ints, Ints, Ints]:
-    """Returns the event and the kind of each moment on a rank, and the seconds to the next moment.
+    """Returns each moment's event and kind, and the time in seconds to the next moment.
 
-    The next moment is the next one on the same thread. If messages are sent in pipeline steps, only
-    moments of steps count; for ``calibration_worker``, only moments of its computing.
+    The next moment is the next one on the same thread. If the trace contains pipeline steps with
+    messages, only moments in steps count. In a trace of ``calibration_worker``, only moments of its
+    computing count.
 
     Args:
         trace: the trace, measured or simulated.
@@ -437,7 +443,7 @@ def list_moments(trace: Trace) -> tuple[Ints, Ints, Ints]:
         events.kind == kind for kind in (SPAN, SEND, RECV, COLLECTIVE)
     )
     asleep = np.isfinite(find_asked(events))
-    steps = is_step(events)  # the time after a step is not part of it
+    steps = is_step(events)  # the time after a step is not part of the step
     both = sends | recvs | collectives
     messages = trace.messages
     early = np.zeros(len(events), dtype=bool)
@@ -449,7 +455,7 @@ def list_moments(trace: Trace) -> tuple[Ints, Ints, Ints]:
         (sends & known & early, events.post_ns, Moment.POST_EARLY),
         (recvs & known, events.post_ns, Moment.POST_RECV),
         (collectives & known, events.post_ns, Moment.POST_COLLECTIVE),
-        # otherwise it did not wait
+        # otherwise, the rank did not wait
         (both & known & (events.done_ns > events.wait_ns), events.wait_ns, Moment.WAIT),
         (both & known, events.done_ns, Moment.DONE),
         (spans & ~asleep & known, events.post_ns, Moment.BEGIN),
@@ -468,7 +474,7 @@ def list_moments(trace: Trace) -> tuple[Ints, Ints, Ints]:
 
 
 def _measure_moments(trace: Trace) -> tuple[Ints, Ints, Ints]:
-    """Returns the kind of each moment, the seconds until the next, and the event's bytes."""
+    """Returns each moment's kind, the seconds until the next moment, and the event's bytes."""
     event, kind, seconds = list_moments(trace)
     return kind, seconds, trace.events.size_bytes[event]
 
@@ -476,7 +482,7 @@ def _measure_moments(trace: Trace) -> tuple[Ints, Ints, Ints]:
 def _find_beside(kinds: Ints) -> Ints:
     """Returns a mask of the moments between the two operations around a computation.
 
-    The two operations are the last one before the computation and the first one after it.
+    The two operations are the last operation before the computation and the first one after it.
     """
     stretch = np.cumsum(np.isin(kinds, (*POSTS, Moment.WAIT)))
     computes: Ints = np.bincount(stretch, weights=kinds == Moment.COMPUTE)[stretch] > 0
@@ -484,7 +490,7 @@ def _find_beside(kinds: Ints) -> Ints:
 
 
 def _sample_overshoots(trace: Trace) -> Ints:
-    """Returns the seconds by which each ``ringsim.compute`` exceeded its requested time."""
+    """Returns the time in seconds by which each ``ringsim.compute`` exceeded its request."""
     events = trace.events
     longer_s = (events.done_ns - events.post_ns) * 1e-9 - find_asked(events)
     found: Ints = longer_s[np.isfinite(longer_s) & (events.status == OK)]
@@ -492,7 +498,7 @@ def _sample_overshoots(trace: Trace) -> Ints:
 
 
 def _find_costs(traces: Sequence[Trace]) -> Costs | None:
-    """Returns the times of the stages in the first trace that has steps."""
+    """Returns the stages' times from the first trace that contains steps."""
     for trace in traces:
         steps = [find_step(trace, step) for step in range(count_steps(trace.events))]
         if steps:
@@ -502,7 +508,7 @@ def _find_costs(traces: Sequence[Trace]) -> Costs | None:
 
 
 def median_costs(stage: Ints, kind: Ints, took: Ints) -> Costs:
-    """Returns the median time of each kind of computation on each stage, or 0 if there is none.
+    """Returns the median time of each kind of computation on each stage.
 
     Args:
         stage: the stage of each computation.

@@ -1,9 +1,9 @@
-"""``ringsim.compare``, which compares two runs of a program, or a run and its prediction.
+"""Implements ``ringsim.compare``, which compares two runs, or a run and its prediction.
 
-Errors are signed and relative to the first run, ``second / first - 1``: -0.1 means that a
-prediction is 10 % too short. Two baselines help you judge a prediction: *nominal* uses only the
-times requested from ``ringsim.compute``, and *no communication* uses the predicted computations. In
-both, messages take no time.
+Errors are signed, and relative to the first run: ``second / first - 1``. An error of -0.1 means
+that a prediction is 10 % too short. Two baselines help you judge a prediction: *nominal* uses only
+the times requested in calls of ``ringsim.compute``, and *no communication* uses the predicted times
+of computations. In both, messages take no time.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ class Errors:
     """A summary of signed relative errors.
 
     Attributes:
-        mean: the mean of the absolute errors, that is, the mean absolute percentage error.
+        mean: the mean of the absolute errors (the mean absolute percentage error).
         worst: the largest absolute error.
-        bias: the mean of the signed errors; below 0 if the prediction is mostly too short.
+        bias: the mean of the signed errors, which is negative if the prediction is mostly too
+            short.
         count: the number of errors.
 
     Example:
@@ -57,7 +58,7 @@ class Errors:
 
     @classmethod
     def of(cls, errors: Ints | list[float]) -> Errors:
-        """Summarizes errors; the summary is NaN if there are none."""
+        """Summarizes errors. The summary is NaN if there are no errors."""
         values = np.asarray(errors, dtype=np.float64)
         if len(values) == 0:
             return cls(np.nan, np.nan, np.nan, 0)
@@ -71,37 +72,38 @@ class Errors:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """A comparison of two runs, made by ``compare``.
+    """A comparison of two runs, as returned by ``compare``.
 
-    Printing it shows the differences and where they began; ``plot()`` draws them. The first run is
-    called *real* and the second *virtual*, as for a run and its prediction; but you can compare any
-    two runs.
+    Print a comparison to see the differences and where they began, or draw them with ``plot()``.
+    The first run is called *real* and the second *virtual*, as for a run and its prediction, but
+    you can compare any two runs.
 
     Attributes:
-        real: the first run; the measured one, if the other is its prediction.
+        real: the first run, which is the measured run if the second run is its prediction.
         virtual: the second run.
-        real_steps_s: the length of each step in seconds, or of the whole run if it has no pipeline
-            steps.
-        virtual_steps_s: the length of each step in the second run.
-        nominal_s: the length of a step if each computation took the requested time, and messages
-            took none, or None if no times were requested.
-        no_communication_s: the length of a step with the second run's computations, if messages
-            took no time, or None if there is no step.
-        real_index: the operations and spans that both runs have, as indexes into ``real.events``.
+        real_steps_s: the length in seconds of each step in the first run, or of the whole run if it
+            contains no pipeline steps.
+        virtual_steps_s: the length in seconds of each step in the second run.
+        nominal_s: the length of a step if each computation took the requested time and messages
+            took no time, or None if no times were requested.
+        no_communication_s: the length of a step with the second run's computations if messages took
+            no time, or None if there is no step.
+        real_index: the operations and spans that occur in both runs, as indexes into
+            ``real.events``.
         virtual_index: the same operations and spans, as indexes into ``virtual.events``.
-        real_begin_ns: the time at which each step began to compute in ``real``.
-        virtual_begin_ns: the time at which each step began to compute in ``virtual``.
+        real_begin_ns: the time at which each step in ``real`` began to compute.
+        virtual_begin_ns: the time at which each step in ``virtual`` began to compute.
         step: the step of each compared event.
-        lag_s: how much later each compared event ends in the second run, counted from the start of
+        lag_s: how much later each compared event ends in the second run, measured from the start of
             the step.
-        unpaired: the numbers of operations and spans that only the first, and only the second run
-            has.
-        differences: a table of how much longer each operation took, and how much later it ended, by
-            step, rank, stage and operation.
-        parts: a table of where the time goes (first use, posting, waiting, transfer, computing,
-            program), by step and operation.
-        called: the names of the two runs, such as their file names, or None for measured and
-            predicted, or first and second.
+        unpaired: the number of operations and spans that occur only in the first run, and the
+            number that occur only in the second.
+        differences: a table that shows how much longer each operation took and how much later it
+            ended, by step, rank, stage and operation.
+        parts: a table that shows where the time goes (first use, posting, waiting, transfer,
+            computing, program), by step and operation.
+        called: the names of the two runs, such as their file names, or None for "measured" and
+            "predicted", or "first" and "second".
     """
 
     real: Trace
@@ -132,7 +134,7 @@ class Comparison:
     def names(self) -> tuple[str, str]:
         """The names of the two runs.
 
-        The names are ``called``, or measured and predicted, or first and second.
+        These are the names in ``called``, or "measured" and "predicted", or "first" and "second".
         """
         if self.called is not None:
             return self.called
@@ -140,19 +142,19 @@ class Comparison:
 
     @cached_property
     def steps(self) -> Errors:
-        """The errors of the steps."""
+        """The errors in the lengths of the steps."""
         return Errors.of(self.virtual_steps_s / self.real_steps_s - 1)
 
     @property
     def median_error(self) -> float:
-        """The median step's error, which a single disturbed step does not affect."""
+        """The error of the median step, which a single disturbed step does not affect."""
         return float(np.median(self.virtual_steps_s) / np.median(self.real_steps_s) - 1)
 
     @cached_property
     def operations(self) -> Errors:
         """The errors in operation end times, as fractions of the step's length.
 
-        An error of 0.02 means that an operation ends 2 % of the step too late.
+        An error of 0.02 means that an operation ends too late by 2 % of the step's length.
         """
         return Errors.of(self.lag_s / self.real_steps_s[self.step])
 
@@ -169,7 +171,7 @@ class Comparison:
         if predicted is None:
             raise ArgumentError(
                 f"name must be one of the baselines {list(self._baselines)}, got {name!r}. "
-                "Baselines need pipeline steps."
+                "Baselines exist only for runs with pipeline steps."
             )
         return Errors.of(predicted / self.real_steps_s - 1)
 
@@ -181,10 +183,10 @@ class Comparison:
     def plot(
         self, *, step: int | None = None, ax: Axes | None = None, **look: Unpack[Style]
     ) -> Axes:
-        """Draws the prediction over the measurement for one step, on ``ax`` or on a new figure.
+        """Draws one step of both runs, the second over the first, on ``ax`` or on a new figure.
 
         Args:
-            step: the step's number, counted from 0, or None for a step with the median length.
+            step: the number of the step, counted from 0, or None for a step of median length.
             ax: the axes to draw on.
         """
         from ringsim.plot.overlay import plot_overlay
@@ -192,20 +194,20 @@ class Comparison:
         return plot_overlay(self, step=step, ax=ax, **look)
 
     def to_pandas(self) -> pd.DataFrame:
-        """Returns the ``differences`` table as a DataFrame, with the largest differences first."""
+        """Returns the table ``differences`` as a DataFrame, with the largest differences first."""
         return self.differences.to_pandas()
 
     def to_html(self, path: str | PathLike[str]) -> None:
-        """Writes both runs to an interactive page, on one axis, with equal ranks side by side."""
+        """Writes both runs to an interactive page, on one time axis, rank next to rank."""
         from ringsim.view.html import to_html
 
         to_html([self.real, self.virtual], path, self.names)
 
     def where_it_began(self) -> str:
-        """Returns a sentence that names the step and operation at which the runs began to differ.
+        """Returns a sentence that names the step and the operation where the runs began to differ.
 
-        The sentence is empty if only waiting made the run longer. Otherwise it names the
-        operations of the stage that changed most in the direction of the whole run.
+        The result is empty if only waiting made the run longer. Otherwise, the sentence names the
+        stage's operations that changed most in the same direction as the whole run.
         """
         table = self.differences
         grown_s = float(np.sum(self.virtual_steps_s - self.real_steps_s))
@@ -219,10 +221,10 @@ class Comparison:
         took = f"{step}rank {table.rank[row]}: {table.operation[row]}{stage} took {how}."
         if table.began[row] == NONE:
             return took
-        return f"{took} It began with {self.virtual[table.began[row]]!r}."
+        return f"{took} The change began with {self.virtual[table.began[row]]!r}."
 
     def __repr__(self) -> str:
-        """Returns a few lines of text on the differences, with the first rows of the table."""
+        """Returns a few lines of text about the differences, with the first rows of the table."""
         lines = self._tell()
         if self.differences.longer_s.any():
             lines.append(self.differences.to_text(self.names))
@@ -286,19 +288,20 @@ class Comparison:
 def compare(real: Trace, virtual: Trace) -> Comparison:
     """Compares two runs.
 
-    Compare runs before and after a change, two schedules, two machines, or a run on real ranks with
-    the same run on a virtual clock. Only operations that both runs have are compared: they are in
-    the same step of the same rank, have the same name, and have the same peer, or the same stage
-    and microbatch. Extra steps in one run are left out.
+    You can compare runs before and after a change, two schedules, two machines, or a run on real
+    ranks with the same run on a virtual clock. Only operations that occur in both runs are
+    compared. Operations match if they are in the same step of the same rank, have the same name,
+    and have the same peer or the same stage and microbatch. Extra steps in one of the runs are left
+    out.
 
     Args:
         real: the first run.
-        virtual: the second run. If it is simulated and the first is not, it is treated as a
-            prediction of the first.
+        virtual: the second run. If it is simulated and the first run is not, it is treated as a
+            prediction of the first run.
 
     Returns:
-        The comparison: the operations that took longer and where that began, the errors by step and
-        by operation, and the errors of the baselines.
+        The comparison. It shows the operations that took longer and where that began, the errors by
+        step and by operation, and the errors of the baselines.
 
     Raises:
         ArgumentError: the two runs have no finished operation in common.
@@ -342,7 +345,7 @@ def compare(real: Trace, virtual: Trace) -> Comparison:
         _count_others(trace.events, of, index)
         for trace, of, index in zip(runs, alike, pairs, strict=True)
     ]
-    # a pair belongs to the step that it has in the first run
+    # a pair belongs to the step of its event in the first run
     numbers[1][pairs[1]] = numbers[0][pairs[0]]
     step = alike[0][pairs[0]]
     real_done, virtual_done = (
@@ -381,7 +384,7 @@ def compare(real: Trace, virtual: Trace) -> Comparison:
 
 
 def _count_others(events: Events, step: Ints, index: Ints) -> int:
-    """Returns the number of events that have a step but are not at ``index``."""
+    """Returns the number of events that belong to a step but are not at ``index``."""
     others = (step != NONE) & (events.kind != MARK)
     others[index] = False
     return int(np.count_nonzero(others))
@@ -390,7 +393,7 @@ def _count_others(events: Events, step: Ints, index: Ints) -> int:
 def _number_steps(events: Events, num_steps: int) -> Ints:
     """Returns the step of each event, or -1 outside the first ``num_steps`` steps.
 
-    If the run has no steps, the whole run is one step.
+    A run without steps counts as a single step.
     """
     if num_steps == 0:
         return np.zeros(len(events), dtype=np.int64)
@@ -400,9 +403,9 @@ def _number_steps(events: Events, num_steps: int) -> Ints:
 
 
 def _find_extents(trace: Trace, index: Ints, num_steps: int) -> tuple[Ints, Ints]:
-    """Returns the start of computing and the end of each step, in ns.
+    """Returns the start of computing in each step and the step's end, in ns.
 
-    In a run without steps, the operations at ``index`` are one step.
+    In a run without steps, the operations at ``index`` form one step.
     """
     if num_steps == 0:
         begin, end = trace.events.post_ns[index].min(), trace.events.done_ns[index].max()
@@ -414,9 +417,10 @@ def _find_extents(trace: Trace, index: Ints, num_steps: int) -> tuple[Ints, Ints
 
 
 def _find_baselines(trace: Trace, num_steps: int) -> tuple[float | None, float | None]:
-    """Returns the last step's makespan without communication.
+    """Returns the last step's makespan without communication, in two variants.
 
-    One uses the times requested from ``ringsim.compute``, the other the computations' times.
+    The first uses the times requested in ``ringsim.compute``, and the second uses the computations'
+    times.
     """
     if num_steps == 0:
         return None, None
@@ -424,7 +428,7 @@ def _find_baselines(trace: Trace, num_steps: int) -> tuple[float | None, float |
     placed = dict(zip(actions.stage.tolist(), actions.rank.tolist(), strict=True))
     stages, ranks = sorted(placed), sorted(set(placed.values()))
     if stages != list(range(len(stages))) or ranks != list(range(len(actions.ranks))):
-        return None, None  # several pipelines next to each other, or only a part of one
+        return None, None  # several pipelines next to each other, or only part of a pipeline
     schedule = Schedule(
         actions.schedule,
         actions.num_microbatches,

@@ -1,11 +1,10 @@
-"""The differences between two runs.
+"""Finds the differences between two runs.
 
 For each operation of each stage, the table shows the time that the operation itself took, and the
-time that it waited for other ranks. A rank's time in a step is divided up: each moment belongs to
-the innermost span or blocked operation at that moment, otherwise to the program. A wait for a late
-rank is counted separately, so that a delay is charged to the rank that caused it, not to the ranks
-that it
-reached::
+time that it waited for other ranks. Each moment of a rank's time in a step belongs to the innermost
+span or blocked operation at that moment or, if there is none, to the program. Waits for late ranks
+are counted separately, so that a delay is charged to the rank that caused it, and not to the ranks
+that it reached::
 
     rank 0   [forward .......... 2 ms longer ]         itself +2 ms
     rank 1   recv ====================== | forward     waited +2 ms
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Differences", "differ", "name_operations", "pair"]
 
-PROGRAM: Final = "(program)"  # the time of a rank outside of spans and waits
+PROGRAM: Final = "(program)"  # a rank's time outside spans and waits
 _COMPUTE: Final = "compute"
 _SPAN_OF_COMPUTE: Final = len(OP_NAMES)  # the number of this name
 _SPAN_WITHOUT_NAME: Final = OP_NAMES.index("span")
@@ -45,7 +44,7 @@ _SHOWN: Final = 8
 class _Spent(NamedTuple):
     """The time that a run spent on each event.
 
-    Columns of equal length; ``event`` is -1 for the program of a run without steps.
+    The columns have equal length. ``event`` is -1 for the program in a run without steps.
     """
 
     event: Ints
@@ -53,7 +52,7 @@ class _Spent(NamedTuple):
     rank: Ints
     stage: Ints
     name: Ints
-    counts: Ints  # 0 for a part of the span around it
+    counts: Ints  # 0 for an event that is part of the span around it
     end_ns: Ints
     own_ns: Ints
     waited_ns: Ints
@@ -61,26 +60,26 @@ class _Spent(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Differences:
-    """A comparison's table.
+    """The table of differences in a comparison.
 
-    Columns of equal length, with a row for each step, rank, stage and operation; the largest
+    The columns have equal length, with a row for each step, rank, stage and operation. The largest
     differences come first.
 
     Attributes:
         step: the index of the step.
         rank: the rank.
-        stage: the pipeline stage, of the event or the span around it, or -1 for none.
-        operation: the name of the span, torch's name of the operation, or "(program)" for the time
-            outside of them.
-        counts: the number of events in the first and in the second run; shape (rows, 2).
+        stage: the pipeline stage of the event or of the span around it, or -1 for none.
+        operation: the name of the span, torch's name for the operation, or "(program)" for the time
+            outside spans and operations.
+        counts: the number of events in the first run and in the second, shape (rows, 2).
         own_s: the time that the events themselves took, in both runs.
         waited_s: the time that the events waited for other ranks, in both runs.
-        later_s: how much later the last of the events ends in the second run, from the start of the
-            step, or NaN if one run has none.
-        began: the index in the second run's events of the first event that took longer (or
+        later_s: how much later the last of the events ends in the second run, measured from the
+            start of the step, or NaN if one of the runs has no such events.
+        began: the index, among the second run's events, of the first event that took longer (or
             shorter), or -1 if the first run has no matching event.
-        line: the file and line of that event, or of the first event if only one run has the row; ""
-            if unknown.
+        line: the file and line of the event in ``began``, or of the first event if only one run has
+            the row, or "" if unknown.
     """
 
     step: Ints
@@ -100,20 +99,20 @@ class Differences:
 
     @cached_property
     def longer_s(self) -> Ints:
-        """The extra time that each row itself took in the second run; negative if it took less."""
+        """The extra time that each row itself took in the second run, negative if it took less."""
         longer: Ints = self.own_s[:, 1] - self.own_s[:, 0]
         return longer
 
     def find_beginning(self, grown_s: float = 0.0) -> int | None:
         """Returns the row in which the difference began.
 
-        Takes the operation that changed most over all steps, and the first step with at least half
-        of its largest change.
+        This is the operation that changed most over all steps, in the first step that has at least
+        half of the operation's largest change.
 
         Args:
-            grown_s: how much longer all steps took, because faster operations do not explain longer
-                steps; negative if the steps were faster. If it is 0, the sum of the rows gives the
-                direction.
+            grown_s: how much longer all steps took, negative if the steps were faster. Only changes
+                in the same direction count, because faster operations do not explain longer steps.
+                If ``grown_s`` is 0, the sum of the rows determines the direction.
         """
         if not len(self) or not self.longer_s.any():
             return None
@@ -127,7 +126,7 @@ class Differences:
         return int(rows[np.argmin(self.step[rows])]) if change.max() > 0 else None
 
     def to_pandas(self) -> pd.DataFrame:
-        """Returns the rows as a pandas DataFrame; first_s and second_s include waiting."""
+        """Returns the rows as a pandas DataFrame, in which first_s and second_s include waiting."""
         import pandas as pd
 
         took = self.own_s + self.waited_s
@@ -149,7 +148,7 @@ class Differences:
         return pd.DataFrame(columns)
 
     def to_text(self, names: tuple[str, str] = ("first", "second")) -> str:
-        """Returns the first rows as text, with the names of the two runs as column headings."""
+        """Returns the first rows as text, with the names of the runs as column headings."""
         wide = max([9, *map(len, self.operation[:_SHOWN])])
         first, second = (max(len(name) + 2, 10) for name in names)
         heads = f"{names[0]:>{first}}{names[1]:>{second}}    itself    waited  ends later  line"
@@ -183,11 +182,12 @@ def _signed(time_s: float) -> str:
 def name_operations(*several: Events) -> tuple[list[Ints], list[str]]:
     """Numbers the operations of several runs consistently.
 
-    A span is numbered by its name, an operation by torch's name. The time requested from
-    ``ringsim.compute`` does not count: a computation that became longer is still the same.
+    A span is identified by its name, and an operation by torch's name for it. The time requested in
+    ``ringsim.compute`` does not count: a computation that became longer is still the same
+    computation.
 
     Returns:
-        The number of each event of each run, and the names of the numbers.
+        The number of each event in each run, and the name for each number.
     """
     numbers = {(False, name): number for number, name in enumerate(OP_NAMES)} | {
         (True, _COMPUTE): _SPAN_OF_COMPUTE
@@ -209,9 +209,9 @@ def name_operations(*several: Events) -> tuple[list[Ints], list[str]]:
 def pair(first: Trace, second: Trace, steps: Sequence[Ints]) -> tuple[Ints, Ints]:
     """Pairs the events that two runs have in common.
 
-    If every rank did the same in both runs, the n-th event of a rank is paired with its n-th event
-    in the other run. Otherwise, in each step of a rank, the k-th operation with a name and peer, or
-    the k-th span with a stage and microbatch, is paired.
+    If every rank did the same in both runs, a rank's n-th event is paired with its n-th event in
+    the other run. Otherwise, within each step of a rank, the k-th operations with the same name and
+    peer are paired, and so are the k-th spans with the same name, stage and microbatch.
 
     Args:
         first: the first run.
@@ -219,7 +219,7 @@ def pair(first: Trace, second: Trace, steps: Sequence[Ints]) -> tuple[Ints, Ints
         steps: for each run, the step of each event, or -1 for events to leave out.
 
     Returns:
-        The indexes of the paired events in either run, in the order of the first run.
+        The indexes of the paired events in each run, in the order of the first run.
     """
     chosen, columns = [], []
     names, _ = name_operations(first.events, second.events)
@@ -232,7 +232,7 @@ def pair(first: Trace, second: Trace, steps: Sequence[Ints]) -> tuple[Ints, Ints
         index = np.flatnonzero(events.kind != MARK)
         chosen.append(index)
         columns.append(np.stack([events.rank, name, peer, stage, microbatch])[:, index])
-    # on a virtual clock, an event at the border of two steps may be in either step
+    # on a virtual clock, an event at the border between two steps may be in either step
     if np.array_equal(columns[0], columns[1]):
         return chosen[0], chosen[1]
     for run, step in enumerate(steps):
@@ -263,10 +263,10 @@ def differ(
     Args:
         first: the first run.
         second: the second run.
-        steps: for each run, the step of each event, including the spans of the steps; -1 for events
-            to leave out.
+        steps: for each run, the step of each event, including the steps' own spans, or -1 for
+            events to leave out.
         begins_ns: for each run, the start of each step.
-        pairs: the indexes of the paired events in either run.
+        pairs: the indexes of the paired events in each run.
     """
     names, words = name_operations(first.events, second.events)
     spent = [
@@ -293,7 +293,7 @@ def differ(
     longer = own[:, 1] - own[:, 0]
     began = _find_first(spent, row[run == 1], pairs, longer)
     order = np.lexsort((both.rank[some], both.step[some], -np.abs(longer)))
-    first_at = np.full((number, 2), NONE)  # the first event of each row in either run
+    first_at = np.full((number, 2), NONE)  # the first event of each row in each run
     first_at[row[::-1], run[::-1]] = both.event[::-1]
     lines = []
     for place, (before, after) in zip(began.tolist(), first_at.tolist(), strict=True):
@@ -325,7 +325,7 @@ def wait_for_others(trace: Trace) -> Ints:
 
 
 def _line_of(events: Events, index: int) -> str:
-    """Returns an event's file and line, or "" if unknown or if the event is the program."""
+    """Returns an event's file and line, or "" if they are unknown or the event is the program."""
     if index == NONE or events.file[index] == NONE:
         return ""
     file = events.tables.files[events.file[index]].partition(CALLS)[0]
@@ -348,7 +348,7 @@ def _share_out(trace: Trace, name: Ints, step: Ints, program: int) -> _Spent:
     steps = is_step(events)[own] & (count_steps(events) > 0)
     if steps.any():
         columns[-2] = np.where(steps, program, name[own])
-    elif len(own):  # the whole run is one step
+    elif len(own):  # the whole run counts as one step
         ranks, at = np.unique(rank, return_index=True)
         none, zero = np.full(len(ranks), NONE), np.zeros(len(ranks), dtype=np.int64)
         first_thread = np.minimum.reduceat(thread, at)
@@ -369,10 +369,11 @@ def _share_out(trace: Trace, name: Ints, step: Ints, program: int) -> _Spent:
 def _nest(
     lane: Ints, start: Ints, end: Ints, stage: Ints, name: Ints, program: int
 ) -> Iterator[Ints]:
-    """Returns the time for which each stretch was innermost in its lane, and its stage and name.
+    """Returns each stretch's own time, its stage and name, and whether it counts, as columns.
 
-    Also returns whether it counts. Stretches are ordered by lane, then by start. Stretches inside a
-    span have its stage; a call of ``ringsim.compute`` is part of the span around it.
+    The own time is the time for which the stretch is the innermost one in its lane. Stretches must
+    be ordered by lane, then by start. A stretch inside a span has the span's stage. A call of
+    ``ringsim.compute`` is part of the span around it.
     """
     lanes, starts, ends, took = lane.tolist(), start.tolist(), end.tolist(), (end - start).tolist()
     stages, names, counts, stack = stage.tolist(), name.tolist(), [1] * len(start), list[int]()
@@ -385,7 +386,7 @@ def _nest(
                 names[at], counts[at] = names[around], 0
             if stages[at] == NONE:
                 stages[at] = stages[around]
-        for outer in reversed(stack):  # more than one only if stretches overlap
+        for outer in reversed(stack):  # there is more than one only if stretches overlap
             if begin < ends[outer]:
                 until = min(ends[at], ends[outer])
                 took[outer] -= until - begin
@@ -397,7 +398,7 @@ def _nest(
 
 
 def _find_first(spent: Sequence[_Spent], row: Ints, pairs: Sequence[Ints], longer: Ints) -> Ints:
-    """Returns each row's first event with at least half of the row's largest change.
+    """Returns each row's first event that has at least half of the row's largest change.
 
     The rows are the second run's rows, numbered by ``row``.
     """
@@ -413,7 +414,7 @@ def _find_first(spent: Sequence[_Spent], row: Ints, pairs: Sequence[Ints], longe
     change = changed[there] * np.sign(longer)[of_pair]
     most = np.zeros(len(longer))
     np.maximum.at(most, of_pair, change)
-    # the first event is written last
+    # the first event is written last, so it remains
     large = np.flatnonzero((change > 0) & (change >= most[of_pair] / 2))[::-1]
     began = np.full(len(longer), NONE)
     began[of_pair[large]] = index[large]

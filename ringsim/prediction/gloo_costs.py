@@ -1,7 +1,7 @@
-"""Gloo's costs on cores that ranks share, measured from traces.
+"""Measures Gloo's costs on shared cores from traces.
 
-These are the constants of `ringsim.topologies.GlooCosts`. Each is measured where nothing else
-interferes (see decision 13), and none is fitted to the length of a run::
+The costs are the constants of `ringsim.topologies.GlooCosts`. Each constant is measured in a part
+of a trace where nothing else interferes (see decision 13). None is fitted to the length of a run::
 
     carrying      CPU time per message of a few ping-pongs, without the CPU time of the main
                   threads; `calibration_worker` marks it
@@ -31,20 +31,21 @@ from ringsim.traces.value import Trace
 
 __all__ = ["STALLED_S", "find_gloo_costs", "find_marks"]
 
-STALLED_S: Final = 1e-3  # a delay of this length is not random
-LEAST_EXPOSED: Final = 50  # messages needed to measure the share that stalls
-QUICK: Final = 0.25  # the quantile of the intervals that is used
-LEAST_ALIKE: Final = 3  # collectives of one kind
+STALLED_S: Final = 1e-3  # a delay of this length is no coincidence
+LEAST_EXPOSED: Final = 50  # the fewest messages that show the share that stalls
+QUICK: Final = 0.25  # the quantile of the intervals that counts
+LEAST_ALIKE: Final = 3  # the fewest collectives of one kind
 
 
 def find_gloo_costs(traces: Sequence[Trace], link: Link) -> tuple[GlooCosts | None, list[str]]:
     """Returns Gloo's costs, or None if the traces show none of them.
 
-    Also returns short descriptions of the costs that the traces do not show.
+    The second result is a list of short descriptions of the costs that the traces do not show.
 
     Args:
         traces: traces of real ranks on Gloo.
-        link: the cost of a message, used as its core time if the core time was not marked.
+        link: the cost of a message, which is used as the core time if the traces do not mark the
+            core time.
     """
     missing = []
     ranks = [_list_intervals(trace, rank) for trace in traces for rank in range(trace.world_size)]
@@ -81,15 +82,15 @@ def find_gloo_costs(traces: Sequence[Trace], link: Link) -> tuple[GlooCosts | No
 
 
 class _Interval(NamedTuple):
-    """A rank's activity between two CPU-time marks.
+    """A rank's activity between two marks of CPU time.
 
-    The rank sent and received messages of one size.
+    In this interval, the rank sent and received messages of one size.
     """
 
     size_bytes: int
     messages: int  # sent or received
     process_s: float  # CPU time
-    beyond_s: float  # the part of it on threads other than the main thread
+    beyond_s: float  # the CPU time on threads other than the main thread
 
 
 def _list_intervals(trace: Trace, rank: int) -> list[_Interval]:
@@ -101,7 +102,7 @@ def _list_intervals(trace: Trace, rank: int) -> list[_Interval]:
     for begin, end in pairwise(np.flatnonzero(find_marks(events) & own)):
         within = own & (post_ns >= post_ns[begin]) & (post_ns < post_ns[end])
         sizes = np.unique(events.size_bytes[within & (events.kind != MARK)])
-        if len(sizes) == 1:  # otherwise, other things happened as well
+        if len(sizes) == 1:  # otherwise, the rank also did something else
             count = int(np.count_nonzero(within & np.isin(events.kind, (SEND, RECV))))
             before_s, after_s = (_read_mark(labels[events.label[at]]) for at in (begin, end))
             process_s, main_s = after_s - before_s
@@ -110,7 +111,7 @@ def _list_intervals(trace: Trace, rank: int) -> list[_Interval]:
 
 
 def find_marks(events: Events) -> Ints:
-    """Returns a mask of the CPU-time marks."""
+    """Returns a mask of the events that mark CPU time."""
     marks = np.array([label.startswith(PROCESSOR) for label in events.tables.labels] or [False])
     where: Ints = (events.kind == MARK) & marks[events.label]
     return where
@@ -122,7 +123,7 @@ def _read_mark(label: str) -> Ints:
 
 
 def _fit_carrying(intervals: Sequence[_Interval]) -> Link:
-    """Returns a message's core time on both sides, from the faster intervals of each size.
+    """Returns a message's core time on both sides, from the faster intervals per size.
 
     In the slower intervals, something stalled.
     """
@@ -132,16 +133,16 @@ def _fit_carrying(intervals: Sequence[_Interval]) -> Link:
 
 
 def fit_by_size(sizes: Ints, times: Ints, typical: Callable[[Ints], float]) -> Link:
-    """Fits a line through the typical times by size, or a constant if there is only one size."""
+    """Fits a line to the typical time of each size, or a constant if there is only one size."""
     found = np.unique(sizes)
     usual = [typical(times[sizes == size]) for size in found]
     return Link(usual[0], 0.0) if len(found) == 1 else fit_link(found, np.maximum(usual, 1e-9))
 
 
 def _list_first_uses(ranks: Sequence[Sequence[_Interval]]) -> Iterator[float]:
-    """Yields, per rank, how much its first interval exceeds the typical interval of that size.
+    """Yields, for each rank, the excess of its first interval over a typical one.
 
-    The excess is in seconds of CPU time.
+    The excess is in seconds of CPU time, and compares intervals of the same size.
     """
     for of_rank in filter(None, ranks):
         first, *rest = of_rank
@@ -155,13 +156,13 @@ def _list_first_uses(ranks: Sequence[Sequence[_Interval]]) -> Iterator[float]:
 class _Collectives(NamedTuple):
     """Collectives of one kind and size on two ranks."""
 
-    own_s: float  # the time of one without its messages
+    own_s: float  # the time of a collective without its messages
     messages: int  # per collective
-    late_s: Ints  # the delay of each, compared with the usual time
+    late_s: Ints  # the delay of each collective, compared with the usual time
 
 
 def _list_collectives(trace: Trace, carrying: Link) -> Iterator[_Collectives]:
-    """Yields two ranks' collectives, by kind and size."""
+    """Yields the collectives of two ranks, grouped by kind and size."""
     events = trace.events
     pairs = np.array([len(group.ranks) == 2 for group in events.tables.groups] or [False])
     known = np.flatnonzero(
@@ -181,7 +182,7 @@ def _list_collectives(trace: Trace, carrying: Link) -> Iterator[_Collectives]:
             continue
         calls = np.stack([places[:count] for places in own])
         took_s = (events.done_ns[calls].max(axis=0) - events.post_ns[calls].max(axis=0)) * 1e-9
-        # more than half may have stalled
+        # more than half of them may have stalled
         usual_s = float(np.median(took_s[took_s <= np.quantile(took_s, 0.1) + STALLED_S]))
         steps = [list_steps(name, place, 2, 0, size_bytes)[0] for place in range(2)]
         messages_s = max(
@@ -194,9 +195,9 @@ def _list_collectives(trace: Trace, carrying: Link) -> Iterator[_Collectives]:
 def _find_late(trace: Trace) -> Ints:
     """Returns the delays, in seconds, of the messages that could stall.
 
-    A message can stall if both ranks are busy on their connection at the same time. Its delay is
-    the time beyond the usual time of its size. Only messages count whose receiver had begun to wait
-    by the time both sides were posted.
+    A message can stall if both ranks are busy on their connection at the same time. The delay is
+    the time beyond the usual time for the message's size. A message counts only if its receiver was
+    already waiting when both sides had been posted.
     """
     events, messages = trace.events, trace.messages
     sent, received = events.post_ns[messages.send], events.post_ns[messages.recv]

@@ -1,19 +1,20 @@
-"""Programs without times, recovered from traces, and their replay on the virtual clock.
+"""Recovers programs without times from traces, and replays them on the virtual clock.
 
-A trace has times; a program has dependencies: work, sends, recvs and collectives, and the steps
-that each of them needs. So you can change a program, or run it on other links. Between two
-operations, a thread worked, except while it was blocked; an operation was posted when the work
-before it was done; and the steps after a wait need the operation that was waited for::
+A trace contains times, whereas a program contains dependencies: work, sends, recvs and collectives,
+and the steps that each of them needs. You can therefore change a program, or run it on different
+links. The program follows from three rules. Between two operations, a thread worked, except while
+it was blocked. An operation was posted when the work before it was done. The steps after a wait
+need the operation that was waited for::
 
     thread    work | isend i | work | wait for i | work
 
     work 0 --> isend i -----.
         '----> work 1 ------+--> work 2
 
-In a replay, every message leaves when its step begins, and uses the link between its two ranks, one
-message after another. For the sender, the message is done when its bytes have left; for the
-receiver, when it has arrived. So a send never waits for its recv. Each thread of a rank does its
-work in order. A collective begins when all members have reached it, and takes as long as its rounds
+In a replay, every message leaves when its step begins. The link between two ranks carries one
+message after another. For the sender, a message is done when its bytes have left; for the receiver,
+when it has arrived. So a send never waits for its recv. Each thread of a rank does its work in
+order. A collective begins when all members have reached it, and takes as long as its rounds
 (``ringsim.traces.collectives``).
 """
 
@@ -52,26 +53,26 @@ if TYPE_CHECKING:
 __all__ = ["ProgramStep", "make_programs", "replay"]
 
 WORK, SEND, RECV, TOGETHER = "work", "send", "recv", "together"
-# more needs are joined in an extra step without work, because otherwise each of many steps could
-# list each of many others
+# if there are more needs, an extra step without work joins them, because otherwise each of many
+# steps could list each of many others
 _MOST_NEEDS: Final = 4
 _POST, _JOIN, _OPEN, _CLOSE = range(4)
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramStep:
-    """One program step: "work", "send", "recv", or "together" for a collective.
+    """One step of a program: "work", "send", "recv", or "together" for a collective.
 
     Attributes:
-        needs: the steps of the same rank that must be done before it; earlier steps, if the program
-            comes from a trace.
-        peer: the other side of a message, or the root of a collective, or -1 for none.
+        needs: the steps of the same rank that must be done before this step. In a program from a
+            trace, these are earlier steps.
+        peer: the other side of a message, or the root of a collective, or -1 if there is none.
         group: the operation's group, or None for the world.
-        size_bytes: the size of the data; for a collective, the S of
+        size_bytes: the size of the data; for a collective, the size S as defined in
             ``ringsim.traces.collectives``.
-        op: torch's name of the operation; empty for work.
-        label: for work, the name of the innermost span around it, which also gives stage and
-            microbatch.
+        op: torch's name for the operation; empty for work.
+        label: for work, the name of the innermost span around the work, which also determines
+            ``stage`` and ``microbatch``.
         thread: the thread that performs the step.
     """
 
@@ -90,11 +91,11 @@ class ProgramStep:
 
 
 def make_programs(trace: Trace) -> list[list[ProgramStep]]:
-    """Recovers the program of each rank from a trace.
+    """Recovers each rank's program from a trace.
 
     Operations without a partner are left out, because a replay would wait for them forever. These
-    are unmatched sends and recvs, and collectives that not all members called. The creation of
-    groups, and marks, are also left out.
+    are unmatched sends and recvs, and collectives that some members did not call. Marks and the
+    creation of groups are also left out.
 
     Args:
         trace: any trace.
@@ -135,7 +136,7 @@ def make_programs(trace: Trace) -> list[list[ProgramStep]]:
 
 
 def _messages(trace: Trace) -> dict[int, ProgramStep]:
-    """Returns a step for each matched send and recv, by event index."""
+    """Returns a step for each matched send and recv. The keys are event indexes."""
     events, found = trace.events, trace.messages
     groups, sizes = (*events.tables.groups, None), events.size_bytes  # the last entry is for NONE
     steps = {}
@@ -156,7 +157,7 @@ def _messages(trace: Trace) -> dict[int, ProgramStep]:
 
 
 def _collectives(events: Events, world_size: int) -> dict[int, ProgramStep]:
-    """Returns a step for each call of a collective that all members of its group made.
+    """Returns a step for each call of a collective that all members of the group called.
 
     The keys are event indexes.
     """
@@ -242,9 +243,9 @@ def _follow(
 def _moments(
     events: Events, mine: list[int], operations: dict[int, ProgramStep]
 ) -> list[tuple[int, int, int]]:
-    """Returns the moments of a thread in order of time.
+    """Returns a thread's moments in time order.
 
-    Each is (time, event index, kind); the moment of a wait is its end.
+    Each moment is a tuple (time, event index, kind). The moment of a wait is the wait's end.
     """
     found = []
     times = (column[mine].tolist() for column in (events.post_ns, events.wait_ns, events.done_ns))
@@ -272,7 +273,8 @@ def replay(programs: list[list[ProgramStep]], link: Link) -> Trace:
         link: the cost of a message.
 
     Returns:
-        A simulated trace. A step that waits forever is in flight; the steps after it are missing.
+        A simulated trace. A step that waits forever is in flight, and the steps after it are
+        missing.
 
     Raises:
         ArgumentError: ``link`` is not a Link.
@@ -297,9 +299,10 @@ def replay(programs: list[list[ProgramStep]], link: Link) -> Trace:
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    """The state of a step.
+    """The state of a step in a replay.
 
-    It holds the missing needs, the earliest possible start, the actual start, and the end.
+    The state consists of the missing needs, the earliest possible start, the actual start, and the
+    end.
     """
 
     rank: int
@@ -328,7 +331,7 @@ class _Replay:
         self._free: dict[tuple[int, int], float] = {}  # when the work of (rank, thread) ends
         self._arrivals: defaultdict[_Channel, deque[float]] = defaultdict(deque)
         self._receivers: defaultdict[_Channel, deque[_Node]] = defaultdict(deque)
-        # by group and the number of its call
+        # by group and number of the call
         self._gathered: defaultdict[tuple[Group, int], list[_Node]] = defaultdict(list)
         self._calls: defaultdict[tuple[int, Group], int] = defaultdict(int)
 
@@ -391,7 +394,7 @@ class _Replay:
                 heappush(self._due, (waiting.ready_s, self._count(), waiting))
 
     def trace(self) -> Trace:
-        """Returns the run's trace."""
+        """Returns the trace of the replay."""
         rows = Rows()
         for mine in self._nodes:
             waits = _find_waits(mine)
@@ -425,7 +428,7 @@ class _Replay:
 
 
 def _find_waits(nodes: list[_Node]) -> list[float]:
-    """Returns the times at which a rank began to wait for each of its steps.
+    """Returns, for each step of a rank, the time at which the rank began to wait for it.
 
     The wait begins when everything else that a following step needs is done.
     """

@@ -1,6 +1,6 @@
-"""``ringsim.predict`` and ``ringsim.scale``, which predict many ranks from a trace of a few.
+"""Implements ``ringsim.predict`` and ``ringsim.scale``, which predict many ranks from a few.
 
-The measurements on few ranks are used as follows::
+Predictions use the measurements from a trace of a few ranks as follows::
 
     stage 0            its own times        -> stage 0
     inner stages       their mean           -> every inner stage; with two stages, the mean of both
@@ -64,33 +64,36 @@ def predict(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
 ) -> Trace | ScheduleRun:
-    """Predicts a program on more ranks, or a different program.
+    """Predicts a program on more ranks, or a different program on the same machine.
 
-    The prediction uses a trace of real ranks on the same machine, which it calibrates (see
+    The prediction measures constants from a trace of real ranks on the machine (see
     ``ringsim.calibrate``), and runs the program on the virtual clock. Messages, posting,
-    ``ringsim.compute`` and pipeline stages take as long as in the trace; additional inner stages
-    take the mean of the recorded inner stages. The ranks share the machine's cores. All other
-    computing of the worker takes no time. The program runs three times: once with the measured
-    constants, and twice with all constants shortened and lengthened by the spread between parts of
-    the trace, which gives the range of the prediction.
+    ``ringsim.compute`` and pipeline stages take as long as in the trace. Additional inner stages
+    take the mean time of the recorded inner stages. The ranks share the machine's cores. All other
+    computing in the worker takes no time. The program runs three times: once with the measured
+    constants, once with shorter and once with longer ones. The constants are shortened and
+    lengthened by the spread between parts of the trace, and the results are the range of the
+    prediction.
 
     Args:
         worker_or_schedule: a function, as for ``ringsim.trace``, or a schedule, whose step is timed
-            without ranks: any schedule, or a name, with as many microbatches as the trace has.
+            without ranks. A schedule can also be given by name; it then has as many microbatches as
+            the trace.
         world_size: the number of ranks to predict; for a schedule, at least 2.
-        from_trace: a trace of at least two ranks; for a schedule, it must contain a pipeline step.
-            For a worker, the result of ``ringsim.calibrate`` from several traces is also accepted.
-        args: the positional arguments of the worker.
-        kwargs: the keyword arguments of the worker.
+        from_trace: a trace of at least two ranks. For a schedule, the trace must contain a pipeline
+            step. For a worker, you can also pass the result of ``ringsim.calibrate``, which may use
+            several traces.
+        args: the worker's positional arguments.
+        kwargs: the worker's keyword arguments.
 
     Returns:
-        For a worker, a trace, as from ``ringsim.simulate``, with the range of its makespan in
-        ``metadata["range_s"]``; for a schedule, its times, as from ``ringsim.simulate_schedule``.
-        Reasons to doubt the constants, such as a busy machine, appear in the repr and, briefly,
-        under the plots.
+        For a worker, a trace like the one from ``ringsim.simulate``, with the range of its makespan
+        in ``metadata["range_s"]``. For a schedule, its times, as from
+        ``ringsim.simulate_schedule``. Reasons to doubt the constants, such as a busy machine,
+        appear in the repr and, in short form, under the plots.
 
     Raises:
-        ArgumentError: the trace does not show the costs of the program, or an argument is invalid.
+        ArgumentError: the trace does not show the program's costs, or an argument is invalid.
 
     Example:
         >>> import ringsim
@@ -111,12 +114,12 @@ def predict(
         if args or kwargs:
             raise ArgumentError(
                 "args and kwargs must be omitted with a schedule, because only a worker takes "
-                "arguments. Pass a worker."
+                "arguments. Remove them, or pass a worker."
             )
         if isinstance(from_trace, Calibration):
             raise ArgumentError(
-                "from_trace must be a trace with a pipeline step if a schedule is given, got "
-                "a calibration. Pass the trace."
+                "from_trace must be a trace if a schedule is given, got a calibration. Pass a "
+                "trace that contains a pipeline step."
             )
         return _predict_schedule(worker_or_schedule, from_trace, world_size)
     constants, semantics = _find_constants(from_trace, world_size)
@@ -140,9 +143,9 @@ def predict(
 
 
 def _find_constants(source: Trace | Calibration, world_size: int) -> tuple[Calibration, str]:
-    """Returns the constants of a prediction, and the semantics of messages.
+    """Returns the constants for a prediction, and the semantics of its messages.
 
-    The constants have times for as many stages as the prediction needs.
+    The constants include times for as many stages as the prediction needs.
     """
     if isinstance(source, Calibration):
         return source, "rendezvous"
@@ -156,7 +159,7 @@ def _find_constants(source: Trace | Calibration, world_size: int) -> tuple[Calib
 
 
 def _with_range(metadata: Mapping[str, Any], times_s: Sequence[float]) -> dict[str, Any]:
-    """Returns the metadata of a prediction, with the range of its makespan."""
+    """Adds the range of a prediction's makespan to the prediction's metadata."""
     low_s, high_s = min(times_s), max(times_s)
     note = (
         f"between {time_text(low_s * 1e9)} and {time_text(high_s * 1e9)}, judging by the spread "
@@ -166,27 +169,27 @@ def _with_range(metadata: Mapping[str, Any], times_s: Sequence[float]) -> dict[s
 
 
 def scale(trace: Trace, *, world_size: int, num_microbatches: int | None = None) -> ScheduleRun:
-    """Predicts a pipeline step on more ranks than the trace recorded.
+    """Predicts a pipeline step on more ranks than in the trace.
 
-    The schedule stays the same, and the stages are like the recorded ones: the first and the last
-    stage keep their times; inner stages take the mean of the recorded inner stages, or of both
+    The schedule stays the same, and the stages resemble the recorded ones. The first and the last
+    stage keep their times. Inner stages take the mean time of the recorded inner stages, or of both
     stages if there are only two. Messages keep their size. The prediction assumes that the machine
-    is as fast with more ranks, which is wrong if there are more ranks than cores.
+    is equally fast with more ranks, which is wrong if there are more ranks than cores.
 
     Args:
         trace: a trace of at least two ranks that ran ``train_step_pipeline`` or ``rehearse`` with
             one of the known schedules.
         world_size: the number of ranks to predict, at least 2.
-        num_microbatches: the number of microbatches, or None for as many as were recorded.
+        num_microbatches: the number of microbatches, or None for the recorded number.
 
     Returns:
-        The predicted step, with its makespan in seconds, bubble and critical path; ``trace()``
-        returns a trace that you can plot.
+        The predicted step, with its makespan in seconds, bubble and critical path. Its method
+        ``trace()`` returns a trace that you can plot.
 
     Raises:
-        ArgumentError: the trace has no step of a known schedule, or too few messages to measure
-            their cost.
-        ScheduleError: there is no such schedule for this number of ranks and microbatches.
+        ArgumentError: the trace contains no step of a known schedule, or too few messages to
+            measure their cost.
+        ScheduleError: the schedule does not exist for this number of ranks and microbatches.
 
     Example:
         >>> import ringsim
@@ -212,8 +215,8 @@ def scale(trace: Trace, *, world_size: int, num_microbatches: int | None = None)
     known = find_step(trace).find_known()
     if known is None or known.num_ranks < 2:
         raise ArgumentError(
-            "trace must have a step of a known schedule on at least 2 ranks, got "
-            f"{find_step(trace).schedule!r} on {trace.world_size}. "
+            "trace must contain a step of a known schedule on at least 2 ranks, got schedule "
+            f"{find_step(trace).schedule!r} with world_size={trace.world_size}. "
             "Record a schedule from make_schedule."
         )
     return _time_step(
@@ -235,7 +238,7 @@ def _check_step(trace: Trace, world_size: int) -> None:
         )
     if count_steps(trace.events) == 0:
         raise ArgumentError(
-            "trace contains no pipeline step. Record ranks that call "
+            "the trace contains no pipeline step. Record ranks that call "
             "train_step_pipeline or rehearse."
         )
 
@@ -256,12 +259,12 @@ def _predict_schedule(schedule: Schedule | str, trace: Trace, world_size: int) -
     if made.num_ranks != world_size:
         raise ArgumentError(
             f"world_size must be the schedule's number of ranks, {made.num_ranks}, got "
-            f"{world_size}. Make the two numbers equal."
+            f"{world_size}. Use the same number for both."
         )
     if any(action.kind == "W" for action in made.actions[0]) and not (recorded.kind == "W").any():
         raise ArgumentError(
-            f"trace must have a step with a split backward, as in {made.name}, got "
-            f"{recorded.schedule!r}. Record such a step."
+            f"trace must contain a step with a split backward to predict {made.name}, got a step "
+            f"of {recorded.schedule!r}. Record a step with a split backward."
         )
     if made is schedule:
         return _time_step(trace, made, made.num_stages)
@@ -270,7 +273,7 @@ def _predict_schedule(schedule: Schedule | str, trace: Trace, world_size: int) -
 
 
 def _time_step(trace: Trace, schedule: Schedule | str, stages: int, **counts: Any) -> ScheduleRun:
-    """Times a schedule with a trace's costs; ``counts`` complete a schedule given by name."""
+    """Times a schedule with a trace's costs. ``counts`` complete a schedule given by name."""
     calibration = calibrate(trace)
     sends = trace.messages.send
     of_step = sends[in_step(trace.events, 0)[sends]]
@@ -284,10 +287,10 @@ def _time_step(trace: Trace, schedule: Schedule | str, stages: int, **counts: An
         """
         table = calibration.scaled(factor)
         # The time to post a send is part of both the time after its computation and the time of its
-        # message, so it must count only once.
+        # message, but must count only once.
         latency_s = max(table.link.time_s(size_bytes) - table.post_s(True, size_bytes), 0.0)
         busy_s = min(table.link.beta_s_per_byte * size_bytes, latency_s)
-        assert calibration.costs is not None  # the trace has a step
+        assert calibration.costs is not None  # the trace contains a step
         return simulate_schedule(
             schedule,
             _spread_costs(calibration.costs, stages, between_s * factor),
@@ -303,9 +306,10 @@ def _time_step(trace: Trace, schedule: Schedule | str, stages: int, **counts: An
 
 
 def _factors(calibration: Calibration) -> tuple[float, float, float]:
-    """Returns the factors by which the constants may be off.
+    """Returns the factors by which the true constants may differ from the measured ones.
 
-    They are 1, and the factors that shorten and lengthen by the calibration's spread.
+    The factors are 1, and the factors that shorten and lengthen the constants by the calibration's
+    spread.
     """
     return 1.0, 1.0 - min(calibration.spread, 1.0), 1.0 + calibration.spread
 
@@ -313,7 +317,7 @@ def _factors(calibration: Calibration) -> tuple[float, float, float]:
 def _spread_costs(found: Costs, stages: int, apart: float = 0.0) -> Costs:
     """Derives the costs of many stages from the costs of a few.
 
-    Each cost includes the time between two computations.
+    Each cost includes ``apart``, the time between two computations.
     """
     kinds: dict[str, Any] = {}
     for name in ("forward", "input", "weight", "backward"):
@@ -325,7 +329,7 @@ def _spread_costs(found: Costs, stages: int, apart: float = 0.0) -> Costs:
 def _spread(times: Any, stages: int, apart: float) -> tuple[float, ...]:
     """Derives the times of many stages from the times of a few.
 
-    A cost of 0 remains for kinds that the schedule does not contain.
+    Kinds of computations that the schedule does not contain still cost 0.
     """
     if not any(times):
         return (0.0,) * stages
@@ -337,7 +341,7 @@ def _spread(times: Any, stages: int, apart: float) -> tuple[float, ...]:
 def _find_time_between(trace: Trace) -> float:
     """Returns the median unblocked time between two computations on a rank, in seconds.
 
-    This time consists of posting and of the program itself.
+    This time consists of posting, and of the program itself.
     """
     found: list[Ints] = []
     for step in range(count_steps(trace.events)):
@@ -346,7 +350,7 @@ def _find_time_between(trace: Trace) -> float:
 
 
 def _list_between(trace: Trace, actions: StageActions) -> list[Ints]:
-    """Returns, for each rank of a step, the unblocked times between its computations, in ns."""
+    """Returns the unblocked times between computations in ns, for each rank in a step."""
     activity = Activity(trace.events, trace.world_size)
     found = []
     for rank in actions.ranks:

@@ -1,13 +1,13 @@
-"""Time shares in two runs, by step and by operation.
+"""Splits the time of two runs into shares, by step and by operation.
 
-The shares are first use, posting, waiting, transfer, computing and program. The time of each thread
-is split at the moments in its trace, as for a calibration::
+The shares are first use, posting, waiting, transfer, computing and program. As for a calibration,
+each thread's time is split at the moments in the thread's trace::
 
     | posting |  program  | computing ........ |  program  | posting | waiting ...... | transfer ... |
     ^ isend               ^ compute begins     ^ ends                ^ wait           ^ both posted  ^ done
 
-If the first operation of a kind takes longer to post than is usual on its rank, the extra time is
-*first use*.
+If the first operation of a kind takes longer to post than usual on its rank, the extra time counts
+as *first use*.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -36,15 +36,16 @@ _FIRST_USE, _POSTING, _WAITING, _TRANSFER, _COMPUTING, _PROGRAM = range(len(PART
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """The table of ``Comparison.parts``.
+    """The table in ``Comparison.parts``.
 
-    Columns of equal length, with a row for each step, operation and part, summed over all ranks.
+    The columns have equal length, with a row for each step, operation and part. The times are sums
+    over all ranks.
 
     Attributes:
         step: the index of the step.
-        operation: torch's name of the operation, or the name of the span.
+        operation: torch's name for the operation, or the name of the span.
         part: one of ``PARTS``.
-        seconds: the times in the first run and in the second run; shape (rows, 2).
+        seconds: the times in the first run and in the second, shape (rows, 2).
     """
 
     step: Ints
@@ -70,7 +71,7 @@ class Parts:
         )
 
     def __str__(self) -> str:
-        """Returns the total of each part in both runs."""
+        """Returns each part's total in both runs."""
         sums = {
             part: self.seconds[[each == part for each in self.part]].sum(axis=0) for part in PARTS
         }
@@ -86,7 +87,7 @@ def share_out(traces: Sequence[Trace], numbers: Sequence[Ints]) -> Parts:
 
     Args:
         traces: the two runs.
-        numbers: for each run, the step of each event; events of step -1 are left out.
+        numbers: for each run, the step of each event, or -1 for events to leave out.
     """
     names, words = name_operations(*(trace.events for trace in traces))
     shared = []
@@ -112,9 +113,9 @@ def share_out(traces: Sequence[Trace], numbers: Sequence[Ints]) -> Parts:
 
 
 def _list_parts(trace: Trace) -> tuple[Ints, Ints, Ints]:
-    """Returns the event, the part and the time in seconds for each moment.
+    """Returns each moment's event, part and time in seconds.
 
-    A moment in which a rank waits and then receives data becomes two.
+    A moment in which a rank waits and then receives data becomes two moments.
     """
     events = trace.events
     event, kind, seconds = list_moments(trace)
@@ -137,9 +138,9 @@ def _list_parts(trace: Trace) -> tuple[Ints, Ints, Ints]:
 
 
 def _find_first_uses(trace: Trace, event: Ints, part: Ints, seconds: Ints) -> Ints:
-    """Returns, for each moment, the posting time in excess of the usual time.
+    """Returns each moment's posting time in excess of the usual time.
 
-    Nonzero only for the first operation of a kind on a rank.
+    The excess is nonzero only for the first operation of a kind on a rank.
     """
     events = trace.events
     beyond = np.zeros(len(event))

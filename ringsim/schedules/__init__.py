@@ -1,6 +1,6 @@
 """Pipeline schedules as plain data.
 
-Each schedule of the papers is made by a function; ``make_schedule`` finds the function by name.
+One function creates each of the published schedules; ``make_schedule`` finds the function by name.
 
 ::
 
@@ -12,12 +12,13 @@ Each schedule of the papers is made by a function; ``make_schedule`` finds the f
     interleaved_1f1b  interleaved_1f1b  num_chunks        a smaller bubble for more messages
     looped_bfs        looped_bfs        num_chunks        the same, breadth first
     zb_h1             zb_h1             1                 a smaller bubble by splitting the backward
-    zb_h2             zb_h2             1                 no gap on any rank, for twice the memory
-    zb_v              zb_v              2, like a V       no gap on any rank, for the memory of 1F1B
+    zb_h2             zb_h2             1                 no gaps on any rank, for twice the memory
+    zb_v              zb_v              2, like a V       no gaps on any rank, for 1F1B's memory
     dualpipe_v        dualpipe_v        2, like a V       forwards together with backwards
 
-Your own schedule is a ``Schedule`` of ``Action`` rows. ``from_text`` and ``from_csv`` read it,
-``validate`` checks it, ``lower`` and ``lower_in_step`` add the messages, and ``evaluate`` times it.
+You can also write your own schedule, as a ``Schedule`` of ``Action`` rows. ``from_text`` and
+``from_csv`` read a schedule, ``validate`` checks it, ``lower`` and ``lower_in_step`` add the
+messages, and ``evaluate`` times it.
 """
 
 from __future__ import annotations
@@ -102,17 +103,17 @@ def make_schedule(
             ``looped_bfs``, ``zb_h1``, ``zb_h2``, ``zb_v``, ``dualpipe_v``.
         num_ranks: the number of ranks.
         num_microbatches: the number of microbatches.
-        num_chunks: the number of stages per rank, for the two schedules that allow any number; 2 by
-            default.
+        num_chunks: the number of stages per rank, for the two schedules that allow any number; None
+            means 2.
 
     Returns:
-        The schedule, without sends and recvs, which ``lower`` adds.
+        The schedule, without sends and recvs. ``lower`` adds them.
 
     Raises:
         ArgumentError: a count is less than 1, or the step would have more than 100 million forward
             passes.
         ScheduleError: no schedule has that name, or the schedule requires a different number of
-        chunks.
+            chunks.
 
     Example:
         >>> make_schedule("1f1b", num_ranks=2, num_microbatches=4).stage_ranks
@@ -133,13 +134,15 @@ def find_num_chunks(name: str, num_chunks: int | None = None) -> int:
 
     Args:
         name: one of ``SCHEDULE_NAMES``.
-        num_chunks: the number that the user chose, or None for none.
+        num_chunks: the number that the user chose, or None.
 
     Returns:
-        The number of stages per rank, which is the user's if the schedule allows any number.
+        The number of stages per rank. If the schedule allows any number, this is the user's number,
+        or 2.
 
     Raises:
-        ScheduleError: no schedule has that name, or the schedule has a different number of chunks.
+        ScheduleError: no schedule has that name, or the schedule requires a different number of
+            chunks.
 
     Example:
         >>> find_num_chunks("1f1b"), find_num_chunks("zb_v"), find_num_chunks("looped_bfs", 3)
@@ -154,7 +157,7 @@ def find_num_chunks(name: str, num_chunks: int | None = None) -> int:
         return 2 if num_chunks is None else num_chunks
     if num_chunks is not None and not (is_integer(num_chunks) and num_chunks == chunks):
         raise ScheduleError(
-            f"num_chunks of {name} must be {chunks}, got {say(num_chunks)}. Omit it, or use "
+            f"num_chunks must be {chunks} for {name}, got {say(num_chunks)}. Omit it, or use "
             "interleaved_1f1b or looped_bfs."
         )
     return chunks

@@ -1,8 +1,8 @@
-"""Formulas for the costs of a step with a known schedule.
+"""Formulas for the times, memory and messages of a step with a known schedule.
 
-p ranks, m microbatches, v stages per rank; f, b = i + w: the times of one stage's forward,
-backward, and of the backward's two halves. Every rank computes for m v (f + b). The rest of its
-time, the bubble, is counted in two ways::
+The formulas use p ranks, m microbatches and v stages per rank. The forward of one stage takes f and
+its backward takes b = i + w, the times of its two halves. Every rank computes for m v (f + b). The
+rest of its time, the bubble, is counted in two ways::
 
                        by makespan: during the step        by span: between a rank's first and last
                                                            action
@@ -14,18 +14,20 @@ time, the bubble, is counted in two ways::
     zb_v    m >= 2p-1  (p-1) f             if f = i = w    0
     dualpipe_v m >= 2p (p-1) f             if f = i = w    the same
 
-In these formulas, chunks do not seem to help. But with v stages per rank, each stage is v times
-shorter, and so is the bubble.
+These formulas hide the benefit of chunks: with v stages per rank, each stage is v times shorter,
+and so is the bubble.
 
-"Zero bubble" means by span. By makespan, every schedule has a bubble, because the last rank has
-nothing to do until the first microbatch has passed p - 1 forwards. The bubble is given as a share
-of the work (``bubble_of_ideal``) or of the whole step (``bubble_of_total``).
+"Zero bubble" means zero by span. By makespan, every schedule has a bubble, because the last rank
+has nothing to do until the first microbatch has passed through p - 1 forwards. ``bubble_of_ideal``
+gives the bubble as a share of the work, and ``bubble_of_total`` as a share of the whole step.
 
-``evaluate`` finds the same times by running the schedule, and also times without a known formula.
+``evaluate`` finds the same times by running the schedule. It also times schedules for which no
+formula is known.
 
-If stages differ, and each rank has one stage, the slowest stage sets the pace: all microbatches
-queue in front of it, and the other stages are passed once in each direction (``gpipe_makespan``,
-``one_f_one_b_bound``). GPipe, with a second stage that takes twice as long::
+If stages differ and each rank holds one stage, the slowest stage sets the pace: all microbatches
+queue in front of it, and the other stages add one forward and one backward each
+(``gpipe_makespan``, ``one_f_one_b_bound``). Here is GPipe with a second stage that takes twice as
+long::
 
     rank 0   F0 F1 F2                   B0    B1    B2
     rank 1      F0--- F1--- F2--- B0--- B1--- B2---
@@ -58,23 +60,24 @@ __all__ = [
     "span_idle",
 ]
 
-_UNIT: Final = Costs()  # forward, input and weight take 1 each, backward 2, messages 0
+_UNIT: Final = Costs()  # 1 for a forward, input or weight; 2 for a backward; 0 for a message
 _VEE: Final = ("zb_v", "dualpipe_v")
 
 
 @dataclass(frozen=True)
 class Step:
-    """A step of a pipeline: its schedule, and its numbers of ranks and microbatches.
+    """A pipeline step, described by its schedule and its numbers of ranks and microbatches.
 
     Attributes:
-        name: the schedule, as for ``make_schedule``.
+        name: the schedule's name, as for ``make_schedule``.
         num_ranks: the number of ranks.
         num_microbatches: the number of microbatches.
         num_chunks: the number of stages per rank, or None for the default of ``make_schedule``.
 
     Raises:
         ArgumentError: a count is less than 1.
-        ScheduleError: no schedule has that name, or it has a different number of chunks.
+        ScheduleError: no schedule has that name, or the schedule requires a different number of
+            chunks.
 
     Example:
         >>> Step("zb_v", 4, 8).num_stages
@@ -107,17 +110,17 @@ def makespan(step: Step, costs: Costs = _UNIT, semantics: Semantics = "buffered"
         step: the schedule and its counts.
         costs: the costs of the actions, the same for all stages. ``latency`` may be positive for
             ``gpipe`` and ``1f1b``.
-        semantics: the time at which a message starts, if it takes time. ``buffered``: as soon as it
-            is sent. ``rendezvous``: when the receiver has nothing else to do, as in
+        semantics: when a message starts to travel, if messages take time. ``buffered``: as soon as
+            it is sent. ``rendezvous``: when the receiver has nothing else to do, as with
             ``lower(schedule, ahead=0)``.
 
     Returns:
-        The time from the start of the first action to the end of the last; exact if the costs are
-        ints or Fractions.
+        The time from the start of the first action to the end of the last. The time is exact if the
+        costs are ints or Fractions.
 
     Raises:
         ScheduleError: no formula is known for this step with these costs.
-        ArgumentError: the semantics is unknown.
+        ArgumentError: ``semantics`` is unknown.
 
     Example:
         >>> [
@@ -129,24 +132,24 @@ def makespan(step: Step, costs: Costs = _UNIT, semantics: Semantics = "buffered"
         [39, 49]
 
     Source:
-        See ``idle``. The terms with latency were found by fitting, and are checked against the
-        evaluator.
+        See ``idle``. The latency terms were fitted to the evaluator's results, and tests check them
+        against the evaluator.
     """
     check_semantics(semantics)
     return _work(step, costs) + idle(step, costs) + _latency(step, costs.latency, semantics)
 
 
 def idle(step: Step, costs: Costs = _UNIT) -> Time:
-    """Returns the bubble by makespan.
+    """Returns a rank's idle time during a step, which is the bubble by makespan.
 
-    This is the time for which a rank is idle during the step, if messages take no time.
+    The formulas assume that messages take no time.
 
     Args:
         step: the schedule and its counts.
         costs: the costs of the actions, the same for all stages.
 
     Returns:
-        The time, which is the same for all ranks, because all ranks compute for the same time.
+        The idle time. It is the same on all ranks, because all ranks compute for the same time.
 
     Raises:
         ScheduleError: no formula is known for this step with these costs.
@@ -158,8 +161,8 @@ def idle(step: Step, costs: Costs = _UNIT) -> Time:
     Source:
         GPipe: arXiv 1811.06965. 1F1B, interleaved: arXiv 2104.04473. Breadth first: arXiv
         2211.05953. Zero bubble: arXiv 2401.10241, with (p-1) (f+i-w) and (p-1) (f+i-2w); the other
-        terms of the maxima apply if the first gradient returns later than a rank can fill the time
-        (w > f in ZB-H1, i > f in ZB-H2).
+        terms of the maxima apply if the first gradient returns so late that a rank cannot fill the
+        time (w > f in ZB-H1, i > f in ZB-H2).
     """
     f, i, w = _check_formula(step, costs)
     p, m = step.num_ranks, step.num_microbatches
@@ -169,23 +172,22 @@ def idle(step: Step, costs: Costs = _UNIT) -> Time:
         return (p - 1) * max(f, i - f, f + i - 2 * w)
     if step.name in _VEE:
         return (p - 1) * f
-    # the first microbatch returns around the ring after the last one has left
+    # the first microbatch comes around the ring only after the last one has left
     gaps = (step.stages_a_rank - 1) * max(0, p - m)
     return (p - 1 + gaps) * _forward_and_backward(step, costs)
 
 
 def span_idle(step: Step, costs: Costs = _UNIT) -> Time:
-    """Returns the bubble by span.
+    """Returns a rank's idle time between its first and last action, the bubble by span.
 
-    This is the time for which a rank is idle between its first and last action, on the rank with
-    the longest idle time.
+    If ranks differ, this is the idle time of the rank that is idle longest.
 
     Args:
         step: the schedule and its counts.
         costs: the costs of the actions, the same for all stages.
 
     Returns:
-        The time, if messages take no time.
+        The idle time, if messages take no time.
 
     Raises:
         ScheduleError: no formula is known for this step with these costs.
@@ -216,7 +218,7 @@ def bubble_of_total(step: Step, costs: Costs = _UNIT) -> Time:
         costs: the costs of the actions, the same for all stages.
 
     Returns:
-        idle / (work + idle); a Fraction if the costs are exact.
+        The ratio idle / (work + idle), which is a Fraction if the costs are exact.
 
     Raises:
         ScheduleError: no formula is known for this step with these costs.
@@ -240,7 +242,7 @@ def bubble_of_ideal(step: Step, costs: Costs = _UNIT) -> Time:
         costs: the costs of the actions, the same for all stages.
 
     Returns:
-        idle / work; a Fraction if the costs are exact. It can exceed 1.
+        The ratio idle / work, which is a Fraction if the costs are exact. It can exceed 1.
 
     Raises:
         ScheduleError: no formula is known for this step with these costs.
@@ -259,26 +261,28 @@ def bubble_of_ideal(step: Step, costs: Costs = _UNIT) -> Time:
 
 
 def dualpipe_v_overlapped_idle(num_ranks: int, pair: Time, backward: Time, weight: Time) -> Time:
-    """Returns DualPipeV's bubble with overlap, as a fraction of the makespan.
+    """Returns DualPipeV's bubble by makespan if forwards and backwards overlap.
 
-    The hardware runs a forward and a backward at the same time, as one block.
+    The formula assumes that the hardware runs a forward and a backward at the same time, as one
+    block.
 
     Args:
         num_ranks: the number of ranks.
-        pair: the time of a forward and a backward together; their messages leave when both are
+        pair: the time of an overlapped forward and backward; their messages leave when both are
             done.
         backward: the time of one stage's whole backward.
-        weight: the time of the backward's second half; forward and first half must take as long.
+        weight: the time of the backward's second half; the forward and the first half must take
+            equally long.
 
     Returns:
-        The worst rank's idle time.
+        The idle time of the rank that is idle longest.
 
     Example:
         >>> dualpipe_v_overlapped_idle(4, pair=3, backward=2, weight=1)
         6
 
     Source:
-        The README of DualPipe: (p-1) (F&B + B - 3 W), with p ranks and two stages on each.
+        DualPipe's README: (p-1) (F&B + B - 3 W), with p ranks and two stages on each.
     """
     return (num_ranks - 1) * (pair + backward - 3 * weight)
 
@@ -292,8 +296,8 @@ def peak_live(step: Step) -> tuple[int, ...]:
         step: the schedule and its counts.
 
     Returns:
-        For each rank, the number of activations of a stage. If a rank has v stages, each activation
-        is v times smaller.
+        For each rank, the number of activations, each of one stage. If a rank holds v stages, each
+        activation is v times smaller.
 
     Raises:
         ScheduleError: no formula is known for this step.
@@ -306,7 +310,7 @@ def peak_live(step: Step) -> tuple[int, ...]:
 
     Source:
         1F1B, interleaved: arXiv 2104.04473, section 2.2. Zero bubble: arXiv 2401.10241. DualPipeV:
-        the README of DualPipe.
+        DualPipe's README.
     """
     p, m, v = step.num_ranks, step.num_microbatches, step.stages_a_rank
     if step.name == "1f1b":
@@ -329,7 +333,7 @@ def messages(step: Step) -> tuple[int, ...]:
         step: the schedule and its counts.
 
     Returns:
-        For each rank, the number of its sends; stages on the same rank send each other nothing.
+        The number of sends of each rank. Stages on the same rank send each other nothing.
 
     Example:
         >>> (
@@ -340,13 +344,13 @@ def messages(step: Step) -> tuple[int, ...]:
         ((8, 16, 16, 8), (24, 32, 32, 24), (16, 32, 32, 16))
 
     Source:
-        Counted: one activation up and one gradient down across each boundary between stages of
-        different ranks.
+        A count: one activation goes up and one gradient goes down across each boundary between
+        stages on different ranks.
     """
     p, m, v = step.num_ranks, step.num_microbatches, step.stages_a_rank
     if p == 1:
         return (0,)
-    # the ends of the model send in one direction only, and the turn of a V sends nothing
+    # the first and last stages send in one direction only, and the turn of a V sends nothing
     saved = v if step.name in _VEE else 1
     return tuple(m * (2 * v - (saved if rank in (0, p - 1) else 0)) for rank in range(p))
 
@@ -359,7 +363,7 @@ def _latency(step: Step, latency: Time, semantics: Semantics) -> Time:
         return 2 * (p - 1 if semantics == "buffered" else m + p - 2) * latency
     if step.name != "1f1b":
         raise ScheduleError(
-            f"latency of {step.name} must be 0 for its closed form, got {latency}. Use evaluate."
+            f"latency must be 0 for the closed form of {step.name}, got {latency}. Use evaluate."
         )
     if semantics == "buffered":
         return 2 * (m + p - 3 - (m - 2) // p) * latency
@@ -369,13 +373,13 @@ def _latency(step: Step, latency: Time, semantics: Semantics) -> Time:
 
 
 def _check_formula(step: Step, costs: Costs) -> tuple[Time, Time, Time]:
-    """Returns f, i and w, if a formula for the step's bubble exists."""
+    """Returns f, i and w, or raises ScheduleError if no formula for the step's bubble exists."""
     _check_enough(step)
     f, i, w, b = _times(costs)
     if step.name in _VEE and not (f == i == w and b == i + w):
         raise ScheduleError(
-            f"f, i, w of {step.name} must be equal for its closed form, got {f}, {i}, {w} (and b "
-            f"= {b}). Use evaluate."
+            f"f, i and w must be equal for the closed form of {step.name}, and b must be i + w, "
+            f"got {f}, {i}, {w} (and b = {b}). Use evaluate."
         )
     return f, i, w
 
@@ -388,8 +392,8 @@ def _check_enough(step: Step) -> None:
     )
     if step.num_microbatches < least:
         raise ScheduleError(
-            f"num_microbatches of {step.name} on {p} ranks must be at least {least} for its "
-            f"closed form, got {step.num_microbatches}. "
+            f"num_microbatches must be at least {least} for the closed form of {step.name} on {p} "
+            f"ranks, got {step.num_microbatches}. "
             "Use evaluate, or more microbatches."
         )
 
@@ -420,7 +424,7 @@ def _work(step: Step, costs: Costs) -> Time:
 
 
 def _divide(part: Time, whole: Time) -> Time:
-    """Returns the ratio, exact if both numbers are; 0 / 0 is 0."""
+    """Returns the ratio of two numbers, which is exact if both are exact. 0 / 0 is 0."""
     return part / Fraction(whole) if part else 0
 
 
@@ -429,7 +433,7 @@ def gpipe_makespan(
 ) -> Time:
     """Returns the length of a GPipe step with unequal stages.
 
-    The slowest stage sets the pace; each of the others is passed once in each direction.
+    The slowest stage sets the pace; every other stage adds one forward and one backward.
 
     Args:
         num_microbatches: the number of microbatches.
@@ -449,8 +453,8 @@ def gpipe_makespan(
         24
 
     Source:
-        GPipe is a row of machines that each microbatch passes in the same order; checked against
-        the evaluator.
+        GPipe corresponds to a row of machines that every microbatch passes in the same order. Tests
+        check the formula against the evaluator.
     """
     check_counts(len(forward), num_microbatches)
     once = sum(f + b for f, b in zip(forward, backward, strict=True))
@@ -471,8 +475,8 @@ def one_f_one_b_bound(
         backward: the time of each stage's backward.
 
     Returns:
-        For the worst stage: its whole work, and the path of one microbatch from the start to this
-        stage and back.
+        The maximum over all stages of a stage's work plus the time that one microbatch takes to
+        reach the stage and to return from it.
 
     Raises:
         ArgumentError: there is no stage or no microbatch.
@@ -483,8 +487,8 @@ def one_f_one_b_bound(
         21
 
     Source:
-        No stage can begin before the first microbatch reaches it, nor end after the gradient of the
-        last microbatch leaves it.
+        A stage cannot begin before the first microbatch reaches it, and the step cannot end before
+        the last microbatch's gradient has returned from it.
     """
     check_counts(len(forward), num_microbatches)
     both = [f + b for f, b in zip(forward, backward, strict=True)]

@@ -1,4 +1,4 @@
-"""The costs of a schedule's actions, in any unit; ints and Fractions stay exact."""
+"""The costs of a schedule's actions, in any unit. Ints and Fractions stay exact."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _LONGEST: Final = 1e100  # in any unit; the sum of a hundred million of them is 
 class Costs:
     """The time of one action of each kind.
 
-    Either one number for all stages, or a sequence with one number per stage. The times are for a
-    stage, not for a rank: a rank with two stages does each action twice.
+    A time is either one number for all stages, or a sequence with one number per stage. Times are
+    per stage, not per rank: a rank with two stages does each action twice.
 
     Attributes:
         forward: the time of ``F``.
@@ -44,7 +44,7 @@ class Costs:
     latency: Time = 0
 
     def check(self, num_stages: int) -> None:
-        """Checks that each stage has one time of each kind.
+        """Checks that each stage has a valid time for each kind of action.
 
         Args:
             num_stages: the number of stages over all ranks.
@@ -59,8 +59,8 @@ class Costs:
             by_stage = is_list(given) and kind in _NAMES
             if by_stage and len(given) != num_stages:
                 raise ArgumentError(
-                    f"{name} must have one time for each stage, got {len(given)} for "
-                    f"{num_stages}. Pass one number, or one per stage."
+                    f"the length of {name} must be the number of stages, {num_stages}, got "
+                    f"{len(given)}. Pass a single number, or one per stage."
                 )
             for stage, time in enumerate(given if by_stage else [given]):
                 which = f"stage {stage}" if by_stage else "every stage"
@@ -68,7 +68,7 @@ class Costs:
                 if not is_number(time) or not 0 <= time <= _LONGEST:
                     raise ArgumentError(
                         f"a time must be from 0 to {_LONGEST:g}, got {say(time)} ({where}). Pass "
-                        "the time that it takes."
+                        "a non-negative number in a suitable unit."
                     )
 
     def get_duration(self, action: Action) -> Time:
@@ -78,10 +78,10 @@ class Costs:
             action: a computation.
 
         Returns:
-            Its time.
+            The time of the computation.
 
         Raises:
-            ArgumentError: the times are given by stage, and this stage has none.
+            ArgumentError: the times are given per stage, but no time is given for this stage.
         """
         if action.kind == "B" and self.backward is None:
             return self.get_duration(action._replace(kind="I")) + self.get_duration(
@@ -93,7 +93,7 @@ class Costs:
             return cost
         if action.stage >= len(cost):
             raise ArgumentError(
-                f"{name} must have one time for each stage, got {len(cost)} (stage "
-                f"{action.stage}). Pass one number, or one per stage."
+                f"{name} is a list of length {len(cost)}, which contains no time for stage "
+                f"{action.stage}. Pass a single number, or one per stage."
             )
         return cost[action.stage]

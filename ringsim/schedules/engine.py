@@ -1,31 +1,34 @@
 """Runs send-and-receive programs on a clock, without ranks.
 
-The results are exact times, and the ranks that would wait for each other forever. Any
-point-to-point program is a list of operations for each rank. There are four operations: computing,
-posting a send, posting a receive, and waiting for a post. A blocking send is a post and its wait::
+The results are exact times, and the ranks that would wait for each other forever. A point-to-point
+program consists of a list of operations for each rank. There are four operations: computing,
+posting a send, posting a receive, and waiting for a post. A blocking send is a post followed by its
+wait::
 
     send(1); recv(1)          Send(1) Wait(0) Receive(1) Wait(2)
     isend(1); recv(1); wait   Send(1) Receive(1) Wait(1) Wait(0)
 
-The k-th send from one rank to another with a tag matches the k-th receive there; with several
-groups, a pair (group, tag) serves as the tag. Only a receive from any rank cannot be written this
-way, because its sender depends on the times.
+The k-th send from one rank to another with a tag matches the k-th receive with this tag there. With
+several groups, a pair (group, tag) serves as the tag. The only operation that cannot be written
+this way is a receive from any rank, because its sender depends on the times.
 
-The result does not depend on the order in which ranks really run: each rank does its list in order,
-so a rank that can continue now can also continue later. It is enough to run each rank until it
-waits for a post that has not been made, and to return to it when the post is made. When no rank can
-run, either all have ended, or the remaining ranks wait forever: each waits for one other rank, and
-a chain of these waits leads to a cycle or to a rank that has ended.
+The result does not depend on the order in which this module runs the ranks: each rank goes through
+its list in order, so a rank that can continue now can also continue later. It is enough to run each
+rank until it waits for a post that has not been made, and to return to the rank when the post is
+made. When no rank can run, either all ranks have ended, or the remaining ranks wait forever. Each
+of them waits for one other rank, and a chain of these waits leads to a cycle or to a rank that has
+ended.
 
-``evaluate`` runs a schedule this way. 1F1B over two ranks, backward twice as long as forward, ``.``
-for a unit of waiting::
+``evaluate`` runs a schedule this way. This is 1F1B over two ranks, with backwards that take twice
+as long as forwards; each ``.`` is a unit of waiting::
 
     rank 0   0F0 0F1  .  0B0 ---  .  0B1 ---
     rank 1    .  1F0 1B0 --- 1F1 1B1 ---
 
 A schedule without sends and receives is lowered first, so the times are those of the actions that
-the executor runs. A message takes ``Costs.latency`` and none of the ranks' time. ``semantics``
-determines when it may start; ``ahead`` of ``lower`` determines the position of its receive.
+the executor runs. A message takes ``Costs.latency``, but none of the ranks' time. ``semantics``
+determines when a message may start, and ``lower``'s ``ahead`` determines the position of its
+receive.
 """
 
 from __future__ import annotations
@@ -64,7 +67,7 @@ SEMANTICS: Final = ("rendezvous", "buffered")
 
 
 def check_semantics(semantics: object) -> None:
-    """Raises ArgumentError for an unknown semantics."""
+    """Raises ArgumentError if the semantics are unknown."""
     if not is_one_of(semantics, SEMANTICS):
         raise ArgumentError(
             f"semantics must be one of {', '.join(SEMANTICS)}, got {say(semantics)}."
@@ -73,14 +76,14 @@ def check_semantics(semantics: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Computes for some time, in any unit; use the same unit everywhere."""
+    """Computes for some time, in any unit that is the same everywhere."""
 
     duration: Time
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Posts a send to a peer and continues; the receive must have the same tag."""
+    """Posts a send to a peer and continues. The receive must have the same tag."""
 
     peer: int
     tag: Hashable = 0
@@ -88,7 +91,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Receive:
-    """Posts a receive from a peer and continues; the send must have the same tag."""
+    """Posts a receive from a peer and continues. The send must have the same tag."""
 
     peer: int
     tag: Hashable = 0
@@ -96,7 +99,7 @@ class Receive:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Waits until this rank's post at a position in its list is done."""
+    """Waits until the post at a given position in this rank's list is done."""
 
     position: int
 
@@ -106,7 +109,7 @@ _Place = tuple[int, int]  # (rank, position in its list)
 
 
 class Delivery(NamedTuple):
-    """A send and its matching receive, as ranks and positions in their lists.
+    """A send and its matching receive, given by ranks and positions in their lists.
 
     Attributes:
         source: the rank that sent.
@@ -130,8 +133,8 @@ class Blocked(NamedTuple):
 
     Attributes:
         rank: the rank.
-        position: the position of the wait in its list.
-        post: the position of the send or receive that it waits for.
+        position: the position of the wait in the rank's list.
+        post: the position of the send or receive that the rank waits for.
         peer: the rank that would have to post the other side.
     """
 
@@ -143,13 +146,13 @@ class Blocked(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """The outcome of a run of programs.
+    """The outcome of running programs.
 
     Attributes:
-        times: for each rank, (start, end) of each operation that it reached; a post takes no time,
-            and a wait ends when the rank continues.
-        messages: the messages that arrived, by receiver.
-        blocked: the ranks that wait forever, by rank; empty if all ranks have ended.
+        times: for each rank, the (start, end) of each operation that the rank reached; a post takes
+            no time, and a wait ends when the rank continues.
+        messages: the messages that arrived, sorted by receiver.
+        blocked: the ranks that wait forever, in order; empty if all ranks have ended.
     """
 
     times: tuple[tuple[tuple[Time, Time], ...], ...]
@@ -158,7 +161,7 @@ class Run:
 
     @property
     def cycle(self) -> tuple[Blocked, ...]:
-        """The ranks in a cycle, each of which waits for the next.
+        """A cycle of ranks, each of which waits for the next.
 
         The cycle is empty if all ranks wait, directly or indirectly, for a rank that has ended.
         """
@@ -186,12 +189,13 @@ def run_programs(
         programs: for each rank, its operations.
         latency: a message's travel time, in the unit of the computations.
         semantics: ``rendezvous``: a message starts to travel when both sides are posted, and the
-            send ends with it (Gloo, at every size); ``buffered``: it travels as soon as it is sent,
-            and the send is done immediately (MPI, for small messages).
+            send ends when the message arrives (Gloo, at every size); ``buffered``: the message
+            travels as soon as it is sent, and the send is done immediately (MPI, for small
+            messages).
 
     Returns:
-        The times of all operations, and the ranks that are left waiting. The times are exact for
-        ints and Fractions.
+        The times of all operations, and the ranks that are left waiting. The times are exact if the
+        inputs are ints or Fractions.
 
     Example:
         >>> both_send_first = [
@@ -233,7 +237,7 @@ class _Runner:
             self._advance(self.runnable.pop())
 
     def _advance(self, rank: int) -> None:
-        """Runs one rank to its end, or until it waits for a place another rank has not reached."""
+        """Runs one rank to its end, or until it waits for a post that a rank has not reached."""
         times = self.times[rank]
         clock = times[-1][1] if times else 0
         for position in range(len(times), len(self.programs[rank])):
@@ -255,7 +259,7 @@ class _Runner:
     def _done_at(self, place: _Place) -> Time | None:
         """Returns the time at which a post is done.
 
-        Returns None if the time depends on the other side, which is not posted yet.
+        The result is None if the time depends on the other side, which is not posted yet.
         """
         posted = self.times[place[0]][place[1]][0]
         if self.semantics == "buffered" and isinstance(self.programs[place[0]][place[1]], Send):
@@ -286,21 +290,21 @@ class _Runner:
                     )
 
     def list_blocked(self) -> Iterator[Blocked]:
-        """Yields the ranks that did not reach their end; each of these ranks is in a wait."""
+        """Yields the ranks that did not reach their end. Each of these ranks is in a wait."""
         for rank, program in enumerate(self.programs):
             position = len(self.times[rank])
             if position < len(program):
                 wait = program[position]
-                assert isinstance(wait, Wait)  # only a wait can stop a rank
+                assert isinstance(wait, Wait)  # only a wait can block a rank
                 post = program[wait.position]
                 assert isinstance(post, Send | Receive)
                 yield Blocked(rank, position, wait.position, post.peer)
 
 
 def _match(programs: Sequence[Sequence[Instruction]]) -> dict[_Place, _Place]:
-    """Returns the other side of each post: the k-th send of a channel matches its k-th receive.
+    """Maps each post to its other side: a channel's k-th send matches its k-th receive.
 
-    Posts without another side are left out.
+    Posts without a match are left out.
     """
     posts: dict[Hashable, tuple[list[_Place], list[_Place]]] = {}
     for rank, program in enumerate(programs):
@@ -312,7 +316,7 @@ def _match(programs: Sequence[Sequence[Instruction]]) -> dict[_Place, _Place]:
                 both[is_receive].append((rank, position))
     partners: dict[_Place, _Place] = {}
     for sends, receives in posts.values():
-        # the rest of the longer side has no match
+        # the extra posts of the longer side have no match
         for send, receive in zip(sends, receives, strict=False):
             partners[send], partners[receive] = receive, send
     return partners
@@ -352,10 +356,10 @@ class TimedMessage(NamedTuple):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A schedule with times, from 0.
+    """A schedule with times that start at 0.
 
     Attributes:
-        schedule: the evaluated schedule, lowered.
+        schedule: the lowered form of the evaluated schedule.
         actions: for each rank, its actions with their times, in the schedule's order.
         messages: all messages, by receiver.
 
@@ -369,7 +373,7 @@ class Evaluation:
 
     @property
     def makespan(self) -> Time:
-        """The step's length, until the last computation ends."""
+        """The length of the step, up to the end of the last computation."""
         return max((end for _, end in self._spans), default=0)
 
     @property
@@ -382,15 +386,15 @@ class Evaluation:
 
     @property
     def idle(self) -> tuple[Time, ...]:
-        """The bubble of each rank by makespan: the time that it is idle during the step."""
+        """Each rank's bubble by makespan: the time that the rank is idle during the step."""
         return tuple(self.makespan - busy for busy in self.busy)
 
     @property
     def span_idle(self) -> tuple[Time, ...]:
-        """The bubble of each rank by span.
+        """Each rank's bubble by span.
 
-        This is the time for which it is idle between the start of its first and the end of its last
-        action. The papers on zero bubbles count this way, because consecutive steps fill the idle
+        This is how long the rank is idle between the start of its first action and the end of its
+        last. The papers on zero bubbles count this way, because consecutive steps fill the idle
         time at both ends.
         """
         return tuple(
@@ -410,17 +414,17 @@ class Evaluation:
         return tuple(timed for timed in self.actions[rank] if timed.action.is_compute)
 
     def list_live(self, rank: int) -> list[tuple[Time, int]]:
-        """Lists the number of activations that a rank holds, whenever it changes.
+        """Lists the changes in the number of activations that a rank holds.
 
-        An activation is the data that one forward pass of one stage keeps for the backward. It
-        lives from the start of ``F`` to the end of ``B`` or ``W``.
+        An activation is the data that one stage's forward pass keeps for the backward pass. It is
+        live from the start of ``F`` to the end of ``B`` or ``W``.
 
         Args:
             rank: the rank.
 
         Returns:
-            Pairs of a time and the number from then on, in order; if one activation ends when the
-            next starts, there are two pairs.
+            Pairs of a time and the number of activations from then on, in order. If an activation
+            ends when the next one starts, the list contains two pairs for that time.
         """
         live = 0
         curve = []
@@ -435,7 +439,7 @@ class Evaluation:
 
     @property
     def _spans(self) -> list[tuple[Time, Time]]:
-        """For each rank, the start of its first computation and the end of its last one."""
+        """Returns the start of each rank's first computation and the end of its last."""
         rows = [self.get_computations(rank) for rank in range(self.schedule.num_ranks)]
         return [
             (
@@ -452,21 +456,21 @@ def evaluate(
     """Times every action and message of a schedule.
 
     Args:
-        schedule: any schedule, lowered or not; it may be part of a step.
-        costs: the costs of the actions, or None for forward, input and weight 1 each, backward 2,
-            messages 0.
-        semantics: ``rendezvous``: a message starts to travel when its send and its receive are
+        schedule: any schedule, lowered or not; it may cover only part of a step.
+        costs: the costs of the actions, or None for ``Costs()``: 1 for each forward, input and
+            weight, 2 for a backward, and 0 for a message.
+        semantics: ``rendezvous``: a message starts to travel when both its send and its receive are
             posted; ``buffered``: when its send is posted.
 
     Returns:
-        The times; exact if the costs are ints or Fractions.
+        The times, which are exact if the costs are ints or Fractions.
 
     Raises:
-        ScheduleError: an action belongs to another rank, occurs twice, precedes an action that it
-            needs, or has no other side for its message.
-        Deadlock: ranks wait for each other in a cycle; ``diagnosis`` is the cycle, a tuple of
-            (rank, the action that it waits in).
-        ArgumentError: the costs do not fit the stages, or the semantics is unknown.
+        ScheduleError: an action belongs to a different rank, occurs twice, precedes an action that
+            it needs, or is a send or receive without a match.
+        Deadlock: ranks wait for each other in a cycle; ``diagnosis`` is the cycle, a tuple of pairs
+            (rank, action that the rank waits in).
+        ArgumentError: the costs do not fit the stages, or ``semantics`` is unknown.
 
     Example:
         >>> from ringsim.schedules import one_f_one_b
@@ -492,7 +496,7 @@ def _play(
 ) -> tuple[Run, list[list[int]]]:
     """Runs a lowered schedule.
 
-    Returns the run, and for each rank the positions of the actions that its operations belong to.
+    Returns the run and, for each rank, the positions of the actions that its operations belong to.
     Raises Deadlock if ranks wait for each other.
     """
     translated = [_translate(row, lowered, costs) for row in lowered.actions]
@@ -507,9 +511,9 @@ def _play(
 def _translate(
     row: tuple[Action, ...], schedule: Schedule, costs: Costs
 ) -> tuple[list[Instruction], list[int]]:
-    """Translates a rank's actions into operations, each with the position of its action.
+    """Translates a rank's actions into operations and the positions of their actions.
 
-    A computation first waits for its receive; the sends are waited for at the end.
+    A computation first waits for its receive. The waits for the sends come at the end.
     """
     operations: list[tuple[Instruction, int]] = []
     posts: dict[Action, int] = {}
@@ -556,35 +560,35 @@ def _collect(run: Run, schedule: Schedule, owners: list[list[int]]) -> Evaluatio
 
 
 def _describe_deadlock(run: Run, schedule: Schedule, owners: list[list[int]]) -> Deadlock:
-    """Returns the error that lists the waiting ranks, their actions, and their peers."""
+    """Returns an error that lists the waiting ranks, their actions and their peers."""
     cycle, waits = [], []
     for stuck in run.cycle:
         row, owner = schedule.actions[stuck.rank], owners[stuck.rank]
         action, awaited = row[owner[stuck.position]], row[owner[stuck.post]].other_side
         cycle.append((stuck.rank, action))
-        waits.append(f"rank {stuck.rank} waits in {action} for {awaited} of rank {stuck.peer}")
-    rule = "a schedule must let every rank finish, got a cycle"
+        waits.append(f"rank {stuck.rank} waits in {action} for {awaited} on rank {stuck.peer}")
+    failure = "the schedule cannot finish, because ranks wait for each other"
     return Deadlock(
-        f"{rule}: {'; '.join(waits)}. Move one of the awaited actions earlier.",
+        f"{failure}: {'; '.join(waits)}. Move one of the awaited actions earlier.",
         diagnosis=tuple(cycle),
     )
 
 
 def validate(schedule: Schedule) -> None:
-    """Raises an error if a schedule is incomplete, out of order, or cannot finish.
+    """Raises an error if a schedule is incomplete, is out of order, or cannot finish.
 
-    * Complete: each stage does ``F`` of each microbatch once, and ``B``, or ``I`` and ``W``, once;
-      on its own rank.
-    * In order: actions that an action needs from its own rank come before it; in a lowered
+    * Complete: for each microbatch, each stage does ``F`` once, and either ``B`` once or ``I`` and
+      ``W`` once, on its own rank.
+    * In order: an action comes after the actions that it needs from its own rank. In a lowered
       schedule, sends and receives match in order.
-    * Free of deadlock if a send ends only when it is received, whatever the costs.
+    * Free of deadlock, whatever the costs, even if a send ends only when it is received.
 
     Args:
         schedule: any schedule, lowered or not.
 
     Raises:
-        ScheduleError: the schedule breaks a rule; the message names the first such action, its rank
-            and its position in the rank's row, from 0.
+        ScheduleError: the schedule breaks a rule; the message names the first action that does, its
+            rank, and its position in the rank's row, counted from 0.
 
     Example:
         >>> from ringsim.schedules import one_f_one_b
@@ -595,7 +599,7 @@ def validate(schedule: Schedule) -> None:
         ...     )
         ... )
         Traceback (most recent call last):
-        ringsim.errors.ScheduleError: stage 0 must do the backward pass of microbatch 1, got none (rank 0). Add 0B1, or 0I1 and 0W1.
+        ringsim.errors.ScheduleError: stage 0 has no backward pass for microbatch 1 (rank 0). Add 0B1, or 0I1 and 0W1.
     """  # noqa: E501
     lowered = lower_checked(schedule, whole=True)
     try:
@@ -604,6 +608,6 @@ def validate(schedule: Schedule) -> None:
         rank, action = stuck.diagnosis[0]
         position = schedule.actions[rank].index(action)
         raise ScheduleError(
-            f"{stuck} The first is {action} (rank {rank}, position {position}).",
+            f"{stuck} The first action that waits is {action} (rank {rank}, position {position}).",
             diagnosis=stuck.diagnosis,
         ) from stuck

@@ -1,8 +1,8 @@
-"""The token ring: each stage's steps, their times, and the settings with which the ring finishes.
+"""Plans and times the token ring, and checks whether the ring can finish.
 
-This is plain data, without ranks. A *job* is one token of one batch of prompts at one stage. All
-stages take the jobs in the same order: in each round, T batches take turns, token by token. With
-N = 2 stages, T = 2 batches a and b, and n = 3 tokens::
+The plans are plain data, without ranks. A *job* is one token of one batch of prompts at one stage.
+All stages take the jobs in the same order: in each round, T batches take turns, token by token.
+With N = 2 stages, T = 2 batches (a and b), and n = 3 tokens::
 
     job              a0   b0   a1   b1   a2   b2
     rank 0 receives   -    -   a0   b0   a1   b1      the last stage's token, over the edge that
@@ -12,12 +12,13 @@ N = 2 stages, T = 2 batches a and b, and n = 3 tokens::
     rank 1 receives  a0   b0   a1   b1   a2   b2
     rank 1 sends      -   a0   b0   a1   b1    -   -  the token; the last token of a batch stays
 
-The output of a job is sent when the next job starts. With synchronous messages, rank 0 receives
-before it sends, and all others send before they receive: if all sent first, no stage would ever
-receive. ``pipeline.generation`` executes this plan, and ``time_generation`` times it.
+A stage sends the output of a job when the next job starts. With synchronous messages, rank 0
+receives before it sends, and all other ranks send before they receive. If all ranks sent first, no
+stage would ever receive. ``pipeline.generation`` executes this plan, and ``time_generation`` times
+it.
 
-The closed form: N stages share the layers of a model. T groups of prompts (*inner iterations*) are
-in progress at the same time, so that a stage has work while a token goes around::
+For the closed form, N stages share the layers of a model. T groups of prompts (*inner iterations*)
+are in progress at the same time, so that a stage has work while a token goes around::
 
     T = 1    stage 0  a . . a . .          one group: a stage works 1/N of the time
              stage 1  . a . . a .
@@ -27,8 +28,8 @@ in progress at the same time, so that a stage has work while a token goes around
              stage 2  . . a b c a
 
 A send ends when the other side receives (as on Gloo, at every size), so a ring can also be too
-full: then every stage holds an output that no other stage takes. Both effects show in the share of
-time in which a stage works once the prompts are read; a share of 0 means that nothing moves::
+full: then every stage holds an output that no other stage takes. Both effects determine the share
+of time in which a stage works once the prompts are read. A share of 0 means that nothing moves::
 
     N = 4, T     1    2    3    4    5    6    7    8
     synchronous  0   1/3  2/3   1    0    0    0    0
@@ -36,8 +37,8 @@ time in which a stage works once the prompts are read; a share of 0 means that n
 
 Source:
     FlexLLMGen (FMInference/FlexLLMGen, commit 004ffef), ``flexllmgen/dist_flex_opt.py``,
-    ``generation_loop_normal``: the order of jobs and messages. The closed form was found for
-    ringsim by playing that loop, and its tests compare the two.
+    ``generation_loop_normal``: the order of jobs and messages. The closed form was derived for
+    ringsim by simulating that loop, and ringsim's tests compare the two.
 """
 
 from __future__ import annotations
@@ -66,21 +67,22 @@ __all__ = [
 
 
 class Job(NamedTuple):
-    """One token of one batch at one stage: ``token`` 0 reads the prompts, later tokens decode."""
+    """One token of one batch at one stage. ``token`` 0 reads the prompts; later tokens decode."""
 
     batch: int
     token: int
 
     @property
     def name(self) -> str:
-        """The name of the job in the timeline: "prefill" or "decode"."""
+        """The job's name in the timeline: "prefill" or "decode"."""
         return "decode" if self.token else "prefill"
 
 
 class RingStep(NamedTuple):
-    """The next step of a rank.
+    """One step of a rank.
 
-    Sends the output of a job, receives the input of a job, and computes a job; each may be None.
+    The rank sends the output of a job, receives the input of a job, and computes a job. Each of the
+    three may be None.
     """
 
     send: Job | None
@@ -98,12 +100,12 @@ def plan_batches(
     Args:
         num_prompts: the number of prompts, at least 1.
         num_inner_iterations: T.
-        batch_size: the largest number of prompts in a batch; None for one round, however large its
-            batches are.
+        batch_size: the largest number of prompts in a batch, or None for a single round with
+            batches of any size.
 
     Returns:
-        The numbers of the prompts in each batch. The number of batches is a multiple of T, so that
-        every round is full; if there are too few prompts, the first one is repeated.
+        For each batch, the numbers of its prompts. The number of batches is a multiple of T, so
+        that every round is full. If there are too few prompts, the first prompt is repeated.
 
     Example:
         >>> plan_batches(5, num_inner_iterations=2)
@@ -121,7 +123,7 @@ def plan_batches(
 def plan_jobs(num_batches: int, num_inner_iterations: int, num_tokens: int) -> list[Job]:
     """Lists the jobs in the order in which every stage takes them.
 
-    The number of batches is a multiple of T; the T batches of a round take turns.
+    The number of batches must be a multiple of T. The T batches of a round take turns.
 
     Example:
         >>> [
@@ -140,9 +142,9 @@ def plan_jobs(num_batches: int, num_inner_iterations: int, num_tokens: int) -> l
 
 
 def plan_steps(stage: int, num_stages: int, jobs: list[Job], num_tokens: int) -> Iterator[RingStep]:
-    """Yields a stage's steps: one step per job, and a last step that sends the remaining output.
+    """Yields a stage's steps: one step per job, and a final step that sends the last output.
 
-    The jobs are those of `plan_jobs`.
+    The jobs come from `plan_jobs`.
 
     Example:
         >>> jobs = plan_jobs(num_batches=2, num_inner_iterations=2, num_tokens=2)
@@ -182,16 +184,16 @@ def time_generation(
     Args:
         num_stages: N, at least 1; all stages are equally fast.
         num_inner_iterations: T, at least 1.
-        num_rounds: G, the number of times that T new batches start, at least 1.
+        num_rounds: G, the number of rounds, each of which starts T new batches; at least 1.
         num_tokens: n, the number of tokens generated for each prompt, at least 1.
-        prefill: the time of a stage to read a batch of prompts, in any unit.
-        decode: the time of a stage for one token of a batch, in the same unit.
+        prefill: the time that a stage takes to read a batch of prompts, in any unit.
+        decode: the time that a stage takes for one token of a batch, in the same unit.
         async_comm: whether a step's send and receive are posted together.
-        latency: the time of a message, in the same unit.
+        latency: a message's travel time, in the same unit.
 
     Returns:
-        The start and end of each operation of each stage, and the stages that wait forever if the
-        ring never finishes.
+        The start and end of each operation of each stage and, if the ring never finishes, the
+        stages that wait forever.
 
     Example:
         >>> run = time_generation(4, 4, num_rounds=1, num_tokens=16, prefill=5, decode=1)
@@ -220,7 +222,7 @@ def _list_messages(
 ) -> list[Instruction]:
     """Returns the posts and waits of a step.
 
-    ``position`` is their first position in the stage's list.
+    ``position`` is the position of the first one in the stage's list.
     """
     posts: list[Instruction] = []
     if step.send is not None:
@@ -239,23 +241,24 @@ def _list_messages(
 
 
 _STARVED: Final = (
-    "stage 0 receives before it sends, and waits for a token that "
+    "stage 0 receives before it sends, so it waits for a token that "
     "depends on an output that it has not sent yet"
 )
 _FULL: Final = (
-    "a stage holds one job, so that stage 0 waits to send the next one while the last stage waits "
-    "to send it a token"
+    "a stage holds one job, so stage 0 waits to send the next job while the last stage waits "
+    "to send a token to stage 0"
 )
 _FULLER: Final = (
-    "a stage holds at most two jobs, one done and one arriving, and "
-    "then each stage waits for space at the next one"
+    "a stage holds at most two jobs, one finished and one arriving, so "
+    "each stage waits for space on the next stage"
 )
 
 
 def steady_use(num_stages: int, num_inner_iterations: int, async_comm: bool = False) -> Fraction:
-    """Returns the share of time in which a stage computes while decoding, once the ring is full.
+    """Returns the share of time for which a stage computes while decoding in a full ring.
 
-    This holds if all stages are equally fast and messages take no time. Measured shares are lower.
+    The formula assumes that all stages are equally fast and that messages take no time. Measured
+    shares are lower.
 
     Args:
         num_stages: N, at least 1.
@@ -264,8 +267,8 @@ def steady_use(num_stages: int, num_inner_iterations: int, async_comm: bool = Fa
             after another.
 
     Returns:
-        Synchronous: (T - 1) / (N - 1) for T <= N, else 0. Asynchronous: T / N for T <= N, then (2N
-        - T) / N, down to 0. With one stage: 1.
+        With synchronous messages, (T - 1) / (N - 1) for T <= N, otherwise 0. With asynchronous
+        messages, T / N for T <= N, and (2N - T) / N above that, down to 0. With one stage, 1.
 
     Raises:
         ArgumentError: a number is less than 1.
@@ -293,7 +296,7 @@ def steady_use(num_stages: int, num_inner_iterations: int, async_comm: bool = Fa
 def can_finish(num_stages: int, num_inner_iterations: int, async_comm: bool = False) -> bool:
     """Returns whether the ring finishes if more than one token is generated.
 
-    With a single token, a ring finishes with any settings.
+    If only one token is generated, the ring finishes with any settings.
 
     Args:
         num_stages: N, at least 1.
@@ -301,7 +304,7 @@ def can_finish(num_stages: int, num_inner_iterations: int, async_comm: bool = Fa
         async_comm: whether the sends and receives of a step are posted together.
 
     Returns:
-        Synchronous: 2 <= T <= N. Asynchronous: T <= 2N - 1. With one stage: always.
+        Whether 2 <= T <= N (synchronous) or T <= 2N - 1 (asynchronous). Always True for one stage.
 
     Raises:
         ArgumentError: a number is less than 1.
@@ -320,10 +323,10 @@ def check_can_finish(
 ) -> None:
     """Raises an error if a ring would never finish, before any rank sends anything.
 
-    The arguments are those of `time_generation`.
+    The arguments have the same meaning as in `time_generation`.
 
     Raises:
-        ScheduleError: the ring would never finish; the message gives the reason and settings that
+        ScheduleError: the ring would never finish; the message gives the reason, and settings that
             work.
         ArgumentError: a number is less than 1.
 
@@ -332,8 +335,8 @@ def check_can_finish(
         >>> check_can_finish(4, 5, num_tokens=16)
         Traceback (most recent call last):
         ...
-        ringsim.errors.ScheduleError: num_inner_iterations must be 2 to 4 with 4 stages and synchronous messages, got 5: a stage holds \
-one job, so that stage 0 waits to send the next one while the last stage waits to send it a token. Use 4, or async_comm=True.
+        ringsim.errors.ScheduleError: num_inner_iterations must be from 2 to 4 with 4 stages and synchronous messages, got 5: a stage holds \
+one job, so stage 0 waits to send the next job while the last stage waits to send a token to stage 0. Use 4, or async_comm=True.
     """  # noqa: E501
     _check_positive(num_tokens=num_tokens)
     if can_finish(num_stages, num_inner_iterations, async_comm) or num_tokens == 1:
@@ -350,7 +353,7 @@ one job, so that stage 0 waits to send the next one while the last stage waits t
         else ""
     )
     raise ScheduleError(
-        f"num_inner_iterations must be {f'{least} to {most}' if least < most else most} with "
+        f"num_inner_iterations must be {f'from {least} to {most}' if least < most else most} with "
         f"{num_stages} stages and {kind} messages, "
         f"got {num_inner_iterations}: {reason}. Use "
         f"{min(max(num_inner_iterations, least), most)}{other}."
@@ -358,11 +361,11 @@ one job, so that stage 0 waits to send the next one while the last stage waits t
 
 
 def count_messages(num_stages: int, num_batches: int, num_tokens: int) -> int:
-    """Returns the total number of hidden states and tokens that travel.
+    """Returns the total number of messages, counting hidden states and tokens.
 
-    For batches of prompts, num_batches (n N - 1); 0 for one stage. For each token of a batch, its
-    hidden state crosses N - 1 edges, and the token returns over the edge that closes the ring; the
-    last token of a batch stays on the last stage.
+    The total is num_batches (n N - 1), or 0 for one stage. For each token of a batch, its hidden
+    state crosses N - 1 edges, and the token returns over the edge that closes the ring. A batch's
+    last token stays on the last stage.
 
     Raises:
         ArgumentError: a number is less than 1.

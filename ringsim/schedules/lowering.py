@@ -1,6 +1,6 @@
 """Adds sends and receives to the computations of a schedule.
 
-Activations go up the stages, gradients come back down. For one microbatch, over three stages::
+Activations go up the stages, and gradients come back down. For one microbatch over three stages::
 
     0F -----> 1F -----> 2F
      |         |         |  down a column: backward needs the stage's own forward
@@ -8,41 +8,45 @@ Activations go up the stages, gradients come back down. For one microbatch, over
     0B <----- 1B <----- 2B  B may be I, followed by W at any later time: only I has a stage that
                             waits for it
 
-If both stages of an arrow are on one rank, there is no message.
+If an arrow connects two stages on the same rank, there is no message.
 
-``lower`` puts a send after the computation of its payload, and a receive one computation before the
-one that needs it, so that the message travels while the rank computes. 1F1B over two ranks, before
-and after::
+``lower`` puts a send directly after the computation of its payload. It puts a receive one
+computation before the computation that needs it, so that the message travels while the rank
+computes. This is 1F1B over two ranks, before and after::
 
     rank 0   0F0 0F1 0B0 0B1         0F0 0SEND_F0 0RECV_B0 0F1 0SEND_F1 0RECV_B1 0B0 0B1
     rank 1   1F0 1B0 1F1 1B1         1RECV_F0 1F0 1RECV_F1 1B0 1SEND_B0 1F1 1B1 1SEND_B1
 
-Both are *posts*: neither blocks. A computation waits for its receive, and the end of the step waits
-for the sends.
+Sends and receives are *posts*, which do not block. A computation waits for its receive, and the end
+of the step waits for the sends.
 
-This cannot deadlock even if a send ends only when it is received (a rendezvous). No rank waits for
-a send before the end, so a rank stops only for a message that has not been sent, and its sender
-stops only for a message of an earlier computation. This chain ends, unless the computations
-themselves wait for each other in a cycle, which ``validate`` finds.
+A lowered schedule cannot deadlock even if a send ends only when it is received (a rendezvous). No
+rank waits for a send before the end of the step, so a rank can only be stopped by a message that
+has not been sent. Its sender, in turn, can only be stopped by a message for an earlier computation.
+This chain ends, unless the computations themselves wait for each other in a cycle, which
+``validate`` detects.
 
-Two messages of one channel (from one rank to another) are received in the order in which they are
-sent, because transports without tags match by order. If a rank needs them in the opposite order, it
-posts the first one earlier. This happens in a V, where activations and gradients share a channel.
+The messages of a channel (from one rank to a second rank) are received in the order in which they
+are sent, because transports without tags match by order. If a rank needs two messages in the
+opposite order, it posts the first receive earlier. This happens in a V, where activations and
+gradients share a channel.
 
-``lower_in_step`` is for transports that carry out the messages between two ranks one after another,
-in the order in which they are posted, as NCCL does. There, 1F1B as ``lower`` writes it would
-deadlock::
+``lower_in_step`` is for transports such as NCCL, which process the messages between two ranks one
+after another, in the order in which they are posted. On such a transport, 1F1B would deadlock in
+the form that ``lower`` writes::
 
     rank 0   0SEND_F0 0RECV_B0 0SEND_F1      after 0SEND_F0, rank 0 waits to receive and rank 1
                                              waits to receive:
     rank 1   1RECV_F0 1RECV_F1 1SEND_B0      no rank sends
 
 So both ranks must post their messages in the same order. Such an order exists if all ranks work in
-step: in each step, every rank does its next computation if its needs are met; then the messages of
-the step are posted, on both sides, in the order of the sending ranks. Everything that a message
-waits for was posted before it, so the first message that has not arrived can always proceed.
+step. In each step, every rank does its next computation if the computation's needs are met. Then
+both sides post the messages of the step, in the order of the sending ranks. Everything that a
+message waits for was posted before the message, so the first message that has not arrived can
+always proceed.
 
-A receive is then posted no earlier than its send, so less of a message's travel time is hidden.
+The price is that a receive is posted no earlier than its send, so less of a message's travel time
+is hidden.
 """
 
 from __future__ import annotations
@@ -65,14 +69,14 @@ __all__ = [
     "lower_in_step",
 ]
 
-_Post = tuple[Action, int]  # and its position
+_Post = tuple[Action, int]  # an action and its position
 _BACKWARD = ("B", "I")  # both compute the gradient that the previous stage waits for
 
 
 def get_send(action: Action, stage_ranks: Sequence[int]) -> Action | None:
-    """Returns the send that follows a computation.
+    """Returns the send that follows a computation, or None if there is none.
 
-    Returns None if no stage waits for the result, or if only a stage on the same rank does.
+    There is none if no stage waits for the result, or if only a stage on the same rank does.
 
     Example:
         >>> [str(get_send(Action(1, kind, 0), stage_ranks=(0, 1, 2))) for kind in "FBIW"]
@@ -84,9 +88,9 @@ def get_send(action: Action, stage_ranks: Sequence[int]) -> Action | None:
 
 
 def get_recv(action: Action, stage_ranks: Sequence[int]) -> Action | None:
-    """Returns the recv that a computation waits for.
+    """Returns the recv that a computation waits for, or None if there is none.
 
-    Returns None if neither its input nor its gradient comes from another rank.
+    There is none if neither the input nor the gradient comes from a different rank.
 
     Example:
         >>> [str(get_recv(Action(1, kind, 0), stage_ranks=(0, 1, 2))) for kind in "FBIW"]
@@ -98,9 +102,9 @@ def get_recv(action: Action, stage_ranks: Sequence[int]) -> Action | None:
 def _message(
     action: Action, stage_ranks: Sequence[int], *, prefix: str, step: int
 ) -> Action | None:
-    """Returns the message between an action's stage and the stage ``step`` further along.
+    """Returns an action's message to or from the stage that is ``step`` stages further along.
 
-    A forward's direction is up, and a backward's direction is down.
+    For a forward, further along means up; for a backward, down.
     """
     if action.kind == "F":
         direction, other = "F", action.stage + step
@@ -114,9 +118,10 @@ def _message(
 
 
 def get_needs(action: Action, stage_ranks: Sequence[int]) -> list[tuple[Action, ...]]:
-    """Returns the needs of a computation: actions that must be done before it on the same rank.
+    """Returns a computation's needs: the actions that must precede it on the same rank.
 
-    Any one action of a tuple meets a need, because a gradient comes from ``B`` or from ``I``.
+    Each need is a tuple of actions, any of which meets the need, because a gradient comes from
+    ``B`` or from ``I``.
 
     Example:
         >>> get_needs(
@@ -149,18 +154,18 @@ def get_needs(action: Action, stage_ranks: Sequence[int]) -> list[tuple[Action, 
 def _check_places(schedule: Schedule) -> None:
     """Raises an error for actions that their rank cannot perform.
 
-    Such actions are unknown actions, actions on another rank's stages, and duplicates.
+    These are unknown actions, actions on a different rank's stages, and duplicates.
     """
     if schedule.num_microbatches < 1:
         raise ScheduleError(
-            f"num_microbatches must be at least 1, got {schedule.num_microbatches}. Divide the "
-            "step into microbatches."
+            f"num_microbatches must be at least 1, got {schedule.num_microbatches}. Split the "
+            "batch into microbatches."
         )
     for stage, owner in enumerate(schedule.stage_ranks):
         if not 0 <= owner < schedule.num_ranks:
             raise ScheduleError(
-                f"stage {stage} must be on a rank below {schedule.num_ranks}, got {owner}. Assign "
-                "it to a rank that has a row."
+                f"the rank of stage {stage} must be non-negative and below {schedule.num_ranks}, "
+                f"got {owner}. Assign the stage to a rank that has a row of actions."
             )
     for rank, row in enumerate(schedule.actions):
         done: set[Action] = set()
@@ -169,13 +174,13 @@ def _check_places(schedule: Schedule) -> None:
             _check_place(action, rank, schedule, where)
             if action in done:
                 raise ScheduleError(
-                    f"{action} must occur once, got a duplicate {where}. Remove one."
+                    f"the schedule lists {action} twice {where}. Remove one of the two."
                 )
             other = {"B": "I", "I": "B"}.get(action.kind)
             if other is not None and action._replace(kind=other) in done:
                 raise ScheduleError(
-                    f"{action} must be the only backward of its input, got {other} before it "
-                    f"{where}. B already contains I and W."
+                    f"the schedule lists {action} after {action._replace(kind=other)}, but B "
+                    f"already contains I and W {where}. Use either B, or I and W."
                 )
             done.add(action)
 
@@ -185,24 +190,25 @@ def _check_place(action: Action, rank: int, schedule: Schedule, where: str) -> N
     kinds = (*COMPUTE_KINDS, *SEND_KINDS, *RECV_KINDS)
     if action.kind not in kinds:
         raise ScheduleError(
-            f"the kind of an action must be one of {', '.join(kinds)}, got {action} {where}. "
-            "Example: 2F0."
+            f"an action's kind must be one of {', '.join(kinds)}, got {action} {where}. "
+            "Write, for example, 2F0."
         )
     if not 0 <= action.stage < schedule.num_stages:
         raise ScheduleError(
-            f"{action} must have a stage below {schedule.num_stages}, got {action.stage} "
-            f"{where}. Remove it, or add the stage."
+            f"the stage of {action} must be non-negative and below {schedule.num_stages}, got "
+            f"{action.stage} {where}. Remove the action, or add the stage."
         )
     if schedule.stage_ranks[action.stage] != rank:
         owner = schedule.stage_ranks[action.stage]
         raise ScheduleError(
-            f"{action} must be on rank {owner}, which has stage {action.stage}, got rank "
-            f"{rank} {where}. Move it there."
+            f"{action} is on rank {rank}, but stage {action.stage} is on rank {owner} {where}. "
+            f"Move the action to rank {owner}."
         )
     if not 0 <= action.microbatch < schedule.num_microbatches:
         raise ScheduleError(
-            f"{action} must have a microbatch below {schedule.num_microbatches}, got "
-            f"{action.microbatch} {where}. Remove it, or raise num_microbatches."
+            f"the microbatch of {action} must be non-negative and below "
+            f"{schedule.num_microbatches}, got {action.microbatch} {where}. Remove the action, or "
+            "raise num_microbatches."
         )
     if not action.is_compute:
         other = action.other_side.stage
@@ -213,17 +219,17 @@ def _check_place(action: Action, rank: int, schedule: Schedule, where: str) -> N
                 else "which does not exist"
             )
             raise ScheduleError(
-                f"{action} must connect two ranks, got stage {other}, {there}, on the other "
-                f"side {where}. Remove it."
+                f"the other side of {action} would be stage {other}, {there} {where}. Remove "
+                f"{action}."
             )
 
 
 def _check_order(schedule: Schedule) -> None:
-    """Raises an error for actions that come before an action they need on the same rank.
+    """Raises an error for an action that precedes an action it needs on the same rank.
 
     A backward pass needs its forward pass, ``W`` needs its ``I``, and a stage needs the previous
-    one if both are on one rank. In a lowered schedule, a computation also needs its receive, and a
-    send needs the computation of its payload.
+    stage if both are on the same rank. In a lowered schedule, a computation also needs its receive,
+    and a send needs the computation of its payload.
     """
     lowered = schedule.lowered
     for rank, row in enumerate(schedule.actions):
@@ -234,8 +240,8 @@ def _check_order(schedule: Schedule) -> None:
                     names = " or ".join(map(str, need))
                     where = f"(rank {rank}, position {position})"
                     raise ScheduleError(
-                        f"{action} must come after {names}, which is later or missing {where}. "
-                        f"Move {names} before it."
+                        f"{action} needs {names}, which comes later or is missing {where}. "
+                        f"Put {names} before {action}."
                     )
             done.add(action)
 
@@ -245,7 +251,7 @@ def _get_needs(
 ) -> list[tuple[Action, ...]]:
     """Returns the actions that an action needs from its own rank.
 
-    Includes a computation's receive only if the schedule contains receives.
+    These include a computation's receive only if ``with_recvs`` is set.
     """
     if action.is_compute:
         return [need for need in get_needs(action, stage_ranks) if with_recvs or need[0].is_compute]
@@ -279,33 +285,33 @@ def _check_messages(schedule: Schedule) -> None:
             else:
                 continue
             raise ScheduleError(
-                f"{action} must match {action.other_side}, got {got} {where}. Write sends and "
-                "receives in the same order."
+                f"{action} needs {action.other_side} on the other side, but meets {got} {where}. "
+                "Write sends and receives in the same order."
             )
 
 
 def _check_complete(schedule: Schedule) -> None:
-    """Raises an error if a stage leaves out part of a microbatch."""
+    """Raises an error if a stage skips a pass of a microbatch."""
     for stage, rank in enumerate(schedule.stage_ranks):
         done = set(schedule.actions[rank])
         for microbatch in range(schedule.num_microbatches):
             forward, backward, gradient, weights = (
                 Action(stage, kind, microbatch) for kind in "FBIW"
             )
-            where = f"of microbatch {microbatch}, got none (rank {rank})"
+            where = f"microbatch {microbatch} (rank {rank})"
             if forward not in done:
                 raise ScheduleError(
-                    f"stage {stage} must do the forward pass {where}. Add {forward}."
+                    f"stage {stage} has no forward pass for {where}. Add {forward}."
                 )
             if backward not in done and gradient not in done:
                 raise ScheduleError(
-                    f"stage {stage} must do the backward pass {where}. Add {backward}, or "
+                    f"stage {stage} has no backward pass for {where}. Add {backward}, or "
                     f"{gradient} and {weights}."
                 )
             if gradient in done and weights not in done:
                 raise ScheduleError(
-                    f"stage {stage} must compute the weights' gradients {where}. Add {weights} "
-                    f"after {gradient}."
+                    f"stage {stage} does not compute its weights' gradients for {where}. Add "
+                    f"{weights} after {gradient}."
                 )
 
 
@@ -314,13 +320,13 @@ def lower(schedule: Schedule, *, ahead: int = 1) -> Schedule:
 
     Args:
         schedule: a schedule of computations; a lowered schedule is returned unchanged.
-        ahead: the number of computations before its use at which a receive is posted, at least 0.
+        ahead: the number of computations between the post of a receive and its use, at least 0.
             With 0, a receive blocks: the message starts to travel when the rank has nothing else to
             do.
 
     Returns:
-        The schedule with ``SEND_F``, ``RECV_F``, ``SEND_B``, ``RECV_B`` between stages of different
-        ranks, and none within a rank.
+        The schedule with ``SEND_F``, ``RECV_F``, ``SEND_B`` and ``RECV_B`` between stages on
+        different ranks. Stages on the same rank need no messages.
 
     Raises:
         ArgumentError: ``ahead`` is not an integer, or is negative.
@@ -345,23 +351,23 @@ def lower(schedule: Schedule, *, ahead: int = 1) -> Schedule:
 
 
 def lower_checked(schedule: Schedule, *, whole: bool = False) -> Schedule:
-    """Inserts the sends and receives into a schedule of any origin, after checking it.
+    """Checks a schedule from any source, and inserts the sends and receives.
 
     Args:
         schedule: any schedule; if it is already lowered, its own sends and receives are checked.
-        whole: whether every stage must do every microbatch, forward and backward.
+        whole: whether every stage must do the forward and backward of every microbatch.
 
     Returns:
-        The schedule as `lower` writes it.
+        The schedule in the form that `lower` writes.
 
     Raises:
-        ScheduleError: the schedule breaks a rule; the message names the first such action, its rank
-            and its position.
+        ScheduleError: the schedule breaks a rule; the message names the first action that does, its
+            rank, and its position.
 
     Example:
         >>> lower_checked(Schedule("mine", 1, (0,), ((Action(0, "B", 0), Action(0, "F", 0)),)))
         Traceback (most recent call last):
-        ringsim.errors.ScheduleError: 0B0 must come after 0F0, which is later or missing (rank 0, position 0). Move 0F0 before it.
+        ringsim.errors.ScheduleError: 0B0 needs 0F0, which comes later or is missing (rank 0, position 0). Put 0F0 before 0B0.
     """  # noqa: E501
     _check_places(schedule)
     if whole:
@@ -373,9 +379,12 @@ def lower_checked(schedule: Schedule, *, whole: bool = False) -> Schedule:
 
 
 def check_ahead(ahead: int) -> None:
-    """Raises ArgumentError if a receive would be posted after its use."""
+    """Raises ArgumentError if ``ahead`` is not a non-negative integer."""
     check_integer(
-        "ahead", ahead, 0, "Pass the number of computations from the post of a receive to its use."
+        "ahead",
+        ahead,
+        0,
+        "Pass the number of computations between the post of a receive and its use.",
     )
 
 
@@ -385,9 +394,10 @@ def _lower_row(
     receives: list[tuple[int, Action]],
     ahead: int,
 ) -> list[Action]:
-    """Returns one rank's row.
+    """Returns a rank's row with its sends and receives.
 
-    ``receives`` lists each receive with the computation that needs it, in the order of need.
+    ``receives`` lists each receive with the position of the computation that it must precede, in
+    order.
     """
     lowered: list[Action] = []
     waiting = list(reversed(receives))
@@ -402,9 +412,9 @@ def _lower_row(
 
 
 def _list_receives(schedule: Schedule) -> list[list[tuple[int, Action]]]:
-    """Lists each rank's receives in the order to post them.
+    """Lists each rank's receives in the order in which the rank must post them.
 
-    Each has the position of the computation that it must precede.
+    Each receive comes with the position of the computation that it must precede.
     """
     needed, sent = _find_messages(schedule)
     channels: dict[tuple[int, int], list[Action]] = {}
@@ -413,7 +423,7 @@ def _list_receives(schedule: Schedule) -> list[list[tuple[int, Action]]]:
     receives: list[list[tuple[int, Action]]] = [[] for _ in schedule.actions]
     for (_, rank), channel in channels.items():
         channel.reverse()
-        # before the action that needs it, and any that needs a later one of the same channel
+        # before the action that needs the receive, and any that needs a later one of its channel
         positions = accumulate((needed[recv][1] for recv in channel), min)
         receives[rank] += reversed([*zip(positions, channel, strict=True)])
     # a stable sort: each channel keeps its order
@@ -423,7 +433,10 @@ def _list_receives(schedule: Schedule) -> list[list[tuple[int, Action]]]:
 def _find_messages(
     schedule: Schedule,
 ) -> tuple[dict[Action, tuple[int, int]], dict[Action, tuple[int, Action]]]:
-    """Returns the rank and position that need each receive, and the action that sends, in order."""
+    """Returns the rank and position that need each receive, and the rank and action behind it.
+
+    The second dictionary is in the order of the sends.
+    """
     needed: dict[Action, tuple[int, int]] = {}
     sent: dict[Action, tuple[int, Action]] = {}
     for rank, row in enumerate(schedule.actions):
@@ -431,16 +444,16 @@ def _find_messages(
             recv = get_recv(action, schedule.stage_ranks)
             if recv in needed:
                 raise ScheduleError(
-                    f"{recv} must occur once, got it again for {action} (rank {rank}). Remove "
-                    "the duplicate."
+                    f"two computations need {recv}; the second is {action} (rank {rank}). Remove "
+                    "one of the two."
                 )
             if recv is not None:
                 needed[recv] = (rank, position)
             send = get_send(action, schedule.stage_ranks)
             if send is not None and send.other_side in sent:
                 raise ScheduleError(
-                    f"{send} must occur once, got it again (rank {rank}, after {action}). Remove "
-                    f"{action}."
+                    f"two computations produce the data for {send}; the second is {action} (rank "
+                    f"{rank}). Remove {action}."
                 )
             if send is not None:
                 sent[send.other_side] = (rank, action)
@@ -449,29 +462,29 @@ def _find_messages(
             raise ScheduleError(
                 f"{recv.other_side} sends a message that stage {recv.stage} does not need "
                 f"(rank {rank}, after {action}). Remove {action}, or add the computation that "
-                "needs it."
+                "needs the message."
             )
     for recv, (rank, position) in needed.items():
         if recv not in sent:
             action = schedule.actions[rank][position]
             raise ScheduleError(
                 f"{action} needs {recv.other_side}, which is missing (rank {rank}). Add "
-                "the computation that sends it."
+                "the computation whose result is sent."
             )
     return needed, sent
 
 
 def lower_in_step(schedule: Schedule) -> Schedule:
-    """Inserts the sends and receives so that ranks post messages in the same order.
+    """Inserts the sends and receives in an order that any two ranks share.
 
-    Any two ranks then post their mutual messages in the same order.
+    Both ranks of a pair post the messages between them in the same order, as NCCL requires.
 
     Args:
         schedule: a schedule of computations; a lowered schedule is returned unchanged.
 
     Returns:
-        The schedule with ``SEND_F``, ``RECV_F``, ``SEND_B``, ``RECV_B`` between stages of different
-        ranks, and none within a rank.
+        The schedule with ``SEND_F``, ``RECV_F``, ``SEND_B`` and ``RECV_B`` between stages on
+        different ranks. Stages on the same rank need no messages.
 
     Raises:
         ScheduleError: the computations wait for each other, or for data that no rank computes.
@@ -503,8 +516,8 @@ def lower_in_step(schedule: Schedule) -> Schedule:
         if not step:
             stuck = ", ".join(f"{row[0]} on rank {rank}" for rank, row in enumerate(waiting) if row)
             raise ScheduleError(
-                "a schedule must let every rank finish, got ranks that all "
-                f"wait: {stuck}. Call validate to find the reason."
+                "the schedule cannot finish, because no rank can perform its next "
+                f"action: {stuck}. Call validate to find the reason."
             )
         for rank, action in step:
             lowered[rank].append(action)

@@ -1,4 +1,4 @@
-"""Divides layers among stages, as ordered contiguous ranges that cover each layer exactly once.
+"""Divides layers among stages, in contiguous, ordered ranges that cover each layer once.
 
 ::
 
@@ -10,7 +10,7 @@
                                                         6 against 2
     by_sizes([1, 3], 4)      0 | 1 2 3                  by hand
 
-An empty stage passes its input on.
+An empty stage passes on its input.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["by_count", "by_sizes", "by_weight"]
 
 
 def by_count(num_layers: int, num_stages: int) -> list[range]:
-    """Divides layers so that no two stages differ by more than one layer.
+    """Divides layers so that the sizes of the stages differ by at most one layer.
 
     Args:
         num_layers: the number of layers, at least 0.
@@ -34,7 +34,7 @@ def by_count(num_layers: int, num_stages: int) -> list[range]:
 
     Returns:
         A range of layer numbers for each stage. The first ``num_layers % num_stages`` stages have
-        one layer more than the others.
+        one more layer than the others.
 
     Raises:
         ArgumentError: a number is too small.
@@ -44,7 +44,7 @@ def by_count(num_layers: int, num_stages: int) -> list[range]:
         [range(0, 3), range(3, 6), range(6, 8), range(8, 10)]
     """
     _check_num_stages(num_stages)
-    check_integer("num_layers", num_layers, 0, "Pass the number of the model's layers.")
+    check_integer("num_layers", num_layers, 0, "Pass the model's number of layers.")
     share, remainder = divmod(num_layers, num_stages)
     return _ranges([share + (stage < remainder) for stage in range(num_stages)])
 
@@ -63,12 +63,12 @@ def by_sizes(sizes: Sequence[int], num_layers: int) -> list[range]:
     if min(sizes) < 0:
         raise ArgumentError(
             f"sizes must be non-negative, got {list(sizes)}. Pass the "
-            "number of layers of each stage."
+            "number of layers in each stage."
         )
     if sum(sizes) != num_layers:
         raise ArgumentError(
-            f"sizes must add up to {num_layers} layers, got {list(sizes)} = {sum(sizes)}. Assign "
-            "each layer to one stage."
+            f"sizes must add up to the number of layers, {num_layers}, got {list(sizes)} (total "
+            f"{sum(sizes)}). Assign each layer to one stage."
         )
     return _ranges(sizes)
 
@@ -78,14 +78,14 @@ def by_weight(
 ) -> list[range]:
     """Divides layers so that the most expensive stage is as cheap as possible.
 
-    The other stages are as even as that allows. A pipeline is as fast as its slowest stage, so use
-    this function if layers differ, with their times as weights.
+    The other stages are as even as this allows. A pipeline is only as fast as its slowest stage, so
+    if layers take different times, use this function with the times as weights.
 
     Args:
-        weights: the weight of each layer (parameters, bytes, seconds), non-negative.
+        weights: the weight of each layer, such as its parameters, bytes or seconds; not negative.
         num_stages: the number of stages, at least 1.
-        first: the extra weight of the first stage, such as the embedding.
-        last: the extra weight of the last stage, such as the head.
+        first: the extra weight of the first stage, for example for the embedding.
+        last: the extra weight of the last stage, for example for the head.
 
     Returns:
         A range of layer numbers for each stage.
@@ -109,7 +109,7 @@ def by_weight(
         if not 0 <= weight < math.inf:
             raise ArgumentError(
                 f"a weight must be finite and non-negative, got {weight} ({what}). Pass "
-                "the weight of each layer."
+                "a layer's time or size."
             )
     up_to = [0, *accumulate(weights)]
 
@@ -139,10 +139,10 @@ def _best_cuts(
 ) -> tuple[float, list[int]]:
     """Returns the lowest joined cost of all stages, and the cuts that achieve this cost.
 
-    Stage s holds the layers from cut s to cut s + 1. Uses dynamic programming: ``best[n]`` is the
-    lowest cost of dividing the first n layers among the stages so far. One more stage takes the
-    layers from k to n, on top of the best for the first k. If several k are equal, the largest is
-    chosen, so that early stages get more.
+    Stage s holds the layers from cut s to cut s + 1. The function uses dynamic programming:
+    ``best[n]`` is the lowest cost of dividing the first n layers among the stages so far. One more
+    stage takes the layers from k to n, in addition to the best division of the first k. If several
+    k are equally good, the largest is chosen, so that early stages get more layers.
     """
     best: list[float] = [0.0] + [math.inf] * num_layers
     starts_of_stages = []
@@ -164,4 +164,4 @@ def _ranges(sizes: Sequence[int]) -> list[range]:
 
 
 def _check_num_stages(num_stages: int) -> None:
-    check_integer("num_stages", num_stages, 1, "Pass the number of stages of the model.")
+    check_integer("num_stages", num_stages, 1, "Pass the model's number of stages.")

@@ -1,43 +1,44 @@
-"""The schedules by name, each given as the phases of every rank.
+"""The published schedules, each defined by the phases of every rank.
 
 Schedules with one stage per rank come first, then schedules that go around the ring several times,
-then two that form a V. F is a forward, B a backward; p is the number of ranks, m the number of
-microbatches. First the schedules with stage s on rank s.
+then two schedules that form a V. F is a forward and B a backward; p is the number of ranks and m
+the number of microbatches. In the first group, stage s is on rank s.
 
-GPipe does all forwards, then all backwards (p = 3, m = 4; B drawn as long as F)::
+GPipe does all forwards, then all backwards (p = 3, m = 4; the diagrams draw B as long as F)::
 
     rank 0   F0 F1 F2 F3             B0 B1 B2 B3        all 4 microbatches live on every rank
     rank 1      F0 F1 F2 F3       B0 B1 B2 B3
     rank 2         F0 F1 F2 F3 B0 B1 B2 B3
 
-1F1B starts a microbatch's backward as soon as it can, and from then on alternates between both::
+1F1B starts each microbatch's backward as soon as possible. From then on, forwards and backwards
+alternate::
 
     rank 0   F0 F1 F2       B0 F3 B1    B2    B3        never more than 3 microbatches live
     rank 1      F0 F1    B0 F2 B1 F3 B2    B3           2
     rank 2         F0 B0 F1 B1 F2 B2 F3 B3              1
 
-Both end at the same time if messages cost nothing: 1F1B saves memory, not time.
+GPipe and 1F1B end at the same time if messages cost nothing: 1F1B saves memory, not time.
 
 Zero bubble schedules split the backward, B = I + W, and fill the gaps with its second half. The
-previous rank waits for the input's gradient I. No rank waits for the weights' gradients W, so a
-rank that would be idle does a postponed one (ZB-H1, p = 3, m = 4, all actions of the same
+previous rank waits for the input's gradient, I. No rank waits for the weights' gradients, W, so a
+rank that would otherwise be idle does a postponed W (ZB-H1, p = 3, m = 4, all actions of the same
 length)::
 
     rank 0   F0 F1 F2       I0 W0 F3 I1 W1 I2 W2 I3 W3
     rank 1      F0 F1    I0 F2 I1 W0 F3 I2 W1 I3 W2 W3
     rank 2         F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3
 
-ZB-H2 also fills the gap at the start, with more forwards: no rank is ever idle between its first
-and its last action, for about twice the memory.
+ZB-H2 also fills the gap at the start, with more forwards. No rank is ever idle between its first
+and its last action, but the memory is about twice as large.
 
-Next are schedules that go around the ring several times: with p ranks, rank r has the stages r,
-p + r, 2p + r and so on, its v chunks.
+Next are schedules that go around the ring several times. Rank r holds the stages r, p + r, 2p + r
+and so on, which are its v chunks.
 
-At the start, a rank waits until the stages before its first one have passed a microbatch on. With
-chunks, stages are v times smaller, and so is this bubble. The price is about v times as many
-messages, including messages over the wrap-around edge.
+At the start, a rank waits until the earlier stages have passed on a microbatch. With chunks, stages
+are v times smaller, and so is this bubble. The price is about v times as many messages, including
+messages over the wrap-around edge.
 
-Two orders of a rank's forwards (p = 2, v = 2, m = 4; numbers are microbatches)::
+A rank can process its forwards in two orders (p = 2, v = 2, m = 4; numbers are microbatches)::
 
                       chunk 0    chunk 1  chunk 0    chunk 1
     interleaved 1F1B  F0 F1      F0 F1    F2 F3      F2 F3    depth first: a round of microbatches
@@ -45,7 +46,7 @@ Two orders of a rank's forwards (p = 2, v = 2, m = 4; numbers are microbatches):
     looped BFS        F0 F1 F2 F3         F0 F1 F2 F3         breadth first: all microbatches
                                                               through a chunk
 
-Last are schedules in which the model goes down the ranks and comes back up, like a V: rank r has
+Last are schedules in which the model goes down the ranks and comes back up, like a V. Rank r holds
 stage r and stage 2p - 1 - r.
 
 ::
@@ -57,9 +58,9 @@ stage r and stage 2p - 1 - r.
     rank 3            stage 3 stage 4             both stages of the turn are here: no message
                                                   between them
 
-Each rank has one stage near the start, whose activations live long, and one near the end, whose
-activations do not, so all ranks need the same memory. In the phases below, chunk 0 is the one on
-the way down, chunk 1 the one on the way up.
+Each rank holds one stage near the start, whose activations are live for a long time, and one near
+the end, whose activations are not. All ranks therefore need the same memory. In the phases below,
+chunk 0 is on the way down and chunk 1 on the way up.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def gpipe(num_ranks: int, num_microbatches: int) -> Schedule:
 
     Args:
         num_ranks: the number of ranks, each with one stage.
-        num_microbatches: the number of microbatches; may be less than the number of ranks.
+        num_microbatches: the number of microbatches, which may be less than ``num_ranks``.
 
     Returns:
         The schedule.
@@ -107,8 +108,8 @@ def gpipe(num_ranks: int, num_microbatches: int) -> Schedule:
 
     Source:
         Huang et al., GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism,
-        2018, arXiv 1811.06965, figure 2. The backwards there run from the last microbatch to the
-        first; here they start from the first, as in torch. The times are the same.
+        2018, arXiv 1811.06965, figure 2. In the paper, the backwards run from the last microbatch
+        to the first; here they start with the first, as in torch. The times are the same.
     """
     check_counts(num_ranks, num_microbatches)
     m = num_microbatches
@@ -120,13 +121,13 @@ def gpipe(num_ranks: int, num_microbatches: int) -> Schedule:
 def one_f_one_b(num_ranks: int, num_microbatches: int) -> Schedule:
     """Returns 1F1B: after a warm-up, forwards and backwards alternate.
 
-    Rank s starts with p - 1 - s forwards, its distance to the last rank. When the first gradient
-    comes back, p - s of its microbatches are in progress; from then on, each forward waits until a
-    backward has freed a place.
+    Rank s starts with p - 1 - s forwards, which is its distance to the last rank. When the first
+    gradient comes back, p - s microbatches are in progress on the rank. From then on, each forward
+    waits until a backward has finished a microbatch.
 
     Args:
         num_ranks: the number of ranks, each with one stage.
-        num_microbatches: the number of microbatches; may be less than the number of ranks.
+        num_microbatches: the number of microbatches, which may be less than ``num_ranks``.
 
     Returns:
         The schedule.
@@ -152,13 +153,13 @@ def one_f_one_b(num_ranks: int, num_microbatches: int) -> Schedule:
 
 
 def zb_h1(num_ranks: int, num_microbatches: int) -> Schedule:
-    """Returns ZB-H1: the order of 1F1B with the backward split.
+    """Returns ZB-H1: 1F1B with the backward split in two.
 
     ZB-H1 has a smaller bubble, but every rank needs as much memory as 1F1B's first rank.
 
     Args:
         num_ranks: the number of ranks, each with one stage.
-        num_microbatches: the number of microbatches; if less than the number of ranks, some gaps
+        num_microbatches: the number of microbatches; with fewer microbatches than ranks, some gaps
             remain.
 
     Returns:
@@ -182,7 +183,7 @@ def zb_h1(num_ranks: int, num_microbatches: int) -> Schedule:
 
 
 def zb_h2(num_ranks: int, num_microbatches: int) -> Schedule:
-    """Returns ZB-H2: no gap between a rank's first and last action.
+    """Returns ZB-H2, which leaves no gaps between a rank's first and last action.
 
     ZB-H2 needs about twice as much memory as 1F1B.
 
@@ -217,8 +218,8 @@ def zb_h2(num_ranks: int, num_microbatches: int) -> Schedule:
 def _row(warm_up: int, put_off: int, num_microbatches: int) -> list[Phase]:
     """Returns a rank's phases.
 
-    It starts with ``warm_up`` forwards; weights' gradients are always ``put_off`` microbatches
-    late.
+    The rank starts with ``warm_up`` forwards, and always computes the weights' gradients
+    ``put_off`` microbatches late.
     """
     return [
         (warm_up, "F"),
@@ -232,9 +233,9 @@ def _row(warm_up: int, put_off: int, num_microbatches: int) -> list[Phase]:
 def interleaved_1f1b(num_ranks: int, num_microbatches: int, num_chunks: int = 2) -> Schedule:
     """Returns interleaved 1F1B: 1F1B over several chunks per rank, depth first.
 
-    Microbatches run in rounds of ``num_ranks``, or slightly more. A round passes a rank's
-    first chunk, then its second, and so on: it comes around the ring just when the rank is done
-    with the previous chunk.
+    Microbatches run in rounds of ``num_ranks`` microbatches, or slightly more. A round passes
+    through a rank's first chunk, then its second, and so on. It comes around the ring just when the
+    rank has finished the previous chunk.
 
     Args:
         num_ranks: the number of ranks.
@@ -242,7 +243,7 @@ def interleaved_1f1b(num_ranks: int, num_microbatches: int, num_chunks: int = 2)
         num_chunks: the number of stages per rank.
 
     Returns:
-        The schedule; if the rounds cannot be equal, the first and some others have one extra
+        The schedule. If the rounds cannot be equal, the first round and some others have one extra
         microbatch.
 
     Raises:
@@ -259,7 +260,7 @@ def interleaved_1f1b(num_ranks: int, num_microbatches: int, num_chunks: int = 2)
     check_counts(num_ranks, num_microbatches, num_chunks)
     p, m, v = num_ranks, num_microbatches, num_chunks
     num_rounds = max(1, m // p)
-    # the first microbatch of each round, and m
+    # the first microbatch of each round, followed by m
     firsts = [-(-m * index // num_rounds) for index in range(num_rounds + 1)]
     rounds = [range(first, end) for first, end in pairwise(firsts)]
     warm_ups = [min((v - 1) * len(rounds[0]) + 2 * (p - 1 - rank), m * v) for rank in range(p)]
@@ -272,7 +273,7 @@ def interleaved_1f1b(num_ranks: int, num_microbatches: int, num_chunks: int = 2)
 
 
 def looped_bfs(num_ranks: int, num_microbatches: int, num_chunks: int = 2) -> Schedule:
-    """Returns looped breadth-first: GPipe over several chunks per rank.
+    """Returns looped BFS (breadth first): GPipe over several chunks per rank.
 
     Args:
         num_ranks: the number of ranks.
@@ -280,7 +281,7 @@ def looped_bfs(num_ranks: int, num_microbatches: int, num_chunks: int = 2) -> Sc
         num_chunks: the number of stages per rank.
 
     Returns:
-        The schedule. Backwards go from the last microbatch to the first, as in torch.
+        The schedule. Backwards run from the last microbatch to the first, as in torch.
 
     Raises:
         ArgumentError: a count is less than 1.
@@ -305,9 +306,9 @@ def looped_bfs(num_ranks: int, num_microbatches: int, num_chunks: int = 2) -> Sc
 
 
 def zb_v(num_ranks: int, num_microbatches: int) -> Schedule:
-    """Returns ZB-V: no gap between a rank's first and last action.
+    """Returns ZB-V, which leaves no gaps between a rank's first and last action.
 
-    This holds if F, I and W take the same time. ZB-V needs as much memory as 1F1B.
+    The gaps disappear only if F, I and W take the same time. ZB-V needs as much memory as 1F1B.
 
     Args:
         num_ranks: the number of ranks, each with two stages.
@@ -326,7 +327,7 @@ def zb_v(num_ranks: int, num_microbatches: int) -> Schedule:
 
     Source:
         Qi et al., Zero Bubble Pipeline Parallelism, 2023, arXiv 2401.10241: ZB-V. The phases are
-        those of torch's ScheduleZBVZeroBubble.
+        the same as in torch's ScheduleZBVZeroBubble.
     """
     check_counts(num_ranks, num_microbatches)
     p, played = num_ranks, max(num_microbatches, 2 * num_ranks - 1)
@@ -334,12 +335,12 @@ def zb_v(num_ranks: int, num_microbatches: int) -> Schedule:
     for rank in range(p):
         after = p - 1 - rank  # the number of ranks between this one and the turn
         phases = [
-            (2 * after + 1, "F0"),  # until the first microbatch has come back up
+            (2 * after + 1, "F0"),  # until the first microbatch comes back up
             (rank, "F1 F0"),
             (after + 1, "F1 I1 W1"),
             (played - p - after, "F0 I0 W0 F1 I1 W1"),
             (after, "I0 W0 F1 I1 W1"),
-            (rank, "I0 I1"),  # earlier ranks wait for these, so their W come later
+            (rank, "I0 I1"),  # earlier ranks wait for these, so W comes later
             (after + 1, "I0 W0"),
             (rank, "W1"),
             (rank, "W0"),
@@ -351,16 +352,17 @@ def zb_v(num_ranks: int, num_microbatches: int) -> Schedule:
 
 
 def dualpipe_v(num_ranks: int, num_microbatches: int) -> Schedule:
-    """Returns DualPipeV: forwards of one chunk together with backwards of the other.
+    """Returns DualPipeV, which pairs forwards of one chunk with backwards of the other.
 
-    It is made for hardware that can do both at the same time. The paper overlaps the pairs
-    ``F0 B1`` and ``F1 B0`` of the middle phases, hiding the messages of one behind the computing of
-    the other. Here they run one after another.
+    DualPipeV is designed for hardware that can run a forward and a backward at the same time. The
+    paper overlaps the pairs ``F0 B1`` and ``F1 B0`` of the middle phases, so that the messages of
+    one action travel while the other computes. Here, the two actions of a pair run one after the
+    other.
 
     Args:
         num_ranks: the number of ranks, each with two stages.
-        num_microbatches: the number of microbatches; if less than 2 ``num_ranks``, most of the
-            overlap is lost.
+        num_microbatches: the number of microbatches; if it is less than 2 ``num_ranks``, most of
+            the overlap is lost.
 
     Returns:
         The schedule.
@@ -373,9 +375,9 @@ def dualpipe_v(num_ranks: int, num_microbatches: int) -> Schedule:
         ['0F0 3F0 3I0 3W0 0B0', '1F0 2F0 2B0 1B0']
 
     Source:
-        DeepSeek-AI, DeepSeek-V3 Technical Report, 2024, arXiv 2412.19437, section 3.2.1: DualPipe;
-        cut in half to form a V in its repository, github.com/deepseek-ai/DualPipe. The phases are
-        its steps, as in torch's ScheduleDualPipeV.
+        DeepSeek-AI, DeepSeek-V3 Technical Report, 2024, arXiv 2412.19437, section 3.2.1: DualPipe.
+        Its repository, github.com/deepseek-ai/DualPipe, cuts DualPipe in half to form a V. The
+        phases here are the steps in the repository, as in torch's ScheduleDualPipeV.
     """
     check_counts(num_ranks, num_microbatches)
     p, played = num_ranks, max(num_microbatches, 2 * num_ranks)

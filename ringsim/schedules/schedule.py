@@ -1,13 +1,14 @@
 """A pipeline schedule as plain data: the actions of each rank in order, without times.
 
-1F1B over three ranks and four microbatches, one line per rank, time to the right::
+This is 1F1B over three ranks with four microbatches. Each line is a rank, and time runs to the
+right::
 
     rank 0   0F0 0F1 0F2         0B0 0F3 0B1     0B2     0B3
     rank 1       1F0 1F1     1B0 1F2 1B1 1F3 1B2     1B3
     rank 2           2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3
 
-Each item is an *action*, in torch's text form: ``2F0`` is the forward pass of microbatch 0 on
-stage 2. The kinds::
+Each item is an *action*, in torch's text form: ``2F0`` is the forward pass of microbatch 0 on stage
+2. The kinds of actions are::
 
     F  forward                           SEND_F, RECV_F   the output goes to the next stage; the
                                                           input comes from the previous one
@@ -17,23 +18,23 @@ stage 2. The kinds::
                                          gradient only; the weights' gradients
     W  backward, the weights' gradients  can be computed later, when the rank would be idle
 
-An action names only its own stage; the other side follows from the kind::
+An action names only its own stage. The other side of a message follows from the kind::
 
     stage 0         0F0 0SEND_F0 ------->                                ------> 0RECV_B0 0B0
     stage 1                     1RECV_F0 1F0 1SEND_F0 ...  1B0 1SEND_B0 /
 
-The schedules of the papers are written as *phases*: a number of repetitions, and the actions of
-each. Rank 0 of 1F1B with 4 ranks and 8 microbatches is ``(3, "F"), (5, "F B"), (3, "B")``::
+The published schedules are written as *phases*. A phase is a number of repetitions and the actions
+to repeat. With 4 ranks and 8 microbatches, rank 0 of 1F1B is ``(3, "F"), (5, "F B"), (3, "B")``::
 
     3 times F       5 times F B                                            3 times B
     0F0 0F1 0F2     0F3 0B0  0F4 0B1  0F5 0B2  0F6 0B3  0F7 0B4            0B5 0B6 0B7
 
-A word does not name its microbatch: it takes the next microbatch in the rank's order of forwards or
-backwards. Actions are created only on access, so a schedule with a thousand ranks and thousands of
-microbatches costs nothing to make.
+A word in a phase does not name its microbatch; it takes the next microbatch in the rank's order of
+forwards or backwards. Actions are created only on access, so creating a schedule with a thousand
+ranks and thousands of microbatches costs almost nothing.
 
-A schedule contains only the order. The times follow from the costs: the executor runs a schedule,
-``evaluate`` and ``simulate_schedule`` time it, ``plot_schedule`` draws it.
+A schedule contains only the order of the actions. The times follow from the costs: the executor
+runs a schedule, ``evaluate`` and ``simulate_schedule`` time it, and ``plot_schedule`` draws it.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ RECV_KINDS: Final = ("RECV_F", "RECV_B")
 _TEXT: Final = re.compile(
     rf"(\d{{1,9}})({'|'.join((*COMPUTE_KINDS, *SEND_KINDS, *RECV_KINDS))})(\d{{1,9}})", re.ASCII
 )
-# For each message action: the kind of the other side, and its distance in stages.
+# for each kind of message action, the kind of the other side, and its distance in stages
 _OTHER_SIDE: Final = {
     "SEND_F": ("RECV_F", 1),
     "RECV_F": ("SEND_F", -1),
@@ -87,7 +88,7 @@ _OTHER_SIDE: Final = {
 
 
 class Action(NamedTuple):
-    """An action of a rank for one microbatch on one stage.
+    """One action of a rank, for one microbatch on one stage.
 
     Attributes:
         stage: the index of the stage, from 0.
@@ -123,7 +124,7 @@ def parse_action(text: str) -> Action:
     """Parses one action.
 
     Args:
-        text: the action as torch writes it: stage, kind, microbatch.
+        text: the action in torch's form: stage, kind, microbatch.
 
     Returns:
         The action; ``str()`` converts it back to the text.
@@ -141,18 +142,18 @@ def parse_action(text: str) -> Action:
     found = _TEXT.fullmatch(text)
     if found is None:
         raise ScheduleError(
-            "an action must be a stage, one of "
+            "an action must consist of a stage, one of "
             f"{', '.join((*COMPUTE_KINDS, *SEND_KINDS, *RECV_KINDS))}, and a microbatch, got "
-            f"{say(text)}. Examples: 2F0, 1SEND_F0."
+            f"{say(text)}. Write, for example, 2F0 or 1SEND_F0."
         )
     stage, kind, microbatch = found.groups()
     return Action(int(stage), kind, int(microbatch))
 
 
-# the number of repetitions, and the words: a kind, followed by a chunk (0, 1, ...) if the rank has
-# several orders
+# the number of repetitions, and the words; a word is a kind, followed by a chunk (0, 1, ...) if the
+# rank has several orders
 Phase = tuple[int, str]
-# arrays of one length: stages, kinds (indexes into COMPUTE_KINDS), microbatches
+# three arrays of equal length: stages, kinds (indexes into COMPUTE_KINDS), microbatches
 Columns = tuple[Any, Any, Any]
 
 
@@ -175,11 +176,11 @@ class Order(NamedTuple):
         return cls((stage,), (range(num_microbatches),))
 
     def reverse_stages(self) -> Order:
-        """Returns the same order, but with the last stage first."""
+        """Returns the same order with the last stage first."""
         return Order(self.stages[::-1], self.rounds)
 
     def list_places(self) -> tuple[Any, Any]:
-        """Returns the stages and the microbatches, as int32 arrays of equal length."""
+        """Returns the stages and the microbatches as int32 arrays of equal length."""
         stage = [
             np.repeat(np.asarray(self.stages, dtype=np.int32), len(each)) for each in self.rounds
         ]
@@ -194,17 +195,18 @@ class Order(NamedTuple):
 class PhasedRow:
     """The actions of one rank, written as phases.
 
-    ``F`` takes the next forward; ``B`` and ``I`` take the next backward, whole or the input's half;
-    ``W`` takes the weights' half of the oldest ``I`` that has none yet. A digit after the kind
-    names the chunk; a ``W`` without a digit takes the oldest ``I`` of any chunk.
+    ``F`` takes the next forward. ``B`` takes the next backward, and ``I`` only the input's half of
+    it. ``W`` takes the weights' half of the oldest ``I`` that is still without its ``W``. A digit
+    after the kind names the chunk. A ``W`` without a digit takes the oldest ``I`` of any chunk.
 
     Attributes:
         phases: the phases, each with its number of repetitions and its actions.
-        forwards: for each chunk, its forwards in order.
-        backwards: for each chunk, its backwards in order.
-        num_microbatches: the number of microbatches; actions of later ones are left out. A schedule
-            whose phases need many microbatches is made for that many and then cut. The remaining
-            actions cannot get stuck, because microbatches do not wait for each other.
+        forwards: for each chunk, the order of its forwards.
+        backwards: for each chunk, the order of its backwards.
+        num_microbatches: the number of microbatches; actions of later microbatches are left out. If
+            a schedule's phases need more microbatches, the schedule is created for the larger
+            number and then cut. The remaining actions cannot get stuck, because microbatches do not
+            wait for each other.
 
     Example:
         >>> row = PhasedRow(
@@ -285,7 +287,7 @@ class PhasedRows(Sequence[tuple["Action", ...]]):
         )
 
     def __eq__(self, other: object) -> bool:
-        """Returns whether two schedules have the same actions, however they are written."""
+        """Returns whether two schedules contain the same actions, in whatever form."""
         if isinstance(other, PhasedRows) and self.rows == other.rows:
             return True
         return (
@@ -303,12 +305,13 @@ class PhasedRows(Sequence[tuple["Action", ...]]):
 class Schedule:
     """The actions of each rank of a pipeline, in order.
 
-    You can make a ``Schedule`` from any lists; ``validate`` checks whether they can work.
+    You can create a ``Schedule`` from any lists of actions. Use ``validate`` to check whether the
+    schedule can work.
 
     Attributes:
-        name: a name, for example ``1f1b``.
+        name: the name of the schedule, for example ``1f1b``.
         num_microbatches: the number of microbatches in a step.
-        stage_ranks: for each stage, the rank that holds the stage.
+        stage_ranks: for each stage, the rank that holds it.
         actions: for each rank, its actions in order.
 
     Example:
@@ -337,13 +340,13 @@ class Schedule:
 
     @property
     def lowered(self) -> bool:
-        """Whether the actions include the sends and recvs."""
+        """Whether the actions include sends and recvs."""
         return not isinstance(self.actions, PhasedRows) and any(
             not action.is_compute for row in self.actions for action in row
         )
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
-        """Returns a rank's stages, in the order of the model."""
+        """Returns a rank's stages, in model order."""
         return tuple(stage for stage, owner in enumerate(self.stage_ranks) if owner == rank)
 
 
@@ -354,17 +357,17 @@ def phased(
     stages: Sequence[Sequence[int]],
     num_played: int | None = None,
 ) -> Schedule:
-    """Returns a schedule whose ranks perform these phases.
+    """Returns a schedule in which the ranks perform the given phases.
 
-    Each stage takes one microbatch after another.
+    Each stage takes the microbatches in order.
 
     Args:
         name: the name of the schedule.
         num_microbatches: the number of microbatches.
         phases: the phases of each rank.
         stages: the stages of each rank, by chunk.
-        num_played: the number of microbatches for which the phases are written, if larger; actions
-            beyond ``num_microbatches`` are cut.
+        num_played: the number of microbatches for which the phases are written, if it is larger
+            than ``num_microbatches``; the extra actions are cut.
     """
     rows = []
     for each, own in zip(phases, stages, strict=True):
@@ -390,7 +393,7 @@ def to_text(schedule: Schedule) -> str:
         schedule: the schedule, lowered or not.
 
     Returns:
-        The lines, which ``from_text`` reads.
+        The text, which ``from_text`` can read.
 
     Example:
         >>> from ringsim.schedules import one_f_one_b
@@ -408,7 +411,8 @@ def from_text(text: str, *, name: str = "own") -> Schedule:
     """Reads a schedule from text.
 
     Args:
-        text: one line per rank, in order, as ``to_text`` writes them; empty lines are ignored.
+        text: one line per rank, in order, in the form that ``to_text`` writes; empty lines are
+            ignored.
         name: the name of the schedule.
 
     Returns:
@@ -430,21 +434,21 @@ def from_text(text: str, *, name: str = "own") -> Schedule:
         if found is None or int(found[1]) != len(rows):
             raise ScheduleError(
                 f"a line must begin with 'rank {len(rows)}:', got {line.strip()[:40]!r} (line "
-                f"{number}). Write one line per rank."
+                f"{number}). Write one line per rank, in order."
             )
         rows.append(found[2].split())
     return _from_cells(rows, name)
 
 
 def to_csv(schedule: Schedule) -> str:
-    """Writes a schedule as CSV, in the form that ``torch.distributed.pipelining`` loads.
+    """Writes a schedule as CSV, in the format that ``torch.distributed.pipelining`` loads.
 
     Args:
-        schedule: the schedule, lowered or not; torch reads a lowered one as ``compute_comms``, and
-            any other as ``compute_only``.
+        schedule: the schedule, lowered or not; torch reads a lowered schedule as ``compute_comms``,
+            and any other schedule as ``compute_only``.
 
     Returns:
-        One row per rank, one cell per action.
+        The CSV text, with one row per rank and one cell per action.
 
     Example:
         >>> from ringsim.schedules import gpipe
@@ -457,12 +461,12 @@ def to_csv(schedule: Schedule) -> str:
 
 
 def from_csv(text: str, *, name: str = "own") -> Schedule:
-    r"""Reads a schedule from CSV, in the form that ``torch.distributed.pipelining`` dumps.
+    r"""Reads a schedule from CSV, in the format that ``torch.distributed.pipelining`` dumps.
 
     Args:
-        text: one row per rank, one cell per action. ``0UNSHARD``, ``0RESHARD`` and
-            ``0REDUCE_GRAD``, which torch adds for sharded parameters, are ignored;
-            ``(0F7;7B3)OVERLAP_F_B``, two actions at the same time, raises an error.
+        text: the CSV text, with one row per rank and one cell per action. ``0UNSHARD``,
+            ``0RESHARD`` and ``0REDUCE_GRAD``, which torch adds for sharded parameters, are ignored;
+            a cell with two simultaneous actions, such as ``(0F7;7B3)OVERLAP_F_B``, raises an error.
         name: the name of the schedule.
 
     Returns:
@@ -477,13 +481,13 @@ def from_csv(text: str, *, name: str = "own") -> Schedule:
         ['0F0 0B0', '1F0 1B0']
 
     Source:
-        ``torch/distributed/pipelining/schedules.py``, ``_dump_csv`` and ``_load_csv``: the form.
+        ``torch/distributed/pipelining/schedules.py``, ``_dump_csv`` and ``_load_csv``: the format.
     """
     try:
         rows = list(csv.reader(io.StringIO(text, newline=""), strict=True))
     except csv.Error as error:
         raise ScheduleError(
-            f"cannot read the schedule as CSV: {error}. Write one row per rank, one "
+            f"cannot read the schedule as CSV: {error}. Write one row per rank and one "
             "cell per action."
         ) from None
     return _from_cells(rows, name)
@@ -499,21 +503,20 @@ def _from_cells(rows: Iterable[list[str]], name: str) -> Schedule:
             for action in _read_cell(cell.strip(), where):
                 if owners.setdefault(action.stage, rank) != rank:
                     raise ScheduleError(
-                        f"a stage must be on one rank, got {action} on rank {rank}, but stage "
-                        f"{action.stage} is on rank "
-                        f"{owners[action.stage]} ({where}). Move the action to that row."
+                        f"{action} is on rank {rank}, but stage {action.stage} is on rank "
+                        f"{owners[action.stage]} ({where}). Move the action to the row of "
+                        f"rank {owners[action.stage]}."
                     )
                 actions[rank].append(action)
     if not owners:
         raise ScheduleError(
-            "a schedule must have at least one action, got none. Write one row per rank, for "
-            "example 0F0,0B0."
+            "the schedule contains no actions. Write one row per rank, for example 0F0,0B0."
         )
     missing = next((stage for stage in range(len(owners)) if stage not in owners), None)
     if missing is not None:
         raise ScheduleError(
-            f"stages must be numbered from 0 without gaps, got {max(owners)} but no stage "
-            f"{missing}. Renumber them."
+            f"stages must be numbered from 0 without gaps, got stage {max(owners)} but no stage "
+            f"{missing}. Renumber the stages."
         )
     return Schedule(
         name=name,
@@ -524,14 +527,14 @@ def _from_cells(rows: Iterable[list[str]], name: str) -> Schedule:
 
 
 def _read_cell(cell: str, where: str) -> list[Action]:
-    """Returns a cell's actions: one action, or none if the cell is empty or concerns shards."""
+    """Returns a cell's action in a list, which is empty if the cell is empty or concerns shards."""
     if not cell or _SHARDING.fullmatch(cell):
         return []
     if cell.endswith("OVERLAP_F_B"):
         raise ScheduleError(
             f"a cell must contain one action, got {say(cell)} ({where}). Write the "
-            "two actions in sequence, as torch "
-            "does if no function is registered for OVERLAP_F_B."
+            "two actions one after the other, which is how torch "
+            "runs them if no function is registered for OVERLAP_F_B."
         )
     try:
         return [parse_action(cell)]
@@ -539,7 +542,7 @@ def _read_cell(cell: str, where: str) -> list[Action]:
         raise ScheduleError(f"{error} ({where})") from None
 
 
-_MOST_FORWARDS: Final = 10**8  # over all microbatches and stages; a limit for memory
+_MOST_FORWARDS: Final = 10**8  # over all microbatches and stages, as a limit on memory
 
 
 def check_counts(num_ranks: int, num_microbatches: int, num_chunks: int = 1) -> None:
@@ -559,7 +562,7 @@ def check_size(num_ranks: int, num_microbatches: int, num_chunks: int = 1) -> No
     size = num_ranks * num_microbatches * num_chunks
     if size > _MOST_FORWARDS:
         raise ArgumentError(
-            f"num_ranks and num_microbatches must make a step of at most {_MOST_FORWARDS:,} "
-            f"forward passes, got {num_ranks} and "
-            f"{num_microbatches}. Use fewer."
+            "num_ranks and num_microbatches must be small enough for a step of at most "
+            f"{_MOST_FORWARDS:,} forward passes, got {num_ranks} and {num_microbatches}. "
+            "Use fewer."
         )

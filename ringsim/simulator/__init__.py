@@ -1,1 +1,1 @@
-"""The simulator: the same workers, schedules and links, on a virtual clock."""
+"""Runs the same workers, schedules and links on a virtual clock."""

@@ -1,4 +1,4 @@
-"""``ringsim.simulate``, which runs a worker on a virtual clock."""
+"""Implements ``ringsim.simulate``, which runs a worker on a virtual clock."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def simulate(
     stacks: str = "threads",
     limit_s: float | None = None,
 ) -> Trace:
-    """Runs a function on simulated ranks, on a virtual clock.
+    """Runs a function on simulated ranks with a virtual clock.
 
-    ``ringsim.trace`` could also run the function: it may use ``torch.distributed``
-    freely, and its computations are real. All ranks share one process and take turns, though, and
-    a cost model determines how long messages take. So you can simulate thousands of ranks, and the
-    same call always gives the same trace, byte for byte.
+    You can use the same functions as with ``ringsim.trace``: they may use ``torch.distributed``
+    freely, and their computations are real. However, all ranks share one process and take turns,
+    and a cost model determines how long messages take. You can therefore simulate thousands of
+    ranks, and the same call always returns the same trace, byte for byte.
 
     Computing takes no virtual time, except for ``ringsim.compute`` and the costs set by
     ``compute``.
@@ -65,42 +65,44 @@ def simulate(
     Args:
         worker: the function to run.
         world_size: the number of ranks, at least 1.
-        args: the positional arguments of the worker; each rank gets a copy.
-        kwargs: the keyword arguments of the worker; each rank gets a copy.
-        link: the cost of a message: one link for all pairs of ranks, or a dict with a link for
-            each ordered pair (src, dst) that communicates. A busy link delays the next message.
-        semantics: the condition under which a message leaves. "rendezvous": a send waits for its
-            recv, as on Gloo. "buffered(65536)": only sends of more bytes wait, as on MPI;
-            "buffered": no send waits. "grouped": the messages of a rank on a group go one after
-            another, except that the messages of one ``batch_isend_irecv`` go together, as on NCCL.
-        compute: the cost of computing. Either ``ringsim.FlopCosts``; or the result of
-            ``ringsim.calibrate``, which also sets the cost of posting a message, and whose
-            warnings appear in the notes of the trace; or "measured", which charges the time that
-            computing takes on this machine. Measured times differ from run to run; the trace
-            notes this.
-        topology: the links of the machine or cluster, instead of ``link``, if some pairs of ranks
-            share links; see ``ringsim.topologies``.
-        seed: the base seed; rank r seeds torch, numpy and random with ``seed + r``.
+        args: the worker's positional arguments; each rank gets a copy.
+        kwargs: the worker's keyword arguments; each rank gets a copy.
+        link: the cost of a message: one link for all pairs of ranks, or a dict with a link for each
+            ordered pair (src, dst) that communicates. A busy link delays the next message.
+        semantics: the condition under which a message leaves. With "rendezvous", a send waits for
+            its recv, as on Gloo. With "buffered(65536)", only sends of more than 65536 bytes wait,
+            as on MPI; with "buffered", no send waits. With "grouped", a rank's messages on a group
+            run one after another, except that the messages of one ``batch_isend_irecv`` run
+            together, as on NCCL.
+        compute: the cost of computing, or None if computing takes no time. Pass
+            ``ringsim.FlopCosts``, or the result of ``ringsim.calibrate``, which also sets the cost
+            of posting a message and adds its warnings to the notes of the trace. Or pass "measured"
+            to charge the time that computing takes on this machine. Measured times differ from run
+            to run, which the trace mentions in a note.
+        topology: the links of a machine or cluster in which pairs of ranks share links, instead of
+            ``link``; see ``ringsim.topologies``.
+        seed: the base seed. Rank r seeds torch, numpy and random with ``seed + r``.
         inject: the faults to inject: ``Slow``, ``Degrade``, ``Fail``, ``Jitter``.
-        record: whether to record the operations. If False, the simulation is faster, and the trace
-            contains only results.
+        record: whether to record the operations. With False, the simulation is faster, and the
+            trace contains only results.
         stacks: the kind of stack that ranks use. "threads" can run every program. "greenlets" need
-            less memory, do not need room for thousands of threads, and are up to 1.5 times as fast
-            if programs mostly exchange messages. But on a greenlet, a rank cannot wait inside a
-            backward pass or a C++ call, as DDP, FSDP2 and DTensor require; such a wait raises
-            RingError. They need ``pip install 'ringsim[greenlets]'``.
-        limit_s: the time limit of the whole run, in seconds of real time, or None for no limit.
+            less memory, do not require thousands of threads, and are up to 1.5 times as fast for
+            programs that mostly exchange messages. On a greenlet, however, a rank cannot wait
+            inside a backward pass or a C++ call, as DDP, FSDP2 and DTensor require; such a wait
+            raises RingError. Greenlets need ``pip install 'ringsim[greenlets]'``.
+        limit_s: the time limit for the whole run, in seconds of real time, or None for no limit.
 
     Returns:
-        The trace, with ``results`` and ``output`` by rank, events, and plots.
+        The trace. It holds the events, and each rank's ``results`` and ``output``, and can draw
+        plots.
 
     Raises:
         ArgumentError: an argument is invalid.
-        RankFailed: a rank raised an exception. The message shows the first failure;
+        RankFailed: a rank raised an exception. The message shows the first failure, and
             ``error.trace`` holds the events recorded until then.
-        Deadlock, PeerExited, MessageMismatch: ranks can never continue; ``error.diagnosis``
+        Deadlock, PeerExited, MessageMismatch: some ranks can never continue; ``error.diagnosis``
             explains why.
-        RunTimeout, Interrupted: the run took longer than ``limit_s``, or was stopped by Ctrl-C.
+        RunTimeout, Interrupted: the run took longer than ``limit_s``, or Ctrl-C stopped it.
         RingError: the caller is a simulated rank.
 
     Example:
@@ -126,13 +128,14 @@ def simulate(
     )
     if limit_s is not None and not (is_number(limit_s) and limit_s > 0):
         raise ArgumentError(
-            f"limit_s must be a positive number of seconds or None, got {limit_s!r}."
+            f"limit_s must be a positive number of seconds or None, got {limit_s!r}. Use None for "
+            "no limit."
         )
     return run_simulation(pack_worker(worker, args, kwargs), settings, limit_s)
 
 
 def run_simulation(packed: bytes, settings: Settings, limit_s: float | None = None) -> Trace:
-    """Runs a packed worker on simulated ranks; returns the trace or raises the run's error."""
+    """Runs a packed worker on simulated ranks. Returns the trace, or raises the run's error."""
     cells = name_cells(pack_caller().lines)
     outcome = run_alone(
         "ringsim.simulator.simulation:simulate_here",
@@ -152,7 +155,7 @@ def run_simulation(packed: bytes, settings: Settings, limit_s: float | None = No
 
 
 def _check_settings(settings: Settings, inject: Iterable[Injection]) -> Settings:
-    """Checks the settings; returns them with plain integers and the injections."""
+    """Checks the settings, and returns them with plain integers and the injections."""
     if get_state().clock is not None:
         raise RingError(
             "simulate cannot be called from a simulated rank. Run the simulations one after "
@@ -178,7 +181,8 @@ def _check_settings(settings: Settings, inject: Iterable[Injection]) -> Settings
         )
     if settings.stacks == "greenlets" and find_spec("greenlet") is None:
         raise RingError(
-            "stacks=\"greenlets\" needs the package greenlet: pip install 'ringsim[greenlets]'."
+            'stacks="greenlets" needs the package greenlet, which is not installed. Run '
+            "pip install 'ringsim[greenlets]'."
         )
     if link is not None:
         check_links(link, size)

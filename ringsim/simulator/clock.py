@@ -1,8 +1,8 @@
-"""The virtual clock, which decides which rank runs, and when.
+"""Implements the virtual clock, which decides when each rank runs.
 
-Every rank has a stack, and only one rank runs at a time: it holds the baton. A rank that waits
-hands the baton to the rank that is due first; ranks due at the same time run in the order in which
-they were scheduled. So nothing depends on the machine, and the clock does not move while a rank
+Every rank has a stack, and only one rank runs at a time: the rank that holds the baton. A rank that
+waits hands the baton to the rank that is due first. Ranks due at the same time run in the order in
+which they were scheduled. Nothing depends on the machine, and the clock does not move while a rank
 runs::
 
     due        3.0 rank 2 | 3.0 rank 0 | 4.5 a message arrives | 7.0 rank 1
@@ -10,7 +10,8 @@ runs::
     now = 3.0     +--> runs until it waits, say for a message that arrives at 5.0
                        --> rank 2 is scheduled again, for 5.0
 
-If nothing is due, no rank can ever continue: the baton returns to the thread that called ``run``.
+If nothing is due, no rank can ever continue, and the baton returns to the thread that called
+``run``.
 """
 
 from __future__ import annotations
@@ -45,13 +46,14 @@ class Ended(BaseException):
 
 
 class Rank:
-    """A rank as the clock sees it; number -1 is the caller of ``Clock.run``.
+    """A rank as the clock sees it. Number -1 is the caller of ``Clock.run``.
 
     Attributes:
-        ended: whether its function has returned.
-        errands: the calls that the rank makes as soon as it runs again.
-        thread: the identifier of the thread that it runs on; ``native_thread`` is the system's.
-        stack: the place that keeps its stack while other ranks run.
+        ended: whether the rank's function has returned.
+        errands: calls that the rank makes as soon as it runs again.
+        thread: Python's identifier of the rank's thread; ``native_thread`` is the system's
+            identifier.
+        stack: the object that keeps the rank's stack while other ranks run.
     """
 
     recorder: Recorder
@@ -70,10 +72,10 @@ class Rank:
         return f"rank {self.number}"
 
     def wake(self, error: BaseException | None = None) -> None:
-        """Gives the rank the baton; an error is raised where the rank gave it up.
+        """Gives the rank the baton. The rank raises ``error``, if any, at the place where it waits.
 
-        The first call starts the stack of the rank. Thousands of threads started together would
-        keep requesting the interpreter.
+        The first call starts the rank's stack. If all stacks started together, thousands of threads
+        would compete for the interpreter.
         """
         self._thrown = error
         self.stack.wake()
@@ -85,7 +87,7 @@ class Rank:
             if self._thrown is None and self.function is not None:
                 self.clock.begin(self)
                 self.function()
-        finally:  # in any case, another rank gets the baton
+        finally:  # in any case, a different rank gets the baton
             self.clock.leave(self)
             self.stack.end(self.clock.current.stack)
 
@@ -94,38 +96,39 @@ class Rank:
         self.stack.wait(self.clock.current.stack)
 
     def raise_thrown(self) -> None:
-        """Raises the error that came with the baton, if any."""
+        """Raises the error that came with the baton, if there is one."""
         error, self._thrown = self._thrown, None
         if error is not None:
             raise error
 
 
-Due = Rank | Callable[[], object]  # a rank that continues, or a call
+Due = Rank | Callable[[], object]  # a rank that continues, or a function to call
 
 
 class Clock:
     """Runs ranks on a virtual clock.
 
     Args:
-        isolation: keeps the ranks apart while they run.
+        isolation: the object that keeps the ranks apart while they run.
         kind: the kind of stack that ranks use.
-        measures: whether computing takes as long as it does on the rank's thread; see ``pay``.
+        measures: whether computing takes as long as on the rank's thread; see ``pay``.
 
     Attributes:
         now: the time in seconds from the start of the run.
         now_ns: the time in nanoseconds, the unit of traces.
         ended_ns: the time at which the last rank ended.
-        current: the rank that runs.
+        current: the running rank.
         ranks: all ranks.
         cores: the cores that ranks share, or None if each rank has its own.
         until_s: the time at which the run ends, even if something is due later.
-        polls: the number of times since the last post that a rank asked whether an operation is
+        polls: the number of times, since the last post, that a rank asked whether an operation was
             done, and it was not.
         switches: the number of times the baton has changed hands.
-        give_up: called from another thread, with the reason, if the running rank can never give
-            way.
-        refuse_thread: called if a thread that is not a rank's tries to wait.
-        in_order: whether the operations of a rank on a group are carried out one after another.
+        give_up: the function to call from a different thread, with the reason, if the running rank
+            can never give way.
+        refuse_thread: the function to call if a thread that does not belong to a rank tries to
+            wait.
+        in_order: whether a rank's operations on a group are carried out one after another.
     """
 
     def __init__(
@@ -142,12 +145,12 @@ class Clock:
         self.current = self._outside = Rank(-1, 0, self)
         self.ranks: list[Rank] = []
         self._isolation = isolation
-        self._refusal: RuntimeError | None = None  # raised if no thread could be started
+        self._refusal: RuntimeError | None = None  # the error if no thread could be started
         self._stands = False  # whether every rank that gives way returns the baton to `run`
-        self._resumed_s = 0.0  # thread time when a rank continued, if computing is measured
+        self._resumed_s = 0.0  # the thread time when a rank continued, if computing is measured
         self._asking: set[Rank] = set()
-        # Everything due now, then everything due later, by time, in the order of scheduling. Ranks
-        # that do the same things are due at the same times.
+        # Everything that is due now, and everything that is due later, by time, in the order of
+        # scheduling. Ranks that do the same things are due at the same times.
         self._ready: deque[Due] = deque()
         self._later: dict[float, list[Due]] = {}
         self._times: list[float] = []  # a heap of the keys of `_later`
@@ -164,7 +167,7 @@ class Clock:
         self.now_ns = round(time_s * 1e9)
 
     def at(self, time_s: float, *due: Due) -> None:
-        """Schedules ranks, or functions that must not wait, for a time or for now."""
+        """Schedules ranks, or functions that must not wait, for a given time or for now."""
         if time_s <= self.now:
             self._ready += due
             return
@@ -185,13 +188,13 @@ class Clock:
 
     def _refuse(self, time_s: float) -> None:
         raise ArgumentError(
-            f"a time must be at most {LONGEST_S:g} s (285 years, as traces count nanoseconds), got "
-            f"{time_s:g} s (rank {self.current.number}). Check the units: ringsim.compute, "
-            "links and costs are in seconds."
+            f"a time must be at most {LONGEST_S:g} s (285 years, the most that a trace can hold), "
+            f"got {time_s:g} s (rank {self.current.number}). Check the units: ringsim.compute, "
+            "links and costs take seconds."
         )
 
     def advance(self, seconds: float) -> None:
-        """Lets time pass on the calling rank; the other ranks run meanwhile."""
+        """Lets time pass on the calling rank. The other ranks run in the meantime."""
         self.sleep_until(self.now + seconds)
 
     def work(self, seconds: float) -> None:
@@ -199,13 +202,13 @@ class Clock:
         self.sleep_until(self.book(seconds))
 
     def book(self, seconds: float) -> float:
-        """Reserves a core for the calling rank; returns the time at which the core is released."""
+        """Reserves a core for the calling rank, and returns the time at which it is released."""
         if self.cores is None:
             return self.now + seconds
         return self.cores.book(self.now, seconds)
 
     def sleep_until(self, time_s: float) -> None:
-        """Suspends the calling rank until a time; the other ranks run meanwhile."""
+        """Suspends the calling rank until a given time. The other ranks run in the meantime."""
         if time_s > LONGEST_S:
             self._refuse(time_s)
         while self.now < time_s:
@@ -224,7 +227,7 @@ class Clock:
         self._resumed_s = time.thread_time()
 
     def pause(self) -> None:
-        """Gives way; returns when the calling rank has been woken, possibly for no reason."""
+        """Gives way until the calling rank is woken, possibly for no reason."""
         self.check_thread()
         me = self.current
         me.stack.check()
@@ -238,7 +241,7 @@ class Clock:
             me.errands.pop(0)()
 
     def poll(self) -> None:
-        """Gives way until a rank has done something other than ask whether an operation is done.
+        """Gives way until a rank does something other than ask whether an operation is done.
 
         Raises:
             Deadlock: all ranks keep asking.
@@ -262,11 +265,11 @@ class Clock:
     # -- ranks
 
     def is_rank(self) -> bool:
-        """Returns whether the calling thread is the thread of the running rank."""
+        """Returns whether the calling thread belongs to the running rank."""
         return _thread.get_ident() == self.current.thread
 
     def check_thread(self) -> None:
-        """Refuses threads started by a worker."""
+        """Raises an error if the calling thread was started by a worker."""
         if _thread.get_ident() != self.current.thread:
             self.refuse_thread()
 
@@ -290,7 +293,7 @@ class Clock:
             )
 
     def throw(self, rank: Rank, error: BaseException) -> None:
-        """Raises an error in a rank and lets it run until it gives way again."""
+        """Raises an error in a rank, and lets the rank run until it gives way again."""
         if rank.ended:
             return
         self._stands = True
@@ -299,7 +302,7 @@ class Clock:
         self._go_on(self._outside)
 
     def leave(self, rank: Rank) -> None:
-        """Marks a rank as ended and passes the baton; the last call of every rank."""
+        """Marks a rank as ended and passes on the baton. This is the last call of every rank."""
         rank.ended = True
         self.ended_ns = self.now_ns
         self._hand_to(self._next())
@@ -312,7 +315,7 @@ class Clock:
             self._go_on(self._outside)
 
     def _next(self) -> Rank:
-        """Makes the calls that are due; returns the first rank due, or ``_outside`` if none is."""
+        """Makes the calls that are due. Returns the first due rank, or ``_outside`` if none is."""
         if self._stands:
             return self._outside
         ready, times, later = self._ready, self._times, self._later
@@ -323,7 +326,7 @@ class Clock:
                     due()
                 elif not due.ended:
                     return due
-            while times and not later[times[0]]:  # everything was canceled
+            while times and not later[times[0]]:  # everything at this time was canceled
                 del later[heappop(times)]
             if not times:
                 return self._outside

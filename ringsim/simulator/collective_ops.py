@@ -1,32 +1,31 @@
-"""The collectives of simulated ranks: the data they move and the time they take.
+"""Performs the collectives of simulated ranks, and determines how long they take.
 
-The n-th collective of a group on one rank matches the n-th on every other rank. When the last rank
-has called it, the data moves, and the collective takes as long as a common algorithm would take
-over the given links. S is the size in the trace, and N the number of ranks:
+The n-th collective of a group on one rank matches the n-th collective of the group on every other
+rank. When the last rank has called it, the data moves, and the collective takes as long as a common
+algorithm would take over the given links. S is the size in the trace, and N is the number of ranks:
 
 | collective | algorithm |
 |---|---|
-| all_reduce | a ring: 2 (N - 1) steps of S / N, each rank to the next one; or a tree, if that takes
-less time: a reduce and a broadcast |
+| all_reduce | a ring: 2 (N - 1) steps of S / N, from each rank to the next one |
+| all_reduce, if this is faster | a tree: a reduce, and then a broadcast |
 | reduce_scatter, all_gather | a ring: N - 1 steps of S / N |
 | all_to_all | N - 1 steps of S / N; in step k, each rank sends to the rank k places on |
 | broadcast, reduce | log2 N steps of S, as in a tree |
-| gather, scatter | the bytes of N - 1 parts of S / N, one after another, and one latency |
+| gather, scatter | N - 1 parts of S / N, one after another, and one latency |
 | barrier | log2 N steps of 0 bytes |
 
-So a small all_reduce of many ranks goes through a tree, which has few latencies, and a large one
-around the ring, which moves the fewest bytes. The trace counts both under ``algorithms`` in its
-metadata.
+So a small all_reduce over many ranks uses a tree, which has few latencies, and a large all_reduce
+uses the ring, which moves the fewest bytes. The trace's metadata counts both under ``algorithms``.
 
 If each pair of ranks has its own link, a collective competes only with other collectives of its
-group, which wait for its last byte. A formula then gives its time: a step takes as long as the
-slowest link from a member to the next one.
+group, which wait for its last byte. A formula then determines its time: each step takes as long as
+the slowest link from a member to the next one.
 
-On shared links, the bytes compete with messages and other collectives. If the steps use the same
-routes each time, they are one flow per route, so that a ring of N ranks costs N flows, not 2 N
-(N - 1); if no link is shared, that takes the same time.
+On shared links, the bytes compete with messages and other collectives. If all steps use the same
+routes, they form one flow per route, so that a ring of N ranks needs N flows instead of
+2 N (N - 1). If no link is shared, this takes the same time.
 
-If ranks share cores and the costs of Gloo are known, everything follows Gloo instead; see
+If ranks share cores and Gloo's costs are known, collectives follow Gloo's algorithms instead; see
 `ringsim.simulator.gloo`.
 
 Source:
@@ -66,10 +65,10 @@ from ringsim.traces.events import OP_CODES
 __all__ = ["Part", "meet"]
 
 _RING, _TREE = "all_reduce: ring", "all_reduce: tree"
-_UNEVEN: Final = ("all_to_all", "all_to_all_single")  # every rank may move a different size
-_Way = tuple[int, int, float]  # from, to: places in the group; bytes
-_Round = tuple[list[_Way], int]  # and the number of latencies
-_Fault = tuple[type[ArgumentError], str, str]  # kind of error; the problem; the remedy
+_UNEVEN: Final = ("all_to_all", "all_to_all_single")  # sizes may differ from rank to rank
+_Way = tuple[int, int, float]  # from and to (places in the group), and bytes
+_Round = tuple[list[_Way], int]  # the ways, and the number of latencies
+_Fault = tuple[type[ArgumentError], str, str]  # the kind of error, the problem, and the remedy
 
 
 class _Choice(NamedTuple):
@@ -77,8 +76,8 @@ class _Choice(NamedTuple):
 
     Attributes:
         how: the name of the algorithm.
-        alone_s: the time it takes on links that carry nothing else.
-        busy_s: the time for which its bytes occupy the links.
+        alone_s: the time that the algorithm takes on links that carry nothing else.
+        busy_s: the time for which the algorithm's bytes occupy the links.
     """
 
     how: str
@@ -87,7 +86,7 @@ class _Choice(NamedTuple):
 
 
 class Part(SimulatedWork):
-    """One rank's part in a collective, created by ``call``."""
+    """One rank's part in a collective, as described by ``call``."""
 
     def __init__(self, rank: Rank, slots: tuple[int, ...], kind: Kind, call: Call) -> None:
         self.call, self.name, self.root = call, call.recorded_name, call.root
@@ -96,11 +95,11 @@ class Part(SimulatedWork):
         self.place = group.places[rank.number]
 
     def describe(self) -> str:
-        """Returns the operation in words."""
+        """Returns a description of the operation in words."""
         return f'{self.name} of group "{self.group.group_name}"'
 
     def result(self) -> list[Tensor]:
-        """Returns the tensors that hold the result, after waiting for it."""
+        """Waits for the result, and returns the tensors that hold it."""
         self.wait()
         return list(self.call.results)
 
@@ -112,23 +111,23 @@ class Part(SimulatedWork):
 
 
 class Meetings:
-    """The collectives of one group that are still missing members."""
+    """The collectives of one group that some members have not called yet."""
 
     def __init__(self, size: int) -> None:
-        self.calls = [0] * size  # the number of collectives each member has called, by place
-        # the parts posted so far, in order, by the number of the collective
+        self.calls = [0] * size  # the number of collectives that each member has called, by place
+        # the parts posted so far, in order, by number of the collective
         self.open: dict[int, list[Part]] = {}
-        # when the bytes of the last one have left, if the group has links of its own
+        # when the last collective's bytes have left, if the group has its own links
         self.free_s = 0.0
-        # the distinct links from each member to the next one, once they are needed
+        # the distinct links from each member to the next one, created when needed
         self.links: tuple[Link, ...] = ()
         self.choices: dict[tuple[str, int], _Choice] = {}  # by name and size
-        # how often each algorithm was chosen, if there is a choice
+        # how often each algorithm was chosen, for collectives that have a choice
         self.algorithms: Counter[str] = Counter()
 
 
 def meet(part: Part, links: Links) -> None:
-    """Adds a rank's part to its collective; the last part starts the collective.
+    """Adds a rank's part to its collective. The last part starts the collective.
 
     Raises:
         MessageMismatch: another rank has called a different collective at this point.
@@ -155,7 +154,7 @@ def meet(part: Part, links: Links) -> None:
         _begin(met, links)
         return
     kind, words, advice = fault
-    for each in met:  # takes no time; their waits raise the error
+    for each in met:  # takes no time; the waits of the ranks raise the error
         each.error = kind(
             f"{words} ({each.rank.here()}, {each.name}, group {group.group_name}). {advice}."
         )
@@ -172,6 +171,7 @@ def _compare(mine: Part, theirs: Part) -> None:
         and not uneven
     ):
         return
+    aspect = ""  # the property that differs, unless the words make it clear
     if not same_collective(mine.name, theirs.name):
         words = f"{mine.name} here and {theirs.name}"
     elif mine.root != theirs.root:
@@ -185,24 +185,22 @@ def _compare(mine: Part, theirs: Part) -> None:
         what = disagreement(*payloads)
         if not what or (what == "shape" and mine.name != theirs.name):
             return
-        words = (
-            f"a different {what}: {describe_payload(payloads[0])} here and "
-            f"{describe_payload(payloads[1])}"
-        )
+        aspect = f" in {what}"
+        words = f"{describe_payload(payloads[0])} here and {describe_payload(payloads[1])}"
     message = (
-        f"all ranks of a group must call matching collectives in the same order, got {words} in "
+        f"the collectives of a group do not match{aspect}: {words} in "
         f"rank {theirs.rank.number}'s "
         f"{theirs.name}{theirs.place_of_call()} ({mine.rank.here()}, {mine.name}, group "
-        f"{mine.group.group_name}). Make the calls match."
+        f"{mine.group.group_name}). Make matching calls in the same order on all ranks."
     )
     mine.refuse("collective_mismatch", message)
     raise MessageMismatch(message)
 
 
 def _unfit(one: Part, other: Part) -> str:
-    """Returns the mismatch between what one rank sends and another expects in an all_to_all.
+    """Returns the mismatch between one rank's send and another's receive in an all_to_all.
 
-    Sizes may differ from pair to pair. The text is "" if both sides match.
+    Sizes may differ from pair to pair. The result is "" if the two sides match.
     """
     given, taken = one.call.inputs[other.place], other.call.outputs[one.place]
     if given.nbytes != taken.nbytes:
@@ -218,19 +216,19 @@ def _unfit(one: Part, other: Part) -> str:
 
 
 def _find_fault(parts: Sequence[Part]) -> _Fault | None:
-    """Returns the problem with a reduction, or None if there is none."""
+    """Returns the problem with the reduction, or None if there is none."""
     payload = parts[0].kind.payload
     refusal = (
         find_refusal(parts[0].call.given[0].dtype, payload.reduction) if payload.reduction else ""
     )
     if not refusal:
         return None
-    words = f"op must be supported by torch for {payload.dtype}, got {payload.reduction}: {refusal}"
-    return Refused, words, "Convert the tensors, or choose another operation"
+    words = f"torch does not support {payload.reduction} for {payload.dtype}: {refusal}"
+    return Refused, words, "Convert the tensors, or choose a different op"
 
 
 def _move(parts: Sequence[Part]) -> _Fault | None:
-    """Moves the data, if there is any.
+    """Moves the data, if the tensors have any.
 
     Returns the problem with the tensors, or None if there is none.
     """
@@ -244,17 +242,17 @@ def _move(parts: Sequence[Part]) -> _Fault | None:
         others = name_ranks(
             [part.rank.number for part, has in zip(parts, has_data, strict=True) if any(has)]
         )
-        rule = "the tensors of a collective must have data on all ranks or on none"
+        failure = "some tensors of the collective have data and others do not"
         return (
             ArgumentError,
-            f"{rule}, got meta tensors on {without} and others on {others}",
-            "Use one device on all ranks",
+            f"{failure}: meta tensors on {without}, and tensors with data on {others}",
+            "Use the same device on all ranks",
         )
     try:
         for part in parts:
             for tensor in part.call.tensors:
                 check_storage(tensor)
-        # tensors created in inference mode can be changed in inference mode only
+        # tensors created in inference mode can only be changed in inference mode
         with torch.inference_mode(), outside_modes():
             _PERFORM[parts[0].call.collective.family]([part.call for part in parts])
     except ArgumentError as error:
@@ -266,14 +264,14 @@ def _move(parts: Sequence[Part]) -> _Fault | None:
     except RuntimeError as error:
         return (
             ArgumentError,
-            f"the tensors of a collective must be writable by torch: {error}",
+            f"torch cannot write to the tensors of the collective: {error}",
             "Use tensor.clone()",
         )
     return None
 
 
 # -- moving the data, given the calls by place. All inputs are read before any output is written,
-# because the tensors of a rank may share memory.
+# because a rank's tensors may share memory.
 
 
 def _broadcast(calls: Sequence[Call]) -> None:
@@ -300,7 +298,7 @@ def _reduce(calls: Sequence[Call]) -> None:
 
 
 def _reduce_scatter(calls: Sequence[Call]) -> None:
-    if all(call.cut_given for call in calls):  # all together, not part by part
+    if all(call.cut_given for call in calls):  # in one step, not part by part
         totals = reduce_parts([call.given[0].reshape(-1) for call in calls], calls[0].op).chunk(
             len(calls)
         )
@@ -365,7 +363,7 @@ _PERFORM: Final[dict[str, Callable[[Sequence[Call]], None]]] = {
 
 
 def _begin(parts: Sequence[Part], links: Links) -> None:
-    """Starts a collective that all members have called; completes their parts when it is done."""
+    """Starts a collective that all members have called, and completes it when it is done."""
     first, now_s = parts[0], parts[0].rank.clock.now
     size_bytes = max(part.kind.size_bytes for part in parts)
     if len(parts) == 1:
@@ -394,15 +392,16 @@ def _begin(parts: Sequence[Part], links: Links) -> None:
 
 
 def _complete(parts: Sequence[Part], time_s: float) -> None:
-    """Sets the time at which all parts are done, and wakes the ranks that wait for them."""
+    """Sets the time at which all parts are done, and wakes the waiting ranks then."""
     for part in parts:
         part.complete(time_s)
 
 
 def _choose(name: str, size_bytes: int, group: Team, links: Links) -> _Choice:
-    """Returns the algorithm of a collective, and its time.
+    """Returns the algorithm for a collective, and its time.
 
-    For an all_reduce, the faster one, which is counted; any other collective has one algorithm.
+    An all_reduce uses the faster of two algorithms, and counts the choice. All other collectives
+    have only one algorithm.
     """
     ranks, meetings = group.ranks, group.meetings
     choice: _Choice | None = meetings.choices.get((name, size_bytes))
@@ -412,7 +411,7 @@ def _choose(name: str, size_bytes: int, group: Team, links: Links) -> _Choice:
             meetings.links = tuple(dict.fromkeys(links.link_of(rank, succ) for rank, succ in pairs))
         hows = (_RING, _TREE) if COLLECTIVES[name].family == "all_reduce" else (name,)
         choices = [_weigh(how, len(ranks), size_bytes, meetings.links) for how in hows]
-        choice = min(choices, key=lambda one: one.alone_s)  # the ring if both are equal
+        choice = min(choices, key=lambda one: one.alone_s)  # the ring if both times are equal
         meetings.choices[name, size_bytes] = choice
     if choice.how != name:
         meetings.algorithms[choice.how] += 1
@@ -428,7 +427,7 @@ def _weigh(how: str, count: int, size_bytes: int, links: Sequence[Link]) -> _Cho
 
 
 def _count_steps(how: str, count: int, size_bytes: int) -> tuple[int, float]:
-    """Returns the number of consecutive latencies, and the bytes that each link carries."""
+    """Returns the number of consecutive latencies and the bytes that each link carries."""
     hops, others = (count - 1).bit_length(), (count - 1) * size_bytes / count
     if how == _RING:
         return 2 * (count - 1), 2 * others
@@ -444,7 +443,7 @@ def _count_steps(how: str, count: int, size_bytes: int) -> tuple[int, float]:
 
 
 def _go_through(parts: Sequence[Part], links: SharedLinks, rounds: Iterator[_Round]) -> None:
-    """Carries the first round now, and each later round once the previous one has arrived."""
+    """Carries the first round now, and each later round when the previous one has arrived."""
     group = parts[0].group
     under_way = 0
 
@@ -486,8 +485,8 @@ def _list_rounds(parts: Sequence[Part], how: str, size_bytes: int) -> Iterator[_
 
 
 def _amount(parts: Sequence[Part], source: int, to: int, amount: int) -> float:
-    """Returns the number of bytes that go from one member to another.
+    """Returns the number of bytes that one member sends to another.
 
-    In an all_to_all with uneven pieces, the size of the piece.
+    In an all_to_all with uneven pieces, this is the size of the piece.
     """
     return parts[source].call.inputs[to].nbytes if parts[source].name in _UNEVEN else amount

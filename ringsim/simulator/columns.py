@@ -1,18 +1,18 @@
-"""A schedule as columns, and the costs of its computations and messages, as arrays by stage.
+"""Represents a schedule as columns, and its costs as arrays by stage.
 
-If the order of every rank is fixed, a step is a graph, and its time is the longest path. A
-computation starts when the previous one on its rank has ended and its message has arrived. A
-message starts when three things have happened::
+If the order of every rank is fixed, a step is a graph, and its length is the longest path. A
+computation starts when the previous computation on its rank has ended and its message has arrived.
+A message starts when three things have happened::
 
     sender    ..[ made ]--post--.
                                  >-- start --- occupancy ---|-- latency --> arrives   [ the computation ] on the receiver
     link      ..the previous message has left               ^ the link is free again
     receiver  ..[ posted_after ]--post (rendezvous only)
 
-A computation needs at most one message, so messages have no rows of their own: a message is
-identified by the computation that waits for it.
+A computation needs at most one message, so messages have no rows of their own. The computation that
+waits for a message identifies the message.
 
-The cost of a message::
+Two sets of arguments determine the cost of a message::
 
     Costs.latency        arrives after latency; the link is never busy
     link=, size_bytes=   keeps the link busy for size * beta and arrives alpha later; seconds
@@ -56,14 +56,14 @@ __all__ = [
 ]
 
 _KINDS: Final = (*COMPUTE_KINDS, *SEND_KINDS, *RECV_KINDS)
-FORWARD: Final = 0  # the place of F in COMPUTE_KINDS
+FORWARD: Final = 0  # the index of F in COMPUTE_KINDS
 _F, _B, _I, _W, _SEND_F, _SEND_B, _RECV_F, _RECV_B = range(8)
 _CODES: Final = {kind: code for code, kind in enumerate(_KINDS)}
 
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """The computations of a schedule, rank by rank, each in its rank's order.
+    """The computations of a schedule, rank by rank, in each rank's order.
 
     The columns are NumPy arrays of length n.
 
@@ -71,16 +71,16 @@ class Columns:
         name: the name of the schedule.
         num_microbatches: the number of microbatches in the step.
         stage_ranks: the rank of each stage.
-        first: the index of each rank's first computation, and n; shape (ranks + 1,).
+        first: the index of each rank's first computation, followed by n; shape (ranks + 1,).
         stage: the stage of each computation.
         kind: the kind of each computation, as an index into ``COMPUTE_KINDS``.
         microbatch: the microbatch of each computation.
-        sent_after: the computation, on the sender, after which its message is sent; -1 for a
-            computation without a message.
-        posted_after: the computation, on its own rank, after which its receive is posted; -1 if
-            before the first.
-        queued_after: the computation whose message uses the link just before; -1 for the first
-            message of a link, and without a message.
+        sent_after: for each computation, the sender's computation after which the message is sent,
+            or -1 if the computation needs no message.
+        posted_after: for each computation, the computation on the same rank after which the receive
+            is posted, or -1 if the receive is posted at the start.
+        queued_after: for each computation, the one whose message uses the link just before, or -1
+            if the message is the first on its link, or if there is no message.
     """
 
     name: str
@@ -110,21 +110,21 @@ class Columns:
 
     @cached_property
     def rank(self) -> Ints:
-        """The rank of each computation; int32, shape (n,)."""
+        """The rank of each computation, int32, shape (n,)."""
         return np.repeat(np.arange(self.num_ranks, dtype=np.int32), np.diff(self.first))
 
     @cached_property
     def before(self) -> Ints:
-        """The previous computation on the same rank, or -1 for the first; int32, shape (n,)."""
+        """The previous computation on the same rank, or -1 for the first, int32, shape (n,)."""
         before = np.arange(-1, len(self) - 1, dtype=np.int32)
         before[self.first[:-1][np.diff(self.first) > 0]] = -1
         return before
 
     @cached_property
     def direction(self) -> Ints:
-        """The direction of the message of each computation.
+        """The direction of each computation's message.
 
-        0 for an activation, 1 for a gradient; int8, shape (n,).
+        The direction is 0 for an activation and 1 for a gradient, int8, shape (n,).
         """
         direction: Ints = (self.kind != FORWARD).astype(np.int8)
         return direction
@@ -138,7 +138,7 @@ class Columns:
         )
 
     def sources(self, operations: Ints) -> Ints:
-        """Returns the ranks that send the messages of computations, or -1 without a message."""
+        """Returns the ranks that send the computations' messages, or -1 if there is no message."""
         owner = np.array([*self.stage_ranks, -1])
         step = np.where(self.kind[operations] == FORWARD, -1, 1)
         sources: Ints = owner[
@@ -148,19 +148,19 @@ class Columns:
 
 
 def columns_of(schedule: Schedule, ahead: int = 1) -> Columns:
-    """Returns a schedule as columns. Phases are expanded to arrays, without a list of actions.
+    """Returns a schedule as columns, expanding phases directly to arrays.
 
     Args:
-        schedule: any schedule, lowered or not; it may be part of a step.
-        ahead: the number of computations before its use at which a receive is posted, as in
-            `lower`; ignored for a lowered schedule, which contains its receives.
+        schedule: any schedule, lowered or not; it may cover only part of a step.
+        ahead: the number of computations between the post of a receive and its use, as in `lower`.
+            It is ignored for a lowered schedule, which contains its receives.
 
     Returns:
         The computations, with the positions of their messages.
 
     Raises:
-        ScheduleError: an action belongs to another rank, occurs twice, precedes an action that it
-            needs, or has no other side for its message.
+        ScheduleError: an action belongs to a different rank, occurs twice, precedes an action that
+            it needs, or is a send or receive without a match.
 
     Example:
         >>> from ringsim.schedules import one_f_one_b
@@ -170,15 +170,15 @@ def columns_of(schedule: Schedule, ahead: int = 1) -> Columns:
         >>> columns.sent_after.tolist(), columns.posted_after.tolist()
         ([-1, -1, 5, 7, 0, -1, 1, -1], [-1, -1, 0, 1, -1, -1, 4, -1])
     """
-    # the phases of ringsim's own schedules follow the rules
+    # the phases of ringsim's own schedules are known to follow the rules
     if not isinstance(schedule.actions, PhasedRows):
         lower_checked(schedule)
     reader = _Reader(schedule)
-    return reader.read(min(ahead, len(reader.stage)))  # "before the start" means at the start
+    return reader.read(min(ahead, len(reader.stage)))  # a receive cannot be posted before the start
 
 
 def _read_actions(schedule: Schedule) -> tuple[Ints, Ints, Ints, Ints]:
-    """Returns the stage, kind and microbatch of all actions, and the number of actions by rank."""
+    """Returns all actions' stages, kinds and microbatches, and each rank's number of actions."""
     if isinstance(schedule.actions, PhasedRows):
         columns = [row.columns() for row in schedule.actions.rows]
         stage, kind, microbatch = (np.concatenate(each) for each in zip(*columns, strict=True))
@@ -192,15 +192,15 @@ def _read_actions(schedule: Schedule) -> tuple[Ints, Ints, Ints, Ints]:
 
 
 class _Reader:
-    """The columns of all actions, including sends and receives, and the index of each action."""
+    """Finds messages from the columns of all actions, including sends and receives."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
         self.stage, self.kind, self.microbatch, counts = _read_actions(schedule)
         self.rank = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
         self.computes = self.kind <= _W
-        # The index of each action, -1 if it is missing; two extra stages, so that lookups with -1
-        # and S find nothing.
+        # The index of each action, or -1 if it is missing. Two extra stages ensure that lookups
+        # with stages -1 and S find nothing.
         self.place = np.full(
             (len(_KINDS), schedule.num_stages + 2, schedule.num_microbatches), -1, dtype=np.int32
         )
@@ -215,14 +215,14 @@ class _Reader:
     def read(self, ahead: int) -> Columns:
         """Returns the columns of the computations."""
         needing, rank = self.needing, self.rank[self.needing]
-        # for each action: the last computation up to and including it
+        # for each action, the last computation up to and including the action
         number = np.cumsum(self.computes, dtype=np.int32) - np.int32(1)
         begins = np.searchsorted(self.rank[self.computes], np.arange(self.schedule.num_ranks + 1))
         send, receive = self._find_messages()
         order, new = self._sort_by_channel(send)
         if receive is None:
             posted = number[needing]
-            # a receive precedes the later ones of its channel
+            # a receive precedes the later receives of its channel
             for some in np.split(order, np.flatnonzero(new)[1:]):
                 posted[some] = np.minimum.accumulate(posted[some][::-1])[::-1]
             posted -= ahead + 1
@@ -247,7 +247,7 @@ class _Reader:
         )  # fmt: skip
 
     def _find_messages(self) -> tuple[Ints, Ints | None]:
-        """Returns the send and the receive of each computation that needs a message.
+        """Returns the send and the receive for each computation that needs a message.
 
         The receives are None if the schedule is not lowered.
         """
@@ -256,7 +256,7 @@ class _Reader:
         source = stage + np.where(forward, -1, 1)
         if not self.schedule.lowered:
             made = self.place[np.where(forward, _F, _B), source, microbatch]
-            # B or I produces a gradient
+            # a gradient comes from B or from I
             return np.maximum(made, np.where(forward, -1, self.place[_I, source, microbatch])), None
         receive = self.place[np.where(forward, _RECV_F, _RECV_B), stage, microbatch]
         unneeded = np.setdiff1d(np.flatnonzero(self.kind > _SEND_B), receive)
@@ -273,12 +273,12 @@ class _Reader:
         return self.place[np.where(forward, _SEND_F, _SEND_B), source, microbatch], receive
 
     def _sort_by_channel(self, send: Ints) -> tuple[Ints, Ints]:
-        """Sorts messages by channel (from rank, to rank) and, in each channel, in sending order.
+        """Sorts messages by channel (from rank, to rank) and, within a channel, in sending order.
 
-        Returns the order, and a mask of each channel's first message.
+        Returns the order, and a mask of the first message in each channel.
         """
         receiver = self.rank[self.needing]
-        order = np.lexsort((send, receiver))  # also by sender, as actions are sorted by rank
+        order = np.lexsort((send, receiver))  # sorts also by sender, as actions are sorted by rank
         new = np.ones(len(order), dtype=bool)
         new[1:] = (np.diff(receiver[order]) != 0) | (np.diff(self.rank[send[order]]) != 0)
         return order, new
@@ -286,20 +286,22 @@ class _Reader:
 
 Links = Link | Mapping[tuple[int, int], Link]
 Sizes = int | Sequence[int]
-_MOST_BYTES: Final = 2**53  # every size up to here is exact as a float
+_MOST_BYTES: Final = 2**53  # floats represent every size up to this one exactly
 
 
 class Prices(NamedTuple):
-    """Times by stage S, with a last axis of K for several sets of costs.
+    """The times of computations and messages, by stage.
 
-    The arrays hold Fractions if any cost is a Fraction, and float64 otherwise.
+    S is the number of stages. For K sets of costs, the arrays have an extra last axis of length K.
+    They hold Fractions if any cost is a Fraction, and float64 otherwise.
 
     Attributes:
-        duration: the time of a computation, shape (4, S), by index in ``COMPUTE_KINDS`` and stage.
-        occupancy: the time for which the message that a stage receives occupies its link, shape
-            (2, S): activations, gradients.
-        latency: the time that it then travels, shape (2, S); -inf if the stage receives no message
-            from another rank.
+        duration: the time of a computation, by index in ``COMPUTE_KINDS`` and by stage, shape (4,
+            S).
+        occupancy: the time for which a message occupies its link, by direction (activations,
+            gradients) and by receiving stage, shape (2, S).
+        latency: the time that the message then travels, shape (2, S), or -inf if the stage receives
+            no message from another rank.
     """
 
     duration: Ints
@@ -312,16 +314,17 @@ class Prices(NamedTuple):
         return self.duration.dtype == object
 
     def map(self, change: Callable[[Ints], Ints]) -> Prices:
-        """Returns prices with a change applied to each array."""
+        """Returns the prices with a change applied to each array."""
         return Prices(*map(change, self))
 
 
 def make_prices(
     stage_ranks: Sequence[int], costs: Costs, link: Links | None, sizes: Sequence[int]
 ) -> Prices:
-    """Returns one set of costs as arrays by stage, after checking it.
+    """Checks one set of costs, and returns it as arrays by stage.
 
-    The arguments are the same as for `simulate_schedule`; sizes are as `spread_sizes` returns them.
+    The arguments are the same as for `simulate_schedule`, except that ``sizes`` come from
+    `spread_sizes`.
 
     Example:
         >>> prices = make_prices((0, 1), Costs(), Link(alpha_s=0.5, beta_s_per_byte=0.25), [8])
@@ -334,7 +337,7 @@ def make_prices(
         check_links(link)
         if costs.latency != 0:
             raise ArgumentError(
-                f"latency must be 0 if link is given, got {costs.latency}. Set alpha_s of the link "
+                f"latency must be 0 if link is given, got {costs.latency}. Set the link's alpha_s "
                 "instead."
             )
     durations = [
@@ -363,9 +366,9 @@ def make_prices(
 
 
 def spread_sizes(size_bytes: Sizes, num_stages: int, *, has_link: bool) -> list[int]:
-    """Returns the size in bytes at each boundary between two stages, after checking it.
+    """Checks message sizes, and returns the size in bytes at each boundary between stages.
 
-    Sizes need a link, which sets the cost of a byte.
+    Sizes require a link, which determines the cost of a byte.
     """
     given: Any = [size_bytes] * max(num_stages - 1, 0) if is_integer(size_bytes) else size_bytes
     if not (is_list(given) or isinstance(given, np.ndarray)):
@@ -376,8 +379,8 @@ def spread_sizes(size_bytes: Sizes, num_stages: int, *, has_link: bool) -> list[
     sizes = list(given)
     if len(sizes) != num_stages - 1:
         raise ArgumentError(
-            f"size_bytes must be one number, or one for each of {num_stages - 1} boundaries, got "
-            f"{len(sizes)} numbers."
+            "the length of size_bytes must be the number of boundaries between stages, "
+            f"{num_stages - 1}, got {len(sizes)}. Pass a single number, or one per boundary."
         )
     if not all(is_integer(size) and 0 <= size <= _MOST_BYTES for size in sizes):
         raise ArgumentError(
@@ -386,6 +389,6 @@ def spread_sizes(size_bytes: Sizes, num_stages: int, *, has_link: bool) -> list[
         )
     if any(sizes) and not has_link:
         raise ArgumentError(
-            f"size_bytes needs a link, got {say(size_bytes)} without one. Add link=Link(...)."
+            f"size_bytes requires a link, got {say(size_bytes)} without a link. Add link=Link(...)."
         )
     return [int(size) for size in sizes]

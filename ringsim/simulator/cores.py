@@ -1,4 +1,4 @@
-"""The cores of a machine that simulated ranks share."""
+"""Models the cores that simulated ranks share on a machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["Cores"]
 
 
 class Cores:
-    """Cores that are assigned in the order of requests; no task is interrupted.
+    """Cores that are assigned in the order of requests, without interrupting tasks.
 
     Example:
         >>> cores = Cores(2)
@@ -20,7 +20,7 @@ class Cores:
         self._free_s = [0.0] * count  # a heap of the times at which cores become free
 
     def book(self, from_s: float, seconds: float) -> float:
-        """Reserves the core that becomes free first, for some seconds.
+        """Reserves the core that becomes free first for some seconds.
 
         Returns the time at which the reservation ends.
         """

@@ -1,7 +1,7 @@
-"""The critical path of a simulated step, and the gain from improving a part of it.
+"""Finds the critical path of a simulated step, and the parts that are worth improving.
 
 The critical path is a chain of computations and messages, each of which begins when the previous
-one ends. The reasons why it did not begin earlier::
+one ends. Each of these hops has a reason that it did not begin earlier::
 
     program order    the rank was busy with the previous computation
     data             a computation waited for its message, or a message for its payload
@@ -9,9 +9,9 @@ one ends. The reasons why it did not begin earlier::
     receiver late    the receive was not posted
     start            nothing came before
 
-The length of a step is the longest of many paths through it. So improving a stage, a link or the
-size of messages gains at most the time that the critical path spends on it, and less once another
-path is the longest. Simulating again gives the exact gain.
+The length of a step is the longest of many paths through it. Improving a stage, a link or the size
+of messages therefore saves at most the time that the critical path spends on it, and less if a
+different path becomes the longest. A second simulation determines the exact gain.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ class Hop(NamedTuple):
         action: a computation, or the send of a message.
         rank: the rank that computes or receives.
         source: the rank that sends, or -1 for a computation.
-        start: its start, which is the end of the previous hop.
-        end: its end; for a message, when it arrives or frees the link for the next one.
+        start: the start of the hop, which is the end of the previous hop.
+        end: the end of the hop; for a message, the time at which it arrives or frees the link for
+            the next message.
         reason: the reason that the hop did not start earlier.
     """
 
@@ -58,9 +59,9 @@ class Hop(NamedTuple):
 
 @dataclass(frozen=True)
 class CriticalPath:
-    """The chain of computations and messages that takes as long as the step.
+    """The chain of computations and messages that determines the length of the step.
 
-    Anything that is not on the chain could be slightly slower at no cost.
+    Anything that is not on the chain could be slightly slower without making the step longer.
 
     Attributes:
         hops: the hops from the start of the step to its end.
@@ -77,7 +78,7 @@ class CriticalPath:
 
     @property
     def by_reason(self) -> dict[str, int]:
-        """The number of hops by reason; reasons that do not occur are left out."""
+        """The number of hops by reason. Reasons that do not occur are left out."""
         counts = Counter(hop.reason for hop in self.hops)
         return {reason: counts[reason] for reason in REASONS if counts[reason]}
 
@@ -90,12 +91,12 @@ class CriticalPath:
     def travelling(self) -> Time:
         """The time that the path spends on links.
 
-        Together with ``computing``, it makes up the whole step.
+        This time and ``computing`` add up to the length of the step.
         """
         return sum(hop.end - hop.start for hop in self.hops if hop.source >= 0)
 
     def __repr__(self) -> str:
-        """Returns the length and the parts of the path."""
+        """Returns a one-line summary of the path's length and parts."""
         why = ", ".join(f"{reason} {number:,}" for reason, number in self.by_reason.items())
         return (
             f"Critical path of {len(self):,} hops: computing {float(self.computing):.6g}, on links "
@@ -104,10 +105,10 @@ class CriticalPath:
 
 
 def find_critical_path(times: Times) -> CriticalPath:
-    """Walks from the last computation back to the start of the step.
+    """Finds the critical path by walking back from the last computation to the start.
 
-    Each hop leads back to the cause of the longest wait. If two causes end at the same time, the
-    order on the rank comes first, then the data.
+    Each hop leads back to the cause of the longest wait. If two causes end at the same time,
+    program order takes precedence over data.
     """
     operations, ends, hops = times.columns, times.ends, list[Hop]()
     zero: Any = ends[:0].sum()
@@ -132,7 +133,7 @@ def find_critical_path(times: Times) -> CriticalPath:
 
 
 def _walk_messages(hops: list[Hop], times: Times, here: int) -> int:
-    """Adds the message of a computation, and the messages it queued behind.
+    """Adds a computation's message, and the messages that it queued behind.
 
     Returns the computation that the first of these messages waited for.
     """
@@ -155,19 +156,19 @@ def _walk_messages(hops: list[Hop], times: Times, here: int) -> int:
 
 
 def plain(time: Time) -> Time:
-    """Returns a Python float for a NumPy float; Fractions stay Fractions."""
+    """Converts a NumPy float to a Python float, and leaves Fractions unchanged."""
     return float(time) if isinstance(time, float) else time
 
 
 @dataclass(frozen=True)
 class Lever:
-    """One thing that could be improved.
+    """A part of a step that could be improved.
 
     Attributes:
         what: ``stage 3``, ``link 2>3`` or ``message size``.
-        on_path: the time that the critical path spends on it, in the unit of the costs.
-        gain: the time that improving it saves, by simulation.
-        bound: the upper limit of the gain, from ``on_path``.
+        on_path: the time that the critical path spends on this part, in the unit of the costs.
+        gain: the time saved by improving this part, according to a simulation.
+        bound: an upper limit on the gain, computed from ``on_path``.
     """
 
     what: str
@@ -178,12 +179,12 @@ class Lever:
 
 @dataclass(frozen=True, repr=False)
 class Sensitivity:
-    """The gains from improving single things, best first.
+    """The gains from improving single parts of a step, largest first.
 
     Attributes:
-        by: the improvement of each thing: 0.1 makes the thing 10 % faster.
-        makespan: the length of the step now.
-        levers: the things that were tried.
+        by: the improvement of each part: 0.1 makes a part 10 % faster.
+        makespan: the current length of the step.
+        levers: the parts that were tried.
     """
 
     by: float
@@ -202,11 +203,11 @@ class Sensitivity:
 
 
 def list_levers(path: CriticalPath, prices: Prices) -> dict[str, float]:
-    """Returns the time that the critical path spends on each stage, link and message size.
+    """Returns the time that the critical path spends on each lever.
 
-    In descending order.
+    The levers are stages, links and the message size, in descending order of time.
     """
-    # numbers of the same type as the costs: int, float or Fraction
+    # the numbers have the same type as the costs: int, float or Fraction
     spent: defaultdict[str, Any] = defaultdict(int)
     for (stage, kind, _), rank, source, start, end, _ in path.hops:
         spent[f"stage {stage}" if source < 0 else f"link {source}>{rank}"] += end - start
@@ -218,9 +219,9 @@ def list_levers(path: CriticalPath, prices: Prices) -> dict[str, float]:
 
 
 def improve(what: str, by: float, stage_ranks: Sequence[int], prices: Prices) -> Prices:
-    """Returns prices in which one thing is cheaper by a fraction of its cost.
+    """Returns prices in which one lever is cheaper by a fraction of its cost.
 
-    ``what`` is as in `Lever.what`.
+    ``what`` names the lever, as in `Lever.what`.
     """
     factor = 1 - by
     better = prices.map(lambda table: table.astype(float))

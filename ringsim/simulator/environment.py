@@ -1,4 +1,4 @@
-"""Environment variables and signal handlers that are separate for each simulated rank."""
+"""Keeps environment variables and signal handlers separate for each simulated rank."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _HARMLESS: Final = (  # signals that do not end a process by default
 
 
 class RankEnvironment(MutableMapping[str, str]):
-    """A replacement for ``os.environ``: each rank sees its own changes to common variables.
+    """A replacement for ``os.environ`` in which each rank sees only its own changes.
 
     Args:
-        common: the variables of the process.
+        common: the process's variables, which all ranks see.
         clock: the clock of the ranks.
 
     Example:
@@ -45,7 +45,7 @@ class RankEnvironment(MutableMapping[str, str]):
 
     def __init__(self, common: MutableMapping[str, str], clock: Clock) -> None:
         self._common, self._clock = common, clock
-        self._elsewhere: dict[str, str | None] = {}  # changes of threads that are not ranks
+        self._elsewhere: dict[str, str | None] = {}  # changes made by threads that are not ranks
 
     def install(self) -> None:
         """Replaces ``os.environ`` with this object."""
@@ -92,19 +92,20 @@ class RankEnvironment(MutableMapping[str, str]):
 
 
 class RankSignals:
-    """Signal functions with which a simulated rank sets handlers, signals itself, and dies.
+    """Replaces signal functions, so that simulated ranks set handlers, get signals, and die.
 
-    Python sets handlers in the main thread only, and the process must outlive a rank that dies. So
-    a handler is only stored, and called if the rank sends itself the signal.
+    Python sets handlers only in the main thread, and the process must outlive a rank that dies. A
+    handler is therefore only stored, and is called if the rank sends the signal to itself.
 
     Args:
         clock: the clock of the ranks.
-        die: ends the calling rank, with an exit code or the negative number of a signal.
+        die: a function that ends the calling rank with an exit code, or with the negative number of
+            a signal.
     """
 
     def __init__(self, clock: Clock, die: Callable[[int], NoReturn]) -> None:
         self._clock, self._die, self._process = clock, die, os.getpid()
-        self._elsewhere: dict[int, Any] = {}  # handlers of threads that are not ranks
+        self._elsewhere: dict[int, Any] = {}  # handlers set by threads that are not ranks
         self._ask, self._kill, self._exit = signal.getsignal, os.kill, os._exit
 
     def install(self) -> None:
@@ -116,13 +117,13 @@ class RankSignals:
         vars(os).update(kill=self.kill, _exit=self.exit, abort=self.abort)
 
     def signal(self, number: int, handler: Any) -> Any:
-        """Sets the handler of a signal; returns the previous one."""
+        """Sets the handler for a signal, and returns the previous handler."""
         before = self.getsignal(number)
         self._handlers[number] = handler
         return before
 
     def getsignal(self, number: int) -> Any:
-        """Returns the handler of a signal."""
+        """Returns the handler for a signal."""
         handlers = self._handlers
         return handlers[number] if number in handlers else self._ask(number)
 
@@ -132,7 +133,7 @@ class RankSignals:
         return self._clock.current.own.handlers if self._clock.is_rank() else self._elsewhere
 
     def kill(self, pid: int, number: int) -> None:
-        """Sends a signal, as ``os.kill``; if a rank sends it to itself, no other rank gets it."""
+        """Sends a signal, as ``os.kill`` does. A rank's signal to itself reaches no other rank."""
         if pid != self._process or number in _HARMLESS or not self._asked_by_rank():
             self._kill(pid, number)
             return
@@ -143,24 +144,24 @@ class RankSignals:
             handler(number, sys._getframe(1))
 
     def exit(self, code: int) -> NoReturn:
-        """Ends the calling rank, as ``os._exit`` ends a process."""
+        """Ends the calling rank in the way that ``os._exit`` ends a process."""
         if self._asked_by_rank():
             self._die(code)
         self._exit(code)
 
     def abort(self) -> NoReturn:
-        """Ends the calling rank, as ``os.abort`` ends a process."""
+        """Ends the calling rank in the way that ``os.abort`` ends a process."""
         if self._asked_by_rank():
             self._die(-signal.SIGABRT)
         self._kill(os.getpid(), signal.SIGABRT)
         raise AssertionError  # the signal has ended the process
 
     def _asked_by_rank(self) -> bool:
-        """Returns whether the caller is a rank's own thread, not a process it has forked."""
+        """Returns whether the caller is a rank's own thread, and not a process that it forked."""
         return os.getpid() == self._process and self._clock.is_rank()
 
     def refuse(self, *_: Any) -> NoReturn:
-        """Refuses a timer, because real time does not pass on a virtual clock.
+        """Raises an error for a timer, because real time does not pass on a virtual clock.
 
         Raises:
             RingError: always.

@@ -1,8 +1,9 @@
-"""Gloo's algorithms for collectives.
+"""Implements Gloo's algorithms for collectives.
 
-A member of a collective posts one step after another: the messages that it sends and receives
-together. It has one or two steps in flight, and posts the next one when the oldest is complete.
-Pieces of a ring are halved, so that one half is in flight while the other is added up::
+A member of a collective posts one step after another. A step consists of the messages that the
+member sends and receives together. One or two steps are in flight, and the member posts the next
+step when the oldest one is complete. The pieces of a ring are halved, so that one half is in flight
+while the other half is added up::
 
     all_reduce, 2 ranks     step 0 |=====|
                             step 1    |=====|            posted immediately: two steps in flight
@@ -10,17 +11,16 @@ Pieces of a ring are halved, so that one half is in flight while the other is ad
 
 | collective | steps of each member, S bytes, N ranks | in flight |
 |---|---|---|
-| all_reduce, reduce_scatter | 4 (N - 1) to the previous rank, of S / 2N: once around to add up,
-once
-around to distribute | 2 |
+| all_reduce, reduce_scatter | 4 (N - 1) to the previous rank, of S / 2N (see below) | 2 |
 | all_gather | 2 (N - 1) to the next rank, of S / 2N | 2 |
 | reduce | 2 (N - 1) to the previous rank, then S / N to the root | 2 |
 | broadcast | a binomial tree: receive S, then send S to all children | 1 |
 | gather, scatter, all_to_all | everything in one step | 1 |
 | barrier | log2 N exchanges, with ranks 1, 2, 4, ... places on | 1 |
 
-Pieces of a ring have at most 1 MiB; a larger S has more pieces. torch carries out a reduce_scatter
-as an all_reduce, and keeps only a part.
+In an all_reduce, the data goes around the ring once to be added up, and once more to be
+distributed. The pieces of a ring have at most 1 MiB, so a larger S has more pieces. torch carries
+out a reduce_scatter as an all_reduce, and keeps only a part of the result.
 
 Source:
     Gloo, ``allreduce.cc``, ``reduce.cc``, ``allgather.cc``, ``broadcast.cc``, ``scatter.cc``,
@@ -47,9 +47,10 @@ _LARGEST_BYTES: Final = 1 << 20  # the largest piece of a ring
 
 
 class GlooStep(NamedTuple):
-    """The messages that a member posts together.
+    """The messages that a member posts at the same time.
 
-    The places that it sends to and receives from, and the size of each message.
+    A step holds the places that the member sends to and receives from, and the size of each
+    message.
     """
 
     to: tuple[int, ...]
@@ -60,13 +61,13 @@ class GlooStep(NamedTuple):
 def list_steps(
     name: str, place: int, count: int, root: int, size_bytes: int
 ) -> tuple[list[GlooStep], int]:
-    """Returns the steps of a member, and the number of steps that may be in flight.
+    """Returns a member's steps, and the number of steps that may be in flight.
 
     Args:
         name: the name of the collective in torch.
         place: the place of the member in its group.
         count: the number of members, at least 2.
-        root: the place of the root, ignored for collectives without one.
+        root: the root's place, which is ignored for collectives without a root.
         size_bytes: S.
 
     Example:
@@ -108,8 +109,8 @@ def list_steps(
 
 
 def _spread(place: int, count: int, root: int, size_bytes: int) -> list[GlooStep]:
-    """Returns the steps of a member in a binomial tree."""
-    number = (place - root) % count  # the root's is 0
+    """Returns a member's steps in a binomial tree."""
+    number = (place - root) % count  # the root has number 0
     level = number.bit_length()
     hops = [1 << bit for bit in range(level, (count - 1).bit_length())]
     children = tuple((number + hop + root) % count for hop in hops if number + hop < count)
@@ -124,10 +125,10 @@ def _spread(place: int, count: int, root: int, size_bytes: int) -> list[GlooStep
 
 @dataclass(slots=True)
 class _Member:
-    """The progress of a member through its steps."""
+    """A member's progress through its steps."""
 
     steps: Sequence[GlooStep]
-    most: int  # that may be in flight
+    most: int  # the number of steps that may be in flight
     posted: int = 0
     complete: int = 0
     # for each step in flight, the number of messages that have not arrived
@@ -135,16 +136,16 @@ class _Member:
 
 
 class GlooCollective:
-    """One collective, from the time at which all members have called it.
+    """Carries out one collective that all members have called.
 
     Args:
         name: the name of the collective in torch.
-        ranks: its members.
-        root: the place of the root.
+        ranks: the members of the collective.
+        root: the root's place.
         size_bytes: S.
-        links: the cores, with the costs of Gloo.
+        links: the cores, with Gloo's costs.
         clock: the virtual clock.
-        done: called with the place of each member and the time when it is done.
+        done: a function to call with each member's place, and the time at which the member is done.
     """
 
     def __init__(
@@ -162,8 +163,8 @@ class GlooCollective:
             _Member(*list_steps(name, place, len(ranks), root, size_bytes))
             for place in range(len(ranks))
         ]
-        # The messages of which only one side is posted, by source and destination: whether that
-        # side is the send, its step, and the time.
+        # The messages of which only one side is posted, by source and destination. An entry
+        # consists of a flag (the posted side is the send), its step, and the time.
         self._waiting: defaultdict[tuple[int, int], deque[tuple[bool, int, float]]] = defaultdict(
             deque
         )
@@ -187,7 +188,7 @@ class GlooCollective:
             self._done(place, self._clock.now_s())
 
     def _meet(self, sends: bool, number: int, source: int, to: int, size_bytes: float) -> None:
-        """Posts one side of a message; if the other side is already posted, carries the message."""
+        """Posts one side of a message, and carries the message if the other side is posted."""
         now_s, queue = self._clock.now_s(), self._waiting[source, to]
         if not queue or queue[0][0] is sends:
             queue.append((sends, number, now_s))
@@ -202,9 +203,9 @@ class GlooCollective:
         )
 
     def _arrive(self, place: int, number: int) -> None:
-        """Notes that a message from a member's step has arrived.
+        """Records that a message of a member's step has arrived.
 
-        The member continues if it waited for this message.
+        If the member was waiting for this message, it continues.
         """
         member = self._members[place]
         member.missing[number - member.complete] -= 1

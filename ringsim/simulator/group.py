@@ -1,8 +1,8 @@
-"""A torch process group whose members are simulated ranks.
+"""Defines a torch process group whose members are simulated ranks.
 
-One object serves all members, and ``rank()`` depends on the calling rank. So a default that a
-function bound when it was imported (``group=group.WORLD``) stays valid. Each operation is passed to
-the rank that calls it.
+One object serves all members, and the result of ``rank()`` depends on the calling rank. A default
+argument that a function bound at import (``group=group.WORLD``) therefore stays valid. The group
+passes each operation to the rank that calls it.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class SimulatedGroup(PythonGroup):
     """A process group of simulated ranks.
 
     Args:
-        team: its members.
-        name: its name in torch.
-        desc: the description given by the program.
-        make_group: creates a group of some of its ranks; see ``new_group``.
+        team: the members of the group.
+        name: the group's name in torch.
+        desc: the program's description of the group.
+        make_group: a function that creates a group of some of the group's ranks; see ``new_group``.
     """
 
     def __init__(self, team: Team, name: str, desc: str, make_group: Callable[..., Any]) -> None:
@@ -45,7 +45,7 @@ class SimulatedGroup(PythonGroup):
 
     @property
     def options(self) -> Any:
-        """The options of a backend, which are its timeout."""
+        """The options of the backend, which consist of its timeout."""
         return SimpleNamespace(_timeout=self.team.limit or DEFAULT_TIMEOUT)
 
     def set_timeout(self, timeout: timedelta) -> None:
@@ -53,7 +53,7 @@ class SimulatedGroup(PythonGroup):
         self.team.limit = timeout
 
     def new_group(self, ranks: Sequence[int], **options: Any) -> Any:
-        """Creates a group of some ranks; ``dist.new_group`` calls it on all of them."""
+        """Creates a group of some ranks. ``dist.new_group`` calls this method on all of them."""
         return self._make_group(ranks, **options)
 
     def begin_message(self, sends: bool, place: int | None, tensors: Any, tag: int) -> Work:

@@ -1,16 +1,17 @@
-"""Separate random numbers and torch settings for simulated ranks, whose threads share a process.
+"""Keeps the random numbers and torch settings of simulated ranks apart.
 
-Each rank is a thread, so grad mode, inference mode, autocast, the default device, torch's modes
-and hooks, and a running event loop are separate anyway. The rest belongs to the process. A rank
-that continues restores its own:
+Simulated ranks share a process. Each rank is a thread, so grad mode, inference mode, autocast, the
+default device, torch's modes and hooks, and a running event loop are separate anyway. Everything
+else belongs to the process. When a rank continues, its own state is restored:
 
 * torch's CPU generator, and streams for the functions of ``random`` and ``np.random`` called as
   ``random.x()`` and ``np.random.x()``;
-* the default dtype, anomaly mode, deterministic algorithms, the precision of matrix products;
-* the module ``__main__``, of which each rank of a script has its own, and torch's groups.
+* the default dtype, anomaly mode, deterministic algorithms, and the precision of matrix products;
+* the module ``__main__``, of which each rank of a script has its own copy, and torch's groups.
 
-Ranks share the filters of ``warnings``, the working directory, and the stream of functions of
-``random`` and ``np.random`` imported by name; a note of the trace reports ranks that drew from it.
+Ranks share the filters of ``warnings``, the working directory, and the random streams behind
+functions of ``random`` and ``np.random`` that are imported by name. If ranks draw from these
+streams, a note in the trace reports it.
 """
 
 from __future__ import annotations
@@ -48,14 +49,14 @@ class Isolated:
         self.generator: torch.Tensor | None = None  # None before the rank has started
         self.settings: tuple[Any, ...] | None = None  # None for the initial settings
         self.main: ModuleType | None = None
-        self.streams: dict[Any, Any] = {}  # generators for `random` and `np.random`
+        self.streams: dict[Any, Any] = {}  # the generators for `random` and `np.random`
         self.variables: dict[str, str | None] = {}  # environment variables; None if removed
         self.handlers: dict[int, Any] = {}  # signal handlers
         self.world: dict[str, Any] = {}  # torch's tables of groups
 
 
 class _Nothing:
-    """An object with replaceable attributes, used before any groups exist."""
+    """An empty object that accepts any attributes, used before any groups exist."""
 
 
 class Isolation:
@@ -92,7 +93,7 @@ class Isolation:
             setattr(module, name, self._make_draw(module, method, getattr(module, name)))
 
     def put(self, own: Isolated) -> None:
-        """Activates the state of a rank; seeds the rank if it is starting."""
+        """Activates a rank's state, and seeds the rank if it is starting."""
         holder = self._holder
         if holder is own:
             return
@@ -113,7 +114,7 @@ class Isolation:
         self._holder = own
 
     def list_shared_draws(self) -> list[str]:
-        """Returns the shared streams from which ranks have drawn: "random", "numpy.random"."""
+        """Returns the shared streams ("random", "numpy.random") from which ranks have drawn."""
         states = self._read_streams().items()
         return [name for name, state in states if state != self._begin[name]]
 
@@ -124,7 +125,7 @@ class Isolation:
     def _make_draw(
         self, module: Any, method: str, original: Callable[..., Any]
     ) -> Callable[..., Any]:
-        """Returns a function that draws from the stream of the running rank."""
+        """Returns a function that draws from the running rank's stream."""
 
         @functools.wraps(original)
         def draw(*args: Any, **kwargs: Any) -> Any:
@@ -140,7 +141,7 @@ class Isolation:
 
 
 def _list_functions() -> list[tuple[Any, str, str]]:
-    """Returns the functions that draw from a shared stream: module, name, generator method."""
+    """Lists the functions that draw from a shared stream, as (module, name, method) tuples."""
     found: list[tuple[Any, str, str]] = [
         (np.random, "seed", "seed"),
         (np.random, "ranf", "random_sample"),

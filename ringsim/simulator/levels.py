@@ -1,9 +1,10 @@
-"""The times of everything in a schedule, computed with NumPy, level by level over all ranks.
+"""Computes all times in a schedule with NumPy, level by level over all ranks.
 
-Every computation and every message has a level, the first one for which everything it needs is on
-earlier levels (a computation may need a message of its own level). So each level takes a few array
-operations, whatever the schedule looks like; in reverse order, the levels give the latest time at
-which everything may end. For 1F1B, the level of each computation (3 ranks, 4 microbatches)::
+Every computation and every message is on a level, which is the first level for which everything it
+needs is on earlier levels. (A computation may need a message on its own level.) Each level takes a
+few array operations, whatever the schedule looks like. In reverse order, the levels determine the
+latest times at which everything may end. These are the levels of the computations in 1F1B (3 ranks,
+4 microbatches)::
 
     level     0  1  2  3  4  5  6  7  8  9 10 11
     rank 0   F0    F1    F2 B0 F3 B1    B2    B3
@@ -11,9 +12,9 @@ which everything may end. For 1F1B, the level of each computation (3 ranks, 4 mi
     rank 2         F0 B0 F1 B1 F2 B2 F3 B3
 
 `find_levels` finds the levels of any schedule. The levels of GPipe and 1F1B follow a rule: a
-microbatch is a fixed number of levels behind the previous one, and a rank one level behind its
-neighbor. `Wave` uses this rule: each level is a slice of the ranks, and only the ranks' clocks are
-kept, so that a thousand ranks and thousands of microbatches take a second.
+microbatch is a fixed number of levels behind the previous microbatch, and a rank is one level
+behind its neighbour. With this rule, `Wave` represents each level as a slice of the ranks and keeps
+only the ranks' clocks, so that a thousand ranks and thousands of microbatches take a second.
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ __all__ = ["Levels", "Times", "Wave", "find_levels", "find_wave"]
 
 @dataclass(frozen=True, eq=False)
 class Times:
-    """The times of everything in a step, in arrays of shape (n,), one entry per computation.
+    """All times in a step, as arrays of shape (n,) with one entry per computation.
 
     Attributes:
         columns: the schedule.
-        prices: the costs of its computations and messages, without K.
+        prices: the costs of computations and messages, for a single set of costs.
         rendezvous: whether a message starts only when its receive is also posted.
         ends: the end of each computation.
-        message_starts: the time at which its message starts to use its link; -inf without a
-            message.
+        message_starts: the time at which each computation's message starts to use its link, or -inf
+            if there is no message.
     """
 
     columns: Columns
@@ -54,27 +55,27 @@ class Times:
 
     @cached_property
     def arrivals(self) -> Ints:
-        """The arrival of each computation's message; -inf without a message."""
+        """The arrival of each computation's message, or -inf if there is no message."""
         way = self.columns.direction, self.columns.stage
         arrivals: Ints = self.message_starts + self.prices.occupancy[way] + self.prices.latency[way]
         return arrivals
 
     def ends_of(self, operations: Ints) -> Ints:
-        """Returns the ends of computations; 0 for -1, the start of the step."""
+        """Returns the ends of computations, with 0 for index -1, the start of the step."""
         ends: Ints = np.append(self.ends, self.ends[:0].sum())[operations]
         return ends
 
 
 @dataclass(frozen=True, eq=False)
 class Levels:
-    """Computations and messages in an order that allows computing their times together.
+    """Computations and messages in an order in which their times can be computed together.
 
     Attributes:
         columns: the schedule.
         order: the computations by level, shape (n,).
-        bounds: the index in ``order`` at which each level begins, and n.
-        messages: the messages by level, as the computations that wait for them, shape (m,).
-        message_bounds: the index in ``messages`` at which each level begins, and m.
+        bounds: the index in ``order`` at which each level begins, followed by n.
+        messages: the messages by level, given by the computations that wait for them, shape (m,).
+        message_bounds: the index in ``messages`` at which each level begins, followed by m.
     """
 
     columns: Columns
@@ -85,20 +86,20 @@ class Levels:
 
     @cached_property
     def _place(self) -> Ints:
-        """The index of each computation in ``order``; an extra entry keeps -1 as -1."""
+        """The index of each computation in ``order``. An extra entry keeps -1 as -1."""
         return _invert(self.order, len(self.order))
 
     @cached_property
     def _message_place(self) -> Ints:
-        """The index of each computation's message in ``messages``, or -1 without a message."""
+        """The index in ``messages`` of each computation's message, or -1 if there is none."""
         return _invert(self.messages, len(self.order))
 
     @cached_property
     def _needs(self) -> tuple[Ints, Ints, Ints, Ints, Ints]:
-        """The things that computations and messages need, as indices.
+        """The needs of computations and messages, as indexes.
 
-        For each computation, the previous one and its message; for each message, the events it is
-        sent, posted and queued after.
+        A computation needs the previous computation and its message. A message needs the
+        computations after which it is sent, posted and queued.
         """
         columns, place, message_place = self.columns, self._place, self._message_place
         return (
@@ -112,7 +113,7 @@ class Levels:
     def _price(self, prices: Prices) -> tuple[Ints, Ints, Ints, Ints, Ints]:
         """Returns tables of prices with a row for each kind and stage.
 
-        Also returns the row of each computation and of each message.
+        The other results are the row of each computation and the row of each message.
         """
         columns, stages = self.columns, np.int32(self.columns.num_stages)
         tables = prices.map(lambda table: table.reshape(-1, *table.shape[2:]))
@@ -123,12 +124,12 @@ class Levels:
     def time(self, prices: Prices, *, rendezvous: bool) -> tuple[Ints, Ints]:
         """Returns the end of each computation and the start of its message, as in `Times`.
 
-        Shapes (n,), or (n, K) if the prices have a K.
+        The shapes are (n,), or (n, K) for K sets of costs.
         """
         duration, occupancy, latency, row, message_row = self._price(prices)
         before, message, sent, posted, queued = self._needs
         count, extra = len(self.order), duration.shape[1:]
-        # the last entry, selected by -1, is the start of the step
+        # the last entry, which -1 selects, is the start of the step
         ends = np.zeros((count + 1, *extra), dtype=duration.dtype)
         started = np.full((len(self.messages) + 1, *extra), -np.inf, dtype=duration.dtype)
         free, arrived = started.copy(), started.copy()
@@ -152,13 +153,13 @@ class Levels:
         return ends[self._place[:-1]], started[self._message_place[:-1]]
 
     def last_ends(self, prices: Prices, *, rendezvous: bool) -> Ints:
-        """Returns the ends of computations, which include each rank's last."""
+        """Returns the ends of computations, which include the last one on each rank."""
         return self.time(prices, rendezvous=rendezvous)[0]
 
     def latest_ends(self, prices: Prices, makespan: float, *, rendezvous: bool) -> Ints:
-        """Returns the latest end of each computation that does not lengthen the step, shape (n,).
+        """Returns each computation's latest end that does not lengthen the step, shape (n,).
 
-        The prices are float64, without K.
+        The prices must be float64, for a single set of costs.
         """
         duration, occupancy, latency, row, message_row = self._price(prices)
         before, message, sent, posted, queued = self._needs
@@ -174,14 +175,14 @@ class Levels:
             some = slice(self.message_bounds[level], self.message_bounds[level + 1])
             start = frees[some] - occupancy[message_row[some]]
             frees[queued[some]] = np.minimum(frees[queued[some]], start)
-            np.minimum.at(ends, sent[some], start)  # a computation may be followed by several sends
+            np.minimum.at(ends, sent[some], start)  # several sends may follow a computation
             if rendezvous:
                 np.minimum.at(ends, posted[some], start)
         return ends[self._place[:-1]]
 
 
 def _invert(numbers: Ints, count: int) -> Ints:
-    """Returns the index of each number.
+    """Returns the index at which each number occurs.
 
     Missing numbers get -1, and an extra entry keeps -1 as -1.
     """
@@ -240,15 +241,15 @@ def find_levels(columns: Columns) -> Levels | None:
 
 
 class Wave(NamedTuple):
-    """The levels of GPipe or 1F1B, as a rule: F j of rank s is on level s + stride * j.
+    """The levels of GPipe or 1F1B by rule: F j of rank s is on level s + stride * j.
 
     Attributes:
         num_ranks: P.
         num_microbatches: M.
-        stride: the number of levels between a microbatch and the previous one.
-        turn: the level of the first backward of the last rank; B j of rank s is on level turn +
-            (P - 1 - s) + stride * j.
-        ahead: the number of computations before its use at which a receive is posted.
+        stride: the number of levels between two consecutive microbatches.
+        turn: the level of the last rank's first backward; B j of rank s is on level turn + (P - 1 -
+            s) + stride * j.
+        ahead: the number of computations between the post of a receive and its use.
     """
 
     num_ranks: int
@@ -263,8 +264,8 @@ class Wave(NamedTuple):
         return self.turn + self.num_ranks + self.stride * (self.num_microbatches - 1)
 
     def find_ranks(self, direction: int, level: int) -> slice:
-        """Returns the ranks with a forward (0) or a backward (1) on a level."""
-        # ranks are first counted from the rank where the direction begins
+        """Returns the ranks that have a forward (0) or a backward (1) on a level."""
+        # at first, ranks are counted from the rank where the direction begins
         away = level - self.turn if direction else level
         last_away = away - self.stride * (self.num_microbatches - 1)
         nearest = max(away % self.stride, last_away)
@@ -280,7 +281,7 @@ class Wave(NamedTuple):
     def last_ends(self, prices: Prices, *, rendezvous: bool) -> Ints:
         """Returns the end of each rank's last computation, shape (P,) or (P, K).
 
-        Keeps only one row of times per rank; the prices are float64.
+        The method keeps only one row of times per rank. The prices must be float64.
         """
         last = np.zeros((self.num_ranks, *prices.duration.shape[2:]))
         for _, ranks, _, end in self._sweep(prices, rendezvous):
@@ -288,7 +289,7 @@ class Wave(NamedTuple):
         return last
 
     def time(self, prices: Prices, *, rendezvous: bool) -> tuple[Ints, Ints]:
-        """Returns the times of every computation and message, as `Levels.time` does."""
+        """Returns the times of all computations and messages, as `Levels.time` does."""
         ends, starts = np.empty((2, self.num_ranks * 2 * self.num_microbatches))
         # the index of each rank's next computation
         place = np.arange(self.num_ranks) * (2 * self.num_microbatches)
@@ -302,14 +303,14 @@ class Wave(NamedTuple):
     def _sweep(self, prices: Prices, rendezvous: bool) -> Iterator[tuple[int, slice, Ints, Ints]]:
         """Times the computations level by level, forwards and backwards.
 
-        Yields the direction (0 forwards, 1 backwards), the ranks that take part, the starts of
-        their messages, and the ends of their computations.
+        Yields the direction (0 for forwards, 1 for backwards), the ranks that take part, the starts
+        of their messages, and the ends of their computations.
         """
-        # with an idle rank at either end
+        # with an extra idle rank at either end
         shape = (self.num_ranks + 2, *prices.duration.shape[2:])
-        free = np.full((2, *shape), -np.inf)  # when the link of each rank's next message is free
-        # the end of each rank's last computation, of the one before it, and so on: the receive of
-        # the next computation is posted at the oldest
+        free = np.full((2, *shape), -np.inf)  # when the link for each rank's next message is free
+        # the end of each rank's last computation, of the one before, and so on; the receive of the
+        # next computation is posted at the oldest of these ends
         past = np.zeros((1 + min(self.ahead, 2 * self.num_microbatches), *shape))
         for level in range(self.num_levels):
             before = past[0].copy()
@@ -331,7 +332,7 @@ class Wave(NamedTuple):
 
 
 def find_wave(schedule: Schedule, ahead: int = 1) -> Wave | None:
-    """Returns the rule for the levels of GPipe or 1F1B, or None for any other schedule.
+    """Returns the rule for the levels of GPipe or 1F1B, or None for other schedules.
 
     Example:
         >>> from ringsim.schedules import zb_h1

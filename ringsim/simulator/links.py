@@ -1,45 +1,45 @@
-"""The links between simulated ranks, which carry messages and determine when they arrive.
+"""Models links between simulated ranks, which carry messages and determine their arrival.
 
-**Private links**: each ordered pair of ranks has its own link, which takes one message after
-another. A message occupies the link while its bytes enter it, and arrives one latency after the
-last of them::
+**Private links**: each ordered pair of ranks has its own link, which carries one message after
+another. A message occupies the link while its bytes enter the link, and arrives one latency after
+the last byte has entered::
 
     ready    start             free       arrive
       |--------|=================|----------|
         busy     size * beta       alpha              start = max(ready, free of the message before)
 
-**Shared cores**: private links on one machine with fewer cores than ranks. Both carrying a message
-and posting it need a core::
+**Shared cores**: ranks have private links, but share a machine with fewer cores than ranks. Both
+carrying a message and posting it require a core::
 
     core 0  |== rank 0 posts ==|== rank 2 posts ==|          rank 2 requests a core last, and waits
     core 1  |== rank 1 posts ==|== 0 -> 1 is carried ====|  for the first core that is free
 
-With the costs of Gloo (`ringsim.topologies.GlooCosts`), a message needs a core on each side, for
-half of the time that carrying it takes. If both ranks use their connection at about the same time,
-some messages, drawn with the run's seed, stall: they arrive later, as do other messages to the same
-rank in the meantime, and a core is busy until then. Cores that have been idle for a while must
-first be woken::
+With Gloo's costs (`ringsim.topologies.GlooCosts`), a message needs a core on each side, each for
+half of the time that carrying the message takes. If both ranks use their connection at about the
+same time, some messages stall, and the run's seed determines which. A stalled message arrives
+later, as do other messages to the same rank in the meantime, and a core is busy until then. Cores
+that have been idle for a while must first be woken::
 
     rank 0    |= posts =|                             |= continues
     rank 1       |= posts =|......... stall ..........|= continues
 
-**Shared links**: messages in flight together share the links of a topology fairly. A message is a
-flow through all links of its route at the same time; when a flow begins or ends, the flows that it
-met get new paces. Messages from one rank to another go one after another, and so do the flows of
-one group's collectives, which run next to the messages::
+**Shared links**: messages that are in flight at the same time share the links of a topology fairly.
+A message is a flow that passes through all links of its route at the same time. When a flow begins
+or ends, the flows that it met get new paces. The messages from one rank to another run one after
+another. So do the flows of one group's collectives, but these run at the same time as messages::
 
     0 -> 2, 8 bytes  |==== half the link ====|== alone ==|  arrives one latency after its last byte
     1 -> 2, 4 bytes  |==== half the link ====|              so does this one
 
-Sharing is max-min fair: all flows speed up together until a link is full; the flows on it keep that
-speed, and the others speed up further. ::
+Sharing is max-min fair: all flows speed up together until a link is full. The flows on this link
+then keep their speed, and the other flows speed up further. ::
 
     link A, 10 bytes/s:  flow 1, flow 2          flow 2 is held at 2 by link B, so flow 1 gets the
                                                  other 8 of A
     link B,  4 bytes/s:          flow 2, flow 3  flow 3 is held at 2
 
-Speeds are *paces*, in seconds per byte like the beta of a link: a flow that shares no link has
-exactly the pace of its slowest link.
+Speeds are expressed as *paces*, in seconds per byte like a link's beta. A flow that shares no link
+has exactly the pace of its slowest link.
 
 Source:
     D. Bertsekas, R. Gallager, "Data Networks", 2nd edition (1992), section 6.5.2: max-min fairness
@@ -78,25 +78,26 @@ __all__ = [
     "make_links",
 ]
 
-Arrived = Callable[[float], None]  # called with the time of an arrival, at that time
+Arrived = Callable[[float], None]  # called at the time of an arrival, with this time
 
-AWAKE_S: Final = 300e-6  # the cores do not sleep for this long after a message
-# two posts on a connection within this time overlap: what the first one sends is about to arrive
+AWAKE_S: Final = 300e-6  # the cores stay awake for this long after a message
+# two posts on a connection within this time count as overlapping, because the first one's bytes are
+# about to arrive
 CLOSE_S: Final = 150e-6
 _NO_DEGREES: Final[Mapping[tuple[int, int], float]] = {}
 
 
 @dataclass(slots=True)
 class _Line:
-    """One link that carries nothing else."""
+    """The state of one private link."""
 
     alpha_s: float
     beta_s: float
-    free_s: float = 0.0  # the time at which it has taken all bytes so far
+    free_s: float = 0.0  # the time at which all bytes so far have entered the link
 
 
 class PrivateLinks:
-    """A private link for each ordered pair of ranks; each arrival is known immediately.
+    """Private links for each ordered pair of ranks. Arrival times are known immediately.
 
     Args:
         link: the cost of a message: one link for all pairs, or one for each ordered pair (src, dst)
@@ -104,7 +105,7 @@ class PrivateLinks:
         slower: the factor by which a link is slower, by (src, dst).
 
     Raises:
-        ArgumentError: ``link``, or an entry of it, is not a link.
+        ArgumentError: ``link``, or one of its entries, is not a link.
 
     Example:
         >>> links = PrivateLinks(Link(alpha_s=1.0, beta_s_per_byte=0.5))
@@ -135,17 +136,19 @@ class PrivateLinks:
         arrived: Arrived | None = None,
         apart_s: float = math.inf,
     ) -> float:
-        """Accepts a message; returns its arrival time in seconds.
+        """Accepts a message, and returns its arrival time in seconds.
 
         Messages from one source to one destination arrive in the order of the calls.
 
         Args:
             src: the rank that sends the message.
             dst: the rank that receives the message.
-            size_bytes: its size, at least 0.
-            ready_s: the time from which it may leave; not in the past.
-            arrived: the function that shared links call when it arrives.
-            apart_s: the time since one of its ranks last used their connection, for shared cores.
+            size_bytes: the size of the message, at least 0.
+            ready_s: the earliest time at which the message may leave, which must not be in the
+                past.
+            arrived: a function that shared links call when the message arrives.
+            apart_s: the time since one of the two ranks last used their connection, for shared
+                cores.
         """
         line = self._lines.get((src, dst))
         if line is None:
@@ -156,7 +159,7 @@ class PrivateLinks:
         return free_s + line.alpha_s
 
     def free_s(self, src: int, dst: int) -> float:
-        """Returns the time at which a link has taken all bytes so far."""
+        """Returns the time at which all bytes so far have entered a link."""
         line = self._lines.get((src, dst))
         return 0.0 if line is None else line.free_s
 
@@ -169,16 +172,16 @@ class PrivateLinks:
 
 
 def find_link(link: Link | Mapping[tuple[int, int], Link], src: int, dst: int) -> Link:
-    """Returns the link for a pair of ranks, given one for all pairs or one for each pair.
+    """Returns the link for a pair of ranks, from one link for all pairs or a dict of links.
 
-    Raises ArgumentError if there is none.
+    Raises ArgumentError if there is no link for the pair.
     """
     if isinstance(link, Link):
         return link
     if (src, dst) not in link:
         raise ArgumentError(
-            f"link must have an entry for each pair that communicates, got none for ({src}, "
-            f"{dst}). Add ({src}, {dst}): Link(...)."
+            f"link contains no entry for ({src}, {dst}), but rank {src} sends to rank {dst}. Add "
+            f"({src}, {dst}): Link(...)."
         )
     return link[src, dst]
 
@@ -186,7 +189,7 @@ def find_link(link: Link | Mapping[tuple[int, int], Link], src: int, dst: int) -
 def degraded(link: Link, factor: float) -> Link:
     """Returns a link on which every message takes ``factor`` times as long.
 
-    For a factor of 1, returns the link itself.
+    With a factor of 1, this is the link itself.
 
     Example:
         >>> degraded(Link(alpha_s=1.0, beta_s_per_byte=0.5), 5).time_s(4)
@@ -203,7 +206,7 @@ def fair_paces(
 ) -> list[float]:
     """Returns the paces of flows that share the links of their routes max-min fairly.
 
-    The pace is 0 if none of the links of a route is ever full.
+    A flow's pace is 0 if none of the links on its route is ever full.
 
     Args:
         routes: the links of each flow, without duplicates.
@@ -214,20 +217,21 @@ def fair_paces(
         [0.125, 0.5, 0.5]
     """
     found = [0.0] * len(routes)
-    # the flows of each link that still speed up; no sets, because their order may differ by run
+    # the flows on each link that still speed up; not sets, because the order of a set may differ
+    # from run to run
     moving: dict[LinkName, dict[int, None]] = {}
     for flow, route in enumerate(routes):
         for link in route:
             if paces[link] > 0:
                 moving.setdefault(link, {})[flow] = None
-    taken = dict.fromkeys(moving, 0.0)  # bytes per second of the flows at their final pace
+    taken = dict.fromkeys(moving, 0.0)  # the bytes per second of flows at their final pace
     pace = math.inf
     while moving:
-        offers = {}  # the pace of each link if it became full next
+        offers = {}  # for each link, the pace if it became full next
         for link, flows in moving.items():
             left = 1 - taken[link] * paces[link]  # the share of the link that is still free
             offers[link] = len(flows) * paces[link] / left if left > 0 else math.inf
-        pace = min(pace, max(offers.values()))  # without min, rounding could make it rise again
+        pace = min(pace, max(offers.values()))  # without min, rounding could raise it again
         for link in [link for link, offer in offers.items() if offer >= pace]:
             for flow in moving.pop(link, ()):
                 found[flow] = pace
@@ -245,22 +249,22 @@ Edge = tuple[Hashable, Hashable]
 
 @dataclass(slots=True, eq=False)
 class _Flow:
-    """A message in flight, or waiting for the one before it."""
+    """A message that is in flight, or waits for the message before it."""
 
     route: _Route
-    left_bytes: float  # at settled_s
+    left_bytes: float  # the bytes left at settled_s
     latency_s: float
     ready_s: float
     arrived: Arrived | None
-    pace: float = -1.0  # seconds per byte; negative if there is none yet
+    pace: float = -1.0  # seconds per byte, or negative if not yet known
     settled_s: float = 0.0
-    end_s: float = math.inf  # the time at which it is expected to end
-    end: Callable[[], None] = field(init=False)  # called at that time
+    end_s: float = math.inf  # the expected end
+    end: Callable[[], None] = field(init=False)  # called at end_s
 
 
 @dataclass(slots=True, eq=False)
 class _Route:
-    """The route from one rank to another, with its messages; the first one is in flight."""
+    """The route from one rank to another, and its messages, of which the first is in flight."""
 
     alpha_s: float
     edges: tuple[Edge, ...]
@@ -268,9 +272,9 @@ class _Route:
 
 
 class SharedLinks:
-    """The links of a topology; arrivals are known only when they happen.
+    """The links of a topology, on which arrivals are known only when they happen.
 
-    ``slower`` is the factor by which a message is slower, by (src, dst), in an otherwise empty
+    ``slower`` lists, by (src, dst), the factor by which a message is slower in an otherwise empty
     network.
     """
 
@@ -286,12 +290,13 @@ class SharedLinks:
         self._topology: Final = topology
         self._world_size: Final = world_size
         self._slower: Final = slower
-        # by src, dst; the routes of collectives also by group
+        # by source and destination; the routes of collectives also by group
         self._routes: dict[tuple[int, ...], _Route] = {}
-        self._paces: dict[Edge, float] = {}  # of the links that some route has used
-        # the flows on each link now; no sets, because their order may differ by run
+        self._paces: dict[Edge, float] = {}  # the paces of the links that some route has used
+        # the current flows on each link; not sets, because the order of a set may differ from run
+        # to run
         self._users: dict[Edge, dict[_Flow, None]] = {}
-        # links whose flows have changed since the paces were computed
+        # links whose flows have changed since the paces were last computed
         self._changed: dict[Edge, None] = {}
 
     def carry(
@@ -305,8 +310,8 @@ class SharedLinks:
     ) -> None:
         """Accepts a message, as `PrivateLinks.carry` does.
 
-        Calls ``arrived``, unless it is None, when the message arrives. Returns None, because the
-        arrival depends on messages still to come.
+        The method calls ``arrived`` (unless it is None) when the message arrives. It returns None,
+        because the arrival time depends on messages that are still to come.
         """
         route = self._routes.get((src, dst)) or self._open(src, dst)
         self._queue(_Flow(route, size_bytes, route.alpha_s, ready_s, arrived))
@@ -314,11 +319,11 @@ class SharedLinks:
     def carry_part(
         self, group: int, src: int, dst: int, size_bytes: float, latencies: int, arrived: Arrived
     ) -> None:
-        """Accepts the bytes that a collective now moves from one rank to another.
+        """Accepts the bytes that a collective moves from one rank to another now.
 
-        They wait for earlier bytes of the group, and share the links with everything else. If many
-        steps use the same link, their bytes may be one flow, which pays the latency of the route
-        once per step, after its last byte.
+        The bytes wait for earlier bytes of the group, and share the links with everything else. If
+        several steps use the same links, their bytes may form a single flow. After its last byte,
+        the flow takes the route's latency once per step.
         """
         route = self._routes.get((src, dst, group))
         if route is None:
@@ -339,7 +344,7 @@ class SharedLinks:
         return self._whole(src, dst, self._topology.route(src, dst, self._world_size))
 
     def _whole(self, src: int, dst: int, hops: Sequence[Hop]) -> Link:
-        """Returns the cost of some hops together, including the pair's degradation."""
+        """Returns the total cost of some hops, including the pair's degradation."""
         link = Link(
             sum(hop.link.alpha_s for hop in hops),
             max((hop.link.beta_s_per_byte for hop in hops), default=0.0),
@@ -349,7 +354,7 @@ class SharedLinks:
     def _open(self, src: int, dst: int) -> _Route:
         hops = list(self._topology.route(src, dst, self._world_size))
         whole = self._whole(src, dst, hops)
-        # an additional hop, as slow as the degraded route should be
+        # an extra hop, as slow as the degraded route should be
         if (src, dst) in self._slower:
             hops.append(Hop((("degraded", src), dst), whole))
         # A link that is never full delays no flow, and would only connect unrelated flows.
@@ -363,7 +368,7 @@ class SharedLinks:
     def _begin_when_ready(self, flow: _Flow) -> None:
         if flow.ready_s > self._clock.now_s():
             self._clock.at(flow.ready_s, partial(self._begin, flow))
-        else:  # immediately, so that paces are computed once for all that happens now
+        else:  # immediately, so that paces are computed once for everything that happens now
             self._begin(flow)
 
     def _begin(self, flow: _Flow) -> None:
@@ -389,7 +394,7 @@ class SharedLinks:
             self._begin_when_ready(route.flows[0])
 
     def _change(self, edges: tuple[Edge, ...]) -> None:
-        """Schedules new paces for when everything that is due now has happened.
+        """Schedules new paces for the moment when everything due now has happened.
 
         Many flows may begin or end at the same time.
         """
@@ -398,7 +403,7 @@ class SharedLinks:
         self._changed.update(dict.fromkeys(edges))
 
     def _share(self) -> None:
-        """Gives new paces to the flows on changed links, to the flows they meet, and so on."""
+        """Computes new paces for the flows on changed links, for the flows they meet, and so on."""
         flows = self._meeting(self._changed)
         self._changed.clear()
         now_s = self._clock.now_s()
@@ -430,13 +435,13 @@ class SharedLinks:
 
 
 class SharedCores(PrivateLinks):
-    """A private link for each ordered pair of ranks, and cores shared by all ranks.
+    """Private links for each ordered pair of ranks, and cores shared by all ranks.
 
-    Each message needs a core for the time it would take on an idle machine, or the time given by
-    the machine's Gloo costs. The additional time of ``slower`` needs no core.
+    Each message needs a core for the time that it would take on an idle machine, or for the time
+    that the machine's Gloo costs determine. The additional time due to ``slower`` needs no core.
 
     Args:
-        machine: the link, the cores, and the costs of Gloo.
+        machine: the link, the cores, and Gloo's costs.
         slower: the factor by which a link is slower, by (src, dst).
         world_size: the number of ranks that share the cores.
         seed: the seed that determines which messages stall.
@@ -461,10 +466,10 @@ class SharedCores(PrivateLinks):
         self.gloo, self.cores = machine.gloo, Cores(machine.cores)
         self._alone = machine.link
         self._draw = random.Random(seed).random
-        self._stalled_s: dict[int, float] = {}  # the end of each rank's stall
+        self._stalled_s: dict[int, float] = {}  # the end of the stall of each rank
         # a rank that waits for a core stays busy for longer
         self._close_s = CLOSE_S * max(1.0, world_size / machine.cores)
-        self._handled_s = -math.inf  # when the last message was handled
+        self._handled_s = -math.inf  # the time at which the last message was handled
 
     def carry(
         self,
@@ -475,7 +480,7 @@ class SharedCores(PrivateLinks):
         arrived: Arrived | None = None,
         apart_s: float = math.inf,
     ) -> float:
-        """Accepts a message, as `PrivateLinks.carry` does; it needs a core once it begins."""
+        """Accepts a message, as `PrivateLinks.carry` does. The message needs a core to begin."""
         begin_s = max(ready_s, self.free_s(src, dst))
         arrives_s = super().carry(src, dst, size_bytes, ready_s)
         gloo = self.gloo
@@ -490,11 +495,11 @@ class SharedCores(PrivateLinks):
     def carry_piece(
         self, gloo: GlooCosts, dst: int, size_bytes: float, ready_s: float, apart_s: float
     ) -> float:
-        """Accepts a collective's message, which no link delays; returns its arrival time."""
+        """Accepts a collective's message, which no link delays, and returns its arrival time."""
         return self._stall(gloo, dst, self._handle(gloo, ready_s, size_bytes), apart_s)
 
     def _handle(self, gloo: GlooCosts, begin_s: float, size_bytes: float) -> float:
-        """Reserves a core for each side; returns the time at which both are done."""
+        """Reserves a core for each side, and returns the time at which both sides are done."""
         half_s = gloo.carrying.time_s(size_bytes) / 2
         self._handled_s = end_s = max(
             self.cores.book(begin_s, half_s), self.cores.book(begin_s, half_s)
@@ -502,7 +507,7 @@ class SharedCores(PrivateLinks):
         return end_s
 
     def _stall(self, gloo: GlooCosts, dst: int, arrives_s: float, apart_s: float) -> float:
-        """Returns the arrival time of a message, delayed if it stalls."""
+        """Returns a message's arrival time, including the delay if it stalls."""
         until_s = self._stalled_s.get(dst, 0.0)
         if until_s > arrives_s:
             return until_s
@@ -524,15 +529,15 @@ def make_links(
     inject: Iterable[Injection] = (),
     seed: int = 0,
 ) -> Links:
-    """Returns the links of a run, with the arguments of ``ringsim.simulate``.
+    """Creates the links of a run from the arguments of ``ringsim.simulate``.
 
-    Each `Degrade` makes the messages between a pair of ranks slower.
+    Each `Degrade` slows down the messages between a pair of ranks.
     """
     if (link is None) == (topology is None):
         got = "none" if link is None else "both"
         raise ArgumentError(
             f"exactly one of link and topology must be given, got {got}. "
-            "A topology has its own links."
+            "Pass link, or a topology, which contains its own links."
         )
     inject = tuple(inject)
     pairs = [(each.src, each.dst) for each in inject if isinstance(each, Degrade)]
@@ -546,7 +551,7 @@ def make_links(
         callable(getattr(topology, name, None)) for name in ("check", "route")
     ):
         raise ArgumentError(
-            f"topology must have the methods check and route, got {say(topology)}. Use one from "
-            "ringsim.topologies."
+            f"topology must have the methods check and route, got {say(topology)}. Use a topology "
+            "from ringsim.topologies."
         )
     return SharedLinks(clock, topology, world_size, slower)

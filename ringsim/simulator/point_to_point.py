@@ -1,14 +1,14 @@
 """Matches the sends and recvs of simulated ranks, and decides when a message leaves.
 
-The k-th send of a channel (group, source, destination, tag) matches the k-th recv; either may be
-posted first. Three kinds of semantics, by name:
+The k-th send of a channel (group, source, destination, tag) matches the channel's k-th recv. Either
+side may be posted first. The semantics are chosen by name:
 
-| name | like | a send |
+| name | as on | a send |
 |---|---|---|
 | ``rendezvous`` | Gloo | waits for its recv, at every size |
-| ``buffered(65536)`` | MPI | up to this many bytes, leaves immediately and is done; else it waits |
+| ``buffered(65536)`` | MPI | up to this size, leaves immediately and is done; otherwise waits |
 | ``buffered`` | | leaves immediately and is done, at any size |
-| ``grouped`` | NCCL | waits for its recv, and for all earlier messages of its rank on the group |
+| ``grouped`` | NCCL | waits for its recv, and for its rank's earlier messages on the group |
 
 With ``grouped``, a batch counts as one message.
 
@@ -52,14 +52,15 @@ __all__ = ["Channel", "Rendezvous", "SimulatedMessage", "make_matcher"]
 
 
 class SimulatedMessage(SimulatedWork):
-    """A send or a recv.
+    """One side of a message: a send or a recv.
 
     Attributes:
-        number: its index among the messages that had to wait for their other side; 0 if the other
-            side was already posted.
-        met: the recv that matches a send.
-        arrives_s: the arrival time of a send that left before its recv was posted.
-        entry: the messages carried out together with it, if the messages of a rank go in order.
+        number: its index among the messages that had to wait for their other side, or 0 if the
+            other side was already posted.
+        met: for a send, the matching recv.
+        arrives_s: the arrival time, for a send that left before its recv was posted.
+        entry: the messages that are carried out together with this one, if a rank's messages run in
+            order.
     """
 
     number = 0
@@ -87,19 +88,19 @@ class SimulatedMessage(SimulatedWork):
         self.channel.connection.is_open = False
 
     def arrive(self, time_s: float) -> None:
-        """Completes a send and its recv when the message has arrived."""
+        """Completes a send and its recv after the message has arrived."""
         self.met.complete(time_s)  # type: ignore[union-attr]  # it has left, so it has its recv
         self.complete(time_s)
 
     def source_rank(self) -> int:
-        """Returns the source of a message as a rank of the group, after waiting for it."""
+        """Waits for the message, and returns its source as a rank of the group."""
         self.wait()
         return self.group.places[self.peer]
 
     _source_rank = source_rank
 
     def result(self) -> list[torch.Tensor]:
-        """Returns the tensor, after waiting for it."""
+        """Waits for the message, and returns its tensor."""
         self.wait()
         return [self.tensor]
 
@@ -107,16 +108,16 @@ class SimulatedMessage(SimulatedWork):
         return [self.tensor]
 
     def describe(self) -> str:
-        """Returns the operation in words."""
+        """Returns a description of the operation in words."""
         return f"{'send to' if self.sends else 'recv from'} {self.peer}, tag {self.tag}"
 
 
 @dataclass
 class Connection:
-    """The connection between two ranks in a group, until a time limit closes it."""
+    """The connection between two ranks in a group, which a timeout may close."""
 
     is_open: bool = True
-    # until when each rank was posting on it, if posting takes time
+    # the end of each rank's last post on the connection, if posting takes time
     busy_s: dict[int, float] = field(default_factory=dict)
 
 
@@ -124,7 +125,7 @@ class Connection:
 class Channel:
     """The messages from one rank of a group to another with one tag, in order.
 
-    If the source is ANY_SOURCE, the recvs from any rank.
+    If the source is ANY_SOURCE, these are the recvs from any rank.
     """
 
     group: Team
@@ -132,7 +133,7 @@ class Channel:
     dst: int
     tag: int
     connection: Connection
-    # waiting for their other side: all sends, or all recvs
+    # the messages that wait for their other side: all sends, or all recvs
     waiting: deque[SimulatedMessage] = field(default_factory=deque)
 
 
@@ -150,15 +151,15 @@ class Rendezvous:
     def __init__(self, clock: Clock, links: Links) -> None:
         self._clock, self._links = clock, links
         self._stalls = isinstance(links, SharedCores) and links.gloo is not None
-        self._posted = 0  # how many messages have had to wait for their other side
+        self._posted = 0  # the number of messages that had to wait for their other side
         self._channels: dict[tuple[Team, int, int, int], Channel] = {}
         self._connections: defaultdict[tuple[Team, int, int], Connection] = defaultdict(Connection)
         self._hears_anybody = False  # whether a recv from any source was ever posted
 
     def channel_of(self, group: Team, src: int, dst: int, tag: int) -> Channel:
-        """Returns the channel of a group, a source, a destination and a tag.
+        """Returns the channel for a group, a source, a destination and a tag.
 
-        Ranks are global.
+        The ranks are global.
         """
         key = (group, src, dst, tag if self.by_tag else 0)
         channel = self._channels.get(key)
@@ -172,7 +173,8 @@ class Rendezvous:
     def post(self, message: SimulatedMessage) -> None:
         """Handles a message that has just been posted.
 
-        Raises an error if it does not match its other side, or cannot be moved.
+        The method raises an error if the message does not match its other side, or if its data
+        cannot be moved.
         """
         self._clock.polls = 0
         channel, sends = message.channel, message.sends
@@ -190,7 +192,7 @@ class Rendezvous:
             self._meet(other, message, message)
 
     def post_together(self, messages: list[SimulatedMessage]) -> None:
-        """Handles the messages of a batch, which are independent of each other here."""
+        """Handles a batch of messages, which are independent of each other in these semantics."""
         for message in messages:
             self.post(message)
 
@@ -206,9 +208,9 @@ class Rendezvous:
         channel.waiting.append(message)
 
     def _find_other_side(self, channel: Channel, sends: bool) -> deque[SimulatedMessage]:
-        """Returns the queue whose first message a new one matches.
+        """Returns the queue whose first message matches a new message.
 
-        Recvs from any source may allow several; the oldest message is chosen.
+        Recvs from any source may match several queues. The oldest message is then chosen.
         """
         group, dst = channel.group, channel.dst
         sources = (
@@ -227,10 +229,10 @@ class Rendezvous:
         return min(queues, key=lambda queue: queue[0].number, default=channel.waiting)
 
     def _meet(self, send: SimulatedMessage, recv: SimulatedMessage, last: SimulatedMessage) -> None:
-        """Moves the data, and starts to carry a message.
+        """Moves a message's data, and starts to carry the message.
 
-        ``last`` is the side that has just been posted. If the data cannot be moved, ``last`` raises
-        an error as it is posted, and the other side raises it from its wait.
+        ``last`` is the side that has just been posted. If the data cannot be moved, the post of
+        ``last`` raises an error, and the wait of the other side raises the same error.
         """
         send.met = recv
         if recv.peer == ANY_SOURCE:
@@ -258,7 +260,7 @@ class Rendezvous:
         self._carry(send, send.arrive, apart_s)
 
     def _carry(self, send: SimulatedMessage, arrived: Arrived, apart_s: float = NEVER) -> None:
-        """Carries a message; calls ``arrived`` with the time of arrival, once it is known."""
+        """Carries a message, and calls ``arrived`` with the arrival time once it is known."""
         arrives_s = self._links.carry(
             send.rank.number, send.peer, send.kind.size_bytes, self._clock.now, arrived, apart_s
         )
@@ -269,7 +271,7 @@ class Rendezvous:
 class Buffered(Rendezvous):
     """Like `Rendezvous`, but a message up to a size limit leaves as soon as it is sent.
 
-    The tensor is copied, and the send is done.
+    The tensor is copied, and the send is done immediately.
     """
 
     def __init__(self, clock: Clock, links: Links, limit_bytes: float) -> None:
@@ -289,7 +291,7 @@ class Buffered(Rendezvous):
         super()._queue(channel, message)
 
     def _leave(self, send: SimulatedMessage) -> None:
-        """Sends a message, which completes the send."""
+        """Sends a message and completes the send."""
         send.arrives_s = NEVER
         send.complete(self._clock.now)
 
@@ -303,7 +305,7 @@ class Buffered(Rendezvous):
     def _begin(self, send: SimulatedMessage, recv: SimulatedMessage) -> None:
         if send.kind.size_bytes > self._limit:
             super()._begin(send, recv)
-        elif send.arrives_s is None:  # its recv was posted first
+        elif send.arrives_s is None:  # the recv was posted first
             self._leave(send)
         elif send.arrives_s < NEVER:
             recv.complete(max(send.arrives_s, self._clock.now))
@@ -315,20 +317,22 @@ class _Entry:
 
     messages: list[SimulatedMessage]
     num_arrived: int = 0
-    end_s: float = 0.0  # when the latest message so far arrived
+    end_s: float = 0.0  # the latest arrival so far
 
 
 class InOrder(Rendezvous):
     """Like `Rendezvous`, but a rank's messages on a group start in order, whatever their tags.
 
-    ::
+    Each rank's send waits for the other rank's recv, which is queued behind that rank's own send.
+    This is a deadlock::
 
-    rank 0  [send to 1] [recv from 1]  each rank's send waits for the other's recv, which is queued
-                                       behind its own send:
-    rank 1  [send to 0] [recv from 0]  a deadlock
+        rank 0   [send to 1] [recv from 1]
+        rank 1   [send to 0] [recv from 0]
 
-    rank 0   [send to 1, recv from 1]        posted with batch_isend_irecv: both start
-    rank 1   [send to 0, recv from 0]
+    If the ranks post the two messages with ``batch_isend_irecv``, both messages start::
+
+        rank 0   [send to 1, recv from 1]
+        rank 1   [send to 0, recv from 0]
     """
 
     by_tag = False
@@ -338,18 +342,18 @@ class InOrder(Rendezvous):
         self._entries: defaultdict[tuple[int, Team], deque[_Entry]] = defaultdict(deque)
 
     def post(self, message: SimulatedMessage) -> None:
-        """Handles a message that has just been posted; it starts when its turn comes."""
+        """Handles a message that has just been posted, and starts it when its turn comes."""
         if message.peer == ANY_SOURCE:
             raise ArgumentError(
                 'semantics="grouped" does not support a recv from any source '
-                f"({message.rank.here()}), as NCCL does not. "
+                f"({message.rank.here()}), because NCCL does not. "
                 "Pass src."
             )
         self._clock.polls = 0
         self.post_together([message])
 
     def post_together(self, messages: list[SimulatedMessage]) -> None:
-        """Handles the messages of a batch, which start together."""
+        """Handles a batch of messages, which start together."""
         entry = _Entry(messages)
         for message in messages:
             message.entry = entry
@@ -382,21 +386,21 @@ class InOrder(Rendezvous):
             )
 
     def _go_on(self, queue: deque[_Entry]) -> None:
-        """Starts the next entry when one is done."""
+        """Starts the next entry when an entry is done."""
         queue.popleft()
         if not queue:
             return
         try:
             self._post_all(queue[0])
         except (MessageMismatch, ArgumentError) as error:
-            # the call that posted it has returned, so its wait raises the error
+            # the call that posted the message has returned, so the wait raises the error
             for message in queue[0].messages:
                 message.error = error
                 message.complete(self._clock.now)
 
 
 def make_matcher(semantics: object, clock: Clock, links: Links) -> Rendezvous:
-    """Returns the object that matches messages, for semantics given by name.
+    """Creates the object that matches messages, for semantics given by name.
 
     Raises ArgumentError if the name is unknown.
     """
@@ -422,13 +426,13 @@ def _compare(mine: SimulatedMessage, theirs: SimulatedMessage) -> None:
         return
     peer = theirs.rank.number
     message = (
-        f"the two sides of a message must agree on its {what}, got "
+        f"the two sides of a message disagree on its {what}: "
         f"{describe_payload(mine.kind.payload)} here and "
         f"{describe_payload(theirs.kind.payload)} in rank {peer}'s "
         f"{'recv' if mine.sends else 'send'}{theirs.place_of_call()} "
         f"({mine.rank.here()}, {'send to' if mine.sends else 'recv from'} {peer}, tag "
         f"{mine.tag}, group {mine.group.group_name}). "
-        "Make both tensors alike, or send them in the order in which they are received."
+        "Make both tensors alike, or send in the order in which the other side receives."
     )
     mine.refuse("message_mismatch", message)
     raise MessageMismatch(message)

@@ -1,6 +1,6 @@
-"""A simulated rank, which posts messages and collectives and records them.
+"""Defines a simulated rank, which posts messages and collectives, and records them.
 
-``ringsim.simulator.group`` calls it with the arguments that a process group of
+``ringsim.simulator.group`` calls its methods with the arguments that a process group of
 ``torch.distributed`` receives::
 
     dist.isend -> SimulatedGroup.send -> SimulatedRank.begin_message -> matcher -> link
@@ -43,7 +43,7 @@ __all__ = ["Shared", "SimulatedRank"]
 
 @dataclass
 class Shared:
-    """The state that the ranks of one simulation share."""
+    """The state that the ranks of a simulation share."""
 
     clock: Clock
     recorder: Recorder
@@ -65,12 +65,12 @@ class Shared:
         self.post_recv = recorder.make_post(OP_CODES["irecv"], RECV_NAMES)
 
     def kind_of(self, tensors: Sequence[Tensor], copies: int = 1, op: Any = None) -> Kind:
-        """Returns the kind of an operation on such tensors.
+        """Returns the kind of an operation on given tensors.
 
         Args:
-            tensors: the tensors that it carries.
+            tensors: the tensors that the operation carries.
             copies: the number of times that the tensors count.
-            op: the reduction, or None.
+            op: the reduction, or None if there is none.
 
         Raises:
             ArgumentError: the simulator does not support the reduction.
@@ -87,7 +87,7 @@ class Shared:
         return kind
 
     def kind_of_message(self, tensor: Tensor) -> Kind:
-        """Returns the kind of a message with such a tensor."""
+        """Returns the kind of a message that carries a tensor."""
         key = tensor.dtype, tensor.shape
         kind = self.kinds.get(key)
         if kind is None:
@@ -95,7 +95,7 @@ class Shared:
         return kind
 
     def make_kind(self, payload: Payload) -> Kind:
-        """Returns the kind of operations with a payload."""
+        """Returns the kind of operations with a given payload."""
         return Kind(self.recorder.payload(*payload), payload, payload.size_bytes)
 
     def poster_of(self, name: str) -> Post:
@@ -114,12 +114,13 @@ class SimulatedRank(Rank):
         shared: the state that all ranks share.
         number: the number of this rank.
         world_size: the number of ranks.
-        seed: the seed of its random numbers.
-        fails_at: the number of the operation at which it fails, or None if it does not.
+        seed: the seed of the rank's random numbers.
+        fails_at: the number of the operation at which the rank fails, or None if it does not fail.
 
     Attributes:
-        blank: whether its messages carry zeros instead of the data of their tensors.
-        batch: the messages posted so far of a batch, or None outside a batch.
+        blank: whether the rank's messages carry zeros instead of their tensors' data.
+        batch: the messages of the current batch that have been posted so far, or None outside a
+            batch.
     """
 
     def __init__(
@@ -150,10 +151,10 @@ class SimulatedRank(Rank):
         """Starts a send or a recv.
 
         Args:
-            sends: whether it is a send.
+            sends: whether the message is a send.
             team: the group.
             place: the other side's rank in the group, or None for any source.
-            tensors: a list of one tensor.
+            tensors: a list that contains one tensor.
             tag: the tag of the message.
         """
         shared = self.shared
@@ -161,7 +162,7 @@ class SimulatedRank(Rank):
         other, kind = self._check_message(sends, team, place, tensors, tag, post)
         src, dst = (self.number, other) if sends else (other, self.number)
         channel = shared.matcher.channel_of(team, src, dst, tag)
-        if not channel.connection.is_open:  # as on Gloo: the operation is posted, and then fails
+        if not channel.connection.is_open:  # as on Gloo, the operation is posted, and then fails
             self._refuse_closed(channel, other, post(team.number, other, tag, kind.number))
         if self._hooked:
             self._before_operation()
@@ -181,7 +182,7 @@ class SimulatedRank(Rank):
     def _check_message(
         self, sends: bool, team: Team, place: int | None, tensors: Any, tag: Any, post: Post
     ) -> tuple[int, Kind]:
-        """Returns the other side's global rank and the kind; raises ArgumentError."""
+        """Checks a message, and returns the other side's global rank and the kind."""
         other = ANY_SOURCE if place is None else NONE
         if isinstance(place, int) and 0 <= place < len(team.ranks):
             other = team.ranks[place]
@@ -192,7 +193,7 @@ class SimulatedRank(Rank):
             attempt = Attempt("send" if sends else "recv", team.number, other, tag, kind.number)
             checks = self.shared.checks
             checks.check_message(attempt, [], place, len(team.ranks), post)
-            what, remedy = fault or ("", "")  # the peer is valid, so something else is wrong
+            what, remedy = fault or ("", "")  # if the peer is valid, something else is wrong
             checks.refuse(what, remedy, attempt, post)
         return other, kind
 
@@ -207,7 +208,7 @@ class SimulatedRank(Rank):
         raise closed
 
     def _hand_over(self, message: SimulatedMessage) -> None:
-        """Passes a message to the matcher, and lets the time for posting it pass."""
+        """Passes a message to the matcher, and lets the time for posting pass."""
         shared, clock = self.shared, self.clock
         costs = shared.costs
         if costs is None:
@@ -232,7 +233,7 @@ class SimulatedRank(Rank):
             self.shared.matcher.post_together(batch)
 
     def begin_batch(self, count: int) -> None:
-        """Makes the next ``count`` messages go together, if the semantics distinguish this."""
+        """Combines the next ``count`` messages into a batch, if this matters to the semantics."""
         if not self.shared.matcher.by_tag:
             self.batch, self.batch_left = [], count
 
@@ -251,8 +252,8 @@ class SimulatedRank(Rank):
             name: the name of the function in torch.distributed.
             team: the group.
             arguments: the arguments of the function, by name.
-            carried: the tensors whose size is recorded, if the function's own tensors are pieces of
-                them.
+            carried: the tensors whose size is recorded, if the function's own tensors are only
+                pieces of these.
         """
         reading = READINGS[name]
         call = read_call(name, arguments, team)
@@ -294,15 +295,15 @@ class SimulatedRank(Rank):
     # -- failures and delays
 
     def _warm_up(self) -> None:
-        """Lets the extra time for a new process's first operation pass, once."""
+        """Lets the extra time for a new process's first operation pass, but only once."""
         seconds, self._first_use_s = self._first_use_s, 0.0
         self.clock.work(seconds)
 
     def _before_operation(self) -> None:
-        """Counts an operation, and charges the computing before it.
+        """Counts an operation, and charges for the computing before it.
 
         Raises:
-            BaseException: the rank is to fail at this operation.
+            BaseException: the rank must fail at this operation.
         """
         if self._refusal is not None and self._refusals > 0:
             self._refusals -= 1
@@ -314,6 +315,6 @@ class SimulatedRank(Rank):
         self._operations += 1
 
     def refuse(self, make_error: Callable[[], BaseException], times: int) -> None:
-        """Makes the rank's next ``times`` operations raise an error; it can never continue."""
+        """Makes the next ``times`` operations of a rank that can never continue raise an error."""
         self._refusal, self._refusals = make_error, times
         self._hooked = True

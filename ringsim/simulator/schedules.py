@@ -1,6 +1,6 @@
-"""``ringsim.simulate_schedule``, which times a step of a pipeline.
+"""Implements ``ringsim.simulate_schedule``, which times a pipeline step.
 
-The times follow from the schedule and the costs of computations and messages.
+The times follow from the schedule, and from the costs of computations and messages.
 """
 
 from __future__ import annotations
@@ -59,17 +59,17 @@ if TYPE_CHECKING:
 __all__ = ["ScheduleRun", "Setting", "simulate_schedule"]
 
 
-_MOST_TIMES: Final = 2_000_000  # kept at the same time for all variants; more would not fit a cache
+_MOST_TIMES: Final = 2_000_000  # kept for all variants together; more would not fit into a cache
 
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A schedule in the forms that the timing needs, each created on first use.
+    """A schedule in the forms needed for timing, each created on first use.
 
     Attributes:
         schedule: the schedule.
-        ahead: the number of computations before its use at which a receive is posted.
-        semantics: the condition for a message to start.
+        ahead: the number of computations between the post of a receive and its use.
+        semantics: the condition under which a message starts.
     """
 
     schedule: Schedule
@@ -83,26 +83,26 @@ class Source:
 
     @cached_property
     def wave(self) -> Wave | None:
-        """The rule for its levels, or None."""
+        """The rule for the schedule's levels, or None if there is none."""
         return find_wave(self.schedule, self.ahead)
 
     @cached_property
     def columns(self) -> Columns:
-        """Its computations as columns."""
+        """The schedule's computations as columns."""
         return columns_of(self.schedule, self.ahead)
 
     @cached_property
     def levels(self) -> Levels:
-        """The order in which its computations are timed.
+        """The order in which the computations are timed.
 
-        Raises Deadlock if its ranks wait for each other.
+        Raises Deadlock if the ranks wait for each other.
         """
         levels = find_levels(self.columns)
         if levels is None:
-            # raises an error that lists which ranks wait for each other
+            # raises an error that lists the ranks that wait for each other
             evaluate(lower(self.schedule, ahead=self.ahead), semantics=self.semantics)
             raise AssertionError(
-                "the evaluator reached the end of a schedule whose ranks wait for each other"
+                "the evaluator finished a schedule although its ranks wait for each other"
             )
         return levels
 
@@ -114,7 +114,7 @@ class Source:
         return self._choose(prices).time(prices, rendezvous=self.rendezvous)
 
     def find_makespan(self, prices: Prices) -> Any:
-        """Returns the length of the step: a number, or K numbers if the prices have a K."""
+        """Returns the length of the step, or K lengths for K sets of costs."""
         last = self._choose(prices).last_ends(prices, rendezvous=self.rendezvous)
         return last.max(axis=0) if len(last) else np.zeros(prices.duration.shape[2:])[()]
 
@@ -131,7 +131,7 @@ class Source:
         return found
 
     def find_busy(self, prices: Prices) -> Ints:
-        """Returns the time that each rank computes, shape (ranks,)."""
+        """Returns the time for which each rank computes, shape (ranks,)."""
         if self.wave is not None:
             busy: Ints = self.schedule.num_microbatches * (prices.duration[0] + prices.duration[1])
             return busy
@@ -142,14 +142,14 @@ class Source:
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """The simulated step and its settings.
+    """A simulated step and its settings.
 
     Attributes:
         source: the schedule.
-        prices: the costs of its computations and messages.
-        sizes: the bytes of a message at each boundary between stages, or None if they were not
-            given.
-        metadata: the metadata of its traces.
+        prices: the costs of computations and messages.
+        sizes: the size in bytes of a message at each boundary between stages, or None if no sizes
+            were given.
+        metadata: the metadata for traces of the step.
     """
 
     source: Source
@@ -160,18 +160,18 @@ class Setting:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ScheduleRun:
-    """The times of a simulated step, from 0, in the unit of the costs.
+    """The times of a simulated step, starting at 0, in the unit of the costs.
 
-    The unit is seconds if a link was given. Expensive results are computed on first use and kept.
+    If a link was given, the unit is seconds. Expensive results are computed on first use, and kept.
 
     Attributes:
         name: the name of the schedule.
         num_ranks: the number of ranks.
         num_stages: the number of stages over all ranks.
         num_microbatches: the number of microbatches.
-        makespan: the length of the step, until the last computation ends.
-        busy: the time that each rank computes, shape (ranks,).
-        closed_form: the makespan by formula; None if no formula is known for this schedule with
+        makespan: the length of the step, up to the end of the last computation.
+        busy: the time for which each rank computes, shape (ranks,).
+        closed_form: the makespan by formula, or None if no formula is known for this schedule with
             these costs.
         setting: the settings of the simulation.
 
@@ -204,22 +204,22 @@ class ScheduleRun:
 
     @property
     def idle(self) -> Ints:
-        """The bubble of each rank: the time that it is idle during the step, shape (ranks,)."""
+        """Each rank's bubble: the time for which it is idle during the step, shape (ranks,)."""
         idle: Ints = self.makespan - self.busy
         return idle
 
     @property
     def bubble(self) -> float:
-        """The fraction of the step in which ranks are idle, over all ranks.
+        """The fraction of the step for which ranks are idle, over all ranks.
 
-        The fraction is 0 for a step that takes no time.
+        The fraction is 0 if the step takes no time.
         """
         whole = float(self.makespan) * self.num_ranks
         return float(self.idle.sum()) / whole if whole else 0.0
 
     @property
     def operations(self) -> Columns:
-        """The computations as columns; the arrays below have one entry per computation."""
+        """The computations as columns. The other arrays have one entry per computation."""
         return self.setting.source.columns
 
     @cached_property
@@ -253,23 +253,24 @@ class ScheduleRun:
     def message_starts(self) -> Ints:
         """The time at which each computation's message starts to use its link, shape (n,).
 
-        -inf for a computation without a message.
+        The time is -inf for a computation without a message.
         """
         return self._ends_and_starts[1]
 
     @cached_property
     def critical_path(self) -> CriticalPath:
-        """The chain of computations and messages that takes as long as the step.
+        """The chain of computations and messages that determines the length of the step.
 
-        Each hop contains the reason that it did not start earlier.
+        Each hop gives the reason that it did not start earlier.
         """
         return find_critical_path(self._times)
 
     @cached_property
     def slack(self) -> Ints:
-        """The delay that each computation could have at no cost, float64, shape (n,).
+        """The delay that each computation could have without making the step longer.
 
-        The delay applies to one computation at a time. It is 0 on the critical path.
+        The delays are float64, shape (n,), and 0 on the critical path. Each delay applies only if
+        no other computation is delayed.
         """
         source = self.setting.source
         prices = self.setting.prices.map(lambda table: table.astype(np.float64))
@@ -280,12 +281,12 @@ class ScheduleRun:
         return slack
 
     def sensitivity(self, by: float = 0.1, *, most: int = 8) -> Sensitivity:
-        """Finds the stages, links or message sizes that are worth improving, and the gains.
+        """Finds the stages, links or message sizes that are worth improving.
 
         Args:
-            by: the improvement, above 0 and below 1: 0.1 makes a thing 10 % faster, or messages
-                10 % smaller.
-            most: the number of things to try, each with a simulation, in descending order of the
+            by: the improvement, above 0 and below 1: 0.1 makes a stage or a link 10 % faster, or
+                messages 10 % smaller.
+            most: the number of parts to try, each with a simulation, in descending order of the
                 time that the critical path spends on them.
 
         Raises:
@@ -293,9 +294,9 @@ class ScheduleRun:
         """
         if not is_number(by) or not 0 < by < 1:
             raise ArgumentError(
-                f"by must be above 0 and below 1, got {say(by)}. 0.1 makes each thing 10 % faster."
+                f"by must be above 0 and below 1, got {say(by)}. Use 0.1 for 10 % faster parts."
             )
-        check_integer("most", most, 1, "Pass the number of things to try.")
+        check_integer("most", most, 1, "Pass the number of parts to try.")
         setting = self.setting
         spent = dict(list(list_levers(self.critical_path, setting.prices).items())[:most])
         variants = [
@@ -314,21 +315,21 @@ class ScheduleRun:
     def trace(
         self, *, ranks: Iterable[int] | None = None, between: tuple[float, float] | None = None
     ) -> Trace:
-        """Returns the step as a trace, like the trace from ranks that run it.
+        """Returns a trace of the step, like one recorded by ranks that run it.
 
         One unit of cost is one second.
 
         Args:
-            ranks: the ranks whose events to include; None for all ranks. A message is included if
-                both of its ranks are included.
-            between: the start and end of the time to include, in the unit of the costs; None for
-                all. Events that overlap it are included whole.
+            ranks: the ranks whose events to include, or None for all ranks. A message is included
+                if both of its ranks are included.
+            between: the start and the end of the time to include, in the unit of the costs, or None
+                for the whole step. Events that overlap this time are included whole.
 
         Returns:
-            The trace; its metadata describes the simulation and the selected part.
+            The trace. Its metadata describes the simulation and the selected part.
 
         Raises:
-            ArgumentError: there is no such rank or time, or the part has too many events or takes
+            ArgumentError: a rank or a time does not exist, or the part has too many events or takes
                 too long for a trace.
 
         Example:
@@ -351,7 +352,7 @@ class ScheduleRun:
         return make_trace(self._times, setting.sizes, metadata, chosen, between)
 
     def plot(self, *, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
-        """Draws the step with its critical path on ``ax`` or a new figure; returns the axes."""
+        """Draws the step and its critical path on ``ax`` or on a new figure. Returns the axes."""
         from ringsim.plot.schedule_run import plot_schedule_run
 
         return plot_schedule_run(self, ax=ax, **look)
@@ -378,12 +379,12 @@ class ScheduleRun:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class WhatIfs:
-    """The times of a schedule for each of K sets of costs.
+    """The times of a schedule with each of K sets of costs.
 
     Attributes:
         name: the name of the schedule.
         makespan: the length of the step, float64, shape (K,).
-        busy: the time that each rank computes, shape (K, ranks).
+        busy: the time for which each rank computes, shape (K, ranks).
 
     Example:
         >>> from ringsim.schedules.costs import Costs
@@ -400,20 +401,20 @@ class WhatIfs:
     busy: Ints
 
     def __len__(self) -> int:
-        """Returns K."""
+        """Returns K, the number of sets of costs."""
         return len(self.makespan)
 
     @property
     def idle(self) -> Ints:
-        """The time that each rank is idle during the step, shape (K, ranks)."""
+        """The time for which each rank is idle during the step, shape (K, ranks)."""
         idle: Ints = self.makespan[:, None] - self.busy
         return idle
 
     @property
     def bubble(self) -> Ints:
-        """The fraction of the step in which ranks are idle, over all ranks, shape (K,).
+        """The fraction of the step for which ranks are idle, over all ranks, shape (K,).
 
-        The fraction is 0 for a step that takes no time.
+        The fraction is 0 if the step takes no time.
         """
         whole = self.makespan * self.busy.shape[1]
         share: Ints = np.divide(
@@ -422,7 +423,7 @@ class WhatIfs:
         return share
 
     def __repr__(self) -> str:
-        """Returns the number of sets of costs, and the shortest and longest time."""
+        """Returns the number of sets of costs, and the shortest and the longest step."""
         return (
             f"{len(self)} what-ifs of {self.name}: {self.makespan.min():.6g} to "
             f"{self.makespan.max():.6g}"
@@ -460,41 +461,42 @@ def simulate_schedule(
     semantics: Semantics = "rendezvous",
     ahead: int = 1,
 ) -> ScheduleRun | WhatIfs:
-    """Simulates one training step of a pipeline on a virtual clock, without starting ranks.
+    """Simulates a pipeline's training step on a virtual clock, without starting ranks.
 
-    Every rank does its actions in order and waits for the messages it needs, like the ranks of
-    ``train_step_pipeline``. A message starts when its payload is computed, its link is free and,
-    with ``rendezvous``, its receive is posted. It occupies the link for
+    Every rank performs its actions in order, and waits for the messages that it needs, like the
+    ranks in ``train_step_pipeline``. A message starts when its payload is computed, its link is
+    free and, with ``rendezvous``, its receive is posted. The message occupies the link for
     ``size_bytes * beta_s_per_byte``, and arrives ``alpha_s`` later.
 
     Args:
         schedule: a name, as for ``make_schedule``, or any schedule. GPipe and 1F1B are timed from
-            their phases, without a list of actions, so they work for thousands of ranks and
+            their phases, without a list of actions, so you can use thousands of ranks and
             microbatches.
-        costs: the costs of the computations; None for 1 each for forward, input and weight. Pass a
-            list of K costs to time all of them in one call.
+        costs: the costs of the computations, or None for 1 each for forward, input and weight. Pass
+            a list of K costs to time all of them in one call.
         num_ranks: the number of ranks, if ``schedule`` is a name.
         num_microbatches: the number of microbatches, if ``schedule`` is a name.
         num_chunks: the number of stages per rank, if ``schedule`` is a name, as for
             ``make_schedule``.
-        link: the cost of a message in seconds, which makes the second the unit of all costs: one
-            link for all messages, or one per (from rank, to rank); with K costs, also a list of K.
-            None: a message takes ``costs.latency``, and links are never busy.
+        link: the cost of a message, as one link for all messages, or a dict with one link per (from
+            rank, to rank). With K costs, you can also pass a list of K of these. Links use seconds,
+            so the unit of all costs is then the second. With None, a message takes
+            ``costs.latency``, and links are never busy.
         size_bytes: the size of an activation and of its gradient, if a link is given: one size for
-            all, or one for each boundary between stages.
-        semantics: ``rendezvous``: a message starts when its send and its receive are posted (Gloo);
-            ``buffered``: when its send is posted (eager).
-        ahead: the number of computations before its use at which a receive is posted; 0: when the
-            rank has nothing else to do. Ignored for a lowered schedule, which contains its
-            receives.
+            all boundaries between stages, or one per boundary.
+        semantics: with ``rendezvous``, a message starts when both its send and its receive are
+            posted (Gloo); with ``buffered``, when its send is posted (eager).
+        ahead: the number of computations between the post of a receive and its use. With 0, a
+            receive is posted when the rank has nothing else to do. The argument is ignored for a
+            lowered schedule, which contains its receives.
 
     Returns:
-        The times and, on demand, the critical path and more; for K costs, the K makespans. Exact if
-        any cost is a Fraction.
+        The times and, on demand, the critical path and more. For K costs, the K makespans. The
+        times are exact if any cost is a Fraction.
 
     Raises:
-        ScheduleError: there is no schedule of that name, or the schedule breaks a rule.
-        Deadlock: its ranks would wait for each other; ``diagnosis`` contains the cycle.
+        ScheduleError: no schedule has that name, or the schedule breaks a rule.
+        Deadlock: the ranks would wait for each other; ``diagnosis`` contains the cycle.
         ArgumentError: a count, cost, link, size or semantics is invalid.
 
     Example:
@@ -529,7 +531,7 @@ def simulate_schedule(
     if isinstance(schedule, str):
         known = source.schedule
         step = closed_forms.Step(schedule, known.num_ranks, known.num_microbatches, num_chunks)
-    one: Any = link  # a Link or a table of links; make_prices refuses anything else
+    one: Any = link  # a Link or a dict of links; make_prices refuses anything else
     return _simulate(source, costs or Costs(), one, size_bytes, step)
 
 
@@ -542,7 +544,7 @@ def _simulate(
 ) -> ScheduleRun:
     """Simulates a schedule with one set of costs.
 
-    ``step`` describes it for the closed forms, if it was created by name.
+    ``step`` describes the schedule for the closed forms, if it was created by name.
     """
     schedule = source.schedule
     spread = spread_sizes(size_bytes, schedule.num_stages, has_link=link is not None)
@@ -563,14 +565,14 @@ def _simulate(
 
 
 def _find_schedule(schedule: str | Schedule, *counts: int | None) -> Schedule:
-    """Returns the requested schedule; the counts apply to a schedule given by name."""
+    """Returns the requested schedule. The counts apply to a schedule given by name."""
     if not isinstance(schedule, Schedule):
         given: Any = counts  # make_schedule refuses missing counts
         return make_schedule(schedule, *given)
     if any(count is not None for count in counts):
         raise ArgumentError(
-            "num_ranks, num_microbatches and num_chunks must be omitted if a schedule is given, "
-            f"got {say(counts)}. Remove them, or pass the schedule's name."
+            "num_ranks, num_microbatches and num_chunks must be omitted if a Schedule is given, "
+            f"got {say(counts)}. Remove them, or pass a schedule's name instead."
         )
     return schedule
 
@@ -581,13 +583,13 @@ def _simulate_variants(
     """Simulates a schedule with K sets of costs."""
     if not is_list(costs) or not all(type(each) is Costs for each in costs):
         raise ArgumentError(
-            f"costs must be Costs, or a list of Costs, got {say(costs)}. Pass Costs(forward=1, "
-            "backward=2)."
+            f"costs must be Costs or a list of Costs, got {say(costs)}. Pass, for example, "
+            "Costs(forward=1, backward=2)."
         )
     links = list(link) if is_list(link) else [link] * len(costs)
     if len(links) != len(costs) or not links:
         raise ArgumentError(
-            f"costs and link must have the same length, at least 1, got {len(costs)} and "
+            f"costs and link must be lists of the same length, at least 1, got {len(costs)} and "
             f"{len(links)}. Pass a single link, or one per Costs."
         )
     schedule, has_link = source.schedule, any(each is not None for each in links)
@@ -608,11 +610,11 @@ def _closed_form(
 ) -> Time | None:
     """Returns the makespan by formula, or None if no formula is known.
 
-    Formulas assume that all stages, messages and links are alike.
+    The formulas assume that all stages, messages and links are alike.
     """
     latency: Time = costs.latency if step.num_ranks > 1 else 0
     try:
-        if link is not None and step.num_ranks > 1:  # one rank sends nothing
+        if link is not None and step.num_ranks > 1:  # a single rank sends nothing
             if not isinstance(link, Link) or len(set(sizes or [0])) > 1:
                 return None
             occupancy = (sizes or [0])[0] * link.beta_s_per_byte
@@ -620,7 +622,7 @@ def _closed_form(
                 costs.get_duration(Action(0, "F", 0)), costs.get_duration(Action(0, "B", 0))
             )
             if occupancy > shortest:
-                return None  # messages queue, which no formula covers
+                return None  # if messages queue, no formula applies
             latency = occupancy + link.alpha_s
         if latency and source.rendezvous and source.ahead > 0:
             return None
@@ -632,9 +634,9 @@ def _closed_form(
 def _metadata(
     source: Source, costs: Costs, link: Links | None, sizes: list[int] | None
 ) -> dict[str, Any]:
-    """Returns a description of the simulation, for JSON.
+    """Returns a description of the simulation for JSON.
 
-    The description has no date, so that the same arguments give the same bytes.
+    The description contains no date, so that the same arguments produce the same bytes.
     """
     constants: dict[str, Any] = {"semantics": source.semantics, "ahead": source.ahead}
     constants |= {name: _as_json(cost) for name, cost in vars(costs).items()}

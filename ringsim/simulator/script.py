@@ -1,4 +1,4 @@
-"""Scripts on the virtual clock; each simulated rank runs the script as ``__main__``."""
+"""Runs scripts on the virtual clock. Each simulated rank runs the script as ``__main__``."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ __all__ = ["simulate_script"]
 def simulate_script(
     script: str, arguments: Sequence[str] = (), *, module: bool = False, **options: Any
 ) -> Trace:
-    """Runs a torchrun script on simulated ranks; its ``init_process_group`` joins the ranks.
+    """Runs a script for torchrun on simulated ranks.
 
     Args:
-        script: the path of a Python file, or the name of a module.
+        script: the path of a Python file, or the name of a module. Its call of
+            ``init_process_group`` joins the simulated ranks.
         arguments: the arguments of the script.
         module: whether ``script`` is the name of a module.
         options: the options of ``ringsim.simulate``: ``world_size``, ``link``, ...
@@ -31,7 +32,7 @@ def simulate_script(
         The trace.
 
     Raises:
-        RingError: as for ``ringsim.simulate``.
+        RingError: for the same reasons as in ``ringsim.simulate``.
     """
     place = script if module else os.path.abspath(script)
     worker = functools.partial(_run, place, [script, *arguments], module)
@@ -39,8 +40,8 @@ def simulate_script(
 
 
 def _run(place: str, argv: list[str], module: bool) -> None:
-    """Runs the script; all ranks share the same arguments and import path."""
-    restore_output()  # a script has no ring until it asks for one, so all ranks print
+    """Runs the script. All ranks share the same arguments and import path."""
+    restore_output()  # a script has no ring until it creates one, so all ranks print
     sys.argv[:] = argv
     directory = os.getcwd() if module else os.path.dirname(place)
     if directory not in sys.path:

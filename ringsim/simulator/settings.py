@@ -1,4 +1,4 @@
-"""The checked arguments of ``ringsim.simulate``, in the form that processes exchange."""
+"""Defines the checked arguments of ``ringsim.simulate``, in a form that processes exchange."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Settings"]
 
 @dataclass(frozen=True)
 class Settings:
-    """The arguments of ``ringsim.simulate``; see there for their meaning."""
+    """The arguments of ``ringsim.simulate``, which describes their meaning."""
 
     world_size: int
     link: Link | Mapping[tuple[int, int], Link] | None
@@ -35,7 +35,7 @@ class Settings:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """The metadata of every trace of the run."""
+        """The metadata of every trace from the run."""
         return {
             "format": 1,
             "source": "simulated",

@@ -1,4 +1,4 @@
-"""One run of a worker on simulated ranks, in a separate process, from the worker to a trace.
+"""Runs a worker on simulated ranks, in a separate process, and creates the trace.
 
 ``ringsim.simulator.api`` starts the process, which calls ``simulate_here``.
 """
@@ -68,10 +68,10 @@ from ringsim.traces.value import Trace
 
 __all__ = ["Outcome", "simulate_here"]
 
-_PORT: Final = 29_500  # no process listens there, but a ring has a port
-_SHOWN: Final = 4  # the number of ranks whose lines an error shows
-_MOST_REFUSALS: Final = 1000  # for a rank that catches each error; then it is ended
-_COLLECT_AFTER: Final = 10_000  # new objects; ranks keep most of them on their stacks
+_PORT: Final = 29_500  # a ring has a port, although no process listens on this one
+_SHOWN: Final = 4  # an error shows the lines of at most this many ranks
+_MOST_REFUSALS: Final = 1000  # a rank that catches every error is ended after this many
+_COLLECT_AFTER: Final = 10_000  # new objects, most of which ranks keep on their stacks
 _TICK_S: Final = 1e-9  # the unit of the times in traces
 
 
@@ -80,9 +80,9 @@ class Outcome:
     """The outcome of a simulation.
 
     Attributes:
-        trace: its record; each of the ``results`` is pickled separately.
-        error: the error that ended it, or None.
-        diagnosis: the reason for the error, if known.
+        trace: the trace of the simulation; each of the ``results`` is pickled separately.
+        error: the error that ended the simulation, or None.
+        diagnosis: the reason for the error, or None if unknown.
     """
 
     trace: Trace | None
@@ -114,10 +114,11 @@ def simulate_here(
 
 
 def _pin_to_one_core() -> None:
-    """Pins the ranks, which run one at a time, to one core, where switches are cheaper.
+    """Pins all ranks to one core, where switches between them are cheaper.
 
-    A thread of the batch class does not preempt another as soon as it is woken. So a rank that
-    passes the baton reaches its own wait first, which takes one switch instead of three.
+    This costs nothing, because ranks run one at a time. A thread with the batch policy does not
+    preempt the running thread as soon as it is woken. So a rank that passes on the baton reaches
+    its own wait first, which takes one switch instead of three.
     """
     if hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
@@ -127,9 +128,9 @@ def _pin_to_one_core() -> None:
 
 
 class _Outputs:
-    """The output of simulated ranks, kept by rank and shown like real ranks' output.
+    """Collects simulated ranks' output by rank, and shows it like the output of real ranks.
 
-    Replaces ``sys.stdout`` and ``sys.stderr``.
+    An object of this class replaces ``sys.stdout`` and ``sys.stderr``.
     """
 
     encoding = "utf-8"
@@ -142,7 +143,7 @@ class _Outputs:
         self._lines: dict[int, str] = {}  # the unfinished line of each rank
 
     def write(self, text: str) -> int:
-        """Keeps the output of the running rank, and shows its complete lines."""
+        """Keeps the running rank's output, and shows its complete lines."""
         rank = self._clock.current.number
         if rank < 0:
             return self._shown.write(text)
@@ -153,7 +154,7 @@ class _Outputs:
         return len(text)
 
     def hide(self, text: str) -> None:
-        """Keeps output that print suppression hides."""
+        """Keeps output that print suppression hides, without showing it."""
         self._kept[self._clock.current.number].append(text)
 
     def flush(self) -> None:
@@ -161,7 +162,7 @@ class _Outputs:
         self._shown.flush()
 
     def isatty(self) -> bool:
-        """Returns False, because the output of a rank goes through this object first."""
+        """Returns False, because a rank's output goes through this object first."""
         return False
 
     def finish(self) -> None:
@@ -205,12 +206,12 @@ def _make_recorder(clock: Clock, world_size: int) -> Recorder:
 
 
 class _Simulation:
-    """One run of a worker, packed with its arguments."""
+    """One run of a worker that is packed with its arguments."""
 
     def __init__(self, packed: bytes, settings: Settings, cells: Mapping[str, str]) -> None:
         self._packed, self._settings, self._cells = packed, settings, cells
         self._size = size = settings.world_size
-        self._members = tuple(range(size))  # shared by the rings of all ranks
+        self._members = tuple(range(size))  # the rings of all ranks share this tuple
         self._isolation = Isolation(settings.seed)
         kind = STACKS[settings.stacks]
         self._clock = clock = Clock(self._isolation, kind, measures=settings.measures)
@@ -236,12 +237,12 @@ class _Simulation:
         self._returned: set[int] = set()
         self._reports: list[Report] = []
         self._stuck: frozenset[int] = frozenset()  # the ranks that had to be ended
-        self._given_up_ns: int | None = None  # and the time of that
+        self._given_up_ns: int | None = None  # the time at which they were ended
         self.give_up: Callable[[Outcome], None] = _do_nothing
         clock.give_up = self._report_wait
 
     def finish(self) -> Outcome:
-        """Runs the simulation to its end; returns the outcome."""
+        """Runs the simulation to its end, and returns the outcome."""
         self._prepare_process()
         with simulated_states():
             stop = watch(self._clock)
@@ -259,18 +260,18 @@ class _Simulation:
         return Outcome(self._make_trace(complete=True))
 
     def interrupt(self) -> Outcome:
-        """Returns the outcome so far; called from another thread."""
+        """Returns the outcome so far. A different thread calls this method."""
         trace = self._make_trace(complete=False)
         found = explain(trace)
         return Outcome(trace, None, found if found.findings else None)
 
     def _report_wait(self, reason: str) -> None:
-        """Ends the run because a rank can never give way; called from another thread."""
+        """Ends the run because a rank can never give way. A different thread calls this method."""
         error = RingError(reason, trace=self._make_trace(complete=False))
         self.give_up(Outcome(error.trace, error))
 
     def _prepare_process(self) -> None:
-        """Replaces process-wide objects that must differ from rank to rank."""
+        """Replaces process-wide objects that must differ between ranks."""
         RankEnvironment(os.environ, self._clock).install()
         RankSignals(self._clock, self._die).install()
         if self._settings.record:
@@ -282,11 +283,11 @@ class _Simulation:
             return isinstance(quiet, Quiet) and quiet.rank != 0
 
         builtins.print = make_print(builtins.print, hides)
-        outputs: Any = self._outputs  # has all file methods that print needs
+        outputs: Any = self._outputs  # has all the file methods that print needs
         sys.stdout = sys.stderr = outputs
 
     def _look_for_pipelining(self) -> None:
-        """Makes torch's pipeline stages record spans, once the program has imported them."""
+        """Makes torch's pipeline stages record spans if the program has imported them."""
         schedules = find_pipelining()
         if schedules is not None:
             self._shared.on_new_kind = _nothing
@@ -321,7 +322,7 @@ class _Simulation:
         return live
 
     def _die(self, code: int) -> NoReturn:
-        """Ends the calling rank as its process would end, without unwinding its stack.
+        """Ends the calling rank as its process would end, without unwinding the stack.
 
         Args:
             code: the exit code, or the negative number of a signal.
@@ -371,9 +372,9 @@ class _Simulation:
     # -- the end
 
     def _judge(self) -> RingError | None:
-        """Ends the ranks that can never continue; returns an error with the reason.
+        """Ends the ranks that can never continue, and returns an error with the reason.
 
-        Returns None if there are no such ranks, or if a different rank has already failed.
+        The result is None if there are no such ranks, or if a different rank has already failed.
         """
         failed = {report.rank for report in self._reports}
         stuck = [
@@ -396,7 +397,7 @@ class _Simulation:
             end_ns=self._clock.now_ns,
         ).settle()
         diagnosis = judge(snapshot)
-        if not diagnosis.findings:  # both sides of the operations they wait for are posted
+        if not diagnosis.findings:  # both sides of the awaited operations are posted
             found = _judge_order(snapshot, {rank.number: self._find_place(rank) for rank in stuck})
             waits = ((one.rank, one.peer, one) for one in found.operations if one.peer >= 0)
             edges = tuple(itertools.starmap(Edge, waits))
@@ -407,7 +408,7 @@ class _Simulation:
         for rank in stuck:
             rank.refuse(lambda: impose(diagnosis.kind, text), _MOST_REFUSALS)
         for rank in stuck:
-            for _ in range(_MOST_REFUSALS):  # a rank that catches the error and waits gets it again
+            for _ in range(_MOST_REFUSALS):  # a rank may catch the error and wait again
                 if rank.ended:
                     break
                 self._clock.throw(rank, impose(diagnosis.kind, text))
@@ -425,14 +426,14 @@ class _Simulation:
         return error
 
     def _find_place(self, rank: SimulatedRank) -> str:
-        """Returns the file and line of the program where a rank waits."""
+        """Returns the program's file and line where a rank waits."""
         frame = self._recorder.sites.find(rank.stack.find_frame(current_frames()))
         return "" if frame is None else place_text((frame.f_code.co_filename, frame.f_lineno))
 
     def _give_up(self, ranks: Sequence[SimulatedRank]) -> None:
         """Marks the ranks that are ended from now on.
 
-        Their reactions get later timestamps, though no time passes.
+        Events recorded by these ranks get later timestamps, although no time passes.
         """
         self._stuck, self._given_up_ns = (
             frozenset(rank.number for rank in ranks),
@@ -441,12 +442,12 @@ class _Simulation:
         self._clock.set(self._clock.now + _TICK_S)
 
     def _end(self, ranks: Sequence[SimulatedRank]) -> None:
-        """Unwinds the stacks of ranks that will never continue."""
+        """Unwinds the stacks of ranks that can never continue."""
         for rank in ranks:
             self._clock.throw(rank, Ended())
 
     def _write_waiting(self) -> None:
-        """Records the operations that wait for their other side, if operations are not recorded."""
+        """Records the operations still waiting for their other side in a run with record=False."""
         if self._settings.record:
             return
         messages = sorted(self._shared.matcher.waiting(), key=lambda message: message.number)
@@ -486,7 +487,7 @@ class _Simulation:
         algorithms: Counter[str] = sum((each.algorithms for each in meetings), Counter())
         if algorithms:
             metadata["algorithms"] = dict(sorted(algorithms.items()))
-        over = all(rank.ended for rank in self._ranks)  # messages in flight delay no rank
+        over = all(rank.ended for rank in self._ranks)  # messages still in flight delay no rank
         metadata["ends"] = self._ends()
         metadata["end_ns"] = self._clock.ended_ns if over else self._clock.now_ns
         if self._given_up_ns is not None:
@@ -499,24 +500,24 @@ class _Simulation:
     def _list_notes(self) -> list[str]:
         notes = [*note_doubts(getattr(self._costs, "notes", ()))]
         if not self._settings.record:
-            notes.append("operations were not recorded: record=False")
+            notes.append("operations were not recorded, because record=False")
         if self._clock.measures:
             notes.append(
-                "computing took the time measured on the machine that simulated it, so another run "
+                "computations took the time measured on the simulating machine, so a second run "
                 "gives different times"
             )
         drawn = self._isolation.list_shared_draws()
         if drawn:
             notes.append(
-                f"ranks drew from the shared random streams of {' and '.join(drawn)}, through "
-                "functions imported by name"
+                f"ranks drew random numbers from the shared streams of {' and '.join(drawn)}, "
+                "through functions imported by name"
             )
         return notes
 
     def _ends(self) -> list[dict[str, Any]]:
-        """Returns the ends of the ranks, for ``explain``.
+        """Returns the ends of ranks, for ``explain``.
 
-        Ranks ended by the simulation are left out, unless the wait held up an exception.
+        Ranks that the simulation ended are left out, unless the wait held up an exception.
         """
         returned = [
             {"rank": rank, "state": "exited", "about": "has returned from its worker", "error": ""}
@@ -535,8 +536,8 @@ def _judge_order(world: Snapshot, places: Mapping[int, str]) -> Finding:
     """Returns the finding for ranks that are stuck although both sides of operations are posted.
 
     Args:
-        world: the ranks and the operations they wait for.
-        places: the line of the program where each of them waits.
+        world: the ranks, and the operations that they wait for.
+        places: the line of the program where each of these ranks waits.
     """
     operations = tuple(one.operation for view in world.ranks for one in view.awaited)
     waits, ranks = waits_text(operations), tuple(sorted({each.rank for each in operations}))
@@ -544,24 +545,24 @@ def _judge_order(world: Snapshot, places: Mapping[int, str]) -> Finding:
     if others:
         where = lines_text([f"rank {rank} waits at {places[rank]}" for rank in others])
         message = (
-            f"{waiting_text(others)} for a future, or for a key of a store, that no rank will "
-            f"provide.{where}{waits}"
+            f"{waiting_text(others)} for a future that no rank will complete, or a store key that "
+            f"no rank will set.{where}{waits}"
         )
-        hint = "Look for the rank that should complete the future, or set the key."
+        hint = "Look for the rank that should complete the future or set the key."
     else:
         message = (
-            f"{waiting_text(ranks)} for operations that are queued behind others of the same group."
-            f"{waits}"
+            f"{waiting_text(ranks)} for operations that are queued behind other operations of the "
+            f"same group.{waits}"
         )
         hint = (
-            "Post the sends and recvs that belong together with batch_isend_irecv, or let one side "
-            "receive first."
+            "Post sends and recvs that belong together with batch_isend_irecv, or receive first on "
+            "one side."
         )
     return Finding("deadlock", (*others, *ranks), operations, message, hint)
 
 
 def _set_variables(rank: int, world_size: int) -> None:
-    """Sets the environment variables of a rank that a launcher would set."""
+    """Sets a rank's environment variables as a launcher would."""
     os.environ.update(
         RANK=str(rank),
         LOCAL_RANK=str(rank),
@@ -573,10 +574,10 @@ def _set_variables(rank: int, world_size: int) -> None:
 
 
 def _pack_result(result: Any, rank: SimulatedRank) -> bytes:
-    """Returns a worker's result in its present state, pickled.
+    """Pickles a worker's result in its present state.
 
     Raises:
-        TypeError: it cannot be pickled, so it could not leave a real rank either.
+        TypeError: the result cannot be pickled, so a real rank could not return it either.
     """
     try:
         return dumps(result)

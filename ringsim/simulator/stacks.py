@@ -1,9 +1,10 @@
-"""The stacks of simulated ranks, on threads or on greenlets.
+"""Implements the stacks of simulated ranks, on threads or on greenlets.
 
-Threads can run every program, because torch and Python keep much of their state by thread.
-Greenlets share one thread: they need less memory, and a simulation does not need thousands of
-threads. They run programs that call ``torch.distributed`` from Python. On a greenlet, a rank cannot
-wait inside a backward pass, inside a C++ call, or in a mode that all ranks would share.
+Threads can run every program, because torch and Python keep much of their state per thread.
+Greenlets share one thread. They need less memory, and a simulation does not need thousands of
+threads. Greenlets can run programs that call ``torch.distributed`` from Python, but a rank on a
+greenlet cannot wait inside a backward pass, inside a C++ call, or in a mode that all ranks would
+share.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ __all__ = ["STACKS", "GreenletStack", "Stack", "ThreadStack"]
 
 
 class ThreadStack:
-    """A thread, which waits for its own lock.
+    """A stack on its own thread, which waits for a lock.
 
     Args:
-        live: the function that runs on it, or None for the stack that is already running.
+        live: the function to run on the stack, or None for the stack that is already running.
     """
 
     def __init__(self, live: Callable[[], None] | None) -> None:
@@ -37,13 +38,13 @@ class ThreadStack:
         self._baton.acquire()
 
     def check(self) -> None:
-        """Raises RingError if the rank cannot wait here; a thread can wait everywhere."""
+        """Raises RingError if the rank cannot wait here. A thread can wait anywhere."""
 
     def wake(self) -> None:
-        """Makes the stack run; the first call starts it.
+        """Makes the stack run. The first call starts it.
 
         Raises:
-            RuntimeError: no further thread can be started.
+            RuntimeError: the system cannot start any more threads.
         """
         live, self._live = self._live, None
         if live is None:
@@ -52,22 +53,22 @@ class ThreadStack:
             self._thread = _thread.start_new_thread(live, ())
 
     def wait(self, woken: Any) -> None:
-        """Blocks the calling stack, which is this one, until it is woken; ``woken`` runs next."""
+        """Blocks this stack, which must be the caller's, until it is woken. ``woken`` runs next."""
         self._baton.acquire()
 
     def end(self, woken: Any) -> None:
-        """Ends the calling stack, which is this one; ``woken`` runs next."""
+        """Ends this stack, which must be the caller's. ``woken`` runs next."""
 
     def find_frame(self, frames: Mapping[int, FrameType]) -> FrameType | None:
-        """Returns the innermost frame, given the frames of all threads."""
+        """Returns the stack's innermost frame, given the frames of all threads."""
         return frames.get(self._thread)
 
 
 class GreenletStack(ThreadStack):
-    """A greenlet on the one thread that all ranks share.
+    """A stack on a greenlet. All ranks share one thread.
 
-    The caller's greenlet starts all others, because a new greenlet starts at the call depth of the
-    greenlet that starts it. Each switch passes the stack that runs next.
+    The caller's greenlet starts all other greenlets, because a new greenlet starts at the call
+    depth of the greenlet that starts it. Each switch passes on the stack that runs next.
     """
 
     def __init__(self, live: Callable[[], None] | None) -> None:
@@ -80,7 +81,7 @@ class GreenletStack(ThreadStack):
 
         self._greenlet = greenlet.getcurrent() if live is None else greenlet.greenlet(run)
         self._caller = self._greenlet.parent or self._greenlet
-        self._next: GreenletStack | None = None  # runs after this one has ended
+        self._next: GreenletStack | None = None  # the stack that runs after this one has ended
 
     def check(self) -> None:
         """Raises RingError if the thread is in a state that the other ranks would share."""
@@ -92,10 +93,10 @@ class GreenletStack(ThreadStack):
                 )
 
     def wake(self) -> None:
-        """Does nothing, because the stack that waits or ends switches to the woken one."""
+        """Does nothing, because the stack that waits or ends switches to the woken stack."""
 
     def wait(self, woken: Any) -> None:
-        """Switches to another greenlet; meanwhile gradients are recorded, which is the default."""
+        """Switches to the woken greenlet, with torch's default of recording gradients."""
         if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
             self._switch(woken)
         else:
@@ -109,17 +110,17 @@ class GreenletStack(ThreadStack):
             woken = to.switch(woken)
 
     def end(self, woken: Any) -> None:
-        """Ends the calling greenlet; ``woken`` runs next."""
+        """Ends the calling greenlet. ``woken`` runs next."""
         self._next = woken
 
     def find_frame(self, frames: Mapping[int, FrameType]) -> FrameType | None:
-        """Returns the innermost frame of the greenlet."""
+        """Returns the greenlet's innermost frame."""
         frame: FrameType | None = self._greenlet.gr_frame
         return frame
 
 
-# torch files whose functions call C++ code that waits: its operators, and the functions that DDP's
-# constructor and forward pass call
+# torch files whose functions call C++ code that waits: torch's operators, and the functions that
+# DDP's constructor and forward pass call
 _CALL_CPP: Final = (
     "torch/_ops.py",
     "torch/distributed/utils.py",
@@ -137,7 +138,7 @@ def _is_called_from_cpp() -> bool:
 
 _OBSTACLES: Final[dict[str, Callable[[], bool]]] = {
     "a backward pass": in_backward,
-    "C++ code of torch": _is_called_from_cpp,
+    "torch's C++ code": _is_called_from_cpp,
     "torch.autocast": lambda: torch.is_autocast_enabled("cpu"),
     "a torch mode, such as a default device": has_modes,
     "hooks for saved tensors": has_saved_tensor_hooks,

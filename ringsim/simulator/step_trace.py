@@ -1,7 +1,7 @@
-"""A simulated step as a trace, with the spans and messages that ranks would record.
+"""Converts a simulated step to a trace, with the spans and messages that ranks would record.
 
-A step on a thousand ranks has fifty million events, so a trace may be limited to some ranks and
-some time.
+A step on a thousand ranks has fifty million events, so you can limit a trace to some ranks and to
+part of the time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["check_between", "make_trace"]
 
 _WORLD: Final = "world"
 _NS: Final = 1e9
-MOST_EVENTS: Final = 20_000_000  # in one trace; they take two gigabytes
+MOST_EVENTS: Final = 20_000_000  # the most events in a trace; they take two gigabytes
 
 
 def make_trace(
@@ -32,25 +32,26 @@ def make_trace(
     ranks: Sequence[int] | None,
     between: tuple[float, float] | None,
 ) -> Trace:
-    """Returns the trace of a simulated step; one unit of cost is one second.
+    """Returns the trace of a simulated step, in which one unit of cost is one second.
 
     Args:
         times: the times of all events.
-        sizes: the bytes of a message at each boundary between stages, or None if they are unknown.
+        sizes: the size in bytes of a message at each boundary between stages, or None if the sizes
+            are unknown.
         metadata: the metadata of the trace.
-        ranks: the ranks whose events to include; None for all ranks. A message is included if both
-            of its ranks are included.
-        between: the start and end of the time to include; None for all. Events that overlap it are
-            included whole.
+        ranks: the ranks whose events to include, or None for all ranks. A message is included if
+            both of its ranks are included.
+        between: the start and the end of the time to include, or None for the whole step. Events
+            that overlap this time are included whole.
 
     Raises:
         ArgumentError: the trace would have too many events, or the step takes too long.
     """
     if len(times.ends) and times.ends.max() > LONGEST_S:
         raise ArgumentError(
-            f"the step must take {LONGEST_S:g} s (285 years) or less for a trace, got "
+            f"a step in a trace must take at most {LONGEST_S:g} s (285 years), got "
             f"{float(times.ends.max()):g} s. "
-            "Give the costs in seconds."
+            "Pass the costs in seconds."
         )
     from_s, until_s = between or (-np.inf, np.inf)
     part = _Part(times, ranks)
@@ -61,8 +62,8 @@ def make_trace(
     count = len(some) + 2 * len(met)
     if count > MOST_EVENTS:
         raise ArgumentError(
-            f"a trace must have {MOST_EVENTS:,} events or fewer, got {count:,}. Select a part: "
-            "trace(ranks=range(8)), or trace(between=(0, 10))."
+            f"a trace must have at most {MOST_EVENTS:,} events, got {count:,}. Select a part, for "
+            "example with trace(ranks=range(8)) or trace(between=(0, 10))."
         )
     operations = times.columns
     groups, group = _groups(operations, part.place[met], part.source[met])
@@ -81,7 +82,7 @@ def make_trace(
 
 
 class _Part:
-    """The computations of some ranks, and all of their times in seconds."""
+    """The computations of some ranks, with all times in seconds."""
 
     def __init__(self, times: Times, ranks: Sequence[int] | None) -> None:
         self.operations = operations = times.columns
@@ -107,7 +108,7 @@ class _Part:
         self.is_met = (self.source >= 0) & wanted[self.source]
 
     def list_spans(self, some: Ints) -> list[dict[str, Ints]]:
-        """Returns the spans of these computations, and the span of the step on their ranks."""
+        """Returns the spans of given computations, and the spans of the step on their ranks."""
         operations, place = self.operations, self.place[some]
         rank, label = operations.rank[place], operations.kind[place] + 1  # label 0 is the step's
         of = {"stage": operations.stage[place], "microbatch": operations.microbatch[place]}
@@ -126,7 +127,7 @@ class _Part:
         return [spans, steps]
 
     def list_messages(self, met: Ints, same: dict[str, Any]) -> list[dict[str, Ints]]:
-        """Returns the sends and the receives of these messages."""
+        """Returns the sends and the receives of given messages."""
         operations, place, sender = self.operations, self.place[met], self.source[met]
         rank, sent, arrived = operations.rank[place], self.sent[met], self.arrived[met]
         made, after = operations.sent_after[place], operations.posted_after[place]
@@ -163,7 +164,8 @@ def check_between(between: object) -> None:
     known = all(is_number(time) or (isinstance(time, float) and np.isinf(time)) for time in times)
     if between is not None and not known:
         raise ArgumentError(
-            f"between must be two times, start and end, got {say(between)}. Write between=(0, 10)."
+            f"between must be a start and an end time, got {say(between)}. Write, for example, "
+            "between=(0, 10)."
         )
 
 
@@ -172,7 +174,7 @@ def _rows(
 ) -> dict[str, Ints]:
     """Returns the columns of some events.
 
-    ``slot`` and ``turn`` order the events on their rank; times are in seconds.
+    ``slot`` and ``turn`` order the events on their rank. Times are in seconds.
     """
     rows: dict[str, Ints] = {
         "rank": rank,
@@ -194,7 +196,7 @@ def _rows(
 def _groups(operations: Columns, some: Ints, source: Ints) -> tuple[tuple[Group, ...], Ints]:
     """Returns the groups of the messages, and the number of each message's group.
 
-    A message's group is the edge of the ring that its activations take.
+    A message's group is the ring's edge that carries the activations.
     """
     size = operations.num_ranks
     forward = operations.kind[some] == FORWARD

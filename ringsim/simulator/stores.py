@@ -1,8 +1,9 @@
-"""torch's stores on the virtual clock, where a rank that waits for a key gives way to the others.
+"""Makes torch's stores work on the virtual clock, where waiting ranks must give way.
 
-torch gives each group a store, and a program may create its own (``TCPStore``, ``FileStore``). C++
-would wait there forever, because the rank that should set the key cannot run meanwhile. So the
-waiting methods of ``Store`` check for their keys here before they call C++.
+torch gives each group a store, and a program may create its own stores (``TCPStore``,
+``FileStore``). If a rank waited for a key in C++, it would wait forever, because the rank that
+should set the key could not run in the meantime. So the waiting methods of ``Store`` first wait for
+their keys here, where a rank gives way to the others, and only then call C++.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _WRITING: Final = ("add", "append", "compare_set", "multi_set", "set")
 
 
 def let_stores_give_way(clock: Clock) -> None:
-    """Makes every store give way, until the process ends."""
+    """Makes every store give way until the process ends."""
     waiting: list[Any] = []
 
     def make_wait(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -34,7 +35,7 @@ def let_stores_give_way(clock: Clock) -> None:
             names = [keys] if isinstance(keys, str) else list(keys)
             seconds = [each.total_seconds() for each in limit]
             if not store.check(names) and not _come(clock, store, names, seconds, waiting):
-                return call(store, names, _AT_ONCE)  # raises the error of a passed limit
+                return call(store, names, _AT_ONCE)  # raises the error for an expired limit
             return call(store, keys, *limit)
 
         return wait
@@ -59,7 +60,7 @@ def let_stores_give_way(clock: Clock) -> None:
 def _come(
     clock: Clock, store: Any, keys: list[str], limits: list[float], waiting: list[Any]
 ) -> bool:
-    """Gives way until the keys are in a store; returns False if a time limit passes first."""
+    """Gives way until the keys are in a store. Returns False if a time limit expires first."""
     rank, ends_s = clock.current, [clock.now + limit for limit in limits]
     for end_s in ends_s:
         clock.at(end_s, rank)

@@ -1,10 +1,10 @@
-"""Detects a simulated rank that waits inside C++ for another rank and so cannot give way.
+"""Detects simulated ranks that wait inside C++ for other ranks, and so cannot give way.
 
-Such a wait would silently stop the clock and all ranks forever. So a thread watches the rank that
-has the baton. The process reports the rank and ends if the rank's thread has slept for some seconds
-without using the CPU: in torch code, on a lock, or for a different thread although the worker has
-no other thread. A worker that sleeps in ``time.sleep``, or waits for its own thread or process, is
-not affected.
+Such a wait would silently stop the clock and all ranks forever. A thread therefore watches the rank
+that holds the baton. If the rank's thread has slept for some seconds without using the CPU, the
+process reports the rank and ends. This applies to sleeping in torch code, on a lock, or for a
+different thread although the worker has no other thread. It does not apply to a worker that sleeps
+in ``time.sleep``, or that waits for its own thread or process.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _OF_PYTHON: Final = os.path.dirname(os.__file__) + os.sep
 
 
 def watch(clock: Clock) -> Callable[[], None]:
-    """Starts to watch the ranks of a clock; returns a function that stops watching."""
+    """Starts watching a clock's ranks, and returns a function that stops watching."""
     over = threading.Event()
     threading.Thread(target=_look, args=(clock, over), name="ringsim-watchdog", daemon=True).start()
     return over.set
@@ -52,7 +52,7 @@ def _look(clock: Clock, over: threading.Event) -> None:
 
 
 def _used_time(thread: int) -> tuple[str, ...]:
-    """Returns the CPU time of a thread in ticks, or () if the system hides it."""
+    """Returns a thread's CPU time in ticks, or () if the system hides it."""
     try:
         fields = Path(f"/proc/self/task/{thread}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -65,7 +65,7 @@ def _frame_of(thread: int) -> FrameType | None:
 
 
 def _is_stuck(rank: Rank) -> bool:
-    """Returns whether a rank's thread is asleep where it cannot give way."""
+    """Returns whether a rank's thread sleeps in a place where the rank cannot give way."""
     frame = _frame_of(rank.thread)
     if frame is None:
         return False
@@ -105,8 +105,8 @@ def _report(clock: Clock) -> None:
     where, user = stack[-1], (users or stack)[-1]
     called = "" if where is user else f", called by {_name(user)}"
     clock.give_up(
-        f"rank {rank.number} waits in {_name(where)}{called}, where a simulated rank cannot give "
-        "way to the others. Run the program on real ranks with ringsim.trace."
+        f"rank {rank.number} waits in {_name(where)}{called}, where a simulated rank cannot let "
+        "the other ranks run. Run the program on real ranks with ringsim.trace."
     )
 
 

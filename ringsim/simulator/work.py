@@ -1,8 +1,8 @@
-"""The handle of an operation posted by a simulated rank, its group, and its tensors.
+"""Defines the handles, groups and tensors of operations that simulated ranks post.
 
-A rank that waits for an operation gives way to the others until the operation is done.
-`ringsim.simulator.point_to_point` completes messages, and
-`ringsim.simulator.collective_ops` completes collectives.
+A rank that waits for an operation gives way to the other ranks until the operation is done.
+`ringsim.simulator.point_to_point` completes messages, and `ringsim.simulator.collective_ops`
+completes collectives.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Team(Members):
     """The ranks of a process group, as one object that they all share.
 
     Attributes:
-        group_name: the name in the trace: "world", "ring:2>3", "1".
+        group_name: the name in the trace, such as "world", "ring:2>3" or "1".
         limit: the timeout of each operation, if the program set one.
         meetings: the state that ``ringsim.simulator.collective_ops`` keeps for the group.
     """
@@ -62,7 +62,7 @@ class Team(Members):
         return self.places.get(self.clock.current.number, -1)
 
     def check(self, what: str, tensor: Any) -> torch.Tensor:
-        """Returns a tensor that the simulator can carry, detached from its graph."""
+        """Checks that the simulator can carry a tensor, and returns it detached from its graph."""
         return check_dense(what, tensor, "in a simulation", meta=True)
 
 
@@ -73,9 +73,9 @@ class Kind(NamedTuple):
     """The payload shared by operations on tensors of one dtype and shape.
 
     Attributes:
-        number: its number in the trace.
-        payload: its description in the trace.
-        size_bytes: its size.
+        number: the number of the payload in the trace.
+        payload: the description of the payload in the trace.
+        size_bytes: the size of the payload.
     """
 
     number: int
@@ -84,7 +84,7 @@ class Kind(NamedTuple):
 
 
 def check_storage(tensor: torch.Tensor) -> int:
-    """Returns the size of a tensor in bytes, after checking that its storage still holds them all.
+    """Checks that a tensor's storage still holds all of its bytes, and returns their number.
 
     Otherwise torch would read and write beyond the end of the storage.
     """
@@ -93,7 +93,7 @@ def check_storage(tensor: torch.Tensor) -> int:
     try:
         there = tensor.untyped_storage().nbytes()
     except NotImplementedError:
-        # a subclass without its own memory, which defines how it is copied
+        # a subclass without its own memory, which defines its own way of copying
         return size_bytes
     if not tensor.is_contiguous():
         last = sum(
@@ -104,7 +104,7 @@ def check_storage(tensor: torch.Tensor) -> int:
         needed += offset * tensor.itemsize
     if needed > there and size_bytes:
         raise ArgumentError(
-            "a tensor lost its memory before its operation was done: its storage has "
+            "a tensor lost its memory before its operation finished: its storage has "
             f"{there:,} bytes, but the tensor needs {needed:,}. "
             "Resize it after wait()."
         )
@@ -112,26 +112,26 @@ def check_storage(tensor: torch.Tensor) -> int:
 
 
 def copy_tensor(source: torch.Tensor, target: torch.Tensor) -> None:
-    """Copies a tensor into another, regardless of the torch modes of the calling rank."""
+    """Copies a tensor into another, regardless of the calling rank's torch modes."""
     with outside_modes():
         _copy_data(source, target)
 
 
 def _copy_data(source: torch.Tensor, target: torch.Tensor) -> None:
-    """Copies a tensor into another with the same number of elements; tensors may lack data."""
+    """Copies a tensor into another with as many elements. Both may be without data."""
     if source.is_meta or target.is_meta:
         if source.is_meta and target.is_meta:
             return
         raise ArgumentError(
-            f"both sides of a message must have data, or neither, got {source.device} at the "
-            f"sender and {target.device} at the receiver. "
+            f"only one side of the message has data: the sender's tensor is on {source.device}, "
+            f"the receiver's on {target.device}. "
             "Create both tensors on the same device."
         )
     size_bytes, room = check_storage(source), check_storage(target)
     if size_bytes != room:
         raise ArgumentError(
-            f"a tensor changed its size before its operation was done: {size_bytes:,} bytes "
-            f"at the sender, {room:,} at the receiver. "
+            "a tensor changed its size before its operation finished: the sender's has "
+            f"{size_bytes:,} bytes, the receiver's {room:,}. "
             "Resize it after wait()."
         )
     if source.requires_grad or target.requires_grad:
@@ -139,13 +139,14 @@ def _copy_data(source: torch.Tensor, target: torch.Tensor) -> None:
     try:
         target.copy_(source)
     except RuntimeError:
-        # shapes differ, or the target is an inference tensor, writable in inference mode only
+        # shapes differ, or the target is an inference tensor, which is writable only in inference
+        # mode
         with torch.inference_mode():
             target.copy_(source.reshape(target.shape))
 
 
 def describe_payload(payload: Payload) -> str:
-    """Returns the payload of an operation in words."""
+    """Returns a description of a payload in words."""
     words = (
         f"{payload.dtype}{list(payload.shape)} ({payload.size_bytes:,} bytes)"
         if payload.dtype
@@ -155,20 +156,21 @@ def describe_payload(payload: Payload) -> str:
 
 
 class SimulatedWork(Work):
-    """An operation that a rank has posted: the handle that ``isend`` and collectives return.
+    """The handle of a posted operation, which ``isend`` and collectives return.
 
     Attributes:
-        slots: the slots of its record, and of other records that its wait completes; empty if it is
-            complete or not recorded.
-        done_s: the time at which it is done, if known, else ``NEVER``.
-        waiting: whether to wake its rank at that time.
-        awaited: whether its rank has started to wait, so that the record has the time of the wait.
-        error: the error that its wait raises, or None.
+        slots: the slots of the operation's record, and of other records that its wait completes;
+            empty if the record is complete or if the operation is not recorded.
+        done_s: the time at which the operation is done, or ``NEVER`` if unknown.
+        waiting: whether to wake the rank at that time.
+        awaited: whether the rank has started to wait, so that the record contains the time of the
+            wait.
+        error: the error that the wait raises, or None.
         peer: the global rank of the other side, or of the root; negative if there is none.
         tag: the tag of a message, or -1 if there is none.
     """
 
-    # class attributes until they change: most operations never change them
+    # these stay class attributes until they change, because most operations never change them
     peer = tag = NONE
     done_s, waiting, awaited = NEVER, False, False
     error: Exception | None = None
@@ -181,13 +183,13 @@ class SimulatedWork(Work):
         self.op, self.rank, self.slots, self.group, self.kind = op, rank, slots, group, kind
 
     def wait(self, timeout: Any = None) -> bool:
-        """Blocks until the operation is done; returns True.
+        """Blocks until the operation is done, and returns True.
 
-        Waits for at most ``timeout`` (seconds, or a ``timedelta``) of virtual time.
+        The wait takes at most ``timeout`` (in seconds, or as a ``timedelta``) of virtual time.
 
         Raises:
-            RunTimeout: the time limit has passed. If the operation is a message, its two ranks
-                lose their connection in the group, as on Gloo.
+            RunTimeout: the operation timed out. If it is a message, its two ranks lose their
+                connection in the group, as on Gloo.
         """
         clock = self.rank.clock
         if clock.measures:
@@ -245,26 +247,26 @@ class SimulatedWork(Work):
             self.close_record(ERROR)
             self.break_off()
             raise RunTimeout(
-                f"the operation was not done within {limit_s:g} s of virtual time "
+                f"the operation did not finish within {limit_s:g} s of virtual time "
                 f"(rank {self.rank.number}, "
                 f"{self.describe()}). Raise the limit, or look for the missing operation."
             )
-        # outside of `except`: the context of an injected error is the error that the program is
-        # already handling
+        # outside `except`, so that the context of an injected error is the error that the program
+        # is already handling
         raise broken
 
     def describe(self) -> str:
-        """Returns the operation in words."""
+        """Returns a description of the operation in words."""
         raise NotImplementedError
 
     def break_off(self) -> None:
-        """Closes the connection of a message whose time limit has passed.
+        """Closes the connection of a message that has timed out.
 
         Other operations do nothing.
         """
 
     def complete(self, time_s: float) -> None:
-        """Sets the time at which the operation is done; wakes its rank then if it waits."""
+        """Sets the time at which the operation is done. If its rank waits, wakes the rank then."""
         self.done_s = time_s
         if self.future is not None:
             self.rank.clock.at(time_s, self._bring_future)
@@ -273,38 +275,38 @@ class SimulatedWork(Work):
             self.rank.clock.at(time_s, self.rank)
 
     def is_completed(self) -> bool:
-        """Returns whether the operation is done; if so, records that it is.
+        """Returns whether the operation is done, and if so, records this.
 
-        If it is not, the other ranks run for a moment.
+        If the operation is not done, the other ranks run for a moment.
         """
         clock = self.rank.clock
         if self.done_s > clock.now:
             clock.poll()
         if self.done_s > clock.now:
             return False
-        if self.error is None:  # an error is left to its wait
+        if self.error is None:  # an error is left for the wait to raise
             self._close_done()
         return True
 
     def is_success(self) -> bool:
-        """Returns whether the operation is done, without an error."""
+        """Returns whether the operation has finished without an error."""
         return self.done_s <= self.rank.clock.now and self.error is None
 
     def exception(self) -> Exception | None:
-        """Returns the error of the operation, or None."""
+        """Returns the operation's error, or None."""
         return self.error
 
     def result(self) -> list[torch.Tensor]:
-        """Returns the tensors that hold the result, after waiting for it."""
+        """Waits for the result, and returns the tensors that hold it."""
         raise NotImplementedError
 
     # -- its future
 
     def get_future(self) -> Any:
-        """Returns a future of the result, which the rank's own thread completes.
+        """Returns a future for the result, which the rank's own thread completes.
 
         At the end of a backward pass, C++ waits for the futures of gradients, and no rank can give
-        way there. So the rank waits a moment earlier, in its own callback.
+        way there. The rank therefore waits a moment earlier, in its own callback.
         """
         if self.future is None:
             self.future = torch.futures.Future()
@@ -318,7 +320,7 @@ class SimulatedWork(Work):
         return self.future
 
     def _wait_for_future(self) -> None:
-        """Waits; if an error left the future open, C++ would wait for it forever."""
+        """Waits for the operation, and closes the future after an error, so that C++ can return."""
         try:
             self.wait()
         except BaseException as error:
@@ -327,7 +329,7 @@ class SimulatedWork(Work):
             raise
 
     def _bring_future(self) -> None:
-        """Makes the rank's own thread complete the future, so that callbacks run there."""
+        """Has the rank's own thread complete the future, so that callbacks run there."""
         self.rank.errands.append(self._fulfil)
         self.rank.clock.at(self.rank.clock.now, self.rank)
 
@@ -355,15 +357,15 @@ class SimulatedWork(Work):
             self.rank.recorder.complete_at_once(slot)
 
     def close_record(self, status: int) -> None:
-        """Records once that the operation is done or has failed."""
+        """Records, only once, that the operation is done or has failed."""
         slots, self.slots = self.slots, ()
         for slot in slots:
             self.rank.recorder.complete(slot, status)
 
     def complete_record(self, recorder: Recorder, slot: int) -> bool:
-        """Makes the wait for this operation complete another record as well.
+        """Makes the wait for this operation complete one more record.
 
-        Returns False if the program has already waited for the operation.
+        The result is False if the program has already waited for the operation.
         """
         if not self.slots or recorder is not self.rank.recorder:
             return False

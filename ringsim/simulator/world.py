@@ -1,9 +1,9 @@
-"""torch.distributed's tables of process groups, separate for each simulated rank.
+"""Keeps torch.distributed's tables of process groups separate for each simulated rank.
 
-torch keeps the groups of a process in ``distributed_c10d._world``. The object that replaces it has
-the attributes of the running rank. Groups are shared by their members: the n-th group that a rank
-creates is the n-th of every other rank. If only its members create a group
-(``use_local_synchronization``), it is found by its name.
+torch keeps the groups of a process in ``distributed_c10d._world``. An object with the running
+rank's attributes replaces it. Members share their groups: the n-th group that a rank creates is the
+n-th group of every other rank. If only its members create a group (``use_local_synchronization``),
+they find the group by name.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ from ringsim.traces.events import DESTROYED, MADE_ANEW, NONE, OP_CODES, Payload
 __all__ = ["Worlds"]
 
 _NEW_GROUP: Final = OP_CODES["new_group"]
-_DEFAULT: Final = "0"  # torch's name of the first group
+_DEFAULT: Final = "0"  # torch's name for the first group
 _BACKEND: Final = "gloo"
 
 
 class RankWorld:
-    """The state that ``distributed_c10d`` keeps for a process, here for the running rank.
+    """The running rank's version of the state that ``distributed_c10d`` keeps for a process.
 
     Args:
         clock: the clock of the ranks.
 
     Attributes:
         generation: the number of times the rank has destroyed its world.
-        made: the number of groups it has created in this world.
-        asked: whether its program has called ``init_process_group``.
+        made: the number of groups that the rank has created in this world.
+        asked: whether the rank's program has called ``init_process_group``.
         group: the default group.
     """
 
@@ -68,7 +68,7 @@ class RankWorld:
         self.begin(clock)
 
     def begin(self, clock: Clock) -> None:
-        """Sets the attributes of the calling rank, which is not in any group yet."""
+        """Sets the attributes of the calling rank, which does not belong to any group yet."""
         self.clock = clock
         self.group: Any = None
         self.pg_map: dict[Any, Any] = {}
@@ -86,7 +86,7 @@ class RankWorld:
 
     @property
     def default_pg(self) -> Any:
-        """The default group; threads started by a worker cannot use it."""
+        """The default group. Threads that a worker starts cannot use it."""
         self.clock.check_thread()
         return self.group
 
@@ -96,7 +96,7 @@ class RankWorld:
 
     @property
     def pg_config_info(self) -> list[dict[str, Any]]:
-        """The rank's groups and their configuration, as torch lists them."""
+        """The rank's groups and their configurations, in the form that torch lists them."""
         read: Any = distributed_c10d._World.pg_config_info
         return read.fget(self)  # type: ignore[no-any-return]
 
@@ -123,21 +123,22 @@ class _Generation:
     """A world of all ranks: the default group and the groups created in it."""
 
     default: SimulatedGroup
-    makers: Team  # all ranks, as the group that creates groups
+    makers: Team  # the group of all ranks, which creates groups
     made: list[_Making] = field(default_factory=list)
-    local: dict[str, _Making] = field(default_factory=dict)  # groups created by members only
+    local: dict[str, _Making] = field(default_factory=dict)  # groups that only their members create
 
 
 class Worlds:
-    """Makes torch.distributed work with simulated ranks, until the process ends.
+    """Makes torch.distributed work with simulated ranks until the process ends.
 
     Args:
         shared: the state that the ranks share.
         size: the number of ranks.
-        isolation: keeps the ranks apart.
+        isolation: the object that keeps the ranks apart.
 
     Attributes:
-        pairs: the groups of the ring, by the place of the predecessor; empty for one rank.
+        pairs: the groups of the ring, by the place of the predecessor; empty if there is only one
+            rank.
     """
 
     def __init__(self, shared: Shared, size: int, isolation: Isolation) -> None:
@@ -164,7 +165,7 @@ class Worlds:
 
     @property
     def makings(self) -> list[SimulatedWork]:
-        """The operations of ranks that wait for others to create a group."""
+        """The operations of ranks that wait for other ranks to create a group."""
         return [
             operation
             for generation in self._generations
@@ -208,9 +209,9 @@ class Worlds:
         group_desc: str | None = None,
         **options: Any,
     ) -> SimulatedGroup | None:
-        """Creates a group; torch calls it on all ranks, in the same order on each.
+        """Creates a group. torch calls this method on all ranks, in the same order.
 
-        Members wait for each other; this takes no time.
+        The members wait for each other, which takes no virtual time.
 
         Returns:
             The group, or None on a rank that is not a member.
@@ -221,7 +222,7 @@ class Worlds:
         members, desc, world = tuple(ranks), group_desc or "undefined", self._world
         generation = self._generations[world.generation]
         making: _Making | None
-        if not group_name.isdigit():  # created by its members only
+        if not group_name.isdigit():  # only its members create this group
             making, makers = self._find_local(generation, group_name, members, desc)
         else:
             if world.made == len(generation.made):
@@ -259,7 +260,7 @@ class Worlds:
         return self._shared.make_kind(Payload("ranks", tuple(sorted(members)), 0))
 
     def _meet(self, making: _Making, makers: Team, members: tuple[int, ...]) -> None:
-        """Waits for the other members; recorded as a collective of all ranks, as on real ranks."""
+        """Waits for the other members, and records a collective of all ranks, as on real ranks."""
         rank: Any = self._clock.current
         shared, team, now_s = self._shared, making.group.team, self._clock.now
         if makers.number == NONE:
@@ -281,7 +282,8 @@ class Worlds:
                 f"all ranks must create the same groups in the same order, got {list(members)} "
                 f"here and {list(team.ranks)} in rank {theirs.rank.number}'s "
                 f"new_group{theirs.place_of_call()} ({rank.here()}). Call new_group for every "
-                "group on every rank, in the same order, including groups without the rank."
+                "group on every rank, in the same order, even for groups that do not include the "
+                "rank."
             )
             operation.refuse("group_order_mismatch", message)
             raise RendezvousFailed(message)
@@ -325,15 +327,14 @@ class Worlds:
         self._register(name, group)
 
     def _refuse_thread(self) -> None:
-        """Ends the run because a thread of a worker communicates; blocks that thread forever."""
+        """Ends the run because a worker's thread communicates, and blocks this thread forever."""
         if threading.current_thread() is threading.main_thread():
             return
         place = self._recorder.sites.find(sys._getframe(1))
         line = f" at {place_text((place.f_code.co_filename, place.f_lineno))}" if place else ""
         message = (
-            "a simulated rank may communicate only in the thread that runs "
-            f"the worker, got a call{line} in "
-            "another thread. Run the program on real ranks with ringsim.trace."
+            f"a simulated rank communicated{line} in a thread other than the one that runs its "
+            "worker. Run the program on real ranks with ringsim.trace."
         )
         self._clock.give_up(message)
         park()
@@ -344,7 +345,7 @@ class Worlds:
         """Replaces the parts of torch that assume one rank per process."""
         setattr(*WORLD, self._world)
         setattr(*REGISTER, self._register)
-        setattr(*UNREGISTER, lambda _name: None)  # other ranks may still use the group
+        setattr(*UNREGISTER, lambda _name: None)  # because other ranks may still use the group
         setattr(*UNREGISTER_ALL, lambda: None)
         setattr(*SET_DEFAULT, self._make_set_default(getattr(*SET_DEFAULT)))
         setattr(*CHECK_BATCH, self._make_check_batch(getattr(*CHECK_BATCH)))
@@ -356,7 +357,7 @@ class Worlds:
             setattr(owner, name, function)
 
     def _register(self, name: str, group: Any) -> None:
-        """Lets C++ find a group by its name, in one table for all ranks."""
+        """Registers a group by its name, so that C++ finds it in one table for all ranks."""
         known = self._registered.get(name)
         if known is group:
             return
@@ -366,7 +367,7 @@ class Worlds:
         self._register_in_cpp(name, group)
 
     def _make_set_default(self, call: Callable[..., None]) -> Callable[..., None]:
-        """Creates the replacement for torch's function that sets the default group of a rank."""
+        """Creates the replacement for torch's function that sets a rank's default group."""
 
         @functools.wraps(call)
         def set_default(group: Any) -> None:
@@ -399,10 +400,10 @@ class Worlds:
             wanted = signature.bind(*args, **kwargs).arguments
             world = self._world
             if dist.is_initialized() and world.asked:
-                call(*args, **kwargs)  # torch refuses the second call
+                call(*args, **kwargs)  # torch refuses a second call
             if not dist.is_initialized():
                 self._join_again()
-            check_world(wanted, "ringsim.simulate", "Leave it out.")
+            check_world(wanted, "ringsim.simulate", "Omit it.")
             world.asked = True
             limit = own_limit(wanted.get("timeout"))
             if limit is not None:
@@ -419,7 +420,7 @@ class Worlds:
         self._enter(self._generations[number].default)
 
     def _make_wait(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Creates the ``Future.wait`` in which a rank gives way while it waits."""
+        """Creates the replacement for ``Future.wait``, in which a waiting rank gives way."""
         clock = self._clock
 
         @functools.wraps(call)
