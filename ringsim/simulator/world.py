@@ -279,11 +279,10 @@ class Worlds:
         if not fits:
             theirs = making.first
             message = (
-                f"all ranks must create the same groups in the same order, got {list(members)} "
-                f"here and {list(team.ranks)} in rank {theirs.rank.number}'s "
-                f"new_group{theirs.place_of_call()} ({rank.here()}). Call new_group for every "
-                "group on every rank, in the same order, even for groups that do not include the "
-                "rank."
+                f"the ranks create different groups: {list(members)} here, but {list(team.ranks)} "
+                f"in rank {theirs.rank.number}'s new_group{theirs.place_of_call()} "
+                f"({rank.here()}). Call new_group for every group on every rank, in the same "
+                "order, even for groups that do not include the rank."
             )
             operation.refuse("group_order_mismatch", message)
             raise RendezvousFailed(message)
