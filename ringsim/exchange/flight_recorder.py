@@ -137,9 +137,7 @@ def read_flight_recorder(paths: str | PathLike[str] | Sequence[str | PathLike[st
             if rank in dumps:
                 raise ValueError(f"two files are from rank {rank}")
             dumps[rank] = _parse(data)
-    with importing(
-        ", ".join(map(os.fsdecode, files))[:200], "flight recorder dumps from one run"
-    ):
+    with importing(", ".join(map(os.fsdecode, files))[:200], "flight recorder dumps from one run"):
         return _Run(dumps).trace()
 
 
@@ -255,13 +253,10 @@ class _Run:
                     if columns["status"] == IN_FLIGHT and waits:
                         columns["wait_ns"], waits = entry["time_created_ns"], False
                     rows.add(rank, columns.pop("op"), entry["time_created_ns"], **columns)
-        notes = [
-            "imported from torch's flight recorder, which records when operations were issued"
-        ]
+        notes = ["imported from torch's flight recorder, which records when operations were issued"]
         notes += name_missing("dump", self.dumps, self.size)
         notes += [
-            f"left out: {count(number, 'operation')} {why}"
-            for why, number in self.left_out.items()
+            f"left out: {count(number, 'operation')} {why}" for why, number in self.left_out.items()
         ]
         backends = {
             str(entry["profiling_name"]).partition(":")[0]

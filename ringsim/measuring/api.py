@@ -225,7 +225,8 @@ def _launch(
         samples = samples_of(interrupt.trace.events) if interrupt.trace is not None else {}
         if not samples:
             raise
-        return plan, samples, [], ["the run was interrupted; the table contains only the results so far."]
+        note = "the run was interrupted; the table contains only the results so far."
+        return plan, samples, [], [note]
     return plan, join_samples([result["times_ns"] for result in trace.results]), trace.results, []
 
 

@@ -17,9 +17,9 @@ algbw is S / t, and busbw is algbw times the factor in ``ringsim.traces.collecti
 definitions). 1 GB is 10**9 bytes. Latency and algbw are medians of n repetitions; p10 and p90 are
 percentiles. A saved table is one JSON file that contains nothing executable.
 
-Many transports send small messages by one method and large messages by a different method. Where
-the method changes, the time jumps up or down from one size to the next, and no single alpha-beta
-line fits both sides. ``find_regimes`` finds these breaks::
+Many transports send small messages by one method and large messages by a different method. At the
+size at which the method changes, the time jumps up or down, and no single alpha-beta line fits both
+sides. ``find_regimes`` finds these breaks::
 
     time |                    .-'
          |                 .-'        the right line, extended to the left, misses the left points,
@@ -591,5 +591,5 @@ def _line(sizes: Floats, times: Floats) -> Floats:
 
 
 def _misses(line: Floats, sizes: Any, times: Any) -> Any:
-    """Returns how much the line overestimates the times, as a share of each measured time."""
+    """Returns the line's relative error at each size, positive if the line is too high."""
     return (line[0] + line[1] * sizes) / times - 1

@@ -343,5 +343,5 @@ class Diagnosis:
 
 
 def waited_text(operation: Operation) -> str:
-    """Returns how long a rank waited in an operation, such as " for 312 ms", or "" for 0."""
+    """Returns a phrase with the time waited in an operation, " for 312 ms", or "" if it is 0."""
     return f" for {time_text(operation.waited_s * 1e9)}" if operation.waited_s > 0 else ""

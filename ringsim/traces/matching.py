@@ -398,7 +398,7 @@ def split_waits(events: Events, messages: Messages) -> Waits:
 
 
 def _late(events: Events, waiter: Ints, partner: Ints) -> Ints:
-    """Returns how long each ``waiter`` was blocked before its ``partner`` was posted, in ns.
+    """Returns the time, in ns, that each ``waiter`` was blocked before its ``partner`` was posted.
 
     The waiters need not be done.
     """
@@ -485,7 +485,7 @@ class CollectiveCalls:
 
 
 def wait_for_last(events: Events, apart: Ints | Sequence[int] = ()) -> Ints:
-    """Returns how long each collective was blocked before the last rank called it, in ns.
+    """Returns the time, in ns, that each collective was blocked before the last rank called it.
 
     The result is 0 for other events, and for calls that some members of the group never made.
 

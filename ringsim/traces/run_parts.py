@@ -325,7 +325,7 @@ def _sentences(metas: Iterable[dict[str, Any]], key: str) -> list[str]:
 
 
 def told_ends(metas: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Returns how each rank ended, as recorded by the rank itself or by other ranks.
+    """Returns the end of each rank, as the rank itself or other ranks recorded it.
 
     A rank that did not finish its part counts as running.
     """

@@ -728,7 +728,7 @@ def measure_stage_use(trace: _Recorded) -> list[StageUse]:
 
 
 def _decode_use(start: Ints, took: Ints, is_prefill: Ints, batch: Ints) -> float:
-    """Returns how much of the time from the first decode job to the last token's turn was work.
+    """Returns the share of work in the time from the first decode job to the last token's turn.
 
     Only the first round counts.
     """
