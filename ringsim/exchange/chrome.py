@@ -1,6 +1,6 @@
-"""Traces in Chrome's Trace Event Format (chrome://tracing, ui.perfetto.dev, Speedscope).
+"""Writes and reads Chrome's Trace Event Format (chrome://tracing, ui.perfetto.dev, Speedscope).
 
-The format is JSON, with one event per line and flows::
+The format is JSON. A file has one event per line, and arrows are called flows::
 
     {"ph": "X", "pid": 0, "tid": 2, "ts": 4.5, "dur": 1.5, "name": "isend to 1", "cat": "send", "args": {...}}  a slice, times in us
     {"ph": "s", "pid": 0, "tid": 2, "ts": 4.5, "id": 1, "name": "message", "cat": "message"}                     a flow begins
@@ -406,9 +406,9 @@ def _read_file(document: Any) -> _File:
 
 
 def _is_within(event: dict[str, Any], others: list[dict[str, Any]]) -> bool:
-    """Returns whether a slice begins within a different slice on its thread.
+    """Returns whether a slice begins within one of ``others`` on the same thread.
 
-    ``others`` are in time order, and those on one thread do not overlap.
+    ``others`` are in time order, and slices on one thread do not overlap.
     """
     last = bisect_right(others, event["start_ns"], key=lambda one: one["start_ns"]) - 1
     return (
@@ -471,7 +471,7 @@ def _input(event: dict[str, Any], place: int) -> str:
 
 
 def _payload(work: dict[str, Any], times: int) -> Payload | None:
-    """Returns the payload of a work; if it has several tensors, the first one's."""
+    """Returns a work's payload, which describes only the first of its tensors."""
     kinds, shapes = work["args"].get("Input type"), work["args"].get("Input Dims")
     if not kinds or not shapes or kinds[0] not in _DTYPES:
         return None

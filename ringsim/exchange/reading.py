@@ -35,7 +35,7 @@ MAX_RATIO: Final = 100
 
 @contextmanager
 def importing(path: str | PathLike[str], what: str) -> Iterator[None]:
-    """Converts errors that damaged data raises within the block to a TraceFileError.
+    """Converts errors that damaged data causes within the block to TraceFileError.
 
     ``what`` names the kind of file that was expected.
     """

@@ -179,7 +179,7 @@ class Slice(NamedTuple):
 
     @property
     def blocked_ns(self) -> int | None:
-        """The time at which the rank began to wait, or None if it did not, or is not done."""
+        """The time at which the rank began to wait, or None unless a wait began and ended."""
         waited = (
             self.end_ns != math.inf
             and self.row.wait_ns != NONE
@@ -247,7 +247,7 @@ def make_name(row: Row, tables: Tables) -> str:
 
 
 def describe_row(row: Row, tables: Tables) -> dict[str, str | int]:
-    """Returns the facts about an event in readable form, without those that do not apply."""
+    """Returns the facts that apply to an event, in readable form."""
     told: dict[str, str | int] = {
         name: getattr(row, name)
         for name in ("tag", "stage", "microbatch")

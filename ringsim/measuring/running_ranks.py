@@ -74,7 +74,7 @@ def measure_here(
 
 
 def check_ring(ring: Ring, world_size: int | None, comm_device: str) -> None:
-    """Checks that the existing ring contains all ranks and matches ``bandwidth``'s arguments."""
+    """Raises ArgumentError unless the ring contains all ranks and matches the arguments."""
     where = f"(rank {ring.rank} of {ring.world_size})"
     if world_size not in (None, ring.world_size):
         raise ArgumentError(

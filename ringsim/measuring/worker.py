@@ -1,4 +1,4 @@
-"""The code with which every rank measures.
+"""The measuring code that every rank runs.
 
 The ranks measure one block after the other, each until its estimate is steady or its time is up.
 

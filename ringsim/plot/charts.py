@@ -208,14 +208,14 @@ def _message(curves: Sequence[Curve]) -> tuple[str, str]:
         f"{curve.label}: {first} take {time_text(curve.latency_us[0] * 1e3)}, {last} reach "
         f"{curve.gb_per_s[-1]:.3g} GB/s"
     )
-    subtitle = "each point is a median; the line is fitted with two numbers, alpha and beta"
+    subtitle = "each point is a median; two numbers, alpha and beta, describe the fitted line"
     link = curve.regimes[-1].link
     if len(curve.regimes) == 1 and link is not None and _is_sure(link):
         half = link.n_half_bytes
         if curve.size_bytes[0] < half < curve.size_bytes[-1]:
             subtitle = (
-                f"below n½ = {bytes_text(round(half))} most of the time is the fixed cost "
-                "of a message, alpha"
+                f"below n½ = {bytes_text(round(half))}, most of the time is the fixed cost "
+                "per message, alpha"
             )
     return title, subtitle
 
@@ -322,7 +322,7 @@ class Curve:
 
     @property
     def backend_name(self) -> str:
-        """The backend's name, with an addition if the ranks share one GPU."""
+        """The backend's name, followed by a remark if the ranks share one GPU."""
         name = pen(self.backend).name
         return f"{name} over {ONE_GPU}" if self.on_one_gpu and self.backend == "nccl" else name
 
@@ -639,7 +639,7 @@ def _add_panels(ax: Axes, sizes: Any) -> _Panels:
     step = max(
         1, -(-(high - low + 1) // min(MOST_TICKS, int(style.points(ax)[0] // TICK_POINTS) + 1))
     )
-    for panel, label in ((ax, "bandwidth, GB/s"), (below, "time of a message")):
+    for panel, label in ((ax, "bandwidth, GB/s"), (below, "time per message")):
         panel.set_xscale("log", base=2)
         panel.set(ylabel=label, yscale="log")
         panel.grid(color=style.FAINT, linewidth=0.6)
@@ -652,7 +652,7 @@ def _add_panels(ax: Axes, sizes: Any) -> _Panels:
     ax.yaxis.set_major_formatter(lambda value, _: f"{value:.12f}".rstrip("0").rstrip("."))
     below.yaxis.set_major_formatter(lambda value, _: time_text(value * 1e3))
     ax.tick_params(labelbottom=False)
-    below.set_xlabel("size of a message")
+    below.set_xlabel("message size")
     return _Panels(ax, below)
 
 

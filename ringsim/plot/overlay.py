@@ -191,7 +191,7 @@ def _choose(comparison: Comparison, step: int) -> Ints:
 
 
 def _times(events: Events, index: Ints, begin_ns: int, unit_ns: float) -> tuple[Ints, Ints]:
-    """Returns the positions on the time axis at which spans and waits start and end."""
+    """Returns the start and end positions of spans and waits on the time axis."""
     begins = np.where(events.kind[index] == SPAN, events.post_ns[index], events.wait_ns[index])
     return (begins - begin_ns) / unit_ns, (events.done_ns[index] - begin_ns) / unit_ns
 

@@ -199,7 +199,7 @@ def _words(picture: StepPicture, bubble: Bubble) -> tuple[str, str, list[str]]:
         )
     return (
         title,
-        f"by span {by_span}, to the work {to_work}; {picture.about}",
+        f"by span {by_span}, relative to the work {to_work}; {picture.about}",
         [*notes, *picture.notes],
     )
 
@@ -414,7 +414,7 @@ def picture_step(trace: Trace, step: int | None = None) -> StepPicture:
 
 
 def _list_notes(trace: Trace) -> tuple[str, ...]:
-    """Returns a note if ranks had to share cores, or no note."""
+    """Returns a note if ranks had to share cores, or else an empty tuple."""
     about = trace.metadata
     cores = (about.get("machine") or {}).get("cores")
     one_host = len({rank.get("host") for rank in about.get("ranks", ())}) <= 1
@@ -443,7 +443,7 @@ def _draw_recorded(
 def plot_schedule(
     schedule: Schedule | Evaluation, *, ax: Axes | None = None, **look: Unpack[Style]
 ) -> Axes:
-    """Draws a schedule in the way in which ``plot_timeline`` draws a recorded step.
+    """Draws a schedule the way ``plot_timeline`` draws a recorded step.
 
     Args:
         schedule: the schedule. A ``Schedule`` is timed first, with a forward that takes 1 unit, a

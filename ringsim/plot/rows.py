@@ -184,7 +184,7 @@ class Rows:
         self.draw_each(looks_of(bars), "boxes", look, bars.rank, bars.lane, *times)
 
     def write(self, rank: int, lane: int, x: float, text: str, *, size: float, colour: str) -> None:
-        """Writes text into a bar, on a plain patch that covers textures and arrows."""
+        """Writes text into a bar, on a plain background that hides textures and arrows."""
         self.ax.text(
             x,
             float(self.middle(rank, lane)),
@@ -200,7 +200,7 @@ class Rows:
 
 
 def looks_of(bars: Bars) -> dict[int, Look]:
-    """Returns the looks that the bars use, by number.
+    """Returns the looks that bars use, keyed by their numbers.
 
     If there are more span names than looks, the looks repeat.
     """

@@ -80,7 +80,7 @@ _LOOKS: Final[dict[str, tuple[str, str, str, Any]]] = {
 
 
 def plot_waitfor(diagnosis: Diagnosis, *, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
-    """Draws the ranks and their waits for each other.
+    """Draws a graph that shows which ranks wait for which.
 
     Ranks are in a circle, with an arrow from each waiting rank to the rank that it waits for. The
     arrows in a cycle that no rank can leave are wide and red. If the diagnosis has a trace, the

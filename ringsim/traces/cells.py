@@ -11,7 +11,7 @@ from ringsim.traces.events import CALLS
 
 
 def in_notebook() -> bool:
-    """Returns whether a Jupyter kernel runs this process."""
+    """Returns whether this process is a Jupyter kernel."""
     return hasattr(_shell(), "kernel")
 
 

@@ -89,7 +89,7 @@ def check_metadata(metadata: Any, forms: Forms) -> None:
 
 @contextlib.contextmanager
 def saving(what: str, path: str | os.PathLike[str]) -> Iterator[None]:
-    """Converts errors about data that JSON cannot hold to a TraceFileError.
+    """Raises TraceFileError if the block tries to save data that JSON cannot hold.
 
     Within this block, a writer makes the same checks as a reader, so that it never writes an
     unreadable file.
@@ -163,7 +163,7 @@ DAMAGE: Final = (
 
 @contextlib.contextmanager
 def reading(what: str, path: str | os.PathLike[str], remedy: str) -> Iterator[None]:
-    """Converts errors that damaged data raises within the block to a TraceFileError.
+    """Converts errors that damaged data causes within the block to TraceFileError.
 
     Example:
         >>> try:

@@ -502,19 +502,19 @@ class Recorder:
         return int(np.count_nonzero(written))
 
     def awaited(self) -> set[int]:
-        """Returns the indices in the part of the operations that any thread is waiting for."""
+        """Returns the operations that any thread is waiting for, as indices in the part."""
         records = self._store.records
         return set(
             np.flatnonzero((records["status"] == IN_FLIGHT) & (records["wait_ns"] != NONE)).tolist()
         )
 
     def complete_as_failed(self, places: Iterable[int]) -> None:
-        """Records that the waits for the operations at these indices in the part were cut short."""
+        """Records that the waits for operations were cut short, given their indices in the part."""
         for place in places:
             self.complete(place * _WORDS, ERROR)
 
     def bookmark(self) -> int:
-        """Returns a place before everything that is posted from now on."""
+        """Returns a bookmark; everything posted from now on comes after it."""
         slot = self._claim()
         words = self._store.words
         if slot < len(words):
@@ -522,7 +522,7 @@ class Recorder:
         return slot
 
     def records_since(self, bookmark: int) -> Ints:
-        """Returns the records since a bookmark of the calling thread, or of the running rank.
+        """Returns the records that the calling thread or running rank wrote since a bookmark.
 
         The result is a copied array of ``RECORD``.
         """

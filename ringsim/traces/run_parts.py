@@ -1,4 +1,4 @@
-"""Joins the parts and the metadata that the ranks and the starting process of a run wrote."""
+"""Joins the parts of a run, and the metadata from the ranks and the process that started them."""
 
 from __future__ import annotations
 

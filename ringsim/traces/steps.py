@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 
 class _Recorded(Protocol):
-    """The attributes of a trace that this module needs."""
+    """The part of a trace's interface that this module uses."""
 
     @property
     def events(self) -> Events: ...
@@ -379,7 +379,7 @@ class KnownBubble:
 
 @dataclass(frozen=True)
 class Bubble:
-    """The time that ranks are idle in a step.
+    """The time for which ranks are idle in a step.
 
     Sequences have one entry per rank. Measured times are in ns, and computed times are in the unit
     of the costs.
@@ -639,7 +639,7 @@ def measure_peaks(actions: StageActions) -> PeakActivations:
 
 
 def list_live(actions: StageActions, rank: int) -> tuple[Ints, Ints]:
-    """Returns the times at which a rank's number of live activations changes, and the new numbers.
+    """Returns the times at which a rank's number of live activations changes, and each new number.
 
     The times ascend.
     """

@@ -285,9 +285,13 @@ class Trace:
         return filter_trace(self, ranks, between_s, ops, groups, steps)
 
     def step(self, number: int) -> Trace:
-        """Returns the part posted in one pipeline step.
+        """Returns the part of the trace that was posted in one pipeline step.
 
-        Steps are numbered from 0. Raises ArgumentError if the trace has no such step.
+        Args:
+            number: the index of the step, from 0.
+
+        Raises:
+            ArgumentError: the trace has no such step.
         """
         return self.filter(steps=number)
 
@@ -367,6 +371,12 @@ class Trace:
 
         Read the file with ``ringsim.exchange.read_perfetto``, which restores the trace without
         results and output.
+
+        Args:
+            path: the file to write; an existing file is replaced.
+
+        Raises:
+            TraceFileError: the file cannot be written.
         """
         from ringsim.exchange.perfetto import to_perfetto
 
@@ -377,6 +387,12 @@ class Trace:
 
         Read the file with ``ringsim.exchange.read_chrome``, which restores the trace without
         results and output.
+
+        Args:
+            path: the file to write; an existing file is replaced.
+
+        Raises:
+            TraceFileError: the file cannot be written.
         """
         from ringsim.exchange.chrome import to_chrome
 
@@ -395,7 +411,8 @@ class Trace:
     def view(self) -> Any:
         """Shows the page that ``to_html`` writes, in a notebook.
 
-        See ``ringsim.view.notebook.View``.
+        Returns:
+            The view, a ``ringsim.view.notebook.View``, which Python code can query and control.
         """
         from ringsim.view.notebook import view
 
