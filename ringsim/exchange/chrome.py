@@ -239,7 +239,7 @@ def to_ns(microseconds: Any) -> int:
     """Converts a time in the format's unit (µs with a fraction) to whole ns."""
     if isinstance(microseconds, int | float):
         return round(microseconds * 1000)
-    raise ValueError(f"a time is {str(microseconds)[:40]!r}, not a number")
+    raise ValueError(f"the time {str(microseconds)[:40]!r} is not a number")
 
 
 class _Call(NamedTuple):

@@ -181,7 +181,7 @@ def _parse(data: bytes) -> dict[str, Any]:
     except pickle.UnpicklingError as error:
         raise ValueError(str(error)) from error
     if not isinstance(dump, dict) or not str(dump.get("version", "")).startswith("2."):
-        raise ValueError("it does not have version 2 of the format")
+        raise ValueError("it does not have version 2 of the dump format")
     return {
         **dump,
         "entries": sorted(dump.get("entries") or [], key=lambda entry: entry["record_id"]),
@@ -229,7 +229,7 @@ class _Run:
         return groups
 
     def _first_known(self) -> dict[str, int]:
-        """Returns, for each group, the first sequence number in all of its members' dumps."""
+        """Returns, for each group, the first sequence number that all its members' dumps hold."""
         first: dict[str, int] = {}
         for dump in self.dumps.values():
             mine: dict[str, int] = {}

@@ -146,7 +146,7 @@ def _measure_links(
     timeout_s: float,
     make: Callable[[Sequence[int]], Plan],
 ) -> Bandwidths:
-    """Measures links from ranks that are already running, or from new ranks."""
+    """Measures links between ranks that are already running, or between new ranks."""
     load = _load()
     notes: list[str] = []
     if _ranks_run_already():

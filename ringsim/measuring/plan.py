@@ -152,12 +152,12 @@ def _check_sizes(sizes: Any, patterns: tuple[str, ...]) -> list[int]:
         given = []
     if not given or not all(1 <= size <= MAX_SIZE_BYTES for size in given):
         raise ArgumentError(
-            "sizes must be a non-empty list of byte counts from 1 to 2**30, got "
+            "sizes must be a non-empty list of sizes in bytes from 1 to 2**30, got "
             f"{sizes!r}. Pass, for example, sizes=[8, 4096, 2**20]."
         )
     if "all_reduce" in patterns and any(size % 4 for size in given):
         raise ArgumentError(
-            f"sizes must be multiples of 4 for all_reduce, got {sizes!r}. Choose such sizes, "
+            f"sizes must be multiples of 4 for all_reduce, got {sizes!r}. Choose multiples of 4, "
             "because all_reduce adds float32 numbers."
         )
     return sorted(set(given))
@@ -318,7 +318,7 @@ def make_rows(
 ) -> list[dict[str, Any]]:
     """Converts times to rows for ``make_bandwidths``, with the ceilings last.
 
-    A block is left out unless all the ranks that time it have times.
+    A block is left out unless every rank that times the block has completed at least one step.
     """
     rows = []
     for block in sorted(samples, key=_place):

@@ -1,4 +1,4 @@
-"""Measures links from ranks that are already running, real or simulated.
+"""Measures links between ranks that are already running, real or simulated.
 
 Every rank measures, and all ranks share their results. On a virtual clock, every repetition takes
 the same time, so one step per block is enough. The table then shows how each pattern uses a link:
@@ -40,7 +40,7 @@ from ringsim.traces.bandwidths import Bandwidths, make_bandwidths
 def measure_here(
     world_size: int | None, comm_device: str, make: Callable[[Ring], Plan]
 ) -> tuple[Ring, Plan, list[Any]]:
-    """Measures links from ranks that are already running.
+    """Measures links between ranks that are already running.
 
     Call it on every rank with the same arguments; it blocks until all ranks have measured. If the
     ranks do not form a ring, it creates one and destroys it afterwards.
@@ -84,7 +84,7 @@ def check_ring(ring: Ring, world_size: int | None, comm_device: str) -> None:
     if comm_device != ring.comm_device:
         raise ArgumentError(
             f'comm_device must be "{ring.comm_device}", as in the existing ring, got '
-            f"{comm_device!r} {where}. Pass the ring's device."
+            f'{comm_device!r} {where}. Pass comm_device="{ring.comm_device}".'
         )
     if len(ring.ranks) != ring.world_size:
         raise ArgumentError(

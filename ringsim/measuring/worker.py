@@ -233,7 +233,7 @@ def check_gpus(world_size: int) -> None:
     if world_size > count:
         others = "world_size=1, which measures copies in the GPU's memory, or " if count else ""
         raise ArgumentError(
-            f'world_size must be at most {count}, the number of GPUs, with comm_device="gpu", got '
+            f'world_size must be at most {count} (the number of GPUs) with comm_device="gpu", got '
             f"{world_size}. NCCL does not allow two ranks on one GPU. Pass "
             f'{others}comm_device="cpu".'
         )

@@ -1,13 +1,13 @@
 """The table of collectives.
 
-The table lists each collective's names, traffic, and the messages that can implement it. The
-recorder, the trace analysis, the simulator and the readers of other formats use it to distinguish
-collectives. The backends also use it, with torch's arguments added (``ringsim.comm.calls``).
+The table lists each collective's names and traffic, and the messages that can implement it. The
+recorder, the trace analysis, the simulator and the readers of other formats use the table to
+distinguish collectives. The backends add torch's arguments to it (``ringsim.comm.calls``).
 
-Collectives are measured by two bandwidths. The algorithm bandwidth, S / t, is the speed at which
-the program's own buffer moved. The bus bandwidth is the algorithm bandwidth times the share of S
-that has to cross the slowest link. On the same hardware, it is the same for every operation and
-every number of ranks::
+The speed of a collective is measured by two bandwidths. The algorithm bandwidth, S / t, is the
+speed at which the program's own buffer moved. The bus bandwidth is the algorithm bandwidth times
+the share of S that has to cross the slowest link. On given hardware, the bus bandwidth is the same
+for every operation and every number of ranks::
 
     family                      S (bytes)        bus factor     made of
     send, recv                  the message      1              itself
@@ -43,7 +43,7 @@ class Collective(NamedTuple):
 
     Attributes:
         name: the simplest torch name.
-        family: the first column of the table above.
+        family: its family, as in the table above.
         shares: the bus factor as a multiple of (n - 1) / n, 0 for a factor of 1, or None if there
             is no factor.
         others: its other names in torch and DeepSpeed. Ranks may use different names for the same

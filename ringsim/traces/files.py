@@ -186,7 +186,7 @@ def load(
 ) -> Trace | list[Trace]:
     """Reads a trace file or a part of its run, or several files from different runs.
 
-    If you give ``ranks`` or ``between_s``, only that part of the file is read. The result is the
+    If you pass ``ranks`` or ``between_s``, only that part of the file is read. The result is the
     same as from ``Trace.filter``, with one difference. ``load`` does not read the other side of
     some operations, so it cannot know whether that side was ever posted. It therefore counts all
     these operations as left out, and none of them as unmatched.
@@ -427,7 +427,7 @@ def _write_zip(file: BinaryIO, members: Mapping[str, BinaryIO]) -> None:
 
 
 def _open_zip(file: BinaryIO) -> zipfile.ZipFile:
-    """Opens the archive, after checking its sizes, which zipfile does not check."""
+    """Checks the archive's sizes, and only then has zipfile parse it."""
     length = file.seek(0, os.SEEK_END)
     if length > MAX_FILE_BYTES:
         raise TraceFileError(

@@ -165,7 +165,9 @@ def _read_stretch(between_s: Stretch) -> Stretch:
 
 def _read_numbers(name: str, value: Any, count: int) -> list[int]:
     if not count:
-        raise ArgumentError(f"this trace has no {name}, got {name}={say(value)}. Omit {name}.")
+        raise ArgumentError(
+            f"cannot select {name}={say(value)}: this trace has no {name}. Omit {name}."
+        )
     try:
         given = list(value)
     except TypeError:
@@ -181,11 +183,10 @@ def _read_names(name: str, value: Any, known: Sequence[str], there: Sequence[str
     except TypeError:
         names, unknown = [], [value]
     if unknown:
-        listed = ", ".join(map(repr, there[:_SAID])) or "none"
+        listed = ", ".join(map(repr, there[:_SAID]))
         more = f" and {len(there) - _SAID} more" if len(there) > _SAID else ""
-        raise ArgumentError(
-            f"{name} must occur in this trace, got {say(unknown[0])}. The trace has {listed}{more}."
-        )
+        hint = f"Choose from {listed}{more}." if there else f"Omit {name}: the trace has none."
+        raise ArgumentError(f"{name} must be in this trace, got {say(unknown[0])}. {hint}")
     return names
 
 

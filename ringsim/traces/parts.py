@@ -326,7 +326,7 @@ class PartReader:
     def is_live(self) -> bool:
         """Returns whether the process that began this part is alive on this Linux machine.
 
-        It is not alive if an earlier run left the part behind.
+        If an earlier run left the part behind, the process is not alive.
         """
         if "pid" not in self.meta:
             self.read_names()

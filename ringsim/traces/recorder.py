@@ -332,7 +332,7 @@ class Recorder:
         tag: Any,
         state: int,
     ) -> int | None:
-        """Writes a record again, if there was no room or its peer or tag did not fit."""
+        """Writes a record, making room and replacing a peer or tag that does not fit."""
         end = slot * 8 + RECORD_BYTES
         if end > len(self._store.memory) and not self._grow(end):
             return None

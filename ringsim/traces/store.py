@@ -18,7 +18,7 @@ from ringsim.errors import TraceFileError
 from ringsim.traces.events import RECORD, Ints
 
 RECORD_BYTES: Final = RECORD.itemsize
-# the number of records that a new file has room for; small, because every rank of a large run pays
+# the number of records that a new file has room for; kept small for runs with many ranks
 FIRST_CHUNK: Final = 512
 CHUNK: Final = 4096  # the number of records by which a file grows: 72 pages
 

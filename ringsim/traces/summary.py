@@ -250,7 +250,7 @@ class Totals:
         return "\n".join(lines)
 
     def _say_part(self) -> list[str]:
-        """Returns a line that describes the part, if any, and counts its operations apart."""
+        """Returns a line about the part, if any, and the operations whose other side it lacks."""
         if "part" not in self.run.metadata:
             return []
         apart = (
