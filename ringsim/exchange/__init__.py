@@ -1,13 +1,13 @@
-"""Export of traces to other tools, and import from them.
+"""Exchanges traces with other tools.
 
-Methods of ``Trace`` write files, and functions of this package read them::
+``Trace`` has a method that writes each format, and this package has the function that reads it::
 
     Trace.to_perfetto(path)  read_perfetto(path)          ui.perfetto.dev and its trace processor
-    Trace.to_chrome(path)    read_chrome(path)            chrome://tracing and other readers of its
-                                                          JSON
-    -                        read_profiler(paths)         files of torch.profiler, one per rank
-    -                        read_flight_recorder(paths)  dumps of torch's flight recorder, one per
-                                                          rank
+    Trace.to_chrome(path)    read_chrome(path)            chrome://tracing and other readers of
+                                                          Chrome's JSON
+    -                        read_profiler(paths)         torch.profiler files, one per rank
+    -                        read_flight_recorder(paths)  dumps from torch's flight recorder, one
+                                                          per rank
 """
 
 from ringsim.exchange.chrome import read_chrome, read_profiler

@@ -1,6 +1,6 @@
-"""Traces in Chrome's Trace Event Format (chrome://tracing, ui.perfetto.dev, Speedscope).
+"""Writes and reads Chrome's Trace Event Format (chrome://tracing, ui.perfetto.dev, Speedscope).
 
-The format is JSON, with one event per line and flows::
+The format is JSON. A file has one event per line, and arrows are called flows::
 
     {"ph": "X", "pid": 0, "tid": 2, "ts": 4.5, "dur": 1.5, "name": "isend to 1", "cat": "send", "args": {...}}  a slice, times in us
     {"ph": "s", "pid": 0, "tid": 2, "ts": 4.5, "id": 1, "name": "message", "cat": "message"}                     a flow begins
@@ -10,15 +10,16 @@ Source:
     "Trace Event Format",
     https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 
-The module also reads the files of ``torch.profiler``, one per rank, as one trace.
+The module also reads ``torch.profiler`` files, one per rank, and joins them into one trace.
 
-The profiler writes Chrome's format. For an operation on Gloo it contains two slices, the call and
-the work, which may be on different threads::
+The profiler also writes Chrome's format. A Gloo operation appears as two slices, the call and the
+work, which may be on different threads::
 
     program's thread     | c10d::send |                        post: the call begins
     Gloo's, or the same       | gloo:send           |          done: the work ends
 
-Calls are matched with works by their order: Gloo does works of one kind in the order of the calls.
+Calls are matched with works in order, because Gloo carries out works of one kind in the order of
+their calls.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -74,18 +75,18 @@ __all__ = ["read_chrome", "read_profiler", "to_chrome", "to_ns"]
 
 
 def to_chrome(trace: Trace, path: str | PathLike[str]) -> None:
-    """Writes a trace for Chrome and the many tools that read its format.
+    """Writes a trace in Chrome's format, which many tools read.
 
-    Ranks are processes; spans and operations are on lanes below them, and an arrow connects each
-    send with its recv. ``ringsim.exchange.read_chrome`` returns the same trace, without results and
-    output. A Perfetto file of the same data is half as large.
+    Each rank becomes a process. Its spans and operations are drawn on lanes below the process, and
+    an arrow connects each send with its recv. ``ringsim.exchange.read_chrome`` reads the same trace
+    back, without results and output. A Perfetto file with the same data is half as large.
 
     Args:
         trace: any trace.
         path: the file to write, usually ``*.json``; an existing file is replaced.
 
     Raises:
-        TraceFileError: the file cannot be written, or the trace could not be read back.
+        TraceFileError: the file cannot be written, or ringsim could not read it back.
 
     Example:
         >>> import tempfile
@@ -155,9 +156,9 @@ def _slice(one: Slice, place: dict[str, int], tables: Tables) -> Iterator[dict[s
 
 
 def _flows(one: Slice, place: dict[str, int]) -> Iterator[dict[str, Any]]:
-    """Yields the two ends of arrows, each within its slice.
+    """Yields the ends of a slice's arrows, at times within the slice.
 
-    A viewer uses the time to find the slice.
+    A viewer finds the slice by these times.
     """
     named = {**place, "name": "message", "cat": "message"}
     if one.flow_out:
@@ -170,18 +171,19 @@ def _flows(one: Slice, place: dict[str, int]) -> Iterator[dict[str, Any]]:
 def read_chrome(path: str | PathLike[str]) -> Trace:
     """Reads a file in Chrome's Trace Event Format.
 
-    A file written by ``Trace.to_chrome`` gives the same trace. For another program's file, each
-    process becomes a rank, each slice a span and each instant a mark. For files of
-    ``torch.profiler``, use ``read_profiler``, which recognises messages.
+    A file written by ``Trace.to_chrome`` yields the original trace. In a file from any other
+    program, each process becomes a rank, each slice a span and each instant a mark. For
+    ``torch.profiler`` files, use ``read_profiler``, which recognises messages.
 
     Args:
-        path: the file, an object with "traceEvents" or a list of events; it may be gzipped.
+        path: the file, which holds an object with the key "traceEvents" or a list of events; it may
+            be gzipped.
 
     Returns:
         The trace.
 
     Raises:
-        TraceFileError: the file is missing, or is not a Chrome trace.
+        TraceFileError: the file is missing or is not a Chrome trace.
 
     Source:
         The format's document; see the module docstring.
@@ -205,9 +207,9 @@ def read_chrome(path: str | PathLike[str]) -> Trace:
 
 
 def _read_boxes(events: list[dict[str, Any]]) -> Trace:
-    """Reads another program's slices.
+    """Reads the slices that a different program wrote.
 
-    The begins and ends must be in time order, as the format requires.
+    Begin and end events must be in time order, as the format requires.
     """
     boxes = Boxes("the Trace Event Format")
     processes: dict[Any, Any] = {}
@@ -234,24 +236,25 @@ def _read_boxes(events: list[dict[str, Any]]) -> Trace:
 
 
 def to_ns(microseconds: Any) -> int:
-    """Converts one of the format's times (µs with a fraction) to whole ns."""
+    """Converts a time in the format's unit (µs with a fraction) to whole ns."""
     if isinstance(microseconds, int | float):
         return round(microseconds * 1000)
-    raise ValueError(f"a time is {str(microseconds)[:40]!r}, not a number")
+    raise ValueError(f"the time {str(microseconds)[:40]!r} is not a number")
 
 
 class _Call(NamedTuple):
-    """The meaning of one c10d operator.
+    """The meaning of a c10d operator.
 
-    It has ringsim's name for the operator, the work that it starts, and the meaning of its inputs.
+    The fields hold ringsim's name for the operator, the work that the operator starts, and the
+    positions of its inputs.
     """
 
     op: str
     work: str
     peer: int = NONE  # the input that holds the peer, or the root
     tag: int = NONE
-    works: str = "one"  # "all": as many works as the group has ranks
-    shards: bool = False  # whether the work shows only one rank's share of the size
+    works: str = "one"  # "all": one work per rank in the group
+    shards: bool = False  # whether the work's size is only one rank's share
 
 
 _CALLS: Final = {
@@ -270,11 +273,11 @@ _CALLS: Final = {
     "c10d::alltoall_": _Call("all_to_all", "all_to_all", shards=True),
     "c10d::alltoall_base_": _Call("all_to_all_single", "all_to_all"),
     "c10d::barrier": _Call("barrier", "barrier"),
-    # it waits itself; its messages appear as works
+    # this call itself waits; its messages appear as works
     "c10d::monitored_barrier_": _Call("monitored_barrier", ""),
 }
 _WORK: Final = "gloo:"
-# the profiler's names of dtypes, and torch's names
+# the profiler's name for each dtype -> torch's name
 _DTYPES: Final = {
     "float": "float32",
     "double": "float64",
@@ -293,7 +296,7 @@ _DTYPES: Final = {
 
 @dataclass
 class _File:
-    """One rank's file: the rank's number, and its slices in order of time."""
+    """The content of one rank's file: the rank's number, and its slices in time order."""
 
     rank: int
     world_size: int
@@ -304,44 +307,43 @@ class _File:
 
 
 def read_profiler(paths: str | PathLike[str] | Sequence[str | PathLike[str]]) -> Trace:
-    """Reads the ``torch.profiler`` files from the ranks of a Gloo run.
+    """Reads the ``torch.profiler`` files that the ranks of a Gloo run wrote.
 
-    Operations of ``torch.distributed`` become operations, and ``record_function`` blocks become
-    spans; other operators and kernels are left out. Each rank must have profiled with
-    ``record_shapes=True``: otherwise the profiler does not record peers and sizes. The profiler
-    does not record when a rank began to wait (``wait_ns`` is unknown), or the group of an
-    operation: ranks are taken as global ranks, and the trace has a note if the run had other
-    groups. The clocks of different hosts are not aligned.
+    ``torch.distributed`` operations become operations, and ``record_function`` blocks become spans.
+    Other operators and kernels are left out. Each rank must have profiled with
+    ``record_shapes=True``; otherwise the profiler does not record peers and sizes. The profiler
+    never records when a rank began to wait, so ``wait_ns`` is unknown. It does not record the
+    group of an operation either. ``read_profiler`` therefore takes all ranks to be global ranks,
+    and adds a note to the trace if the run had other groups. The clocks of different hosts are not
+    aligned.
 
     Args:
         paths: the files written by ``export_chrome_trace``, one per rank, gzipped or not; or a
-            directory whose only ``.json`` and ``.json.gz`` files are these.
+            directory that contains no other ``.json`` or ``.json.gz`` files.
 
     Returns:
         The trace.
 
     Raises:
-        TraceFileError: a file is missing or is not such a file, two files are from the same rank,
-            or the run was not on Gloo.
+        TraceFileError: a file is missing or is not a rank's profile, two files are from the same
+            rank, or the run did not use Gloo.
 
     Source:
-        torch/csrc/distributed/c10d/Ops.cpp (operators and their arguments), ProcessGroupGloo.cpp
-        (names of works), of torch 2.13.
+        torch 2.13: torch/csrc/distributed/c10d/Ops.cpp (operators and their arguments) and
+        ProcessGroupGloo.cpp (names of works).
     """
     rows, found_by_rank = Rows(), dict[int, _File]()
     files = list_files(paths, lambda path: path.name.endswith((".json", ".json.gz")))
     for path in files:
         data = read_bytes(path)
-        with importing(path, "a torch.profiler trace of a rank"):
+        with importing(path, "one rank's torch.profiler trace"):
             found = _read_file(parse_json(data))
             if found.rank in found_by_rank:
-                raise ValueError(f"another file is also from rank {found.rank}")
+                raise ValueError(f"two files are from rank {found.rank}")
             found_by_rank[found.rank] = found
             _add_events(rows, found)
     size = max(found.world_size for found in found_by_rank.values())
-    with importing(
-        ", ".join(map(str, files))[:200], "torch.profiler traces of the ranks of one run"
-    ):
+    with importing(", ".join(map(str, files))[:200], "torch.profiler traces from one run"):
         notes = _make_notes(found_by_rank, size)
         return rows.trace(
             {"world_size": size, "source": "measured", "backend": "gloo", "notes": notes}
@@ -353,8 +355,8 @@ def _make_notes(files: dict[int, _File], size: int) -> list[str]:
     notes += name_missing("file", files, size)
     if any(len(found.groups) > 1 for found in files.values()):
         notes.append(
-            "the run had several groups, and the profiler does not record the group of an "
-            "operation: ranks are read as ranks of the world"
+            "the run had several groups, but the profiler does not record the group of an "
+            "operation; all ranks are taken to be global ranks"
         )
     return notes
 
@@ -363,10 +365,11 @@ def _read_file(document: Any) -> _File:
     told = document["distributedInfo"] if isinstance(document, dict) else {}
     rank, size = told.get("rank"), told.get("world_size")
     if type(rank) is not int or type(size) is not int or not 0 <= rank < size <= 10**6:
-        raise ValueError("it does not name a rank: profile within a run of torch.distributed")
+        raise ValueError("it names no rank, because torch.distributed was not in use")
     if told.get("backend") != "gloo":
         raise ValueError(
-            f"its run was on {str(told.get('backend'))[:20]!r}, and only runs on Gloo can be read"
+            f"the run used the backend {str(told.get('backend'))[:20]!r}, and ringsim reads only "
+            "Gloo profiles"
         )
     base = document.get("baseTimeNanoseconds", 0)
     slices = []
@@ -403,9 +406,9 @@ def _read_file(document: Any) -> _File:
 
 
 def _is_within(event: dict[str, Any], others: list[dict[str, Any]]) -> bool:
-    """Returns whether a slice begins within one of the others.
+    """Returns whether a slice begins within one of ``others`` on the same thread.
 
-    The other slices are in time order and do not overlap on one thread.
+    ``others`` are in time order, and slices on one thread do not overlap.
     """
     last = bisect_right(others, event["start_ns"], key=lambda one: one["start_ns"]) - 1
     return (
@@ -462,13 +465,13 @@ def _add_events(rows: Rows, found: _File) -> None:
 
 def _input(event: dict[str, Any], place: int) -> str:
     if "Concrete Inputs" not in event["args"]:
-        raise ValueError("it has no peers and sizes: profile with record_shapes=True")
+        raise ValueError("it holds no peers and sizes; profile with record_shapes=True")
     value: str = event["args"]["Concrete Inputs"][place]
     return value
 
 
 def _payload(work: dict[str, Any], times: int) -> Payload | None:
-    """Returns the payload of a work, taken from the first tensor if there are several."""
+    """Returns a work's payload, which describes only the first of its tensors."""
     kinds, shapes = work["args"].get("Input type"), work["args"].get("Input Dims")
     if not kinds or not shapes or kinds[0] not in _DTYPES:
         return None

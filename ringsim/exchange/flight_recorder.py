@@ -1,14 +1,14 @@
-"""Dumps from torch's flight recorder.
+"""Reads dumps from torch's flight recorder.
 
-A dump contains the last collectives of a rank, which torch keeps in memory until a job hangs. Each
-rank has one file, ``<prefix><rank>``, in one of two forms: a pickle (written by
-``TORCH_FR_DUMP_TEMP_FILE`` and NCCL's watchdog) or JSON (the answer of torch's debug server,
-without the lines of the program). A pickle can call any function when it is read; here it is read
-by an unpickler that accepts only containers, strings and numbers, and calls nothing.
+A dump contains a rank's last collectives, which torch keeps in memory until a job hangs. Each rank
+leaves one file, ``<prefix><rank>``. The file is either a pickle (from NCCL's watchdog, at the path
+in ``TORCH_FR_DUMP_TEMP_FILE``) or JSON (from torch's debug server, without the lines of the
+program). An ordinary unpickler can be made to call any function. ringsim's unpickler accepts only
+containers, strings and numbers, and calls nothing.
 
-An entry has the time at which the operation was issued. The time at which it was done is known only
-if torch's watchdog saw it (NCCL), and is slightly late; for operations on Gloo, only whether they
-are done is known. The job hangs in the operations that were not done when the dump was made.
+An entry records when the operation was issued. With NCCL, it also records when torch's watchdog saw
+that the operation was done, which is slightly late. With Gloo, it records only whether the
+operation is done. The job hangs in the operations that were not done at the time of the dump.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from ringsim.traces.collectives import COLLECTIVES
 from ringsim.traces.documents import parse_json
 from ringsim.traces.event_rows import Rows
 from ringsim.traces.events import IN_FLIGHT, NONE, OK, OP_CODES, Group, Payload
+from ringsim.traces.units import count
 from ringsim.traces.value import Trace
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ _DTYPES: Final = {
     "Float8_e4m3fn": "float8_e4m3fn",
     "Float8_e5m2": "float8_e5m2",
 }
-# the spellings of backends that differ from torch's function names
+# backends' own names for torch's functions
 _SPELLINGS: Final = {
     "_all_gather_base": "all_gather_into_tensor", "all_gather_base": "all_gather_into_tensor",
     "_allgather_base": "all_gather_into_tensor",
@@ -80,26 +81,26 @@ MAX_RANKS: Final = 1 << 20
 
 
 def read_flight_recorder(paths: str | PathLike[str] | Sequence[str | PathLike[str]]) -> Trace:
-    """Reads dumps from torch's flight recorder, to see which ranks hang and where.
+    """Reads dumps from torch's flight recorder, to find out which ranks hang, and where.
 
     You can read dumps from NCCL, Gloo and other backends. The collectives on a group are matched by
-    sequence number. Collectives that some rank's dump no longer has, because a dump keeps only the
-    last 2,000, are left out. ``explain()`` names the ranks that the others wait for. A dump does
-    not contain the roots of collectives, or, on Gloo, messages between two ranks. The clocks of
-    different hosts are not aligned.
+    sequence number. A dump keeps only the last 2,000 collectives, so older ones that are missing
+    from any rank's dump are left out. ``explain()`` names the ranks that the others wait for. Dumps
+    do not record the roots of collectives, and Gloo dumps contain no messages between two ranks.
+    The clocks of different hosts are not aligned.
 
     Args:
         paths: the files, one per rank, whose names end in the rank's number (before ``.json`` or
             ``.pickle``); or a directory of such files.
 
     Returns:
-        The trace. Its times are the times at which operations were issued. ``wait_ns`` is known
-        only for the first operation that a rank has not finished: the rank counts as waiting for it
-        since it was issued.
+        The trace. ``post_ns`` is the time at which an operation was issued. ``wait_ns`` is known
+        only for the first operation that a rank has not finished: the rank counts as waiting for
+        that operation from the moment it was issued.
 
     Raises:
-        TraceFileError: a file is missing or is not such a dump, or two files are from the same
-            rank.
+        TraceFileError: a file is missing or is not a flight recorder dump, or two files are from
+            the same rank.
 
     Example:
         >>> import tempfile
@@ -131,15 +132,12 @@ def read_flight_recorder(paths: str | PathLike[str] | Sequence[str | PathLike[st
     files = list_files(paths, lambda path: _RANK.search(path.name) and path.is_file())
     for path in files:
         data = read_bytes(path)
-        with importing(path, "a dump of torch's flight recorder"):
+        with importing(path, "a dump from torch's flight recorder"):
             rank = _rank_of(path)
             if rank in dumps:
-                raise ValueError(f"another file is also from rank {rank}")
+                raise ValueError(f"two files are from rank {rank}")
             dumps[rank] = _parse(data)
-    with importing(
-        ", ".join(map(os.fsdecode, files))[:200],
-        "flight recorder dumps of the ranks of one run",
-    ):
+    with importing(", ".join(map(os.fsdecode, files))[:200], "flight recorder dumps from one run"):
         return _Run(dumps).trace()
 
 
@@ -151,9 +149,9 @@ def _rank_of(path: str | PathLike[str]) -> int:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Reads containers, strings and numbers.
+    """Reads only containers, strings and numbers.
 
-    Everything else in a pickle needs a callable, which it must first find by name.
+    Any other object needs a callable, which the pickle has to look up by name.
     """
 
     def find_class(self, module_name: str, global_name: str, /) -> NoReturn:
@@ -170,9 +168,9 @@ def _parse(data: bytes) -> dict[str, Any]:
             dump = parse_json(data)
         else:
             for code, value, _ in pickletools.genops(data):
-                # Python 3.11 prints a SystemError for a bytearray larger than memory, so bytearrays
-                # are refused. Python also allocates a memo with as many entries as the largest memo
-                # number in the pickle.
+                # Bytearrays are refused, because Python 3.11 prints a SystemError for one that does
+                # not fit into memory. Large memo numbers are refused, because Python allocates a
+                # memo with that many entries.
                 if code.name == "BYTEARRAY8" or (
                     code.name in ("PUT", "LONG_BINPUT") and int(value or 0) > len(data)
                 ):
@@ -183,7 +181,7 @@ def _parse(data: bytes) -> dict[str, Any]:
     except pickle.UnpicklingError as error:
         raise ValueError(str(error)) from error
     if not isinstance(dump, dict) or not str(dump.get("version", "")).startswith("2."):
-        raise ValueError("it is not version 2 of the format")
+        raise ValueError("it does not have version 2 of the dump format")
     return {
         **dump,
         "entries": sorted(dump.get("entries") or [], key=lambda entry: entry["record_id"]),
@@ -191,7 +189,7 @@ def _parse(data: bytes) -> dict[str, Any]:
 
 
 class _Run:
-    """The dumps of all ranks, to be converted to a trace."""
+    """The dumps from all ranks of a run, which ``trace`` converts."""
 
     def __init__(self, dumps: dict[int, dict[str, Any]]) -> None:
         self.dumps = dumps
@@ -200,9 +198,9 @@ class _Run:
         self.left_out: Counter[str] = Counter()
 
     def _find_groups(self) -> dict[str, Group]:
-        """Returns the groups by torch's names for them.
+        """Returns the groups, keyed by torch's names for them.
 
-        Their members are listed in the dump; otherwise they are the ranks that use the group.
+        If a dump does not list a group's members, they are taken to be the ranks that use it.
         """
         told: dict[str, tuple[int, ...]] = {}
         users = defaultdict[str, set[int]](set)
@@ -231,7 +229,7 @@ class _Run:
         return groups
 
     def _first_known(self) -> dict[str, int]:
-        """Returns, by group, the first sequence number that every member's dump still has."""
+        """Returns, for each group, the first sequence number that all its members' dumps hold."""
         first: dict[str, int] = {}
         for dump in self.dumps.values():
             mine: dict[str, int] = {}
@@ -246,20 +244,20 @@ class _Run:
         """Returns the trace."""
         rows, first = Rows(), self._first_known()
         for rank, dump in self.dumps.items():
-            waits = True  # the first operation that is not done delays all later ones
+            waits = True  # until the first operation that is not done, which delays all later ones
             for entry in dump["entries"]:
                 name = entry["process_group"][0]
                 if not entry.get("is_p2p") and entry["collective_seq_id"] < first[name]:
-                    self.left_out["that are older than another rank's dump"] += 1
+                    self.left_out["that some rank's dump no longer holds"] += 1
                 elif (columns := self._read_entry(rank, entry, self.groups[name])) is not None:
                     if columns["status"] == IN_FLIGHT and waits:
                         columns["wait_ns"], waits = entry["time_created_ns"], False
                     rows.add(rank, columns.pop("op"), entry["time_created_ns"], **columns)
-        notes = [
-            "imported from torch's flight recorder: times are those at which operations were issued"
-        ]
+        notes = ["imported from torch's flight recorder, which records when operations were issued"]
         notes += name_missing("dump", self.dumps, self.size)
-        notes += [f"left out: {count} operations {why}" for why, count in self.left_out.items()]
+        notes += [
+            f"left out: {count(number, 'operation')} {why}" for why, number in self.left_out.items()
+        ]
         backends = {
             str(entry["profiling_name"]).partition(":")[0]
             for dump in self.dumps.values()
@@ -269,7 +267,7 @@ class _Run:
         return rows.trace({"world_size": self.size, "source": "measured", "notes": notes, **about})
 
     def _read_entry(self, rank: int, entry: dict[str, Any], group: Group) -> dict[str, Any] | None:
-        """Returns the columns of an operation, or None for an operation unknown to traces."""
+        """Returns an operation's columns, or None if traces cannot hold the operation."""
         spelled = str(entry["profiling_name"]).rpartition(":")[2]
         frames = entry.get("frames") or []
         message = _MESSAGE.fullmatch(spelled)
@@ -287,7 +285,7 @@ class _Run:
             for frame in frames[:user]
             if frame["name"] in COLLECTIVES and frame["name"] in OP_CODES
         ]
-        op = called[-1] if called and message is None else op  # the function called
+        op = called[-1] if called and message is None else op  # the function that the user called
         if op not in OP_CODES:
             self.left_out[f"of unknown kind ({op[:40]})"] += 1
             return None
@@ -309,7 +307,7 @@ class _Run:
 
 
 def _payload(op: str, entry: dict[str, Any], group_size: int) -> Payload | None:
-    """Returns the payload of an operation, its whole buffer, from which bandwidth is computed."""
+    """Returns an operation's payload: the whole buffer, from which bandwidth is computed."""
     family = COLLECTIVES[op].family if op in COLLECTIVES else op
     side = "output" if family in ("all_gather", "scatter", "irecv") else "input"
     sizes = entry.get(f"{side}_sizes")
@@ -319,8 +317,8 @@ def _payload(op: str, entry: dict[str, Any], group_size: int) -> Payload | None:
     dtype = _DTYPES[dtypes[0]]
     shapes = [tuple(int(length) for length in shape) for shape in sizes]
     if any(length < 0 for shape in shapes for length in shape):
-        raise ValueError(f"a length in the shapes {shapes} is negative"[:200])
+        raise ValueError(f"one of the shapes {shapes} has a negative length"[:200])
     copies = group_size if family in ("gather", "scatter") else 1
-    count = copies * sum(map(math.prod, shapes))
-    whole = shapes[0] if len(shapes) == 1 and copies == 1 else (count,)
-    return Payload(dtype, whole, count * count_item_bytes(dtype))
+    items = copies * sum(map(math.prod, shapes))
+    whole = shapes[0] if len(shapes) == 1 and copies == 1 else (items,)
+    return Payload(dtype, whole, items * count_item_bytes(dtype))

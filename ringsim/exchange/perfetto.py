@@ -1,17 +1,17 @@
-"""Export to Perfetto (ui.perfetto.dev and its trace processor), and import from it.
+"""Writes and reads Perfetto traces (ui.perfetto.dev and its trace processor).
 
-The format is TrackEvent packets, with flows::
+A file consists of TrackEvent packets, connected by flows::
 
     process "rank 0"            packet: track_descriptor, one per process and one per lane
       lane  "spans"             packet: slice begin, slice end
       lane  "operations"        begin of a send: flow_ids; end of its recv: terminating_flow_ids
 
-Each slice carries the facts of its event as debug annotations, and all its columns as one more
-annotation, so that a file written by ringsim is read back as the same trace. Files of other
-programs are read as spans.
+Each slice carries debug annotations with the facts about its event. One more annotation holds all
+of the event's columns, from which ringsim restores the same trace. Files from other programs are
+read as spans.
 
 Source:
-    protos/perfetto/trace of https://github.com/google/perfetto, and "Writing TrackEvent Protos
+    protos/perfetto/trace in https://github.com/google/perfetto, and "Writing TrackEvent Protos
     Synthetically", https://perfetto.dev/docs/reference/synthetic-track-event
 """
 
@@ -48,27 +48,27 @@ if TYPE_CHECKING:
 __all__ = ["read_perfetto", "to_perfetto"]
 
 BEGIN, END, INSTANT = 1, 2, 3  # TrackEvent.Type
-# TracePacket.SequenceFlags: earlier interned names are invalid; earlier interned names are needed
+# TracePacket.SequenceFlags: the packet discards earlier interned names, or needs them
 CLEARED, NEEDED = 1, 2
 _SEQUENCE: Final = 1
 _RUN_TRACK: Final = 1
-_MOST_PARENTS: Final = 100  # the limit for a chain of parents, which may have a cycle
+_MOST_PARENTS: Final = 100  # a chain of parents may contain a cycle, so it needs a limit
 
 
 def to_perfetto(trace: Trace, path: str | PathLike[str]) -> None:
-    """Writes a trace for Perfetto.
+    """Writes a trace in Perfetto's format.
 
-    Drop the file on ui.perfetto.dev, which opens it in the browser and does not upload it. Ranks
-    are processes; spans and operations are on lanes below them, and an arrow connects each send
-    with its recv. ``ringsim.exchange.read_perfetto`` returns the same trace, without results and
-    output.
+    Drop the file onto ui.perfetto.dev, which opens it in the browser without uploading it. Each
+    rank becomes a process. Its spans and operations are drawn on lanes below the process, and an
+    arrow connects each send with its recv. ``ringsim.exchange.read_perfetto`` reads the same trace
+    back, without results and output.
 
     Args:
         trace: any trace.
         path: the file to write, usually ``*.pftrace``; an existing file is replaced.
 
     Raises:
-        TraceFileError: the file cannot be written, or the trace could not be read back.
+        TraceFileError: the file cannot be written, or ringsim could not read it back.
 
     Example:
         >>> import tempfile
@@ -92,9 +92,9 @@ def to_perfetto(trace: Trace, path: str | PathLike[str]) -> None:
 
 
 class _Writer:
-    """Creates the packets of a trace.
+    """Creates a trace's packets.
 
-    Each name is written once; later packets refer to the name by its number.
+    Each name is written once, and later packets refer to it by number.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -106,11 +106,11 @@ class _Writer:
         self._annotations: dict[tuple[str, str | int], Any] = {}
 
     def parts(self, run: str) -> Iterator[bytes]:
-        """Yields the file in parts, lane by lane.
+        """Yields the file in parts, one per lane.
 
-        ``run`` is the run's data without its events.
+        ``run`` holds everything about the run except its events.
         """
-        # a viewer shows whether the run was measured or simulated
+        # so that a viewer shows whether the run was measured or simulated
         made = plain_text(f"{RUN}: {self._trace.metadata.get('source', 'of unknown source')}")
         self._packet(sequence_flags=CLEARED, track_descriptor={"uuid": _RUN_TRACK, "name": made})
         about = {"name": RUN, "string_value": plain_text(run)}
@@ -132,13 +132,13 @@ class _Writer:
         yield self._take()  # for a trace without events
 
     def _take(self) -> bytes:
-        """Returns the packets so far and clears them; the concatenated parts make a file."""
+        """Returns the packets added since the last call; all parts together form the file."""
         written: bytes = self._file.SerializeToString()
         self._file.Clear()
         return written
 
     def _lane(self, lane: Lane, track: int) -> None:
-        """Adds the begins and ends of a lane's slices, and of the waits inside them."""
+        """Adds the begin and end events of a lane's slices, and of the waits inside them."""
         parts: list[tuple[int, float, Slice | None]] = []  # None: a wait
         for one in lane.slices:
             parts.append((one.start_ns, one.end_ns, one))
@@ -187,9 +187,9 @@ class _Writer:
         return known
 
     def _annotation(self, key: str, value: str | int) -> Any:
-        """Returns the message with one fact about an event.
+        """Returns the annotation message for one fact about an event.
 
-        There are few different facts, and each is used often.
+        The messages are cached, because few distinct facts occur, and each occurs often.
         """
         known = self._annotations.get((key, value))
         if known is None:
@@ -218,11 +218,11 @@ class _Writer:
 
 
 def read_perfetto(path: str | PathLike[str]) -> Trace:
-    """Reads a file of Perfetto's TrackEvent packets.
+    """Reads a Perfetto file of TrackEvent packets.
 
-    A file written by ``Trace.to_perfetto`` gives the same trace. For another program's file, each
-    process becomes a rank, each slice a span and each instant a mark: such a file does not show
-    which slices are messages.
+    A file written by ``Trace.to_perfetto`` yields the original trace. In a file from any other
+    program, each process becomes a rank, each slice a span and each instant a mark, because such a
+    file does not show which slices are messages.
 
     Args:
         path: the file; it may be gzipped.
@@ -231,7 +231,7 @@ def read_perfetto(path: str | PathLike[str]) -> Trace:
         The trace.
 
     Raises:
-        TraceFileError: the file is missing, or is not a Perfetto trace.
+        TraceFileError: the file is missing or is not a Perfetto trace.
 
     Source:
         The Perfetto schema; see ``ringsim.exchange.perfetto``.
@@ -243,16 +243,16 @@ def read_perfetto(path: str | PathLike[str]) -> Trace:
 
 @dataclass
 class _Sequence:
-    """The state that the packets of one writer have set so far.
+    """The state that the packets from one writer have set so far.
 
-    The state consists of names by table and number, and the events' default track.
+    ``names`` holds the interned names by table and number, and ``track`` the default track.
     """
 
     names: dict[tuple[str, int], str] = field(default_factory=dict)
     track: int = 0
 
     def read(self, packet: Any) -> None:
-        """Updates the state from a packet."""
+        """Updates the state with a packet."""
         if packet.sequence_flags & CLEARED:
             self.names.clear()
         for table in ("event_names", "debug_annotation_names"):
@@ -266,7 +266,7 @@ class _Sequence:
         return event.name or self.names.get(("event_names", event.name_iid), "")
 
     def notes(self, event: Any) -> dict[str, str]:
-        """Returns the string annotations of an event by name."""
+        """Returns an event's string annotations by name."""
         return {
             note.name
             or self.names.get(("debug_annotation_names", note.name_iid), ""): note.string_value
@@ -306,7 +306,7 @@ def _read(file: Any) -> Trace:
 
 
 def _pid(track: Any, tracks: dict[int, Any]) -> int:
-    """Returns the process of a track, or 0 if none is named."""
+    """Returns the ID of the process that a track belongs to, or 0 if the file names none."""
     for _ in range(_MOST_PARENTS):
         known = tracks.get(track)
         if known is None:

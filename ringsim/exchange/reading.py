@@ -1,4 +1,4 @@
-"""Untrusted files of other tools, read within limits; all failures raise one error."""
+"""Reads untrusted files from other tools, within limits; every failure raises TraceFileError."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from google.protobuf.message import DecodeError
 
-from ringsim.errors import TraceFileError
+from ringsim.errors import TraceFileError, name_ranks
 from ringsim.traces.documents import read_file, reading
 
 if TYPE_CHECKING:
@@ -26,18 +26,18 @@ __all__ = [
     "read_bytes",
 ]
 
-MAX_BYTES: Final = 2**30  # of one file, unpacked
-# A trace of very regular steps compresses to a thirtieth, repeated zeros to a thousandth. A small
-# file that unpacks to gigabytes was made to fill the reader's memory.
+MAX_BYTES: Final = 2**30  # the size of one file, unpacked
+# A trace of very regular steps compresses to a thirtieth of its size, repeated zeros to a
+# thousandth. A small file that unpacks to gigabytes was made to fill the reader's memory.
 FREE_BYTES: Final = 16 * 2**20
 MAX_RATIO: Final = 100
 
 
 @contextmanager
 def importing(path: str | PathLike[str], what: str) -> Iterator[None]:
-    """Turns errors that damaged data raises within the block into a TraceFileError.
+    """Converts errors that damaged data causes within the block to TraceFileError.
 
-    The error names the expected kind of file.
+    ``what`` names the kind of file that was expected.
     """
     with reading(what, path, "Export it again."):
         try:
@@ -47,9 +47,9 @@ def importing(path: str | PathLike[str], what: str) -> Iterator[None]:
 
 
 def read_bytes(path: str | PathLike[str]) -> bytes:
-    """Returns the content of a file, unpacked if it is gzipped.
+    """Returns a file's content, unpacked if the file is gzipped.
 
-    Raises TraceFileError if the file cannot be read, or is larger than 1 GiB.
+    Raises TraceFileError if the file cannot be read or is larger than 1 GiB.
     """
     data = read_file(path, "the file", MAX_BYTES)
     if data[:2] == b"\x1f\x8b":
@@ -58,15 +58,13 @@ def read_bytes(path: str | PathLike[str]) -> bytes:
             most = min(MAX_BYTES, max(FREE_BYTES, MAX_RATIO * len(data)))
             data = unpacking.decompress(data, most + 1)
             if most < len(data) <= MAX_BYTES:
-                raise ValueError(
-                    f"it unpacks to more than {MAX_RATIO} times its size, unlike any trace"
-                )
+                raise ValueError(f"it unpacks to more than {MAX_RATIO} times its size")
             if not unpacking.eof and len(data) <= MAX_BYTES:
                 raise ValueError("its end is missing")
     if len(data) > MAX_BYTES:
         raise TraceFileError(
-            f"a file to import must have at most {MAX_BYTES} bytes, got more "
-            f"({os.fsdecode(path)}). Export a part of the run."
+            f"cannot import {os.fsdecode(path)}: it is larger than {MAX_BYTES} bytes. "
+            "Export only a part of the run."
         )
     return data
 
@@ -74,9 +72,9 @@ def read_bytes(path: str | PathLike[str]) -> bytes:
 def list_files(
     paths: str | PathLike[str] | Sequence[str | PathLike[str]], fits: Callable[[Path], Any]
 ) -> list[str | PathLike[str]]:
-    """Returns the files of a run, one per rank, given individually or by their directory.
+    """Returns a run's files, one per rank, given individually or as a directory.
 
-    From a directory, only the files accepted by ``fits`` are used.
+    If ``paths`` is a directory, only the files that ``fits`` accepts are returned.
     """
     if not isinstance(paths, str | os.PathLike):
         several = list(paths)
@@ -86,22 +84,22 @@ def list_files(
         several = [paths]
     if not several:
         raise TraceFileError(
-            f"there are no files to import in {paths!r}. Name the files, or their directory."
+            f"found no files to import in {paths!r}. Name the files, or the directory that "
+            "contains them."
         )
     return several
 
 
 def name_missing(what: str, ranks: Iterable[int], size: int) -> list[str]:
-    """Returns a note that names the ranks without ``what``, or no note if all ranks have it."""
+    """Returns a list with one note that names the ranks without ``what``, or an empty list."""
     missing = sorted(set(range(size)) - set(ranks))
     if not missing:
         return []
-    others = " and others" if len(missing) > 8 else ""
-    return [f"no {what} of rank {', '.join(map(str, missing[:8]))}{others}"]
+    return [f"no {what} from {name_ranks(missing)}"]
 
 
 def count_item_bytes(dtype: str) -> int:
-    """Returns the number of bytes in one element, given torch's name for its dtype.
+    """Returns the number of bytes in one element of a dtype, given by torch's name.
 
     Example:
         >>> [count_item_bytes(dtype) for dtype in ("float32", "float8_e5m2", "bool")]

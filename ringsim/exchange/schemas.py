@@ -1,10 +1,10 @@
 """The Perfetto protocol-buffer messages that ringsim writes and reads.
 
-Only the fields in use are declared; protobuf skips all others. Enumerations are declared as
-numbers, which are encoded in the same way.
+Only the fields that ringsim uses are declared; protobuf skips all others. Enumerations are declared
+as integers, which have the same encoding.
 
 Source:
-    protos/perfetto/trace of https://github.com/google/perfetto (trace_packet, track_descriptor,
+    protos/perfetto/trace in https://github.com/google/perfetto (trace_packet, track_descriptor,
     track_event, debug_annotation, interned_data)
 """
 
@@ -18,7 +18,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 __all__ = ["perfetto_messages", "plain_text"]
 
-# A field is "number name type", with a star if it repeats.
+# Each field reads "number name type", with a star if it repeats.
 _MESSAGES: Final = {
     "Trace": ("1 packet TracePacket*",),
     "TracePacket": (
@@ -91,7 +91,7 @@ def perfetto_messages() -> SimpleNamespace:
                 added.type, added.type_name = field_type.TYPE_MESSAGE, f".{package}.{base}"
             else:
                 added.type = field_type.Type.Value(f"TYPE_{base.upper()}")
-    # a pool of our own, because the process may also hold the published schema
+    # a separate pool, because the process may also have loaded the published schema
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
     kinds = {name: pool.FindMessageTypeByName(f"{package}.{name}") for name in _MESSAGES}
@@ -101,7 +101,7 @@ def perfetto_messages() -> SimpleNamespace:
 
 
 def plain_text(text: str) -> str:
-    r"""Returns a text in which lone surrogates are escaped, so that a file can hold it.
+    r"""Returns a text with lone surrogates escaped, so that a file can store the text.
 
     Example:
         >>> plain_text("a\ud800")

@@ -1,15 +1,15 @@
-"""A trace in the form that timeline viewers draw, and other programs' slices as a trace.
+"""Converts traces to the form that timeline viewers draw, and other programs' slices to traces.
 
-It consists of slices on lanes, instants, and flows between slices. Each rank is a process. Spans
-and marks of a thread are on one lane, because they nest. Operations overlap, so they use as many
-lanes as necessary: viewers draw a lane as a stack of boxes that must not cut each other::
+Viewers draw slices on lanes, instants, and flows between slices. Each rank is a process. Spans and
+marks nest, so one lane holds all those of a thread. Operations overlap, so they are spread over as
+many lanes as necessary: viewers draw a lane as a stack of boxes, which must not partly overlap::
 
     spans        | step 0                    |          lane 0: they nest
                  | forward 0 |  | forward 1  |
     operations   | irecv from 0        |  | send |      lane 0
                     | isend to 1   |                    lane 1, because it overlaps
 
-An operation lasts from post to done, and contains a slice "blocked" from wait to done. A flow
+An operation lasts from post to done, and contains a slice named "blocked" from wait to done. A flow
 connects each send with its recv.
 """
 
@@ -53,7 +53,9 @@ if TYPE_CHECKING:
 
 
 def place_apart(starts: Sequence[float], ends: Sequence[float]) -> list[int]:
-    """Returns the lowest lane, from 0, on which each slice overlaps no other; the starts ascend.
+    """Returns for each slice the lowest lane, counted from 0, on which it overlaps no other slice.
+
+    The starts must ascend.
 
     Example:
         >>> place_apart([0, 1, 3], [3, 5, 4])
@@ -72,9 +74,9 @@ def place_apart(starts: Sequence[float], ends: Sequence[float]) -> list[int]:
 
 
 def place_nested(starts: Sequence[float], ends: Sequence[float]) -> list[int]:
-    """Returns lane 0 for each slice that nests with the slices on it, and other lanes otherwise.
+    """Returns lane 0 for each slice that nests with the slices there, and a higher lane otherwise.
 
-    The starts ascend, and of equal starts the longest slice comes first.
+    The starts must ascend; if starts are equal, the longest slice must come first.
 
     Example:
         >>> place_nested(
@@ -100,9 +102,9 @@ def place_nested(starts: Sequence[float], ends: Sequence[float]) -> list[int]:
 def on_lanes(
     slices: list[Slice], place: Callable[[list[int], list[float]], list[int]]
 ) -> list[tuple[int, list[Slice]]]:
-    """Returns the slices of each lane with the lane's number, in order.
+    """Returns the number of each lane, ascending, with the slices on it.
 
-    ``place`` returns the lane of each slice.
+    ``place`` chooses a lane for each slice.
     """
     slices.sort(key=lambda one: (one.start_ns, -one.end_ns))
     lanes = defaultdict[int, list[Slice]](list)
@@ -113,10 +115,10 @@ def on_lanes(
 
 
 def unfold(starts: Sequence[float], ends: Sequence[float]) -> Iterator[tuple[int, bool]]:
-    """Yields the begins (True) and ends (False) of nested slices, in order of time.
+    """Yields the begin (True) and end (False) of each nested slice, in time order.
 
-    At the same moment, ends come before begins. The starts ascend, and of equal starts the outer
-    slice comes first; an infinite end is never yielded.
+    At the same moment, ends come before begins. The starts must ascend; if starts are equal, the
+    outer slice must come first. An infinite end is never yielded.
 
     Example:
         >>> ["[]"[not begins] + str(index) for index, begins in unfold([0, 1, 3], [3, 3, math.inf])]
@@ -131,13 +133,13 @@ def unfold(starts: Sequence[float], ends: Sequence[float]) -> Iterator[tuple[int
     yield from ((index, False) for index in reversed(stack) if ends[index] != math.inf)
 
 
-RUN: Final = "ringsim"  # the name under which a file holds the data of the run
-COLUMNS: Final = "columns"  # the name under which an event holds all its numbers
+RUN: Final = "ringsim"  # the key under which a file stores the data about the run
+COLUMNS: Final = "columns"  # the key under which an event stores all its numbers
 BLOCKED: Final = "blocked"
 
 
 class Row(NamedTuple):
-    """One event, by the names of the columns."""
+    """One event; the fields are the columns of ``Events``."""
 
     rank: int
     thread: int
@@ -158,15 +160,15 @@ class Row(NamedTuple):
     status: int
 
 
-assert Row._fields == tuple(COLUMN_DTYPES)  # an invariant: one list of columns
+assert Row._fields == tuple(COLUMN_DTYPES)  # an invariant: both list the same columns
 
 
 class Slice(NamedTuple):
     """One event on a lane.
 
-    A mark ends at its start, and an event in flight never ends (infinity). ``flow_out`` is the
-    number of the message that it sends, from 1, and ``flow_in`` is the number of the message that
-    it receives; each is 0 without such a message.
+    A mark ends when it starts, and an event in flight never ends (its end is infinity).
+    ``flow_out`` is the number of the message that the event sends, counted from 1, and ``flow_in``
+    is the number of the message that it receives. Each is 0 if there is no such message.
     """
 
     row: Row
@@ -177,7 +179,7 @@ class Slice(NamedTuple):
 
     @property
     def blocked_ns(self) -> int | None:
-        """The time when the rank began to wait for it, or None if it never did or is not done."""
+        """The time at which the rank began to wait, or None unless a wait began and ended."""
         waited = (
             self.end_ns != math.inf
             and self.row.wait_ns != NONE
@@ -188,9 +190,9 @@ class Slice(NamedTuple):
 
 @dataclass(frozen=True)
 class Lane:
-    """The slices of one lane of a rank, in the order in which they begin.
+    """The slices on one of a rank's lanes, in the order in which they begin.
 
-    Lanes are numbered from 1.
+    A rank's lanes are numbered from 1.
     """
 
     rank: int
@@ -200,7 +202,7 @@ class Lane:
 
 
 def make_lanes(trace: Trace) -> Iterator[Lane]:
-    """Yields the lanes of a trace, rank by rank; no slice on a lane cuts another."""
+    """Yields the lanes of a trace, rank by rank; the slices on a lane nest or do not overlap."""
     events = trace.events
     rows, messages = list_rows(events), trace.messages
     out, into = np.zeros((2, len(events)), dtype=np.int64)
@@ -234,7 +236,7 @@ def list_rows(events: Events) -> list[Row]:
 
 
 def make_name(row: Row, tables: Tables) -> str:
-    """Returns the displayed name of an event: "isend to 1", or the name of a span."""
+    """Returns the name that viewers display for an event, such as "isend to 1"."""
     name, kind = OPS[row.op]
     if kind in (SPAN, MARK):
         return tables.labels[row.label] if row.label != NONE else name
@@ -245,7 +247,7 @@ def make_name(row: Row, tables: Tables) -> str:
 
 
 def describe_row(row: Row, tables: Tables) -> dict[str, str | int]:
-    """Returns the readable facts of an event; inapplicable facts are left out."""
+    """Returns the facts that apply to an event, in readable form."""
     told: dict[str, str | int] = {
         name: getattr(row, name)
         for name in ("tag", "stage", "microbatch")
@@ -269,7 +271,8 @@ def pack_run(trace: Trace, path: str | PathLike[str]) -> str:
     """Returns the tables and metadata of a run as JSON.
 
     Raises:
-        TraceFileError: the run could not be read back; ``path`` is the file to be written.
+        TraceFileError: ringsim could not read the run back. The message names ``path``, the file
+            to be written.
     """
     with saving("a trace", path):
         check_run(trace.events, trace.metadata)
@@ -278,12 +281,12 @@ def pack_run(trace: Trace, path: str | PathLike[str]) -> str:
 
 
 def unpack_run(run: Any, rows: list[Any]) -> Trace:
-    """Returns the trace from its rows and the text of ``pack_run``.
+    """Returns the trace that the rows and the data from ``pack_run`` describe.
 
-    Raises ValueError if the rows cannot belong to a run.
+    Raises ValueError if the rows cannot belong to one run.
     """
     if not isinstance(run, dict) or run.get("format") != 1:
-        raise ValueError("its description of the run does not have format 1")
+        raise ValueError("its data about the run does not have format 1")
     events = whole_rows(rows, read_tables(run.get("tables")))
     metadata: Any = readable(run.get("metadata"))
     check_run(events, metadata)
@@ -291,14 +294,14 @@ def unpack_run(run: Any, rows: list[Any]) -> Trace:
 
 
 class Boxes:
-    """Slices of another program, lane by lane; ``source`` names its format.
+    """Slices from a different program, lane by lane; ``source`` names the program's format.
 
-    The last slice begun on a lane ends first.
+    On each lane, the slice that began last ends first.
     """
 
     def __init__(self, source: str) -> None:
         self._source = source
-        # Each is (op, name, begin, end or NONE).
+        # Each slice is (op, name, begin, end or NONE).
         self.lanes = defaultdict[Hashable, list[tuple[str, str, int, int]]](list)
         self._open = defaultdict[Hashable, list[int]](list)
 
@@ -308,16 +311,16 @@ class Boxes:
         self.whole(lane, name, start_ns, NONE)
 
     def end(self, lane: Hashable, end_ns: int) -> None:
-        """Ends the slice that began last.
+        """Ends the slice that began last on a lane.
 
-        Does nothing if no slice is open, as at the start of a truncated file.
+        Does nothing if no slice is open, as can happen at the start of a truncated file.
         """
         if self._open[lane]:
             slices, index = self.lanes[lane], self._open[lane].pop()
             slices[index] = (*slices[index][:3], end_ns)
 
     def whole(self, lane: Hashable, name: str, start_ns: int, end_ns: int) -> None:
-        """Adds a slice with a known end."""
+        """Adds a slice whose end is known."""
         self.lanes[lane].append(("span", name, start_ns, end_ns))
 
     def mark(self, lane: Hashable, name: str, time_ns: int) -> None:
@@ -325,7 +328,7 @@ class Boxes:
         self.lanes[lane].append(("mark", name, time_ns, NONE))
 
     def trace(self, processes: Mapping[Hashable, int]) -> Trace:
-        """Returns the trace; the lanes' processes, in order, become ranks.
+        """Returns the trace; the processes that own the lanes become ranks, in ascending order.
 
         Raises ValueError if there are no slices.
         """
@@ -343,7 +346,7 @@ class Boxes:
                 )
             threads[rank] += 1
         note = (
-            f"imported from {self._source}: each process is a rank, each slice a span; messages "
-            "are unknown"
+            f"imported from {self._source}: each process became a rank and each slice a span; "
+            "messages are unknown"
         )
         return rows.trace({"world_size": len(ranks), "source": "imported", "notes": [note]})

@@ -56,44 +56,46 @@ def bandwidth(
     link: Link | Mapping[tuple[int, int], Link] | None = None,
     topology: Topology | None = None,
 ) -> Bandwidths:
-    """Measures the latency and bandwidth of a ring's links as functions of message size.
+    """Measures the latency and bandwidth of a ring's links for a range of message sizes.
 
-    It also fits a line through the times. In a notebook or a script, ``bandwidth`` starts
-    ``world_size`` ranks, as ``ringsim.trace`` does. Ctrl-C then ends the measurement, and the table
-    contains the results so far. In ranks that already run (torchrun, or a worker of
-    ``ringsim.trace``), call it on every rank with the same arguments; it blocks until all ranks
-    have measured, and returns the same table on each of them.
+    ``bandwidth`` also fits a line through the times. In a notebook or a script, it starts
+    ``world_size`` ranks, as ``ringsim.trace`` does. If you press Ctrl-C, the measurement ends, and
+    the table contains the results so far. If the ranks are already running (under torchrun, or in a
+    ``ringsim.trace`` worker), call ``bandwidth`` on every rank with the same arguments. It blocks
+    until all ranks have measured, and returns the same table on every rank.
 
-    After a warm-up that does not count, each size is repeated at least 10 times and for at least 30
-    ms, until the median is steady: its 95 % interval must be within 2.5 % of the median on either
-    side. A size ends early, after at least 3 repetitions, when its share of ``limit_s`` is used up.
-    If no time is left, larger sizes are skipped, and a note in the table reports it. The edges are
-    measured one after another, except with "shift" and "all_reduce". The times come from the
-    record, in which each step (for example a round trip) is a span.
+    After a warm-up, which does not count, each size is repeated at least 10 times and for at least
+    30 ms, until the median is steady: its 95 % interval must be within 2.5 % of the median on
+    either side. A size ends early, but after at least 3 repetitions, if its share of ``limit_s`` is
+    used up. If no time is left, the remaining, larger sizes are skipped, and a note in the table
+    reports this. The edges are measured one after the other, except with the patterns "shift" and
+    "all_reduce". The times come from the recording, in which each step (such as a round trip) is a
+    span.
 
-    With ``link`` or ``topology``, and in a worker of ``ringsim.simulate``, simulated ranks run one
-    such step per size on a virtual clock; ``ceilings`` and the limits are ignored.
+    With ``link`` or ``topology``, and in a ``ringsim.simulate`` worker, simulated ranks run one
+    such step per size on a virtual clock. ``ceilings`` and both limits are then ignored.
 
     Args:
-        world_size: the number of ranks, or None for 2, or for all ranks that already run.
-        sizes: the message sizes in bytes, 1 to 2**30, or None for the powers of two from 8 B to 256
-            MiB.
+        world_size: the number of ranks, or None for 2 new ranks or for all running ranks.
+        sizes: the message sizes in bytes, from 1 to 2**30, or None for the powers of two from 8 B
+            to 256 MiB.
         pattern: "pingpong" (there and back), "oneway" (a stream), "exchange" (in both directions at
             the same time), "shift" (all ranks send to their successors at the same time),
             "all_reduce", or a list of these.
         comm_device: "cpu" for Gloo, or "gpu" for NCCL, which needs one GPU per rank and is timed by
             CUDA events.
-        edge: the edge of the ring to measure, as (src, dst), or None for all edges.
-        ceilings: whether to also send the same sizes over a raw TCP connection on loopback (Gloo
-            only), and to copy them in memory.
+        edge: the only edge of the ring to measure, as (src, dst), or None for all edges.
+        ceilings: whether to measure upper bounds as well, by sending the same sizes over a raw TCP
+            connection on loopback (Gloo only) and copying them in memory.
         limit_s: the approximate time limit for the whole measurement, in seconds.
-        timeout_s: the limit for each blocked operation, in seconds.
-        link: the virtual clock's link, for all pairs of ranks or for each (src, dst), as for
+        timeout_s: the time limit for each blocked operation, in seconds.
+        link: the link on the virtual clock, for all pairs of ranks or for each (src, dst), as in
             ``ringsim.simulate``.
         topology: a topology from ``ringsim.topologies``, instead of ``link``.
 
     Returns:
-        The table. A single rank with a GPU measures copies within the GPU's memory.
+        The table of bandwidths. With a single rank and a GPU, it contains copies within the GPU's
+        memory.
 
     Raises:
         ArgumentError: an argument is invalid, there are fewer GPUs than ranks, or the sizes need
@@ -113,7 +115,8 @@ def bandwidth(
     """
     if comm_device not in ("cpu", "gpu"):
         raise ArgumentError(
-            f'comm_device must be "cpu" (Gloo) or "gpu" (NCCL), got {comm_device!r}.'
+            f'comm_device must be "cpu" (Gloo) or "gpu" (NCCL), got {comm_device!r}. Choose one of '
+            "the two."
         )
     simulated = link is not None or topology is not None or get_state().clock is not None
     make = functools.partial(
@@ -143,7 +146,7 @@ def _measure_links(
     timeout_s: float,
     make: Callable[[Sequence[int]], Plan],
 ) -> Bandwidths:
-    """Measures in ranks that already run, or in new ranks."""
+    """Measures links between ranks that are already running, or between new ranks."""
     load = _load()
     notes: list[str] = []
     if _ranks_run_already():
@@ -177,19 +180,19 @@ def _measure_links(
 
 
 def _check_memory(plan: Plan, ranks: int) -> None:
-    """Checks that all ranks' buffers fit into half of this machine's memory."""
+    """Raises ArgumentError unless all ranks' buffers fit into half of this machine's memory."""
     largest = max(block.size_bytes for block in plan.blocks)
     memory = provenance.machine()["memory_bytes"]
     if memory is not None and 2 * largest * ranks > memory / 2:
         raise ArgumentError(
-            f"sizes must leave half of the memory ({bytes_text(memory)}) free, but each of {ranks} "
-            f"ranks needs two buffers of {bytes_text(largest)}. "
-            "Choose smaller sizes or fewer ranks."
+            f"the measurement needs too much memory: {ranks} ranks with two buffers of "
+            f"{bytes_text(largest)} each would fill more than half of the {bytes_text(memory)} on "
+            "this machine. Choose smaller sizes or fewer ranks."
         )
 
 
 def _ranks_run_already() -> bool:
-    """Returns whether this process is one of several ranks that another program started."""
+    """Returns whether this process is one of several ranks that a different program started."""
     torch_distributed: Any = sys.modules.get("torch.distributed")
     if (
         torch_distributed
@@ -204,7 +207,7 @@ def _ranks_run_already() -> bool:
 def _launch(
     kind: Kind, make: Callable[[Sequence[int]], Plan]
 ) -> tuple[Plan, Samples, list[Any], list[str]]:
-    """Starts ranks and measures in them; Ctrl-C keeps the results so far."""
+    """Starts ranks that measure; if the user presses Ctrl-C, returns the results so far."""
     if kind.comm_device == "gpu":
         from ringsim.measuring.worker import check_gpus  # needs torch
 
@@ -222,21 +225,23 @@ def _launch(
         samples = samples_of(interrupt.trace.events) if interrupt.trace is not None else {}
         if not samples:
             raise
-        return plan, samples, [], ["interrupted: the table contains only the results up to then."]
+        note = "the run was interrupted; the table contains only the results so far."
+        return plan, samples, [], [note]
     return plan, join_samples([result["times_ns"] for result in trace.results]), trace.results, []
 
 
 def _measure(plan: Plan) -> dict[str, Any]:
-    """Runs on each rank, so that only ranks load torch, not the process that starts them."""
+    """Runs on each rank, so that only the ranks load torch, and not the starting process."""
     from ringsim.measuring.worker import measure
 
     return measure(plan)
 
 
 def _doing(directory: Path, total: int) -> str:
-    """Returns the progress of the ranks, for the progress line.
+    """Returns a text about the ranks' progress, for the progress line.
 
-    It counts labels, because a block's label is written when the block begins.
+    The number of labels shows the progress, because a rank writes a block's label when it begins
+    the block.
     """
     known = set()
     for names in directory.glob("rank-*.names"):
@@ -251,7 +256,7 @@ def _doing(directory: Path, total: int) -> str:
 
 
 def _gpus(ranks: Sequence[int], results: Sequence[Any]) -> dict[str, Any]:
-    """Returns the measured GPUs and their connections, or an empty dictionary with Gloo."""
+    """Returns the measured GPUs and the paths between them, or an empty dictionary with Gloo."""
     places = [result["place"] for result in results]
     if not places or places[0] is None:
         return {}
@@ -274,15 +279,19 @@ def _what_is_missing(
     notes = []
     if apart:
         src, dst = apart[0].src, apart[0].dst
-        notes.append(f"no TCP over loopback: ranks {src} and {dst} are on different machines.")
+        notes.append(
+            f"TCP over loopback was not measured, because ranks {src} and {dst} are on different "
+            "machines."
+        )
     late = [block for block in missing if block not in apart]
     if late:
         first = bytes_text(min(block.size_bytes for block in late))
-        why = f"the time (limit_s={plan.limit_s:g}) was up"
+        why = f"the time limit (limit_s={plan.limit_s:g}) was reached"
         if interrupted:
             why = "the run was interrupted"
         notes.append(
-            f"{len(late)} of {len(plan.blocks)} measurements are missing, from {first} on: {why}."
+            f"{len(late)} of {len(plan.blocks)} measurements are missing, from {first} upwards, "
+            f"because {why}."
         )
     return notes
 
@@ -292,8 +301,8 @@ def _who_else_ran(load: float | None) -> list[str]:
     if load is None or load < cores:
         return []
     return [
-        f"other programs were running: the load average was {load:g} on {cores} cores before the "
-        "start. They also slow down small messages."
+        f"other programs were running before the start (the load average was {load:g} on {cores} "
+        "cores). They slow down messages, even small ones."
     ]
 
 

@@ -1,10 +1,10 @@
-"""``ringsim.calibration_worker``.
+"""``ringsim.calibration_worker``, a worker that provides the data for ``ringsim.calibrate``.
 
-This worker for two ranks produces a trace in which ``ringsim.calibrate`` finds every constant. It
-takes a few seconds. Each constant is isolated in one of four parts::
+The worker runs on two ranks for a few seconds. It has four parts, each of which isolates some of
+the constants::
 
-    ping-pong              the processor time of a message, with marks before and after
-    both ways together     the number of stalled messages, and the duration of a stall
+    ping-pong              the processor time per message, with marks before and after
+    both ways together     how many messages stall, and for how long
     collectives            the time that Gloo takes before a collective's first message
     computing and sending  links, posting, sleeping, and the program's own time around them
 """
@@ -34,15 +34,15 @@ def calibration_worker(
 ) -> None:
     """Sends messages, calls collectives and computes, as input for ``ringsim.calibrate``.
 
-    Its trace contains every constant. Both ranks call it at the same time; it blocks for a few
-    seconds. The machine should be idle.
+    A trace of this worker shows every constant. Call it on both ranks at the same time, on an idle
+    machine. The call blocks for a few seconds.
 
     Args:
-        sizes_bytes: the sizes of the messages, two or more.
+        sizes_bytes: the message sizes; at least two are needed.
         repeats: the number of messages of each size.
 
     Raises:
-        ArgumentError: the number of ranks is not two.
+        ArgumentError: the run does not have exactly two ranks.
 
     Example:
         >>> import ringsim
@@ -56,26 +56,26 @@ def calibration_worker(
     """
     if dist.get_world_size() != 2:
         raise ArgumentError(
-            f"world_size must be 2 for calibration_worker, got {dist.get_world_size()}. Run it "
-            "on two ranks."
+            f"world_size must be 2 for calibration_worker, got {dist.get_world_size()}. Run "
+            "calibration_worker on two ranks."
         )
     for size_bytes in sizes_bytes:
         _send(size_bytes, repeats)
         _call_collectives(size_bytes, repeats)
-    _mark_processor_time()  # the rest is computing
+    _mark_processor_time()  # because the rest of the processor time is computing
     for size_bytes in sizes_bytes:
         for seconds in _COMPUTED_S:
             _compute_and_send(size_bytes, seconds, repeats // 4)
 
 
 def _send(size_bytes: int, repeats: int) -> None:
-    """Sends a message to the other rank and back, and then in both directions together."""
+    """Sends messages to the other rank and back, and then in both directions at the same time."""
     rank = dist.get_rank()
     peer, here = 1 - rank, torch.zeros(size_bytes // _FLOAT_BYTES)
     there = torch.zeros_like(here)
     first, second = (dist.send, dist.recv) if rank == 0 else (dist.recv, dist.send)
     for number in range(repeats + 1):
-        if number % _MARKED == 0:  # often, because stalled messages are left out
+        if number % _MARKED == 0:  # often, because intervals with stalled messages are left out
             _mark_processor_time()
         first(here, peer)
         second(there, peer)
@@ -87,9 +87,9 @@ def _send(size_bytes: int, repeats: int) -> None:
 
 
 def _compute_and_send(size_bytes: int, seconds: float, rounds: int) -> None:
-    """Makes rank 1 wait for a result from rank 0, and then rank 0 for one from rank 1.
+    """Makes rank 1 wait for a result from rank 0, and then rank 0 for a result from rank 1.
 
-    The receives alternate between ``recv`` and ``irecv``.
+    The waiting rank alternates between ``recv`` and ``irecv``.
     """
     for sender in (0, 1):
         here = torch.zeros(size_bytes // _FLOAT_BYTES)

@@ -1,15 +1,15 @@
-"""The plan of a measurement, and the conversion of recorded steps to rows of the table.
+"""Plans measurements, and converts recorded steps to rows of the table.
 
 This module does not need torch. A measurement is a list of blocks, one per pattern, edge and size.
 A block is measured in steps, each of which is one round trip, one burst of a stream, or one
-exchange. Each step is a span in the record of one rank, from the call of its first operation to the
-end of its last operation, so that no two clocks are compared::
+exchange. Each step is a span that one rank records, from the call of its first operation to the end
+of its last operation. The measurement therefore never compares two clocks::
 
-    src, a span          |--- send --- recv ...............|       of a ping-pong, half of this
+    src, a span          |--- send --- recv ...............|       a ping-pong counts half of this
     dst                       recv .......... send ---
 
-Meanwhile no rank records the operations themselves, because recording would lengthen each message
-(by a tenth at 4 KiB).
+During the measurement, no rank records the operations themselves, because recording would prolong
+each message (by a tenth at 4 KiB).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ringsim.traces.collectives import bus_factor
 from ringsim.traces.events import NONE, Events
 
 PATTERNS: Final = ("pingpong", "oneway", "exchange", "shift", "all_reduce")
-LINK: Final = "link"  # instead of a backend's name, on the virtual clock
+LINK: Final = "link"  # stands for the backend's name on the virtual clock
 SIZES: Final = tuple(2**power for power in range(3, 29))  # 8 B to 256 MiB
 STREAM: Final = 8  # messages in flight in the pattern "oneway"
 MAX_SIZE_BYTES: Final = 2**30
@@ -43,10 +43,10 @@ class Block(NamedTuple):
     """One pattern on one edge with one size, which becomes one row of the table.
 
     Attributes:
-        backend: "gloo" or "nccl"; "tcp" and "memcpy" for the ceilings.
-        pattern: one of ``PATTERNS``; "copy" for the ceiling "memcpy".
+        backend: "gloo" or "nccl", or for the ceilings "tcp" or "memcpy".
+        pattern: one of ``PATTERNS``, or "copy" for the ceiling "memcpy".
         src: the source's global rank, or -1 if there is no single edge.
-        dst: the target's global rank, or -1 if there is no single edge.
+        dst: the destination's global rank, or -1 if there is no single edge.
         size_bytes: the size of one message, or of the buffer.
     """
 
@@ -58,12 +58,12 @@ class Block(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The label of the block's steps in the trace."""
+        """The label that the block's steps have in the trace."""
         return f"{_WORD} {self.backend} {self.pattern} {self.src} {self.dst} {self.size_bytes}"
 
     @classmethod
     def from_label(cls, label: str) -> Self | None:
-        """Returns the block with a given label, or None if the label belongs to no block."""
+        """Returns the block to which a label belongs, or None if it belongs to no block."""
         found = _LABEL.fullmatch(label)
         if found is None:
             return None
@@ -74,21 +74,20 @@ class Block(NamedTuple):
     def copies(self) -> int:
         """The number of copies in one step of "memcpy".
 
-        A single small copy would take less time than recording it.
+        Small copies are repeated, because one of them takes less time than recording the step.
         """
         return max(1, min(64, 65_536 // self.size_bytes))
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A measurement.
+    """The plan of a measurement.
 
     Attributes:
-        blocks: the blocks in order. Sizes ascend, so that a limit or an interrupt cuts off the
-            largest sizes on all edges equally.
+        blocks: the blocks in order. Sizes ascend, so that if a limit or an interrupt ends the
+            measurement early, all edges lack the same largest sizes.
         limit_s: the time limit for the whole measurement, in seconds.
-        timeout_s: the limit for each blocked operation on a rank, in seconds; no block may last
-            longer.
+        timeout_s: the time limit for each blocked operation, in seconds, which no block may exceed.
     """
 
     blocks: tuple[Block, ...]
@@ -107,7 +106,7 @@ def make_plan(
     limit_s: Any = 60.0,
     timeout_s: float = 30.0,
 ) -> Plan:
-    """Checks the arguments of ``ringsim.bandwidth``, and returns the plan for a ring of ``ranks``.
+    """Checks ``ringsim.bandwidth``'s arguments, and returns the plan for a ring of ``ranks``.
 
     Raises:
         ArgumentError: an argument is invalid.
@@ -120,10 +119,14 @@ def make_plan(
     patterns = (pattern,) if isinstance(pattern, str) else tuple(pattern)
     if not patterns or not set(patterns) <= set(PATTERNS):
         raise ArgumentError(
-            f"pattern must be one of {', '.join(PATTERNS)}, or a list of them, got {pattern!r}."
+            f"pattern must be one or several of {', '.join(PATTERNS)}, got {pattern!r}. Pass one "
+            "of these names, or a list of them."
         )
     if isinstance(limit_s, bool) or not isinstance(limit_s, int | float) or not limit_s > 0:
-        raise ArgumentError(f"limit_s must be a positive number of seconds, got {limit_s!r}.")
+        raise ArgumentError(
+            f"limit_s must be a positive number of seconds, got {limit_s!r}. Pass, for example, "
+            "limit_s=60."
+        )
     checked = _check_sizes(SIZES if sizes is None else sizes, patterns)
     edges = list_edges(ranks)
     if edge is not None:
@@ -131,7 +134,7 @@ def make_plan(
     blocks = []
     for size in checked:
         for name in patterns:
-            if name == "all_reduce" or (name == "shift" and edges):  # all edges together
+            if name == "all_reduce" or (name == "shift" and edges):  # these use all edges at once
                 blocks.append(Block(backend, name, -1, -1, size))
             else:
                 blocks += [Block(backend, name, src, dst, size) for src, dst in edges]
@@ -149,19 +152,19 @@ def _check_sizes(sizes: Any, patterns: tuple[str, ...]) -> list[int]:
         given = []
     if not given or not all(1 <= size <= MAX_SIZE_BYTES for size in given):
         raise ArgumentError(
-            "sizes must be a non-empty list of whole numbers of bytes from 1 to 2**30, got "
-            f"{sizes!r}. Pass sizes=[8, 4096, 2**20], for example."
+            "sizes must be a non-empty list of sizes in bytes from 1 to 2**30, got "
+            f"{sizes!r}. Pass, for example, sizes=[8, 4096, 2**20]."
         )
     if "all_reduce" in patterns and any(size % 4 for size in given):
         raise ArgumentError(
-            "sizes must be multiples of 4 for all_reduce, which adds float32 numbers, got "
-            f"{sizes!r}."
+            f"sizes must be multiples of 4 for all_reduce, got {sizes!r}. Choose multiples of 4, "
+            "because all_reduce adds float32 numbers."
         )
     return sorted(set(given))
 
 
 def list_edges(ranks: Sequence[int]) -> list[tuple[int, int]]:
-    """Returns the edges of a ring; an empty list for a single rank."""
+    """Returns the edges of a ring, or an empty list if there is only one rank."""
     return list(itertools.pairwise([*ranks, ranks[0]])) if len(ranks) > 1 else []
 
 
@@ -169,8 +172,8 @@ def _check_edge(edge: Any, edges: list[tuple[int, int]]) -> tuple[int, int]:
     chosen = tuple(edge) if isinstance(edge, tuple | list) else None
     if chosen not in edges:
         raise ArgumentError(
-            f"edge must be one of the ring's edges (src, dst), {edges}, got {edge!r}. Omit it to "
-            "measure all edges."
+            f"edge must be one of the ring's edges {edges}, got {edge!r}. Pass (src, dst), or omit "
+            "edge to measure all of them."
         )
     return chosen
 
@@ -178,15 +181,15 @@ def _check_edge(edge: Any, edges: list[tuple[int, int]]) -> tuple[int, int]:
 Floats = npt.NDArray[Any]
 
 STEADY: Final = 0.025  # half the width of the median's 95 % interval, relative to the median
-LEAST_STEPS: Final = 3  # steps of a block, even if they take longer than its time
+LEAST_STEPS: Final = 3  # the fewest steps per block, even if they exceed the block's time
 STEPS_MIN: Final = 10
-# machines are slow or fast for milliseconds, so no block is shorter, unless its time is up
+# machines are slow or fast for milliseconds at a time, so no block is shorter unless its time is up
 STEADY_S: Final = 0.03
 STEPS_MAX: Final = 5000
 
 
 def timed_ranks(block: Block, ranks: Sequence[int]) -> list[int]:
-    """Returns the ranks that record a block's steps; the first of these ranks is the leader."""
+    """Returns the ranks that time a block's steps; the first of these ranks is the leader."""
     if block.pattern == "copy":
         return [ranks[0]]
     if block.src < 0:
@@ -195,7 +198,7 @@ def timed_ranks(block: Block, ranks: Sequence[int]) -> list[int]:
 
 
 def step_ns(block: Block, post_ns: Floats, done_ns: Floats) -> Floats:
-    """Returns the message times, in ns, from the steps of a block on one rank.
+    """Returns the time per message, in ns, in each step of a block on one rank.
 
     Incomplete steps are left out.
 
@@ -211,12 +214,12 @@ def step_ns(block: Block, post_ns: Floats, done_ns: Floats) -> Floats:
 
 
 def parts_of(block: Block) -> int:
-    """Returns the number of successive messages in a step, by which the step's time is divided."""
+    """Returns the number of successive messages in a step, which divides the step's time."""
     return {"pingpong": 2, "oneway": STREAM, "copy": block.copies}.get(block.pattern, 1)
 
 
 def combine(by_rank: list[Floats]) -> Floats:
-    """Returns the slowest rank's time of each step that all ranks have completed.
+    """Returns the slowest rank's time for each step that all ranks have completed.
 
     Example:
         >>> combine([np.array([3.0, 5.0, 4.0]), np.array([4.0, 1.0])])
@@ -230,8 +233,8 @@ def combine(by_rank: list[Floats]) -> Floats:
 def is_steady(samples: Floats) -> bool:
     """Returns whether more repetitions would hardly change the median.
 
-    This is the case if there are at least 10, and the median's 95 % interval is within 2.5 % of it
-    on either side.
+    There must be at least 10 repetitions, and the median's 95 % interval must be within 2.5 % of
+    the median on either side.
 
     Example:
         >>> is_steady(np.full(10, 5.0)), is_steady(np.full(9, 5.0)), is_steady(np.arange(1.0, 20.0))
@@ -252,15 +255,15 @@ def is_steady(samples: Floats) -> bool:
 
 
 def steps_wanted(block: Block, found: Floats, share_s: float, fresh: Floats) -> int:
-    """Returns the number of steps to run next.
+    """Returns the number of steps to run next, or 0 if the block is finished.
 
-    The number is 0 when the estimate is steady, or when the block's time is up.
+    A block is finished when the estimate is steady or the block's time is up.
 
     Args:
-        block: the measured block.
-        found: the times of a message so far, in ns, shape (n,).
+        block: the block to measure.
+        found: the times per message so far, in ns; shape (n,).
         share_s: the time for the block, in seconds.
-        fresh: the latest times, in ns, or the times of the warm-up; at least one.
+        fresh: the times of the latest steps or of the warm-up, in ns; must not be empty.
 
     Example:
         >>> few = np.array([50e3, 50e3, 20e6])  # the last step waited for a core
@@ -271,8 +274,8 @@ def steps_wanted(block: Block, found: Floats, share_s: float, fresh: Floats) -> 
         [0, 4, 10]
     """
     n = len(found)
-    # Based on the mean, not the median: otherwise a few steps that wait for a core would use up the
-    # time of the next sizes.
+    # Use the mean rather than the median, so that a few steps that wait for a core do not use up
+    # the time for the next sizes.
     spent_s = float(found.sum()) * parts_of(block) * 1e-9
     step_s = max(float(fresh.mean()), 1.0) * parts_of(block) * 1e-9
     if n >= STEPS_MAX or (is_steady(found) and spent_s >= STEADY_S):
@@ -286,7 +289,7 @@ Samples = dict[Block, dict[int, Floats]]
 
 
 def samples_of(events: Events) -> Samples:
-    """Returns the step times of an interrupted run in ns, by block and rank."""
+    """Returns the times per message in an interrupted run, in ns, by block and rank."""
     found: Samples = {}
     for number, label in enumerate(events.tables.labels):
         block = Block.from_label(label)
@@ -302,7 +305,7 @@ def samples_of(events: Events) -> Samples:
 
 
 def join_samples(told: Sequence[Mapping[Block, Floats]]) -> Samples:
-    """Returns the times of all ranks by block and rank."""
+    """Returns all ranks' times by block and rank."""
     found: Samples = {}
     for rank, times_ns in enumerate(told):
         for block, times in times_ns.items():
@@ -313,14 +316,14 @@ def join_samples(told: Sequence[Mapping[Block, Floats]]) -> Samples:
 def make_rows(
     samples: Samples, ranks: Sequence[int], *, kind: str = "measured"
 ) -> list[dict[str, Any]]:
-    """Converts step times to rows for ``make_bandwidths``, with the ceilings last.
+    """Converts times to rows for ``make_bandwidths``, with the ceilings last.
 
-    A block without times from all its timed ranks is left out.
+    A block is left out unless every rank that times the block has completed at least one step.
     """
     rows = []
     for block in sorted(samples, key=_place):
         by_rank = samples[block]
-        if block.pattern == "shift":  # each rank times the edge it receives on
+        if block.pattern == "shift":  # each rank times the edge on which it receives
             rows += [
                 _row(block._replace(src=src, dst=dst), by_rank[dst], len(ranks), kind)
                 for src, dst in list_edges(ranks)
@@ -340,8 +343,8 @@ def _place(block: Block) -> tuple[int, int, int, int]:
 
 
 def _row(block: Block, times_ns: Floats, group_size: int, kind: str) -> dict[str, Any]:
-    # The percentiles of the bandwidth are those of the time in reverse order: the slowest steps
-    # have the lowest bandwidth.
+    # The bandwidth's percentiles are the time's percentiles in reverse order, because the slowest
+    # steps have the lowest bandwidth.
     p10_ns, median_ns, p90_ns = np.percentile(times_ns, [10, 50, 90]).tolist()
     factor = bus_factor("all_reduce", group_size) if block.pattern == "all_reduce" else 1.0
     return {

@@ -1,9 +1,9 @@
-"""Measures in ranks that already run, real or simulated.
+"""Measures links between ranks that are already running, real or simulated.
 
-Every rank measures, and the results of all ranks are shared. On a virtual clock all repetitions are
-the same, so one step per block is enough. The table then shows the effect of the patterns on a
-link: the fit of a ping-pong returns the link's own constants, and that of a stream only its
-occupancy.
+Every rank measures, and all ranks share their results. On a virtual clock, every repetition takes
+the same time, so one step per block is enough. The table then shows how each pattern uses a link:
+the fit of a ping-pong reproduces the link's own constants, and the fit of a stream shows only how
+long the link is occupied.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from ringsim.traces.bandwidths import Bandwidths, make_bandwidths
 def measure_here(
     world_size: int | None, comm_device: str, make: Callable[[Ring], Plan]
 ) -> tuple[Ring, Plan, list[Any]]:
-    """Measures in ranks that already run.
+    """Measures links between ranks that are already running.
 
-    If the ranks are in no ring, it creates one and destroys it afterwards. Every rank calls it with
-    the same arguments, and is blocked until all have measured.
+    Call it on every rank with the same arguments; it blocks until all ranks have measured. If the
+    ranks do not form a ring, it creates one and destroys it afterwards.
 
     Args:
         world_size: the number of ranks that the caller expects, or None for any number.
         comm_device: "cpu" or "gpu".
-        make: a function that returns the plan for a ring.
+        make: the function that returns the plan for a ring.
 
     Returns:
-        The ring, the plan, and the result of ``measure`` on each rank; the same on every rank.
+        The ring, the plan, and each rank's result of ``measure``. Every rank gets the same values.
     """
     joined = get_state().ring is None
     if joined:
@@ -74,22 +74,22 @@ def measure_here(
 
 
 def check_ring(ring: Ring, world_size: int | None, comm_device: str) -> None:
-    """Checks that the existing ring has all ranks, and matches the arguments of ``bandwidth``."""
+    """Raises ArgumentError unless the ring contains all ranks and matches the arguments."""
     where = f"(rank {ring.rank} of {ring.world_size})"
     if world_size not in (None, ring.world_size):
         raise ArgumentError(
-            f"world_size must be {ring.world_size}, or omitted, in ranks that already run, got "
-            f"{world_size!r} {where}."
+            f"world_size must be {ring.world_size}, the number of running ranks, got "
+            f"{world_size!r} {where}. Omit world_size."
         )
     if comm_device != ring.comm_device:
         raise ArgumentError(
-            f'comm_device must be "{ring.comm_device}" as in the existing ring, got '
-            f"{comm_device!r} {where}."
+            f'comm_device must be "{ring.comm_device}", as in the existing ring, got '
+            f'{comm_device!r} {where}. Pass comm_device="{ring.comm_device}".'
         )
     if len(ring.ranks) != ring.world_size:
         raise ArgumentError(
-            f"the ring to measure must contain all ranks, got a ring of {len(ring.ranks)} {where}. "
-            "Measure in a separate run."
+            f"cannot measure a ring that contains only {len(ring.ranks)} of the ranks {where}. "
+            "Measure all ranks in a separate run."
         )
 
 
@@ -103,11 +103,11 @@ def measure_simulated(
     topology: Topology | None,
     make: Callable[[Sequence[int]], Plan],
 ) -> Bandwidths:
-    """Measures links on a virtual clock: the given links or, in simulated ranks, their own links.
+    """Measures links on a virtual clock: the given links, or the links of running simulated ranks.
 
-    In simulated ranks, every rank calls it with the same arguments, and is blocked until all have
-    measured. ``make`` returns the plan for the ring's ranks. The table is the same in each run and
-    on every rank; the kind of its rows is "simulated".
+    In simulated ranks, call it on every rank with the same arguments; it blocks until all ranks
+    have measured. ``make`` returns the plan for the ring's ranks. Every run and every rank gets the
+    same table, whose rows have the kind "simulated".
     """
     if link is None and topology is None:
         ring = current_ring()
@@ -125,11 +125,11 @@ def measure_simulated(
         return _tabulate(everybody, about)
     if comm_device != "cpu":
         raise ArgumentError(
-            f"comm_device must be omitted with link or topology, got {comm_device!r}, because no "
-            "device is measured."
+            f'comm_device must be "cpu" with link or topology, got {comm_device!r}. Omit '
+            "comm_device, because no device is measured."
         )
     count = 2 if world_size is None else world_size
-    # checks the number of ranks before the plan is created
+    # only to check the number of ranks before the plan is created
     make_kind(count, comm_device, timeout_s=1.0, ring=True)
     plan = make(range(count))
     trace = simulate(
@@ -140,18 +140,18 @@ def measure_simulated(
 
 
 def _tabulate(told: Sequence[dict[Block, Floats]], about: dict[str, Any]) -> Bandwidths:
-    """Returns the table of all ranks' times."""
+    """Returns a table of all ranks' times."""
     rows = make_rows(join_samples(told), range(len(told)), kind=_SIMULATED)
     return make_bandwidths(rows, {**about, "interrupted": False, "notes": []})
 
 
 def _measure(plan: Plan) -> dict[Block, Floats]:
-    """Runs on each rank, and returns the ns per message of the blocks that this rank times."""
+    """Runs the plan on this rank; returns the ns per message of each block that the rank times."""
     ring, clock = current_ring(), get_state().clock
     assert clock is not None
     found = {}
     for block in plan.blocks:
-        # without data, because only the size matters
+        # a tensor without data, because only the size matters
         tensor = torch.empty(block.size_bytes, dtype=torch.uint8, device="meta")
         if block.pattern == "all_reduce":
             tensor = tensor.view(torch.float32)

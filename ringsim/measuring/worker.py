@@ -1,15 +1,16 @@
 """The measuring code that every rank runs.
 
-All ranks measure one block after the other, until each estimate is steady or its time is up.
+The ranks measure one block after the other, each until its estimate is steady or its time is up.
 
 ::
 
     for each block
-        all ranks         barrier, so that no other edge is busy; rank 0 sends the block's time
+        all ranks         wait at a barrier, so that no other edge is busy; rank 0 then sends the
+                          time for the block
         its ranks         warm up
-        repeat            the leader sends the number of steps that follow: 0 when the estimate is
-                          steady or the time is up; then the steps, each a span with the block's
-                          label on the ranks that time it
+        repeat            the leader sends the number of steps to run next, 0 if the estimate is
+                          steady or the time is up; the ranks then run the steps, and each rank that
+                          times the block records a span per step with the block's label
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from ringsim.traces.recorder import Recorder
 
 
 def group_of(block: Block, ring: Ring) -> dist.ProcessGroup:
-    """Returns the pair group of a block's edge, for a rank at either end of the edge."""
+    """Returns the pair group of a block's edge; this rank must be at one end of the edge."""
     group = ring.succ_group if ring.rank == block.src else ring.pred_group
     assert group is not None
     return group
@@ -57,16 +58,17 @@ def group_of(block: Block, ring: Ring) -> dist.ProcessGroup:
 def make_step(
     block: Block, ring: Ring, outgoing: torch.Tensor, incoming: torch.Tensor
 ) -> Callable[[], None] | None:
-    """Returns a function for this rank's part of one step, or None if the rank has no part.
+    """Returns a function that runs this rank's part of one step, or None if there is no part.
 
-    All ranks with a part call it the same number of times; it blocks until the step is done.
+    All ranks that have a part must call the function the same number of times. It blocks until the
+    step is done.
 
     Args:
-        block: the measured block.
+        block: the block to measure.
         ring: this rank's ring.
-        outgoing: the tensor to send, uint8, shape (size_bytes,); for all_reduce float32, shape
-            (size_bytes / 4,).
-        incoming: the tensor to receive into, of the same shape.
+        outgoing: the tensor to send: uint8 of shape (size_bytes,), or for all_reduce float32 of
+            shape (size_bytes / 4,).
+        incoming: the tensor to receive into, with the same dtype and shape.
     """
     if block.pattern == "all_reduce":
         return lambda: dist.all_reduce(outgoing)
@@ -91,7 +93,7 @@ def make_step(
         for work in works:
             _wait(work)
 
-    # one batch, because on NCCL each side's send would be queued behind its own unanswered recv
+    # one batch, because with NCCL each side's send would be queued behind its own unanswered recv
     def exchange() -> None:
         recv = dist.P2POp(dist.irecv, incoming, peer, group)
         send = dist.P2POp(dist.isend, outgoing, peer, group)
@@ -104,7 +106,7 @@ def make_step(
 def _shift(ring: Ring, outgoing: torch.Tensor, incoming: torch.Tensor) -> None:
     send = None
     if ring.comm_device == "gpu" and ring.ranks.index(ring.rank) % 2 == 0:
-        # NCCL's first recv of a pair blocks until the other side sends
+        # the first NCCL recv between two ranks blocks until the other side sends
         send = dist.isend(outgoing, ring.succ, group=ring.succ_group)
     recv = dist.irecv(incoming, ring.pred, group=ring.pred_group)
     send = send or dist.isend(outgoing, ring.succ, group=ring.succ_group)
@@ -121,9 +123,9 @@ _WORD_BYTES: Final = 16
 
 
 def make_copy(block: Block, source: torch.Tensor, target: torch.Tensor) -> Callable[[], None]:
-    """Returns a function for one step of "memcpy".
+    """Returns a function that runs one step of "memcpy".
 
-    The step copies between two buffers in the same memory, on a CPU with one thread.
+    The step copies between two buffers in the same memory; on a CPU, it uses one thread.
     """
     if source.is_cuda:
         one: Callable[[], object] = functools.partial(target.copy_, source)
@@ -140,8 +142,9 @@ def make_copy(block: Block, source: torch.Tensor, target: torch.Tensor) -> Calla
 class Loopback:
     """A TCP connection over loopback between the two ranks of an edge.
 
-    Both ranks of the edge create the connection at the same time; the constructor blocks until both
-    have. It raises OSError if the ranks cannot connect, for example on different machines.
+    Both ranks must create the connection at the same time; the constructor blocks until both have
+    created it. It raises OSError if the ranks cannot connect, for example because they are on
+    different machines.
     """
 
     def __init__(self, block: Block, ring: Ring, timeout_s: float, device: torch.device) -> None:
@@ -166,7 +169,7 @@ class Loopback:
         self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def make_step(self, outgoing: torch.Tensor, incoming: torch.Tensor) -> Callable[[], None]:
-        """Returns a function for this rank's part of one round trip.
+        """Returns a function that runs this rank's part of one round trip.
 
         The buffers must be uint8 tensors in host memory.
         """
@@ -189,7 +192,7 @@ class Loopback:
 
 
 def _accept(server: socket.socket, secret: bytes, timeout_s: float) -> socket.socket:
-    """Returns the connection to the peer that knows the secret, and closes all others."""
+    """Returns the connection to the peer that knows the secret, and closes any other connection."""
     while True:
         connection, _ = server.accept()
         connection.settimeout(timeout_s)
@@ -204,16 +207,16 @@ def _receive(connection: socket.socket, target: memoryview) -> None:
     while target:
         count = connection.recv_into(target)
         if count == 0:
-            raise ConnectionError("the other rank of the edge closed the loopback connection")
+            raise ConnectionError("the rank at the other end closed the loopback connection")
         target = target[count:]
 
 
 def time_steps(step: Callable[[], None], count: int) -> list[float]:
     """Runs steps on the current GPU, and returns the time of each step in ns.
 
-    The times come from CUDA events on the current stream. NCCL's ``wait`` returns when the work is
-    queued, and makes the current stream wait for it, so an event recorded afterwards has the time
-    at which the GPU was done.
+    The times come from CUDA events on the current stream. NCCL's ``wait`` returns as soon as the
+    work is queued, and makes the current stream wait for the work. An event recorded afterwards
+    therefore shows when the GPU was done.
     """
     events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
     events[0].record()
@@ -225,13 +228,13 @@ def time_steps(step: Callable[[], None], count: int) -> list[float]:
 
 
 def check_gpus(world_size: int) -> None:
-    """Checks that each rank on this machine has its own GPU."""
+    """Raises ArgumentError unless each rank on this machine can have a GPU of its own."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if world_size > count:
         others = "world_size=1, which measures copies in the GPU's memory, or " if count else ""
         raise ArgumentError(
-            'world_size must be at most the number of GPUs with comm_device="gpu", '
-            f"{count}, got {world_size}. NCCL rejects two ranks on one GPU. Pass "
+            f'world_size must be at most {count} (the number of GPUs) with comm_device="gpu", got '
+            f"{world_size}. NCCL does not allow two ranks on one GPU. Pass "
             f'{others}comm_device="cpu".'
         )
 
@@ -240,10 +243,10 @@ def place_of(local_rank: int) -> dict[str, Any]:
     """Returns the place of this rank's GPU, as JSON values.
 
     Returns:
-        A dictionary with ``host``, the same for all ranks of a machine; ``gpu``, the GPU's number
-        on the machine; ``name``; ``uuid``, the same for all ranks on this GPU; and ``peers``, the
-        GPUs of the machine whose memory this GPU can read, none if the environment forbids that to
-        NCCL.
+        A dictionary with the keys ``host`` (equal for all ranks on a machine), ``gpu`` (the GPU's
+        number on the machine), ``name``, ``uuid`` (equal for all ranks on this GPU) and ``peers``.
+        The peers are the machine's GPUs whose memory this GPU can read; the list is empty if the
+        environment forbids NCCL to use peer access.
     """
     forbidden = (
         os.environ.get("NCCL_P2P_DISABLE", "0") not in ("", "0")
@@ -268,13 +271,13 @@ def paths_between(ranks: Sequence[int], places: Sequence[Mapping[str, Any]]) -> 
 
     Args:
         ranks: the ring's ranks in order.
-        places: the result of ``place_of`` of every rank, by rank.
+        places: each rank's result of ``place_of``, in rank order.
 
     Returns:
-        The path of each edge ("0>1"): "p2p" if one GPU can read the other's memory, "host-staged"
-        if the data goes through the machine's memory, "network" if the other GPU is on another
-        machine, and "sockets, one GPU" if both ranks share a GPU (NCCL_HOSTID), so that no link is
-        measured.
+        The path of each edge (such as "0>1"): "p2p" if one GPU can read the other's memory,
+        "host-staged" if the data goes through the machine's memory, "network" if the GPUs are on
+        different machines, or "sockets, one GPU" if both ranks share a GPU (NCCL_HOSTID), so that
+        no link is measured.
     """
     paths = {}
     for src, dst in list_edges(ranks):
@@ -294,15 +297,15 @@ _LARGE_BYTES: Final = 2**24
 
 
 def measure(plan: Plan) -> dict[str, Any]:
-    """Measures a plan's blocks; recording must be on, because it provides the times.
+    """Measures the blocks of a plan.
 
-    Every rank of the default group calls it with the same plan, and is blocked until all have
-    measured.
+    Call it on every rank of the default group with the same plan; it blocks until all ranks have
+    measured. The run must be recorded, because the times come from the recording.
 
     Returns:
-        A dictionary with ``times_ns``, the times of a message in the steps that this rank timed, by
-        block (from CUDA events on a GPU); ``host``, the machine; ``interface``, the network
-        interface set for Gloo; and ``place``, the place of its GPU.
+        A dictionary with the keys ``times_ns`` (for each block, the times per message in the steps
+        that this rank timed, from CUDA events on a GPU), ``host``, ``interface`` (the network
+        interface set for Gloo, or None) and ``place`` (the place of the rank's GPU, or None).
     """
     recorder, ring = get_state().recorder, current_ring()
     assert recorder is not None
@@ -316,7 +319,7 @@ def measure(plan: Plan) -> dict[str, Any]:
 
 @contextmanager
 def not_recorded(recorder: Recorder) -> Iterator[None]:
-    """Removes the recorder's hooks during a with block."""
+    """Removes the recorder's hooks for the duration of a ``with`` block."""
     users = recorder.users
     for _ in range(users):
         torch_hooks.uninstall(recorder)
@@ -363,10 +366,10 @@ class _Meter:
         ]
 
     def _meet(self, share_s: float) -> float:
-        """Waits for all ranks; returns rank 0's time limit for the next block."""
+        """Waits for all ranks, and returns rank 0's time limit for the next block."""
         if self._ring.world_size == 1:
             return share_s
-        # without a device, NCCL guesses one from the rank
+        # if no device is given, NCCL guesses one from the rank
         dist.barrier(device_ids=[self._ring.local_rank] if self._gpu else None)
         share_s = min(share_s, self._plan.timeout_s / 4)
         told = torch.tensor([share_s], dtype=torch.float64, device=self._device)
@@ -393,7 +396,7 @@ class _Meter:
             self._times_ns[block] = found
 
     def _step_of(self, block: Block) -> Callable[[], None] | None:
-        """Returns a function for this rank's part of a step, or None if the rank has no part."""
+        """Returns a function that runs this rank's part of a step, or None if there is no part."""
         rank = self._ring.rank
         if (block.src >= 0 and rank not in (block.src, block.dst)) or (
             block.pattern == "copy" and rank != self._ring.ranks[0]
@@ -412,7 +415,7 @@ class _Meter:
         """Returns a step's send and receive buffers, with all of their pages touched."""
         size = block.size_bytes
         if len(self._buffers[0]) < size:
-            self._buffers = []  # free the smaller ones first
+            self._buffers = []  # free the smaller buffers first
             self._buffers = self._make_buffers(size)
         outgoing, incoming = (buffer[:size] for buffer in self._buffers)
         if block.pattern == "all_reduce":
@@ -429,7 +432,7 @@ class _Meter:
     ) -> Floats:
         """Runs ``count`` steps, and returns their times in ns.
 
-        If a name is given, each step is recorded as a span.
+        If ``name`` is given, each step is recorded as a span.
         """
         if self._gpu:
             return np.array(time_steps(step, count)) / parts_of(block)

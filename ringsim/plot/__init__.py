@@ -1,8 +1,8 @@
-"""Pictures of a trace, drawn with matplotlib.
+"""Draws pictures of traces with matplotlib.
 
-Drawing needs no torch, and runs apart from the code that records traces. Each file holds one kind
-of picture. A picture is drawn in three steps. First, its contents are computed (in ``bars`` and
+Drawing does not need torch, and is independent of the code that records traces. Each file draws one
+kind of picture, in three steps. First, the contents of the picture are computed (in ``bars`` and
 ``traffic``, without matplotlib), so that tests can count them. Then ``sheet`` sets the size of the
-figure, and ``rows`` divides the axes into lanes. Finally, the picture's own file draws, and
-``style`` adds the text around it.
+figure, and ``rows`` divides the axes into lanes. Finally, the picture's own file draws the
+contents, and ``style`` adds the text around them.
 """

@@ -1,17 +1,19 @@
-"""The bars of a timeline, computed before drawing.
+"""Computes the bars of a timeline.
 
-A bar is a period of an event's time in one state. It is in a lane of its rank's row: spans first,
-one lane per nesting depth, then sends and recvs::
+A bar is a period during which an event is in one state. It belongs to a lane in its rank's row. The
+lanes for spans, one per nesting depth, come first, followed by those for sends and recvs::
 
     rank 0   | forward                |        span, depth 0
              | attention | | mlp |             span, depth 1
                               ..======         send: posted, then blocked
                  ............//////===         recv: posted, late sender, transfer
 
-A collective takes both lanes of sends and recvs, because its rank does neither in the meantime.
+A collective takes up the lanes of both sends and recvs, because its rank does neither in the
+meantime.
 
-Bars that are too short for a pixel are added up, never omitted. Time is cut into slots one pixel
-wide, and a slot is drawn as small stacked bars, whose height is their share of its time::
+Bars that are shorter than a pixel are added up, never omitted. Time is cut into slots one pixel
+wide. Each slot is drawn as a stack of small bars, whose heights are their shares of the slot's
+time::
 
     100 % |                        lane
           |     _                  in slot 2, transfers take 60 % of the time and late senders 30 %
@@ -32,7 +34,7 @@ from ringsim.traces.events import COLLECTIVE, ERROR, MARK, NONE, RECV, SEND, SPA
 if TYPE_CHECKING:
     from ringsim.traces.value import Trace
 
-# the state of an operation's bar; spans have FIRST_SPAN and more
+# the states of operations' bars; spans have numbers from FIRST_SPAN
 (
     POSTED,
     TRANSFER,
@@ -49,12 +51,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Bars:
-    """The bars as columns: numpy arrays of equal length.
+    """Bars as columns, which are numpy arrays of equal length.
 
-    The first ``depths`` lanes are for spans; after them, sends, recvs and collectives have one
-    each. ``look`` is the state of the bar; a span has ``FIRST_SPAN`` plus the index of its label in
-    ``labels``, which are ascending, with -1 for no label. An unfinished bar ``is_open`` and lasts
-    to the end of the trace.
+    The first ``depths`` lanes are for spans, and the next three for sends, recvs and collectives.
+    ``look`` is the state of the bar; for a span, it is ``FIRST_SPAN`` plus the index of the span's
+    label in ``labels``, which ascend and contain -1 for spans without a label. ``is_open`` marks
+    unfinished bars, which last to the end of the trace.
     """
 
     rank: Ints
@@ -73,7 +75,7 @@ class Bars:
 
 
 def time_range(events: Events) -> tuple[int, int]:
-    """Returns the first and last time of a trace in ns; (0, 0) if it has no events."""
+    """Returns the first and the last time in a trace, in ns, or (0, 0) if it has no events."""
     if len(events) == 0:
         return 0, 0
     last = max(events.post_ns.max(), events.wait_ns.max(), events.done_ns.max())
@@ -83,7 +85,7 @@ def time_range(events: Events) -> tuple[int, int]:
 def make_bars(trace: Trace) -> Bars:
     """Cuts the events of a trace into bars.
 
-    Every event except a mark has at least one bar, which may have length 0.
+    Every event except a mark gets at least one bar, which may have length 0.
     """
     events = trace.events
     first, last = time_range(events)
@@ -105,7 +107,7 @@ def make_bars(trace: Trace) -> Bars:
     lane = np.select(
         [kind == SPAN, kind == SEND, kind == RECV], [depth[event], depths, depths + 1], depths + 2
     )
-    # In an edited file, an event may end before it began: it gets length 0, and no bar begins
+    # In an edited file, an event may end before it began. Its bar gets length 0, and no bar begins
     # before the first time.
     start = np.maximum(start, first)
     end = np.maximum(end, start)
@@ -115,9 +117,9 @@ def make_bars(trace: Trace) -> Bars:
 
 
 def _cut_operations(trace: Trace, end: Ints) -> list[tuple[Ints, Ints, Ints, int | Ints]]:
-    """Returns the bars for sends, recvs and collectives: (mask of events, starts, ends, look).
+    """Returns the bars for sends, recvs and collectives, as (mask of events, starts, ends, look).
 
-    ``end`` is the end of each event, or the end of the trace if it did not finish.
+    ``end`` is the end of each event, or the end of the trace for events that did not finish.
     """
     events, waits = trace.events, trace.waits
     post, wait, done = events.post_ns, events.wait_ns, events.done_ns
@@ -126,8 +128,8 @@ def _cut_operations(trace: Trace, end: Ints) -> list[tuple[Ints, Ints, Ints, int
     going = communicates & ~failed
     waited, finished = wait != NONE, done != NONE
     begin = np.where(waited, wait, post)
-    # a finished operation without a wait is posted all the time; if it was done immediately, its
-    # bar has length 0, so that it is counted
+    # a finished operation without a wait counts as posted all the time; if it was done immediately,
+    # it still gets a bar of length 0, so that it is counted
     posted = communicates & np.where(waited, wait > post, finished & ~failed)
     blocked = going & waited & finished
     matched = np.zeros(len(events), dtype=bool)
@@ -147,10 +149,10 @@ def _cut_operations(trace: Trace, end: Ints) -> list[tuple[Ints, Ints, Ints, int
 
 
 def _find_depths(events: Events, done: Ints) -> tuple[Ints, int]:
-    """Returns the lane of each span and the number of lanes.
+    """Returns the lane of each span, and the number of lanes.
 
-    The lane is the number of open spans of the same thread at its start. Threads are below each
-    other.
+    A span's lane is the number of open spans on the same thread at its start. The lanes of
+    different threads are below each other.
     """
     depth, spans = np.zeros(len(events), dtype=np.int64), np.flatnonzero(events.kind == SPAN)
     if len(spans) == 0:
@@ -158,15 +160,15 @@ def _find_depths(events: Events, done: Ints) -> tuple[Ints, int]:
     last = time_range(events)[1]
     both = events.thread[spans].astype(np.int64) + (events.rank[spans].astype(np.int64) << 32)
     threads, thread = np.unique(both, return_inverse=True)
-    # to avoid an overflow if a trace lasts for centuries
+    # avoids an overflow if a trace lasts for centuries
     coarser = max((len(threads) * (last + 1)).bit_length() - 62, 0)
-    # Each thread comes after the previous one, so that all are counted in one pass.
+    # Shift each thread's times behind those of the previous thread, so that one pass counts all.
     start, end = (np.stack([events.post_ns[spans], done[spans]]) >> coarser) + thread * (
         (last >> coarser) + 1
     )
     order = np.lexsort((-end, start))
     start, end, thread = start[order], end[order], thread[order]
-    # spans of length 0 open no lane: on a virtual clock, many may have the same time
+    # spans of length 0 open no lane, because on a virtual clock many may have the same time
     lasting = end > start
     opened = np.cumsum(lasting) - lasting
     closed = np.searchsorted(np.sort(end[lasting]), start, side="right")
@@ -174,7 +176,7 @@ def _find_depths(events: Events, done: Ints) -> tuple[Ints, int]:
     lanes = np.zeros(len(threads), dtype=np.int64)
     np.maximum.at(lanes, thread, own + 1)
     above = np.cumsum(lanes) - lanes
-    # from the first thread of its rank on
+    # count only the lanes of threads on the same rank
     above -= above[np.searchsorted(threads >> 32, threads >> 32)]
     depth[spans[order]] = above[thread] + own
     return depth, int((above + lanes).max())
@@ -189,9 +191,9 @@ LEAST_HEIGHT: Final = 0.2
 class Merged(NamedTuple):
     """The sums of short bars.
 
-    The columns have one row for each (rank, lane, slot, look) that occurs; if several ranks share a
-    row, ``rank`` is the first of them. The bars take ``share`` of the slot's time, and are drawn
-    from ``low`` to ``high``, as shares of the lane's height.
+    The columns have one entry for each (rank, lane, slot, look) that occurs. If several ranks share
+    a row, ``rank`` is the first of these ranks. The bars take up ``share`` of the slot's time, and
+    are drawn from ``low`` to ``high``, both as shares of the lane's height.
     """
 
     rank: Ints
@@ -206,9 +208,9 @@ class Merged(NamedTuple):
 def merge(
     bars: Bars, which: Ints, first_ns: int, slot_ns: float, ranks: int, world_size: int
 ) -> Merged:
-    """Adds up a mask's bars in slots of ``slot_ns``, starting at ``first_ns``.
+    """Adds up the selected bars in slots of ``slot_ns``, starting at ``first_ns``.
 
-    If a row has several ``ranks``, ``share`` refers to the time of all of them.
+    If a row combines several ``ranks``, ``share`` refers to the time of all these ranks.
     """
     start, end = (bars.start_ns - first_ns) / slot_ns, (bars.end_ns - first_ns) / slot_ns
     first = np.floor(start).astype(np.int64)
@@ -229,9 +231,9 @@ def merge(
 
 
 def _stack(columns: Ints, share: Ints, least: float) -> tuple[Ints, Ints]:
-    """Stacks the bars of each slot, each at least ``least`` high, as (low, high).
+    """Stacks the bars of each slot, each at least ``least`` high, and returns their (low, high).
 
-    If a stack is higher than the lane, it shrinks to fit.
+    A stack that is higher than the lane is shrunk to fit.
     """
     begins = np.append(True, np.diff(columns[:3], axis=1).any(axis=0))[: len(share)]
     stack = np.cumsum(begins) - 1
@@ -248,9 +250,9 @@ MOST_ARROWS: Final = 160
 def choose_messages(trace: Trace, ranks: int = 1) -> Ints:
     """Chooses the messages that get an arrow.
 
-    These are all messages whose recv is done, or at most ``MOST_ARROWS`` of them, evenly in time
-    and equally many for each way. A way leads from one row to another, and a row has ``ranks``
-    ranks; a message within a row gets no arrow.
+    These are the messages whose recv is done. If there are more than ``MOST_ARROWS``, the choice is
+    spread evenly over time and over the pairs of rows. A row combines ``ranks`` ranks, and messages
+    within a row get no arrow.
     """
     messages, events = trace.messages, trace.events
     src, dst = messages.src.astype(np.int64) // ranks, messages.dst // ranks
@@ -261,10 +263,11 @@ def choose_messages(trace: Trace, ranks: int = 1) -> Ints:
     _, ways, sizes = np.unique(ends, return_inverse=True, return_counts=True)
     in_time = done[np.lexsort((events.post_ns[messages.send[done]], ways))]
     each = max(MOST_ARROWS // len(sizes), 1)
-    # The ways are shifted against each other, because arrows at the same time would form a line.
+    # The choices for different pairs of rows are shifted in time; otherwise the arrows would line
+    # up.
     turns = np.arange(each) + (np.arange(len(sizes)) * 0.618 % 1)[:, None]
     chosen = np.unique(
         (turns * sizes[:, None] / each).astype(np.int64) + (np.cumsum(sizes) - sizes)[:, None]
     )
-    # if there are more ways than arrows, take every n-th
+    # if there are more pairs of rows than arrows, take every n-th message
     return np.sort(in_time[chosen[:: -(-len(chosen) // MOST_ARROWS)]])

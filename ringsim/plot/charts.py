@@ -1,11 +1,11 @@
-"""Charts of bandwidth by message size, and of stage utilization in a generation ring.
+"""Draws charts of bandwidth against message size, and of stage use in a generation ring.
 
-A chart of bandwidths has a curve for each pattern, backend and edge, interrupted at sizes where one
-alpha-beta line does not fit. For a trace, every message is a point. On machines without a GPU,
-published NCCL figures are drawn next to the measurement: every figure has its source, a public
-discussion. Most sources give the bandwidth of large messages, few the times of single sizes, and
-the chart fills in no values in between. ``sendrecv_perf`` of nccl-tests sends and receives at the
-same time on every rank, so compare its figures with the pattern "exchange" and not with "pingpong".
+A bandwidth chart has a curve for each pattern, backend and edge. A curve is interrupted where one
+alpha-beta line does not fit. For a trace, each message is a point. If NCCL was not measured,
+published NCCL figures are drawn next to the measurement, each with its source, a public discussion.
+Most sources state the bandwidth of large messages, and a few the times for single sizes; the chart
+does not interpolate between them. nccl-tests' ``sendrecv_perf`` sends and receives at the same time
+on every rank, so compare its figures with the pattern "exchange", not with "pingpong".
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ __all__ = [
     "plot_inner_iterations",
 ]
 
-SIZE_INCHES: Final = (6.6, 3.6)  # of the upper panel
+SIZE_INCHES: Final = (6.6, 3.6)  # the size of the upper panel
 MOST_NAMED: Final = 3  # the most measurements in the title
 
 
@@ -63,28 +63,29 @@ def plot_bandwidth(
     ax: Axes | None = None,
     **look: Unpack[Style],
 ) -> Axes:
-    """Draws bandwidth against message size, and below it time against message size.
+    """Draws bandwidth against message size, and time against message size below it.
 
-    A table of bandwidths is drawn as medians with their p10-p90 band, the alpha-beta line through
-    them, and the ceilings of the machine. A curve is interrupted at sizes where one line does not
-    fit (``ringsim.traces.bandwidths`` has the rule). If the table has messages without NCCL,
-    published NCCL figures are drawn next to them, dashed, with their source.
+    A table of bandwidths is drawn as medians with a band from p10 to p90, the alpha-beta line
+    through the medians, and the machine's ceilings. A curve is interrupted where one line does not
+    fit (``ringsim.traces.bandwidths`` explains the rule). If the table contains messages but no
+    NCCL measurements, published NCCL figures are drawn next to them as dashed lines, with their
+    sources.
 
-    For a trace, every message is a point: its size, and the time from the later post to the
-    arrival. Open points are lower bounds, because the receiver began to wait later. For more than
-    12 messages of one size, the median is drawn, with a line from p10 to p90.
+    For a trace, each message is a point, at its size and the time from the later post to the
+    arrival. Open points are lower bounds, because the receiver began to wait late. If there are
+    more than 12 messages of one size, their median is drawn, with a line from p10 to p90.
 
     Args:
         trace: a trace, or a table of bandwidths.
-        curve: a measured table, drawn behind the messages of a trace.
-        published: whether to draw published figures; ``compact`` also omits them.
-        ax: the axes for the upper panel, with the lower panel below them; None creates a new
-            figure.
-        **look: the size, theme and other options of the new figure, see
+        curve: a measured table to draw behind the messages of a trace, or None.
+        published: whether to draw published figures; ``compact`` pictures always omit them.
+        ax: the axes for the upper panel, below which the lower panel is added, or None to create a
+            new figure.
+        **look: the style of the new figure, such as its size and theme; see
             `ringsim.traces.display.Style`.
 
     Returns:
-        The axes of the upper panel; the lower panel is its child.
+        The axes of the upper panel. The lower panel is a child of these axes.
 
     Example:
         >>> import matplotlib
@@ -111,9 +112,9 @@ def plot_bandwidth(
 
 
 def bandwidth_png(table: Bandwidths) -> bytes:
-    """Draws a table's chart for a notebook.
+    """Draws the chart of a table for a notebook.
 
-    The PNG has 100 pixels per inch, and contains the table's description.
+    The PNG has 100 pixels per inch, and contains a description of the table.
     """
     return sheet.picture_png([_table_picture(table, published=True)], table.describe())
 
@@ -131,7 +132,7 @@ def _draw_table(table: Bandwidths, ax: Axes, *, published: bool) -> None:
     of_messages = all(one.bus_factor == 1 for one in curves)
     if published and curves and of_messages and all(one.backend != "nccl" for one in curves):
         labels += _draw_published(panels)
-        # dashed lines have their sources next to them
+        # only the times need a note, because the bandwidths' sources are written next to the lines
         points = {figure.link: figure.source for figure in FIGURES if figure.latency_us is not None}
         cited = "; ".join(f"{link} ({source})" for link, source in points.items())
         notes.append(f"Published times: {cited}.")
@@ -153,8 +154,8 @@ def _draw_trace(trace: Trace, table: Bandwidths | None, ax: Axes) -> None:
     panels = _add_panels(ax, sizes if len(sizes) else np.array([2**10, 2**20]))
     labels, handles = _draw_curves(curves, panels, name_half=False), _curve_legend(curves)
     colour = pen(str(trace.metadata.get("backend") or "")).colour
-    handles += _draw_messages(found, False, "watched from the start", colour, panels)
-    handles += _draw_messages(found, True, "waited for later: a lower bound", colour, panels)
+    handles += _draw_messages(found, False, "waited for from the start", colour, panels)
+    handles += _draw_messages(found, True, "waited for late (a lower bound)", colour, panels)
     _write_labels(ax, labels)
     notes = [f"Lines: {footer(table.metadata)}.", *_fit_notes(curves)] if table is not None else []
     notes += _left_out(found)
@@ -165,7 +166,7 @@ def _draw_trace(trace: Trace, table: Bandwidths | None, ax: Axes) -> None:
 def _draw_messages(
     found: Achieved, is_bound: bool, words: str, colour: str, panels: _Panels
 ) -> list[Line2D]:
-    """Draws the messages of one kind as dots or quantiles, and returns the legend's entries."""
+    """Draws the messages of one kind as dots or quantiles, and returns the legend entries."""
     look: dict[str, Any] = {
         "color": colour, "markerfacecolor": "none" if is_bound else colour, "marker": "o",
         "markersize": 5,
@@ -178,7 +179,7 @@ def _draw_messages(
         dots = found.size_bytes[few], found.gb_per_s[few], found.time_us[few]
         handles.append(panels.plot(*dots, label=f"a message, {words}", gid=gid, **look))
     for some in many:
-        # next to the messages of the other kind
+        # shifted, so that the two kinds of messages are next to each other
         size = np.median(found.size_bytes[some]) * (1.05 if is_bound else 0.95)
         low, middle, high = (
             np.quantile((found.gb_per_s[some], found.time_us[some]), share, axis=1)
@@ -186,13 +187,13 @@ def _draw_messages(
         )
         line: Any = {"color": colour, "linewidth": 1.6, "zorder": 5, "gid": f"{gid} p10-p90"}
         panels.plot([size, size], *zip(low, high, strict=True), **line)
-        label = f"more than {MOST_DOTS} messages of a size, {words}: median, p10 to p90"
+        label = f"over {MOST_DOTS} messages of one size, {words}: median, p10 to p90"
         median = panels.plot(size, *middle, label=label, gid=f"{gid} median", **look)
     return [*handles, median] if many else handles
 
 
 def _message(curves: Sequence[Curve]) -> tuple[str, str]:
-    """Returns the title and the subtitle of the chart."""
+    """Returns the chart's title and subtitle."""
     slowest = [_slowest(edges) for edges in _group(curves).values()]
     if not slowest:
         return "No backend was measured", ""
@@ -207,14 +208,14 @@ def _message(curves: Sequence[Curve]) -> tuple[str, str]:
         f"{curve.label}: {first} take {time_text(curve.latency_us[0] * 1e3)}, {last} reach "
         f"{curve.gb_per_s[-1]:.3g} GB/s"
     )
-    subtitle = "each point is a median; the line is fitted with two numbers, alpha and beta"
+    subtitle = "each point is a median; two numbers, alpha and beta, describe the fitted line"
     link = curve.regimes[-1].link
     if len(curve.regimes) == 1 and link is not None and _is_sure(link):
         half = link.n_half_bytes
         if curve.size_bytes[0] < half < curve.size_bytes[-1]:
             subtitle = (
-                f"below n½ = {bytes_text(round(half))} most of the time is the fixed cost "
-                "of a message, alpha"
+                f"below n½ = {bytes_text(round(half))}, most of the time is the fixed cost "
+                "per message, alpha"
             )
     return title, subtitle
 
@@ -225,9 +226,9 @@ def _counts(curves: Sequence[Curve]) -> list[str]:
         return []
     low, high = min(counts), max(counts)
     if all(curve.kind == "simulated" for curve in curves):
-        return ["One message of each size, because repetitions do not differ on a virtual clock."]
+        return ["One message per size, because repetitions do not differ on a virtual clock."]
     many = f"{low:,}" if low == high else f"{low:,} to {high:,}"
-    return [f"Medians of n = {many} repetitions of each size, without warm-up."]
+    return [f"Medians of n = {many} repetitions per size, without the warm-up."]
 
 
 def _circumstances(metadata: dict[str, Any]) -> list[str]:
@@ -237,7 +238,7 @@ def _circumstances(metadata: dict[str, Any]) -> list[str]:
         parts.append(f"sockets over {metadata['interface']}")
     if metadata.get("paths"):
         paths = ", ".join(f"{edge}: {path}" for edge, path in metadata["paths"].items())
-        parts.append(f"between the GPUs {paths}")
+        parts.append(f"paths between the GPUs: {paths}")
     if len(metadata.get("load") or ()) == 2:
         parts.append("load average {:.1f} before and {:.1f} after".format(*metadata["load"]))
     text = "; ".join(parts)
@@ -260,7 +261,7 @@ def _trace_message(found: Achieved, trace: Trace) -> tuple[str, str]:
 
 def _left_out(found: Achieved) -> list[str]:
     why = {
-        ": NCCL reports the end of queueing, not of the transfer": found.queued,
+        " (NCCL reports when a message was queued, not when it arrived)": found.queued,
         " of 0 bytes": found.empty,
         " that never arrived": found.unfinished,
     }
@@ -274,10 +275,7 @@ def _left_out(found: Achieved) -> list[str]:
 
 @dataclass(frozen=True)
 class Pen:
-    """The look of a backend in every chart.
-
-    The look consists of a name, the colours of lines and text, and a line style.
-    """
+    """The look of a backend in all charts: a name, colours for lines and text, and a line style."""
 
     name: str
     colour: str
@@ -295,18 +293,18 @@ PENS: Final = {
 
 
 def pen(backend: str) -> Pen:
-    """Returns the look of a backend, even of a user's own backend."""
+    """Returns the look of a backend, which may be a user's own."""
     return PENS.get(backend, Pen(backend or "unknown backend", PURPLE, "#96527D"))
 
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """The measurements of one link, sorted by ascending message size.
+    """The measurements of one link, in ascending order of message size.
 
-    The columns are numpy arrays of equal length; bands have shape (2, n) with p10 and p90. ``src``
-    and ``dst`` are global ranks, or -1 if all ranks take part; ``gb_per_s`` is the bus bandwidth; a
-    median is over ``n`` messages. ``on_one_gpu`` marks ranks that share a GPU and take turns, so
-    the curve describes no link.
+    The columns are numpy arrays of equal length; bands have the shape (2, n), with p10 and p90.
+    ``src`` and ``dst`` are global ranks, or -1 if all ranks take part. ``gb_per_s`` is the bus
+    bandwidth. Each median is over ``n`` messages. ``on_one_gpu`` marks ranks that share a GPU and
+    take turns, so that the curve does not describe a link.
     """
 
     pattern: str
@@ -324,7 +322,7 @@ class Curve:
 
     @property
     def backend_name(self) -> str:
-        """The backend's name, with a note if ranks share one GPU."""
+        """The backend's name, followed by a remark if the ranks share one GPU."""
         name = pen(self.backend).name
         return f"{name} over {ONE_GPU}" if self.on_one_gpu and self.backend == "nccl" else name
 
@@ -335,7 +333,7 @@ class Curve:
 
     @property
     def name(self) -> str:
-        """The backend, pattern and edge, for notes."""
+        """The backend, pattern and edge, for use in notes."""
         edge = f" {self.src} -> {self.dst}" if self.src >= 0 and self.dst >= 0 else ""
         return (
             f"{self.backend_name} {self.pattern}{edge}"
@@ -344,14 +342,14 @@ class Curve:
 
     @property
     def label(self) -> str:
-        """The backend, and the pattern unless it is pingpong, for titles."""
+        """The backend, and any pattern other than "pingpong", for use in titles."""
         if self.pattern == "pingpong":
             return self.backend_name
         return f"{self.backend_name} {self.pattern}"
 
     @property
     def bus_factor(self) -> float:
-        """The bus bandwidth divided by the algorithm bandwidth; 1 for a message."""
+        """The bus bandwidth divided by the algorithm bandwidth, which is 1 for messages."""
         return float(
             np.round(np.median(self.gb_per_s * self.latency_us / self.size_bytes * 1e3), 4)
         )
@@ -367,7 +365,7 @@ class Curve:
 
     @cached_property
     def regimes(self) -> list[Regime]:
-        """The size ranges, each with one fitted line whose times are in seconds."""
+        """The ranges of sizes, each with one fitted line; the line's times are in seconds."""
         low, high = (
             np.where(np.isnan(self.latency_band_us), self.latency_us, self.latency_band_us) * 1e-6
         )
@@ -375,7 +373,7 @@ class Curve:
 
 
 def make_curves(table: Bandwidths) -> list[Curve]:
-    """Creates the curves of a table, in the table's order.
+    """Returns the curves of a table, in the table's order.
 
     Zeros are omitted, because a logarithmic axis cannot show them.
     """
@@ -393,7 +391,7 @@ def make_curves(table: Bandwidths) -> list[Curve]:
             _, first = np.unique(mine["size_bytes"][rows], return_index=True)
             column = {name: values[rows[first]] for name, values in mine.items()}
             pattern, backend, src, dst = key
-            if src >= 0:  # for a message, both bandwidths are the same, and one may be missing
+            if src >= 0:  # for messages, both bandwidths are equal, and one may be missing
                 column["busbw_gb_per_s"] = column["algbw_gb_per_s"]
             factor = column["busbw_gb_per_s"] / column["algbw_gb_per_s"]
             curves.append(
@@ -413,14 +411,14 @@ OTHER_MARKER: Final = "P"
 FIT_LINE: Final = (0, (4, 2))
 NOT_MEASURED_LINE: Final = (0, (3, 2))
 MOST_NOTES: Final = 3
-MOST_ERROR: Final = 0.25  # of alpha
+MOST_ERROR: Final = 0.25  # as a share of alpha
 Groups = dict[tuple[str, str, str], list[Curve]]
 
 
 def _group(curves: Sequence[Curve]) -> Groups:
-    """Groups the curves without ceilings by (backend, pattern, kind).
+    """Groups the curves, except ceilings, by (backend, pattern, kind).
 
-    Each group has the edges of one measurement.
+    Each group contains the edges of one measurement.
     """
     groups: Groups = {}
     for curve in curves:
@@ -430,16 +428,16 @@ def _group(curves: Sequence[Curve]) -> Groups:
 
 
 def _slowest(edges: Sequence[Curve]) -> Curve:
-    """Returns the edge on which the largest message takes longest."""
+    """Returns the edge on which the largest message takes the longest time."""
     return max(edges, key=lambda curve: curve.latency_us[-1])
 
 
 def _draw_curves(
     curves: Sequence[Curve], panels: _Panels, *, name_half: bool = True
 ) -> list[Label]:
-    """Draws all curves, and names n½ if there is a single measurement.
+    """Draws all curves, and labels n½ if there is only one measurement.
 
-    Returns the labels at the right edge.
+    Returns the labels to write at the right edge.
     """
     labels: list[Label] = []
     for curve in curves:
@@ -470,7 +468,7 @@ def _draw_curves(
 
 
 def _curve_legend(curves: Sequence[Curve]) -> list[Any]:
-    """Returns the legend's entries, except for backends, which are labelled next to their lines."""
+    """Returns the legend entries; backends have none, because they are labelled at their lines."""
     groups = _group(curves)
     if not groups:
         return []
@@ -492,9 +490,9 @@ def _curve_legend(curves: Sequence[Curve]) -> list[Any]:
 
 
 def _fit_notes(curves: Sequence[Curve]) -> list[str]:
-    """Returns notes on the fits, for the slowest edge if there are several.
+    """Returns notes about the fits; if there are several edges, about the slowest.
 
-    If a curve is interrupted, a note explains this.
+    If any curve is interrupted, a note explains why.
     """
     notes = []
     for edges in list(_group(curves).values())[:MOST_NOTES]:
@@ -519,15 +517,15 @@ def _fit_notes(curves: Sequence[Curve]) -> list[str]:
 
 
 def _is_sure(link: Link) -> bool:
-    """Returns whether a fit's alpha is exact enough to derive n½ from it."""
+    """Returns whether a fit's alpha is exact enough for computing n½."""
     return not link.alpha_error_s > MOST_ERROR * link.alpha_s
 
 
 def link_text(link: Link) -> str:
-    """Returns a fit as text: alpha, 1 / beta and n½, with standard errors if known."""
+    """Returns a text with a fit's alpha, 1 / beta and n½, and their standard errors if known."""
     alpha = f"alpha = {_with_error(link.alpha_s * 1e6, link.alpha_error_s * 1e6)} µs"
     if not link.beta_s_per_byte:
-        return f"{alpha}, no cost that grows with the size"
+        return f"{alpha}, no cost that grows with size"
     relative = link.beta_error_s_per_byte / link.beta_s_per_byte
     rate = (
         f"1/beta = {_with_error(link.bandwidth_gb_per_s, link.bandwidth_gb_per_s * relative)} GB/s"
@@ -546,7 +544,7 @@ def _with_error(value: float, error: float) -> str:
 def _draw_edge(curve: Curve, panels: _Panels, *, alone: bool) -> None:
     """Draws the medians of one edge, separately for each regime.
 
-    If there is only one edge, its band is also drawn.
+    If the edge is the only one, its band is also drawn.
     """
     look, name = pen(curve.backend), f"{curve.backend} {curve.pattern} {curve.src}>{curve.dst}"
     for part in curve.parts:
@@ -565,9 +563,9 @@ def _draw_edge(curve: Curve, panels: _Panels, *, alone: bool) -> None:
 
 
 def _draw_fit(curve: Curve, panels: _Panels, *, name: bool) -> None:
-    """Draws each regime's line, and marks n½ if it is within the regime's range of sizes.
+    """Draws each regime's line, and marks n½ if it is within the regime's sizes.
 
-    ``name`` adds the label of n½.
+    If ``name`` is True, n½ is also labelled.
     """
     for regime in curve.regimes:
         link = regime.link
@@ -619,29 +617,29 @@ TICK_POINTS: Final = 36  # the room for one tick label
 
 
 class _Panels(NamedTuple):
-    """Two panels with a common size axis: bandwidths above, times below."""
+    """Two panels that share an axis of sizes, with bandwidths above and times below."""
 
     rates: Axes
     times: Axes
 
     def plot(self, sizes: Any, gb_per_s: Any, time_us: Any, **look: Any) -> Line2D:
-        """Draws into both panels, and returns the line of the lower one, for a legend."""
+        """Draws into both panels, and returns the lower panel's line for use in a legend."""
         self.rates.plot(sizes, gb_per_s, **look)
         (line,) = self.times.plot(sizes, time_us, **look)
         return line
 
 
 def _add_panels(ax: Axes, sizes: Any) -> _Panels:
-    """Adds the time panel below the axes.
+    """Adds the panel of times below the axes.
 
-    Ticks are at every power of two, or at every second or third power, and so on.
+    Ticks are at every power of two or, if there is little room, at every second, third ... power.
     """
     below = ax.inset_axes((0, -BELOW, 1, BELOW - GAP), sharex=ax)
     low, high = math.floor(math.log2(sizes.min())), math.ceil(math.log2(sizes.max()))
     step = max(
         1, -(-(high - low + 1) // min(MOST_TICKS, int(style.points(ax)[0] // TICK_POINTS) + 1))
     )
-    for panel, label in ((ax, "bandwidth, GB/s"), (below, "time of a message")):
+    for panel, label in ((ax, "bandwidth, GB/s"), (below, "time per message")):
         panel.set_xscale("log", base=2)
         panel.set(ylabel=label, yscale="log")
         panel.grid(color=style.FAINT, linewidth=0.6)
@@ -654,7 +652,7 @@ def _add_panels(ax: Axes, sizes: Any) -> _Panels:
     ax.yaxis.set_major_formatter(lambda value, _: f"{value:.12f}".rstrip("0").rstrip("."))
     below.yaxis.set_major_formatter(lambda value, _: time_text(value * 1e3))
     ax.tick_params(labelbottom=False)
-    below.set_xlabel("size of a message")
+    below.set_xlabel("message size")
     return _Panels(ax, below)
 
 
@@ -663,10 +661,10 @@ OFFSET_POINTS: Final = 12.0
 
 
 def spread(heights: Sequence[float], least: float) -> list[float]:
-    """Returns heights in the same order, shifted so that they are at least ``least`` apart."""
+    """Returns the heights in the same order, moved so that they are at least ``least`` apart."""
     order = np.argsort(heights, kind="stable")
     steps = least * np.arange(len(order))
-    # these must not decrease: they are pushed up and down, and the results are averaged
+    # these must not decrease, so push them up and down, and average the two results
     apart = np.asarray(heights, dtype=np.float64)[order] - steps
     pushed = np.maximum.accumulate(apart) + np.minimum.accumulate(apart[::-1])[::-1]
     places = np.empty(len(order))
@@ -675,7 +673,7 @@ def spread(heights: Sequence[float], least: float) -> list[float]:
 
 
 def _write_labels(ax: Axes, labels: Sequence[Label]) -> None:
-    """Writes labels to the right of axes that already have their final size and range."""
+    """Writes labels to the right of axes, which must have their final size and range."""
     to_points = 72 / ax.figure.dpi
     heights = [
         ax.transData.transform((ax.get_xlim()[1], height))[1] * to_points for height, _, _ in labels
@@ -694,9 +692,9 @@ def _write_labels(ax: Axes, labels: Sequence[Label]) -> None:
 
 # -- bandwidths of the messages of a trace
 
-# as a share of a message's time: if more of it was unwatched, the bandwidth is a lower bound
+# if a larger share of a message's time passed before the wait, the bandwidth is a lower bound
 LATE: Final = 0.05
-# messages of one size that are drawn one by one; for more, quantiles replace the dots
+# the most messages of one size to draw as dots; if there are more, quantiles replace the dots
 MOST_DOTS: Final = 12
 MOST_SIZES: Final = 64
 
@@ -706,10 +704,10 @@ class Achieved:
     """Times and bandwidths of the messages that arrived, as numpy arrays of equal length.
 
     A message's time is from the later post to the end of the receiver's wait. If the receiver began
-    to wait later, the message may have arrived in between, so its bandwidth ``is_bound``, a lower
-    bound. Omitted are messages of 0 bytes, which have no bandwidth (``empty``), those that never
-    arrived (``unfinished``), and those of NCCL (``queued``), where a wait ends when the operation
-    is queued on the GPU.
+    to wait late, the message may have arrived earlier, so its bandwidth is a lower bound
+    (``is_bound``). Three kinds of messages are left out and only counted: messages of 0 bytes,
+    which have no bandwidth (``empty``), messages that never arrived (``unfinished``), and NCCL
+    messages (``queued``), because an NCCL wait ends when the operation is queued on the GPU.
     """
 
     size_bytes: Any
@@ -727,8 +725,8 @@ class Achieved:
     def split(self, is_bound: bool) -> tuple[Ints, list[Ints]]:
         """Splits the rows of one kind by size.
 
-        Returns the rows of sizes with few messages, and a list with the rows of each size with
-        many. If there are many sizes, those within a factor of 2**(1/4) count as one.
+        Returns the rows for sizes with few messages, and for each size with many messages a list of
+        its rows. If there are many sizes, sizes within a factor of 2**(1/4) count as one.
         """
         here = np.flatnonzero(self.is_bound == is_bound)
         sizes = self.size_bytes[here]
@@ -743,7 +741,7 @@ class Achieved:
 
 
 def achieved(trace: Trace) -> Achieved:
-    """Computes the times and bandwidths of the messages of a trace."""
+    """Computes the times and bandwidths of the messages in a trace."""
     events, messages = trace.events, trace.messages
     send, recv = messages.send, messages.recv
     start, end, watched = (
@@ -767,7 +765,7 @@ def achieved(trace: Trace) -> Achieved:
 
 # -- published figures
 
-# share of the chart's width, at the right, for figures of "large" messages
+# the share of the chart's width, at the right edge, for figures about "large" messages
 PUBLISHED_SHARE: Final = 0.12
 PUBLISHED_LOOK: Final[dict[str, Any]] = {
     "color": PENS["nccl"].colour, "linestyle": (0, (3, 2)), "marker": "s", "markersize": 4.5,
@@ -778,8 +776,8 @@ PUBLISHED_LOOK: Final[dict[str, Any]] = {
 def _draw_published(panels: _Panels) -> list[Label]:
     """Draws the published figures.
 
-    Times are points, and bandwidths of large messages are dashes at the right edge. Returns the
-    labels of the dashes.
+    Times are drawn as points, and bandwidths of large messages as dashes at the right edge. Returns
+    the labels of the dashes.
     """
     ax, below = panels
     ink, labels = pen("nccl").ink, []
@@ -803,7 +801,7 @@ def _draw_published(panels: _Panels) -> list[Label]:
             zorder=3,
             **PUBLISHED_LOOK,
         )
-        beside = len(shown) == 1  # several points have their label below
+        beside = len(shown) == 1  # the label of several points is below them
         style.write_beside(
             below, link, shown[0], (7, 0) if beside else (-3, -6), where="data",
             va="center" if beside else "top", color=ink,
@@ -826,8 +824,10 @@ _LINES: Final[tuple[tuple[bool, str, str, str, Any], ...]] = (
 class MeasuredUse(NamedTuple):
     """A measured point.
 
-    It has the number of inner iterations, whether messages were asynchronous, and the share of
-    time in which stages worked.
+    Attributes:
+        num_inner_iterations: the number of inner iterations.
+        async_comm: whether messages were asynchronous.
+        use: the share of the time in which stages worked.
     """
 
     num_inner_iterations: int
@@ -843,21 +843,21 @@ def plot_inner_iterations(
     ax: Axes | None = None,
     **look: Unpack[Style],
 ) -> Axes:
-    """Draws a stage's share of busy time while decoding, by inner iterations.
+    """Draws how busy a stage is while decoding, against the number of inner iterations.
 
-    Lines are the closed forms (``steady_use``), filled points are measurements. A cross at 0 marks
-    a setting with which the ring never finishes.
+    Lines show the closed forms (``steady_use``), and filled points show measurements. A cross at 0
+    marks a setting with which the ring never finishes.
 
     Args:
         num_stages: the number of stages, at least 2.
         measured: the measured points, if any.
-        metadata: the metadata of a measured trace, for the last line.
-        ax: the axes to draw on; None creates a new figure.
-        **look: the size, theme and other options of the new figure, see
+        metadata: the metadata of a measured trace, for the last line of text, or None.
+        ax: the axes to draw on, or None to create a new figure.
+        **look: the style of the new figure, such as its size and theme; see
             `ringsim.traces.display.Style`.
 
     Returns:
-        The axes. Call ``ax.figure.savefig(...)`` to write them.
+        The axes. Call ``ax.figure.savefig(...)`` to save the figure.
 
     Example:
         >>> import matplotlib
@@ -900,8 +900,8 @@ def _draw_use(
         handles.append(style.entry("filled: measured", linestyle="none", marker="o", markersize=5))
     handles.append(style.entry("never ends", linestyle="none", marker="x", markersize=7))
     ax.set(
-        xlabel="inner iterations: batches in flight",
-        ylabel="share of time in which a stage works",
+        xlabel="inner iterations (batches in flight)",
+        ylabel="share of the time in which a stage works",
         xlim=(0.6, 2 * num_stages + 0.4),
         ylim=(-0.04, 1.06),
     )
@@ -913,8 +913,8 @@ def _draw_use(
         ax,
         f"With {num_stages} stages, {num_stages} batches in flight keep all of them busy",
         subtitle=(
-            f"fewer leave stages idle; more jam the ring: synchronous from {num_stages + 1}, "
-            f"asynchronous from {2 * num_stages}"
+            f"fewer leave stages idle; {num_stages + 1} or more (asynchronous: {2 * num_stages}) "
+            "jam the ring"
         ),
         metadata=metadata or {"source": "closed forms; nothing was run"},
         handles=handles,

@@ -1,4 +1,4 @@
-"""The byte matrix for many ranks."""
+"""Draws the matrix of bytes between ranks, for runs with many ranks."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from ringsim.traces.units import bytes_text
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MOST_CELLS: Final = 256  # per side; more cells would be smaller than a pixel
-MOST_OUTLINES: Final = 64  # the most ranks for which the cell of an unused group is visible
+MOST_CELLS: Final = 256  # cells per side; more would be smaller than a pixel
+MOST_OUTLINES: Final = 64  # with more ranks, the outlines of cells would be invisible
 
 
 def draw_matrix(traffic: Traffic, ax: Axes) -> list[str]:
     """Draws the bytes sent between each pair of ranks, on a logarithmic colour scale.
 
-    Returns the notes below the picture.
+    Returns the notes to write below the picture.
     """
     ranks = traffic.trace.world_size
-    shared = -(-ranks // MOST_CELLS)  # ranks per side of a cell
+    shared = -(-ranks // MOST_CELLS)  # the number of ranks per side of a cell
     _draw_cells(ax, _sum_bytes(traffic, shared), shared)
     notes = []
     if shared > 1:
-        notes.append(f"Each cell is {shared} x {shared} ranks: the mean of their pairs.")
+        notes.append(f"Each cell shows the mean over the pairs of {shared} x {shared} ranks.")
     crosses = traffic.trace.crosses
     borders = [rank - 0.5 for rank in range(1, ranks) if crosses(rank - 1, rank)]
     if borders and len(borders) < MOST_OUTLINES:
@@ -40,13 +40,13 @@ def draw_matrix(traffic: Traffic, ax: Axes) -> list[str]:
         for border in borders:
             ax.axhline(border, **look)
             ax.axvline(border, **look)
-        notes.append("Orange lines: from one host to the next.")
+        notes.append("Orange lines separate hosts.")
     unused = [ends for name, ends in traffic.ring.items() if name not in traffic.used]
     if unused and ranks <= MOST_OUTLINES:
         dashed: Any = {"edgecolor": style.MUTED, "linestyle": (0, (2, 2)), "linewidth": 0.8}
         for pred, succ in unused:
             ax.add_patch(Rectangle((succ - 0.5, pred - 0.5), 1, 1, fill=False, **dashed))
-        notes.append("Dashed cells: pair groups that were created but not used.")
+        notes.append("Dashed cells are pair groups that were created but not used.")
     elif unused:
         notes.append(
             f"{len(unused):,} of {len(traffic.ring):,} pair groups were created but not used."
@@ -57,7 +57,7 @@ def draw_matrix(traffic: Traffic, ax: Axes) -> list[str]:
 def _sum_bytes(traffic: Traffic, shared: int) -> Ints:
     """Sums the bytes between ranks, or averages over all pairs if ranks share a cell.
 
-    Returns the matrix, shape (sender, receiver), with pairs masked that sent nothing.
+    Returns the matrix of shape (sender, receiver), in which pairs that sent nothing are masked.
     """
     ranks = traffic.trace.world_size
     side = -(-ranks // shared)
@@ -69,12 +69,12 @@ def _sum_bytes(traffic: Traffic, shared: int) -> Ints:
     # the last cell has fewer ranks
     members = np.minimum(shared, ranks - shared * np.arange(side))
     mean = cells / np.outer(members, members)
-    # messages of 0 bytes: the scale's low end
+    # messages of 0 bytes get the low end of the scale
     return np.ma.masked_array(np.where(cells == 0, 1, mean), mask=~sent)
 
 
 def _draw_cells(ax: Axes, sent: Any, shared: int) -> None:
-    """Draws the cells, and next to them their colour scale if there are any cells."""
+    """Draws the cells and, if there are any, their colour scale."""
     ax.set(xlabel="receiving rank", ylabel="sending rank")
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_locator(MaxNLocator(9, integer=True))

@@ -1,10 +1,10 @@
-"""One run drawn over another, such as a prediction over the measured run.
+"""Draws two runs in one picture, such as a measurement and its prediction.
 
-Each rank's row has the measurement above and the prediction below::
+Each rank's row shows the measurement above the prediction::
 
-    rank 0  [F0 ][F1 ]xxxx[B0  ][B1  ]  measured, by kind
-            [   ][   ]    [    ][    ]  predicted, coloured by how much too early or too late each
-                                        one ends
+    rank 0  [F0 ][F1 ]xxxx[B0  ][B1  ]  measured; the colour shows the kind of computation
+            [   ][   ]    [    ][    ]  predicted; the colour shows how much too early or too late
+                                        each computation ends
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ WIDTH_INCHES: Final = 9.6
 ROW_INCHES: Final = 0.66
 LANES: Final = Lanes(np.array([-0.33, 0.06]), np.array([0.02, 0.42]), (-0.44, -0.37))
 MEASURED_LANE, PREDICTED_LANE = 0, 1
-DASHES: Final[tuple[Any, ...]] = ((0, ()), (0, (4, 2)))  # of the lines at the ends
+DASHES: Final[tuple[Any, ...]] = ((0, ()), (0, (4, 2)))  # for the lines at the ends of the runs
 MEASURED_LOOK: Final = Look("measured", "#C9C9C9", edge=0.6)
-# The bounds between the looks, as shares of the step: an end that is off by 1 % is on time.
+# The bounds between the looks, as shares of the step. An end that is off by up to 1 % is on time.
 BOUNDS: Final = (-0.05, -0.01, 0.01, 0.05)
-INDIGO: Final = "#4B4A9E"  # not a blue, which means a forward
+INDIGO: Final = "#4B4A9E"  # not blue, because blue means a forward
 LOOKS: Final = (
     Look("> 5 % of the step earlier", INDIGO, "\\\\\\\\", edge=0.6),
     Look("1 to 5 % earlier", "#C3C1E8", "\\\\\\\\", edge=0.6),
@@ -60,20 +60,20 @@ def plot_overlay(
 ) -> Axes:
     """Draws a step of the second run (the prediction) below the same step of the first run.
 
-    Colours show how much earlier or later each computation ends.
+    Colours show how much earlier or later each computation ends in the second run.
 
     Args:
         comparison: the comparison, from ``ringsim.compare``.
-        step: the step's number, counted from 0, or None for the step with the median length.
-        ax: the axes to draw on; None creates a new figure.
-        **look: the size, theme and other options of the new figure, see
+        step: the index of the step, from 0, or None for the step of median length.
+        ax: the axes to draw on, or None to create a new figure.
+        **look: the style of the new figure, such as its size and theme; see
             `ringsim.traces.display.Style`.
 
     Returns:
-        The axes. Call ``ax.figure.savefig(...)`` to write them.
+        The axes. Call ``ax.figure.savefig(...)`` to save the figure.
 
     Raises:
-        ArgumentError: there is no such step, or only messages were compared.
+        ArgumentError: there is no such step, or the runs contain no spans or waits to draw.
 
     Example:
         >>> import matplotlib
@@ -100,9 +100,9 @@ def plot_overlay(
 
 
 def overlay_png(comparison: Comparison) -> bytes:
-    """Draws the step with the median length, for a notebook.
+    """Draws the step of median length for a notebook.
 
-    The PNG has the same bytes for the same comparison.
+    The bytes of the PNG depend only on the comparison.
     """
     return sheet.picture_png([_overlay(comparison, None)], comparison.describe())
 
@@ -113,7 +113,7 @@ def _overlay(comparison: Comparison, step: int | None) -> Picture:
         step = int(np.argsort(lengths, kind="stable")[(len(lengths) - 1) // 2])
     if not 0 <= step < len(lengths):
         raise ArgumentError(
-            f"step must be from 0 to {len(lengths) - 1}, got {step}. Omit it to draw the step of "
+            f"step must be from 0 to {len(lengths) - 1}, got {step}. Omit step to draw the step of "
             "median length."
         )
     height = float(np.clip(ROW_INCHES * comparison.real.world_size + 0.15, 1.2, 8.5))
@@ -164,8 +164,8 @@ def _notes(comparison: Comparison) -> list[str]:
         above, below = comparison.called
         source = source if comparison.predicts else below
     return [
-        f"In each row: above {above}, below {below}. Colours: how much earlier or later each "
-        "box ends, as a share of the step.",
+        f"Each row shows {above} above {below}. Colours show how much earlier or later each box "
+        "ends, as a share of the step.",
         f"{source}: {footer(comparison.virtual.metadata)}.",
     ]
 
@@ -173,7 +173,7 @@ def _notes(comparison: Comparison) -> list[str]:
 def _choose(comparison: Comparison, step: int) -> Ints:
     """Returns the computations of a step, as indices in the comparison.
 
-    For a run without steps, it returns all spans, or all waits if there are no spans.
+    For a run without steps, returns all spans or, if there are no spans, all waits.
     """
     events, index = comparison.real.events, comparison.real_index
     drawn = is_action(events) if count_steps(events) else events.kind == SPAN
@@ -184,14 +184,14 @@ def _choose(comparison: Comparison, step: int) -> Ints:
     chosen: Ints = np.flatnonzero((comparison.step == step) & which)
     if len(chosen) == 0:
         raise ArgumentError(
-            "cannot draw a comparison without spans or waits. Put the work of the ranks into "
-            "ringsim.span."
+            "cannot draw a comparison without spans or waits. Record the ranks' work in "
+            "ringsim.span blocks."
         )
     return chosen
 
 
 def _times(events: Events, index: Ints, begin_ns: int, unit_ns: float) -> tuple[Ints, Ints]:
-    """Returns the starts and ends of spans and waits on the time axis."""
+    """Returns the start and end positions of spans and waits on the time axis."""
     begins = np.where(events.kind[index] == SPAN, events.post_ns[index], events.wait_ns[index])
     return (begins - begin_ns) / unit_ns, (events.done_ns[index] - begin_ns) / unit_ns
 

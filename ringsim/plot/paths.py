@@ -1,4 +1,4 @@
-"""Paths: arrays of points, shape (points, 2), in the coordinates of the axes."""
+"""Computes paths, which are arrays of points of shape (points, 2) in the axes' coordinates."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ def node_angle(rank: int, world_size: int) -> float:
 
 
 def place(angle: Any, radius: float = 1.0) -> Points:
-    """Returns the points at angles clockwise from the top; shape (2,) or (points, 2)."""
+    """Returns the points at angles measured clockwise from the top; shape (2,) or (points, 2)."""
     return np.stack([radius * np.sin(angle), radius * np.cos(angle)], axis=-1)
 
 
 def node(rank: int, world_size: int) -> Points:
-    """Returns a rank's position on the circle, or the circle's centre if there is only one rank."""
+    """Returns a rank's position on the circle; if there is only one rank, the circle's centre."""
     return place(node_angle(rank, world_size), 1.0 if world_size > 1 else 0.0)
 
 
 def arc(start: float, end: float, radius: float = 1.0) -> Points:
-    """Returns a path along the circle from one angle to another, in either direction."""
+    """Returns a path along the circle between two angles, in either direction."""
     return place(np.linspace(start, end, STEPS), radius)
 
 
 def bow(start: Points, end: Points, control: Points, steps: int = STEPS) -> Points:
-    """Returns a path from one point to another that bends towards a third.
+    """Returns a path between two points that bends towards a control point.
 
     The path is a quadratic Bezier curve of shape (steps, 2).
     """
@@ -44,9 +44,9 @@ def bow(start: Points, end: Points, control: Points, steps: int = STEPS) -> Poin
 def chord(start: Points, end: Points, *, pull: float, gap: float) -> Points:
     """Returns a path between two nodes that bends towards the centre.
 
-    The path also bends a little to the left, so that the path back is separate. ``pull`` is the
-    amount of bending: 0 for none, 1 for all the way to the centre. The path stays ``gap`` away from
-    both nodes.
+    The path also bends a little to the left, so that it does not coincide with the path back.
+    ``pull`` sets how far the path bends, from 0 (not at all) to 1 (to the centre). The path keeps a
+    distance of ``gap`` from both nodes.
     """
     way = end - start
     path = bow(
@@ -59,8 +59,8 @@ def chord(start: Points, end: Points, *, pull: float, gap: float) -> Points:
 def arrow(path: Points, width: float, *, head: float) -> Points:
     """Returns the outline of an arrow along a path.
 
-    It is a closed polygon whose point ``len // 2`` is the tip, the path's last point. The head
-    is ``head`` long and about as wide, but at most half of the path.
+    The outline is a closed polygon. Its point ``len // 2`` is the tip, at the end of the path. The
+    arrowhead is ``head`` long and about as wide, but takes at most half of the path.
     """
     along = np.concatenate([[0.0], np.cumsum(np.hypot(*np.diff(path, axis=0).T))])
     neck = along[-1] - min(head, along[-1] / 2)
@@ -75,13 +75,13 @@ def arrow(path: Points, width: float, *, head: float) -> Points:
 
 
 def beside(path: Points, distance: float) -> Points:
-    """Returns a parallel path at a distance to the left, or to the right if it is negative."""
+    """Returns a parallel path at a distance to the left; a negative distance is to the right."""
     moved: Points = path + distance * _normals(path)
     return moved
 
 
 def _normals(path: Points) -> Points:
-    """Returns the unit vectors to the left of a path at each point."""
+    """Returns the unit vector that points to the left of a path, at each of its points."""
     way = np.gradient(path, axis=0)
     normal = np.stack([-way[:, 1], way[:, 0]], axis=1)
     length = np.hypot(*normal.T)[:, None]

@@ -1,14 +1,14 @@
-"""A pipeline step as papers draw it, from a trace, an evaluation or a simulation.
+"""Draws a pipeline step as papers do, from a trace, an evaluation or a simulation.
 
-Boxes show the number of their microbatch, gaps are shaded, and a rank's phases are shown above its
-row::
+Each box contains the number of its microbatch, gaps are shaded, and brackets above a row show the
+rank's phases::
 
     |-- warm-up --|------- steady -------|-- cool-down --|
     [F0 ][F1 ]xxxx[B0     ][F2 ][B1     ]xxxx[B2     ]      xxx: the bubble, without computation
      ..====   ..====                                         sends, then recvs
 
-Below the rows are the live activations of a few ranks as curves, with the bound of the closed form
-dashed.
+Curves below the rows show the live activations of a few ranks, and dashed lines show the bound from
+the closed form.
 """
 
 from __future__ import annotations
@@ -76,39 +76,39 @@ SCHEDULE_NAMES: Final = {
     "zb_v": "ZB-V",
     "dualpipe_v": "DualPipeV",
 }
-PALEST: Final = 0.62  # how pale the last stage of a rank is, from 0 to 1 (white)
+PALEST: Final = 0.62  # how pale a rank's last stage is drawn, from 0 to 1 (white)
 COMPUTE_LANE, SEND_LANE, RECV_LANE = 0, 1, 2
-# for computations, sends, recvs and collectives
+# the lanes for computations, sends, recvs and collectives
 LANES: Final = Lanes(
     np.array([-0.33, 0.23, 0.34, 0.23]), np.array([0.19, 0.32, 0.43, 0.43]), (-0.44, -0.37)
 )
 LANES_WITHOUT_MESSAGES: Final = LANES._replace(bottom=np.array([0.42, 0.32, 0.43, 0.43]))
-# without room for messages or gaps between rows
+# for rows so low that there is no room for messages, or for gaps between rows
 LANES_OF_PIXELS: Final = Lanes(np.full(4, -0.5), np.full(4, 0.5), (-0.5, -0.5))
-MOST_STAGE_NAMES: Final = 16  # the most ranks for which a row's name also has the stages
-MOST_NUMBERS: Final = 1000  # microbatch numbers in boxes
+MOST_STAGE_NAMES: Final = 16  # with more ranks, the names of rows do not list the stages
+MOST_NUMBERS: Final = 1000  # the most microbatch numbers in boxes
 NUMBER_SIZE: Final = 8.5  # points
 LEAST_SIZE: Final = 5.5  # points
-LETTER: Final = 0.62  # width of a digit, as a share of the font's size
-LEAST_GAP: Final = 1 / 1600  # as a share of the step: shorter gaps are invisible
-PHASE_NAME_POINTS: Final = 10.0  # above the first row
-PHASES_FROM: Final = 18.0  # points: lower rows have no room for brackets
-MOST_IDLE_SHARES: Final = 32  # the most ranks for which each row has its share of idle time
+LETTER: Final = 0.62  # the width of a digit, as a share of the font's size
+LEAST_GAP: Final = 1 / 1600  # as a share of the step; shorter gaps would be invisible
+PHASE_NAME_POINTS: Final = 10.0  # the room for names above the first row
+PHASES_FROM: Final = 18.0  # points; lower rows have no room for brackets
+MOST_IDLE_SHARES: Final = 32  # with more ranks, rows do not show their share of idle time
 WIDTH_INCHES: Final = 9.6
 GAP_INCHES: Final = 0.16  # between the rows and the curve under them
 CURVE_INCHES: Final = 1.25
 MOST_CURVES: Final = 4  # more would be indistinguishable
-CURVE_NAME_POINTS: Final = 10.5  # height of a name next to the curves
+CURVE_NAME_POINTS: Final = 10.5  # the height of a name next to the curves
 PALEST_CURVE: Final = 0.6
 
 
 @dataclass(frozen=True)
 class StepPicture:
-    """The contents of a picture of a step.
+    """The contents of a picture of one step.
 
-    It has the computations, in the unit of the time axis and from 0, and text. ``time`` is the
-    label of the time axis, ``about`` is in the subtitle, ``notes`` are below. ``draw_messages``
-    draws sends and recvs into their lanes, and ``draw_over`` draws over the rows; both return their
+    The computations are in the unit of the time axis and start at 0. ``time`` labels the time axis,
+    ``about`` is part of the subtitle, and ``notes`` are written below. ``draw_messages`` draws
+    sends and recvs into their lanes, and ``draw_over`` draws on top of the rows; both return their
     entries for the legend.
     """
 
@@ -132,7 +132,7 @@ def step_picture(picture: StepPicture, *, with_curve: bool = False) -> Picture:
 def _draw_step(picture: StepPicture, ax: Axes, inches: float | None) -> None:
     """Draws the rows, and optionally the live activations below them.
 
-    ``inches`` is the height of the rows; None omits the live activations.
+    ``inches`` is the height of the rows, or None to omit the live activations.
     """
     actions = picture.actions
     names, length = _name_rows(actions), actions.end.max()
@@ -186,7 +186,7 @@ def _words(picture: StepPicture, bubble: Bubble) -> tuple[str, str, list[str]]:
         f"{count(actions.num_microbatches, 'microbatch')}: bubble {percent(bubble.of_total)}"
     )
     by_span, to_work = percent(bubble.of_span), percent(bubble.of_ideal)
-    notes = ["Bubble: the part of the step in which ranks do not compute."]
+    notes = ["The bubble is the part of the step in which ranks do not compute."]
     if known is None:
         notes.append("No closed form is known for this step.")
     else:
@@ -194,12 +194,12 @@ def _words(picture: StepPicture, bubble: Bubble) -> tuple[str, str, list[str]]:
         by_span += f" (closed form {percent(known.of_span)})"
         to_work += f" ({percent(known.of_ideal)})"
         notes.append(
-            "Closed form: all stages alike, backward twice as long as forward, messages that "
-            "take no time."
+            "The closed form assumes equal stages, backwards twice as long as forwards, and "
+            "messages that take no time."
         )
     return (
         title,
-        f"by span {by_span}, to the work {to_work}; {picture.about}",
+        f"by span {by_span}, relative to the work {to_work}; {picture.about}",
         [*notes, *picture.notes],
     )
 
@@ -213,12 +213,12 @@ def name_schedule(name: str) -> str:
 
 
 def draw_actions(actions: StageActions, rows: Rows) -> list[Artist]:
-    """Draws the boxes of a step, the gaps between them and the phases.
+    """Draws the boxes of a step, the gaps between them, and the phases.
 
     Returns the legend entries.
     """
     place = np.searchsorted(actions.ranks, actions.rank)
-    # the index among the stages of its rank, in the model's order
+    # the index of each stage among its rank's stages, in the model's order
     chunk = np.zeros(len(actions), dtype=np.int64)
     for rank in actions.ranks:
         own = actions.rank == rank
@@ -252,14 +252,14 @@ def draw_actions(actions: StageActions, rows: Rows) -> list[Artist]:
 
 def microbatch_entry() -> Artist:
     """Returns the legend entry for the numbers in boxes."""
-    with mpl.rc_context({"text.parse_math": True}):  # for a marker that is a letter
+    with mpl.rc_context({"text.parse_math": True}):  # because this marker is a letter
         return style.entry("number: microbatch", linestyle="none", marker="$0$", markersize=6)
 
 
 def _draw_gaps(actions: StageActions, rows: Rows) -> bool:
-    """Shades the time without computation, from the start of the step to its end.
+    """Shades the times without computation, from the start of the step to its end.
 
-    Returns whether there is any such time.
+    Returns whether there are any such times.
     """
     first, last = actions.start.min(), actions.end.max()
     gaps = []
@@ -274,7 +274,7 @@ def _draw_gaps(actions: StageActions, rows: Rows) -> bool:
 
 
 def _draw_phases(actions: StageActions, rows: Rows) -> None:
-    """Draws a bracket over each phase, named in the top row."""
+    """Draws a bracket over each phase, with the phase's name in the top row."""
     ax, (top, bottom), per_point = rows.ax, rows.lanes.marks, rows.per_point
     for place, rank in enumerate(actions.ranks):
         phases = actions.phases(rank)
@@ -307,9 +307,9 @@ def _draw_phases(actions: StageActions, rows: Rows) -> None:
 
 
 def _draw_numbers(actions: StageActions, rows: Rows, place: Ints, colours: Sequence[str]) -> bool:
-    """Writes microbatch numbers into all boxes that have room for the highest number.
+    """Writes microbatch numbers into the boxes that have room for the highest number.
 
-    The widest boxes are first. Returns whether any box has room.
+    Starts with the widest boxes. Returns whether any box has room.
     """
     lane = (rows.lanes.bottom[COMPUTE_LANE] - rows.lanes.top[COMPUTE_LANE]) * rows.points
     room = (actions.end - actions.start) / rows.per_point - 1.5
@@ -331,9 +331,9 @@ def _draw_numbers(actions: StageActions, rows: Rows, place: Ints, colours: Seque
 
 
 def draw_flights(rows: Rows, sources: Ints, targets: Ints, start: Ints, end: Ints) -> list[Artist]:
-    """Draws each message in flight twice.
+    """Draws each message in flight in both its sender's row and its receiver's row.
 
-    A message appears in its sender's row and in its receiver's row. Returns the legend entry.
+    Returns the legend entry.
     """
     for lane, places in ((SEND_LANE, sources), (RECV_LANE, targets)):
         rows.draw(MESSAGE_LOOK, f"messages-{lane}", places, lane, start, end)
@@ -344,9 +344,9 @@ def draw_flights(rows: Rows, sources: Ints, targets: Ints, start: Ints, end: Int
 
 
 def _draw_live_curve(ax: Axes, actions: StageActions) -> None:
-    """Draws the curves of up to four evenly chosen ranks, with their peaks on the right.
+    """Draws the curves of up to four evenly spaced ranks, with their peaks on the right.
 
-    The caller sets the time axis.
+    The caller sets up the time axis.
     """
     peaks = measure_peaks(actions)
     chosen = np.unique(
@@ -393,7 +393,7 @@ def _draw_live_curve(ax: Axes, actions: StageActions) -> None:
 
 
 def picture_step(trace: Trace, step: int | None = None) -> StepPicture:
-    """Returns the picture of a recorded step; steps count from 0, and None means the last step."""
+    """Returns the picture of a recorded step, given its index from 0, or None for the last step."""
     measured = find_step(trace, step)
     steps = count_steps(trace.events)
     number = steps - 1 if step is None else step
@@ -414,7 +414,7 @@ def picture_step(trace: Trace, step: int | None = None) -> StepPicture:
 
 
 def _list_notes(trace: Trace) -> tuple[str, ...]:
-    """Returns a note if ranks also waited for cores."""
+    """Returns a note if ranks had to share cores, or else an empty tuple."""
     about = trace.metadata
     cores = (about.get("machine") or {}).get("cores")
     one_host = len({rank.get("host") for rank in about.get("ranks", ())}) <= 1
@@ -422,7 +422,7 @@ def _list_notes(trace: Trace) -> tuple[str, ...]:
         return ()
     return (
         (
-            f"{trace.world_size} ranks shared {count(cores, 'core')}: waiting for a core is drawn "
+            f"{trace.world_size} ranks shared {count(cores, 'core')}. Waiting for a core is drawn "
             "as computing, or makes other ranks wait."
         ),
     )
@@ -431,10 +431,7 @@ def _list_notes(trace: Trace) -> tuple[str, ...]:
 def _draw_recorded(
     rows: Rows, trace: Trace, step: int, ranks: list[int], axis: TimeAxis
 ) -> list[Artist]:
-    """Draws the sends and recvs of a step, coloured by state.
-
-    Returns the legend entries.
-    """
+    """Draws a step's sends and recvs, coloured by state, and returns the legend entries."""
     events = trace.events
     operations = (events.kind != SPAN) & (events.kind != MARK) & (events.kind != COLLECTIVE)
     bars = make_bars(take(trace, operations & in_step(events, step)))
@@ -446,18 +443,19 @@ def _draw_recorded(
 def plot_schedule(
     schedule: Schedule | Evaluation, *, ax: Axes | None = None, **look: Unpack[Style]
 ) -> Axes:
-    """Draws a schedule as ``plot_timeline`` draws a recorded step, in units of time.
+    """Draws a schedule the way ``plot_timeline`` draws a recorded step.
 
     Args:
-        schedule: the schedule. A ``Schedule`` is timed first: forward 1, backward 2 or 1 for each
-            half, messages take no time. For other costs pass the result of ``evaluate(schedule,
-            costs)``.
-        ax: the axes to draw on; None creates a new figure that also shows the live activations.
-        **look: the size, theme and other options of the new figure, see
+        schedule: the schedule. A ``Schedule`` is timed first, with a forward that takes 1 unit, a
+            backward that takes 2 (or 1 for each half), and messages that take no time. For other
+            costs, pass the result of ``evaluate(schedule, costs)``.
+        ax: the axes to draw on, or None to create a new figure that also shows the live
+            activations.
+        **look: the style of the new figure, such as its size and theme; see
             `ringsim.traces.display.Style`.
 
     Returns:
-        The axes of the rows. Call ``ax.figure.savefig(...)`` to write them.
+        The axes of the rows. Call ``ax.figure.savefig(...)`` to save the figure.
 
     Raises:
         ScheduleError: the schedule cannot be timed.

@@ -1,7 +1,4 @@
-"""Published NCCL measurements from other machines.
-
-Every figure has its source, a public discussion.
-"""
+"""Published NCCL measurements from other machines, each with its source, a public discussion."""
 
 from __future__ import annotations
 
@@ -13,9 +10,9 @@ from typing import Final
 class PublishedFigure:
     """A published number.
 
-    The number is the time of one size, or the one-way bandwidth (10**9 bytes/s) of large messages.
-    ``link`` names the connection and the GPUs, ``date`` is "YYYY-MM-DD"; ``size_bytes`` is None if
-    the source gives no size.
+    The number is either the time for a message of one size, or the one-way bandwidth (10**9
+    bytes/s) of large messages. ``link`` names the connection and the GPUs, and ``date`` has the
+    form "YYYY-MM-DD". ``size_bytes`` is None if the source gives no size.
     """
 
     link: str
@@ -30,7 +27,7 @@ class PublishedFigure:
 
 @dataclass(frozen=True)
 class LineRate:
-    """The specified capacity of a link, in one direction and in both directions together.
+    """The specified capacity of a link, both in one direction and in both directions together.
 
     No program reaches this limit.
     """
@@ -57,8 +54,8 @@ LINE_RATES: Final = (
     LineRate(_A100_4, 100.0, 200.0, *_cite("nccl-tests", 331)),
 )
 
-# Link, place and date of publication, the bandwidth of large messages or the times of single sizes,
-# remark.
+# The link, the place and date of publication, the bandwidth of large messages or the times of
+# single sizes, and a remark.
 _PUBLISHED: Final[tuple[tuple[str, str, int, str, float | dict[int, float], str], ...]] = (
     (
         _H100,

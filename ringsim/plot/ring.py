@@ -1,13 +1,13 @@
-r"""The ring: its process groups, and the messages on them.
+r"""Draws the ring: its process groups, and the messages on them.
 
-The picture is a circle of ranks, or a matrix if there are many. In the circle, whose first rank is
-at the top, a process group is a tube between two ranks, and its messages are the arrows inside::
+The picture is a circle of ranks, or a matrix if there are many ranks. The circle has rank 0 at the
+top. A tube between two ranks is a process group, and the arrows in the tube are its messages::
 
-    (0)                  tube, solid outline: a group with messages
-  //   \\                tube, dashed outline: a group without messages
-(3)     (1)              arrow: messages, as wide as their bytes
+    (0)                  tube with a solid outline: a group with messages
+  //   \\                tube with a dashed outline: a group without messages
+(3)     (1)              arrow: messages; the width shows the number of bytes
   \\   //
-    (2)                  arrow across: messages outside the ring's groups
+    (2)                  arrow across the circle: messages outside the ring's groups
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ __all__ = ["plot_ring"]
 
 MOST_NODES: Final = 16
 SIZE_INCHES: Final = (7.2, 6.2)
-# the most nodes for which a label has room for the group's name and both directions
+# with more nodes, a label has no room for the group's name and both directions
 MOST_DETAILED: Final = 8
 MOST_CHORD_LABELS: Final = 12
-LIMITS: Final = (1.8, 1.55)  # of the axes, to each side
-LETTER: Final = 0.58  # width of a letter, as a share of the font's size
+LIMITS: Final = (1.8, 1.55)  # the limits of the axes to each side
+LETTER: Final = 0.58  # the width of a letter, as a share of the font's size
 PID_SIZE: Final = 8.0  # points
-TUBE: Final = 0.17  # thickness of a group's tube, relative to the circle's radius
+TUBE: Final = 0.17  # the thickness of a group's tube, relative to the circle's radius
 TUBE_COLOUR: Final = "#F6F6F6"
-UNUSED: Final = (0, (4, 3))  # outline of a tube without messages
-WIDEST: Final = 0.054  # the arrow of the edge with most bytes
-THINNEST: Final = 0.008  # the least width of an arrow, so that it is visible
+UNUSED: Final = (0, (4, 3))  # the outline of a tube without messages
+WIDEST: Final = 0.054  # the width of the arrow for the edge with the most bytes
+THINNEST: Final = 0.008  # the least width at which an arrow is visible
 
-# The looks of pair groups repeat, but neighbours always differ. The texture is a line along the
-# middle of the arrow.
+# The looks of pair groups repeat, but neighbouring groups always differ. The texture is a line
+# along the middle of the arrow.
 PAIR_COLOURS: Final = (style.BLUE, style.VERMILLION, style.GREEN)
 PAIR_TEXTURES: Final[tuple[Any, ...]] = (None, "solid", (0, (3, 2)))
 CLOSING_COLOUR: Final = style.PURPLE  # the edge from the last rank back to the first
@@ -59,17 +59,18 @@ OUTSIDE_TEXTURE: Final = (0, (2, 2))
 def plot_ring(trace: Trace, *, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
     """Draws the messages between ranks.
 
-    The ring's groups are tubes, and messages are arrows whose width shows their bytes. Ranks go
-    clockwise from the top. Up to 16 ranks are nodes; more are drawn as a matrix of bytes.
+    Up to 16 ranks are drawn as nodes of a ring, clockwise from the top. Tubes are the ring's
+    groups, and arrows are messages, whose width shows the number of bytes. More than 16 ranks are
+    drawn as a matrix of bytes.
 
     Args:
-        trace: a trace; without messages, the picture shows only the groups.
-        ax: the axes to draw on; None creates a new figure.
-        **look: the size, theme and other options of the new figure, see
+        trace: a trace; if it contains no messages, the picture shows only the groups.
+        ax: the axes to draw on, or None to create a new figure.
+        **look: the style of the new figure, such as its size and theme; see
             `ringsim.traces.display.Style`.
 
     Returns:
-        The axes. Call ``ax.figure.savefig(...)`` to write them.
+        The axes. Call ``ax.figure.savefig(...)`` to save the figure.
 
     Example:
         >>> import matplotlib
@@ -102,7 +103,7 @@ def _draw(trace: Trace, ax: Axes) -> None:
 
 
 def _message(traffic: Traffic) -> tuple[str, str]:
-    """Returns the title and the subtitle of the picture."""
+    """Returns the picture's title and subtitle."""
     sent, ring, lanes = traffic.messages, traffic.ring, traffic.lanes
     outside = sum(edge.messages for edge in traffic.edges if edge.lane == "outside")
     if traffic.trace.world_size == 1 and not sent:
@@ -126,7 +127,7 @@ def _message(traffic: Traffic) -> tuple[str, str]:
 def _draw_circle(traffic: Traffic, ax: Axes) -> list[str]:
     """Draws ranks, groups and messages on axes of their final size.
 
-    Returns notes on messages that are not drawn or not labelled.
+    Returns notes about messages that are not drawn or not labelled.
     """
     ranks = traffic.trace.world_size
     radius = min(0.24, 0.22 * 2 * np.pi / max(ranks, 4))
@@ -155,7 +156,7 @@ def _draw_circle(traffic: Traffic, ax: Axes) -> list[str]:
 
 
 def _draw_groups(traffic: Traffic, ax: Axes, radius: float) -> None:
-    """Draws the tubes, each labelled with the amount of its messages."""
+    """Draws the tubes, each labelled with its messages and bytes."""
     ranks = traffic.trace.world_size
     detailed, both_ways = ranks <= MOST_DETAILED, "backward" in traffic.lanes
     for name, (pred, succ) in traffic.ring.items():
@@ -182,7 +183,7 @@ def _draw_groups(traffic: Traffic, ax: Axes, radius: float) -> None:
 
 
 def _draw_messages(traffic: Traffic, ax: Axes, radius: float) -> list[str]:
-    """Draws the arrows, and returns the notes below the picture."""
+    """Draws the arrows, and returns the notes to write below the picture."""
     ranks = traffic.trace.world_size
     most = max((edge.size_bytes for edge in traffic.edges), default=0) or 1
     lane = TUBE / 4 if "backward" in traffic.lanes else 0.0
@@ -206,11 +207,11 @@ def _draw_messages(traffic: Traffic, ax: Axes, radius: float) -> list[str]:
             _draw_arrow(ax, path if forward else path[::-1], width, colour, texture, 4, gid)
     notes = []
     if lane and ranks > MOST_DETAILED:
-        notes.append("The label of a pair group adds up both directions.")
+        notes.append("Each pair group's label adds up both directions.")
     if len(sizes) > MOST_CHORD_LABELS:
         notes.append(
-            f"Arrows across: all {len(sizes)} are drawn, the {MOST_CHORD_LABELS} widest are "
-            "labelled."
+            f"All {len(sizes)} arrows across the ring are drawn, but only the "
+            f"{MOST_CHORD_LABELS} widest are labelled."
         )
     to_itself = sum(edge.messages for edge in traffic.edges if edge.src == edge.dst)
     if to_itself:
@@ -221,7 +222,7 @@ def _draw_messages(traffic: Traffic, ax: Axes, radius: float) -> list[str]:
 def _draw_chord(
     ax: Axes, edge: Edge, traffic: Traffic, width: float, gap: float, *, is_named: bool
 ) -> None:
-    """Draws the arrow for messages outside the ring's groups, with its label."""
+    """Draws an arrow for messages outside the ring's groups, with its label."""
     ranks = traffic.trace.world_size
     clockwise = (edge.dst - edge.src) % ranks <= ranks // 2  # the way back bends further in
     ends = node(edge.src, ranks), node(edge.dst, ranks)
@@ -230,10 +231,11 @@ def _draw_chord(
     gid = f"outside-{edge.src}-{edge.dst}-{edge.group}"
     _draw_arrow(ax, path, width, colour, OUTSIDE_TEXTURE, 3, gid)
     if is_named:
-        # a small ring has little room in its middle
+        # abbreviated, because a small ring has little room in the middle
         text = f"{edge.group}\n{_amount([edge]).replace('message', 'msg')}"
         at, (way_x, way_y) = _middle(path), path[-1] - path[0]
-        # Towards the centre, or near the centre, on the side to which the arrow bends.
+        # The label is moved towards the centre or, near the centre, to the side to which the arrow
+        # bends.
         away = -at if np.hypot(*at) > 0.3 else np.array([-way_y, way_x])
         _write(ax, at, away, width / 2, text, 8, style.INK)
 
@@ -241,7 +243,7 @@ def _draw_chord(
 def _draw_arrow(
     ax: Axes, path: Points, width: float, colour: str, texture: Any, zorder: int, gid: str
 ) -> None:
-    """Draws one arrow, with a texture along its middle if there is room."""
+    """Draws an arrow, with a texture along its middle if there is room."""
     outline = arrow(path, width, head=0.085)
     ax.add_patch(Polygon(outline, facecolor=colour, edgecolor="none", zorder=zorder, gid=gid))
     if texture is not None and width > 2.5 * THINNEST:
@@ -252,7 +254,7 @@ def _draw_arrow(
 def _write(
     ax: Axes, at: Points, away: Points, distance: float, text: str, points: float, colour: str
 ) -> None:
-    """Writes text next to a path, ``distance`` plus the text's extent away from ``at``."""
+    """Writes text next to a path; the text begins at ``distance`` from ``at``."""
     size, lines = style.letters(points), text.split("\n")
     widest = max(map(len, lines))
     half = np.array([widest * LETTER, len(lines) * 1.25]) * size / 2 * style.per_point(ax)
@@ -303,9 +305,9 @@ def _amount(edges: list[Edge]) -> str:
 
 
 def _centre_line(ranks: int, pred: int, succ: int, gap: float, lane: float = 0.0) -> Points:
-    """Returns the path of a ring edge from pred to succ, ``lane`` outward from its centre line.
+    """Returns the path of a ring edge from pred to succ, moved outwards by ``lane``.
 
-    The path follows the circle to the next node, or crosses the circle to any other node.
+    The path follows the circle if succ is the next node, and crosses the circle otherwise.
     """
     if (pred + 1) % ranks == succ:
         start = node_angle(pred, ranks)

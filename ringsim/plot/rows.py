@@ -1,7 +1,8 @@
-"""Rows of ranks on axes, for the bars of all pictures with a time axis.
+"""Draws the bars of ranks in rows, for all pictures that have a time axis.
 
-A row has lanes, from top to bottom: marks, spans, sends, recvs. ``bars`` computes their contents,
-and ``timeline``, ``pipeline_step`` and ``schedule_run`` choose the rows and lanes of a picture.
+A row has lanes for marks, spans, sends and recvs, from top to bottom. ``bars`` computes what the
+lanes contain, and ``timeline``, ``pipeline_step`` and ``schedule_run`` choose the rows and lanes of
+a picture.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 WHITE: Final = "#FFFFFF"  # a bar of this colour is only an outline
-OPERATION_LOOKS: Final = (  # by the state of a bar, see ``bars``
+OPERATION_LOOKS: Final = (  # indexed by the states in ``bars``
     Look("posted, not waited for yet", "#E4E4E4", "", MUTED, edge=0.5, zorder=2),
     Look("transfer", BLUE, edge=0.5),
     Look("blocked: late sender", VERMILLION, "////", "white"),
@@ -36,7 +37,7 @@ OPERATION_LOOKS: Final = (  # by the state of a bar, see ``bars``
     Look("never finished", WHITE, "xxxx", VERMILLION, edge=0.8),
     Look("failed", INK, "xxxx", "white"),
 )
-# Paler than the looks of waiting and sending, so that names inside are readable.
+# paler than the looks for waiting and sending, so that names inside a span are readable
 SPAN_LOOKS: Final = (
     Look("span", "#9AD2F4", edge=0.5),
     Look("span", "#F6EE96", "////", "#DDCF3A"),
@@ -48,11 +49,11 @@ SPAN_LOOKS: Final = (
     Look("span", "#CFCFCF", "/|", "white"),
 )
 
-LEAST_ROW_POINTS: Final = 4.0  # the least height of a row per rank
-SLOTS: Final = 1600  # about one per pixel; shorter bars are merged with their neighbours
-# of the axis: in narrower boxes, texture and outline are invisible
+LEAST_ROW_POINTS: Final = 4.0  # the least height of a row that belongs to one rank
+SLOTS: Final = 1600  # about one per pixel; bars shorter than a slot are merged with neighbours
+# as a share of the axis; in narrower boxes, textures and outlines would be invisible
 LEAST_TEXTURED: Final = 8 / SLOTS
-LEAST_TEXTURED_POINTS: Final = 3.0  # the least height
+LEAST_TEXTURED_POINTS: Final = 3.0  # the least height of a box with texture
 ROW_NAME_POINTS: Final = 18.0  # the least distance between the names of rows
 # if more than this share of the time precedes the first event, the axis begins at that event
 LATE_START: Final = 0.15
@@ -60,9 +61,10 @@ LATE_START: Final = 0.15
 
 @dataclass(frozen=True)
 class TimeAxis:
-    """A time axis, which converts times of a trace into positions.
+    """A time axis, which converts the times in a trace to positions.
 
-    ``first_ns`` is at 0, and the axis ends at ``last_ns``; its unit has ``unit_ns``.
+    The axis starts at ``first_ns`` with position 0, and ends at ``last_ns``. Its unit is
+    ``unit_ns`` long.
     """
 
     first_ns: int
@@ -72,9 +74,9 @@ class TimeAxis:
 
     @classmethod
     def of(cls, events: Events) -> TimeAxis:
-        """Returns an axis from the start of the run.
+        """Returns an axis that begins at the start of the run.
 
-        If ranks took long to start, the axis begins at the first event instead.
+        If the ranks took long to start, the axis begins at the first event instead.
         """
         first, last = time_range(events)
         first = 0 if first < LATE_START * last else first
@@ -88,7 +90,7 @@ class TimeAxis:
 class Lanes(NamedTuple):
     """The edges of a row's lanes, as distances from the row's middle; y grows downwards.
 
-    ``marks`` contains the upper and lower edges of the strip for marks.
+    ``marks`` holds the upper and the lower edge of the strip for marks.
     """
 
     top: Ints
@@ -98,10 +100,10 @@ class Lanes(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The rows for ranks on axes; the middle of rank 0's row is at 0.
+    """The rows of ranks on axes; the middle of rank 0's row is at 0.
 
-    A point is ``per_point`` long on the time axis. A row, which ``ranks`` share, is ``points``
-    high.
+    One point is ``per_point`` long on the time axis. Each row combines ``ranks`` ranks and is
+    ``points`` points high.
     """
 
     ax: Axes
@@ -111,7 +113,7 @@ class Rows:
     ranks: int
 
     def middle(self, rank: Ints | int, lane: Ints | int) -> Ints:
-        """Returns the height of the middle of a lane in each rank's row."""
+        """Returns the y position of the middle of a lane in each rank's row."""
         height: Ints = rank // self.ranks + (self.lanes.top[lane] + self.lanes.bottom[lane]) / 2
         return height
 
@@ -129,10 +131,10 @@ class Rows:
         zorder: float | None = None,
         outlined: bool = False,
     ) -> None:
-        """Draws bars of one look, with texture and outlines only if they are visible.
+        """Draws bars with one look; omits textures and outlines that would be invisible.
 
         ``start`` and ``end`` are positions on the axis. ``low`` and ``high`` are shares of the
-        lane's height, from its lower edge.
+        lane's height, measured from its lower edge.
         """
         below = self.lanes.bottom[lane]
         base, height = rank // self.ranks + below, below - self.lanes.top[lane]
@@ -146,8 +148,8 @@ class Rows:
         more: Any = {"zorder": look.zorder if zorder is None else zorder, "gid": gid}
         boxes = []
         if not wide.all():
-            plain = look.ink if look.colour == WHITE else look.colour  # only its outline is visible
-            # In boxes only a pixel high, smoothed edges would interfere with the rows.
+            plain = look.ink if look.colour == WHITE else look.colour  # a white bar is an outline
+            # Boxes only a pixel high are not smoothed, because soft edges would blur the rows.
             smooth = points[~wide] >= 1
             more_plain: Any = {"facecolors": plain, "linewidths": 0, "antialiaseds": smooth, **more}
             boxes.append(PolyCollection(corners[~wide], **more_plain))
@@ -155,7 +157,7 @@ class Rows:
             textured: Any = {"edgecolors": look.ink, "hatch": look.hatch or None, **more}
             textured |= {"facecolors": look.colour, "linewidths": look.edge}
             boxes.append(PolyCollection(corners[wide], **textured))
-            if outlined:  # separately, because a hatch takes the edge's colour, here white
+            if outlined:  # drawn separately, because a hatch takes the colour of the edge
                 white: Any = {
                     "edgecolors": "white",
                     "linewidths": 0.6,
@@ -168,7 +170,7 @@ class Rows:
     def draw_each(
         self, looks: Mapping[Any, Look], gid: str, look: Ints, *columns: Ints | int, **more: Any
     ) -> None:
-        """Draws bars like ``draw``, but each with its own entry of ``looks``."""
+        """Draws bars like ``draw``, but takes the look of each bar from ``looks``."""
         every = np.broadcast_arrays(*columns)
         for name, one in looks.items():
             some = look == name
@@ -176,13 +178,13 @@ class Rows:
                 self.draw(one, f"{gid}-{name}", *(column[some] for column in every), **more)
 
     def draw_bars(self, bars: Bars, which: Ints, axis: TimeAxis) -> None:
-        """Draws the bars of a mask, to scale."""
+        """Draws the selected bars, to scale."""
         look = np.where(which, bars.look, NONE)
         times = axis.at(bars.start_ns), axis.at(bars.end_ns)
         self.draw_each(looks_of(bars), "boxes", look, bars.rank, bars.lane, *times)
 
     def write(self, rank: int, lane: int, x: float, text: str, *, size: float, colour: str) -> None:
-        """Writes text into a bar, on a plain patch that covers textures and arrows."""
+        """Writes text into a bar, on a plain background that hides textures and arrows."""
         self.ax.text(
             x,
             float(self.middle(rank, lane)),
@@ -198,9 +200,9 @@ class Rows:
 
 
 def looks_of(bars: Bars) -> dict[int, Look]:
-    """Returns the looks that the bars use, by their numbers in the bars.
+    """Returns the looks that bars use, keyed by their numbers.
 
-    Looks for span names are reused cyclically.
+    If there are more span names than looks, the looks repeat.
     """
     numbers = np.unique(bars.look).tolist()
     return {
@@ -221,9 +223,9 @@ def lay_rows(
     ranks: int = 1,
     above: float = 0.0,
 ) -> Rows:
-    """Divides axes of final size into one row per name, with a time axis up to ``length``.
+    """Divides axes, which must have their final size, into one row per name.
 
-    ``above`` points remain free over the first row.
+    The time axis ends at ``length``. Above the first row, ``above`` points remain free.
     """
     width, height = style.points(ax)
     row = height / len(names)

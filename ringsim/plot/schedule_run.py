@@ -1,8 +1,8 @@
-"""Pictures of simulated schedules, with their critical path.
+"""Draws simulated schedules with their critical paths.
 
 A small schedule is drawn like a recorded step. A schedule with more computations than pixels is
-drawn as a map, with the share of each kind of computation for each rank and period of time. The
-critical path runs along a rank while it computes, and from rank to rank while a message travels.
+drawn as a map, which shows the share of each kind of computation by rank and time. The critical
+path runs along a rank while the rank computes, and from rank to rank while a message travels.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ __all__ = [
     "schedule_run_png",
 ]
 
-MOST_BOXES: Final = 20_000  # computations; larger schedules are drawn as a map
-MOST_ROWS: Final = 64  # ranks; larger schedules are drawn as a map
+MOST_BOXES: Final = 20_000  # schedules with more computations are drawn as a map
+MOST_ROWS: Final = 64  # schedules with more ranks are drawn as a map
 MAP_INCHES: Final = (9.6, 4.6)
 MAP_COLUMNS: Final = 960
 MAP_ROWS: Final = 512
@@ -73,27 +73,28 @@ PATH_DASHES: Final[dict[str, Any]] = {
     RECEIVER_LATE: (0, (3, 1)),
 }
 PATH_WIDTH: Final = 2.2  # points
-THIN: Final = 1.2  # points: the path over a map
-# white on both sides of the path, in widths of the line, for contrast with any box
+THIN: Final = 1.2  # the width of the path over a map, in points
+# the width of the white margin on both sides of the path, relative to the path's width; it gives
+# contrast with any box
 HALO: Final = 0.7
 
 
 def plot_schedule_run(run: ScheduleRun, *, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
     """Draws a simulated schedule with its critical path.
 
-    A small schedule is drawn like a recorded step in ``plot_timeline``. A large one, with more
-    computations than pixels, is drawn as a map: ranks from top to bottom, time to the right, each
-    point in the colour of the computation there, and paler if ranks compute less.
+    A small schedule is drawn as ``plot_timeline`` draws a recorded step. A schedule with more
+    computations than pixels is drawn as a map, with ranks from top to bottom and time to the right.
+    Each point has the colour of the computation there, and is paler if the ranks compute less.
 
     Args:
         run: the simulated schedule, from ``ringsim.simulate_schedule``.
-        ax: the axes to draw on; None creates a new figure, which also has the live activations of a
-            small schedule.
-        **look: the size, theme and other options of the new figure, see
+        ax: the axes to draw on, or None to create a new figure, which for a small schedule also
+            shows the live activations.
+        **look: the style of the new figure, such as its size and theme; see
             `ringsim.traces.display.Style`.
 
     Returns:
-        The axes of the rows. Call ``ax.figure.savefig(...)`` to write them.
+        The axes of the rows. Call ``ax.figure.savefig(...)`` to save the figure.
 
     Example:
         >>> import matplotlib
@@ -110,7 +111,7 @@ def plot_schedule_run(run: ScheduleRun, *, ax: Axes | None = None, **look: Unpac
 def schedule_run_png(run: ScheduleRun) -> bytes:
     """Draws a simulated schedule for a notebook.
 
-    The PNG has the same bytes for the same schedule and costs.
+    The bytes of the PNG depend only on the schedule and its costs.
     """
     return sheet.picture_png([_picture(run)], repr(run))
 
@@ -139,12 +140,12 @@ def _about(run: ScheduleRun) -> str:
     units = " units" if run.setting.sizes is None else ""
     return (
         f"{_length(run, makespan)}{units}; "
-        f"the critical path is on links for {percent(on_links)} of it"
+        f"the critical path is on links for {percent(on_links)} of this time"
     )
 
 
 def _constants(run: ScheduleRun) -> str:
-    """Returns a note with the simulated times by kind, the sizes and the links."""
+    """Returns a note about the simulated times of each kind, the sizes and the links."""
     operations, setting = run.operations, run.setting
 
     def span(values: Any, text: Callable[[float], str] = lambda time: _length(run, time)) -> str:
@@ -166,7 +167,7 @@ def _constants(run: ScheduleRun) -> str:
             parts.append(
                 f"messages of {sizes}: on the link {span(occupancy)}, latency {span(latency)}"
             )
-    return f"Simulated with: {'; '.join(parts)}."
+    return f"Simulated with {'; '.join(parts)}."
 
 
 def _describe_step(run: ScheduleRun) -> StepPicture:
@@ -209,11 +210,11 @@ def _describe_step(run: ScheduleRun) -> StepPicture:
 def draw_path(
     ax: Axes, path: CriticalPath, *, unit: float, at: float = 0.0, width: float = PATH_WIDTH
 ) -> list[Artist]:
-    """Draws the critical path; colours show why each part did not begin earlier.
+    """Draws the critical path, in colours that show why each part did not begin earlier.
 
-    ``unit`` of the path's time is 1 on the axis. The line, ``width`` points wide, runs ``at`` below
-    the middle of its rank's row while the rank computes. Returns the legend's entries: one for each
-    reason that occurs, with its count.
+    ``unit`` is the length of 1 on the axis, in the path's unit of time. While a rank computes, the
+    line runs ``at`` below the middle of the rank's row. The line is ``width`` points wide. Returns
+    the legend entries, one for each reason that occurs, with the number of times.
     """
     hops = path.hops
     if not hops:
@@ -223,7 +224,7 @@ def draw_path(
     rank, sender = np.array([hop.rank for hop in hops]), np.array([hop.source for hop in hops])
     sends = sender >= 0
     source = np.where(sends, sender, rank)
-    # If another message waits for this one on the link, the line continues in the sender's row.
+    # If the next message waits for this one on the link, the line continues in the sender's row.
     stays = sends & np.append(sends[1:], False)
     lines = np.stack([start, source + at, end, np.where(stays, source, rank) + at], axis=-1)
     lines = lines.reshape(-1, 2, 2)
@@ -273,8 +274,8 @@ def _draw_map(run: ScheduleRun, ax: Axes) -> None:
     known = "" if run.closed_form is None else f"; closed form {float(run.closed_form):,.6g}"
     notes = [
         (
-            "Each point: the share of time in which its ranks compute, coloured by the kind of "
-            "computation; paler means less."
+            "Each point shows how much of the time its ranks compute, in the colour of the kind of "
+            "computation. Paler means less."
         ),
         _constants(run),
     ]
@@ -283,14 +284,14 @@ def _draw_map(run: ScheduleRun, ax: Axes) -> None:
 
 
 def measure_shares(run: ScheduleRun, rows: int, columns: int) -> Ints:
-    """Measures each kind of computation's share of each time period.
+    """Measures how much of each time period each kind of computation takes up.
 
-    Neighbouring ranks are put into ``rows`` groups, at most as many as ranks, and the step is cut
+    Neighbouring ranks are combined into ``rows`` groups, at most one per rank, and the step is cut
     into ``columns`` equal periods.
 
     Returns:
-        The shares from 0 to 1, shape (rows, columns, 4), with kinds in the order of
-        ``COMPUTE_KINDS``.
+        The shares, from 0 to 1, as an array of shape (rows, columns, 4). The kinds are in the order
+        of ``COMPUTE_KINDS``.
     """
     operations, ends = run.operations, run.ends.astype(np.float64)
     lasts = run.setting.prices.duration[operations.kind, operations.stage].astype(np.float64)
@@ -303,7 +304,7 @@ def measure_shares(run: ScheduleRun, rows: int, columns: int) -> Ints:
             some = operations.kind[own] == code
             until, long = ends[own][some], lasts[own][some]
             done = np.cumsum(long)
-            # the work done at the beginning and the end of each computation, linear in between
+            # the work done so far at the begin and end of each computation; linear in between
             times = np.stack([until - long, until], axis=1).ravel()
             spent = np.stack([done - long, done], axis=1).ravel()
             shares[row_of[rank], :, code] += np.diff(np.interp(edges, times, spent))

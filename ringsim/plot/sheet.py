@@ -1,7 +1,7 @@
-"""The size, position and drawing order of pictures on figures.
+"""Sets the size and position of pictures on figures.
 
 A picture is a function that draws on axes of their final size. The position of the axes depends on
-the text around them. So each picture is drawn first, and then moved to make room for its text.
+the text around them, so each picture is drawn first, and then moved to make room for its text.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from ringsim.plot import style
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-LEAST_INCHES: Final = 0.4  # of a picture without its text
-PAD_INCHES: Final = 0.1  # around a picture and its text
+LEAST_INCHES: Final = 0.4  # the least size of a picture without its text
+PAD_INCHES: Final = 0.1  # the margin around a picture and its text
 
 
 class Picture(NamedTuple):
-    """A picture for any axes.
+    """A picture that can be drawn on any axes.
 
-    A picture has a function that draws on axes of final size, and a suitable size in inches.
+    ``draw`` draws the picture on axes of their final size. ``width`` and ``height`` are a suitable
+    size, in inches.
     """
 
     draw: Callable[[Axes], None]
@@ -43,10 +44,10 @@ def show(
     theme: str | None = None,
     compact: bool = False,
 ) -> Axes:
-    """Draws pictures on a new figure, or the first picture on given axes.
+    """Draws pictures on a new figure, or only the first picture on given axes.
 
-    The options are those of `ringsim.traces.display.Style`. By default the figure is as large as
-    the pictures need. It returns the axes of the first picture.
+    `ringsim.traces.display.Style` describes the options. By default, the figure is as large as the
+    pictures need. Returns the axes of the first picture.
     """
     if theme not in (None, *style.THEMES):
         raise ArgumentError(
@@ -55,7 +56,7 @@ def show(
         )
     if ax is not None and (figsize or dpi):
         raise ArgumentError(
-            "figsize and dpi cannot be combined with ax. Set them on the figure of these axes."
+            "figsize and dpi cannot be combined with ax. Set them on the figure that owns the axes."
         )
     part: Figure | Axes
     with style.drawing(compact=compact, users=True):
@@ -72,7 +73,7 @@ def show(
 def picture_png(pictures: Sequence[Picture], description: str) -> bytes:
     """Draws pictures side by side for a notebook.
 
-    The PNG has 100 pixels per inch, and the same bytes for the same pictures.
+    The PNG has 100 pixels per inch, and its bytes depend only on the pictures.
     """
     figure = Figure()
     with style.drawing():
@@ -85,19 +86,19 @@ def _lay_out(
 ) -> list[Axes]:
     """Draws pictures from left to right, aligned at the top.
 
-    The figure gets the size of the pictures with their text. If a size in inches is given, the
-    pictures are scaled to fit, but the text is not.
+    By default, the figure is as large as the pictures with their text. If ``size`` is given in
+    inches, the pictures are scaled to fit, but their text is not.
     """
     if size is None:
         return _draw_all(figure, pictures)
     wide = sum(picture.width for picture in pictures)
     high = max(picture.height for picture in pictures)
-    # if any height is allowed, rows shrink less than the time axis, to stay legible
+    # if the height is free, rows shrink less than the time axis, so that they stay legible
     power = 1 if wide < 1.2 * high else 0.5
     across, down = 1.0, 1.0
     for _ in range(5):
-        # one by one, because matplotlib before 3.11 warns when it clears a figure with a shared
-        # logarithmic axis
+        # Remove axes one by one, because matplotlib before 3.11 warns when it clears a figure with
+        # a shared logarithmic axis.
         for ax in figure.axes:
             ax.remove()
         figure.clear()
@@ -107,7 +108,7 @@ def _lay_out(
         ]
         axes = _draw_all(figure, fitted)
         across = max(across + (size[0] - figure.get_figwidth()) / wide, LEAST_INCHES / wide)
-        # Parts below a picture grow with it, so half of the missing height is enough.
+        # Parts below a picture grow with the picture, so half of the missing height is enough.
         down = (
             across**power
             if size[1] is None
@@ -118,9 +119,9 @@ def _lay_out(
 
 
 def _draw_all(figure: Figure, pictures: Sequence[Picture]) -> list[Axes]:
-    """Draws pictures, sets the size of the figure, and returns the axes."""
+    """Draws pictures, sets the size of the figure, and returns the pictures' axes."""
     axes = [figure.add_axes((0, 0, 1, 1), label=str(number)) for number in range(len(pictures))]
-    # sizes first, because the text in a picture depends on the available room
+    # set the sizes first, because the text in a picture depends on the available room
     _place(figure, axes, pictures, np.zeros((len(axes), 4)))
     around = []
     for ax, picture in zip(axes, pictures, strict=True):
@@ -131,9 +132,9 @@ def _draw_all(figure: Figure, pictures: Sequence[Picture]) -> list[Axes]:
 
 
 def _place(figure: Figure, axes: Sequence[Axes], pictures: Sequence[Picture], around: Any) -> None:
-    """Sets a figure's size from its images and margins, and positions the axes.
+    """Sets a figure's size from its pictures and their margins, and positions the axes.
 
-    ``around`` has the room on the left, below, on the right and above, in inches.
+    ``around`` holds the room on the left, below, on the right and above each picture, in inches.
     """
     left, below, right, above = around.T
     widths, heights = np.array([(picture.width, picture.height) for picture in pictures]).T

@@ -1,12 +1,12 @@
-"""The look of ringsim's pictures.
+"""Defines the look of ringsim's pictures.
 
-This module has colours, textures, fonts, the text around the axes, and files that are the same byte
-for byte. The colours are those of Okabe and Ito, which are distinct with every common colour
-blindness. Each has a texture, so that pictures also work in grey. A hue has the same meaning in all
-pictures.
+This module provides the colours, textures and fonts, the text around the axes, and functions that
+write figures with reproducible bytes. The colours are from Okabe and Ito, and are distinct for
+people with any common form of colour blindness. Each colour has a texture, so that pictures also
+work in grey. A hue has the same meaning in all pictures.
 
 Source:
-    M. Okabe and K. Ito, "Color Universal Design", 2008: the eight colours.
+    M. Okabe and K. Ito, "Color Universal Design", 2008 (the eight colours).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ VERMILLION: Final = "#D55E00"
 PURPLE: Final = "#CC79A7"
 
 INK: Final = "#222222"
-MUTED: Final = "#5F5F5F"  # contrast with white 6.4 : 1
+MUTED: Final = "#5F5F5F"  # the contrast with white is 6.4 : 1
 GRID: Final = "#E9E9E9"
 FAINT: Final = "#D9D9D9"
 
@@ -58,13 +58,13 @@ TITLE_SIZE: Final = 12.5
 SUBTITLE_SIZE: Final = 10.0
 LEGEND_SIZE: Final = 9.5
 LINE_POINTS: Final = 13.0  # the height of a line below the legend
-GAP_POINTS: Final = 6.0  # between the axis, the legend and the lines
-LETTER: Final = 0.55  # average width of a letter, as a share of the font's size
-LEAST_SHRUNK: Final = 0.5  # the least share of its size to which a long title shrinks
+GAP_POINTS: Final = 6.0  # the gaps between the axis, the legend and the lines
+LETTER: Final = 0.55  # the average width of a letter, as a share of the font's size
+LEAST_SHRUNK: Final = 0.5  # a long title shrinks to no less than this share of its size
 
 SETTINGS: Final[dict[Any, Any]] = {  # matplotlib types its own names as literals
     "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib, so it is the same on every machine
+    "font.sans-serif": ["DejaVu Sans"],  # part of matplotlib, so every machine has the same font
     "font.size": 10,
     "axes.titlesize": TITLE_SIZE,
     "axes.titleweight": "bold",
@@ -75,7 +75,7 @@ SETTINGS: Final[dict[Any, Any]] = {  # matplotlib types its own names as literal
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.unicode_minus": False,
-    "figure.facecolor": "white",  # not transparent, so that the ink is visible on a dark page
+    "figure.facecolor": "white",  # not transparent, so that text is visible on a dark page
     "figure.dpi": 100,
     "savefig.facecolor": "auto",
     "text.color": INK,
@@ -86,10 +86,10 @@ SETTINGS: Final[dict[Any, Any]] = {  # matplotlib types its own names as literal
     "hatch.linewidth": 0.8,
     "legend.fontsize": LEGEND_SIZE,
     "legend.frameon": False,
-    "svg.hashsalt": "ringsim",  # for ids in the file, instead of random numbers
-    # users' names may contain dollar signs, which are no formulas
+    "svg.hashsalt": "ringsim",  # makes the ids in the file reproducible
+    # users' names may contain dollar signs, which do not begin formulas
     "text.parse_math": False,
-    "svg.fonttype": "path",  # glyphs as shapes, so that labels do not depend on the reader's fonts
+    "svg.fonttype": "path",  # draws glyphs as shapes, so that text does not depend on fonts
 }
 
 
@@ -97,8 +97,9 @@ SETTINGS: Final[dict[Any, Any]] = {  # matplotlib types its own names as literal
 class Look:
     """The look of one kind of bar.
 
-    It has a name, a fill, and for readers who cannot distinguish colours a texture, in the colour
-    ``ink``. ``edge`` is the width of the outline in points, and ``zorder`` the drawing order.
+    A look has a name, a fill colour and, for readers who cannot distinguish colours, a texture in
+    the colour ``ink``. ``edge`` is the width of the outline in points, and ``zorder`` is the
+    drawing order.
     """
 
     name: str
@@ -120,10 +121,9 @@ _compact: ContextVar[bool] = ContextVar("compact", default=False)
 
 @contextlib.contextmanager
 def drawing(*, compact: bool = False, users: bool = False) -> Iterator[None]:
-    """Sets ringsim's fonts and colours in a block.
+    """Applies ringsim's fonts and colours within a ``with`` block, and then restores the user's.
 
-    Afterwards the user's style is restored. With ``users``, the user's own settings of fonts, lines
-    and sizes in matplotlib still apply.
+    If ``users`` is True, the user's own matplotlib settings for fonts, lines and sizes still apply.
     """
     kept = ("svg.", "text.")
     settings = {
@@ -145,13 +145,13 @@ def drawing(*, compact: bool = False, users: bool = False) -> Iterator[None]:
 def letters(points: float) -> float:
     """Returns the font size to use for a desired size in points.
 
-    A compact picture has only two sizes.
+    Compact pictures have only two font sizes.
     """
     return points if not _compact.get() else 8.0 if points >= TITLE_SIZE else SMALL
 
 
 def least(points: float, wanted: float) -> float:
-    """Returns the smallest font size, for use when space is short.
+    """Returns the smallest font size to use if there is little room.
 
     In a compact picture, text does not shrink.
     """
@@ -159,10 +159,11 @@ def least(points: float, wanted: float) -> float:
 
 
 def tint(part: Figure | Axes, theme: str | None) -> None:
-    """Converts the greys in a picture that was drawn for white paper.
+    """Converts the greys in a picture that was drawn for white paper to a theme.
 
-    White becomes the theme's ground, and black its ink; hues and the text on them do not change.
-    Without a theme, ground and ink are the user's settings in matplotlib, or the light theme's.
+    White becomes the theme's ground, and black becomes its ink. Hues, and text on them, do not
+    change. If ``theme`` is None, ground and ink come from the user's matplotlib settings, or else
+    from the light theme.
     """
     ground, ink = THEMES[theme or "light"]
     if theme is None:
@@ -213,10 +214,7 @@ def _is_grey(colours: Any) -> Any:
 
 
 def _turn(colours: Any, ground: Sequence[float], ink: Sequence[float]) -> Any:
-    """Returns colours, shape (n, 4), with greys placed between ink and ground.
-
-    Each grey keeps its relative position between them.
-    """
+    """Returns colours of shape (n, 4), in which greys are scaled to lie between ink and ground."""
     dark = to_rgb(INK)[0]
     share = np.clip((colours[:, :3].mean(axis=1, keepdims=True) - dark) / (1 - dark), 0, 1)
     turned = share * np.array(ground) + (1 - share) * np.array(ink)
@@ -224,10 +222,7 @@ def _turn(colours: Any, ground: Sequence[float], ink: Sequence[float]) -> Any:
 
 
 def reach(ax: Axes) -> Any:
-    """Returns the extents of axes and the text around them, in pixels.
-
-    The extents are left, below, right and above.
-    """
+    """Returns the left, lower, right and upper extents of axes with their text, in pixels."""
     return np.array((ax.get_tightbbox() or ax.bbox).extents)
 
 
@@ -243,7 +238,7 @@ def per_point(ax: Axes) -> float:
 
 
 def swatch(look: Look, label: str | None = None) -> Patch:
-    """Returns the legend entry for a look, under the look's name by default."""
+    """Returns the legend entry for a look, labelled by default with the look's name."""
     return Patch(
         facecolor=look.colour,
         edgecolor=look.ink,
@@ -259,7 +254,7 @@ def entry(label: str, **look: Any) -> Line2D:
 
 
 def fade(colour: str, share: float) -> str:
-    """Returns a paler colour; share 0 leaves it unchanged, and share 1 makes it white."""
+    """Returns a paler colour; a share of 0 leaves it unchanged, and a share of 1 makes it white."""
     red, green, blue = (channel + (1 - channel) * share for channel in to_rgb(colour))
     return to_hex((red, green, blue))
 
@@ -285,7 +280,7 @@ def write_beside(
     where: Any = "axes fraction",
     **look: Any,
 ) -> Text:
-    """Writes text at a fixed distance in points from a position, also outside of the axes.
+    """Writes text at a fixed distance, in points, from a position, which may be outside the axes.
 
     ``where`` is the coordinate system of the position.
     """
@@ -312,16 +307,17 @@ def dress(
 ) -> None:
     """Adds the text around a picture.
 
-    The title and subtitle are above it; the legend, the notes and the origin of the numbers are
-    below.
+    The title and the subtitle are above the picture. The legend, the notes and the origin of the
+    numbers are below it.
 
     Args:
         ax: the axes, with the finished drawing.
         title: the main result, on one line.
         subtitle: further results, in smaller text.
-        notes: sentences about omitted or merged parts, one line each.
+        notes: sentences about omitted or merged parts, one per line.
         handles: the entries of the legend.
-        metadata: the metadata of the trace, for the last line: machine, versions and date.
+        metadata: the metadata of the trace, from which the last line gets the machine, versions and
+            date.
         columns: the largest number of legend entries per line.
     """
     to_points, compact = 72 / ax.figure.dpi, _compact.get()
@@ -361,9 +357,9 @@ def dress(
 def _add_legend(
     ax: Axes, handles: Sequence[Artist], columns: int, room: float, offset: tuple[float, float]
 ) -> float:
-    """Adds a legend with as many columns as fit, ``offset`` points away from the axes' corner.
+    """Adds a legend with as many columns as fit, at ``offset`` points from the axes' corner.
 
-    Returns the legend's height in points.
+    Returns the height of the legend in points.
     """
     x, y = offset
     shift = ScaledTranslation(x / 72, y / 72, ax.figure.dpi_scale_trans)
@@ -381,7 +377,7 @@ def _add_legend(
 
 
 def figure_png(figure: Figure, *, dpi: float = 100, description: str = "") -> bytes:
-    """Renders a figure as PNG, always with the same bytes for the same figure.
+    """Renders a figure as PNG; the bytes depend only on the figure and the description.
 
     The description is for readers who cannot see the picture.
     """
@@ -401,14 +397,14 @@ def save_figure(
 ) -> None:
     """Writes a figure as PNG, SVG or PDF, depending on the path's extension.
 
-    The same figure gives the same bytes.
+    Writing the same figure again writes the same bytes.
 
     Args:
-        figure: the figure.
+        figure: the figure to write.
         path: the file to write, with the extension ``.png``, ``.svg`` or ``.pdf``.
-        dpi: the pixels per inch of a PNG.
-        title: the title of an SVG, for screen readers.
-        description: a description of the picture, also for screen readers.
+        dpi: the resolution of a PNG, in pixels per inch.
+        title: the title of an SVG or PDF, for screen readers.
+        description: a description of the picture for screen readers; a PDF does not contain it.
 
     Raises:
         ArgumentError: the path has a different extension.
@@ -425,15 +421,15 @@ def save_figure(
             figure.savefig(path, metadata=about)
     else:
         raise ArgumentError(
-            f"the name of a picture must end in .png, .svg or .pdf, got {say(str(path))}. "
-            "Choose one of these extensions."
+            f"path must end in .png, .svg or .pdf, got {say(str(path))}. Choose one of these "
+            "extensions."
         )
 
 
 def figure_svg(figure: Figure, *, title: str = "", description: str = "") -> str:
-    """Renders a figure as SVG, always with the same text for the same figure.
+    """Renders a figure as SVG; the text depends only on the arguments.
 
-    The title and the description are for readers who cannot see it.
+    The title and the description are for readers who cannot see the picture.
     """
     file = io.StringIO()
     with drawing():

@@ -1,6 +1,6 @@
-"""The timeline of ranks, with their work, messages and waits.
+"""Draws the timeline of ranks, with their work, messages and waits.
 
-This module also draws the picture of a trace in a notebook, with ring and timeline.
+This module also draws the picture that a notebook shows for a trace, with ring and timeline.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ if TYPE_CHECKING:
 __all__ = ["plot_timeline", "timeline_picture", "trace_png"]
 
 WIDTH_INCHES: Final = 9.6
-MOST_STRIPES: Final = 64  # the most ranks for which every other row has a background
-MOST_SPAN_NAMES: Final = 8  # in the legend, as many as there are different looks
+MOST_STRIPES: Final = 64  # with more rows, there are no stripes behind them
+MOST_SPAN_NAMES: Final = 8  # the most span names in the legend: one for each look
 MOST_MARK_NAMES: Final = 100
 MARK_NAME_SIZE: Final = 7.5  # points
-MOST_NAMES: Final = 500  # names in boxes
+MOST_NAMES: Final = 500  # the most names in boxes
 NAME_SIZE: Final = 8.0  # points
-LEAST_SIZE: Final = 5.0  # points: smaller text is illegible
-LETTER: Final = 0.62  # width of a letter, as a share of the font's size
-HEAD_POINTS: Final = 1.0  # width of an arrow's shaft, the unit of its head in matplotlib
-MERGED_SLOTS: Final = 400  # about one per pixel, if rows are merged
-MERGED_ROW_POINTS: Final = 12.0  # the least height of a row of several ranks
-# from the middle of a row, which is 1 high, to its first and last lane
+LEAST_SIZE: Final = 5.0  # points; smaller text would be illegible
+LETTER: Final = 0.62  # the width of a letter, as a share of the font's size
+HEAD_POINTS: Final = 1.0  # the width of an arrow's shaft; matplotlib's unit for the head
+MERGED_SLOTS: Final = 400  # the number of slots if rows combine several ranks
+MERGED_ROW_POINTS: Final = 12.0  # the least height of a row that combines several ranks
+# the distance from the middle of a row, which is 1 high, to the edges of its outer lanes
 EDGE: Final = 0.42
-MARKS: Final = 0.17  # height of the strip for marks
-OPERATIONS: Final = 0.32  # height of the two lanes for sends and recvs, if there are spans above
+MARKS: Final = 0.17  # the height of the strip for marks
+OPERATIONS: Final = 0.32  # the height of the lanes for sends and recvs, if there are spans above
 GAP: Final = 0.03
-# scale of the pictures in a notebook: the text keeps its size, and is legible in a smaller picture
+# the scale of pictures in a notebook; their text keeps its size, so that it stays legible
 SMALLER: Final = 0.68
 
 
@@ -70,28 +70,30 @@ def plot_timeline(
 ) -> Axes:
     """Draws the timeline of each rank.
 
-    The timeline shows spans, with sends and recvs below them, and arrows from send to recv. Ranks
-    are rows, with rank 0 on top; time runs to the right, to scale, from the start of the run. The
-    time in which an operation was blocked is split into waiting for a late partner and transfer.
-    Bars shorter than a pixel are merged, and a note reports this.
+    Each rank has a row, with rank 0 on top. Time runs to the right, to scale, from the start of the
+    run. A row shows the rank's spans, with its sends and recvs below them, and arrows lead from
+    sends to recvs. The time for which an operation was blocked is split into waiting for a late
+    partner and transfer. Bars shorter than a pixel are merged, and a note below the picture reports
+    this.
 
-    A trace of ``train_step_pipeline`` is drawn as in papers, one step at a time: forwards and
-    backwards with the number of their microbatch, the bubbles shaded, and warm-up, steady phase and
-    cool-down marked; on a new figure, the live activations are below. If an operation is stuck or
-    has failed, the trace is drawn like any other. With several hosts, the first row of each has the
-    host's name, and arrows between hosts have a separate colour.
+    A trace of ``train_step_pipeline`` is drawn as in papers, one step at a time. Forwards and
+    backwards show the number of their microbatch, bubbles are shaded, and brackets mark the
+    warm-up, the steady phase and the cool-down. A new figure also shows the live activations. If an
+    operation is stuck or has failed, the trace is drawn like any other. If there are several hosts,
+    each host's first row shows its name, and arrows between hosts have a different colour.
 
     Args:
         trace: a trace, with any number of events.
-        step: the step of a pipeline trace, counted from 0, or None for the last step.
-        align: whether to align the times of several hosts. False draws the times of each host's own
-            clock.
-        ax: the axes to draw on; None creates a new figure.
-        **look: the size, theme and other options of the new figure, see
+        step: the index of the pipeline step to draw, from 0. By default, a trace that contains
+            steps is drawn as its last step.
+        align: whether to align the times of different hosts; if False, each host's times are drawn
+            as its own clock showed them.
+        ax: the axes to draw on, or None to create a new figure.
+        **look: the style of the new figure, such as its size and theme; see
             `ringsim.traces.display.Style`.
 
     Returns:
-        The axes. Call ``ax.figure.savefig(...)`` to write them.
+        The axes. Call ``ax.figure.savefig(...)`` to save the figure.
 
     Raises:
         ArgumentError: the trace has no such step.
@@ -116,9 +118,9 @@ def plot_timeline(
 
 
 def trace_png(trace: Trace) -> bytes:
-    """Draws ring and timeline for a notebook, or only the ring if there are no events.
+    """Draws the ring and the timeline for a notebook, or only the ring if there are no events.
 
-    The same trace gives the same bytes.
+    The bytes of the PNG depend only on the trace.
     """
     ring = ring_picture(trace)
     pictures = [ring._replace(width=ring.width * SMALLER, height=ring.height * SMALLER)]
@@ -131,8 +133,9 @@ def trace_png(trace: Trace) -> bytes:
 def timeline_picture(trace: Trace, step: int | None = None, *, with_curve: bool = False) -> Picture:
     """Returns the timeline as a picture.
 
-    For a pipeline it is a step, by default the last one, unless an operation is stuck or has
-    failed. ``with_curve`` adds the live activations below the rows of a step.
+    For a pipeline, the picture shows one step, by default the last one. If an operation is stuck or
+    has failed, and no step is given, it shows the whole run instead. ``with_curve`` adds the live
+    activations below the rows of a step.
     """
     events = trace.events
     is_operation = (events.kind != SPAN) & (events.kind != MARK)
@@ -169,26 +172,30 @@ def _draw(trace: Trace, ax: Axes) -> None:
 
     notes = []
     if rows.ranks > 1:
-        notes.append(f"Each row is {rows.ranks} ranks: the height is the share of their time.")
+        notes.append(
+            f"Each row combines {rows.ranks} ranks; the height of a bar is its share of their time."
+        )
     elif short.any():
         pixel = f"a pixel ({time_text(slot_ns)})" if slot_ns >= 1 else "a pixel"
-        number = f"{short.sum():,} of {count(len(bars), 'bar')}"
         notes.append(
-            f"Shorter than {pixel} and merged: {number}; the height is the share of the time."
+            f"Bars shorter than {pixel} are merged ({short.sum():,} of {len(bars):,}); their "
+            "height is their share of the time."
         )
     arrived = (trace.events.done_ns[trace.messages.recv] != NONE).sum()
     if arrived < len(trace.messages):
-        notes.append(f"{count(len(trace.messages) - arrived, 'message')} never arrived: no arrow.")
+        notes.append(f"No arrow: {count(len(trace.messages) - arrived, 'message')} never arrived.")
     if arrows < arrived:
-        notes.append(f"Arrows: {arrows:,} of {count(arrived, 'message')}, evenly in time.")
+        notes.append(
+            f"Arrows show {arrows:,} of {count(arrived, 'message')}, spread evenly over time."
+        )
     words, handles = _message(trace, bars), _legend(trace, bars, arrows)
     style.dress(ax, *words, notes, handles, metadata=trace.metadata)
 
 
 def _lay_out(trace: Trace, bars: Bars, axis: TimeAxis, ax: Axes) -> Rows:
-    """Divides the axes into rows with a time axis, and draws a line between hosts.
+    """Divides the axes into rows with a time axis, and draws lines between hosts.
 
-    Rows that would be too low are merged, 2, 4, 8 ... ranks in one.
+    If rows would be too low, each row combines 2, 4, 8 ... ranks.
     """
     height = style.points(ax)[1] / trace.world_size
     ranks = 1
@@ -224,7 +231,7 @@ def _divide(trace: Trace, bars: Bars) -> Lanes:
     """Divides a row into lanes for the kinds of events that the trace contains."""
     has_operations = bool((bars.lane >= bars.depths).any())
     top = -EDGE + ((MARKS + GAP) if (trace.events.kind == MARK).any() else 0)
-    split = top if has_operations else EDGE  # between spans, and sends and recvs
+    split = top if has_operations else EDGE  # separates spans from sends and recvs
     if has_operations and bars.depths:
         split = EDGE - OPERATIONS
     spans = np.linspace(top, split - GAP if has_operations else split, bars.depths + 1)
@@ -239,7 +246,7 @@ def _divide(trace: Trace, bars: Bars) -> Lanes:
 def _draw_open_ends(rows: Rows, bars: Bars, axis: TimeAxis) -> None:
     """Draws an arrowhead at the end of each unfinished bar.
 
-    The trace ends at that point, but the operation does not.
+    The arrowhead shows that the trace ends there, but the operation does not.
     """
     some = bars.is_open
     if some.any():
@@ -257,7 +264,7 @@ def _draw_open_ends(rows: Rows, bars: Bars, axis: TimeAxis) -> None:
 
 
 def _draw_span_names(rows: Rows, trace: Trace, bars: Bars, axis: TimeAxis) -> None:
-    """Writes name, stage and microbatch into spans that have room, the widest first."""
+    """Writes the name, stage and microbatch into spans that have room, starting with the widest."""
     spans = np.flatnonzero(bars.look >= FIRST_SPAN)
     if len(spans) == 0:
         return
@@ -291,14 +298,14 @@ def _span_texts(trace: Trace, event: int) -> tuple[str, ...]:
 
 
 def _message(trace: Trace, bars: Bars) -> tuple[str, str]:
-    """Returns the title and the subtitle of the picture."""
+    """Returns the picture's title and subtitle."""
     events = trace.events
     ranks = count(trace.world_size, "rank")
     if len(events) == 0:
         return f"Nothing was recorded on {ranks}", ""
     stuck = bars.event[bars.look == UNFINISHED]
     if len(stuck):
-        index = stuck[np.argmin(events.wait_ns[stuck])]  # the rank that was blocked first
+        index = stuck[np.argmin(events.wait_ns[stuck])]  # the operation that was blocked first
         kind, peer = events.kind[index], events.peer[index]
         partner = f" {'to' if kind == SEND else 'from'} rank {peer}" if peer >= 0 else ""
         return (
@@ -354,13 +361,13 @@ def _draw_marks(rows: Rows, trace: Trace, axis: TimeAxis) -> None:
     for index, at, y, end in zip(marks, x, row + (top + bottom) / 2, until, strict=True):
         name = events.tables.labels[events.label[index]] if events.label[index] != NONE else ""
         notice = read_notice(name)
-        # only the kind, because the sentence is too long
+        # write only the kind of a notice, because its sentence is too long
         name = notice[0] if notice is not None else name
         if not name or named == MOST_MARK_NAMES:
             continue
         if at + (len(name) * 0.6 * size + 5) * per_point <= end:
             side, offset = "left", 4
-        elif end == right:  # the last of its row: the name is to the left of its tick
+        elif end == right:  # the last mark of its row has its name on the left
             side, offset = "right", -4
         else:
             continue
@@ -370,10 +377,7 @@ def _draw_marks(rows: Rows, trace: Trace, axis: TimeAxis) -> None:
 
 
 def _draw_arrows(rows: Rows, trace: Trace, send_lane: int, axis: TimeAxis) -> int:
-    """Draws arrows from the post of each send to the end of its recv.
-
-    Returns the number of arrows.
-    """
+    """Draws arrows from the post of a send to the end of its recv; returns the number of arrows."""
     messages, events = trace.messages, trace.events
     chosen = choose_messages(trace, rows.ranks)
     src, dst = messages.src[chosen], messages.dst[chosen]

@@ -1,10 +1,10 @@
-"""The messages and bytes between ranks, by process group.
+"""Counts the messages and bytes between ranks, by process group.
 
-Groups without messages also count, and so do messages on other groups::
+The result includes groups without messages, and messages on groups outside the ring::
 
-    rank 0 --ring:0>1--> rank 1        lane "forward": along the group, activations
-    rank 0 <--ring:0>1-- rank 1        lane "backward": against it, gradients
-    rank 0 ---world----> rank 2        lane "outside": on none of the ring's groups
+    rank 0 --ring:0>1--> rank 1        lane "forward": in the group's direction, activations
+    rank 0 <--ring:0>1-- rank 1        lane "backward": against that direction, gradients
+    rank 0 ---world----> rank 2        lane "outside": not on any of the ring's groups
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from ringsim.traces.events import COLLECTIVE, NONE, OK, SEND
 if TYPE_CHECKING:
     from ringsim.traces.value import Trace
 
-# users choose names, and int() refuses thousands of digits
+# at most nine digits, because users choose names, and int() refuses thousands of digits
 RING_NAME: Final = re.compile(r"ring:(\d{1,9})>(\d{1,9})")
 
 
 class Edge(NamedTuple):
-    """The messages from one rank to another on one process group; ``lane`` is their direction."""
+    """The messages between two ranks on one process group; ``lane`` is their direction."""
 
     src: int
     dst: int
@@ -37,11 +37,11 @@ class Edge(NamedTuple):
 
 @dataclass(frozen=True)
 class Traffic:
-    """The messages of a trace.
+    """The messages in a trace.
 
     Attributes:
         trace: the trace.
-        ring: the ring's groups, by name: (pred, succ).
+        ring: for each of the ring's groups, by name, its predecessor and successor.
         edges: the messages by source, destination and group.
         unfinished: the number of sends that finished on neither side.
         collectives: the number of collective operations.
@@ -60,20 +60,20 @@ class Traffic:
 
     @property
     def lanes(self) -> set[str]:
-        """The directions of messages."""
+        """The directions in which messages were sent."""
         return {edge.lane for edge in self.edges}
 
     @property
     def used(self) -> set[str]:
-        """The ring's groups with messages."""
+        """The names of the ring's groups that carried messages."""
         return {edge.group for edge in self.edges} & self.ring.keys()
 
 
 def count_traffic(trace: Trace) -> Traffic:
     """Counts the messages between each pair of ranks, for each process group.
 
-    A message counts for its sender if the send or its recv is done, because a sender that never
-    waits does not know that it arrived. The bytes of collectives do not count.
+    A message counts if either its send or its recv is done, because a sender that never waits does
+    not know that the message arrived. The bytes of collectives do not count.
 
     Example:
         >>> from ringsim.traces.events import Group, OP_CODES, Payload, Tables, make_events
@@ -112,9 +112,9 @@ def count_traffic(trace: Trace) -> Traffic:
 
 
 def _find_ring(trace: Trace) -> dict[str, tuple[int, int]]:
-    """Returns the groups of the ring, by name: (pred, succ).
+    """Returns the predecessor and the successor of each of the ring's groups, by name.
 
-    Torch sorts a group's ranks, so only the name has the direction.
+    Torch sorts a group's ranks, so only the name shows the direction.
     """
     listed: list[Any] = trace.metadata.get("ring_groups", [])
     names = [name for name, _ in listed] or [group.name for group in trace.events.tables.groups]

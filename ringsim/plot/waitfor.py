@@ -1,6 +1,6 @@
-"""The graph of waiting ranks, including the cycle that no rank can leave.
+"""Draws the graph of waiting ranks, including any cycle that no rank can leave.
 
-The graph is drawn next to the last moments of the timeline.
+The last moments of the timeline are drawn next to the graph.
 """
 
 from __future__ import annotations
@@ -34,40 +34,40 @@ if TYPE_CHECKING:
 
 __all__ = ["plot_waitfor", "waitfor_png"]
 
-MOST_RANKS: Final = 12  # nodes; of more ranks, only those of the root causes are drawn
+MOST_RANKS: Final = 12  # the most nodes; of more ranks, the most important are drawn
 MOST_LABELS: Final = 8
 MOST_TIMELINE_RANKS: Final = 64
 # half of the graph's width and height, relative to the radius of its circle
 HALF: Final = (2.0, 1.44)
 GRAPH_INCHES: Final = (5.0, 3.6)
-TIMELINE_SHARE: Final = 0.6  # as a share of the timeline's normal width
+TIMELINE_SHARE: Final = 0.6  # the timeline's width, as a share of its normal width
 BOW: Final = 0.18  # how far an arrow bends to the right, as a share of its length
-# the time shown before ranks got stuck, as a share of the time since then
+# how long before the ranks got stuck the timeline begins, as a share of the time since then
 BEFORE: Final = 0.5
-BEFORE_NS: Final = 20_000_000  # at least this
+BEFORE_NS: Final = 20_000_000  # the least time before the ranks got stuck
 RADIUS: Final = 0.2
 CROWDED: Final = 0.32  # the largest radius of a node, as a share of the distance between neighbours
 FILE_LETTERS: Final = 20
 NOTE_LETTERS: Final = 76
 MOST_NOTES: Final = 4
 
-# Labels of arrows cover no node and no other label, and cover an arrow only if there is no other
-# room.
+# The label of an arrow never covers a node or another label, and covers an arrow only if there is
+# no room elsewhere.
 LABEL_SIZE: Final = 8.5
-# possible positions of a label along the arrow, as shares of its length
+# the possible positions of a label along the arrow, as shares of its length
 ALONG: Final = (0.5, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8)
-AWAY: Final = (0.05, 0.15, 0.3, 0.5)  # and distances from it
-# and shifts up or down, as shares of the label's height
+AWAY: Final = (0.05, 0.15, 0.3, 0.5)  # the possible distances from the arrow
+# the possible shifts up or down, as shares of the label's height
 RAISED: Final = (0.0, 1.0, -1.0, 2.0, -2.0, 3.0, -3.0)
-CLEAR: Final = 0.03  # the least distance between two boxes, or a box and an arrow
-# The costs of a position: for the distance from the arrow, for shifts up or down, for the side
-# towards the centre, and for each covered point.
+CLEAR: Final = 0.03  # the least distance between two boxes, or between a box and an arrow
+# The costs of a position: for its distance from the arrow, for a shift up or down, for being on the
+# side towards the centre, and for each covered point.
 FAR_AWAY: Final = 3.0
 OFF: Final = 0.3
 INSIDE: Final = 0.2
 COVERED: Final = 0.15
 
-# state: text next to the rank, fill, outline, dashes
+# for each state: the text next to the rank, the fill, the outline, and the dashes
 _LOOKS: Final[dict[str, tuple[str, str, str, Any]]] = {
     "blocked": ("", "white", style.VERMILLION, "solid"),
     "exited": ("has left", "#EDEDED", style.MUTED, (0, (2, 2))),
@@ -80,20 +80,20 @@ _LOOKS: Final[dict[str, tuple[str, str, str, Any]]] = {
 
 
 def plot_waitfor(diagnosis: Diagnosis, *, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
-    """Draws which ranks wait for which.
+    """Draws a graph that shows which ranks wait for which.
 
     Ranks are in a circle, with an arrow from each waiting rank to the rank that it waits for. The
-    arrows of a cycle that no rank can leave are wide and red. If the diagnosis has a trace, the
-    last moments of the timeline are next to the graph.
+    arrows in a cycle that no rank can leave are wide and red. If the diagnosis has a trace, the
+    last moments of its timeline are drawn next to the graph.
 
     Args:
-        diagnosis: a diagnosis; without findings, the picture shows only the ranks.
-        ax: the axes to draw only the graph on; None creates a new figure with both pictures.
-        **look: the size, theme and other options of the new figure, see
+        diagnosis: a diagnosis; if it has no findings, the picture shows only the ranks.
+        ax: the axes to draw only the graph on, or None to create a new figure with both pictures.
+        **look: the style of the new figure, such as its size and theme; see
             `ringsim.traces.display.Style`.
 
     Returns:
-        The axes of the graph. Call ``ax.figure.savefig(...)`` to write them.
+        The axes of the graph. Call ``ax.figure.savefig(...)`` to save the figure.
 
     Example:
         >>> import matplotlib
@@ -107,7 +107,7 @@ def plot_waitfor(diagnosis: Diagnosis, *, ax: Axes | None = None, **look: Unpack
 
 
 def waitfor_png(diagnosis: Diagnosis) -> bytes:
-    """Draws graph and timeline as a PNG for a notebook, with reproducible bytes."""
+    """Draws the graph and the timeline for a notebook, as a PNG with reproducible bytes."""
     return sheet.picture_png(_pictures(diagnosis), str(diagnosis))
 
 
@@ -126,9 +126,9 @@ def _pictures(diagnosis: Diagnosis) -> list[Picture]:
 
 
 def _last_moments(diagnosis: Diagnosis) -> Trace | None:
-    """Returns the part of the trace that belongs to the findings.
+    """Returns the part of the trace that belongs to the findings, or None if there is none.
 
-    It is the end of the trace if ranks are stuck, and all of it if the run finished.
+    If ranks are stuck, this is the end of the trace; if the run finished, it is the whole trace.
     """
     trace: Trace | None = diagnosis.trace
     if trace is None or len(trace.events) == 0 or trace.world_size > MOST_TIMELINE_RANKS:
@@ -159,7 +159,7 @@ def _last_moments(diagnosis: Diagnosis) -> Trace | None:
 def _draw_graph(diagnosis: Diagnosis, ax: Axes) -> None:
     edges = diagnosis.edges or _edges_of(diagnosis.findings)
     ranks = _shown_ranks(diagnosis, edges)
-    # no states for a finished run
+    # the states of a finished run are not shown
     states = diagnosis.states if set(diagnosis.states) != {"exited"} else ()
     ax.set(xlim=(-HALF[0], HALF[0]), ylim=(-HALF[1], HALF[1]), aspect="equal")
     ax.set_axis_off()
@@ -215,7 +215,7 @@ def _notes(diagnosis: Diagnosis) -> list[str]:
 
 
 def _edges_of(findings: tuple[Finding, ...]) -> tuple[Edge, ...]:
-    """Returns the waits in findings about runs without stuck ranks."""
+    """Returns the waits that findings describe, for runs in which no rank is stuck."""
     every = [one for finding in findings for one in (finding, *finding.consequences)]
     pairs = [one.operations[:2] for one in every if len(one.operations) > 1]
     return tuple(
@@ -226,8 +226,8 @@ def _edges_of(findings: tuple[Finding, ...]) -> tuple[Edge, ...]:
 def _shown_ranks(diagnosis: Diagnosis, edges: tuple[Edge, ...]) -> list[int]:
     """Chooses the ranks to draw.
 
-    These are all ranks if they are few, otherwise those of the findings and those that they wait
-    for.
+    These are all ranks if there are few. Otherwise, ranks in a cycle come first, then ranks with
+    findings, and then other ranks that wait or are waited for.
     """
     if diagnosis.world_size <= MOST_RANKS:
         return list(range(diagnosis.world_size))
@@ -242,8 +242,8 @@ def _draw_edges(
 ) -> int:
     """Draws an arrow, labelled with the operation, from each rank to each rank it waits for.
 
-    Returns the number of arrows without a label. An arrow bends to the right, so that the arrow
-    back is separate.
+    Arrows bend to the right, so that they do not coincide with the arrows back. Returns the number
+    of arrows without a label.
     """
     pairs: dict[tuple[int, int], list[Edge]] = {}
     for edge in sorted(edges, key=lambda one: not one.in_cycle):
@@ -298,9 +298,9 @@ def _label(operations: list[Operation]) -> str:
 
 
 def _draw_rank(ax: Axes, rank: int, x: float, y: float, radius: float, state: str) -> list[Any]:
-    """Draws a node, with its state next to it unless it is blocked.
+    """Draws a rank's node, with the rank's state next to the node unless the rank is blocked.
 
-    Returns the boxes around both.
+    Returns the boxes around the node and the text.
     """
     words, fill, outline, dashes = _LOOKS.get(state, ("", "white", style.INK, "solid"))
     ax.add_patch(
@@ -345,7 +345,7 @@ def _legend(diagnosis: Diagnosis, edges: list[Edge], ranks: list[int]) -> list[A
 
 
 def _write_words(ax: Axes, text: str, at: Any, **look: Any) -> tuple[Text, Any]:
-    """Writes centred text; returns the text, and half its size in data coordinates."""
+    """Writes centred text, and returns the text and half its size in data coordinates."""
     size = style.letters(LABEL_SIZE)
     written = ax.text(at[0], at[1], text, ha="center", va="center", fontsize=size, **look)
     box = written.get_window_extent().transformed(ax.transData.inverted())
@@ -355,12 +355,12 @@ def _write_words(ax: Axes, text: str, at: Any, **look: Any) -> tuple[Text, Any]:
 def _label_edges(
     ax: Axes, labels: Sequence[tuple[str, Points]], paths: Sequence[Points], taken: list[Any]
 ) -> int:
-    """Writes labels next to some arrows, the most important arrow first.
+    """Writes labels next to some arrows, starting with the most important arrow.
 
-    Returns the number of labels without room, which are not written. A label is given by its text
-    and the path of its arrow. It never covers the boxes ``taken`` by nodes and other text, and
-    covers one of the ``paths`` of all arrows only if there is no other room. The axes must have
-    their final size and range.
+    Each label is a text and the path of its arrow. A label never covers the boxes ``taken`` by
+    nodes and other text, and covers one of the arrows' ``paths`` only if there is no room
+    elsewhere. The axes must have their final size and range. Returns the number of labels that were
+    not written because there was no room.
     """
     low, high = np.sort([ax.get_xlim(), ax.get_ylim()]).T
     points, missing = np.concatenate([np.empty((0, 2)), *paths]), 0
@@ -384,12 +384,12 @@ def _label_edges(
 
 
 def _places(path: Points, width: float, height: float) -> Iterator[tuple[float, float, float]]:
-    """Yields (cost, x, y) for positions of a box's centre, next to a path or on the path."""
+    """Yields (cost, x, y) for possible positions of a box's centre, next to or on a path."""
     for share in ALONG:
         index = round(share * (len(path) - 1))
         point, way = path[index], path[min(index + 1, len(path) - 1)] - path[max(index - 1, 0)]
         normal = np.array([way[1], -way[0]]) / max(float(np.hypot(*way)), 1e-9)
-        # from the middle of the box to its side, along the normal
+        # the distance from the middle of the box to its side, along the normal
         reach = (abs(normal[0]) * width + abs(normal[1]) * height) / 2
         off_middle = abs(share - 0.5)
         yield off_middle + FAR_AWAY * AWAY[0], *point

@@ -1,1 +1,1 @@
-"""Traces: the events of a run, from the ranks' records to tables, files and explanations."""
+"""Traces: from the ranks' records of a run to tables, files and explanations."""

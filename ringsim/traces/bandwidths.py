@@ -1,46 +1,45 @@
-"""A table of bandwidths.
+"""Tables of bandwidths, and the lines fitted through them.
 
-The table lists the bandwidth of each link at each size and the source of the numbers, and fits a
-line through them. Each row is for one pattern, edge and size. S is ``size_bytes``, t is
-``latency_us``::
+A table lists the bandwidth of each link at each size, and the source of the numbers. Each row is
+for one pattern, edge and size. S is ``size_bytes``, and t is ``latency_us``::
 
     pattern      S                        t
     pingpong     the message              half the time of a round trip
-    oneway       the message              time per message in a stream from src to dst, several in
-                                          flight
-    exchange     the message, each way    until src has sent one message and received another
-    shift        the message              until dst has received from src and sent its own: every
-                                          rank sends to its successor
-    all_reduce   the buffer               until the slowest rank has the sum; src and dst are -1,
-                                          the whole group
+    oneway       the message              the time per message in a stream from src to dst, with
+                                          several messages in flight
+    exchange     the message, each way    until src has sent a message and received one
+    shift        the message              until dst has received src's message and sent its own;
+                                          every rank sends to its successor
+    all_reduce   the buffer               until the slowest rank has the sum; src and dst are -1
+                                          because the whole group takes part
 
-algbw is S / t, and busbw is algbw times the factor of ``ringsim.traces.collectives`` (nccl-tests'
+algbw is S / t, and busbw is algbw times the factor in ``ringsim.traces.collectives`` (nccl-tests'
 definitions). 1 GB is 10**9 bytes. Latency and algbw are medians of n repetitions; p10 and p90 are
 percentiles. A saved table is one JSON file that contains nothing executable.
 
-Many transports use one method for small messages and another for large ones. At the switch,
-the time jumps up or down from one size to the next, and no single alpha-beta line fits both sides.
-``find_regimes`` finds these breaks::
+Many transports send small messages by one method and large messages by a different method. At the
+size at which the method changes, the time jumps up or down, and no single alpha-beta line fits both
+sides. ``find_regimes`` finds these breaks::
 
     time |                    .-'
-         |                 .-'        the right line, continued to the left, misses the left points,
-         |   .-'                      and the left line misses the right ones: a break
+         |                 .-'        the right line, extended to the left, misses the left points,
+         |   .-'                      and the left line misses the right points: this is a break
          | .-'
          +------------|--------- size
 
-If only the *slope* changes (a cache becomes too small), the two lines meet and neither misses the
+If only the *slope* changes (a cache becomes too small), the two lines meet. Neither line misses the
 next point by much, so there is no break.
 
-There is a break between two neighbouring sizes in either of two cases:
+Two neighbouring sizes have a break between them in either of two cases:
 
-- Both sides have at least three sizes, and each side's fit, extended to the next size beyond,
-  misses the time measured there by more than a quarter, by more than three times the fit's error
-  at its own points, and by more than the p10 to p90 range there. If several places qualify, the
-  break is where the two fits leave the smallest residuals.
-- The larger message is faster by more than a quarter, and its p90 is below the p10 of the smaller
-  one.
+- Both sides have at least three sizes. Each side's fit, extended to the nearest size of the other
+  side, misses the time measured there by more than a quarter, by more than three times the fit's
+  error at its own points, and by more than the range from p10 to p90 there. If several places
+  qualify, the break is the place at which the two fits leave the smallest residuals.
+- The larger message is faster by more than a quarter, and its p90 is below the smaller message's
+  p10.
 
-Each side is then searched again in the same way.
+The search is then repeated on each side.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ __all__ = ["CEILINGS", "COLUMNS", "Bandwidths", "Regime", "find_regimes", "load"
 FORMAT: Final = 1
 MAX_FILE_BYTES: Final = 64 * 2**20
 ONE_GPU: Final = "sockets, one GPU"  # the path between two ranks that share a GPU
-# not backends: the rates of a raw socket and of a copy in memory
+# not backends, but the rates of a raw socket and of a copy in memory
 CEILINGS: Final = ("tcp", "memcpy")
 KINDS: Final = ("measured", "published", "simulated")
 COLUMNS: Final[dict[str, str]] = {
@@ -102,24 +101,25 @@ COLUMNS: Final[dict[str, str]] = {
     "backend": "U",
     "kind": "U",
 }
-# limits of times in us and rates in GB/s in a file (besides 0), so that squares neither vanish nor
-# overflow
+# the limits for times (us) and rates (GB/s) other than 0 in a file, so that squares neither vanish
+# nor overflow
 SMALLEST: Final = 1e-12
 LARGEST: Final = 1e18
-MOST_BYTES: Final = 2**53  # per message: every size up to this one is exact as a float
+MOST_BYTES: Final = 2**53  # the largest message; every size up to this is exact as a float
 _LARGEST_LOAD: Final = 1e9
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Bandwidths:
-    """Measured, published or simulated bandwidths: one row for each pattern, edge and size.
+    """Measured, published or simulated bandwidths, one row for each pattern, edge and size.
 
-    A notebook shows the chart, and a terminal shows the table.
+    A notebook shows the bandwidths as a chart, and a terminal shows them as a table.
 
     Args:
-        columns: numpy arrays of equal length, named and typed as in ``COLUMNS``; NaN if unknown.
+        columns: numpy arrays of equal length, named and typed as in ``COLUMNS``; unknown numbers
+            are NaN.
         metadata: the source of the numbers (machine, versions, date, interface, load, ...); must be
-            JSON-able.
+            plain data for JSON.
 
     Example:
         >>> row = {
@@ -158,7 +158,7 @@ class Bandwidths:
     def fits(self) -> dict[tuple[str, str, int, int], Link]:
         """The line fitted through the medians of each (pattern, backend, src, dst).
 
-        Series with fewer than two sizes have no line. The errors of a line show how well it fits.
+        Series with fewer than two sizes have no line. A line's errors show how well it fits.
         """
         found = {}
         columns = self.columns
@@ -176,14 +176,14 @@ class Bandwidths:
         return found
 
     def series(self) -> list[tuple[str, str, int, int]]:
-        """Returns the (pattern, backend, src, dst) of each series, in order of its first row."""
+        """Returns the (pattern, backend, src, dst) of each series, in order of first appearance."""
         names = ("pattern", "backend", "src", "dst")
         return list(
             dict.fromkeys(zip(*(self.columns[name].tolist() for name in names), strict=True))
         )
 
     def where(self, pattern: str, backend: str, src: int, dst: int) -> Ints:
-        """Returns the mask of the rows in one series, given in the form that ``series`` lists."""
+        """Returns a mask of the rows in one series, given as ``series`` lists it."""
         columns = self.columns
         mask: Ints = (
             (columns["pattern"] == pattern)
@@ -194,7 +194,7 @@ class Bandwidths:
         return mask
 
     def to_pandas(self) -> pd.DataFrame:
-        """Returns the rows as a new pandas DataFrame; ``COLUMNS`` lists the columns."""
+        """Returns a new pandas DataFrame with the columns in ``COLUMNS``."""
         import pandas as pd
 
         return pd.DataFrame(
@@ -207,13 +207,13 @@ class Bandwidths:
     def save(self, path: str | PathLike[str]) -> None:
         """Writes the table to one JSON file, completely or not at all.
 
-        ``ringsim.traces.bandwidths.load`` reads the file.
+        Read the file with ``ringsim.traces.bandwidths.load``.
 
         Args:
             path: the file to write; an existing file is replaced.
 
         Raises:
-            TraceFileError: the file cannot be written, or the table could not be read back.
+            TraceFileError: the file cannot be written, or ringsim could not read it back.
         """
         columns = {
             name: [None if value != value else value for value in self.columns[name].tolist()]
@@ -233,11 +233,12 @@ class Bandwidths:
     def plot(
         self, *, published: bool = True, ax: Axes | None = None, **look: Unpack[Style]
     ) -> Axes:
-        """Draws bandwidth and latency against size, on ``ax`` if given, else on a new figure.
+        """Draws bandwidth and latency against size.
 
         Args:
             published: whether to add published NCCL figures if NCCL was not measured.
-            ax: the axes to draw on.
+            ax: the axes to draw on; by default, those of a new figure.
+            **look: the style of the new figure; see ``Style``.
 
         Returns:
             The axes.
@@ -247,7 +248,10 @@ class Bandwidths:
         return plot_bandwidth(self, published=published, ax=ax, **look)
 
     def describe(self) -> str:
-        """Returns the table in one sentence, as a text alternative to the picture."""
+        """Returns a description of the table in one sentence, as a text alternative to the picture.
+
+        The sentence lists the highest bandwidth of each series.
+        """
         if not len(self):
             return "Bandwidths: nothing was measured."
         sizes = self.columns["size_bytes"]
@@ -305,10 +309,10 @@ class Bandwidths:
             for name, dtype in COLUMNS.items()
         )
 
-    __hash__ = None  # type: ignore[assignment]  # equal by content; columns are arrays
+    __hash__ = None  # type: ignore[assignment]  # compared by content, which is mutable
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Bundle:
-        """Returns the chart and the table for Jupyter."""
+        """Returns the chart and the table that Jupyter shows."""
         return bundle(repr(self), self.describe(), self._draw)
 
     def _draw(self) -> bytes:
@@ -321,9 +325,10 @@ def make_bandwidths(rows: Iterable[Mapping[str, Any]], metadata: dict[str, Any])
     """Creates a table from rows.
 
     Args:
-        rows: values of ``COLUMNS`` by name; ``pattern``, ``size_bytes``, ``backend`` and ``kind``
-            are required. By default ``algbw_gb_per_s`` is computed from ``latency_us``; other
-            missing numbers are NaN, src and dst -1, n 0.
+        rows: the values in each row, by name as in ``COLUMNS``. ``pattern``, ``size_bytes``,
+            ``backend`` and ``kind`` are required. If ``algbw_gb_per_s`` is missing, it is computed
+            from ``latency_us``. Missing values of ``src`` and ``dst`` become -1, of ``n`` 0, and
+            all others NaN.
         metadata: the source of the numbers.
 
     Returns:
@@ -364,7 +369,7 @@ def load(path: str | PathLike[str]) -> Bandwidths:
     """Reads a table that ``Bandwidths.save`` wrote.
 
     Args:
-        path: the file.
+        path: the file to read.
 
     Returns:
         The table.
@@ -374,13 +379,13 @@ def load(path: str | PathLike[str]) -> Bandwidths:
             version of ringsim.
     """
     data = read_file(path, "the table of bandwidths", MAX_FILE_BYTES)
-    with reading("a table of bandwidths", path, "Measure again."):
+    with reading("a table of bandwidths", path, "Measure the bandwidths again."):
         value = parse_json(data)
         if not isinstance(value, dict) or value.get("what") != "ringsim bandwidths":
             raise ValueError("it is not a table of bandwidths")
         if value["format"] != FORMAT:
             raise ValueError(
-                f"its format is {value['format']!r}, and this version reads format {FORMAT}. "
+                f"it has format {value['format']!r}, and this version reads format {FORMAT}. "
                 "Install a later version of ringsim"
             )
         metadata = readable(value["metadata"])
@@ -401,7 +406,7 @@ _FORMS: Final[Forms] = {
 
 def _read_columns(value: Any) -> dict[str, Ints]:
     if not isinstance(value, dict) or set(value) != set(COLUMNS):
-        raise ValueError("its columns are not those of a table of bandwidths")
+        raise ValueError("it does not have the columns of a table of bandwidths")
     columns: dict[str, Ints] = {}
     for name, dtype in COLUMNS.items():
         entries = value[name]
@@ -415,7 +420,7 @@ def _read_columns(value: Any) -> dict[str, Ints]:
     if len({len(column) for column in columns.values()}) != 1:
         raise ValueError("the columns have different lengths")
     if not set(columns["kind"].tolist()) <= set(KINDS):
-        raise ValueError(f"the kind of a row is not one of {', '.join(KINDS)}")
+        raise ValueError(f"a row has a kind other than {', '.join(KINDS)}")
     limits: dict[str, tuple[float, float]] = {
         name: (SMALLEST, LARGEST) for name, dtype in COLUMNS.items() if dtype == "<f8"
     }
@@ -460,12 +465,12 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Regime:
-    """A range of sizes fitted by one line.
+    """A range of sizes that one line fits.
 
     Args:
-        first: the index of its smallest size.
-        last: the index of its largest size.
-        link: the line, or None for a single size.
+        first: the index of the smallest size.
+        last: the index of the largest size.
+        link: the line, or None if the range has only one size.
     """
 
     first: int
@@ -480,16 +485,17 @@ def find_regimes(
     p10_s: Sequence[float] | npt.NDArray[Any] | None = None,
     p90_s: Sequence[float] | npt.NDArray[Any] | None = None,
 ) -> list[Regime]:
-    """Splits measured times at the breaks, by the rule in the module docstring.
+    """Splits measured times into regimes at their breaks, which the module docstring defines.
 
     Args:
         sizes_bytes: the distinct sizes, ascending; shape (n,).
-        times_s: the median time per size in seconds, positive; shape (n,).
-        p10_s: the 10th percentiles; the medians by default.
-        p90_s: the 90th percentiles; the medians by default.
+        times_s: the median time for each size, in seconds; must be positive; shape (n,).
+        p10_s: the 10th percentiles; by default, the medians.
+        p90_s: the 90th percentiles; by default, the medians.
 
     Returns:
-        The regimes from small to large: one regime without a break, and none without sizes.
+        The regimes from small to large sizes. If there is no break, the list has one regime; if
+        there are no sizes, it is empty.
 
     Example:
         >>> sizes = [2**power for power in range(10, 20)]
@@ -507,8 +513,8 @@ def find_regimes(
         return []
     points = np.stack([sizes, times, low, high])
     marks = [0, *_breaks(points), len(sizes)]
-    # With three regimes, the first break found may be a compromise that no longer holds once the
-    # neighbouring breaks are known.
+    # If there are three regimes, the first break to be found may be a compromise that no longer
+    # holds once the neighbouring breaks are known.
     for at in marks[1:-1]:
         place = marks.index(at)
         before, after = marks[place - 1], marks[place + 1]
@@ -526,9 +532,9 @@ def find_regimes(
 
 
 def _breaks(points: Floats) -> list[int]:
-    """Returns the index of each size that begins a regime, except the first.
+    """Returns the index of each size that begins a regime, except the first one.
 
-    The rows of ``points`` hold the sizes, the times, p10 and p90.
+    The rows of ``points`` are the sizes, the times, p10 and p90.
     """
     places = range(1, points.shape[1])
     at = next((place for place in places if _falls(points, place)), None)
@@ -541,20 +547,20 @@ def _breaks(points: Floats) -> list[int]:
 
 
 def _falls(points: Floats, at: int) -> bool:
-    """Returns whether the size at this index clearly takes less time than the previous one."""
+    """Returns whether the size at this index clearly takes less time than the previous size."""
     _, times, low, high = points
     return bool(times[at] < times[at - 1] * (1 - LEAST_MISS) and high[at] < low[at - 1])
 
 
 def _jump(points: Floats, at: int) -> float | None:
-    """Returns the residuals of both sides' fits if each misses the other side, or else None."""
+    """Returns the residuals of both sides' fits, or None unless each fit misses the other side."""
     sizes, times, low, high = points
     if not LEAST_SIZES <= at <= len(sizes) - LEAST_SIZES:
         return None
     left = 0.0
     for side, beyond in ((slice(None, at), at), (slice(at, None), at - 1)):
-        # A line that may start below 0 follows a change of slope; scattered times need a line that
-        # may not.
+        # A line that may start below 0 can follow a change of slope; for scattered times, a line
+        # that may not is necessary.
         link = fit_link(sizes[side], times[side])
         for line in (
             _line(sizes[side], times[side]),
@@ -574,7 +580,8 @@ def _jump(points: Floats, at: int) -> float | None:
 def _line(sizes: Floats, times: Floats) -> Floats:
     """Returns the line with the smallest relative errors.
 
-    Unlike the line of ``fit_link``, it may start below 0, as is necessary after a change of slope.
+    Unlike the line from ``fit_link``, this line may start below 0, as it must after a change of
+    slope.
     """
     scale = sizes[-1]
     found, _, _, _ = np.linalg.lstsq(
@@ -584,5 +591,5 @@ def _line(sizes: Floats, times: Floats) -> Floats:
 
 
 def _misses(line: Floats, sizes: Any, times: Any) -> Any:
-    """Returns the line's overestimate, as a share of the measured time."""
+    """Returns the line's relative error at each size, positive if the line is too high."""
     return (line[0] + line[1] * sizes) / times - 1

@@ -1,4 +1,4 @@
-"""The names of notebook cells, which replace the names of the cells' temporary files."""
+"""Replaces the names of notebook cells' temporary files with the names of the cells."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ringsim.traces.events import CALLS
 
 
 def in_notebook() -> bool:
-    """Returns whether a Jupyter kernel runs this process."""
+    """Returns whether this process is a Jupyter kernel."""
     return hasattr(_shell(), "kernel")
 
 
 def name_cells(filenames: Iterable[str]) -> dict[str, str]:
-    """Returns the notebook's names for those files that are notebook cells.
+    """Returns the notebook's name for each file that is a notebook cell.
 
-    For example ``{"/tmp/...": "Cell In[5]"}``.
+    The result looks like ``{"/tmp/...": "Cell In[5]"}``.
     """
     compiler: Any = getattr(_shell(), "compile", None)
     if not hasattr(compiler, "format_code_name"):
@@ -33,7 +33,7 @@ def name_cells(filenames: Iterable[str]) -> dict[str, str]:
 
 
 def rename_file(name: str, cells: Mapping[str, str]) -> str:
-    """Returns a file name, with a cell's file named as by ``name_cells``.
+    """Returns a file name in which each cell's file is replaced by its name in ``cells``.
 
     Example:
         >>> rename_file(
@@ -46,11 +46,11 @@ def rename_file(name: str, cells: Mapping[str, str]) -> str:
 
 
 def rename_places(text: str, names: Mapping[str, str]) -> str:
-    """Returns a text with the lines of cells named as by ``name_cells``.
+    """Returns a text in which each cell's file is replaced by the cell's name.
 
     Args:
-        text: a text with places such as "/tmp/ipykernel_7/123.py:4" or "123.py:4".
-        names: the names of cells, by file name.
+        text: a text that contains places such as "/tmp/ipykernel_7/123.py:4" or "123.py:4".
+        names: the cells' names by file name, as ``name_cells`` returns them.
 
     Example:
         >>> rename_places(

@@ -1,19 +1,21 @@
-"""The clocks of several machines.
+"""Aligns the clocks of several machines.
 
-The ranks compare their clocks during the run, which makes the times of their events comparable. A
-clock (CLOCK_MONOTONIC of one boot and one time namespace) counts from its own starting point, and
-no two clocks run at exactly the same speed. A file stores the readings of each clock. Loading adds
-the offset of the clock at each moment: linear between two comparisons with the reference (rank 0's
-clock), constant before the first comparison and after the last. Saving subtracts the offset again.
+Ranks compare their clocks during the run, which makes the times of their events comparable. A clock
+(CLOCK_MONOTONIC in one boot and one time namespace) counts from a starting point of its own, and no
+two clocks run at exactly the same speed. A file stores each clock's own readings. Loading the file
+adds the clock's offset from the reference, rank 0's clock. The offset is linear between two
+comparisons, and constant before the first comparison and after the last. Saving subtracts the
+offset again.
 
-``metadata["clocks"]`` has one entry per clock, the reference first; if it is missing, all ranks
-shared one clock::
+``metadata["clocks"]`` has one entry per clock, starting with the reference. If this key is missing,
+all ranks shared one clock::
 
     {"ranks": [2, 3], "how": "store", "samples": [[time_ns, offset_ns, uncertainty_ns], ...]}
 
-The uncertainty of a comparison is half the sum of the shortest question time and the shortest
-answer time. It grows with the time to the nearest comparison: the speeds of two clocks differ by at
-most ``DRIFT_PPM``, and that difference changes by at most ``WANDER_PPM`` during a run.
+In a comparison, one rank asks and the other answers. The uncertainty is half the sum of the
+shortest question time and the shortest answer time. Away from a comparison, it grows with time,
+because the speeds of two clocks differ by at most ``DRIFT_PPM``, and because that difference
+changes by at most ``WANDER_PPM`` during a run.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ __all__ = [
 
 DRIFT_PPM: Final = 100.0  # two quartz crystals of 50 ppm each
 WANDER_PPM: Final = 1.0  # a crystal whose temperature changes by a few degrees
-# comparisons closer than this are combined: a difference in speed is too small to see between them
+# comparisons closer than this are combined, because a difference in speed would not show
 CLOSE_NS: Final = 10**9
 TIMES: Final = ("post_ns", "wait_ns", "done_ns")
 REFERENCE, STORE, UNKNOWN = "reference", "store", "not compared"
@@ -58,14 +60,14 @@ class Clock(NamedTuple):
     """One clock of a run, compared with rank 0's clock.
 
     Attributes:
-        ranks: the ranks that the clock timed.
+        ranks: the ranks that used the clock.
         host: the host of these ranks.
-        offset_ns: the offset added to the clock's times at the first comparison, relative to the
-            offset of rank 0's clock.
-        uncertainty_ns: the largest possible error of a time in this run against rank 0's clock;
-            None if the clocks were not compared.
+        offset_ns: the offset that was added to the clock's times at the first comparison, relative
+            to the offset of rank 0's clock.
+        uncertainty_ns: the largest possible error of any time in this run, relative to rank 0's
+            clock, or None if the clocks were not compared.
         drift_ppm: how much faster rank 0's clock ran between the first and the last comparison, in
-            millionths; 0 if there was only one comparison.
+            parts per million, or 0 if there was only one comparison.
         how: "reference", "store" (compared over the process group's store) or "not compared".
     """
 
@@ -86,7 +88,7 @@ def list_clocks(
     for entry in entries:
         samples, ranks = np.array(entry["samples"], dtype=np.int64), tuple(entry["ranks"])
         shown = np.concatenate([getattr(raw, name)[np.isin(raw.rank, ranks)] for name in TIMES])
-        # between two comparisons the uncertainty is largest in the middle
+        # the uncertainty is largest in the middle between two comparisons
         middles = (samples[1:, 0] + samples[:-1, 0]) // 2
         times = np.concatenate([shown[shown != NONE], samples[:, 0]])
         times = np.concatenate([middles, [times.min(), times.max()]])
@@ -111,13 +113,14 @@ def list_clocks(
 
 
 def find_clocks(metas: Mapping[int, Mapping[str, Any]], start_ns: int) -> list[dict[str, Any]]:
-    """Returns the entries of ``metadata["clocks"]``, an empty list if all ranks share one clock.
+    """Returns the entries of ``metadata["clocks"]``, or an empty list if there is only one clock.
 
     Args:
-        metas: the metadata of each rank. "clock" names its clock. One rank per clock also has
-            "clock_number", 0 for rank 0's clock, and its comparisons under "clock 0", "clock 1",
-            and so on: the number of the other clock (a lower one), the time on its own clock, the
-            offset to add, and the width of the interval that contains the offset, in ns.
+        metas: each rank's metadata. "clock" names the rank's clock. One rank per clock also has
+            "clock_number" (0 for rank 0's clock) and the comparisons under "clock 0", "clock 1",
+            and so on. A comparison lists the number of the other clock (a lower number), the time
+            on the rank's own clock, the offset to add, and the width of the interval that contains
+            the offset, in ns.
         start_ns: the time on the ranks' clocks from which the times of events count.
 
     Example:
@@ -164,7 +167,7 @@ def _compare(
 ) -> list[list[int]]:
     """Returns a clock's comparisons with the reference clock.
 
-    Uses the comparisons with clocks whose own offset is known.
+    They are computed from its comparisons with clocks whose own offsets are known.
     """
     samples: list[list[int]] = []
     said = [value for key, value in meta.items() if key.startswith("clock ")]
@@ -192,9 +195,9 @@ def _compare(
 
 
 def _combine(before: Sample, after: Sample) -> list[int]:
-    """Returns the comparison that is consistent with two comparisons.
+    """Returns the one comparison that follows from two consistent comparisons.
 
-    If they contradict each other, returns the more exact comparison.
+    If the two contradict each other, returns the more exact one.
 
     Example:
         >>> _combine([0, 100, 50], [10_000, 180, 50]), _combine([0, 100, 50], [10_000, 300, 20])
@@ -211,9 +214,10 @@ def _combine(before: Sample, after: Sample) -> list[int]:
 
 
 def are_clocks(value: Any) -> bool:
-    """Returns whether the value is valid as ``metadata["clocks"]``.
+    """Returns whether a value is valid as ``metadata["clocks"]``.
 
-    Numbers must be within limits, times must ascend, and no clock may be twice as fast as another.
+    Numbers must be within their limits, times must ascend, and no clock may run much faster or
+    slower than the reference.
     """
     if not are_all(value, dict):
         return False
@@ -254,8 +258,8 @@ def shift_ns(samples: Sequence[Sample], times: Ints) -> Ints:
     """
     first, offset, _ = samples[0]
     known = np.array(samples, dtype=np.int64)
-    # Only differences become floats: float precision suffices for them, and adding a constant to
-    # all times leaves the result unchanged.
+    # Only differences become floats. Float precision suffices for differences, and adding a
+    # constant to all times does not change the result.
     shift: Ints = offset + np.rint(
         np.interp(times - first, known[:, 0] - first, known[:, 1] - offset)
     ).astype(np.int64)
@@ -263,7 +267,7 @@ def shift_ns(samples: Sequence[Sample], times: Ints) -> Ints:
 
 
 def uncertainty_ns(samples: Sequence[Sample], times: Ints) -> Ints:
-    """Returns the largest possible errors of the offsets of ``shift_ns``.
+    """Returns the largest possible errors of the offsets that ``shift_ns`` returns.
 
     Example:
         >>> uncertainty_ns(
@@ -275,8 +279,8 @@ def uncertainty_ns(samples: Sequence[Sample], times: Ints) -> Ints:
     after = np.searchsorted(known[:, 0], times).clip(1, max(len(known) - 1, 1))
     before, after = known[after - 1, 0], known[np.minimum(after, len(known) - 1), 0]
     outside = np.maximum(known[0, 0] - times, times - known[-1, 0]).clip(0)
-    # The worst case: faster than the mean by WANDER_PPM until this moment, and slower by it
-    # afterwards.
+    # In the worst case, the clock is faster than the mean by WANDER_PPM until this moment, and
+    # slower by WANDER_PPM afterwards.
     inside = (
         2 * (times - before).clip(0) * ((after - times).clip(0) / np.maximum(after - before, 1))
     )
@@ -293,7 +297,7 @@ def align(events: Events, clocks: Sequence[Mapping[str, Any]]) -> Events:
 
 
 def unalign(events: Events, clocks: Sequence[Mapping[str, Any]]) -> Events:
-    """Returns the events with the times that each clock showed; the inverse of ``align``."""
+    """Returns the events with the times that each clock showed, as the inverse of ``align``."""
     return _shift(events, clocks, _shift_back)
 
 
@@ -308,7 +312,7 @@ def _shift_back(samples: Sequence[Sample], times: Ints) -> Ints:
     shown = times + shift_ns(
         [[time_ns + offset_ns, -offset_ns, 0] for time_ns, offset_ns, _ in samples], times
     )
-    for step in (1, -2):  # rounding may have been in the other direction
+    for step in (1, -2):  # the result may be off by one because of rounding
         shown = np.where(shown + shift_ns(samples, shown) == times, shown, shown + step)
     return np.asarray(shown - times)
 
@@ -334,13 +338,14 @@ def align_run(
     """Aligns the events of a newly read run, and makes their times count from the run's start.
 
     Args:
-        events: the events with the times that the clocks showed.
-        clocks: the clocks, with the offsets to the reference.
-        start_ns: the start of the run on the reference clock; the first event becomes the start if
-            it is earlier, or if this is None.
+        events: the events, with times as the clocks showed them.
+        clocks: the clocks, with their offsets to the reference.
+        start_ns: the start of the run on the reference clock, or None. The first event becomes the
+            start if it is earlier or if this is None.
 
     Returns:
-        The events; the clocks, for which ``unalign`` gives times from 0; and the start.
+        The events, the clocks, and the start. With these clocks, ``unalign`` returns times that
+        count from 0.
     """
     ranks, places = np.unique(events.rank, return_index=True)
     firsts = np.minimum.reduceat(events.post_ns, places) if len(events) else places
@@ -356,13 +361,13 @@ def find_start(
     """Finds the time from which the times of a run count; see ``align_run``.
 
     Args:
-        firsts: by rank, the post time of its first event, as its clock showed it.
-        clocks: the clocks, with the offsets to the reference.
+        firsts: the post time of each rank's first event, as the rank's clock showed it.
+        clocks: the clocks, with their offsets to the reference.
         start_ns: the start of the run on the reference clock, or None.
 
     Returns:
-        The number to subtract from the clocks' times; the clocks, for which ``align`` then gives
-        times from 0; and the start.
+        The number to subtract from the clocks' times, the clocks, and the start. With these clocks,
+        ``align`` then returns times that count from 0.
     """
     first_ns = min(
         (reference_ns(clocks, rank, post_ns) for rank, post_ns in firsts.items()),
@@ -384,7 +389,7 @@ def find_start(
 
 
 def count_from(events: Events, base_ns: int) -> Events:
-    """Returns events whose times count from ``base_ns``; an earlier time becomes 0."""
+    """Returns the events with times that count from ``base_ns``; earlier times become 0."""
     columns: dict[str, Any] = {}
     for name in TIMES:
         values = getattr(events, name)

@@ -1,13 +1,13 @@
 """The table of collectives.
 
-The table lists the names of each collective, its purpose, its traffic, and the messages that can
-implement it. It is used by everything that must distinguish collectives: the recorder, the analysis
-of traces, the simulator, the formats of other tools and, with torch's arguments added, the backends
-(``ringsim.comm.calls``).
+The table lists each collective's names and traffic, and the messages that can implement it. The
+recorder, the trace analysis, the simulator and the readers of other formats use the table to
+distinguish collectives. The backends add torch's arguments to it (``ringsim.comm.calls``).
 
-Two bandwidths are common. The algorithm bandwidth is the speed at which the program's own buffer
-moved, S / t. The bus bandwidth multiplies it by the share of S that must at least cross the slowest
-link, so that the same hardware gives the same number for every operation and number of ranks::
+The speed of a collective is measured by two bandwidths. The algorithm bandwidth, S / t, is the
+speed at which the program's own buffer moved. The bus bandwidth is the algorithm bandwidth times
+the share of S that has to cross the slowest link. On given hardware, the bus bandwidth is the same
+for every operation and every number of ranks::
 
     family                      S (bytes)        bus factor     made of
     send, recv                  the message      1              itself
@@ -18,8 +18,8 @@ link, so that the same hardware gives the same number for every operation and nu
     gather, scatter             n shards         (n - 1) / n    the root with each rank in turn
     barrier                     0                none           dissemination
 
-n is the number of ranks in the *group*. A trace stores S as ``size_bytes``. Messages come in
-rounds: in a round, each rank waits for its sends and receives before it begins the next.
+n is the number of ranks in the *group*. A trace stores S as ``size_bytes``. Messages are sent in
+rounds: each rank waits for its sends and receives in one round before it begins the next.
 
 Source:
     nccl-tests, ``doc/PERFORMANCE.md``: the factors and their derivation. R. Thakur, R.
@@ -35,7 +35,7 @@ from typing import Final, NamedTuple
 
 from ringsim.errors import TraceFileError
 
-Transfer = tuple[int, int, int]  # from, to: places in the group; bytes
+Transfer = tuple[int, int, int]  # source and destination as indices in the group, and bytes
 
 
 class Collective(NamedTuple):
@@ -43,13 +43,13 @@ class Collective(NamedTuple):
 
     Attributes:
         name: the simplest torch name.
-        family: the row of the table above.
-        shares: the bus factor, as a multiple of (n - 1) / n; 0 for a factor of 1, None for no
-            factor.
-        others: other names, from torch and DeepSpeed. Ranks may use different names for the same
+        family: its family, as in the table above.
+        shares: the bus factor as a multiple of (n - 1) / n, 0 for a factor of 1, or None if there
+            is no factor.
+        others: its other names in torch and DeepSpeed. Ranks may use different names for the same
             collective.
-        root: "src" or "dst" for operations with a root, else empty.
-        reduces: whether it combines values.
+        root: "src" or "dst" if the operation has a root, or "" if not.
+        reduces: whether the operation combines the ranks' values.
         uneven: whether the ranks' sizes may differ.
     """
 
@@ -89,7 +89,7 @@ _ROWS: Final = (
     Collective("barrier", "barrier", None),
     Collective("monitored_barrier", "barrier", None),
 )
-# by each of their names
+# keyed by each of their names
 COLLECTIVES: Final = {name: row for row in _ROWS for name in (row.name, *row.others)}
 MESSAGES: Final = frozenset(
     (
@@ -107,7 +107,7 @@ MESSAGES: Final = frozenset(
 
 
 def same_collective(one: str, other: str) -> bool:
-    """Returns whether calls of two operations, given by name, can be parts of one collective.
+    """Returns whether calls to two operations, given by name, can belong to one collective.
 
     Example:
         >>> (
@@ -125,14 +125,14 @@ def make_rounds(op: str, size: int, root: int, size_bytes: int) -> Iterator[list
     Args:
         op: the operation, as torch spells it.
         size: the number of ranks in the group.
-        root: the root's index in the group; ignored if the operation has none.
+        root: the root's index in the group; ignored if the operation has no root.
         size_bytes: S, as defined in the table above.
 
     Yields:
-        The messages of a round: from, to (indices in the group), bytes.
+        The messages of one round, each as source and destination (indices in the group) and bytes.
 
     Raises:
-        TraceFileError: there is no such operation.
+        TraceFileError: no collective has this name.
 
     Example:
         >>> list(make_rounds("broadcast", 4, 1, 100))
@@ -181,7 +181,7 @@ def count_rounds(op: str, size: int, size_bytes: int) -> tuple[int, int]:
 def _family_of(op: str) -> str:
     if op not in COLLECTIVES:
         raise TraceFileError(
-            f"the messages of the collective {op!r} are unknown. "
+            f"ringsim does not know which messages the collective {op!r} sends. "
             "Leave this operation out of the trace."
         )
     return COLLECTIVES[op].family
@@ -194,9 +194,9 @@ def _number_of_rounds(family: str, size: int) -> int:
 
 
 def _spread(size: int, root: int, have: int, amount: int) -> list[Transfer]:
-    """Returns the messages of one round of a broadcast.
+    """Returns the messages in one round of a broadcast.
 
-    Each of the ``have`` ranks that have the data sends it to one more rank.
+    Each of the ``have`` ranks that hold the data sends it to one more rank.
     """
     return [
         ((root + place) % size, (root + place + have) % size, amount)
@@ -209,11 +209,11 @@ def bus_factor(op: str, group_size: int) -> float:
 
     Args:
         op: the operation, as torch spells it.
-        group_size: the number of ranks in its group, at least 1.
+        group_size: the number of ranks in the operation's group, at least 1.
 
     Returns:
-        The factor, or NaN for an operation without one: a barrier, which carries no data, or an
-        operation whose factor is unknown.
+        The factor, or NaN if there is none: a barrier carries no data, and for other operations
+        the factor may be unknown.
 
     Example:
         >>> (
@@ -239,11 +239,11 @@ def algbw_gb_per_s(size_bytes: int, duration_us: float) -> float:
     """Returns the algorithm bandwidth, S / t, in GB/s; 1 GB is 10**9 bytes.
 
     Args:
-        size_bytes: S, as defined in the table of this module.
+        size_bytes: S, as defined in the module docstring.
         duration_us: t, in microseconds.
 
     Returns:
-        The bandwidth, or NaN if no data was carried or the time is unknown.
+        The bandwidth, or NaN if the operation carried no data or its time is unknown.
 
     Example:
         >>> algbw_gb_per_s(1_000_000, 500.0)
@@ -257,12 +257,12 @@ def busbw_gb_per_s(op: str, size_bytes: int, duration_us: float, group_size: int
 
     Args:
         op: the operation, as torch spells it.
-        size_bytes: S, as defined in the table of this module.
+        size_bytes: S, as defined in the module docstring.
         duration_us: the duration in microseconds.
-        group_size: the number of ranks in its group, at least 1.
+        group_size: the number of ranks in the operation's group, at least 1.
 
     Returns:
-        The bandwidth, or NaN if no data was carried, the time is unknown, or the operation has no
+        The bandwidth, or NaN if the operation carried no data, its time is unknown, or it has no
         factor.
 
     Example:

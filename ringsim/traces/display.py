@@ -1,4 +1,4 @@
-"""The display of values: the style of their pictures, and their output in Jupyter."""
+"""The style of pictures, and the output of values in Jupyter."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ Bundle = tuple[dict[str, Any], dict[str, Any]]  # data and metadata, as Jupyter 
 
 
 class Style(TypedDict, total=False):
-    """The style of a picture; all ``plot_...`` functions take these keywords.
+    """The style of a picture; all ``plot_...`` functions accept these keywords.
 
     Attributes:
-        figsize: the width and height of the new figure in inches; a height of None fits the picture
-            at that width. By default the size fits the picture.
-        dpi: the pixels per inch of the new figure.
-        theme: "light" or "dark"; by default the theme of your matplotlib settings
+        figsize: the width and height of the new figure in inches. With a height of None, the height
+            fits the picture at that width. By default, both fit the picture.
+        dpi: the resolution of the new figure, in pixels per inch.
+        theme: "light" or "dark"; by default, the theme of your matplotlib settings
             (``plt.style.use("dark_background")``).
-        compact: True for a column of a paper: no title, two font sizes, and notes wrapped to the
-            width.
+        compact: whether to fit the picture to a column of a paper, with no title, only two font
+            sizes, and notes wrapped to the width.
     """
 
     figsize: tuple[float, float | None]
@@ -32,12 +32,12 @@ class Style(TypedDict, total=False):
 
 
 def bundle(text: str, alt: str, draw: Callable[[], bytes]) -> Bundle:
-    """Returns a picture and a text, for Jupyter to show a value.
+    """Returns the picture and text with which Jupyter shows a value.
 
     Args:
-        text: the value as text, the only output if matplotlib is missing.
-        alt: the picture in words.
-        draw: a function that draws the picture as PNG.
+        text: the value as text, which is the only output if matplotlib is missing.
+        alt: a description of the picture.
+        draw: a function that draws the picture and returns it as PNG.
 
     Example:
         >>> bundle("4 ranks", "a ring", lambda: b"png")
@@ -57,7 +57,7 @@ def bundle(text: str, alt: str, draw: Callable[[], bytes]) -> Bundle:
 def shows_images() -> bool:
     """Returns whether the front end shows images.
 
-    IPython in a terminal also asks for a bundle, but discards the picture.
+    IPython in a terminal also requests a bundle, but discards the picture.
     """
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None

@@ -1,7 +1,4 @@
-"""Untrusted files and their JSON.
-
-They are read within limits and checked, and written completely or not at all.
-"""
+"""Reads untrusted files and JSON within limits, and writes files completely or not at all."""
 
 from __future__ import annotations
 
@@ -22,14 +19,14 @@ from ringsim.errors import RingError, TraceFileError
 def write_whole(
     path: str | os.PathLike[str], write: Callable[[BinaryIO], Any], what: str = "a trace"
 ) -> None:
-    """Writes a file next to its final location and then renames it.
+    """Writes a file under a temporary name in the same directory, and then renames it.
 
-    A reader never sees an incomplete file, and a failure leaves the old file unchanged.
+    Readers never see an incomplete file, and a failure leaves the old file unchanged.
 
     Args:
         path: the file to write; an existing file, or the target of a symbolic link, is replaced.
-        write: writes the content to the open file.
-        what: a name for the file, used in the error message.
+        write: the function that writes the content to the open file.
+        what: the name of the file's kind in the error message.
 
     Raises:
         TraceFileError: the file cannot be written.
@@ -63,16 +60,16 @@ def write_whole(
         reason = error.strerror or error
         raise TraceFileError(
             f"cannot write {what} to {path}: {reason}. "
-            "Create its directory, or choose another path."
+            "Create its directory, or choose a different path."
         ) from error
 
 
 def are_all(value: Any, kind: type | tuple[type, ...]) -> bool:
-    """Returns whether a value is a list whose entries are all of one kind."""
+    """Returns whether a value is a list whose entries all have the type ``kind``."""
     return isinstance(value, list) and all(isinstance(one, kind) for one in value)
 
 
-# per entry: a test and the expected form
+# for each entry: a test, and the form that the test expects
 Forms = Mapping[str, tuple[Callable[[Any], bool], str]]
 _SENTENCES: Final = (lambda value: are_all(value, str), "a list of sentences")
 OBJECT: Final = (lambda value: isinstance(value, dict), "an object")
@@ -82,7 +79,7 @@ _FORMS: Final[Forms] = dict.fromkeys(
 
 
 def check_metadata(metadata: Any, forms: Forms) -> None:
-    """Raises ValueError unless the metadata and the entries that are read from it are valid."""
+    """Raises ValueError unless the metadata, and each entry that ringsim reads, is valid."""
     if not isinstance(metadata, dict):
         raise ValueError("the metadata is not an object")
     for key, (is_such, form) in {**_FORMS, **forms}.items():
@@ -92,27 +89,29 @@ def check_metadata(metadata: Any, forms: Forms) -> None:
 
 @contextlib.contextmanager
 def saving(what: str, path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turns errors about data that JSON cannot hold into a TraceFileError.
+    """Raises TraceFileError if the block tries to save data that JSON cannot hold.
 
-    A writer makes the reader's checks in this block, so that it never writes an unreadable file.
+    Within this block, a writer makes the same checks as a reader, so that it never writes an
+    unreadable file.
     """
     try:
         yield
     except (TypeError, ValueError, RecursionError) as error:
         raise TraceFileError(
             f"cannot save {what} to {os.fsdecode(path)}: {error}. "
-            "Change the metadata, then save again."
+            "Change the metadata, then save the trace again."
         ) from error
 
 
 def parse_json(data: bytes) -> Any:
     """Returns the value of a JSON document.
 
-    Raises ValueError if the document is not JSON: Python's parser accepts NaN and Infinity.
+    Raises ValueError if the document is not JSON. Unlike Python's parser, it also refuses NaN and
+    Infinity.
     """
 
     def refuse(name: str) -> None:
-        raise ValueError(f"{name} is not JSON")
+        raise ValueError(f"{name} is not valid JSON")
 
     return json.loads(data.decode("utf-8"), parse_constant=refuse)
 
@@ -120,7 +119,7 @@ def parse_json(data: bytes) -> Any:
 def open_file(path: str | os.PathLike[str], what: str) -> BinaryIO:
     """Opens a file for reading.
 
-    Raises TraceFileError, which names the file as ``what``, if the file cannot be opened.
+    Raises TraceFileError if the file cannot be opened. The message calls the file ``what``.
     """
     try:
         return open(path, "rb")
@@ -134,13 +133,13 @@ def open_file(path: str | os.PathLike[str], what: str) -> BinaryIO:
 def read_file(path: str | os.PathLike[str], what: str, most: int) -> bytes:
     """Returns a file's content.
 
-    Raises TraceFileError, which names the file as ``what``, if the file cannot be read or has more
-    than ``most`` bytes.
+    Raises TraceFileError if the file cannot be read or has more than ``most`` bytes. The message
+    calls the file ``what``.
     """
     with open_file(path, what) as file:
         try:
             about = os.fstat(file.fileno())
-            # memory is allocated for all of it
+            # read allocates memory for the whole size up front
             data = file.read(min(about.st_size if stat.S_ISREG(about.st_mode) else most, most) + 1)
         except (OSError, MemoryError) as error:
             reason = getattr(error, "strerror", None) or str(error) or "it does not fit into memory"
@@ -149,13 +148,13 @@ def read_file(path: str | os.PathLike[str], what: str, most: int) -> bytes:
             ) from error
     if len(data) > most:
         raise TraceFileError(
-            f"{what} must have at most {most} bytes, got more ({os.fsdecode(path)}). "
-            "Use a part of the run."
+            f"cannot read {what} {os.fsdecode(path)}: it is larger than {most} bytes. "
+            "Use only a part of the run."
         )
     return data
 
 
-# errors that damaged or hostile data can raise inside json, zipfile and pyarrow
+# the errors that damaged or hostile data can cause inside json, zipfile and pyarrow
 DAMAGE: Final = (
     *(ValueError, TypeError, LookupError, AttributeError, RuntimeError, OverflowError),
     *(MemoryError, EOFError, OSError, struct.error, zipfile.BadZipFile, zlib.error),
@@ -164,7 +163,7 @@ DAMAGE: Final = (
 
 @contextlib.contextmanager
 def reading(what: str, path: str | os.PathLike[str], remedy: str) -> Iterator[None]:
-    """Turns errors that damaged data raises within the block into a TraceFileError.
+    """Converts errors that damaged data causes within the block to TraceFileError.
 
     Example:
         >>> try:
@@ -177,7 +176,7 @@ def reading(what: str, path: str | os.PathLike[str], remedy: str) -> Iterator[No
     try:
         yield
     except RingError:
-        raise  # it is more precise, or is about an argument
+        raise  # this error is more precise, or concerns an argument
     except DAMAGE as error:
         said = (str(error).splitlines() or [""])[0][:200] or type(error).__name__
         raise TraceFileError(

@@ -1,4 +1,4 @@
-"""Makes a trace of single events, added in any order."""
+"""Builds a trace from single events, added in any order."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from ringsim.traces.value import Trace
 
 __all__ = ["Rows", "whole_rows"]
 
-_NAMED: Final = ("group", "payload", "label", "file")  # as in Tables
+_NAMED: Final = ("group", "payload", "label", "file")  # in the order of Tables
 _DEFAULTS: Final = dict.fromkeys(COLUMN_DTYPES, NONE) | {"thread": 0, "status": OK}
 
 
 class Rows:
-    """Events that become a trace; you may add them in any order.
+    """Collects events, in any order, and builds a trace from them.
 
     Example:
         >>> from ringsim.traces.events import Group
@@ -45,10 +45,10 @@ class Rows:
         self._numbers: dict[str, dict[Any, int]] = {name: {} for name in _NAMED}
 
     def add(self, rank: int, op: str, post_ns: int, **columns: Any) -> None:
-        """Adds one event, given torch's name for its operation; times may count from any moment.
+        """Adds one event; ``op`` is torch's name for the operation.
 
-        The other columns are passed by name: ``group`` is a Group, ``payload`` a Payload, ``label``
-        and ``file`` are strings.
+        Times may count from any moment. Pass the other columns by name: ``group`` as a Group,
+        ``payload`` as a Payload, ``label`` and ``file`` as strings, and the rest as integers.
         """
         row = {"rank": rank, "op": OP_CODES[op], "post_ns": post_ns}
         for name, value in columns.items():
@@ -60,9 +60,9 @@ class Rows:
         self._rows.append(row)
 
     def trace(self, metadata: dict[str, Any]) -> Trace:
-        """Returns the trace: each rank's events in posting order, the earliest at 0.
+        """Returns a trace with each rank's events in posting order; its earliest event is at 0.
 
-        Raises ValueError if the events cannot belong to a run.
+        Raises ValueError if the events cannot belong to one run.
         """
         first = min((row["post_ns"] for row in self._rows), default=0)
         ordered = sorted(self._rows, key=lambda row: (row["rank"], row["post_ns"]))
@@ -75,7 +75,7 @@ class Rows:
                 if name == "post_ns" or known[name] != NONE:
                     known[name] -= first
             rows.append([known[name] for name in COLUMN_DTYPES])
-        # this checks every string; the numbers are checked below
+        # this step checks every string; whole_rows and check_run check the numbers
         names = read_tables(write_tables(Tables(*map(tuple, self._numbers.values()))))
         events = whole_rows(rows, names)
         check_run(events, metadata)
@@ -83,15 +83,15 @@ class Rows:
 
 
 def _columns_of(columns: dict[str, list[int]]) -> dict[str, Any]:
-    """Returns columns as numpy arrays with the dtypes of ``Events``.
+    """Converts columns to numpy arrays with the dtypes of ``Events``.
 
-    Raises ValueError if a number does not fit.
+    Raises ValueError if a number does not fit its dtype.
     """
     arrays = {}
     for name, values in columns.items():
         limits = np.iinfo(COLUMN_DTYPES[name])
         if any(type(value) is not int for value in values):
-            raise ValueError(f"the column {name} contains values that are not whole numbers")
+            raise ValueError(f"the column {name} contains a value that is not a whole number")
         if values and not (limits.min <= min(values) and max(values) <= limits.max):
             raise ValueError(
                 f"the column {name} contains a number outside {limits.min} to {limits.max}"
@@ -101,12 +101,12 @@ def _columns_of(columns: dict[str, list[int]]) -> dict[str, Any]:
 
 
 def whole_rows(rows: list[Any], tables: Tables) -> Events:
-    """Returns events from rows of all columns, in any order.
+    """Returns events built from rows, which may be in any order and hold all columns.
 
-    Raises ValueError if a row has the wrong length, or a number does not fit.
+    Raises ValueError if a row has the wrong length or a number does not fit its dtype.
     """
     if not all(isinstance(row, list) and len(row) == len(COLUMN_DTYPES) for row in rows):
-        raise ValueError(f"an event does not have {len(COLUMN_DTYPES)} numbers")
+        raise ValueError(f"an event does not consist of {len(COLUMN_DTYPES)} numbers")
     # by rank, then in posting order
     ordered = sorted(rows, key=lambda row: (row[0], row[2]))
     columns = {name: [row[place] for row in ordered] for place, name in enumerate(COLUMN_DTYPES)}

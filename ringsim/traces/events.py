@@ -1,10 +1,9 @@
-"""The vocabulary of a trace.
+"""The vocabulary of a trace: events and names, in memory and in a rank's files.
 
-The module defines a recorded event, in memory and in the file that a rank writes during the run. An
-event is one operation (a send, a recv, a collective), one span or one mark. A rank writes it as a
-``RECORD`` of fixed size; groups, shapes and names, which do not fit, are numbered and written once
-to a second file. ``Events`` holds the events of all ranks as columns, and ``Tables`` the names that
-their numbers refer to.
+An event is one operation (a send, a recv or a collective), one span or one mark. A rank writes each
+event as a ``RECORD`` of fixed size. Groups, shapes and names do not fit into a record, so they are
+numbered and written once to a second file. ``Events`` holds the events of all ranks as columns, and
+``Tables`` holds the names that the numbers refer to.
 
 Times of an operation::
 
@@ -13,14 +12,14 @@ Times of an operation::
       |   continues)    |                       |
       +-----------------+-----------------------+--> time
 
-A span has post_ns (its start) and done_ns (its end); a mark happens at post_ns. A time that has not
-been reached is -1.
+A span has post_ns (its start) and done_ns (its end), and a mark has only post_ns. A time that has
+not been reached is -1.
 
-A mistake that is found while the program runs is written into its trace as a mark, so that a file
-loaded later also reports it. The mark belongs to the rank that found the mistake, has the user's
-line, follows the record of the operation directly, and repeats its group, peer, tag and payload.
-Its label has the form ``! kind: message``, where the kind is one of
-``ringsim.traces.findings.KINDS``.
+If ringsim finds a mistake while the program runs, it writes a mark into the trace, so that the
+mistake is still reported when the file is loaded later. The mark belongs to the rank that found the
+mistake. It directly follows the operation's record, carries the user's line, and repeats the
+operation's group, peer, tag and payload. Its label has the form ``! kind: message``, where ``kind``
+is one of ``ringsim.traces.findings.KINDS``.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from ringsim.errors import escape
 IN_FLIGHT: Final = 1
 OK: Final = 2
 ERROR: Final = 3
-STATUS_NAMES: Final = ("", "in_flight", "ok", "error")  # 0: the slot is empty
+STATUS_NAMES: Final = ("", "in_flight", "ok", "error")  # status 0: the slot is empty
 
 SEND, RECV, COLLECTIVE, SPAN, MARK = range(5)
 KIND_NAMES: Final = ("send", "recv", "collective", "span", "mark")
@@ -46,8 +45,8 @@ KIND_NAMES: Final = ("send", "recv", "collective", "span", "mark")
 NONE: Final = -1  # "does not apply" in every column, and "not yet" in the time columns
 ANY_SOURCE: Final = -2  # the peer of a recv from any source, until the message has arrived
 
-# Operations as torch.distributed spells them. The order is part of the file format: append to it,
-# but never reorder.
+# Operations as torch.distributed spells them. The order is part of the file format: append new
+# operations, and never reorder them.
 OPS: Final[tuple[tuple[str, int], ...]] = (
     ("span", SPAN),
     ("mark", MARK),
@@ -76,21 +75,21 @@ OPS: Final[tuple[tuple[str, int], ...]] = (
     ("monitored_barrier", COLLECTIVE),
     ("all_gather_single", COLLECTIVE),
     ("reduce_scatter_single", COLLECTIVE),
-    ("new_group", COLLECTIVE),  # its shape is the members of the new group
+    ("new_group", COLLECTIVE),  # its shape lists the members of the new group
 )
 OP_NAMES: Final = tuple(name for name, _ in OPS)
 OP_KINDS: Final = np.array([kind for _, kind in OPS], dtype=np.int8)
 OP_CODES: Final = {name: code for code, name in enumerate(OP_NAMES)}
 
-# One event in a rank's memory-mapped file: 72 bytes, little-endian. `status` comes last because it
-# makes a slot valid.
+# One event in a rank's memory-mapped file: 72 bytes, little-endian. `status` is written last,
+# because it makes the slot valid.
 RECORD: Final = np.dtype(
     [
         ("post_ns", "<i8"),  # CLOCK_MONOTONIC
         ("wait_ns", "<i8"),
         ("done_ns", "<i8"),
         ("thread", "<u8"),  # threading.get_ident()
-        ("group", "<i4"),  # an index into Tables.groups, like the next three into the other tables
+        ("group", "<i4"),  # an index into Tables.groups; the next three index the other tables
         ("payload", "<i4"),
         ("label", "<i4"),
         ("file", "<i4"),
@@ -104,7 +103,7 @@ RECORD: Final = np.dtype(
     ]
 )
 
-# In a file name: a line that calls a wrapper, then the wrapper's file, such as
+# Separates a line that calls a wrapper from the wrapper's file in a file name, such as
 # "/home/me/train.py:40 > /home/me/messages.py".
 CALLS: Final = " > "
 
@@ -112,9 +111,9 @@ CALLS: Final = " > "
 class Group(NamedTuple):
     """A process group: its name and its members.
 
-    The name is "world", "ring:2>3", and so on; the members are global ranks in the group's order.
-    ``world`` counts the times that the process groups were created again since the recording began.
-    Names repeat in a new world, and messages of different worlds never match.
+    The name is "world", "ring:2>3", and so on. The members are global ranks in the group's order.
+    ``world`` counts how often the process groups were created again since the recording began.
+    Names repeat in a new world, but messages in different worlds never match.
     """
 
     name: str
@@ -123,14 +122,14 @@ class Group(NamedTuple):
 
 
 class Payload(NamedTuple):
-    """The data of an operation.
+    """The data that an operation carries.
 
-    It has a dtype ("float32"), a shape, and a size in bytes, from which the bandwidth is computed.
-    ``reduction`` is the way in which an operation combines the values of the ranks, such as "SUM";
-    it is empty for other operations and in files from ringsim 0.1.0. ``strides`` are the strides of
-    tensors that are not contiguous, for collectives that depend on the memory layout. For an
-    all_to_all, ``splits`` are the bytes sent to each rank of the group and the bytes received from
-    each.
+    A payload has a dtype (such as "float32"), a shape, and a size in bytes, from which bandwidths
+    are computed. ``reduction`` is the name of the reduction that combines the ranks' values, such
+    as "SUM"; it is empty for operations that combine nothing, and in files from ringsim 0.1.0.
+    ``strides`` are the strides of non-contiguous tensors, for collectives that depend on the memory
+    layout. For an all_to_all, ``splits`` are the bytes sent to each rank of the group, and the
+    bytes received from each rank.
     """
 
     dtype: str
@@ -144,7 +143,7 @@ class Payload(NamedTuple):
 class Tables(NamedTuple):
     """The names that the numbers in the columns of ``Events`` refer to.
 
-    A value of n in ``group`` refers to ``groups[n]``.
+    For example, the number n in the column ``group`` refers to ``groups[n]``.
     """
 
     groups: tuple[Group, ...] = ()
@@ -161,9 +160,9 @@ class Events:
     """The events of a run as columns.
 
     The columns are numpy arrays of equal length, ordered by rank, then in posting order. Times are
-    ns from the start of the run (int64). In a time column -1 means "not yet", in other columns
-    "does not apply". ``thread`` numbers the threads of a rank from 0 in the order of their first
-    event.
+    in ns from the start of the run (int64). In the time columns, -1 means "not yet"; in all other
+    columns, it means "does not apply". ``thread`` numbers a rank's threads from 0 in the order of
+    their first events.
     """
 
     rank: Ints
@@ -203,15 +202,15 @@ class Events:
         return sizes[self.payload]  # -1 selects the last entry, which is NONE
 
     def spans(self, named: Callable[[str], bool]) -> Ints:
-        """Returns the mask of the spans whose names satisfy ``named``."""
+        """Returns a mask of the spans whose names satisfy ``named``."""
         labels = [number for number, label in enumerate(self.tables.labels) if named(label)]
         mask: Ints = (self.kind == SPAN) & np.isin(self.label, labels)
         return mask
 
     def by_thread(self) -> Iterator[tuple[int, int, Ints]]:
-        """Yields each rank and thread that has events, in order, with the indices of its events."""
+        """Yields each rank and thread that has events, in order, with the events' indices."""
         ranks, starts = np.unique(self.rank, return_index=True)
-        # if there are no events, there is one empty part
+        # not strict, because np.split returns one empty part even if there are no events
         for rank, mine in zip(
             ranks.tolist(), np.split(np.arange(len(self)), starts[1:]), strict=False
         ):
@@ -234,13 +233,12 @@ COLUMN_DTYPES.update(
 
 
 def make_events(columns: dict[str, Any], tables: Tables = Tables()) -> Events:
-    """Creates events from columns given by name, each converted to its dtype.
-
-    A missing column is filled with -1.
+    """Creates events from columns, each of which is converted to its dtype.
 
     Args:
-        columns: arrays or lists of equal length n; ``rank`` and ``op`` are required, ``seq``
-            defaults to the order within each rank, ``status`` to OK.
+        columns: arrays or lists of equal length, by name. ``rank`` and ``op`` are required.
+            ``seq`` defaults to the order within each rank, ``status`` to OK, ``thread`` to 0, and
+            all others to -1.
         tables: the names that the numbers in ``group``, ``payload``, ``label`` and ``file`` refer
             to.
 
@@ -270,7 +268,7 @@ def make_events(columns: dict[str, Any], tables: Tables = Tables()) -> Events:
 def concatenate(parts: Sequence[Events]) -> Events:
     """Concatenates parts of one run.
 
-    There must be at least one part, and all parts use the tables of the last one.
+    ``parts`` must not be empty. The tables of the last part apply to all parts.
 
     Example:
         >>> events = make_events({"rank": [0, 1], "op": [OP_CODES["send"], OP_CODES["recv"]]})
@@ -283,7 +281,7 @@ def concatenate(parts: Sequence[Events]) -> Events:
     return Events(**columns, tables=parts[-1].tables)
 
 
-# -- tables as JSON, in the names file of a rank and in a saved trace. Unexpected forms are refused.
+# -- tables as JSON, in a rank's names file and in a saved trace; unexpected forms are refused
 
 _INT64_MAX = 2**63 - 1
 
@@ -307,7 +305,7 @@ def write_tables(tables: Tables) -> dict[str, Any]:
 
 
 def write_payload(payload: Payload) -> dict[str, Any]:
-    """Returns a payload as plain data for JSON, without empty optional entries."""
+    """Returns a payload as plain data for JSON, omitting optional entries that are empty."""
     entry = {"dtype": payload.dtype, "shape": list(payload.shape), "size_bytes": payload.size_bytes}
     return entry | {
         name: said
@@ -320,10 +318,10 @@ def read_tables(value: Any) -> Tables:
     """Returns the tables that ``write_tables`` wrote.
 
     Raises:
-        ValueError: ``value`` is not such tables.
+        ValueError: ``value`` does not have this form.
     """
     if not isinstance(value, dict) or set(value) != set(Tables._fields):
-        raise ValueError("the tables of names are not the four tables of a trace")
+        raise ValueError("the names are not in the four tables of a trace")
     for name, entries in value.items():
         if not isinstance(entries, list):
             raise ValueError(f"the table of {name} is not a list")
@@ -336,47 +334,47 @@ def read_tables(value: Any) -> Tables:
 
 
 def write_group(group: Group) -> dict[str, Any]:
-    """Returns a group as plain data for JSON; world 0 is left out."""
+    """Returns a group as plain data for JSON, omitting ``world`` if it is 0."""
     world = {"world": group.world} if group.world else {}
     return {"name": group.name, "ranks": list(group.ranks), **world}
 
 
 def read_group(entry: Any) -> Group:
-    """Returns the group in ``{"name": ..., "ranks": [...], "world": ...}``.
+    """Returns the group that ``{"name": ..., "ranks": [...], "world": ...}`` describes.
 
-    ``world`` may be missing; other keys are ignored.
+    ``world`` may be missing, and other keys are ignored.
 
     Raises:
-        ValueError: ``entry`` is not such a group.
+        ValueError: ``entry`` does not describe a group.
     """
     if not isinstance(entry, dict):
         raise ValueError("a group is not an object")
-    (world,) = _naturals([entry.get("world", 0)], "the world of a group")
-    ranks = _naturals(entry.get("ranks"), "the ranks of a group")
+    (world,) = _naturals([entry.get("world", 0)], "a group's world")
+    ranks = _naturals(entry.get("ranks"), "a group's ranks")
     return Group(read_word(entry.get("name")), ranks, world)
 
 
 def read_payload(entry: Any) -> Payload:
     """Returns the payload that a dictionary describes.
 
-    The dictionary is ``{"dtype": ..., "shape": [...], "size_bytes": ..., "reduction": ...}``.
-    ``reduction`` may be missing; other keys are ignored.
+    The dictionary looks like ``{"dtype": ..., "shape": [...], "size_bytes": ..., "reduction":
+    ...}``. ``reduction`` may be missing, and other keys are ignored.
 
     Raises:
-        ValueError: ``entry`` is not such a payload.
+        ValueError: ``entry`` does not describe a payload.
     """
     if not isinstance(entry, dict):
         raise ValueError("a payload is not an object")
     size_bytes = entry.get("size_bytes")
     if type(size_bytes) is not int or not NONE <= size_bytes <= _INT64_MAX:
-        raise ValueError("the size of a payload is not a number of bytes")
-    what = "the strides or splits of a payload"
+        raise ValueError("a payload's size is not a number of bytes")
+    what = "a payload's strides or splits"
     rows = [entry.get(name, []) for name in ("strides", "splits")]
     if not all(isinstance(row, list) for row in rows):
-        raise ValueError(f"{what} are not a list")
+        raise ValueError(f"{what} are not lists")
     return Payload(
         read_word(entry.get("dtype")),
-        _naturals(entry.get("shape"), "the shape of a payload"),
+        _naturals(entry.get("shape"), "a payload's shape"),
         size_bytes,
         read_word(entry.get("reduction", "")),
         *(tuple(_naturals(one, what) for one in row) for row in rows),
@@ -384,12 +382,12 @@ def read_payload(entry: Any) -> Payload:
 
 
 def readable(value: Any, *, lines: bool = False) -> Any:
-    r"""Returns JSON data with all strings made readable by ``ringsim.errors.escape``.
+    r"""Returns JSON data in which ``ringsim.errors.escape`` was applied to all strings.
 
     Args:
         value: any JSON data.
-        lines: whether strings may have several lines; strings under the keys "ends", "caught" and
-            "notes" always may.
+        lines: whether strings may contain line breaks; under the keys "ends", "caught" and "notes",
+            strings always may.
 
     Example:
         >>> readable({"label": ["one", "red \x1b[31m\n"], "ends": [{"error": "two\nlines"}]})
@@ -408,10 +406,10 @@ def readable(value: Any, *, lines: bool = False) -> Any:
 
 
 def read_word(value: Any) -> str:
-    """Returns ``value`` with its strings made ``readable``.
+    """Returns ``value`` with unprintable characters escaped.
 
     Raises:
-        ValueError: it is not a string.
+        ValueError: ``value`` is not a string.
     """
     if not isinstance(value, str):
         raise ValueError("a name is not a string")
@@ -422,27 +420,27 @@ def _naturals(value: Any, what: str) -> tuple[int, ...]:
     if not isinstance(value, list) or not all(
         type(one) is int and 0 <= one <= _INT64_MAX for one in value
     ):
-        raise ValueError(f"{what} must be non-negative whole numbers")
+        raise ValueError(f"{what} must consist of non-negative whole numbers")
     return tuple(value)
 
 
-# per table, in the order of Tables
+# the reader for each table, in the order of Tables
 _READERS: Final[tuple[Callable[[Any], Any], ...]] = (read_group, read_payload, read_word, read_word)
 
 
 # -- marks written by the recorder itself
 
-# The labels of the marks where a rank destroyed the world (and all groups with it), and where it
-# created the world again.
+# the labels of the marks that a rank writes when it destroys the world, and with it all groups, and
+# when it creates the world again
 DESTROYED: Final = "process groups destroyed"
 MADE_ANEW: Final = "process groups created again"
-# the last label is that of files of ringsim 0.2
+# the last label occurs in files from ringsim 0.2
 WORLD_LABELS: Final = (DESTROYED, MADE_ANEW, "process groups made anew")
 
 _NOTICE: Final = re.compile(r"! ([a-z_]+): (.*)", re.DOTALL)
 
 
-# the kind of a notice that is a finding only if a rank waits for the thread
+# a notice of this kind is a finding only if a rank waits for the thread
 THREAD_FAILED: Final = "thread_failed"
 
 
@@ -461,7 +459,7 @@ def word_notice(kind: str, message: str) -> str:
 
 
 def read_notice(label: str) -> tuple[str, str] | None:
-    """Returns the kind and message of a label made by ``word_notice``, or None for other labels.
+    """Returns the kind and message in a label from ``word_notice``, or None for other labels.
 
     Example:
         >>> read_notice("! buffer_hazard: two buffers overlap."), read_notice("warm-up is over")

@@ -1,17 +1,17 @@
-"""Trace files (``*.ringtrace``), written completely or not at all, and read without trust.
+"""Trace files (``*.ringtrace``), written completely or not at all, and never trusted when read.
 
-The file is a zip archive with two uncompressed members::
+A trace file is a zip archive with two uncompressed members::
 
     meta.json       {"format": 1, "needs": "0.1.0", "events": 2, "tables": {...}, "metadata": {...}}
     events.parquet  one row per event; the columns of ``Events``, with null for a missing wait_ns or
                     done_ns; times as each rank's own clock showed them
 
-Any tool that supports zip and Parquet can read the file, and nothing in it is executable. Sizes,
-counts and checksums are checked before anything is parsed; afterwards, every number that points
-into a table is checked.
+Any tool that supports zip and Parquet can read the file, and nothing in it is executable. ringsim
+checks sizes, counts and checksums before it parses anything, and afterwards checks every number
+that refers to a table.
 
-The rows come in groups, each with the ranks and times that it covers, so that you can read a part
-of a long run without the rest.
+The rows are stored in groups. Each group records the ranks and times that it covers, so that you
+can read a part of a long run without the rest.
 """
 
 from __future__ import annotations
@@ -78,38 +78,38 @@ if TYPE_CHECKING:
 __all__ = ["check_run", "load", "read_by_rank", "save", "save_pieces"]
 
 FORMAT: Final = 1
-GROUP_ROWS: Final = 2**18  # of events.parquet: a reader of one rank of many reads little else
+GROUP_ROWS: Final = 2**18  # rows per group: few enough to read one rank without many others
 NEEDS: Final = "0.1.0"  # the oldest ringsim that reads this format
 META, EVENTS = "meta.json", "events.parquet"
 
-MAX_FILE_BYTES: Final = 2**31 - 1  # the limit of a zip without extensions
+MAX_FILE_BYTES: Final = 2**31 - 1  # the limit for a zip archive without extensions
 MAX_META_BYTES: Final = 64 * 2**20
 MAX_EVENTS: Final = 100_000_000
-# Parquet can repeat one number a million times in a few bytes, and a million events take 84 MB of
-# memory. Files of real runs hold a fifth of an event per byte: above a certain size, a file with
-# twenty times as many was made to fill the reader's memory.
+# Parquet can repeat one number a million times in a few bytes, but a million events take 84 MB of
+# memory. Files from real runs hold a fifth of an event per byte. A large file with twenty times as
+# many was made to fill the reader's memory.
 FREE_EVENTS: Final = 10_000_000
 MAX_EVENTS_PER_BYTE: Final = 4
 MAX_RANKS: Final = 10**6
-_MAX_DIRECTORY_BYTES: Final = 4096  # of the zip: two short entries
+_MAX_DIRECTORY_BYTES: Final = 4096  # the zip archive's directory has only two short entries
 
 _NULLABLE: Final = ("wait_ns", "done_ns")
-_SPANNED: Final = ("rank", "post_ns")  # the columns whose minimum and maximum a row group stores
-# these grow steadily and are stored as differences; the other columns repeat few values
+_SPANNED: Final = ("rank", "post_ns")  # each row group stores these columns' minimum and maximum
+# these columns grow steadily and are stored as differences; the others repeat a few values
 _TIMES: Final = ("seq", "post_ns", "wait_ns", "done_ns")
 
 
 def save(trace: Trace, path: str | PathLike[str]) -> None:
     """Writes a trace to one file, completely or not at all.
 
-    The same trace gives the same bytes. The workers' results and output are not saved.
+    Saving the same trace again writes the same bytes. Results and output are not saved.
 
     Args:
-        trace: the trace to save; its metadata must be JSON-able.
+        trace: the trace to save; its metadata must be plain data for JSON.
         path: the file to write; an existing file is replaced.
 
     Raises:
-        TraceFileError: the file cannot be written, or the trace could not be read back.
+        TraceFileError: the file cannot be written, or ringsim could not read it back.
 
     Example:
         >>> import tempfile
@@ -132,14 +132,14 @@ def save(trace: Trace, path: str | PathLike[str]) -> None:
 def save_pieces(
     pieces: Iterable[Events], metadata: Mapping[str, Any], path: str | PathLike[str]
 ) -> int:
-    """Writes a run piece by piece, holding one piece at a time in memory.
+    """Writes a run piece by piece, with only one piece in memory at a time.
 
     Returns the number of events.
 
     Args:
-        pieces: the events, ordered by rank and in posting order, with times as each rank's own
-            clock showed them. The tables of the last piece are used for all.
-        metadata: the metadata of the run.
+        pieces: the events, by rank and then in posting order, with times as each rank's own clock
+            showed them. The tables of the last piece apply to all pieces.
+        metadata: the run's metadata.
         path: see ``save``.
 
     Raises:
@@ -158,15 +158,15 @@ def _write_run(file: BinaryIO, pieces: Iterable[Events], metadata: Mapping[str, 
         meta = _pack_meta(count, tables, metadata)
         if length + len(meta) > MAX_FILE_BYTES - 2 * _MAX_DIRECTORY_BYTES:
             raise TraceFileError(
-                f"a trace file must have at most {MAX_FILE_BYTES} bytes, got more. Save a part of "
-                "the run, such as trace.filter(ranks=0)."
+                f"the trace does not fit into a trace file of {MAX_FILE_BYTES} bytes. Save only a "
+                "part of the run, such as trace.filter(ranks=0)."
             )
         rows.seek(0)
         _write_zip(file, {META: io.BytesIO(meta), EVENTS: rows})
     return count
 
 
-# a str is also an iterable
+# the overloads overlap, because a str is also an iterable of str
 @overload
 def load(  # type: ignore[overload-overlap]
     path: str | PathLike[str], *, ranks: Numbers | None = None, between_s: Stretch | None = None
@@ -184,27 +184,29 @@ def load(
     ranks: Numbers | None = None,
     between_s: Stretch | None = None,
 ) -> Trace | list[Trace]:
-    """Reads a trace file, several files of different runs, or a part of a run.
+    """Reads a trace file or a part of its run, or several files from different runs.
 
-    A part of a run is read without reading the rest of the file. The result equals that of
-    ``Trace.filter``, with one difference: if the other side of an operation is not read, it may
-    never have been posted. All such operations count as left out, and none as unmatched.
+    If you pass ``ranks`` or ``between_s``, only that part of the file is read. The result is the
+    same as from ``Trace.filter``, with one difference. ``load`` does not read the other side of
+    some operations, so it cannot know whether that side was ever posted. It therefore counts all
+    these operations as left out, and none of them as unmatched.
 
-    If the file is missing or damaged and its parts are next to it (``<path>.parts``, left by a run
-    that was killed before it could write the file), the trace is recovered from the parts, and a
-    note in its metadata reports it.
+    A run that is killed before it can write its file leaves its parts next to the file, in
+    ``<path>.parts``. If the file is missing or damaged, ``load`` recovers the trace from the parts
+    and adds a note to the metadata.
 
     Args:
-        path: a file or a directory of parts, or several of them.
-        ranks: one rank or several; all by default.
-        between_s: the begin and end of a time range, in seconds from the start of the run.
+        path: a trace file or a directory of parts, or several of them.
+        ranks: one rank or several; by default, all ranks.
+        between_s: the begin and end of a time range, in seconds from the start of the run; by
+            default, the whole run.
 
     Returns:
-        The trace, without results and output, which a file does not hold; for several files, a list
-        of traces in the same order.
+        The trace, without results and output, which trace files do not contain. For several files,
+        a list of traces in the same order.
 
     Raises:
-        TraceFileError: the file is missing or damaged, is not a trace, or was written by a later
+        TraceFileError: a file is missing or damaged, is not a trace, or was written by a later
             version of ringsim.
         ArgumentError: the run has no such rank, or ``between_s`` is not a time range.
 
@@ -227,32 +229,32 @@ def load(
             raise
         trace = _recover(Path(parts), f"{error} Its parts in {parts} cannot be read either")
     trace.metadata["notes"].append(
-        f"recovered from {Path(parts).name}: the run ended before it wrote its file"
+        f"recovered from {Path(parts).name}, because the run ended before it wrote its file"
     )
     return trace.filter(ranks=ranks, between_s=between_s)
 
 
 def merge(directories: Sequence[str | PathLike[str]]) -> Trace:
-    """Joins the parts of one run from several directories.
+    """Joins the parts of one run from several directories into one trace.
 
-    Use it for copies from hosts whose parts did not reach rank 0.
+    Use this function if some hosts' parts did not reach rank 0 and you copied them yourself.
 
     Args:
-        directories: directories of parts, ``run.ringtrace.parts``. If a part is in two of them, the
-            longer file is used.
+        directories: the directories of parts, named like ``run.ringtrace.parts``. If two of them
+            contain the same part, the longer file is used.
 
     Returns:
         The trace.
 
     Raises:
-        TraceFileError: a directory holds no parts, or parts of another run.
+        TraceFileError: a directory contains no parts, or the parts are from different runs.
 
     Example:
         >>> try:
         ...     merge(["no.parts"])
         ... except TraceFileError as error:
         ...     print(error)
-        cannot merge no.parts: No such file or directory. Give directories named *.ringtrace.parts.
+        cannot merge no.parts: No such file or directory. Pass directories named *.ringtrace.parts.
     """
     runs: dict[object, Path] = {}
     with tempfile.TemporaryDirectory(prefix="ringsim-merge-") as together:
@@ -268,7 +270,7 @@ def merge(directories: Sequence[str | PathLike[str]]) -> Trace:
             except OSError as error:
                 raise TraceFileError(
                     f"cannot merge {directory}: {error.strerror}. "
-                    "Give directories named *.ringtrace.parts."
+                    "Pass directories named *.ringtrace.parts."
                 ) from error
             for file in files:
                 if match := FILE_NAME.fullmatch(file.name):
@@ -284,13 +286,13 @@ def merge(directories: Sequence[str | PathLike[str]]) -> Trace:
                 f"{run_id!r} ({directory})" for run_id, directory in [*runs.items()][:2]
             )
             raise TraceFileError(
-                f"cannot merge parts of different runs, {said}. Merge each run separately."
+                f"cannot merge parts from different runs: {said}. Merge each run separately."
             )
         return _recover(Path(together), "cannot read the merged parts")
 
 
 def _recover(parts: Path, otherwise: str) -> Trace:
-    """Returns the trace made from parts; ``otherwise`` begins the error message on failure."""
+    """Returns the trace recovered from parts; ``otherwise`` starts the error message on failure."""
     try:
         events, metadata = read_run(parts)
         if not metadata["ranks"]:
@@ -302,16 +304,16 @@ def _recover(parts: Path, otherwise: str) -> Trace:
 
 
 def _load(path: str, ranks: Numbers | None, between_s: Stretch | None) -> Trace:
-    """Reads the row groups that can hold the requested events.
+    """Reads the row groups that may contain the requested events.
 
-    Checks the whole file's checksum, or each page's checksum if only a part is read.
+    Checks the checksum of the whole file, or that of each page if only a part is read.
     """
     is_whole = ranks is None and between_s is None
     with _opened(path) as (file, archive):
         meta, metadata = _read_meta(archive, path)
         clocks = metadata.get("clocks", [])
         chosen, end_s = choose(metadata.get("world_size", MAX_RANKS), ranks, between_s)
-        # times in the file are those of each rank's clock
+        # the file stores times as each rank's own clock showed them
         last_ns = math.inf if clocks else end_s * 1e9
         rows = (
             io.BytesIO(archive.read(EVENTS))
@@ -327,7 +329,7 @@ def _load(path: str, ranks: Numbers | None, between_s: Stretch | None) -> Trace:
             groups = map(parquet.metadata.row_group, range(parquet.num_row_groups))
             starts = np.cumsum([0, *(group.num_rows for group in groups)])
             events = align(_read_rows(parquet, read_tables(meta.get("tables")), wanted), clocks)
-        if "part" in metadata and not is_whole:  # indices among all events of the file
+        if "part" in metadata and not is_whole:  # the indices count all events in the file
             places = [np.arange(*starts[number : number + 2]) for number in wanted]
             read = np.isin(np.concatenate([starts[:0], *places]), metadata["part"]["apart"])
             metadata["part"]["apart"] = np.flatnonzero(read).tolist()
@@ -338,10 +340,10 @@ def _load(path: str, ranks: Numbers | None, between_s: Stretch | None) -> Trace:
 
 
 def read_by_rank(path: str | PathLike[str]) -> Iterator[Trace]:
-    """Yields a run a few whole ranks at a time, in rank order.
+    """Yields a run in pieces of a few whole ranks, in rank order.
 
-    The pieces are traces with the run's metadata; the last may be empty. Memory holds one row group
-    and the longest rank at a time.
+    Each piece is a trace with the run's metadata; the last piece may be empty. At most one row
+    group and the longest rank are in memory at a time.
 
     Args:
         path: the path of the file.
@@ -385,7 +387,7 @@ def read_by_rank(path: str | PathLike[str]) -> Iterator[Trace]:
 
 
 def _whole_ranks(groups: Iterable[Events], tables: Tables) -> Iterator[Events]:
-    """Yields the events of row groups, cut between ranks."""
+    """Yields the events of row groups, regrouped so that no rank is split."""
     kept = [make_events({"rank": [], "op": []}, tables)]
     for events in groups:
         # the last rank of this group may continue in the next
@@ -393,7 +395,7 @@ def _whole_ranks(groups: Iterable[Events], tables: Tables) -> Iterator[Events]:
         if begins or (len(kept) > 1 and len(events) and kept[-1].rank[-1] != events.rank[0]):
             whole = [concatenate([*kept, events.select(np.arange(begins))])]
             kept = kept[:1]
-            yield whole.pop()  # so that the caller can free it by dropping it
+            yield whole.pop()  # keep no reference, so that the caller can free the memory
         kept.append(events.select(np.arange(begins, len(events))))
     yield concatenate(kept)
 
@@ -407,7 +409,7 @@ def _opened(path: str) -> Iterator[tuple[BinaryIO, zipfile.ZipFile]]:
 
 
 def _read_meta(archive: zipfile.ZipFile, path: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the content of ``meta.json``, and the trace metadata in it."""
+    """Returns the content of ``meta.json``, and the trace's metadata within it."""
     meta: Any = parse_json(archive.read(META))
     _check_format(meta, path)
     metadata: Any = readable(meta.get("metadata"))
@@ -418,19 +420,19 @@ def _read_meta(archive: zipfile.ZipFile, path: str) -> tuple[dict[str, Any], dic
 def _write_zip(file: BinaryIO, members: Mapping[str, BinaryIO]) -> None:
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         for name, data in members.items():
-            entry = zipfile.ZipInfo(name)  # dated 1980, so that the same trace gives the same bytes
+            entry = zipfile.ZipInfo(name)  # always dated 1980, so that the bytes are reproducible
             entry.external_attr = 0o644 << 16
             with archive.open(entry, "w") as member:
                 shutil.copyfileobj(data, member, 1 << 20)
 
 
 def _open_zip(file: BinaryIO) -> zipfile.ZipFile:
-    """Opens the archive; checks its sizes before zipfile parses it."""
+    """Checks the archive's sizes, and only then has zipfile parse it."""
     length = file.seek(0, os.SEEK_END)
     if length > MAX_FILE_BYTES:
         raise TraceFileError(
-            f"a trace file must have at most {MAX_FILE_BYTES} bytes, got {length} ({file.name}). "
-            "Save a part of the run."
+            f"cannot read {file.name}: it has {length} bytes, and a trace file has at most "
+            f"{MAX_FILE_BYTES}. Save only a part of the run."
         )
     file.seek(max(length - 22, 0))
     signature, _, _, here, entries, directory_bytes, _, comment = struct.unpack(
@@ -441,7 +443,7 @@ def _open_zip(file: BinaryIO) -> zipfile.ZipFile:
         or (here, entries, comment) != (2, 2, 0)
         or directory_bytes > _MAX_DIRECTORY_BYTES
     ):
-        raise ValueError("it is not a zip of the two members of a trace, or its end is missing")
+        raise ValueError("it is not a zip archive with two members, or its end is missing")
     archive = zipfile.ZipFile(file)
     members = {member.filename: member for member in archive.infolist()}
     if sorted(members) != sorted((META, EVENTS)):
@@ -452,16 +454,16 @@ def _open_zip(file: BinaryIO) -> zipfile.ZipFile:
             or member.file_size != member.compress_size
             or member.file_size > length
         ):
-            raise ValueError(f"the size of {member.filename} does not match the content")
+            raise ValueError(f"the stated size of {member.filename} does not match its content")
     if members[META].file_size > MAX_META_BYTES:
         raise ValueError(f"{META} is longer than {MAX_META_BYTES} bytes")
     return archive
 
 
 class _Section(io.RawIOBase):
-    """A member of the archive, used as a separate file; only requested parts are read.
+    """A member of the archive as a file of its own, which reads only what is requested.
 
-    To seek backwards, zipfile would read the member from the start.
+    zipfile's own file would read the member from the start to seek backwards.
     """
 
     def __init__(self, file: BinaryIO, member: zipfile.ZipInfo) -> None:
@@ -507,18 +509,20 @@ def _pack_meta(count: int, tables: Tables, metadata: Mapping[str, Any]) -> bytes
     }
     packed = json.dumps(meta, allow_nan=False, separators=(",", ":")).encode("ascii")
     if len(packed) > MAX_META_BYTES:
-        raise ValueError(f"names and metadata take {len(packed)} bytes, more than {MAX_META_BYTES}")
+        raise ValueError(
+            f"its names and metadata take {len(packed)} bytes, more than {MAX_META_BYTES}"
+        )
     return packed
 
 
 def _check_format(meta: Any, path: str) -> None:
     number = meta.get("format") if isinstance(meta, dict) else None
     if type(number) is not int or number < 1:
-        raise ValueError(f"{META} does not give a format")
+        raise ValueError(f"{META} does not state a format")
     if number > FORMAT:
         needs = str(meta.get("needs"))[:40]
         raise TraceFileError(
-            f"cannot read {path}: its format is {number}, and ringsim {__version__} reads formats "
+            f"cannot read {path}: it has format {number}, and ringsim {__version__} reads formats "
             f"up to {FORMAT}. Install ringsim {needs!r} or later: pip install --upgrade ringsim."
         )
 
@@ -526,9 +530,9 @@ def _check_format(meta: Any, path: str) -> None:
 def _write_events(
     sink: BinaryIO, pieces: Iterable[Events], metadata: Mapping[str, Any]
 ) -> tuple[int, Tables]:
-    """Writes ``events.parquet``, each row group as soon as it is full.
+    """Writes ``events.parquet``, one row group as soon as it is full.
 
-    Returns the number of events, and the tables of the last piece.
+    Returns the number of events and the tables of the last piece.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -565,7 +569,7 @@ def _make_table(events: Events, schema: pa.Schema) -> pa.Table:
     arrays = []
     for field in schema:
         values = np.ascontiguousarray(getattr(events, field.name))
-        # null keeps the differences between the other values small
+        # null instead of -1 keeps the differences between the other values small
         bits = (
             pa.py_buffer(np.packbits(values != NONE, bitorder="little")) if field.nullable else None
         )
@@ -574,10 +578,10 @@ def _make_table(events: Events, schema: pa.Schema) -> pa.Table:
 
 
 def _open_events(source: Any, meta: dict[str, Any]) -> pq.ParquetFile:
-    """Opens ``events.parquet`` and checks its columns and number of rows.
+    """Opens ``events.parquet`` and checks its columns and its number of rows.
 
-    The file is read in this thread, here and in ``_read_rows``: an Arrow thread may still hold a
-    Python buffer when the interpreter ends, which aborts or hangs the process.
+    Both this function and ``_read_rows`` read the file in the calling thread. Arrow's own threads
+    may still hold a Python buffer when the interpreter ends, which aborts or hangs the process.
 
     Source:
         github.com/apache/arrow issues 34314, 49942 and 50482.
@@ -586,20 +590,20 @@ def _open_events(source: Any, meta: dict[str, Any]) -> pq.ParquetFile:
 
     count = meta.get("events")
     if type(count) is not int or not 0 <= count <= MAX_EVENTS:
-        raise ValueError(f"{META} does not give a number of events up to {MAX_EVENTS}")
+        raise ValueError(f"{META} does not state a number of events up to {MAX_EVENTS}")
     file = pq.ParquetFile(source, page_checksum_verification=True, pre_buffer=False)
     if file.metadata.num_rows != count:
-        raise ValueError(f"{EVENTS} has {file.metadata.num_rows} rows, but {META} gives {count}")
+        raise ValueError(f"{EVENTS} has {file.metadata.num_rows} rows, but {META} states {count}")
     _check_density(count, source.seek(0, os.SEEK_END))
     if not file.schema_arrow.equals(_schema()):
-        raise ValueError(f"the columns of {EVENTS} are not those of a trace")
+        raise ValueError(f"{EVENTS} does not have the columns of a trace")
     return file
 
 
 def _read_rows(
     parquet: pq.ParquetFile, tables: Tables, groups: Sequence[int] | None = None
 ) -> Events:
-    """Reads row groups; by default, reads all of them."""
+    """Reads the given row groups, or all of them."""
     table = parquet.read_row_groups(
         range(parquet.num_row_groups) if groups is None else groups, use_threads=False
     )
@@ -610,9 +614,9 @@ def _read_rows(
 
 
 def _spans(parquet: pq.ParquetFile) -> Iterator[tuple[int, int, int] | None]:
-    """Yields the first rank, the last rank and the first post time of each row group.
+    """Yields the first rank, the last rank and the first post time (in ns) of each row group.
 
-    The time is in ns. The result is None for a group without these statistics.
+    Yields None for a group that lacks these statistics.
     """
     rank, post = (list(COLUMN_DTYPES).index(name) for name in _SPANNED)
     for number in range(parquet.num_row_groups):
@@ -623,9 +627,9 @@ def _spans(parquet: pq.ParquetFile) -> Iterator[tuple[int, int, int] | None]:
 
 
 def _is_wanted(first: int, last: int, post_ns: int, ranks: Sequence[int], last_ns: float) -> bool:
-    """Returns whether a row group can hold an event of these ranks posted up to ``last_ns``.
+    """Returns whether a row group may contain an event that these ranks posted by ``last_ns``.
 
-    ``ranks`` is sorted.
+    ``ranks`` must be sorted.
     """
     at = bisect.bisect_left(ranks, first)
     return at < len(ranks) and ranks[at] <= last and post_ns <= last_ns
@@ -649,9 +653,9 @@ def _schema() -> pa.Schema:
 
 
 def _to_numpy(column: pa.ChunkedArray, dtype: str) -> Ints:
-    """Returns a column as a numpy array, made directly from its buffers.
+    """Converts a column to a numpy array directly from its buffers.
 
-    Pyarrow's own conversion imports pandas.
+    Pyarrow's own conversion would import pandas.
     """
     rows = []
     for chunk in column.chunks:
@@ -700,9 +704,9 @@ _FORMS: Final[Forms] = {
 
 
 def check_run(events: Events, metadata: Any) -> None:
-    """Raises ValueError unless the events and metadata can belong to a run.
+    """Raises ValueError unless the events and the metadata can belong to one run.
 
-    All readers of a trace rely on this check.
+    All code that uses a trace relies on this check.
     """
     check_metadata(metadata, _FORMS)
     size = metadata.get("world_size", MAX_RANKS)

@@ -1,10 +1,10 @@
 """Selects a part of a trace by ranks, time range, operations, groups or steps.
 
-A part is a trace like any other. There is only one sign that events were left out: an
-operation whose other side is not in the part, and a collective that is missing on some of the ranks
-that called it, are *apart*. They match nothing, so that no later message takes the place of one
-that was left out. They do not count as unmatched either, because they had a partner.
-``metadata["part"]`` lists their indices among the events, and describes the selection.
+A part is a trace like any other, except that some of its operations may be *apart*. An operation is
+apart if the part does not contain its other side or, for a collective, the events of every rank
+that called it. Such an operation matches nothing, so that no later message takes the place of one
+that was left out. It does not count as unmatched, because it had a partner. ``metadata["part"]``
+lists the indices of these operations among the events, and describes the selection.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["choose", "filter_trace", "part_of_file", "take"]
 
-_SAID: Final = 8  # numbers or names listed before "and n more"
+_SAID: Final = 8  # how many numbers or names to list before "and n more"
 
 
 def filter_trace(
@@ -85,12 +85,12 @@ def part_of_file(
     """Returns the events that meet the conditions, from a file that was only partly read.
 
     Args:
-        trace: the events read, with all events of the chosen ranks at least up to the end of the
-            time range.
-        chosen: the ranks, as ``choose`` returns them.
+        trace: the events that were read; they include all events of the chosen ranks up to the end
+            of the time range.
+        chosen: the selected ranks, as ``choose`` returns them.
         ranks: the ranks as the user gave them.
         between_s: the time range as the user gave it.
-        all_read: whether the trace holds the whole run.
+        all_read: whether the trace contains the whole run.
     """
     if all_read:
         return trace.filter(ranks=ranks, between_s=between_s)
@@ -109,7 +109,7 @@ def part_of_file(
     if between_s is None:
         return read
     calls = CollectiveCalls.of(read.events, read.apart)
-    late = np.zeros(len(read.events), dtype=bool)  # their other side may be posted later
+    late = np.zeros(len(read.events), dtype=bool)  # whose other side may have been posted later
     late[read.apart] = late[read.messages.unmatched] = late[
         calls.event[~calls.complete[calls.call]]
     ] = True
@@ -117,7 +117,7 @@ def part_of_file(
 
 
 def take(trace: Trace, kept: Ints, said: Sequence[str] = ()) -> Trace:
-    """Returns the masked events as a trace that lists the operations that are apart."""
+    """Returns the selected events as a trace, with a list of the operations that are apart."""
     events, messages = trace.events, trace.messages
     apart = np.zeros(len(events), dtype=bool)
     apart[trace.apart] = True
@@ -139,9 +139,9 @@ def _make_part(trace: Trace, kept: Ints, apart: Ints, said: Sequence[str]) -> Tr
 
 
 def _overlaps(events: Events, between_s: Stretch) -> Ints:
-    """Marks the events that overlap a time range.
+    """Returns a mask of the events that overlap a time range.
 
-    An operation that is not done lasts until the end of the run.
+    An operation that is not done counts as lasting until the end of the run.
     """
     begin_s, end_s = _read_stretch(between_s)
     last_ns = np.maximum(events.post_ns, np.maximum(events.wait_ns, events.done_ns))
@@ -157,21 +157,22 @@ def _read_stretch(between_s: Stretch) -> Stretch:
         begin_s, end_s = np.nan, np.nan
     if not begin_s <= end_s:
         raise ArgumentError(
-            "between_s must be two times in seconds from the start of the run, the earlier "
-            f"first, got {say(between_s)}. "
-            "For example, use between_s=(0.5, 0.7)."
+            "between_s must be two times in seconds from the start of the run, the earlier one "
+            f"first, got {say(between_s)}. Use, for example, between_s=(0.5, 0.7)."
         )
     return begin_s, end_s
 
 
 def _read_numbers(name: str, value: Any, count: int) -> list[int]:
     if not count:
-        raise ArgumentError(f"this trace has no {name}, got {name}={say(value)}. Leave {name} out.")
+        raise ArgumentError(
+            f"cannot select {name}={say(value)}: this trace has no {name}. Omit {name}."
+        )
     try:
         given = list(value)
     except TypeError:
         given = [value]
-    hint = "Give one number or several."
+    hint = "Pass one number or several."
     return sorted({read_whole(name, one, 0, count - 1, hint=hint) for one in given})
 
 
@@ -182,12 +183,10 @@ def _read_names(name: str, value: Any, known: Sequence[str], there: Sequence[str
     except TypeError:
         names, unknown = [], [value]
     if unknown:
-        listed = _say("the", list(map(repr, there)))
-        listed = ", ".join(map(repr, there[:_SAID])) or "none"
+        listed = ", ".join(map(repr, there[:_SAID]))
         more = f" and {len(there) - _SAID} more" if len(there) > _SAID else ""
-        raise ArgumentError(
-            f"{name} must be in this trace, got {say(unknown[0])}. It has {listed}{more}."
-        )
+        hint = f"Choose from {listed}{more}." if there else f"Omit {name}: the trace has none."
+        raise ArgumentError(f"{name} must be in this trace, got {say(unknown[0])}. {hint}")
     return names
 
 

@@ -1,7 +1,4 @@
-"""The plain values that make up a diagnosis.
-
-They are operations, findings about them, and the diagnosis itself, root cause first.
-"""
+"""The plain values that make up a diagnosis: operations, findings, and the diagnosis itself."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ __all__ = [
     "payload_text",
 ]
 
-# kinds of runs that finished
+# the kinds of findings in runs that finished
 SLOW_KINDS: Final = ("link", "slow_link", "late_sender", "late_receiver", "straggler")
 KINDS: Final = (
     "deadlock",
@@ -58,22 +55,22 @@ KINDS: Final = (
 class Operation:
     """One operation of one rank.
 
-    Its text is ``recv from 0 (ring:0>1, tag 3, float32[8], 32 bytes) at ring.py:41``.
+    It prints as ``recv from 0 (ring:0>1, tag 3, float32[8], 32 bytes) at ring.py:41``.
 
     Attributes:
-        rank: the rank that posted it.
-        op: its name in torch.
+        rank: the rank that posted the operation.
+        op: the operation's name in torch.
         peer: the global rank of the other side, or the root of a collective; -1 if there is none,
-            and -2 for "from any source".
-        tag: the tag of the message, or -1 for none.
+            or -2 for "from any source".
+        tag: the tag of the message, or -1 if there is none.
         group: the name of the process group.
-        size_bytes: the size of its payload, or -1 if unknown.
-        dtype: a dtype such as "float32", or "" if it has no payload.
-        shape: the shape of its payload.
+        size_bytes: the size of the payload, or -1 if unknown.
+        dtype: the payload's dtype, such as "float32", or "" if there is no payload.
+        shape: the shape of the payload.
         file: the user's source file, or "" if unknown.
         line: the line in that file, or -1 if unknown.
         status: "in_flight", "ok" or "error".
-        waited_s: the time that the rank has been blocked in it, in seconds.
+        waited_s: how long the rank has been blocked in the operation, in seconds.
 
     Example:
         >>> print(
@@ -113,7 +110,7 @@ class Operation:
     def place(self) -> str:
         """The file and line of the call, without directories, or "" if unknown.
 
-        For example "ring.py:41", or "train.py:40 > ring.py:5" for a call in a thin wrapper.
+        It looks like "ring.py:41", or "train.py:40 > ring.py:5" for a call in a thin wrapper.
         """
         return (
             (
@@ -158,26 +155,26 @@ def payload_text(operation: Operation) -> str:
 
 
 def kind_text(kind: str) -> str:
-    """Returns a kind of ``KINDS`` in words: "message mismatch"."""
+    """Returns a kind from ``KINDS`` in words, such as "message mismatch"."""
     return kind.replace("_", " ")
 
 
-# how a rank ended, if this does not follow from its state and error
+# how a rank ended, if its state and error do not already show it
 EXIT_CODE: Final = "exit_code"  # its process exited before the worker returned
-LEFT_BLOCK: Final = "left_block"  # it left the recorded block, and may still run
+LEFT_BLOCK: Final = "left_block"  # it left the recorded block, and may still be running
 LOST: Final = "lost"  # its host no longer responds
-IN_VAIN: Final = "in_vain"  # a wait that could not end held up its error
-IN_THREAD: Final = "in_thread"  # the error ended one of its threads, not the rank
+IN_VAIN: Final = "in_vain"  # its error was held up by a wait that could not end
+IN_THREAD: Final = "in_thread"  # the error ended one of its threads, but not the rank
 
 
 class End(NamedTuple):
     """How a rank ended, as far as is known.
 
     Attributes:
-        state: "exited", "failed", "killed"; if it had not ended, "running", "blocked", "stopped"
-            or "unknown".
-        about: the predicate of a sentence for messages: "raised ValueError: no such layer".
-        at_ns: the time, in ns from the start of the run, or None if unknown.
+        state: "exited", "failed" or "killed"; or, if the rank had not ended, "running", "blocked",
+            "stopped" or "unknown".
+        about: the rest of a sentence about the rank, such as "raised ValueError: no such layer".
+        at_ns: the time of the end, in ns from the start of the run, or None if unknown.
         error: the name of the exception's type, or "" if there was none.
         how: one of the constants above, or "" if none applies.
     """
@@ -195,19 +192,19 @@ class Finding:
 
     Attributes:
         kind: one of ``KINDS``.
-        ranks: the ranks involved, the culprit first: the rank that exited, failed, was busy or
-            late, before the ranks that wait for it. In a cycle, each rank waits for the next. If no
-            rank is to blame, they are ascending.
-        operations: the operations that are the evidence.
-        message: a headline, then an indented line for each piece of evidence.
-        hint: advice, or further observations, one per line; may be empty.
+        ranks: the ranks involved. The culprit (the rank that exited, failed, was busy or was late)
+            comes first, followed by the ranks that wait for it. In a cycle, each rank waits for the
+            next. If no rank is to blame, the ranks ascend.
+        operations: the operations that serve as evidence.
+        message: a headline, followed by an indented line for each piece of evidence.
+        hint: advice or further observations, one per line, or "" if there are none.
         consequences: the findings that follow from this finding.
-        end: the end of the first rank in ``ranks``, if that end is the cause.
+        end: how the first rank in ``ranks`` ended, if its end is the cause, or None.
 
     Example:
-        >>> print(Finding("peer_exited", (0, 1), (), "rank 0 has left.", "Let it send first."))
+        >>> print(Finding("peer_exited", (0, 1), (), "rank 0 has left.", "Send first on rank 0."))
         rank 0 has left.
-          Hint: Let it send first.
+          Hint: Send first on rank 0.
     """
 
     kind: str
@@ -225,11 +222,11 @@ class Finding:
         return f"{self.message}{hints}{lines_text(echoes)}"
 
 
-_SHOWN: Final = 8  # lines of evidence or consequences
+_SHOWN: Final = 8  # the most lines of evidence or consequences
 
 
 def lines_text(lines: Sequence[str]) -> str:
-    """Returns lines indented to follow a headline, or only the first few if there are many.
+    """Returns lines indented below a headline; if there are many, returns only the first few.
 
     Example:
         >>> print("deadlock:" + lines_text(["rank 0 waits", "rank 1 waits"]))
@@ -243,12 +240,12 @@ def lines_text(lines: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Edge:
-    """One rank waits for another.
+    """An edge in the graph of waits: one rank waits for a different rank.
 
     Attributes:
         rank: the rank that waits.
-        peer: the rank that it waits for.
-        operation: the operation that it waits in, or None if unknown.
+        peer: the rank that ``rank`` waits for.
+        operation: the operation in which ``rank`` waits, or None if unknown.
         in_cycle: whether the edge is part of the cycle.
     """
 
@@ -260,19 +257,18 @@ class Edge:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The findings of a run, the root cause first.
+    """The findings about a run, starting with the root cause.
 
-    Printing it shows the findings as text; a notebook also shows the picture.
+    Printing a diagnosis shows the findings as text; a notebook also shows a picture.
 
     Attributes:
-        findings: the causes, with their effects folded into ``consequences``; empty if nothing is
-            wrong.
+        findings: the causes, each with its effects in ``consequences``; empty if nothing is wrong.
         world_size: the number of ranks.
         edges: the waits between ranks.
-        states: the state of each rank: "running", "blocked", "exited", ...; empty if unknown.
-        trace: the recorded trace, for the picture.
-        notes: observations that are not faults: the total waiting and its main cause, and errors
-            that the program recovered from.
+        states: the state of each rank, such as "running", "blocked" or "exited"; empty if unknown.
+        trace: the recorded trace, from which the picture is drawn.
+        notes: observations that are not faults, such as the total waiting time and its main cause,
+            and errors from which the program recovered.
 
     Example:
         >>> print(Diagnosis((), world_size=4))
@@ -305,19 +301,21 @@ class Diagnosis:
         return "\n".join([*lines, *self.notes])
 
     def plot(self, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
-        """Draws the graph of waits above the last moments of the timeline.
+        """Draws the graph of waits, with the last moments of the timeline below it.
 
-        If ``ax`` is given, only the graph is drawn.
+        Args:
+            ax: the axes to draw on; if given, only the graph is drawn.
+            **look: the style of the new figure; see ``Style``.
+
+        Returns:
+            The axes.
         """
         from ringsim.plot.waitfor import plot_waitfor
 
         return plot_waitfor(self, ax=ax, **look)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
-        """Returns the text with the picture below it, for Jupyter.
-
-        Without matplotlib, returns only the text.
-        """
+        """Returns the text and the picture for Jupyter; without matplotlib, only the text."""
         data: dict[str, Any] = {"text/plain": str(self)}
         if not shows_images():
             return data
@@ -330,7 +328,7 @@ class Diagnosis:
         }
 
     def picture_html(self) -> str:
-        """Returns the picture as an HTML element, or "" without matplotlib."""
+        """Returns the picture as an HTML element, or "" if matplotlib is missing."""
         try:
             from ringsim.plot.waitfor import waitfor_png
 
@@ -345,5 +343,5 @@ class Diagnosis:
 
 
 def waited_text(operation: Operation) -> str:
-    """Returns a rank's waiting time in an operation, such as " for 312 ms", or "" for 0."""
+    """Returns a phrase with the time waited in an operation, " for 312 ms", or "" if it is 0."""
     return f" for {time_text(operation.waited_s * 1e9)}" if operation.waited_s > 0 else ""

@@ -1,9 +1,9 @@
-"""The frames that the threads of this process execute, read without a deadlock.
+"""Reads the current frames of this process's threads without a deadlock.
 
-Before Python 3.12, ``sys._current_frames`` creates objects while it holds a lock of the
+Before Python 3.12, ``sys._current_frames`` creates objects while it holds a lock inside the
 interpreter. This may start the garbage collector, and a finalizer may then let a different thread
 run. If that thread needs the same lock, because it starts a thread or ends, the whole process
-stands still, signal handlers included.
+hangs, signal handlers included.
 
 Source: https://github.com/python/cpython/issues/106883
 """
@@ -18,13 +18,13 @@ from typing import Final
 
 __all__ = ["current_frames"]
 
-_PAUSE: Final = threading.RLock()  # so that no thread resumes the collector for another thread
+_PAUSE: Final = threading.RLock()  # so that no thread resumes the collector too early
 
 
 def current_frames() -> dict[int, FrameType]:
-    """Returns the innermost frame of each thread, by ``threading.get_ident()``.
+    """Returns the innermost frame of each thread, keyed by the thread's identifier.
 
-    The garbage collector pauses meanwhile if this Python version needs it.
+    If this Python version needs it, the garbage collector is paused in the meantime.
     """
     if sys.version_info >= (3, 12):
         return sys._current_frames()

@@ -1,8 +1,8 @@
-"""One event and one message of a trace, as small readable values.
+"""Single events and messages of a trace, as small, readable values.
 
-The columns of ``Events`` and ``Messages`` are made for numpy; these values are made for a loop or a
-prompt. Their fields are the columns of ``Trace.to_pandas()``, with the same names, and None
-for NA.
+``Events`` and ``Messages`` hold columns, which suit numpy; these values suit loops and interactive
+use. Their fields are the columns of ``Trace.to_pandas()`` with the same names, and None instead of
+NA.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ __all__ = ["Event", "Message", "event_at"]
 class Event(NamedTuple):
     """One operation, span or mark.
 
-    Times are in ns from the start of the run, and sizes are in bytes. None means that a field does
-    not apply, or that a time has not been reached.
+    Times are in ns from the start of the run, and sizes are in bytes. A field is None if it does
+    not apply, and a time is None if it has not been reached.
 
     Example:
         >>> from ringsim.traces.events import OP_CODES, Group, Tables, make_events
@@ -77,7 +77,7 @@ class Event(NamedTuple):
     status: str
 
     def __repr__(self) -> str:
-        """Returns a sentence with the rank, the operation, its place in the code, and its times."""
+        """Returns a line with the rank, the operation, its place in the code, and its times."""
         begin = time_text(self.post_ns)
         if self.kind == KIND_NAMES[MARK]:
             return f"rank {self.rank}: {_describe(self)} at {begin}"
@@ -89,7 +89,7 @@ class Event(NamedTuple):
 
 
 def _describe(event: Event) -> str:
-    """Returns an event in words, without its rank and times."""
+    """Returns a description of an event, without its rank and times."""
     if event.kind in (KIND_NAMES[SPAN], KIND_NAMES[MARK]):
         place = [
             f"{name} {value}"
@@ -110,8 +110,8 @@ def _describe(event: Event) -> str:
 class Message(NamedTuple):
     """One message: a matched send and recv.
 
-    ``stage`` and ``microbatch`` come from the sender if it has them, and else from the receiver;
-    the other fields come from the sender.
+    ``stage`` and ``microbatch`` come from the sender if it has them, and otherwise from the
+    receiver. All other fields come from the sender.
     """
 
     src: int
@@ -127,7 +127,7 @@ class Message(NamedTuple):
     recv: Event
 
     def __repr__(self) -> str:
-        """Returns a sentence with the two ranks, the operation, and its times."""
+        """Returns a line with the two ranks, the send, and the times of the message."""
         arrived = (
             "in flight"
             if self.recv.done_ns is None

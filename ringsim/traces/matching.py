@@ -1,31 +1,31 @@
-"""Matched sends and recvs, the calls of collectives, and the reasons why operations were blocked.
+"""Matches sends with recvs, groups collectives into calls, and splits blocked time by cause.
 
-A message is a matched send and recv. On one group, from one source to one destination and with one
-tag, messages do not overtake each other, so the k-th send matches the k-th recv::
+A message is a matched send and recv. Messages with the same group, source, destination and tag do
+not overtake each other, so the k-th send matches the k-th recv::
 
     rank 0 posts  send#0(tag 7)  send#1(tag 7)  send#2(tag 9)
                        |              |              |
     rank 1 posts  recv#0(tag 7)  recv#1(tag 7)       x          tag 9: never received
 
-Similarly, the k-th collectives that the members of a group post are one call.
+Similarly, the k-th collective that each member of a group posts belongs to the same call.
 
-A matched operation is blocked because its partner is late, or because the bytes are in flight. The
-time from wait to done has two parts::
+A matched operation is blocked either because its partner is late, or because the bytes are in
+flight. The time from wait to done is therefore split into two parts::
 
     recv   post ...... wait =================== done
-    send                       post                     the receiver waited for a late sender until
-                                                        here;
-                                |---------------|       from here on it is transfer
+    send                       post                     until here, the receiver waited for a late
+                                                        sender;
+                                |---------------|       the rest is transfer
 
-A send that waits for its recv is split in the same way, into late receiver and transfer. On NCCL,
-wait and done are times of the program's stream, while post is the program's own: the transfer then
-includes the time that the partner's GPU spent on earlier work.
+The time of a send that waits for its recv is split in the same way, into late receiver and
+transfer. With NCCL, wait and done are times on the GPU stream, while post is a time in the program.
+The transfer then includes the time that the partner's GPU spent on earlier work.
 
 Source:
     F. Wolf et al., "Usage of the SCALASCA toolset for scalable performance analysis of large-scale
     parallel applications", 2008: the wait states "late sender" and "late receiver". ringsim counts
-    from the moment at which the program began to wait (Scalasca's enter), so that the time in which
-    an asynchronous operation overlapped with computation does not count as waiting.
+    from the moment the program begins to wait (Scalasca's enter), so that the time during which an
+    asynchronous operation overlaps with computation does not count as waiting.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ class Messages:
         dst: the global rank of the receiver (int32).
         tag: the tag of the message, as the sender gave it (int32).
         group: the index into ``events.tables.groups`` (int32).
-        payload: the sender's index into ``events.tables.payloads`` (int32).
-        stage: the pipeline stage of the sender if it has one, else of the receiver; -1 for none
+        payload: the index of the sender's payload in ``events.tables.payloads`` (int32).
+        stage: the pipeline stage, from the sender if it has one, otherwise from the receiver, or -1
             (int32).
-        microbatch: the microbatch, found in the same way (int32).
+        microbatch: the microbatch, chosen in the same way (int32).
         send: the index of the send among the events (int64).
         recv: the index of the recv among the events (int64).
-        unmatched: the indices of the sends and recvs that have no partner, ascending (int64).
+        unmatched: the indices of the sends and recvs without a partner, ascending (int64).
         events: the events that the indices refer to.
 
     Example:
@@ -108,9 +108,9 @@ class Messages:
 
     @property
     def early(self) -> Ints:
-        """The mask of the messages that arrived before they were sent.
+        """A mask of the messages that seem to have arrived before they were sent.
 
-        For these messages, the times of the two ranks are too inexact to compare.
+        For these messages, the clocks of the two ranks are too inexact to compare.
         """
         done_ns = self.events.done_ns[self.recv]
         early: Ints = (done_ns != NONE) & (done_ns < self.events.post_ns[self.send])
@@ -137,13 +137,13 @@ class Messages:
 
 @dataclass(frozen=True, repr=False)
 class Unmatched:
-    """One operation whose other side was never seen; printing it gives a sentence.
+    """One operation whose other side is missing; it prints as a sentence.
 
     Attributes:
-        index: its index among the events.
-        rank: the rank that posted it.
+        index: the index of the operation among the events.
+        rank: the rank that posted the operation.
         op: the operation, as torch spells it.
-        peer: the global rank of the other side, -2 for "from any source".
+        peer: the global rank of the other side, or -2 for "from any source".
         group: the name of the group.
         tag: the tag of the message.
         size_bytes: the size of the message.
@@ -164,7 +164,7 @@ class Unmatched:
     status: str
 
     def __repr__(self) -> str:
-        """Returns a sentence that names the operation.
+        """Returns a sentence that describes the operation.
 
         For example ``rank 2: isend to 3 (ring:2>3, tag 7, 8 bytes) at ring.py:12 has no recv``.
         """
@@ -182,19 +182,19 @@ class Unmatched:
 def match(events: Events, *, by_tag: bool = True, apart: Ints | Sequence[int] = ()) -> Messages:
     """Matches sends with recvs.
 
-    Per (group, source, destination, tag), the k-th send matches the k-th recv, in the order in
-    which each rank posted them. A recv from any source takes part once its source is known, which
-    is when the recv is done; until then the recv is unmatched. A refused operation takes no part
-    and does not count as unmatched: it never reached the wire.
+    For each (group, source, destination, tag), the k-th send matches the k-th recv, in the order in
+    which each rank posted them. A recv from any source stays unmatched until it is done, because
+    only then is its source known. A refused operation never reached the wire, so it matches nothing
+    and does not count as unmatched.
 
     Args:
-        events: events in posting order, as ``Events`` guarantees.
-        by_tag: False for a backend that ignores tags (NCCL); then only the order counts.
-        apart: the indices of operations that take no part because their other side was left out of
-            the trace.
+        events: the events, in posting order as ``Events`` guarantees.
+        by_tag: whether to compare tags; pass False for a backend that ignores them (NCCL).
+        apart: the indices of operations to skip, because their other side was left out of the
+            trace.
 
     Returns:
-        The messages, and the indices of the operations without a partner.
+        The messages, which include the indices of the operations without a partner.
 
     Example:
         >>> from ringsim.traces.events import OP_CODES, make_events
@@ -248,7 +248,7 @@ def match(events: Events, *, by_tag: bool = True, apart: Ints | Sequence[int] = 
 
 
 def describe_unmatched(events: Events, indices: Ints) -> list[Unmatched]:
-    """Returns operations without a partner, given by their indices, in readable form."""
+    """Returns the operations with these indices, which have no partner, in readable form."""
     tables, sizes = events.tables, events.size_bytes
     return [
         Unmatched(
@@ -268,7 +268,7 @@ def describe_unmatched(events: Events, indices: Ints) -> list[Unmatched]:
 
 
 def number_rows(*columns: Ints | None) -> Ints:
-    """Numbers the distinct rows of ``columns`` from 0 (int64); a column of None is left out.
+    """Numbers the distinct rows of ``columns`` from 0 (int64); skips columns that are None.
 
     Example:
         >>> import numpy as np
@@ -282,14 +282,14 @@ def number_rows(*columns: Ints | None) -> Ints:
         codes = _number_values(column)
         if len(key) == 0:
             key = codes
-        else:  # both factors are at most the number of rows, so their product cannot overflow
+        else:  # the product cannot overflow, because both factors are at most the number of rows
             key = _number_values(key * (codes.max(initial=0) + 1) + codes)
     return key
 
 
 def _number_values(column: Ints) -> Ints:
     """Numbers the distinct values of a column from 0, in ascending order (int64)."""
-    if column.dtype.kind != "U":  # a short table is cheaper than sorting
+    if column.dtype.kind != "U":  # a lookup in a short table is cheaper than sorting
         least, most = int(column.min(initial=0)), int(column.max(initial=0))
         if most - least <= 4 * len(column):
             offset = column.astype(np.int64) - least
@@ -301,7 +301,7 @@ def _number_values(column: Ints) -> Ints:
 
 
 def number_places(key: Ints) -> Ints:
-    """Numbers equal keys 0, 1, 2, ... in order of appearance (int64).
+    """Numbers the occurrences of each key from 0, in order of appearance (int64).
 
     Example:
         >>> number_places(np.array([7, 7, 4, 7])).tolist()
@@ -315,9 +315,9 @@ def number_places(key: Ints) -> Ints:
 
 
 def refused(events: Events) -> Ints:
-    """Marks the operations that raised when they were posted.
+    """Returns a mask of the operations that raised an error when they were posted.
 
-    These operations never reached the wire and match nothing.
+    These operations never reached the wire, so they match nothing.
     """
     mask: Ints = (events.kind <= COLLECTIVE) & (events.status == ERROR) & (events.wait_ns == NONE)
     return mask
@@ -325,18 +325,19 @@ def refused(events: Events) -> Ints:
 
 @dataclass(frozen=True, eq=False)
 class Waits:
-    """The blocked time of each event, split by cause: int64 columns in ns, one row per event.
+    """The blocked time of each event, split by cause.
 
-    For a matched operation that is done, ``late_sender_ns + late_receiver_ns + transfer_ns ==
-    blocked_ns``. Operations without a partner, collectives, spans and marks have 0 in these three
-    columns, because the causes of their waits are unknown here.
+    Each column is an int64 array in ns with one row per event. For a matched operation that is
+    done, ``late_sender_ns + late_receiver_ns + transfer_ns == blocked_ns``. For operations without
+    a partner, collectives, spans and marks, these three columns are 0, because matching does not
+    show why they waited.
 
     Attributes:
-        blocked_ns: the time from wait to done, or -1 if the event is not done or was not waited
-            for.
+        blocked_ns: the time from wait to done, or -1 if the event is not done or the program did
+            not wait for it.
         late_sender_ns: for a recv, the blocked time before its send was posted.
         late_receiver_ns: for a send, the blocked time before its recv was posted.
-        transfer_ns: the rest, or 0 for an event that is not done.
+        transfer_ns: the rest of the blocked time, or 0 if the event is not done.
     """
 
     blocked_ns: Ints
@@ -350,10 +351,10 @@ def split_waits(events: Events, messages: Messages) -> Waits:
 
     Args:
         events: the events.
-        messages: the messages of the events, as ``match(events)`` returns them.
+        messages: the messages, as ``match(events)`` returns them.
 
     Returns:
-        The parts, one row per event.
+        The blocked time of each event and its parts.
 
     Example:
         >>> from ringsim.traces.events import OP_CODES, make_events
@@ -378,7 +379,7 @@ def split_waits(events: Events, messages: Messages) -> Waits:
         ([0, 400], [400, 450])
 
     Source:
-        Scalasca's patterns "late sender" and "late receiver"; see the module docstring.
+        Scalasca's wait states "late sender" and "late receiver"; see the module docstring.
     """
     waited = events.wait_ns != NONE
     blocked = np.where(
@@ -397,9 +398,9 @@ def split_waits(events: Events, messages: Messages) -> Waits:
 
 
 def _late(events: Events, waiter: Ints, partner: Ints) -> Ints:
-    """Returns the time that each ``waiter`` was blocked before its ``partner`` was posted, in ns.
+    """Returns the time, in ns, that each ``waiter`` was blocked before its ``partner`` was posted.
 
-    A waiter that is not done may still be blocked.
+    The waiters need not be done.
     """
     wait, done = events.wait_ns[waiter], events.done_ns[waiter]
     posted = events.post_ns[partner]
@@ -409,12 +410,12 @@ def _late(events: Events, waiter: Ints, partner: Ints) -> Ints:
 
 @dataclass(frozen=True, eq=False)
 class CollectiveCalls:
-    """The collectives of a run.
+    """The collectives of a run, grouped into calls.
 
     Attributes:
         event: the index of each collective among the events (int64).
-        call: the number of the call that it is part of (int64).
-        place: its index among the collectives of its rank on the group (int64).
+        call: the number of the call that each collective belongs to (int64).
+        place: the index of each collective among those that its rank posted on the group (int64).
         last: for each call, the event that was posted last (int64).
         complete: for each call, whether every member of the group takes part (bool).
     """
@@ -427,9 +428,10 @@ class CollectiveCalls:
 
     @classmethod
     def of(cls, events: Events, apart: Ints | Sequence[int] = ()) -> Self:
-        """Sorts the collectives of a run into calls, without the operations ``apart``.
+        """Groups the collectives of a run into calls.
 
-        The rest of their calls was left out of the trace.
+        ``apart`` holds the indices of operations to skip, because other parts of their calls were
+        left out of the trace.
 
         Example:
             >>> from ringsim.traces.events import OP_CODES, Group, Tables, make_events
@@ -466,26 +468,26 @@ class CollectiveCalls:
         )
 
     def call_of(self, event: int) -> int:
-        """Returns the number of the call that an event is part of, or -1 if there is none."""
+        """Returns the number of the call that an event belongs to, or -1 if there is none."""
         at = int(np.searchsorted(self.event, event))
         return int(self.call[at]) if at < len(self.event) and self.event[at] == event else NONE
 
     def events_of(self, call: int) -> tuple[int, ...]:
-        """Returns the events of a call, ascending."""
+        """Returns the indices of the events in a call, ascending."""
         order, starts = self._by_call
         return tuple(self.event[order[starts[call] : starts[call + 1]]].tolist())
 
     @cached_property
     def _by_call(self) -> tuple[Ints, Ints]:
-        """Returns the events in the order of their calls, and the first index of each call."""
+        """Returns the events, sorted by call, and the first position of each call."""
         order = np.argsort(self.call, kind="stable")
         return order, np.searchsorted(self.call[order], np.arange(len(self.last) + 1))
 
 
 def wait_for_last(events: Events, apart: Ints | Sequence[int] = ()) -> Ints:
-    """Returns the time that each collective was blocked before the last rank called it, in ns.
+    """Returns the time, in ns, that each collective was blocked before the last rank called it.
 
-    The time is 0 for other events, and for calls that some rank never made.
+    The result is 0 for other events, and for calls that some members of the group never made.
 
     Example:
         >>> from ringsim.traces.events import OP_CODES, Group, Tables, make_events

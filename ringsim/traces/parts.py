@@ -1,13 +1,14 @@
-"""Reads the files that ranks record, both during and after a run, and for the log.
+"""Reads the files that ranks write while they record, during a run and after it.
 
-A directory of parts holds for each rank ``rank-<r>.events`` (an array of ``RECORD``, zero beyond
-its end) and ``rank-<r>.names`` (JSON lines: the names that the records number, and metadata of the
-rank), and for the run ``run.json``. A rank may be killed at any moment, so any file may be missing
-and the last record or line may be cut. The readable content is read, and the rest is noted.
+A directory of parts contains ``run.json`` for the run and two files for each rank. The file
+``rank-<r>.events`` is an array of ``RECORD``, zero after the last record. The file
+``rank-<r>.names`` consists of JSON lines: the names that the records refer to by number, and the
+rank's metadata. A rank may be killed at any moment, so any file may be missing, and the last record
+or line may be cut. The reader uses everything that it can read, and notes the rest.
 
-``PartReader`` follows one rank, whether or not it still writes; ``ringsim.traces.run_parts`` reads
-all ranks to their end. Files of other processes are read but never mapped: if one is cut short, the
-reader gets fewer bytes and does not crash.
+``PartReader`` follows one rank, whether or not the rank is still writing.
+``ringsim.traces.run_parts`` reads all ranks to their end. Files of other processes are read but
+never memory-mapped, so that a reader does not crash if a file is cut short: it gets fewer bytes.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ from ringsim.traces.events import (
 )
 
 FILE_NAME: Final = re.compile(r"rank-(\d{1,6})\.(?:events|names)")
-_FIRST_WINDOW: Final = 64  # slots that are read at first; more follow if they are full
+_FIRST_WINDOW: Final = 64  # the number of slots to read at first; more follow if these are full
 _WINDOW: Final = 1 << 16
-# for reading all of a long part: a window is copied about ten times
+# for reading a long part completely: each window is copied about ten times
 _SMALL_WINDOW: Final = 1 << 13
-# the most consecutive slots that threads may have claimed and not yet written
+# the longest run of slots that threads may have claimed but not yet written
 _MOST_CLAIMED: Final = 32
-_GAP: Final = 64  # the largest gap between slots that are read in one call
-# column -> its table
+_GAP: Final = 64  # slots farther apart than this are read in separate calls
+# the table that each column refers to
 TABLE_OF: Final = {"group": "groups", "payload": "payloads", "label": "labels", "file": "files"}
 _READERS: Final[dict[str, Callable[[Any], Any]]] = {
     "group": read_group,
@@ -61,14 +62,14 @@ _BYTES: Final = np.dtype((np.void, RECORD.itemsize))
 class Batch(NamedTuple):
     """Records of one rank, in ascending order.
 
-    A batch holds the new records since the last batch, and the records of earlier batches that have
-    changed. A record that was in flight appears again when it is waited for or done; a record that
-    is done does not.
+    A batch holds the records written since the last batch, and earlier records that have changed. A
+    record in flight appears again when the program waits for it and when it is done; a record that
+    is done never appears again.
 
     Attributes:
         slots: the index of each record in the part (int64).
         records: the records, an array of ``RECORD``; ``group``, ``payload``, ``label`` and ``file``
-            are the rank's own numbers.
+            hold the rank's own numbers.
     """
 
     slots: Ints
@@ -76,29 +77,28 @@ class Batch(NamedTuple):
 
 
 class PartReader:
-    """Follows the part of one rank, while the rank writes it or afterwards.
+    """Follows one rank's part, while the rank is writing it or afterwards.
 
-    Its memory does not grow with the part.
+    The reader's memory use does not grow with the part.
 
     Args:
-        directory: the directory of the parts.
-        rank: the rank to follow; its part may be missing at first.
-        world_size: the number of ranks; a record with a larger peer is damaged. None if it is not
-            yet known.
-        cells: whether source files that are cells of this notebook get the names of the cells.
+        directory: the directory that holds the parts.
+        rank: the rank to follow; its part need not exist yet.
+        world_size: the number of ranks, or None if unknown; a record whose peer is not one of
+            these ranks counts as damaged.
+        cells: whether to name the source files that are cells of this notebook after their cells.
 
     Attributes:
         names: the names that the records refer to, by table ("group", "payload", "label", "file")
-            and number; complete for the batches so far. If the file is damaged, a number may be
-            missing.
-        fresh: the numbers of the groups that had no operation before they were numbered: all their
-            operations are recorded.
-        meta: the metadata of the rank: ``pid``, ``host``, ``start_ns``, ``end_ns`` (after its end),
-            and so on.
-        more: whether there is more to read now.
-        replaced: whether the last batch began a different part, from a later run that replaced the
-            first; earlier batches are then void.
-        unreadable: the number of damaged records and lines, which were left out.
+            and number. They are complete for the batches read so far, unless the file is damaged.
+        fresh: the numbers of the groups that had no operations before they were numbered, so that
+            all of their operations are recorded.
+        meta: the rank's metadata: ``pid``, ``host``, ``start_ns``, ``end_ns`` (after the rank has
+            ended), and so on.
+        more: whether more records can be read now.
+        replaced: whether the last batch began a different part, because a later run replaced the
+            files; earlier batches are then void.
+        unreadable: the number of damaged records and lines that were left out.
 
     Example:
         >>> import tempfile
@@ -141,15 +141,15 @@ class PartReader:
         self.unreadable = 0
         self.more = False
         self._names_read = 0  # bytes
-        self._unfinished = b""  # the last line of the names, if its end is not yet written
+        self._unfinished = b""  # the last line of the names file, if its end is not yet written
         self._width, self._widest = _FIRST_WINDOW, _WINDOW
-        self._next = 0  # the first slot that has not been seen written
-        # Records that may change (in flight, or claimed by another thread and still empty), and
+        self._next = 0  # the first slot that the reader has not yet seen written
+        # Records that may still change (in flight, or claimed by a thread but still empty), and
         # their last known content.
         self._watched, self._seen = np.zeros(0, dtype=np.int64), _NO_RECORDS
 
     def is_damaged(self) -> bool:
-        """Returns whether a part is damaged: a line or a record is unreadable or cut."""
+        """Returns whether the part is damaged: any line or record is unreadable or cut."""
         try:
             length = self._events_path.stat().st_size
             with self._events_path.open("rb") as file:
@@ -160,31 +160,31 @@ class PartReader:
         return cut or bool(self._unfinished) or self.unreadable > 0
 
     def read_all(self) -> Ints:
-        """Returns everything that the rank has written so far, in posting order.
+        """Returns all records that the rank has written so far, in posting order.
 
-        Use it if you read the part only once.
+        Call this method if you read the part only once.
         """
         try:
             until = self._events_path.stat().st_size // RECORD.itemsize
         except FileNotFoundError:
             until = 0
         batches = [self.advance()]
-        # do not follow a rank that writes faster than this reads
+        # stop at the current end, because a rank may write faster than this loop reads
         while self.more and self._next < until:
             batches.append(self.advance())
         slots = np.concatenate([batch.slots for batch in batches])
         records = _concatenate([batch.records for batch in batches])
-        if not (np.diff(slots) > 0).all():  # the rank is writing: the latest read of a slot counts
+        if not (np.diff(slots) > 0).all():  # the rank is still writing: keep each slot's last read
             _, last = np.unique(slots[::-1], return_index=True)
             records = records[::-1][last]
-        # these ended during the reading
+        # these operations ended while they were being read
         records["done_ns"][records["status"] == IN_FLIGHT] = NONE
         return records
 
     def read_pieces(self) -> Iterator[Ints]:
-        """Yields the records of ``read_all``, in small pieces if the rank has ended its part.
+        """Yields the records that ``read_all`` returns, in small pieces if the part is finished.
 
-        It yields at least one piece.
+        The iterator yields at least one piece.
         """
         self.read_names()
         if "end_ns" not in self.meta:
@@ -193,16 +193,16 @@ class PartReader:
         self._widest, self.more, last = _SMALL_WINDOW, True, NONE
         while self.more:
             batch = self.advance()
-            records = batch.records.compress(batch.slots > last)  # these no longer change
+            records = batch.records.compress(batch.slots > last)  # a finished part does not change
             records["done_ns"][records["status"] == IN_FLIGHT] = NONE
             last = max([last, *batch.slots[-1:].tolist()])
             yield records
 
     def advance(self) -> Batch:
-        """Reads the new records; fast if there are few.
+        """Reads the new and changed records, quickly if there are few.
 
         Returns:
-            The records, at most about 80,000 of a long part; ``more`` shows whether to call again
+            The records, at most about 80,000 at a time. If ``more`` is then True, call again
             immediately.
 
         Raises:
@@ -236,8 +236,8 @@ class PartReader:
     def _read_changes(self, file: int) -> tuple[Ints, Ints, Ints]:
         """Returns the watched and new slots, their previous content, and their current content.
 
-        Records that may change are read last: a record in flight was still in flight when the
-        newest record had been written.
+        Records that may change are read last. If a record is then in flight, it was also in flight
+        when the newest record was written.
         """
         first, fresh = self._next, self._read_new(file)
         slots, was, records = self._watched, self._seen, self._seen
@@ -256,9 +256,9 @@ class PartReader:
         return slots[kept], was.compress(kept), records.compress(kept)
 
     def _read_new(self, file: int) -> Ints:
-        """Returns the records after the last known one, up to the current end.
+        """Returns the records from the last known one to the current end of the part.
 
-        A bookmark is a record without a status.
+        They include bookmarks, which have no status.
         """
         read, self.more = [], True
         while self.more:
@@ -268,14 +268,14 @@ class PartReader:
             seen = int(there[-1]) + 1 if len(there) else 0
             read.append(records[:seen])
             self._next += seen
-            self.more = width - seen < _MOST_CLAIMED  # else the empty slots are not claimed
+            self.more = width - seen < _MOST_CLAIMED  # otherwise no thread has claimed these slots
             self._width = min(4 * width, self._widest) if seen == width else _FIRST_WINDOW
             if width == self._widest:
                 break
         return _concatenate(read)
 
     def _drop_damage(self, slots: Ints, records: Ints) -> Batch:
-        """Drops records that no recorder can have written."""
+        """Returns the records without those that no recorder can have written."""
         sane = (
             (records["status"] <= ERROR)
             & (records["op"] < len(OPS))
@@ -290,7 +290,7 @@ class PartReader:
         return Batch(slots[sane], records.compress(sane))
 
     def read_names(self) -> None:
-        """Reads the new lines of the names file; ``advance`` also calls it."""
+        """Reads the new lines of the names file; ``advance`` does this too, after the records."""
         try:
             if os.stat(self._names_path).st_size <= self._names_read:
                 return
@@ -313,9 +313,9 @@ class PartReader:
 
     def _add_name(self, entry: dict[str, Any]) -> None:
         table, number = entry["table"], entry["id"]
-        # numbers are assigned in order, one per line
+        # the rank assigns numbers in order, one per line
         if type(number) is not int or not 0 <= number < self._names_read:
-            raise ValueError("a number that the rank cannot have assigned")
+            raise ValueError("the rank cannot have assigned this number")
         value = _READERS[table](entry)
         if table == "file" and self._cells:
             value = rename_file(value, name_cells([value]))
@@ -324,9 +324,9 @@ class PartReader:
             self.fresh.add(number)
 
     def is_live(self) -> bool:
-        """Returns whether the process that began this part is alive, on this machine (Linux).
+        """Returns whether the process that began this part is alive on this Linux machine.
 
-        An earlier run may have left the part.
+        If an earlier run left the part behind, the process is not alive.
         """
         if "pid" not in self.meta:
             self.read_names()
@@ -343,9 +343,9 @@ class PartReader:
 
 
 def _may_change(records: Ints) -> Ints:
-    """Returns a mask of the records in flight, or claimed by another thread and still empty.
+    """Returns a mask of the records that are in flight, or claimed by a thread but still empty.
 
-    A bookmark marks a slot that stays empty.
+    A slot with a bookmark stays empty and never changes.
     """
     status = records["status"]
     return np.asarray((status == IN_FLIGHT) | ((status == 0) & (records["post_ns"] != NONE)))
@@ -354,7 +354,7 @@ def _may_change(records: Ints) -> Ints:
 def _read_slots(file: int, slots: Ints) -> tuple[Ints, Ints]:
     """Returns a mask of the slots that exist in the file, and the records in these slots.
 
-    There must be at least one slot, and the slots ascend.
+    ``slots`` must ascend, and must not be empty.
     """
     there, read = np.zeros(len(slots), dtype=bool), []
     ends = [0, *(np.flatnonzero(np.diff(slots) > _GAP) + 1).tolist(), len(slots)]
@@ -369,9 +369,9 @@ def _read_slots(file: int, slots: Ints) -> tuple[Ints, Ints]:
 def _read_settled(file: int, first: int, count: int) -> Ints:
     """Reads records that a rank may be writing now; returns fewer if the file is shorter.
 
-    A record with a status is complete: the status is written last, so a record that has a status at
-    the first read is complete at the second. A record in flight may already have its end time,
-    shortly before it is done.
+    The rank writes a record's status last, so a record that has a status at the first read is
+    complete at the second. A record in flight may already have its end time shortly before its
+    status becomes done.
     """
     status, data = (
         os.pread(file, count * RECORD.itemsize, first * RECORD.itemsize) for _ in range(2)
@@ -383,9 +383,10 @@ def _read_settled(file: int, first: int, count: int) -> Ints:
 
 
 def _concatenate(parts: Sequence[Ints]) -> Ints:
-    """Joins records as bytes.
+    """Concatenates records as bytes.
 
-    Numpy would process each field of each part, which would take ten times as long.
+    If they had fields, numpy would copy each field of each part separately, which takes ten times
+    as long.
     """
     return (
         np.concatenate([part.view(_BYTES) for part in parts]).view(RECORD) if parts else _NO_RECORDS

@@ -1,8 +1,8 @@
-"""The recorder, which writes the events of a rank as they happen.
+"""The recorder, which writes a rank's events as they happen.
 
-It works with any transport and any clock. Each event is one record of fixed size
-(``ringsim.traces.events.RECORD``). Data that does not fit into it (groups, shapes, names) is
-numbered and written once to a second file. A real rank writes two files, its store::
+The recorder works with any transport and any clock. Each event is one record of fixed size
+(``ringsim.traces.events.RECORD``). Data that does not fit into a record (groups, shapes, names) is
+numbered and written once to a second file. A real rank writes these two files::
 
     rank-2.events  [record][record][record][ 0 ][ 0 ] ...   memory-mapped, grown chunk by chunk; a
                                                             slot with status 0 is empty
@@ -10,21 +10,22 @@ numbered and written once to a second file. A real rank writes two files, its st
                    {"table": "payload", "id": 0, "dtype": "float32", "shape": [1024],
                     "size_bytes": 4096}
 
-The kernel keeps the data written to the map even if the process dies: a rank that is killed leaves
-everything up to that moment, and ``ringsim.traces.parts`` can read the files while they grow.
-Simulated ranks share one recorder that writes to memory, in which the thread column holds the rank.
+The kernel keeps data written to the memory map even if the process dies. A killed rank therefore
+leaves everything up to that moment, and ``ringsim.traces.parts`` can read the files while they
+grow. Simulated ranks share one recorder, which writes to memory; the column ``thread`` then holds
+the rank.
 
 A layer that carries messages records them with these calls::
 
     # once for each kind of operation
     post = recorder.make_post(OP_CODES["isend"])
-    # when the program calls it; None once recording has stopped
+    # when the program calls the operation; the slot is None once recording has stopped
     slot = post(group, peer, tag, payload)
     # when the program begins to wait
     recorder.wait(slot)
-    # when the wait is over; ERROR if it raised
+    # when the wait is over, with ERROR if the operation raised an error
     recorder.complete(slot)
-    # for facts that are known later: the source of a message, the times of a GPU
+    # for facts that become known later, such as the source of a message or a GPU's times
     recorder.amend(slot, peer=3)
 """
 
@@ -71,13 +72,13 @@ from ringsim.traces.store import CHUNK, RECORD_BYTES, FileStore, Full, Store
 __all__ = ["LOST_PEER", "Hooks", "Recorder", "fail_posting"]
 
 _WORDS: Final = RECORD_BYTES // 8
-# None for a dtype without fields
+# mypy: `fields` is None for a dtype without fields
 _PEER_AT, _STATUS_AT = (RECORD.fields[name][1] for name in ("peer", "status"))  # type: ignore[index]
 _NOT_YET: Final = b"\xff" * 16  # NONE for wait_ns and done_ns
 
-# Globals are used because Python copies variables of a closure at every call.
+# Globals, because Python copies the variables of a closure at every call.
 _frame_at: Final = sys._getframe
-# RECORD with some adjacent fields joined
+# RECORD, with some adjacent fields joined into one
 _pack_record: Final = struct.Struct("<q16sQiiiqiiqI").pack_into
 _pack_rank: Final = struct.Struct("<i").pack_into
 
@@ -89,16 +90,17 @@ _Entry = TypeVar("_Entry")
 
 
 class Hooks(NamedTuple):
-    """Callbacks of the code that reports a library's operations to a recorder.
+    """Callbacks into the code that reports a library's operations to a recorder.
 
     Attributes:
         undo: removes the hooks.
-        check_end: raises if the program left something undone when it reports its end.
+        check_end: called when the program reports its end; raises an error if the program left
+            something unfinished.
         on_imports: called when the program has imported its modules.
-        on_growth: called now and then, when the file grows.
+        on_growth: called occasionally, when the file grows.
         on_reading: called before the records are read, and before the recorder closes.
         complete_with: ``complete_with(handle, slot)`` makes the wait for a handle complete one more
-            record; returns False for an unknown handle.
+            record, or returns False if the handle is unknown.
     """
 
     undo: Callable[[], None] = lambda: None
@@ -110,31 +112,31 @@ class Hooks(NamedTuple):
 
 
 class Recorder:
-    """Writes the events of one rank to its files, from any thread.
+    """Writes one rank's events to its files, from any thread.
 
-    It can also write the events of all simulated ranks to memory.
+    A recorder can also write the events of all simulated ranks to memory.
 
     Args:
-        directory: the directory to write to; None keeps the records in memory, to be read with
-            ``read``.
-        rank: the rank to record; in memory, ``who`` gives the rank.
+        directory: the directory to write to, or None to keep the records in memory, where ``read``
+            reads them.
+        rank: the rank to record; a recorder in memory ignores it and asks ``who``.
         world_size: the number of ranks in the run.
-        max_records: the number of records after which recording to files stops with a note, while
-            the program continues. A record has 72 bytes.
-        now: the clock, in ns.
-        who: returns the value for the thread column: the thread, or in memory the rank that is
-            running.
+        max_records: the number of records after which recording to files stops with a note; the
+            program continues. A record takes 72 bytes.
+        now: the clock, which returns the time in ns.
+        who: the function that returns the value for the column ``thread``: the thread's identifier,
+            or in memory the rank that is running.
 
     Attributes:
-        directory: the directory of the files; meaningless in memory.
+        directory: the directory of the files; has no meaning in memory.
         groups: the groups by number; ``payloads``, ``labels`` and ``files`` are the other tables.
         sites: finds the user's line.
-        world: how many times the process groups were created again, which helps to tell groups
-            apart.
-        users: how many callers have installed hooks that report operations to this recorder.
-        hooks: the installed hooks; by default they do nothing.
+        world: how often the process groups were created again, which distinguishes groups with
+            equal names.
+        users: the number of callers whose hooks report operations to this recorder.
+        hooks: the installed hooks; by default, they do nothing.
         on_failure: called when a wait has failed or takes long; may raise an error that explains
-            it.
+            the problem.
 
     Raises:
         TraceFileError: the files cannot be created.
@@ -175,7 +177,7 @@ class Recorder:
         self._rank = rank
         self._now, self._who = now, who
         self._stopped = self._closed = False
-        self._lock = threading.RLock()  # a signal handler may record while its thread holds it
+        self._lock = threading.RLock()  # re-entrant, because a signal handler may also record
         self._numbers: dict[str, dict[Any, int]] = {
             "group": {},
             "payload": {},
@@ -183,7 +185,7 @@ class Recorder:
             "file": {},
         }
         self._next_number = {table: itertools.count().__next__ for table in self._numbers}
-        # atomic: each thread gets its own slots
+        # atomic, so that each thread gets slots of its own
         self._claim = itertools.count(step=_WORDS).__next__
         self.sites = CallSites(
             lambda name: self._number("file", name, self.files, name, {"name": name})
@@ -200,7 +202,7 @@ class Recorder:
             self._introduce()
 
     def _introduce(self) -> None:
-        """Records the metadata of the process, and stops forked processes from recording."""
+        """Records metadata about the process, and makes forked processes stop recording."""
         for key, value in {
             "rank": self._rank,
             "world_size": self.world_size,
@@ -216,15 +218,15 @@ class Recorder:
 
     @property
     def rank(self) -> int:
-        """The rank to record; in memory, the running rank."""
+        """The rank that is recorded; in memory, the running rank."""
         return self._who() if self._in_memory else self._rank
 
     # -- operations
 
     def make_post(self, op: int, spoken: Mapping[str, int] | None = None) -> Post:
-        """Makes the function that records the start of operations of one kind.
+        """Returns a function that records the start of an operation of one kind.
 
-        The function is a closure, because looking up its data would cost as much as writing the
+        The function is a closure, because looking up its data would take as long as writing the
         record.
 
         Args:
@@ -232,9 +234,10 @@ class Recorder:
             spoken: more precise codes, by the name of the library function that the user called.
 
         Returns:
-            ``post(group, peer, tag, payload, label=None) -> slot``, to be called by the function
-            that the user or the library called. ``peer`` is a global rank, NONE or ANY_SOURCE; a
-            ``label`` of None is the current label. The slot is None once recording has stopped.
+            ``post(group, peer, tag, payload, label=None) -> slot``. Call it directly from the
+            function that the user or the library calls. ``peer`` is a global rank, NONE or
+            ANY_SOURCE. If ``label`` is None, the current label is used. The slot is None once
+            recording has stopped.
         """
         now, who, claim, store = self._now, self._who, self._claim, self._store
         locate, place_of, post_anew = self.sites.locate, self.sites.places.get, self._post_anew
@@ -248,7 +251,7 @@ class Recorder:
             nonlocal known
             state, way = known
             place = None
-            try:  # the user's frame usually follows the same functions as last time
+            try:  # the functions up to the user's frame are usually the same as last time
                 frame: Any = _frame_at(2)
                 for code in way:
                     if frame.f_code is not code:
@@ -256,11 +259,11 @@ class Recorder:
                     frame = frame.f_back
                 else:
                     place = place_of(key := id(frame.f_code) + frame.f_lasti)
-                    if place is None:  # a thin wrapper, usually called by the user's frame
+                    if place is None:  # this is usually a thin wrapper that the user's frame calls
                         frame = frame.f_back
                         place = place_of((key, id(frame.f_code) + frame.f_lasti))
             except (ValueError, AttributeError):
-                pass  # a thread that begins in the library
+                pass  # the thread began in the library
             if place is None:
                 place, known = locate(posted, posted_as)
                 state = known[0]
@@ -294,13 +297,14 @@ class Recorder:
         self._store.words[slot + 1] = self._now()
 
     def complete(self, slot: int, status: int = OK, waited: bool = True) -> None:
-        """Records that an operation is done or, with ERROR, that it raised an error.
+        """Records that an operation is done, or with ERROR that it raised an error.
 
         Args:
-            slot: the operation.
-            status: OK or ERROR. An operation that raised before the program waited for it was
-                refused.
-            waited: False for an operation that blocked the program from its post until now.
+            slot: the slot of the operation.
+            status: OK or ERROR. An operation that raised an error before the program waited for it
+                was refused.
+            waited: whether ``wait`` was called; pass False for an operation that blocked the
+                program from its post until now.
         """
         store = self._store
         words = store.words
@@ -310,7 +314,7 @@ class Recorder:
         store.memory[slot * 8 + _STATUS_AT] = status
 
     def complete_at_once(self, slot: int) -> None:
-        """Records that an operation is done at the moment when the program begins to wait."""
+        """Records that an operation was done as soon as the program began to wait for it."""
         store = self._store
         words = store.words
         words[slot + 1] = words[slot + 2] = self._now()
@@ -328,7 +332,7 @@ class Recorder:
         tag: Any,
         state: int,
     ) -> int | None:
-        """Writes a record if there was no room, or its peer or tag does not fit."""
+        """Writes a record, making room and replacing a peer or tag that does not fit."""
         end = slot * 8 + RECORD_BYTES
         if end > len(self._store.memory) and not self._grow(end):
             return None
@@ -346,9 +350,9 @@ class Recorder:
         tag: int,
         payload: int,
     ) -> int | None:
-        """Records an operation that other code posted for a rank.
+        """Records an operation posted on behalf of a simulated rank, which is paused at ``frame``.
 
-        The rank is a simulated rank that is paused at ``frame``. Returns the slot.
+        Returns the slot of the operation.
         """
         place = NONE if frame is None else self.sites.place(frame)
         return self._post_anew(
@@ -363,14 +367,14 @@ class Recorder:
         wait_ns: int | None = None,
         done_ns: int | None = None,
     ) -> None:
-        """Records facts about an operation that are known later.
+        """Records facts about an operation that become known later.
 
         Args:
-            slot: the operation.
-            peer: the global rank from which a message from any source came.
-            wait_ns: when the operation began to block; never before the program's own call, which
-                caused it.
-            done_ns: when the operation was done; never before that call either.
+            slot: the slot of the operation.
+            peer: the global rank that sent the message received from any source.
+            wait_ns: the time at which the operation began to block; raised to the time of the
+                program's own call if that was later.
+            done_ns: the time at which the operation was done; raised in the same way.
         """
         words = self._store.words
         if peer is not None:
@@ -390,14 +394,14 @@ class Recorder:
         return self._post_span(NONE, NONE, NONE, NONE, self.label(name))
 
     def call_begin(self, label: int, group: int, payload: int) -> int | None:
-        """Begins a span that has a group and a size, for a user's own collective.
+        """Records the start of a user's own collective, as a span with a group and a size.
 
-        Returns the span's slot, as ``span_begin`` does.
+        Returns the span's slot, or None once recording has stopped.
         """
         return self._post_span(group, NONE, NONE, payload, label)
 
     def span_end(self, slot: int, *, failed: bool = False) -> None:
-        """Records the end of a span: ok, or error if an exception passed through it."""
+        """Records the end of a span, with the status ERROR if an exception passed through it."""
         self.complete(slot, ERROR if failed else OK)
 
     def mark(self, name: str) -> None:
@@ -413,7 +417,7 @@ class Recorder:
         tag: int = NONE,
         payload: int = NONE,
     ) -> None:
-        """Records a mistake found in the operation that the numbers describe.
+        """Records a mistake in the operation that the given numbers describe.
 
         See ``ringsim.traces.events.word_notice``.
         """
@@ -431,12 +435,13 @@ class Recorder:
 
         Args:
             name: the name of the group.
-            ranks: its members, global ranks in the group's order.
-            fresh: whether nothing was posted on it before, so that the k-th operations of all its
-                members belong together.
+            ranks: the global ranks of its members, in the group's order.
+            fresh: whether nothing was posted on the group before, so that the k-th operations of
+                all its members belong together.
 
         Returns:
-            The group's number, or NONE if the disk is full, as in the methods below.
+            The group's number, or NONE if the disk is full; the methods below also return NONE
+            then.
         """
         group = Group(name, tuple(ranks), self.world)
         line = write_group(group) | ({"fresh": True} if fresh else {})
@@ -451,7 +456,7 @@ class Recorder:
         strides: Sequence[Sequence[int]] = (),
         splits: tuple[tuple[int, ...], ...] = (),
     ) -> int:
-        """Numbers the data of an operation; see ``ringsim.traces.events.Payload``."""
+        """Numbers an operation's payload; see ``ringsim.traces.events.Payload``."""
         value = Payload(
             dtype, tuple(shape), size_bytes, reduction, tuple(map(tuple, strides)), splits
         )
@@ -469,8 +474,8 @@ class Recorder:
             return numbers[key]
         with self._lock:
             if key not in numbers:
-                number = self._next_number[table]()  # a signal handler gets the next number
-                # on disk before in memory, so that the reader of a record finds its names
+                number = self._next_number[table]()  # a signal handler would get the next number
+                # on disk first, so that a reader of the record also finds its names
                 try:
                     self._store.append({"table": table, "id": number, **line})
                 except OSError as error:
@@ -481,7 +486,7 @@ class Recorder:
             return numbers[key]
 
     def set_meta(self, key: str, value: Any) -> None:
-        """Records one JSON-able fact about the rank; the last value given for a key counts."""
+        """Records one fact about the rank as JSON; the last value recorded for a key wins."""
         with self._lock:
             self._store.append({"table": "meta", "key": key, "value": value})
 
@@ -489,7 +494,7 @@ class Recorder:
 
     @property
     def count(self) -> int:
-        """The number of records written; in memory, only the running rank's records."""
+        """The number of records written so far; in memory, those of the running rank."""
         records = self._store.records
         written = records["status"] != 0
         if self._in_memory:
@@ -497,29 +502,29 @@ class Recorder:
         return int(np.count_nonzero(written))
 
     def awaited(self) -> set[int]:
-        """Returns the operations that any thread waits for, as their indices in the part."""
+        """Returns the operations that any thread is waiting for, as indices in the part."""
         records = self._store.records
         return set(
             np.flatnonzero((records["status"] == IN_FLIGHT) & (records["wait_ns"] != NONE)).tolist()
         )
 
     def complete_as_failed(self, places: Iterable[int]) -> None:
-        """Records that waits for operations, given by their indices in the part, were cut short."""
+        """Records that the waits for operations were cut short, given their indices in the part."""
         for place in places:
             self.complete(place * _WORDS, ERROR)
 
     def bookmark(self) -> int:
-        """Returns a place; everything posted from now on comes after it."""
+        """Returns a bookmark; everything posted from now on comes after it."""
         slot = self._claim()
         words = self._store.words
         if slot < len(words):
-            words[slot] = NONE  # a reader sees that this slot stays empty
+            words[slot] = NONE  # tells a reader that this slot stays empty
         return slot
 
     def records_since(self, bookmark: int) -> Ints:
-        """Returns the records of the calling thread, or of the running rank, since a bookmark.
+        """Returns the records that the calling thread or running rank wrote since a bookmark.
 
-        The result is a copy, as an array of ``RECORD``.
+        The result is a copied array of ``RECORD``.
         """
         end = self.bookmark()
         records: Ints = self._store.records[bookmark // _WORDS + 1 : end // _WORDS]
@@ -527,11 +532,11 @@ class Recorder:
         return mine
 
     def read(self, rank: int | None = None) -> Events:
-        """Returns the events written to memory, ordered by rank, or only those of ``rank``."""
+        """Returns the events in memory, ordered by rank, or only the events of ``rank``."""
         records = self._store.records[: self._claim() // _WORDS]
         wanted = records["status"] != 0
         records = records.compress(wanted if rank is None else wanted & (records["thread"] == rank))
-        # faster than indexing
+        # take is faster than indexing
         records = records.take(np.argsort(records["thread"], kind="stable"))
         columns: dict[str, Any] = {
             name: records[name] for name in RECORD.names or () if name != "thread"
@@ -549,16 +554,16 @@ class Recorder:
         return int(self._store.records["group"][slot // _WORDS])
 
     def place_of(self, slot: int) -> str:
-        """Returns the line that posted an operation, such as " at ring.py:7", or "" if unknown."""
+        """Returns the line that posted an operation, as " at ring.py:7", or "" if unknown."""
         record = self._store.records[slot // _WORDS]
         if record["file"] == NONE:
             return ""
         return f" at {os.path.basename(self.files[record['file']])}:{record['line']}"
 
     def complete_times(self) -> None:
-        """Records facts that are known later (when GPU work was done). Does not block.
+        """Records facts that have become known, such as when GPU work was done; never blocks.
 
-        Call it before you read the records.
+        Call this method before you read the records.
         """
         if not self._closed:
             try:
@@ -567,7 +572,7 @@ class Recorder:
                 self._stop(error)
 
     def close(self) -> None:
-        """Ends the record and writes down the time. Closing twice is harmless."""
+        """Ends the recording and records the time; closing twice is harmless."""
         if self._closed:
             return
         self.complete_times()
@@ -580,7 +585,7 @@ class Recorder:
     # -- room
 
     def _grow(self, end: int) -> bool:
-        """Makes room for the bytes before ``end``; returns False if recording stops."""
+        """Makes room for the bytes before ``end``, or returns False if recording has stopped."""
         with self._lock:
             if self._stopped:
                 return False
@@ -593,11 +598,11 @@ class Recorder:
         return True
 
     def _stop(self, error: OSError) -> None:
-        """Stops recording while the program continues; one note gives the reason."""
+        """Stops recording and notes the reason; the program continues."""
         if self._stopped:
             return
         self._stopped = True
-        why = error if isinstance(error, Full) else f"the disk is full or failed ({error})"
+        why = error if isinstance(error, Full) else f"the disk is full or has failed ({error})"
         try:
             self.set_meta("stopped_at_max", True)
             self.set_meta(
@@ -606,13 +611,13 @@ class Recorder:
                 "Later events are not in the trace.",
             )
         except OSError:
-            pass  # the disk is completely full; the records show how far the program came
+            pass  # the disk is completely full, but the records show how far the program came
 
 
 def _detach(reference: weakref.ref[Recorder]) -> None:
-    """Detaches a process forked from the rank from its files.
+    """Detaches a process that the rank forked from the rank's files.
 
-    Otherwise both would write to the same places.
+    Otherwise both processes would write to the same places.
     """
     recorder = reference()
     if recorder is not None:
@@ -622,20 +627,20 @@ def _detach(reference: weakref.ref[Recorder]) -> None:
 
 
 def _in_order(table: dict[int, _Entry]) -> list[_Entry]:
-    """Returns the entries of a table by number; signal handlers may have reordered them."""
+    """Returns a table's entries sorted by number; signal handlers may have reordered them."""
     return [entry for _, entry in sorted(table.items())]
 
 
 def _fit(value: Any) -> int:
-    """Returns a peer or tag for its column.
+    """Returns a peer or tag as the value for its column.
 
-    A value that does not fit becomes NONE (the library itself will refuse it).
+    A value that does not fit becomes NONE; the library itself will refuse the operation.
     """
     return value if isinstance(value, int) and -(1 << 31) <= value < 1 << 31 else NONE
 
 
 def _measure_cost_ns() -> int:
-    """Returns the CPU time for recording one operation, in ns, without the communication library.
+    """Returns the CPU time to record one operation, in ns, without the communication library.
 
     The time covers post, wait and done, and is the minimum of several tries.
     """
@@ -666,12 +671,12 @@ LOST_PEER: Final = (
 
 
 def fail_posting(recorder: Recorder, slot: int, error: BaseException) -> bool:
-    """Completes the record of an operation that raised when it was posted.
+    """Completes the record of an operation that raised an error when it was posted.
 
-    Returns whether the operation was refused. A rank may notice that its peer has died before it
-    posts its next message, which then raises immediately instead of in the wait. This is also
-    recorded as a broken wait. A refused operation never reached the wire, so it shows nothing about
-    the other side.
+    Returns whether the operation was refused. A refused operation never reached the wire, so it
+    shows nothing about the other side. If the rank had already noticed that its peer has died, its
+    next message raises immediately instead of in the wait. Such an operation was not refused, and
+    is recorded as a broken wait.
     """
     lost = any(words in str(error) for words in LOST_PEER)
     if lost:

@@ -1,4 +1,4 @@
-"""Redacted traces for sharing, without directories, hosts and users in names and messages."""
+"""Redacts traces for sharing: removes directories, host names and user names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ringsim.traces.value import Trace
 __all__ = ["redact"]
 
 _PART: Final = r"""[^\s/\\:;,'"()<>|*?]+"""
-# The directories of a path ("/home/me/src/" in "/home/me/src/train.py"), also after "~" or a drive.
+# the directories in a path ("/home/me/src/" in "/home/me/src/train.py"), after "/", "~" or a drive
 _DIRECTORIES: Final = (
     rf"(?<![\w.:/\\-])(?:~[\w.-]*/(?:{_PART}/)*|/(?:{_PART}/)+)|\b[A-Za-z]:\\(?:{_PART}\\)*"
 )
@@ -23,7 +23,7 @@ _USER: Final = re.compile(r"(?:/home|[/\\]Users)[/\\]([\w.-]+)")
 
 
 def redact(trace: Trace) -> Trace:
-    """Returns the trace without paths, host names and user names; see ``Trace.redact``.
+    """Returns the trace without directories, host names and user names; see ``Trace.redact``.
 
     Example:
         >>> from ringsim.traces.events import OP_CODES, Tables, make_events
@@ -59,7 +59,7 @@ def redact(trace: Trace) -> Trace:
     named = {host: f"host{number}" for number, host in enumerate(hosts) if host}
     named |= {host.partition(".")[0]: name for host, name in reversed(named.items())}
     words = dict.fromkeys(_USER.findall(known), "user") | named
-    # these may contain spaces
+    # unlike other directories, these may contain spaces
     known_first = [
         rf"{re.escape(one)}/(?:{_PART}/)*" for one in sorted(directories, key=len, reverse=True)
     ]
@@ -81,7 +81,7 @@ def redact(trace: Trace) -> Trace:
 
 
 def _map(change: Callable[[str], str], value: Any) -> Any:
-    """Returns JSON data with each of its strings changed."""
+    """Returns JSON data in which ``change`` was applied to every string."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Joins the parts of a run's ranks, and the metadata that ranks and other processes wrote."""
+"""Joins the parts of a run, and the metadata from the ranks and the process that started them."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from ringsim.traces.events import (
 )
 from ringsim.traces.parts import FILE_NAME, TABLE_OF, PartReader
 
-_MAX_RANKS: Final = 10**6  # the file names have six digits; a larger number is damage
-# the entries of each rank that metadata["ranks"] keeps
+_MAX_RANKS: Final = 10**6  # file names have six digits, so a larger number is a sign of damage
+# the entries about each rank that metadata["ranks"] keeps
 _PER_RANK: Final = ("pid", "host", "num_threads", "cost_ns_per_op")
 _LIMITS: Final = {"world_size": range(1, _MAX_RANKS + 1)} | dict.fromkeys(
     ("start_ns", "start_unix_ns", "end_ns"), range(2**63)
@@ -36,13 +36,13 @@ _LIMITS: Final = {"world_size": range(1, _MAX_RANKS + 1)} | dict.fromkeys(
 
 
 def read_run(directory: Path) -> tuple[Events, dict[str, Any]]:
-    """Reads a whole run: the parts of its ranks, and the file of the process that started it.
+    """Reads a whole run: the ranks' parts, and the file from the process that started the run.
 
     Args:
-        directory: the directory of the parts; ``run.json`` may be missing.
+        directory: the directory that holds the parts; ``run.json`` may be missing.
 
     Returns:
-        The events, and the metadata of a trace.
+        The events, and the metadata for a trace.
 
     Raises:
         TraceFileError: the directory or a file in it cannot be read.
@@ -90,11 +90,11 @@ def read_run(directory: Path) -> tuple[Events, dict[str, Any]]:
 
 
 def _read_run_file(path: Path) -> dict[str, Any]:
-    """Returns the metadata that the starting process wrote, without malformed entries."""
+    """Returns the metadata that the starting process wrote, leaving out malformed entries."""
     try:
         run = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
-        run = None  # killed before it was written, or damaged: the parts contain most of it
+        run = None  # the file is missing or damaged, but the parts contain most of the metadata
     said = run if isinstance(run, dict) else {}
     for key in ("machine", "versions"):
         if not isinstance(said.get(key), dict):
@@ -111,23 +111,23 @@ def read_parts(
 ) -> tuple[Events, dict[str, Any]]:
     """Reads the parts of all ranks, or of one rank.
 
-    The tables of the ranks are merged, threads are numbered from 0 within each rank, and times
-    count from the start of the run. A rank may still be writing: its events so far are read.
+    The ranks' tables are merged, threads are numbered from 0 within each rank, and times count from
+    the start of the run. If a rank is still writing, its events so far are read.
 
     Args:
-        directory: the directory of the parts.
-        start_ns: the start of the run on CLOCK_MONOTONIC; None uses the earliest start of a rank.
-            An earlier event becomes the start instead, so that no time is negative.
-        world_size: the number of ranks in the run; None uses the number that the ranks recorded.
-        only_rank: the only rank to read; None reads all.
+        directory: the directory that holds the parts.
+        start_ns: the start of the run on CLOCK_MONOTONIC, or None for the earliest start of any
+            rank. If an event is earlier, it becomes the start, so that no time is negative.
+        world_size: the number of ranks in the run, or None for the number that the ranks recorded.
+        only_rank: the only rank to read, or None to read all ranks.
 
     Returns:
-        The events, ordered by rank and in posting order, and the metadata from the ranks:
-        ``world_size``, ``ranks``, ``not_recorded``, ``notes``, ``complete`` (every rank left a
-        part, all of it is readable, and no rank stopped recording), and, if a rank gave them,
-        ``backend``, ``start_unix_ns``, ``not_checked`` (the operations that were not compared with
-        their other side) and ``used_before`` (the names of groups on which some operations are not
-        recorded).
+        The events, by rank and then in posting order, and the metadata from the ranks. The metadata
+        always contains ``world_size``, ``ranks``, ``not_recorded``, ``notes`` and ``complete``
+        (whether every rank left a fully readable part and recorded to its end). If a rank recorded
+        them, it also contains ``backend``, ``start_unix_ns``, ``not_checked`` (the operations that
+        were not compared with their other side) and ``used_before`` (the names of groups on which
+        some operations were not recorded).
 
     Raises:
         TraceFileError: the directory or a file in it cannot be read.
@@ -142,7 +142,7 @@ class Parts:
     Attributes:
         metas: the metadata of each rank.
         world_size: the number of ranks in the run.
-        start_ns: the time from which times count, 0 until ``join``.
+        start_ns: the time from which times count, or 0 before ``join`` is called.
     """
 
     def __init__(
@@ -170,13 +170,13 @@ class Parts:
             raise TraceFileError(
                 f"cannot read the parts of a run in {self._directory}: "
                 f"{error.strerror or error}. "
-                "Check that its ranks began to record."
+                "Check that the ranks began to record."
             ) from error
 
     def read(self) -> Iterator[Events]:
-        """Reads one rank after another to its end, in pieces of a few thousand events.
+        """Yields the events of one rank after another, in pieces of a few thousand.
 
-        The times come from the rank's own clock.
+        Each rank's times are those of its own clock.
         """
         for rank in self.metas:
             with self._told():
@@ -193,13 +193,13 @@ class Parts:
     def join(self, start_ns: int | None = None) -> Events:
         """Returns the events of all ranks.
 
-        Times count from the start of the run, by default the earliest start of a rank.
+        Times count from the start of the run, which by default is the earliest start of any rank.
         """
         events = join_events(list(self.read()))
         metas = self.metas.values()
         starts = _valid(metas, "start_ns") if start_ns is None else [start_ns]
         if len(events):
-            starts.append(int(events.post_ns.min()))  # no time is negative
+            starts.append(int(events.post_ns.min()))  # so that no time is negative
         self.start_ns = min(starts, default=0)
         return count_from(events, self.start_ns) if self.start_ns else events
 
@@ -217,8 +217,8 @@ class Parts:
         not_checked = _sentences(metas, "not_checked")
         if len(hosts) > 1:
             not_checked.append(
-                f"The two sides of operations between the {len(hosts)} hosts of the ranks were not "
-                "compared."
+                f"The ranks ran on {len(hosts)} hosts. The two sides of operations between "
+                "different hosts were not compared."
             )
         starts = [
             meta["start_unix_ns"] + self.start_ns - meta["start_ns"]
@@ -247,24 +247,24 @@ class Parts:
     def _note(
         self, missing: list[int], stopped: list[int], hosts: int, clocks: list[dict[str, Any]]
     ) -> list[str]:
-        """Returns the notes of the ranks, and notes about damaged or missing parts."""
+        """Returns the ranks' notes, and notes about damaged or missing parts."""
         metas = self.metas.values()
         notes = _valid(metas, "note")
         silent = [rank for rank in stopped if "note" not in self.metas[rank]]
         for concerned, what in (
             (missing, "left no record"),
-            (silent, "stopped recording at the maximum number of records"),
+            (silent, "stopped recording after the maximum number of records"),
             (sorted(self._damaged), "left unreadable records, which were skipped"),
         ):
             if concerned:
                 notes.append(f"{name_ranks(concerned)} {what}")
-        # if there are no entries
+        # relevant only if there are no entries in `clocks`: the ranks then share this clock
         one_clock = all(isinstance(meta.get("clock"), str) for meta in metas)
         unknown = any(entry["how"] == UNKNOWN for entry in clocks)
         if unknown or (hosts > 1 and not clocks and not one_clock):
             notes.append(
-                f"the ranks ran on {max(hosts, len(clocks))} hosts, whose clocks were not "
-                "compared: compare times only within a host"
+                f"the clocks of the {max(hosts, len(clocks))} hosts were not compared; compare "
+                "times only within a host"
             )
         return notes
 
@@ -276,9 +276,9 @@ def _make_piece(
     first: int,
     threads: dict[int, int],
 ) -> Events:
-    """Returns the records of a rank, from number ``first``, as events with their own tables.
+    """Returns a rank's records as events with tables of their own.
 
-    Adds new threads to ``threads``.
+    ``first`` is the number of the first record. New threads are added to ``threads``.
     """
     columns: dict[str, Any] = {name: records[name] for name in RECORD.names or ()} | {
         "rank": np.full(len(records), rank)
@@ -299,14 +299,14 @@ def _make_piece(
 
 
 def _close_gaps(numbers: Ints, known: list[int]) -> Ints:
-    """Converts a rank's numbers to indices into the known names; -1 for a missing name."""
+    """Converts a rank's numbers to indices into the known names, or -1 for a missing name."""
     place = np.searchsorted(known, numbers)
     there = np.array([*known, NONE])[place] == numbers
     return np.where(there & (numbers >= 0), place, NONE)
 
 
 def _valid(metas: Iterable[dict[str, Any]], key: str) -> list[Any]:
-    """Returns the valid values of ``key``: numbers within their limits, or strings."""
+    """Returns the values of ``key`` that are valid: numbers within their limits, or strings."""
     values = [meta.get(key) for meta in metas]
     if key in _LIMITS:
         return [value for value in values if type(value) is int and value in _LIMITS[key]]
@@ -325,12 +325,12 @@ def _sentences(metas: Iterable[dict[str, Any]], key: str) -> list[str]:
 
 
 def told_ends(metas: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the ends of the ranks, as the ranks themselves or other ranks recorded them.
+    """Returns the end of each rank, as the rank itself or other ranks recorded it.
 
-    A rank that did not end its part was running until then.
+    A rank that did not finish its part counts as running.
     """
     ends: dict[int, dict[str, Any]] = {
-        rank: {"rank": rank, "state": "running", "about": "still at work", "error": ""}
+        rank: {"rank": rank, "state": "running", "about": "was still running", "error": ""}
         for rank, meta in metas.items()
         if "end_ns" not in meta
     }
@@ -343,7 +343,7 @@ def told_ends(metas: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]:
         if isinstance(end, dict) and type(end.get("rank")) is int
     ]
     ends |= {end["rank"]: end for _, end in told}
-    ends |= {rank: end for rank, end in told if end["rank"] == rank}  # its own record counts most
+    ends |= {rank: end for rank, end in told if end["rank"] == rank}  # a rank's own record wins
     return [ends[rank] for rank in sorted(ends)]
 
 
@@ -351,10 +351,10 @@ def join_events(parts: Sequence[Events]) -> Events:
     """Concatenates the events of several parts, merging equal names.
 
     Args:
-        parts: the parts, each with its own tables. Parts of one rank are in recording order.
+        parts: the parts, each with its own tables. Parts of one rank must be in recording order.
 
     Returns:
-        The events of all parts. ``seq`` counts from 0 within each rank.
+        The events of all parts, with ``seq`` counted from 0 within each rank.
 
     Example:
         >>> from ringsim.traces.events import OP_CODES, Group
@@ -373,9 +373,9 @@ def join_events(parts: Sequence[Events]) -> Events:
 
 
 def share_tables(parts: Iterable[Events]) -> Iterator[Events]:
-    """Yields the parts of a run with shared tables, which grow from one part to the next.
+    """Yields the parts of a run with shared tables, which grow from each part to the next.
 
-    The tables of the last part contain all names.
+    Only the last part's tables contain all names.
     """
     merged: dict[str, dict[Any, int]] = {column: {} for column in TABLE_OF}
     for part in parts:

@@ -1,8 +1,9 @@
-"""The line of an event: the place where the user's program made the call that posted it.
+"""Finds an event's line: the line of the user's program whose call posted the event.
 
 The line belongs to the innermost frame outside ringsim, the communication library and Python. If a
-thread has no such frame, the line is in the code that handed it the operation; ringsim's own
-workers have none. If the frame is a thin wrapper, the line of its caller is also recorded.
+thread has no such frame, ringsim uses the line that handed the operation to the thread. Events
+posted by ringsim's own workers have no line. If the frame is a thin wrapper, the caller's line is
+also recorded.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ OURS: Final = -1  # a file of ringsim
 LIBRARY: Final = -2  # a file of torch, or of Python's own modules
 SPEAKER: Final = -3  # the library file whose functions give operations their names
 
-THIN: Final = 3  # lines in the body of a thin wrapper, at most
+THIN: Final = 3  # the most lines in the body of a thin wrapper
 _RINGSIM: Final = str(Path(__file__).resolve().parent.parent) + os.sep
 # files of ringsim that count as user code
 _AS_USERS: Final = tuple(
@@ -30,7 +31,7 @@ _AS_USERS: Final = tuple(
 )
 _PYTHON: Final = os.path.dirname(os.__file__) + os.sep
 _PACKAGES: Final = "-packages" + os.sep  # part of the names site-packages and dist-packages
-# its `deprecated` appears between torch's own frames
+# the `deprecated` decorator in this file appears between torch's own frames
 DECORATOR: Final = os.sep + "typing_extensions.py"
 _INSTALLED: Final = tuple(
     os.path.join(_PYTHON, name) + os.sep for name in ("site-packages", "dist-packages")
@@ -38,22 +39,22 @@ _INSTALLED: Final = tuple(
 
 
 class CallSites:
-    """Finds the user's line.
+    """Finds the line of the user's program that made a call.
 
     The line belongs to the innermost frame outside ringsim, the communication library and Python's
-    own modules. ``places`` caches the user's instructions, because Python finds the line of a frame
-    by reading its function's table from the start, which takes 9 us in a function of 300 lines. The
-    key is ``id(code) + frame.f_lasti``, the address of the instruction up to a constant: a code
-    object holds its instructions, so two live code objects never share a key.
+    own modules. To find it, Python reads the line table of the frame's function from the start,
+    which takes 9 us in a function of 300 lines, so ``places`` caches the result for each
+    instruction. The key ``id(code) + frame.f_lasti`` is the address of the instruction up to a
+    constant. A code object contains its instructions, so two live code objects never share a key.
 
     Args:
-        number: returns the number of a user's file.
+        number: the function that returns the number of a user's file.
 
     Attributes:
-        places: file and line in one number, by instruction; for a thin wrapper, by its own and its
-            caller's instruction.
-        find_handed_over: returns the place where the user handed over the work of the calling
-            thread, or NONE if unknown.
+        places: the file and the line, packed into one number, for each instruction; the key for a
+            thin wrapper is its own instruction and its caller's.
+        find_handed_over: the function that returns the place where the user handed the calling
+            thread its work, or NONE if unknown.
     """
 
     def __init__(self, number: Callable[[str], int]) -> None:
@@ -61,22 +62,22 @@ class CallSites:
         self.find_handed_over: Callable[[], int] = lambda: NONE
         self._number = number
         self._kinds: dict[str, int] = {}
-        self._alive: list[CodeType] = []  # the code objects whose instructions are keys
+        self._alive: list[CodeType] = []  # keeps the code objects alive whose instructions are keys
         # files of Python and of torch.compile
         self._libraries: tuple[str, ...] = ("<frozen ", "<eval_with_key>")
         self._speaker = ""
 
     def declare_library(self, directory: str, speaker: str) -> None:
-        """Counts the files under ``directory`` as the library's.
+        """Declares that the files under ``directory`` belong to the communication library.
 
-        ``speaker`` is the file whose functions give operations their names.
+        ``speaker`` is the library file whose functions give operations their names.
         """
         self._kinds.clear()
         self.places.clear()
         self._libraries, self._speaker = (*self._libraries, directory + os.sep), speaker
 
     def kind(self, filename: str) -> int:
-        """Returns the number of a user's file, or OURS, LIBRARY or SPEAKER for other files."""
+        """Returns the number of a user's file, or OURS, LIBRARY or SPEAKER for any other file."""
         found = self._kinds.get(filename)
         if found is None:
             found = self._kinds[filename] = self._classify(filename)
@@ -95,19 +96,20 @@ class CallSites:
     def locate(
         self, posted: int, posted_as: Mapping[str, int]
     ) -> tuple[int, tuple[int, tuple[CodeType, ...]]]:
-        """Returns the place where the user made the call that posts an operation.
+        """Returns the place of the user's call that posts an operation.
 
-        Also returns the last column of the record, which depends on the functions in between, and
-        these functions.
+        Also returns the functions between that call and the recorder, and the last column of the
+        record, which depends on these functions.
 
         Args:
             posted: the default for the last column.
-            posted_as: more precise values, by the name of the library function called.
+            posted_as: more precise values for the last column, by the name of the library function
+                that the user called.
         """
         way: list[CodeType] = []
         try:
             frame = sys._getframe(3)
-        except ValueError:  # a thread that begins in the library has no user frame
+        except ValueError:  # the thread began in the library and has no user frame
             frame = sys._getframe(2)
         while (file := self.kind(frame.f_code.co_filename)) < 0:
             if file == SPEAKER:
@@ -121,7 +123,8 @@ class CallSites:
     def _name(self, file: int, frame: FrameType) -> int:
         """Returns the place of a user's frame.
 
-        A thin wrapper's place includes its caller's, because its own line is not informative.
+        The place of a thin wrapper includes its caller's line, because the wrapper's own line is
+        not informative.
         """
         key: int | tuple[int, int] = _instruction(frame)
         if key not in self.places and _is_thin(frame.f_code):
@@ -131,22 +134,22 @@ class CallSites:
             if key not in self.places and behind is not None:
                 self._alive.append(behind.f_code)
                 name, others = frame.f_code.co_filename, behind.f_code.co_filename
-                # the line of a package that calls back is not informative either
+                # the line of a package that calls the user back is not informative either
                 if caller is not None and (_PACKAGES not in others or _PACKAGES in name):
                     file = self._number(f"{others}:{behind.f_lineno}{CALLS}{name}")
         if key not in self.places:
-            self._alive.append(frame.f_code)  # first: the key is valid only while it lives
+            self._alive.append(frame.f_code)  # first, because a dead code object's key is invalid
             self.places[key] = _join(file, frame)
         return self.places[key]
 
     def find(self, frame: FrameType | None) -> FrameType | None:
-        """Returns the innermost user frame from ``frame`` outwards, or None if there is none."""
+        """Returns the first user frame, searching outwards from ``frame``, or None."""
         while frame is not None and self.kind(frame.f_code.co_filename) < 0:
             frame = frame.f_back
         return frame
 
     def place(self, frame: FrameType) -> int:
-        """Returns the place of the user's code that ``frame`` belongs to or was called by."""
+        """Returns the place of the innermost user code at or around ``frame``."""
         found = self.find(frame)
         return (
             self.find_handed_over()
@@ -161,12 +164,12 @@ def _instruction(frame: FrameType) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def _is_thin(code: CodeType) -> bool:
-    """Returns whether a function only passes its arguments on: it takes some and is short."""
+    """Returns whether a function is a thin wrapper: it takes arguments and has a short body."""
     takes = code.co_argcount or code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
     body = {line for *_, line in code.co_lines() if line} - {code.co_firstlineno}
     return bool(takes) and code.co_name.isidentifier() and len(body) <= THIN
 
 
 def _join(file: int, frame: FrameType) -> int:
-    """Returns the columns file and line as one number."""
+    """Returns the columns ``file`` and ``line``, packed into one number."""
     return frame.f_lineno << 32 | file & 0xFFFFFFFF

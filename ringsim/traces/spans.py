@@ -1,4 +1,4 @@
-"""Spans and marks, with which a program names its sections, and the context inside them."""
+"""Spans and marks, with which a program labels its timeline, and the context that spans set."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from ringsim.traces.events import NONE
 
 __all__ = ["label_in_force", "mark", "span", "stage_and_microbatch"]
 
-# The stage (lower half) and the microbatch of the innermost span.
+# the stage (lower half) and the microbatch (upper half) of the innermost span
 stage_and_microbatch: Final[ContextVar[int]] = ContextVar(
     "ringsim_stage_and_microbatch", default=NONE
 )
-# The label of the operations posted now (their name in the log), if the caller gave one.
+# the label of the operations being posted (their name in the log), if the caller gave one
 label_in_force: Final[ContextVar[int]] = ContextVar("ringsim_label", default=NONE)
 
 
 class span:  # noqa: N801 - read as a verb: with ringsim.span("compute"):
-    """Names a section of the program for the timeline; does nothing if there is no recording.
+    """Names a section of the program in the timeline; does nothing unless the run is recorded.
 
-    Spans nest. Operations and spans inside take ``stage`` and ``microbatch`` from the innermost
-    span that gives them.
+    Spans nest. Operations and spans inside a span inherit ``stage`` and ``microbatch`` from the
+    innermost enclosing span that sets them.
 
     Args:
-        name: the name in the timeline.
-        stage: the index of the pipeline stage that works.
-        microbatch: the index of the microbatch that is worked on.
+        name: the name shown in the timeline.
+        stage: the index of the pipeline stage that the section runs.
+        microbatch: the index of the microbatch that the section processes.
 
     Raises:
         ArgumentError: ``name`` is not a string, or an index is not a non-negative integer.
@@ -76,16 +76,14 @@ class span:  # noqa: N801 - read as a verb: with ringsim.span("compute"):
 def _read_index(what: str, index: int | None) -> int | None:
     if index is None:
         return None
-    return read_whole(what, index, 0, 2**31 - 1, hint="Count from 0, or leave it out.")
+    return read_whole(what, index, 0, 2**31 - 1, hint="Count from 0, or omit the argument.")
 
 
 def mark(name: str) -> None:
-    """Marks the current moment in the timeline.
-
-    Does nothing if there is no recording.
+    """Marks the current moment in the timeline; does nothing unless the run is recorded.
 
     Args:
-        name: the name in the timeline.
+        name: the name shown in the timeline.
 
     Raises:
         ArgumentError: ``name`` is not a string.
@@ -102,7 +100,7 @@ def mark(name: str) -> None:
 def _check_name(what: str, name: str) -> str:
     if not isinstance(name, str):
         raise ArgumentError(
-            f"the name of a {what} must be a string, got {name!r}. Put it in quotes: "
+            f"the name of a {what} must be a string, got {name!r}. Pass a string, such as "
             f'{what}("compute").'
         )
     return name

@@ -1,4 +1,4 @@
-"""Statistics of a run: size, blocked time and bandwidth of each operation on each group."""
+"""Computes the size, blocked time and bandwidth of each operation on each group of a run."""
 
 from __future__ import annotations
 
@@ -35,27 +35,28 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class OperationStats:
-    """All operations with one name on one group.
+    """Statistics for all operations with one name on one group.
 
-    An operation is *blocked* from the moment when the program began to wait for it until it was
-    done. If that moment is unknown, as for collectives that C++ waits for, the operation is left
-    out of the blocked times. Bandwidths describe the typical operation: they are the median of
-    bytes divided by the time from post to done. They are lower bounds if the program began to wait
-    late. 1 GB is 10**9 bytes.
+    An operation is *blocked* from the moment the program begins to wait for it until it is done.
+    Operations for which that moment is unknown, such as collectives that C++ waits for, do not
+    count in the blocked times. Bandwidths describe a typical operation: each is the median of size
+    divided by the time from post to done. If the program began to wait late, they are lower
+    bounds. 1 GB is 10**9 bytes.
 
     Attributes:
         op: the operation, as torch spells it.
         group: the name of the group.
         group_size: the number of ranks in the group.
-        count: the number of operations; a collective counts once, however many ranks took part.
-        size_bytes: the total size of the messages, or the total S as defined by nccl-tests.
-        blocked_p50_us: the median blocked time; NaN, as below, if no blocked time is known.
-        blocked_p90_us: the 90th percentile of the blocked times.
-        blocked_max_us: the longest blocked time.
-        algbw_gb_per_s: the algorithm bandwidth, or NaN if no data was carried.
-        busbw_gb_per_s: the bus bandwidth, with the factor of nccl-tests for the size of the group.
-        share: the share of all ranks' time spent blocked, from 0 to 1 (more if several threads of a
-            rank wait).
+        count: the number of operations; a collective counts once, however many ranks take part.
+        size_bytes: the total size of the messages; for a collective, the total S as nccl-tests
+            defines it.
+        blocked_p50_us: the median blocked time, or NaN if no blocked time is known.
+        blocked_p90_us: the 90th percentile of the blocked times, or NaN.
+        blocked_max_us: the longest blocked time, or NaN.
+        algbw_gb_per_s: the algorithm bandwidth, or NaN if the operations carried no data.
+        busbw_gb_per_s: the bus bandwidth, with nccl-tests' factor for the size of the group.
+        share: the share of all ranks' time that was spent blocked, from 0 to 1, or above 1 if
+            several threads of a rank wait at the same time.
     """
 
     op: str
@@ -73,10 +74,10 @@ class OperationStats:
 
 @dataclass(frozen=True)
 class Stats:
-    """The table of ``Trace.stats``.
+    """The table that ``Trace.stats`` returns.
 
     Attributes:
-        rows: the rows, one per operation and group, by descending blocked time.
+        rows: one row per operation and group, in descending order of blocked time.
 
     Example:
         >>> row = OperationStats(
@@ -90,7 +91,10 @@ class Stats:
     rows: tuple[OperationStats, ...]
 
     def to_pandas(self) -> pd.DataFrame:
-        """Returns the rows as a new DataFrame, with one column per field of ``OperationStats``."""
+        """Returns a new DataFrame with one row per operation and group.
+
+        The columns are the fields of ``OperationStats``.
+        """
         import pandas as pd
 
         return pd.DataFrame(
@@ -98,7 +102,7 @@ class Stats:
         )
 
     def to_dict(self) -> list[dict[str, Any]]:
-        """Returns the rows as plain data for JSON, with None for unknown values."""
+        """Returns the rows as plain data for JSON, in which unknown values are None."""
         return [
             {key: None if value != value else value for key, value in asdict(row).items()}
             for row in self.rows
@@ -107,7 +111,7 @@ class Stats:
     def __str__(self) -> str:
         """Returns the table as text."""
         if not self.rows:
-            return "no operation was recorded"
+            return "no operations were recorded"
         names, groups = (
             max([least, *map(len, each)])
             for least, each in (
@@ -148,7 +152,7 @@ def _say(time_us: float, width: int) -> str:
 
 @dataclass
 class _Share:
-    """The operations with one name on one group, as recorded by some ranks."""
+    """The operations with one name on one group that some of the ranks recorded."""
 
     records: int
     calls: int
@@ -160,10 +164,10 @@ class _Share:
 class Tally:
     """Counts operations for the table, a few whole ranks at a time.
 
-    It keeps 16 bytes per operation.
+    A tally keeps 16 bytes per operation in memory.
 
     Example:
-        Two ranks reduce 1,000 bytes three times; each waits 10 us of 60 us:
+        Two ranks reduce 1,000 bytes three times, and each waits for 30 us of 60 us:
 
         >>> from ringsim.traces.events import OP_CODES, Group, Payload, Tables, make_events
         >>> tables = Tables(
@@ -200,7 +204,7 @@ class Tally:
         self._shares: dict[tuple[int, int], list[_Share]] = {}  # by operation and group
 
     def add(self, events: Events) -> None:
-        """Counts all events of some ranks."""
+        """Counts the events of some ranks, each of which must be complete."""
         communicates = np.isin(events.kind, (SEND, RECV, COLLECTIVE)) & (events.group != NONE)
         mine = np.flatnonzero(communicates & (events.op != _NEW_GROUP))
         if len(mine) == 0:
@@ -217,11 +221,12 @@ class Tally:
             )
 
     def table(self, tables: Tables, world_size: int, makespan_s: float) -> Stats:
-        """Returns the table.
+        """Returns the table of all counted operations.
 
-        tables: the tables with the names of the groups.
-        world_size: the number of ranks in the run.
-        makespan_s: the duration of the run.
+        Args:
+            tables: the tables that contain the names of the groups.
+            world_size: the number of ranks in the run.
+            makespan_s: the duration of the run, in seconds.
         """
         total_us = world_size * makespan_s * 1e6
         rows = [
@@ -281,9 +286,13 @@ def _make_row(name: str, group: Group, shares: list[_Share], total_us: float) ->
 
 
 def count_calls(ranks: Ints, op: str) -> int:
-    """Returns the number of operations that the records with one name on one group belong to.
+    """Returns the number of operations that left these records, all with one name on one group.
 
-    A collective, or a user's own collective, leaves one record on each rank that took part.
+    A collective, including a user's own, leaves one record on each rank that takes part.
+
+    Args:
+        ranks: the rank of each record.
+        op: the name of the operation.
 
     Example:
         >>> (

@@ -1,31 +1,31 @@
-"""Pipeline steps, read from the spans of a trace.
+"""Reads pipeline steps from the spans of a trace.
 
-The module lists the actions of each step, and computes the bubble and the live activations. The
-executor records a span for each step, named after its schedule, and inside it one for each
+For each step, this module lists the actions and computes the bubble and the live activations. The
+executor records one span for each step, named after the schedule, and inside it one span for each
 computation::
 
     rank 0   | step 1f1b                                              |
              | forward 0 | forward 1 |      | backward 0 | backward 1 |
 
-Your own worker can do the same: a span "step NAME" around spans "forward", "backward", "input_grad"
-and "weight_grad", each with ``stage`` and ``microbatch``. Other spans may also have these names:
-nothing inside a computation counts as a computation, and a span "step ..." is a step only if it
-contains computations directly::
+Your own worker can record the same spans: a span "step NAME" around spans named "forward",
+"backward", "input_grad" and "weight_grad", each with ``stage`` and ``microbatch``. Other spans may
+use these names as well. No span inside a computation counts as a computation, and a span "step ..."
+is a step only if it directly contains computations::
 
-    | step of my loop                                    |  not a step: it contains only steps
+    | step of my loop                                    |  not a step: contains only steps
       | step 1f1b                                     |     a step
         | forward 0                 | | backward 0  |       computations
             | forward | | step 3 |                          neither
 
-The bubble is the time in which a rank does not compute. For one of four ranks, in a step of 1F1B::
+The bubble is the time during which a rank does not compute. For one of four ranks in a 1F1B step::
 
     |.....| F F   B F   B     B |.......|
     |     |<------ span ------->|       |
     |<------------ makespan ----------->|
 
-*By makespan*, all dots count. *By span*, only the gaps between the rank's own first and last action
-count, because the next step could fill the rest. Each is given as a share of that time, or relative
-to the work.
+*By makespan*, all idle time counts, including the dots. *By span*, only the gaps between the rank's
+own first and last action count, because the next step could fill the rest. The bubble is given as a
+share of the makespan or the span, or relative to the work.
 
 A forward pass keeps the data that its backward pass needs, so an activation is live from the start
 of ``F`` to the end of ``B`` (or ``W``)::
@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 
 class _Recorded(Protocol):
-    """The part of a trace that this module needs."""
+    """The part of a trace's interface that this module uses."""
 
     @property
     def events(self) -> Events: ...
@@ -64,14 +64,14 @@ KINDS: Final = {"forward": "F", "backward": "B", "input_grad": "I", "weight_grad
 
 @dataclass(frozen=True)
 class Phases:
-    """The warm-up, the steady phase and the cool-down of a rank's step.
+    """The warm-up, the steady phase and the cool-down of a rank in one step.
 
     Attributes:
-        start: the start of its first action.
-        warm_up_until: the start of its first backward; before it, the rank only runs forwards.
-        cool_down_from: the end of its last forward; after it, the rank only runs backwards. In
-            GPipe it is not later than ``warm_up_until``: there is no steady phase.
-        end: the end of its last action.
+        start: the start of the rank's first action.
+        warm_up_until: the start of the first backward; before that, the rank runs only forwards.
+        cool_down_from: the end of the last forward; after that, the rank runs only backwards. In
+            GPipe, which has no steady phase, this is not later than ``warm_up_until``.
+        end: the end of the rank's last action.
     """
 
     start: float
@@ -90,12 +90,12 @@ class StageActions:
     """The computations of one step as columns.
 
     The columns are numpy arrays of equal length, ordered by rank, then by start. Measured times are
-    in ns from the start of the run, computed times in the unit of the costs.
+    in ns from the start of the run; computed times are in the unit of the costs.
 
     Attributes:
-        schedule: the name of the step, usually the name of its schedule.
+        schedule: the name of the step, which is usually the name of the schedule.
         rank: the rank that computed.
-        stage: the stage that it computed for.
+        stage: the stage for which the rank computed.
         kind: "F", "B", "I" or "W".
         microbatch: the index of the microbatch.
         start: the start of the computation.
@@ -131,7 +131,7 @@ class StageActions:
 
     @property
     def makespan(self) -> float:
-        """The time from the start of the first computation of any rank to the end of the last."""
+        """The time from the start of the first computation to the end of the last, on any rank."""
         return float(self.end.max() - self.start.min())
 
     def of(self, rank: int) -> StageActions:
@@ -141,7 +141,7 @@ class StageActions:
         return StageActions(schedule, *(column[where] for column in columns))
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
-        """Returns the stages of a rank, ascending."""
+        """Returns the stages that a rank computes, ascending."""
         return tuple(np.unique(self.stage[self.rank == rank]).tolist())
 
     def list_actions(self, rank: int) -> tuple[Action, ...]:
@@ -150,7 +150,7 @@ class StageActions:
         return tuple(map(Action, own.stage.tolist(), own.kind.tolist(), own.microbatch.tolist()))
 
     def phases(self, rank: int) -> Phases:
-        """Returns the times at which a rank's phases begin and end."""
+        """Returns the begin and end times of a rank's phases."""
         own = self.of(rank)
         forward = own.kind == "F"
         start, end = float(own.start.min()), float(own.end.max())
@@ -159,10 +159,10 @@ class StageActions:
         return Phases(start, first_backward, last_forward, end)
 
     def find_known(self) -> Step | None:
-        """Returns the step in the form that closed forms use.
+        """Returns the step in the form that closed forms use, or None if there is no such form.
 
-        The result is None unless the ranks ran exactly the actions of the schedule with that name.
-        The name is not sufficient, because a user may give any name to a step.
+        The result is None unless the ranks ran exactly the actions of the schedule after which the
+        step is named. The name alone does not suffice, because users may give a step any name.
 
         Example:
             >>> spans = [("F", 0, 4), ("B", 4, 9)]
@@ -174,16 +174,16 @@ class StageActions:
             Step(name='1f1b', num_ranks=1, num_microbatches=1, num_chunks=1)
         """
         if self.num_stages * self.num_microbatches > len(self.rank):
-            # a forward pass is missing; numbers from a damaged file may need too much memory
+            # some forward pass is missing, or a damaged file has numbers that need too much memory
             return None
-        # as a set: replicas of the pipeline have the same stages
+        # a set, because replicas of the pipeline have the same stages
         placed = {self.stages_of(rank) for rank in self.ranks}
         try:
             step = Step(
                 self.schedule, len(placed), self.num_microbatches, self.num_stages // len(placed)
             )
         except RingError:
-            return None  # no schedule of that name, or it does not fit the number of stages
+            return None  # no schedule has this name, or it does not allow this number of stages
         schedule = make_schedule(step.name, step.num_ranks, step.num_microbatches, step.num_chunks)
         expected = {schedule.stages_of(place): row for place, row in enumerate(schedule.actions)}
         return (
@@ -201,7 +201,7 @@ def count_steps(events: Events) -> int:
 
 
 def in_step(events: Events, step: int) -> Ints:
-    """Returns the mask of the events posted in a step, counted from 0."""
+    """Returns a mask of the events posted in a step; steps are numbered from 0."""
     where: Ints = number_steps(events) == step
     return where
 
@@ -210,7 +210,7 @@ def find_step(trace: _Recorded, step: int | None = None) -> StageActions:
     """Reads the computations of one step.
 
     Args:
-        trace: a trace with the spans described above.
+        trace: a trace with the spans described in the module docstring.
         step: the index of the step, from 0, or None for the last one.
 
     Returns:
@@ -244,15 +244,15 @@ def find_step(trace: _Recorded, step: int | None = None) -> StageActions:
     count = int(numbers.max(initial=-1)) + 1
     if count == 0:
         raise ArgumentError(
-            "the trace has no pipeline step. Record ranks that call train_step_pipeline, or put "
-            "your own loop into ringsim.span('step mine') and its phases into spans 'forward' and "
-            "'backward' with stage= and microbatch=."
+            "the trace contains no pipeline step. Record ranks that call train_step_pipeline. In "
+            "your own loop, use ringsim.span('step mine') around each step, and spans 'forward' "
+            "and 'backward' with stage= and microbatch= around its computations."
         )
     if step is None:
         step = count - 1
     if not 0 <= step < count:
         raise ArgumentError(
-            f"step must be from 0 to {count - 1}, got {step}. Leave it out for the last step."
+            f"step must be from 0 to {count - 1}, got {step}. Omit step to use the last one."
         )
     own = np.flatnonzero((numbers == step) & is_action(events))
     own = own[np.lexsort((events.post_ns[own], events.rank[own]))]
@@ -271,9 +271,9 @@ def find_step(trace: _Recorded, step: int | None = None) -> StageActions:
 
 
 def number_steps(events: Events) -> Ints:
-    """Returns the step in which each event was posted, counted from 0 on each rank.
+    """Returns the number of the step in which each event was posted, from 0 on each rank.
 
-    The number is -1 outside of steps that ended on every rank.
+    The number is -1 for events outside steps, and in steps that did not end on every rank.
     """
     numbers = np.full(len(events), NONE, dtype=np.int64)
     steps, whole = is_step(events), []
@@ -295,7 +295,7 @@ def number_steps(events: Events) -> Ints:
 
 
 def _find_parents(begin: Ints, end: Ints) -> Ints:
-    """Returns the innermost span around each span, or -1 if there is none.
+    """Returns the index of the innermost span around each span, or -1 if there is none.
 
     The spans must be in the order in which they began.
     """
@@ -312,9 +312,9 @@ def _find_parents(begin: Ints, end: Ints) -> Ints:
 
 
 def _find_innermost(begins: Ints, posted: Ints, end: Ints, parents: Ints) -> Ints:
-    """Returns the innermost span in which each event was posted, or -1 if there is none.
+    """Returns the index of the innermost span in which each event was posted, or -1.
 
-    ``begins`` is the mask of the events that are such spans; ``end`` has one more entry than there
+    ``begins`` is a mask of the events that are such spans. ``end`` has one more entry than there
     are spans, for events outside all spans.
     """
     found = np.cumsum(begins) - 1
@@ -324,9 +324,9 @@ def _find_innermost(begins: Ints, posted: Ints, end: Ints, parents: Ints) -> Int
 
 
 def _find_outermost(parents: Ints, busy: set[int]) -> Ints:
-    """Returns, for each span and then for -1, the outermost busy span around it (or itself).
+    """Returns the outermost busy span around each span (which may be the span itself), or -1.
 
-    The value is -1 if there is none.
+    One more entry, at the end, is for the index -1.
     """
     found = np.full(len(parents) + 1, NONE)
     for span, parent in enumerate(parents.tolist()):
@@ -335,41 +335,41 @@ def _find_outermost(parents: Ints, busy: set[int]) -> Ints:
 
 
 def is_step(events: Events) -> Ints:
-    """Returns the mask of the spans that are steps."""
+    """Returns a mask of the spans that are named like steps."""
     return events.spans(lambda label: label.startswith(STEP))
 
 
 def is_action(events: Events) -> Ints:
-    """Returns the mask of the spans that are computations."""
+    """Returns a mask of the spans that are computations."""
     return _find_work(events, KINDS)
 
 
 def _find_work(events: Events, names: Collection[str]) -> Ints:
-    """Returns the mask of ended spans with these names, a stage and a microbatch.
+    """Returns a mask of the ended spans that have one of these names, a stage and a microbatch.
 
-    Spans inside another such span of the same thread do not count.
+    A span inside such a span on the same thread does not count.
     """
     found = events.spans(names.__contains__)
     found &= (events.stage != NONE) & (events.microbatch != NONE) & (events.done_ns != NONE)
     for _, _, own in events.by_thread():
         mine = own[found[own]]
         begin, end = events.post_ns[mine][1:], events.done_ns[mine][1:]
-        until = np.maximum.accumulate(events.done_ns[mine])[:-1]  # of all spans that began earlier
+        until = np.maximum.accumulate(events.done_ns[mine])[:-1]  # the last end so far
         found[mine[1:]] = (begin >= until) | (end > until)
     return found
 
 
 @dataclass(frozen=True)
 class KnownBubble:
-    """The bubble according to a closed form.
+    """The bubble that a closed form predicts.
 
-    The formula assumes equal stages, backwards that take twice as long as forwards, and messages
-    that take no time.
+    The formula assumes that all stages are equal, that backwards take twice as long as forwards,
+    and that messages take no time.
 
     Attributes:
         of_total: the bubble by makespan, as a share of the step.
         of_ideal: the bubble by makespan, relative to the work.
-        of_span: the bubble by span, as a share of the span, on the rank where it is largest.
+        of_span: the bubble by span, as a share of the span, on the rank with the largest bubble.
     """
 
     of_total: float
@@ -379,19 +379,20 @@ class KnownBubble:
 
 @dataclass(frozen=True)
 class Bubble:
-    """The idle time of the ranks in a step; its sequences have one entry per rank.
+    """The time for which ranks are idle in a step.
 
-    Measured times are in ns, and computed times are in the unit of the costs.
+    Sequences have one entry per rank. Measured times are in ns, and computed times are in the unit
+    of the costs.
 
     Attributes:
         schedule: the name of the step.
         ranks: the ranks that computed, ascending.
         makespan: the time from the start of the first computation to the end of the last, over all
             ranks.
-        busy: the computing time of each rank.
+        busy: how long each rank computed.
         span: the time from the start of each rank's first computation to the end of its last.
-        closed_form: the bubble by formula; None if there is no formula, or if the ranks did not run
-            the schedule with that name.
+        closed_form: the bubble that the closed form predicts, or None if there is no closed form
+            or the ranks did not run the schedule after which the step is named.
     """
 
     schedule: str
@@ -403,43 +404,44 @@ class Bubble:
 
     @property
     def idle(self) -> tuple[float, ...]:
-        """The time that each rank spent not computing during the step."""
+        """How long each rank was idle during the step."""
         return tuple(self.makespan - busy for busy in self.busy)
 
     @property
     def span_idle(self) -> tuple[float, ...]:
-        """The time that each rank spent not computing between its first and last action."""
+        """How long each rank was idle between its first and last action."""
         return tuple(span - busy for span, busy in zip(self.span, self.busy, strict=True))
 
     @property
     def of_total_by_rank(self) -> tuple[float, ...]:
-        """The idle time by makespan as a share of the step, as in the GPipe and zero-bubble papers.
+        """Each rank's idle time by makespan, as a share of the step.
 
-        It is (p-1) / (m+p-1) for 1F1B.
+        The GPipe and zero-bubble papers use this definition; for 1F1B, the share is
+        (p-1) / (m+p-1).
         """
         return _ratios(self.idle, [self.makespan] * len(self.ranks))
 
     @property
     def of_span_by_rank(self) -> tuple[float, ...]:
-        """The idle time by span as a share of the span."""
+        """Each rank's idle time by span, as a share of its span."""
         return _ratios(self.span_idle, self.span)
 
     @property
     def of_total(self) -> float:
-        """The idle time by makespan, over all ranks together, as a share of their time."""
+        """The idle time of all ranks together by makespan, as a share of their time."""
         return _ratio(sum(self.idle), self.makespan * len(self.ranks))
 
     @property
     def of_ideal(self) -> float:
-        """The idle time by makespan, over all ranks together, relative to their work.
+        """The idle time of all ranks together by makespan, relative to their work.
 
-        The Megatron papers use this definition; it is (p-1) / m for 1F1B.
+        The Megatron papers use this definition; for 1F1B, the ratio is (p-1) / m.
         """
         return _ratio(sum(self.idle), sum(self.busy))
 
     @property
     def of_span(self) -> float:
-        """The idle time by span as a share of the span, on the rank with the longest idle time."""
+        """The idle time by span, as a share of the span, on the rank that is idle longest."""
         idle, span = max(zip(self.span_idle, self.span, strict=True))
         return _ratio(idle, span)
 
@@ -455,7 +457,7 @@ class Bubble:
                 strict=True,
             )
         )
-        # by span: the worst rank
+        # "of its span" shows the worst rank
         rows.append(("all ranks", self.of_total, self.of_span, self.of_ideal))
         if known := self.closed_form:
             rows.append(("closed form", known.of_total, known.of_span, known.of_ideal))
@@ -473,14 +475,14 @@ class Bubble:
 
 
 def measure_bubble(actions: StageActions) -> Bubble:
-    """Measures the idle time of the ranks in one pipeline step.
+    """Measures how long the ranks are idle in one pipeline step.
 
     Args:
         actions: the computations of the step, measured or computed from costs.
 
     Returns:
-        The bubble by rank and in total, by makespan and by span, in the unit of the actions, with
-        the closed form if there is one.
+        The bubble of each rank and in total, both by makespan and by span, in the unit of the
+        actions, with the closed form's bubble if there is one.
 
     Example:
         >>> from ringsim.traces.events import OP_CODES, Tables, make_events
@@ -516,9 +518,9 @@ def measure_bubble(actions: StageActions) -> Bubble:
         closed form      50.0%         50.0%        100.0%
 
     Source:
-        Of the step: Huang et al., GPipe, 2018, arXiv 1811.06965. To the work: Narayanan et al.,
-        2021, arXiv 2104.04473. Of the span: Qi et al., Zero Bubble Pipeline Parallelism, 2023,
-        arXiv 2401.10241.
+        Relative to the step: Huang et al., GPipe, 2018, arXiv 1811.06965. Relative to the work:
+        Narayanan et al., 2021, arXiv 2104.04473. Relative to the span: Qi et al., Zero Bubble
+        Pipeline Parallelism, 2023, arXiv 2401.10241.
     """
     own = [actions.of(rank) for rank in actions.ranks]
     busy = tuple(float((each.end - each.start).sum()) for each in own)
@@ -534,7 +536,7 @@ def measure_bubble(actions: StageActions) -> Bubble:
 
 
 def _by_formula(actions: StageActions, formula: Callable[[Step], T]) -> T | None:
-    """Applies a closed form to a step; returns None if the step has no closed form."""
+    """Applies a closed form to a step, or returns None if the step has no closed form."""
     step = actions.find_known()
     try:
         return None if step is None else formula(step)
@@ -573,7 +575,8 @@ class PeakActivations:
         schedule: the name of the step.
         ranks: the ranks that computed, ascending.
         peaks: the largest number of live activations on each rank.
-        bounds: the number by closed form for each rank, or None if there is none.
+        bounds: the number that the closed form predicts for each rank, or None if there is no
+            closed form.
     """
 
     schedule: str
@@ -595,13 +598,13 @@ class PeakActivations:
 
 
 def measure_peaks(actions: StageActions) -> PeakActivations:
-    """Finds the largest number of live activations of each rank in one pipeline step.
+    """Finds the largest number of live activations on each rank in one pipeline step.
 
     Args:
         actions: the computations of the step, measured or computed from costs.
 
     Returns:
-        The peaks by rank, with the closed form's peaks if there is one.
+        The peak of each rank, with the closed form's peaks if there is a closed form.
 
     Example:
         >>> from ringsim.traces.events import OP_CODES, Tables, make_events
@@ -636,9 +639,9 @@ def measure_peaks(actions: StageActions) -> PeakActivations:
 
 
 def list_live(actions: StageActions, rank: int) -> tuple[Ints, Ints]:
-    """Returns the times at which a rank's number of live activations changes, ascending.
+    """Returns the times at which a rank's number of live activations changes, and each new number.
 
-    Also returns the number that applies from each time on.
+    The times ascend.
     """
     own = actions.of(rank)
     begins, ends = own.start[own.kind == "F"], own.end[np.isin(own.kind, ("B", "W"))]
@@ -653,9 +656,10 @@ class StageUse(NamedTuple):
     Attributes:
         prefill_s: the mean duration of a prefill job, in seconds.
         decode_s: the mean duration of a decode job, in seconds.
-        decode_use: the working share of the decoding time, over complete turns of the ring.
-        idle_s: the time without a job, between the first job of any stage and the end of the last,
-            in seconds.
+        decode_use: the share of the decoding time that the stage worked, over complete turns of the
+            ring.
+        idle_s: how long the stage had no job, from the start of the first job of any stage to the
+            end of the last, in seconds.
     """
 
     prefill_s: float
@@ -665,19 +669,19 @@ class StageUse(NamedTuple):
 
 
 def measure_stage_use(trace: _Recorded) -> list[StageUse]:
-    """Measures the load of each stage of a generation ring.
+    """Measures the load of each stage in a generation ring.
 
-    The share of decoding covers the first round's batches, from a stage's first decode job to
-    the beginning of the last token's turn, so that filling and draining the ring do not count.
+    ``decode_use`` covers the batches of the first round, from a stage's first decode job to the
+    beginning of the last token's turn, so that filling and draining the ring do not count.
 
     Args:
-        trace: a trace of one call of ``generate`` with at least three tokens per prompt.
+        trace: a trace of one call to ``generate`` with at least three tokens per prompt.
 
     Returns:
         One row per stage, in order.
 
     Raises:
-        ArgumentError: the trace has no such call, or several.
+        ArgumentError: the trace contains no such call, or several.
 
     Example:
         >>> from ringsim.traces.value import Trace
@@ -703,7 +707,7 @@ def measure_stage_use(trace: _Recorded) -> list[StageUse]:
     jobs = np.flatnonzero(_find_work(events, ("prefill", "decode")))
     if len(jobs) == 0:
         raise ArgumentError(
-            "the trace has no jobs of a call of generate. Record the ranks while they generate."
+            "the trace contains no jobs from generate. Record the ranks while they generate."
         )
     start, stop = events.post_ns[jobs].min(), events.done_ns[jobs].max()
     rows = []
@@ -724,7 +728,7 @@ def measure_stage_use(trace: _Recorded) -> list[StageUse]:
 
 
 def _decode_use(start: Ints, took: Ints, is_prefill: Ints, batch: Ints) -> float:
-    """Returns the working share of the time from the first decode job to the last token's turn.
+    """Returns the share of work in the time from the first decode job to the last token's turn.
 
     Only the first round counts.
     """
@@ -734,8 +738,8 @@ def _decode_use(start: Ints, took: Ints, is_prefill: Ints, batch: Ints) -> float
     turns = len(decode) // in_turn if in_turn else 0
     if turns < 2 or (batch[is_prefill] == 0).sum() != 1:
         raise ArgumentError(
-            "the trace must have exactly one call of generate with max_new_tokens of at least 3. "
-            "Record only such a call."
+            "cannot measure the load: the trace does not contain exactly one call to generate with "
+            "max_new_tokens of 3 or more. Record only one such call."
         )
     whole = decode[: (turns - 1) * in_turn]
     return float(took[whole].sum() / (start[decode[len(whole)]] - start[decode[0]]))

@@ -1,6 +1,7 @@
 """A recorder's storage: bytes for records and lines for names, in memory or in two files.
 
-A recorder calls one method at a time, but a signal handler may call another in the middle of it.
+A recorder calls one method at a time, but a signal handler may interrupt the call and make a second
+call.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from ringsim.errors import TraceFileError
 from ringsim.traces.events import RECORD, Ints
 
 RECORD_BYTES: Final = RECORD.itemsize
-# the records that a new file has room for, a cost for every rank of a large run
+# the number of records that a new file has room for; kept small for runs with many ranks
 FIRST_CHUNK: Final = 512
-CHUNK: Final = 4096  # the number of records by which it grows: 72 pages
+CHUNK: Final = 4096  # the number of records by which a file grows: 72 pages
 
-_POPULATE: Final = getattr(mmap, "MADV_POPULATE_WRITE", 23)  # named by Python since 3.14
+_POPULATE: Final = getattr(mmap, "MADV_POPULATE_WRITE", 23)  # in Python's mmap since 3.14
 
 
 class Full(OSError):
@@ -29,15 +30,15 @@ class Full(OSError):
 
 
 class Store:
-    """Records in memory. The lines of names are not stored, because the recorder has the names.
+    """Stores records in memory, and no names, because the recorder itself keeps the names.
 
     Args:
-        room: zeros, for the first records.
+        room: zeroed memory for the first records.
 
     Attributes:
-        memory: the records as bytes. Growing replaces it; the old memory stays valid for threads
-            that are writing a record.
-        words: the same memory as numbers of 8 bytes.
+        memory: the records as bytes. ``grow`` replaces this memory, but the old memory stays valid
+            for threads that are writing a record.
+        words: the same memory as 8-byte integers.
     """
 
     def __init__(self, room: Any) -> None:
@@ -46,15 +47,14 @@ class Store:
 
     def _use(self, room: Any) -> None:
         memory = memoryview(room).cast("B")
-        if len(memory) >= len(self.memory):  # else a signal handler has already made more room
-            self.words = memory.cast(
-                "q"
-            )  # first, because a thread that finds room in `memory` must also find it here
+        if len(memory) >= len(self.memory):  # otherwise a signal handler has already made more room
+            # first, because a thread that finds room in `memory` must also find room in `words`
+            self.words = memory.cast("q")
             self.memory = memory
 
     @property
     def records(self) -> Ints:
-        """The records, including empty ones, as an array of ``RECORD``."""
+        """All records, including empty ones, as an array of ``RECORD``."""
         return np.frombuffer(self.memory, dtype=RECORD)
 
     def grow(self, end: int) -> None:
@@ -64,23 +64,23 @@ class Store:
         self._use(room)
 
     def append(self, line: dict[str, Any]) -> None:
-        """Writes a line of names."""
+        """Does nothing, because names are not stored."""
 
     def close(self) -> None:
-        """Stops writing lines."""
+        """Does nothing, because no files are open."""
 
     def abandon(self) -> None:
-        """Detaches a forked process from memory that its parent writes to."""
+        """Detaches a forked process from the memory that its parent writes to."""
         self._use(bytearray(self.memory))
 
 
 class FileStore(Store):
-    """The two files of a rank: a memory-mapped array of records, and lines of names.
+    """Stores records and names in a rank's two files: a memory-mapped array, and lines of JSON.
 
     Args:
-        directory: the directory of the files.
-        rank: the rank that they belong to.
-        max_records: the maximum length of the first file.
+        directory: the directory in which to create the files.
+        rank: the rank that the files belong to.
+        max_records: the maximum number of records.
 
     Raises:
         TraceFileError: the files cannot be created.
@@ -94,8 +94,8 @@ class FileStore(Store):
         try:
             events_path.parent.mkdir(parents=True, exist_ok=True)
             for path in (events_path, names_path):
-                # delete rather than truncate: an earlier recorder that still maps the file would
-                # crash
+                # Delete rather than truncate the file, because an earlier recorder that still maps
+                # the file would crash.
                 path.unlink(missing_ok=True)
             flags = os.O_CREAT | os.O_TRUNC | os.O_APPEND
             self._names = os.open(names_path, os.O_WRONLY | flags, 0o600)
@@ -104,24 +104,24 @@ class FileStore(Store):
         except OSError as error:
             raise TraceFileError(
                 f"cannot record rank {rank} in {Path(directory)}: {error.strerror or error}. "
-                "Choose another path, or free some space."
+                "Choose a different path, or free some disk space."
             ) from error
 
     def _map(self, start: int, records: int) -> mmap.mmap:
         """Makes room for more records, beginning at ``start``, and maps the whole file.
 
-        The zeros are written so that a full disk raises an error here and nowhere else. They are
-        appended: if a signal handler has already made room, its records stay.
+        Zeros are written so that a full disk raises an error here and nowhere else. They are
+        appended, so that if a signal handler has already made room, its records are kept.
         """
         length = min(start + records * RECORD_BYTES, self.max_records * RECORD_BYTES)
         zeros = memoryview(bytes(max(length - os.fstat(self._events).st_size, 0)))
         while zeros:
             zeros = zeros[os.write(self._events, zeros) :]
-        # Each time a new map is made instead of resizing the old one: other threads may be writing
+        # Create a new map rather than resize the old one, because other threads may be writing
         # through the old map, which stays valid until they are done.
         room = mmap.mmap(self._events, length)
         try:
-            # map the pages now rather than in the middle of operations
+            # populate the pages now rather than during operations
             room.madvise(_POPULATE, start, length - start)
         except (AttributeError, OSError, ValueError):
             pass  # not Linux, or Linux before 5.14
@@ -131,7 +131,7 @@ class FileStore(Store):
         """Makes room for the bytes before ``end``.
 
         Raises:
-            Full: the maximum number of records is reached, or the store is closed.
+            Full: the maximum number of records was reached, or the store is closed.
             OSError: the disk is full.
         """
         if self._closed or end > self.max_records * RECORD_BYTES:
@@ -140,18 +140,18 @@ class FileStore(Store):
             self._use(self._map(len(self.memory), CHUNK))
 
     def append(self, line: dict[str, Any]) -> None:
-        """Writes a line of names with one call, so that a kill leaves a whole line or none."""
+        """Writes a line of names in one call, so that a killed process leaves no partial line."""
         if not self._closed:
             os.write(self._names, json.dumps(line).encode() + b"\n")
 
     def close(self) -> None:
-        """Closes the files. The map stays valid for threads that are writing a record."""
+        """Closes the files, but keeps the map valid for threads that are writing a record."""
         if not self._closed:
             self._closed = True
             os.close(self._events)
             os.close(self._names)
 
     def abandon(self) -> None:
-        """Detaches a forked process from the files of its parent."""
+        """Detaches a forked process from its parent's files."""
         self._closed = True
         super().abandon()

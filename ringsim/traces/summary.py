@@ -1,9 +1,8 @@
-"""The summary of a run in a few lines.
+"""Summarises a run in a few lines, even if its file does not fit into memory.
 
-``Trace.summary`` and ``Trace.describe`` print these lines, also for a file that does not fit into
-memory. The ranks of a file are counted one after another. The sends and recvs of a rank stay in
-memory until the rank on the other side has been read: in a ring, these are the operations of three
-ranks instead of all.
+``Trace.summary`` and ``Trace.describe`` return these summaries. The ranks in a file are counted one
+after another. A rank's sends and recvs stay in memory until the rank on the other side has been
+read. In a ring, these are the operations of three ranks rather than of all ranks.
 """
 
 from __future__ import annotations
@@ -42,13 +41,13 @@ from ringsim.traces.value import Trace
 
 __all__ = ["Totals", "count_file", "count_trace", "describe", "summarise"]
 
-_SHOWN = 3  # lines of one kind before "and n more"
+_SHOWN = 3  # how many lines of one kind to show before "and n more"
 
 
 class _Wait(NamedTuple):
     """A wait for a partner.
 
-    Waits sort by length, longest first, and equal waits by the time at which the message was sent.
+    Waits sort by length, longest first, and waits of equal length by the time of sending.
     """
 
     negative_ns: int
@@ -59,7 +58,7 @@ class _Wait(NamedTuple):
 
 
 class _Edge(NamedTuple):
-    """The traffic from ``src`` to ``dst``, and the number of other edges with equal traffic."""
+    """The traffic from ``src`` to ``dst``; ``equals`` counts other edges with the same traffic."""
 
     src: int
     dst: int
@@ -70,10 +69,9 @@ class _Edge(NamedTuple):
 
 @dataclass
 class _Went:
-    """The messages within hosts, or across hosts.
+    """Totals over the messages within hosts, or across hosts.
 
-    The values cover the messages that arrived: their bytes, the time while both sides were posted,
-    and the blocked time.
+    The bytes and the time during which both sides were posted cover only messages that arrived.
     """
 
     number: int = 0
@@ -108,18 +106,18 @@ class _Went:
 
 @dataclass
 class Totals:
-    """Sums over the events of a run, counted in one or more passes.
+    """Totals over the events of a run, counted in one or more passes.
 
     Attributes:
-        run: the run, for values that do not depend on every event; for a file, the first and the
-            last event of each rank and its last step.
+        run: the run, for values that do not depend on every event. For a file, it contains only the
+            first and the last event of each rank, and each rank's last step.
         num_events: the number of events.
         num_steps: the number of complete pipeline steps.
         num_messages: the number of messages.
         num_unmatched: the number of operations without a partner.
-        num_apart: for a part, the number of operations whose other side was left out.
-        early: the number of messages that arrived before they were sent.
-        tally: the operations in the table of ``stats``.
+        num_apart: the number of operations whose other side was left out of a part.
+        early: the number of messages that seem to have arrived before they were sent.
+        tally: the operations in the table ``stats``.
     """
 
     run: Trace
@@ -130,27 +128,27 @@ class Totals:
     num_apart: int = 0
     early: int = 0
     tally: Tally = field(default_factory=Tally)
-    # by edge (source and destination in one number): messages, and bytes
+    # the number of messages and bytes of each edge (source and destination packed into one number)
     _number: Counter[int] = field(default_factory=Counter)
     _bytes: Counter[int] = field(default_factory=Counter)
     _longest: list[_Wait] = field(default_factory=list)
-    # the first few, with rank and seq
+    # the first few operations without a partner, with rank and seq
     _unmatched: list[tuple[int, int, Unmatched]] = field(default_factory=list)
     _within: _Went = field(default_factory=_Went)
     _across: _Went = field(default_factory=_Went)
 
     def add_events(self, events: Events, whole_table: bool) -> None:
-        """Counts the events of whole ranks.
+        """Counts the events of one or more ranks, each of which must be complete.
 
-        ``whole_table`` is whether the table includes messages.
+        If ``whole_table`` is False, the table leaves out messages.
         """
         self.num_events += len(events)
         self.tally.add(events if whole_table else events.select(events.kind == COLLECTIVE))
 
     def add_messages(self, trace: Trace) -> None:
-        """Counts the messages of a trace, which must have both sides of each message.
+        """Counts the messages in a trace, which must contain both sides of each message.
 
-        Operations without another side are also counted.
+        Operations without a partner are counted separately.
         """
         events, messages = trace.events, trace.messages
         self.num_messages += len(messages)
@@ -183,9 +181,9 @@ class Totals:
 
     @cached_property
     def busiest(self) -> _Edge | None:
-        """The edge that carried the most bytes; of equal edges, the edge between the lowest ranks.
+        """The edge that carried the most bytes, or None if there are no messages.
 
-        It is None if there are no messages.
+        If several edges carried equally many, this is the edge between the lowest ranks.
         """
         if not self._number:
             return None
@@ -202,19 +200,19 @@ class Totals:
 
     @cached_property
     def stats(self) -> Stats:
-        """The table of ``Trace.stats`` for the counted operations."""
+        """The table that ``Trace.stats`` returns, for the counted operations."""
         return self.tally.table(self.run.events.tables, self.run.world_size, self.run.makespan_s)
 
     @property
     def collectives(self) -> list[OperationStats]:
-        """The rows of the collectives.
+        """The rows of the table for collectives.
 
-        Messages have many rows, because a ring has one group for each of its pairs.
+        Messages are left out because they take many rows: a ring has one group per pair of ranks.
         """
         return [row for row in self.stats.rows if row.op in COLLECTIVES]
 
     def __str__(self) -> str:
-        """Returns the run in a few lines of text."""
+        """Returns the summary of the run in a few lines of text."""
         run, metadata = self.run, self.run.metadata
         about = ", ".join(
             str(metadata[key]) for key in ("source", "backend", "date") if metadata.get(key)
@@ -252,7 +250,7 @@ class Totals:
         return "\n".join(lines)
 
     def _say_part(self) -> list[str]:
-        """Returns a line that describes a part of a trace and counts its operations apart."""
+        """Returns a line about the part, if any, and the operations whose other side it lacks."""
         if "part" not in self.run.metadata:
             return []
         apart = (
@@ -263,7 +261,7 @@ class Totals:
         return [f"  part          {'; '.join([*self.run.metadata['part']['of'], *apart])}"]
 
     def _say_hosts(self) -> list[str]:
-        """Returns the accuracy of the clocks, and the messages within hosts and across hosts.
+        """Returns lines about the clocks' accuracy and the messages within and across hosts.
 
         The list is empty if there was only one host.
         """
@@ -293,7 +291,7 @@ class Totals:
         return lines + _say_crossings(self.run)
 
     def _say_collectives(self) -> list[str]:
-        """Returns lines with the bytes and blocked times of the first few collectives."""
+        """Returns lines about the collectives, with bytes and blocked times of the first few."""
         rows = self.collectives
         if not rows:
             return []
@@ -315,7 +313,7 @@ class Totals:
 
 
 def count_trace(trace: Trace, *, whole_table: bool = False) -> Totals:
-    """Counts a trace; the table of ``stats`` includes messages if ``whole_table`` is true."""
+    """Counts the events of a trace; if ``whole_table`` is False, ``stats`` leaves out messages."""
     totals = Totals(trace, num_steps=count_steps(trace.events), num_apart=len(trace.apart))
     totals.add_events(trace.events, whole_table)
     totals.add_messages(trace)
@@ -323,12 +321,12 @@ def count_trace(trace: Trace, *, whole_table: bool = False) -> Totals:
 
 
 def summarise(trace: Trace) -> str:
-    """Returns the text of ``Trace.summary``."""
+    """Returns the text for ``Trace.summary``."""
     return str(count_trace(trace))
 
 
 def describe(trace: Trace) -> str:
-    """Returns the text of ``Trace.describe``."""
+    """Returns the text for ``Trace.describe``."""
     totals = count_trace(trace)
     number, calls = totals.num_messages, sum(row.count for row in totals.collectives)
     did = f"exchanged {count(number, 'message') if number else 'no messages'}"
@@ -362,16 +360,16 @@ def count_file(
     whole_table: bool = False,
     on_rank: Callable[[int, int], object] | None = None,
 ) -> Totals:
-    """Counts a trace file without loading all of it.
+    """Counts the events in a trace file without loading the whole file.
 
     Args:
-        path: the file, or any path that ``load`` accepts.
-        whole_table: whether the table of ``stats`` includes messages, which takes 16 bytes of
-            memory per operation.
-        on_rank: called with each rank that has been read and the number of ranks, for progress.
+        path: the file, or any other path that ``load`` accepts.
+        whole_table: whether the table ``stats`` includes messages, which takes 16 bytes of memory
+            per operation.
+        on_rank: called with the last rank that was read and the number of ranks, to show progress.
 
     Returns:
-        The totals; their ``run`` has only the metadata, hosts, clocks, times, and the bubble of the
+        The totals. Use their ``run`` only for metadata, hosts, clocks, times, and the bubble of the
         last step.
 
     Raises:
@@ -404,7 +402,7 @@ def count_file(
     try:
         return _count_ranks(path, whole_table, on_rank)
     except TraceFileError:
-        # load may find its parts, and otherwise raises the same error
+        # load may recover the trace from its parts; otherwise it raises the same error
         return count_trace(load(path), whole_table=whole_table)
 
 
@@ -435,7 +433,7 @@ def _count_ranks(
 
 
 class _Outline:
-    """The first event and the last event of each rank, and the spans of its last step."""
+    """Keeps the first and the last event of each rank, and the spans of its last step."""
 
     def __init__(self) -> None:
         self._kept: dict[int, Events] = {}
@@ -443,7 +441,7 @@ class _Outline:
         self._none = make_events({"rank": [], "op": []})
 
     def add(self, events: Events, step: int | None = None) -> None:
-        """Adds the outline of whole ranks, with ``step`` instead of the last one."""
+        """Adds the outline of complete ranks, with the spans of ``step`` or of the last step."""
         self._none = events.select(np.zeros(0, dtype=np.int64))
         last_ns = np.maximum(events.post_ns, np.maximum(events.wait_ns, events.done_ns))
         is_span, has_steps = events.kind == SPAN, bool(is_step(events).any())
@@ -461,7 +459,7 @@ class _Outline:
     def end_at_same_step(self, path: str | PathLike[str]) -> int:
         """Returns the number of steps that all ranks have completed.
 
-        Ranks that have completed more are read again.
+        Ranks that have completed more steps are read again, for the spans of the last common step.
         """
         complete = min(self._steps.values(), default=0)
         for rank, number in [*self._steps.items()]:
@@ -505,7 +503,7 @@ def _find_longest(trace: Trace) -> list[_Wait]:
 
 
 def _say_crossings(trace: Trace) -> list[str]:
-    """Returns a line if another order of ranks would make the rings cross hosts less often."""
+    """Returns a line if a different order of the ranks would make rings cross hosts less often."""
     names = [
         re.fullmatch(r"ring:(\d{1,9})>(\d{1,9})", group.name)
         for group in trace.events.tables.groups
@@ -513,7 +511,7 @@ def _say_crossings(trace: Trace) -> list[str]:
     pairs = [(int(name[1]), int(name[2])) for name in names if name is not None]
     after = {pred: succ for pred, succ in pairs if max(pred, succ) < trace.world_size}
     crossed = needed = 0
-    # if an edge was not used, start behind it
+    # start at a rank without a predecessor, if some edge of the ring was not used
     for first in sorted(after, key=lambda rank: rank in after.values()):
         ring = [first]
         while ring[-1] in after:
@@ -522,7 +520,7 @@ def _say_crossings(trace: Trace) -> list[str]:
         crossed, needed = crossed + count_crossings(hosts), needed + count_crossings(sorted(hosts))
     hint = 'initialize_distributed(ring_order="hosts")'
     return (
-        [f"    the ring crosses hosts {count(crossed, 'time')}, {needed} would do: {hint}"]
+        [f"    the ring crosses hosts {count(crossed, 'time')} instead of {needed}: use {hint}"]
         if crossed > needed
         else []
     )
@@ -538,10 +536,10 @@ def _say_blocked(row: OperationStats) -> str:
 
 
 def _say_last_step(totals: Totals) -> str:
-    """Returns the number of steps, the name of the last one, and its bubble, in words."""
+    """Returns a phrase with the number of steps, and the name and bubble of the last one."""
     measured = totals.run.bubble()
     said = (
-        f"{count(totals.num_steps, 'step')}, the last one of {measured.schedule}: bubble "
+        f"{count(totals.num_steps, 'step')}, the last one ({measured.schedule}) with a bubble of "
         f"{100 * measured.of_total:.0f} %"
     )
     return (
@@ -552,5 +550,5 @@ def _say_last_step(totals: Totals) -> str:
 
 
 def _some(lines: list[str], number: int) -> list[str]:
-    """Returns the first few of ``number`` lines, and the number of further lines."""
+    """Returns the first few of ``number`` lines, and a line that counts the rest."""
     return lines if number <= _SHOWN else [*lines[:_SHOWN], f"    ... and {number - _SHOWN} more"]

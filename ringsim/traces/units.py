@@ -1,6 +1,6 @@
-"""Numbers with units and nouns, as in pictures and messages.
+"""Formats numbers with units and nouns, for pictures and messages.
 
-Bytes use powers of 1024; times use the unit that needs the fewest digits.
+Byte units are powers of 1024; a time gets the largest unit in which it is at least 1.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _COMPUTE: Final = re.compile(r"compute (\d+\.?\d*(?:e[+-]\d+)?) s")  # a span of
 
 
 def count(number: int, noun: str) -> str:
-    """Returns a number with its noun: "1 rank", "4 ranks", "12,000 messages".
+    """Returns a number with its noun, such as "1 rank" or "12,000 messages".
 
     Example:
         >>> count(1, "rank"), count(12000, "message"), count(2, "microbatch")
@@ -30,10 +30,10 @@ def bytes_text(size_bytes: float) -> str:
     """Formats a size with its IEC unit.
 
     Args:
-        size_bytes: the size in bytes, non-negative.
+        size_bytes: the size in bytes; must not be negative.
 
     Returns:
-        The text, with at most three digits before the unit if no visible digit is lost.
+        The text, usually with three significant digits.
 
     Example:
         >>> bytes_text(0), bytes_text(4096), bytes_text(1_500_000)
@@ -52,7 +52,7 @@ def time_unit(length_ns: float) -> tuple[float, str]:
         length_ns: the duration in ns.
 
     Returns:
-        The number of ns in the unit, and its name.
+        The length of the unit in ns, and the unit's name.
 
     Example:
         >>> time_unit(25_000_000), time_unit(0)
@@ -76,9 +76,9 @@ def time_text(length_ns: float) -> str:
 
 
 def span_text(name: str) -> str:
-    """Formats the name of a span.
+    """Formats a span's name for display.
 
-    The duration in the name of a ``ringsim.compute`` span gets a suitable unit.
+    In the name of a ``ringsim.compute`` span, the duration gets a suitable unit.
 
     Example:
         >>> span_text("compute 1e-05 s"), span_text("forward")
@@ -89,7 +89,7 @@ def span_text(name: str) -> str:
 
 
 def rate_text(gb_per_s: float) -> str:
-    """Formats a bandwidth, given in GB/s of 10**9 bytes, with a suitable unit.
+    """Formats a bandwidth, given in GB/s (10**9 bytes per second), with a suitable unit.
 
     Example:
         >>> rate_text(2.14), rate_text(0.00021), rate_text(0)
@@ -100,7 +100,7 @@ def rate_text(gb_per_s: float) -> str:
 
 
 def _short(value: float) -> str:
-    """Formats a number with three significant digits, and all digits before the point."""
+    """Formats a number with three significant digits, but keeps all digits before the point."""
     digits = 2 if value < 10 else 1 if value < 100 else 0
     text = f"{value:,.{digits}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text

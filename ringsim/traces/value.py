@@ -1,10 +1,10 @@
 """``Trace``: the record of a run, as tables and in words.
 
-The run may come from real ranks, from the simulator or from a file. There are two pandas tables:
-"events" has one row per event, "messages" one row per message. Strings are categoricals. A value
-that does not apply, or has not been reached, is NA and never -1, so that a duration computed from
-it is NA rather than wrong. Times are ns from the start of the run. ``message_id`` of an event is
-the row of its message in the other table.
+A trace comes from real ranks, from the simulator or from a file. It provides two pandas tables:
+"events" has one row per event, and "messages" has one row per message. Strings are categoricals. A
+value that does not apply, or a time that has not been reached, is NA and never -1, so that a
+duration computed from it is NA rather than wrong. Times are in ns from the start of the run. The
+``message_id`` of an event is the row of its message in the table "messages".
 """
 
 from __future__ import annotations
@@ -56,25 +56,27 @@ __all__ = ["Trace", "check_trace", "removed"]
 
 
 def removed(name: str, instead: str) -> Callable[..., NoReturn]:
-    """Returns a stand-in for a removed function; calling it raises RingError.
+    """Returns a placeholder for a removed function; calling the placeholder raises RingError.
 
-    The stand-in stays for one version.
+    The placeholder is kept for one version.
 
     Args:
-        name: the function that was removed.
-        instead: the replacement.
+        name: the name of the removed function.
+        instead: the name of the replacement.
 
     Example:
         >>> try:
         ...     removed("to_old", "to_new")("run.old")
         ... except RingError as error:
         ...     print(error)
-        to_old was removed in ringsim 0.3: use to_new, or ringsim 0.2.
+        to_old was removed in ringsim 0.3. Use to_new, or install ringsim 0.2.
     """
 
     def refuse(*_: Any, **__: Any) -> NoReturn:
         """Raises RingError: this function was removed."""
-        raise RingError(f"{name} was removed in ringsim 0.3: use {instead}, or ringsim 0.2.")
+        raise RingError(
+            f"{name} was removed in ringsim 0.3. Use {instead}, or install ringsim 0.2."
+        )
 
     return refuse
 
@@ -83,16 +85,16 @@ def removed(name: str, instead: str) -> Callable[..., NoReturn]:
 class Trace:
     """The recorded events of a run, and the results and output of its ranks.
 
-    In a notebook, a trace displays as pictures; in a terminal, as a summary. Two traces are equal
-    if their events and metadata are equal; results and output do not count, because a file does not
-    hold them.
+    A notebook shows a trace as pictures, and a terminal shows a summary. Two traces are equal if
+    their events and metadata are equal. Results and output do not count, because trace files do not
+    contain them.
 
     Args:
         events: the events, one row each.
         metadata: where and how the run was measured or simulated; must be plain data for JSON.
-        results: the return values of the worker, by rank; empty if there was no worker, and for a
-            loaded trace.
-        output: the output of each rank, by rank; empty in the same cases.
+        results: the worker's return value on each rank, in rank order. The list is empty if there
+            was no worker, or if the trace was loaded from a file.
+        output: the output of each rank, in rank order; empty in the same cases as ``results``.
 
     Example:
         >>> from ringsim.traces.events import OP_CODES, make_events
@@ -148,9 +150,9 @@ class Trace:
 
     @cached_property
     def hosts(self) -> list[str]:
-        """The host name of each rank, by rank, or "" if unknown.
+        """The name of each rank's host, in rank order, or "" if unknown.
 
-        A simulation with a topology of hosts calls them "host0", "host1", and so on.
+        In a simulation whose topology has hosts, their names are "host0", "host1", and so on.
 
         Example:
             >>> from ringsim.traces.events import make_events
@@ -171,7 +173,7 @@ class Trace:
         return [names.get(rank, "") for rank in range(self.world_size)]
 
     def crosses(self, src: Any, dst: Any) -> Ints:
-        """Returns a mask of the links (pairs of ranks) that connect two different known hosts."""
+        """Returns a mask of the links (pairs of ranks) between two different, known hosts."""
         known = {
             name: number for number, name in enumerate(dict.fromkeys(filter(None, self.hosts)))
         }
@@ -181,9 +183,10 @@ class Trace:
 
     @cached_property
     def clocks(self) -> list[Clock]:
-        """The clocks of the machines that ran the ranks, rank 0's first, as they were compared.
+        """The clocks of the machines that ran the ranks, starting with rank 0's clock.
 
-        The list is empty if all ranks shared one clock.
+        Each entry shows how the clock was compared with rank 0's. The list is empty if all ranks
+        shared one clock.
         """
         return list_clocks(self.events, self.metadata.get("clocks", []), self.hosts)
 
@@ -191,7 +194,7 @@ class Trace:
     def makespan_s(self) -> float:
         """The time from the first post to the last recorded moment, in seconds.
 
-        Without events, this is the simulated time if known, else 0.
+        For a trace without events, this is the simulated time, or 0 if unknown.
         """
         events = self.events
         if len(events) == 0:
@@ -206,7 +209,7 @@ class Trace:
     def apart(self) -> Ints:
         """The indices of the operations whose other side was left out, ascending.
 
-        Only a part made by ``filter`` has such operations.
+        Only a part that ``filter`` returned can contain such operations.
         """
         places = self.metadata["part"]["apart"] if "part" in self.metadata else []
         return np.array(places, dtype=np.int64)
@@ -215,7 +218,7 @@ class Trace:
     def messages(self) -> Messages:
         """The matched sends and recvs, one row per message.
 
-        NCCL ignores tags, even in a simulation; then only the order counts.
+        NCCL ignores tags, so in NCCL runs, even simulated ones, messages are matched by order only.
         """
         by_tag = self.metadata.get("backend") not in ("nccl", "virtual clock, grouped")
         return match(self.events, by_tag=by_tag, apart=self.apart)
@@ -227,7 +230,7 @@ class Trace:
 
     @cached_property
     def unmatched(self) -> list[Unmatched]:
-        """The sends and recvs whose other side was never posted, each readable as a sentence."""
+        """The sends and recvs whose other side was never posted; each prints as a sentence."""
         return describe_unmatched(self.events, self.messages.unmatched)
 
     def filter(
@@ -241,18 +244,18 @@ class Trace:
     ) -> Trace:
         """Returns a part of the trace: the events that meet all conditions.
 
-        You can save, load and draw it like any other trace. It keeps the ranks and times of the
-        run; steps are counted from 0 again. An operation whose other side is left out matches
-        nothing, and the cause of its wait is no longer known. ``summary()`` counts these
-        operations, but ``unmatched`` does not.
+        You can save, load and draw a part like any other trace. Ranks and times are those of the
+        whole run, but steps are counted from 0 again. An operation whose other side is left out
+        matches nothing, and the cause of its wait becomes unknown. ``summary()`` counts these
+        operations, but ``unmatched`` does not list them.
 
         Args:
             ranks: one rank or several.
-            between_s: a time range, in seconds from the start of the run; events that overlap it
-                are included.
-            ops: names of operations as torch spells them, "span" or "mark".
-            groups: names of process groups; spans and marks have none.
-            steps: indices of pipeline steps, from 0; selects the events posted in them.
+            between_s: the begin and end of a time range, in seconds from the start of the run;
+                events that overlap the range are kept.
+            ops: the names of operations, as torch spells them, or "span" or "mark".
+            groups: the names of process groups; spans and marks belong to no group.
+            steps: the indices of pipeline steps, from 0; events posted in these steps are kept.
 
         Raises:
             ArgumentError: the trace has no such rank, operation, group or step.
@@ -282,15 +285,22 @@ class Trace:
         return filter_trace(self, ranks, between_s, ops, groups, steps)
 
     def step(self, number: int) -> Trace:
-        """Returns the part posted in one pipeline step, from 0; raises ArgumentError if missing."""
+        """Returns the part of the trace that was posted in one pipeline step.
+
+        Args:
+            number: the index of the step, from 0.
+
+        Raises:
+            ArgumentError: the trace has no such step.
+        """
         return self.filter(steps=number)
 
     def redact(self) -> Trace:
-        """Returns the trace in a form that you can share.
+        """Returns a copy of the trace that you can share.
 
-        Paths keep their last part, hosts become "host0" and so on, users become "user"; results and
-        output are dropped. Other texts from the program, such as span and group names, stay; check
-        that they reveal nothing private.
+        Paths are cut to their last part, hosts are renamed to "host0" and so on, and users to
+        "user". Results and output are dropped. Other text from the program, such as the names of
+        spans and groups, is kept, so check that it reveals nothing private.
         """
         from ringsim.traces.redaction import redact
 
@@ -300,17 +310,17 @@ class Trace:
         """Returns the trace as a table.
 
         Args:
-            which: "events" for one row per event, "messages" for one row per message.
+            which: "events" for one row per event, or "messages" for one row per message.
 
         Returns:
-            A new pandas DataFrame. ``shape`` is a string such as "4x1024", and "" for a scalar.
-            ``peer`` is NA for an unmatched recv from any source. In the messages,
-            ``late_sender_ns`` is the time that the receiver was blocked before the send was posted,
-            ``late_receiver_ns`` the time that the sender was blocked before the recv was posted,
-            and ``transfer_ns`` the time from the later of the two posts to the end of the recv.
+            A new pandas DataFrame. ``shape`` is a string such as "4x1024", or "" for a scalar.
+            ``peer`` is NA for an unmatched recv from any source. In the table "messages",
+            ``late_sender_ns`` is how long the receiver was blocked before the send was posted,
+            ``late_receiver_ns`` is how long the sender was blocked before the recv was posted, and
+            ``transfer_ns`` is the time from the later of the two posts to the end of the recv.
 
         Raises:
-            ArgumentError: ``which`` names no table.
+            ArgumentError: ``which`` is not the name of a table.
 
         Example:
             >>> from ringsim.traces.events import OP_CODES, make_events
@@ -332,7 +342,7 @@ class Trace:
         """
         if which not in ("events", "messages"):
             raise ArgumentError(
-                f'which must be "events" or "messages", got {which!r}. Choose one of these tables.'
+                f'which must be "events" or "messages", got {which!r}. Choose one of the two.'
             )
         import pandas as pd
 
@@ -343,8 +353,8 @@ class Trace:
     def save(self, path: str | PathLike[str]) -> None:
         """Writes the trace to one file, usually ``*.ringtrace``, completely or not at all.
 
-        ``ringsim.load`` reads the file. Results and output are not saved: a file holds only numbers
-        and names, nothing executable.
+        Read the file with ``ringsim.load``. Results and output are not saved, because a trace file
+        contains only numbers and names, and nothing executable.
 
         Args:
             path: the file to write; an existing file is replaced.
@@ -357,13 +367,33 @@ class Trace:
         save(self, path)
 
     def to_perfetto(self, path: str | PathLike[str]) -> None:
-        """Writes a file for ui.perfetto.dev (``*.pftrace``); see ``ringsim.exchange.perfetto``."""
+        """Writes the trace for ui.perfetto.dev, usually to ``*.pftrace``.
+
+        Read the file with ``ringsim.exchange.read_perfetto``, which restores the trace without
+        results and output.
+
+        Args:
+            path: the file to write; an existing file is replaced.
+
+        Raises:
+            TraceFileError: the file cannot be written.
+        """
         from ringsim.exchange.perfetto import to_perfetto
 
         to_perfetto(self, path)
 
     def to_chrome(self, path: str | PathLike[str]) -> None:
-        """Writes Chrome's Trace Event Format (``*.json``); see ``ringsim.exchange.chrome``."""
+        """Writes the trace in Chrome's Trace Event Format, usually to ``*.json``.
+
+        Read the file with ``ringsim.exchange.read_chrome``, which restores the trace without
+        results and output.
+
+        Args:
+            path: the file to write; an existing file is replaced.
+
+        Raises:
+            TraceFileError: the file cannot be written.
+        """
         from ringsim.exchange.chrome import to_chrome
 
         to_chrome(self, path)
@@ -373,19 +403,31 @@ class Trace:
     to_otf2 = removed("Trace.to_otf2", "Perfetto's format (to_perfetto)")
 
     def to_html(self, path: str | PathLike[str]) -> None:
-        """Writes one interactive page, usually ``*.html``, that works offline."""
+        """Writes the trace as one interactive page, usually ``*.html``, that works offline."""
         from ringsim.view.html import to_html
 
         to_html(self, path)
 
     def view(self) -> Any:
-        """Shows the page of ``to_html`` in a notebook; see ``ringsim.view.notebook.View``."""
+        """Shows the page that ``to_html`` writes, in a notebook.
+
+        Returns:
+            The view, a ``ringsim.view.notebook.View``, which Python code can query and control.
+        """
         from ringsim.view.notebook import view
 
         return view(self)
 
     def plot_ring(self, *, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
-        """Draws the messages between ranks as a ring, on ``ax`` or a figure with style ``look``."""
+        """Draws the messages between ranks as a ring.
+
+        Args:
+            ax: the axes to draw on; by default, those of a new figure.
+            **look: the style of the new figure, such as its size and theme; see `Style`.
+
+        Returns:
+            The axes.
+        """
         from ringsim.plot.ring import plot_ring
 
         return plot_ring(self, ax=ax, **look)
@@ -398,14 +440,15 @@ class Trace:
         ax: Axes | None = None,
         **look: Unpack[Style],
     ) -> Axes:
-        """Draws a timeline of each rank, on ``ax`` if given, else on a new figure.
+        """Draws a timeline of each rank.
 
         Args:
-            step: for a pipeline's trace, the index of the step, from 0, or None for the last one.
-            align: whether to align the times of several hosts; False draws the times of each host's
-                own clock.
-            ax: the axes to draw on.
-            **look: the style of the new figure, such as size and theme; see `Style`.
+            step: the index of the pipeline step to draw, from 0. By default, a trace that contains
+                steps is drawn as its last step.
+            align: whether to align the times of different hosts; if False, each host's times are
+                drawn as its own clock showed them.
+            ax: the axes to draw on; by default, those of a new figure.
+            **look: the style of the new figure, such as its size and theme; see `Style`.
 
         Returns:
             The axes.
@@ -420,38 +463,48 @@ class Trace:
     def plot_bandwidth(
         self, *, curve: Bandwidths | None = None, ax: Axes | None = None, **look: Unpack[Style]
     ) -> Axes:
-        """Draws the bandwidth and duration of each message, over a measured ``curve``."""
+        """Draws the bandwidth and duration of each message against its size.
+
+        Args:
+            curve: measured bandwidths to compare the messages with, or None.
+            ax: the axes to draw on; by default, those of a new figure.
+            **look: the style of the new figure, such as its size and theme; see `Style`.
+
+        Returns:
+            The axes.
+        """
         from ringsim.plot.charts import plot_bandwidth
 
         return plot_bandwidth(self, curve=curve, ax=ax, **look)
 
     def stats(self) -> Stats:
-        """Computes a table with one row per operation and group.
+        """Computes statistics of each operation on each group.
 
-        The columns are count, bytes, blocked times, bandwidths, and share of the run.
+        The columns are the count, bytes, blocked times, bandwidths, and share of the run.
 
         Returns:
-            The table; printing it shows the rows, and ``to_pandas()`` returns a DataFrame.
+            A table with one row per operation and group. Printing the table shows the rows, and
+            ``to_pandas()`` returns a DataFrame.
 
         Example:
             >>> from ringsim.traces.events import OP_CODES, make_events
             >>> Trace(make_events({"rank": [0], "op": [OP_CODES["span"]]}), {}).stats()
-            no operation was recorded
+            no operations were recorded
         """
         tally = Tally()
         tally.add(self.events)
         return tally.table(self.events.tables, self.world_size, self.makespan_s)
 
     def bubble(self, step: int | None = None) -> Bubble:
-        """Measures the idle time of the ranks of a pipeline in one step.
+        """Measures how long the ranks of a pipeline are idle in one step.
 
-        The result includes the schedule's closed form.
+        The result includes the value from the schedule's closed form, if there is one.
 
         Args:
             step: the index of the step, from 0, or None for the last one.
 
         Returns:
-            The bubble by rank and in total, by makespan and by span.
+            The bubble of each rank and in total, both by makespan and by span.
 
         Raises:
             ArgumentError: the trace has no such step.
@@ -459,15 +512,15 @@ class Trace:
         return measure_bubble(find_step(self, step))
 
     def peak_activations(self, step: int | None = None) -> PeakActivations:
-        """Finds the largest number of live activations of each rank of a pipeline in one step.
+        """Finds the largest number of live activations on each rank of a pipeline in one step.
 
-        The result includes the closed form.
+        The result includes the values from the schedule's closed form, if there is one.
 
         Args:
             step: the index of the step, from 0, or None for the last one.
 
         Returns:
-            The peaks by rank.
+            The peak of each rank.
 
         Raises:
             ArgumentError: the trace has no such step.
@@ -475,15 +528,19 @@ class Trace:
         return measure_peaks(find_step(self, step))
 
     def explain(self) -> Diagnosis:
-        """Explains why the run failed or was slow, in sentences or as a picture (``plot()``)."""
+        """Explains why the run failed or was slow.
+
+        Returns:
+            The diagnosis. Printing it shows sentences, and its ``plot()`` draws a picture.
+        """
         from ringsim.diagnose.explain import explain
 
         return explain(self)
 
     def summary(self) -> str:
-        """Returns the trace in a few lines of text.
+        """Returns a summary of the trace in a few lines of text.
 
-        The lines include ranks, messages, the busiest edge, the longest wait, and missing records.
+        The summary shows the ranks, messages, busiest edge, longest wait, and missing records.
 
         Example:
             >>> from ringsim.traces.events import OP_CODES, Payload, Tables, make_events
@@ -518,7 +575,7 @@ class Trace:
         return summarise(self)
 
     def describe(self) -> str:
-        """Returns the trace in one sentence, as a text alternative to its picture.
+        """Returns a description of the trace in one sentence, as a text alternative to its picture.
 
         Example:
             >>> from ringsim.traces.events import make_events
@@ -546,10 +603,10 @@ class Trace:
             )
         )
 
-    __hash__ = None  # type: ignore[assignment]  # equal by content; columns are arrays
+    __hash__ = None  # type: ignore[assignment]  # compared by content, which is mutable
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Bundle:
-        """Returns the pictures and a text for Jupyter."""
+        """Returns the pictures and the text that Jupyter shows."""
         return bundle(self.summary(), self.describe(), self._draw)
 
     def _draw(self) -> bytes:
@@ -559,11 +616,11 @@ class Trace:
 
 
 def check_trace(name: str, value: object) -> None:
-    """Raises ArgumentError unless the argument called ``name`` is a trace."""
+    """Raises ArgumentError unless the argument named ``name`` is a trace."""
     if not isinstance(value, Trace):
         raise ArgumentError(
             f"{name} must be a Trace, got {say(value)}. Pass the result of "
-            "ringsim.trace, simulate or load."
+            "ringsim.trace, ringsim.simulate or ringsim.load."
         )
 
 
@@ -633,16 +690,16 @@ def _list_messages(trace: Trace) -> dict[str, Any]:
 
 
 def _numbers(values: Ints) -> pd.api.extensions.ExtensionArray:
-    """Makes a nullable column (Int32 or Int64), in which -1 becomes NA."""
+    """Converts integers to a nullable column (Int32 or Int64) in which -1 becomes NA."""
     import pandas as pd
 
     return pd.arrays.IntegerArray(np.array(values), values == NONE)
 
 
 def _words(codes: Ints, names: Any) -> pd.Categorical:
-    """Makes a categorical of ``names[code]``, with NA for -1 and for a name of None.
+    """Returns a categorical of ``names[code]`` for each code, with NA for -1 and for None.
 
-    Equal names become one category.
+    Equal names share one category.
     """
     import pandas as pd
 
@@ -657,9 +714,9 @@ def _words(codes: Ints, names: Any) -> pd.Categorical:
 
 
 def _payload_words(tables: Tables) -> tuple[list[str | None], list[str | None]]:
-    """Returns the dtype and the shape of each payload as strings.
+    """Returns the dtypes and the shapes of the payloads as strings.
 
-    The entries are None for a payload without data (such as a barrier's).
+    Both are None for a payload without data, such as a barrier's.
     """
     dtypes = [payload.dtype or None for payload in tables.payloads]
     return dtypes, [

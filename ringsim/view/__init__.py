@@ -1,21 +1,22 @@
 """The interactive view of a run.
 
-It is one HTML file that works without a network, a server or a library; in notebooks, it is a
-widget. ``html`` encodes a trace and puts it into a page with the program that shows it. The program
-is the JavaScript in ``page/``: plain functions and classes on Canvas 2D, one file per subject,
-concatenated in the order of ``html.PROGRAM``::
+The view is one HTML file that works without a network, a server or a library. In a notebook, it is
+a widget. ``html`` encodes a trace and writes a page that contains the trace and the program that
+shows it. The program is the JavaScript in ``page/``, which consists of plain functions and classes
+on Canvas 2D. Each subject has its own file, and the files are concatenated in the order of
+``html.PROGRAM``::
 
-    columns.js   reads the bytes; lanes on which bars do not overlap; the states of an operation
-    pyramid.js   the state that fills most of each time bin, by repeated halving, for drawing a
-                 million events
-    timeline.js  rows of ranks, pixels, arrows, the ruler, the overview
-    ring.js      messages in flight at one moment; the matrix for many ranks
-    panels.js    the card of an event, findings, statistics, bandwidths, the table for screen
+    columns.js   reads the bytes; finds lanes on which bars do not overlap, and operations' states
+    pyramid.js   finds the state that fills most of each time bin, by repeated halving, so that a
+                 million events can be drawn
+    timeline.js  draws ranks as rows, arrows, the ruler, and the overview
+    ring.js      draws the messages in flight at one moment, or the matrix for many ranks
+    panels.js    shows an event's card, findings, statistics, bandwidths, and the table for screen
                  readers
-    steps.js     pipeline steps: bubbles, live activations
-    critical.js  the critical path
-    main.js      pointer, wheel, keys, search, playing
-    page.js      shows the traces of a page,
-    explorer.js  or those of an explorer, one choice at a time (``ringsim.explore``),
-    widget.js    or, in a notebook, those that the kernel sends (``notebook``)
+    steps.js     shows pipeline steps: bubbles and live activations
+    critical.js  finds the critical path
+    main.js      handles the pointer, wheel and keys, searching and playing
+    page.js      shows the traces in a page
+    explorer.js  shows the traces in an explorer, one choice at a time (``ringsim.explore``)
+    widget.js    shows the traces that the kernel sends to a notebook (``notebook``)
 """

@@ -1,6 +1,6 @@
-"""The common parts of all explorers.
+"""The parts that all explorers share.
 
-They are the choices, their frames, sliders in a notebook, and a page that needs no kernel.
+These are the choices and their frames, the sliders in a notebook, and a page that needs no kernel.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ __all__ = ["Choice", "Explorer", "Frame", "say_stuck"]
 
 
 class Choice(NamedTuple):
-    """One choice of an explorer: a slider for numbers, a list for names.
+    """One choice in an explorer, shown as a slider for numbers or a list for names.
 
     Attributes:
-        name: the argument of the function that creates a frame.
+        name: the name of the argument of the function that creates a frame.
         label: the displayed name.
         value: the initial value.
         options: the possible values.
-        exported: the values offered by a page with all frames; empty for ``value`` only.
+        exported: the values that an exported page offers; if empty, it offers only ``value``.
         unit: the unit of the numbers.
     """
 
@@ -42,39 +42,39 @@ class Choice(NamedTuple):
 
     @property
     def is_number(self) -> bool:
-        """Whether it is a slider."""
+        """Whether the choice is shown as a slider."""
         return not isinstance(self.options[0], str)
 
     def say(self, option: Any) -> str:
-        """Returns an option in words."""
+        """Returns the displayed text for an option."""
         return f"{option:g} {self.unit}".rstrip() if self.is_number else str(option)
 
 
 class Frame(NamedTuple):
-    """The content for one set of choices: runs on one axis, and their results in words."""
+    """The content for one set of choices: runs on one axis, and a text about their results."""
 
     text: str
     traces: tuple[Trace, ...]
 
 
 def say_stuck(error: RingError) -> str:
-    """Returns a sentence that names the ranks in a deadlock."""
+    """Returns a sentence about a deadlock that names its ranks."""
     (finding, *_) = error.diagnosis.findings
     return f"Ranks {', '.join(map(str, finding.ranks))} wait for each other forever."
 
 
 @dataclass(frozen=True, eq=False)
 class Explorer:
-    """Sliders over simulated runs.
+    """Sliders with which you explore simulated runs.
 
-    As the last line of a cell it displays itself, and `to_html` writes a page whose sliders work
-    without a kernel.
+    On the last line of a cell, an explorer displays itself. `to_html` writes a page whose sliders
+    work without a kernel.
 
     Attributes:
-        title: the subject.
+        title: the subject of the explorer.
         make: the function that creates the frame for a set of choices.
         choices: the choices.
-        tab: the panel that is open first; empty for the view's default.
+        tab: the panel that is open at first, or "" for the view's default.
     """
 
     title: str
@@ -86,27 +86,27 @@ class Explorer:
         """Computes the frame for a set of choices.
 
         Args:
-            values: the chosen values by name; other choices keep their initial values.
+            values: the chosen values by name; all other choices keep their initial values.
 
         Returns:
-            The runs and their results in words.
+            The runs and a text about their results.
 
         Raises:
-            ArgumentError: a choice has no such option.
+            ArgumentError: a value is not one of its choice's options.
         """
         chosen = {choice.name: choice.value for choice in self.choices} | values
         for choice in self.choices:
             if chosen[choice.name] not in choice.options:
                 raise ArgumentError(
                     f"{choice.name} must be one of {', '.join(map(str, choice.options))}, got "
-                    f"{say(chosen[choice.name])}."
+                    f"{say(chosen[choice.name])}. Choose one of these options."
                 )
         return self.make(**chosen)
 
     def to_html(self, path: str | PathLike[str]) -> None:
-        """Writes a page with the frames of all exported choices (see `Choice.exported`).
+        """Writes a page with the frames for all exported choices (see `Choice.exported`).
 
-        Its sliders work without a kernel and without a network.
+        The sliders on the page work without a kernel and without a network.
 
         Args:
             path: the file to write; an existing file is replaced.
@@ -152,9 +152,9 @@ class Explorer:
         write_page(path, f"ringsim: {self.title}", "explorer.js", body, [pack(join(head, packed))])
 
     def _ipython_display_(self) -> None:
-        """Displays the sliders, the words and the view.
+        """Displays the sliders, the text and the view.
 
-        Below them it displays the pictures of the initial choice, which a saved notebook keeps.
+        Below them, it displays the pictures for the initial choice, which a saved notebook keeps.
         """
         import ipywidgets
         from IPython.display import display
@@ -190,13 +190,13 @@ class Explorer:
         display(
             {
                 **box._repr_mimebundle_(),
-                "text/plain": f"Sliders for {self.title}: run this cell to move them.",
+                "text/plain": f"Sliders for {self.title}. Run this cell to use them.",
             },
             raw=True,
         )
         chosen = ", ".join(f"{choice.label} {choice.say(choice.value)}" for choice in self.choices)
         display(
-            {"text/plain": f"For a saved notebook, the initial choice: {chosen}\n\n{first.text}"},
+            {"text/plain": f"The initial choice, for saved notebooks: {chosen}\n\n{first.text}"},
             raw=True,
         )
         for trace in first.traces:

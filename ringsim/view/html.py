@@ -1,11 +1,12 @@
-"""The view as one self-contained HTML file, with the program, its style and the traces.
+"""Writes the view as one self-contained HTML file with the program, its style and the traces.
 
-A trace is a JSON head followed by columns of numbers, each as narrow as its values allow.
+Each trace is encoded as a JSON head, followed by columns of numbers, each as narrow as its values
+allow.
 
-Times are differences: ``post`` from that of the previous event of the rank, ``wait`` and ``done``
-from ``post``. Most fit into two or four bytes and are similar, so that gzip needs 5 to 10 bytes per
-event. The data is base64, so that the page contains no names as text that could be taken for
-markup.
+Times are stored as differences: ``post`` from the rank's previous ``post``, and ``wait`` and
+``done`` from ``post``. Most differences fit into two or four bytes and resemble each other, so that
+gzip needs 5 to 10 bytes per event. The data is encoded as base64, so that no name in it can be
+taken for markup.
 """
 
 from __future__ import annotations
@@ -75,22 +76,22 @@ PROGRAM: Final = (
     "main.js",
 )  # followed by page.js, explorer.js or widget.js
 MOST_RUNS: Final = 8
-# the most events of a trace whose picture is included, for printing and for use without JavaScript
+# the page includes a picture only of traces with at most this many events
 MOST_PICTURED: Final = 100_000
 
 
 def to_html(
     traces: Trace | Sequence[Trace], path: str | PathLike[str], names: Sequence[str] = ()
 ) -> None:
-    """Writes traces as an interactive page, one file that works from disk.
+    """Writes traces as an interactive page, in one file that you can open from disk.
 
-    The page also works in a sandboxed frame and offline. It may run only its own script and load
-    only its own style: the page's policy names their hashes.
+    The page also works offline and in a sandboxed frame. Its content policy contains the hashes of
+    its own script and style, and allows no others.
 
     Args:
-        traces: a trace, or up to 8 on one axis, aligned at their first operations.
+        traces: a trace, or up to 8 traces to draw on one axis, aligned at their first operations.
         path: the file to write; an existing file is replaced.
-        names: names for several traces.
+        names: the names of the traces, if there are several.
 
     Raises:
         ArgumentError: there are no traces, or too many.
@@ -115,7 +116,7 @@ def to_html(
 
 
 def check_runs(traces: Trace | Sequence[Trace]) -> tuple[Trace, ...]:
-    """Returns one trace or several as a tuple.
+    """Returns one or several traces as a tuple.
 
     Raises:
         ArgumentError: there are no traces, or too many.
@@ -123,16 +124,16 @@ def check_runs(traces: Trace | Sequence[Trace]) -> tuple[Trace, ...]:
     several = tuple(traces) if isinstance(traces, Sequence) else (traces,)
     if not 1 <= len(several) <= MOST_RUNS:
         raise ArgumentError(
-            f"the number of traces must be 1 to {MOST_RUNS}, got {len(several)}. Choose traces to "
-            "compare."
+            f"the number of traces must be from 1 to {MOST_RUNS}, got {len(several)}. Choose up to "
+            f"{MOST_RUNS} traces to compare."
         )
     return several
 
 
 def page_body(title: str, traces: Iterable[Trace]) -> str:
-    """Returns the view's part of a page, still empty.
+    """Returns the HTML of an empty view.
 
-    The page includes pictures of the traces, for printing and for use without scripts.
+    It includes pictures of the traces, for printing and for browsers that run no scripts.
     """
     return (
         part("page.html")
@@ -144,7 +145,7 @@ def page_body(title: str, traces: Iterable[Trace]) -> str:
 def write_page(
     path: str | PathLike[str], title: str, entry: str, body: str, data: Iterable[bytes]
 ) -> None:
-    """Writes a page: its body, its data, and the program followed by the file ``entry``."""
+    """Writes a page with a body, data, and the program, whose last file is ``entry``."""
     program, look = part(*PROGRAM, entry), part("style.css")
     policy = (
         f"default-src 'none'; script-src {_hash(program)}; style-src {_hash(look)}; img-src data:"
@@ -165,7 +166,7 @@ def write_page(
 
 @cache
 def part(*names: str) -> str:
-    """Returns the concatenated files in ``page/``."""
+    """Returns the concatenated content of files in ``page/``."""
     here = files("ringsim.view") / "page"
     text = "\n".join((here / name).read_text("utf-8") for name in names)
     return f'"use strict";\n{text}' if names[0].endswith(".js") else text
@@ -176,9 +177,9 @@ def _hash(text: str) -> str:
 
 
 def _picture(trace: Trace) -> str:
-    """Returns the still picture, for printing and for browsers that run no scripts.
+    """Returns a still picture, for printing and for browsers that run no scripts.
 
-    It is empty without Matplotlib.
+    The result is "" if matplotlib is missing or the trace has too many events.
     """
     if len(trace.events) > MOST_PICTURED:
         return ""
@@ -194,14 +195,14 @@ def _picture(trace: Trace) -> str:
     )
 
 
-# the most different span names; if there are more, the numbers in them are left out
+# the most distinct span names; if there are more, the numbers in the names are left out
 MOST_LABELS: Final = 4096
 _WIDTHS: Final = ("<i1", "<i2", "<i4")
-_LEVEL: Final = 6  # of gzip: higher levels take three times as long to save one percent
+_LEVEL: Final = 6  # gzip's level; higher levels take three times as long to save one percent
 
 
 def join(head: dict[str, Any], parts: Iterable[bytes]) -> bytes:
-    """Returns the length of a head (uint32), the head as JSON, and then the parts.
+    """Returns the length of a head (uint32), the head as JSON, and the parts, concatenated.
 
     Example:
         >>> join({"title": "1 rank"}, [b"!"])[4:]
@@ -212,35 +213,32 @@ def join(head: dict[str, Any], parts: Iterable[bytes]) -> bytes:
 
 
 def pack(data: bytes) -> bytes:
-    """Returns the gzipped data; the same data always give the same bytes."""
+    """Returns the data compressed with gzip; the result depends only on the data."""
     return gzip.compress(data, _LEVEL, mtime=0)
 
 
 def pack_all(traces: Sequence[Trace], names: Sequence[str] = ()) -> list[bytes]:
-    """Returns traces encoded for the view, on one axis: their first operations are aligned."""
+    """Returns traces encoded for the view, on one axis with their first operations aligned."""
     each = zip(traces, align(traces), [*names, *[""] * (len(traces) - len(names))], strict=True)
     return [pack(encode(*one)) for one in each]
 
 
 def align(traces: Sequence[Trace]) -> list[int]:
-    """Returns the shift of each trace, in ns.
-
-    All first operations are aligned with the latest first operation.
-    """
+    """Returns the shift, in ns, that aligns each trace's first operation with the latest one."""
     begins_ns = [find_begin_ns(trace) for trace in traces]
     return [max(begins_ns) - begin_ns for begin_ns in begins_ns]
 
 
 def find_begin_ns(trace: Trace) -> int:
-    """Returns the post time of the first operation or span of a trace, or 0 if it has none."""
+    """Returns the post time of a trace's first operation or span, or 0 if there is none."""
     posts = trace.events.post_ns[trace.events.kind != MARK]
     return int(posts.min()) if len(posts) else 0
 
 
 def encode(trace: Trace, later_ns: int = 0, name: str = "") -> bytes:
-    """Returns a trace encoded for the view, before gzip, with all times shifted by ``later_ns``.
+    """Returns a trace encoded for the view, uncompressed, with all times shifted by ``later_ns``.
 
-    It consists of the head, then one column after another, little endian.
+    The result consists of the head, followed by the columns in little-endian order.
     """
     events = trace.events
     labels, label = _stems(events)
@@ -250,7 +248,7 @@ def encode(trace: Trace, later_ns: int = 0, name: str = "") -> bytes:
         "title": f"{escape(name, lines=False)}: {_title(trace)}" if name else _title(trace),
         "source": footer(trace.metadata),
         "summary": trace.summary(),
-        # the end until which operations in flight are stuck
+        # operations in flight are drawn as stuck until this time
         "end": min((read_end_ns(trace.metadata) or 0) + later_ns, 2**53)
         if (events.status == IN_FLIGHT).any()
         else 0,
@@ -274,7 +272,7 @@ def encode(trace: Trace, later_ns: int = 0, name: str = "") -> bytes:
 
 
 def _hosts(trace: Trace) -> list[int] | None:
-    """Returns the host number of each rank, or None if there is at most one host."""
+    """Returns the number of each rank's host, or None unless there are several hosts."""
     numbers = {name: number for number, name in enumerate(dict.fromkeys(filter(None, trace.hosts)))}
     return [numbers.get(name, NONE) for name in trace.hosts] if len(numbers) > 1 else None
 
@@ -291,7 +289,7 @@ def _columns(trace: Trace, label: Ints, later_ns: int) -> dict[str, Ints]:
     first = np.flatnonzero(np.diff(events.rank, prepend=NONE))
     post = np.diff(events.post_ns, prepend=0)
     post[first] = events.post_ns[first] + later_ns
-    # the distance to the other side among the events; 0 for none
+    # the distance to the other side in the list of events, or 0 if there is none
     partner = np.zeros(len(events), dtype=np.int64)
     partner[messages.send], partner[messages.recv] = (
         messages.recv - messages.send,
@@ -313,15 +311,15 @@ def _columns(trace: Trace, label: Ints, later_ns: int) -> dict[str, Ints]:
 
 
 def _after(times: Ints, post: Ints) -> Ints:
-    """Returns times relative to ``post``, or -1 if there is none."""
+    """Returns times relative to ``post``, or -1 for times that are missing."""
     after: Ints = np.where(times == NONE, NONE, np.maximum(times - post, 0))
     return after
 
 
 def _narrow(values: Ints) -> Ints:
-    """Returns integers in the narrowest type that holds them.
+    """Returns integers in the narrowest type that can hold them.
 
-    Integers beyond 32 bits become floats, as JavaScript's numbers are.
+    Integers that do not fit into 32 bits become floats, like all numbers in JavaScript.
     """
     low, high = int(values.min(initial=0)), int(values.max(initial=0))
     for width in _WIDTHS:
@@ -331,9 +329,9 @@ def _narrow(values: Ints) -> Ints:
 
 
 def _stems(events: Events) -> tuple[list[str], Ints]:
-    """Returns the names of spans, and the column of their numbers.
+    """Returns the names of spans, and the column that refers to the names by number.
 
-    If there are too many names, the digits in them are left out.
+    If there are too many names, the numbers in them are left out.
     """
     names = [escape(name, lines=False) for name in events.tables.labels]
     if len(names) <= MOST_LABELS:
@@ -347,7 +345,7 @@ def _stems(events: Events) -> tuple[list[str], Ints]:
 
 
 def _finding(events: Events, finding: Finding) -> dict[str, Any]:
-    """Returns a finding with the indices of its operations among the events."""
+    """Returns a finding as JSON values, with the indices of its operations among the events."""
     return {
         "kind": finding.kind,
         "ranks": list(finding.ranks),
@@ -357,10 +355,10 @@ def _finding(events: Events, finding: Finding) -> dict[str, Any]:
 
 
 def find(events: Events, operation: Operation) -> int | None:
-    """Returns the index of the event for an operation.
+    """Returns the index of the event that belongs to an operation, or None if there is none.
 
-    If several events fit, the index belongs to the event in flight, or to the event that was
-    blocked for the same time.
+    If several events fit, prefers the event in flight for an operation in flight, and otherwise the
+    event whose blocked time is closest.
     """
     files = [number for number, name in enumerate(events.tables.files) if name == operation.file]
     alike = np.flatnonzero(

@@ -1,8 +1,8 @@
-"""The view in a notebook: the page of ``html`` as a widget that Python can query and control.
+"""The view in a notebook: the page from ``html`` as a widget that Python can query and control.
 
-The widget stores only the window and the selection, so that saved notebooks stay small: the traces
-are sent by message when a view requests them. Without a kernel, the widget shows nothing, but the
-picture, a separate output, is still visible.
+The widget stores only the window and the selection, so that saved notebooks stay small. The kernel
+sends the traces in a message when a view requests them. Without a kernel, the widget shows nothing,
+but the picture below it is a separate output and stays visible.
 """
 
 from __future__ import annotations
@@ -36,29 +36,29 @@ _STYLE = ".ringsim { height: 560px; min-height: 0; border: 1px solid var(--line)
 
 
 class _Widget(anywidget.AnyWidget):
-    """The stored state of a notebook's widget: the program and a few numbers."""
+    """The state that a notebook stores for the widget: the program and a few numbers."""
 
     _page = page_body("", ())
     _esm = (
         f"{part(*PROGRAM, 'widget.js')}\nconst [PAGE, STYLE] = "
         f"{json.dumps([_page, part('style.css') + _STYLE])};\n"
     )
-    # begin and end in ns on the axis; empty for the whole run
+    # the begin and end in ns on the axis; empty for the whole run
     window: traitlets.List[float] = traitlets.List().tag(sync=True)
-    # the index of a trace and of an event in it; empty for none
+    # the index of a trace, and of an event in that trace; empty if nothing is selected
     selected: traitlets.List[int] = traitlets.List().tag(sync=True)
 
 
 def view(traces: Trace | Sequence[Trace]) -> View:
     """Shows traces interactively in a notebook.
 
-    You can zoom, hover, search and play. Python can read the selection and control the view.
+    You can zoom, hover, search and play. Python code can read the selection and control the view.
 
     Args:
-        traces: a trace, or up to 8 on one axis, aligned at their first operations.
+        traces: a trace, or up to 8 traces to draw on one axis, aligned at their first operations.
 
     Returns:
-        The view; as the last line of a cell it displays itself, with the trace's picture below.
+        The view. On the last line of a cell, it displays itself, with the trace's picture below.
 
     Raises:
         ArgumentError: there are no traces, or too many.
@@ -83,9 +83,9 @@ class View:
     """An interactive view of traces in a notebook, based on anywidget.
 
     Attributes:
-        traces: the traces shown.
-        widget: the bare widget, for a layout with other widgets (``ipywidgets.HBox``).
-        tab: the panel that is open first; empty for the view's default.
+        traces: the traces in the view.
+        widget: the bare widget, which you can combine with other widgets (``ipywidgets.HBox``).
+        tab: the panel that is open at first, or "" for the view's default.
     """
 
     def __init__(self, traces: Sequence[Trace], tab: str = "") -> None:
@@ -97,9 +97,9 @@ class View:
 
     @property
     def window(self) -> tuple[float, float]:
-        """The visible time range, as its begin and end in seconds; you can also set it.
+        """The begin and end of the visible time range, in seconds; you can also set it.
 
-        Several traces share an axis, on which their first operations are aligned. The axis shows
+        Several traces share one axis, on which their first operations are aligned. The axis shows
         the times of the trace that begins last.
         """
         if self.widget.window:
@@ -113,7 +113,8 @@ class View:
         from_s, until_s = between_s
         if not from_s < until_s:
             raise ArgumentError(
-                f"window must be two times in seconds, the earlier first, got {say(between_s)}."
+                "window must be two times in seconds, the earlier one first, got "
+                f"{say(between_s)}. Use, for example, window = (0.5, 0.7)."
             )
         self.widget.window = [from_s * 1e9, until_s * 1e9]
 
@@ -121,9 +122,9 @@ class View:
     def selection(self) -> pd.DataFrame:
         """The selection, as rows of ``trace.to_pandas()``.
 
-        The selection contains the selected event and its other side or, without a selected event,
-        all events that overlap the window. For several traces, the rows come from the trace with
-        the selected event, or else from the first trace.
+        If an event is selected, the rows are this event and its other side. Otherwise, they are all
+        events that overlap the window. If the view has several traces, the rows come from the trace
+        with the selected event, or from the first trace if no event is selected.
         """
         number, *chosen = self.widget.selected or [0]
         trace = self.traces[number]
@@ -145,11 +146,11 @@ class View:
         """Selects an event and brings it into view.
 
         Args:
-            what: a finding of ``trace.explain()``, or the row of an event in ``trace.to_pandas()``,
-                which is the index of ``selection``.
+            what: a finding from ``trace.explain()``, or the row number of an event in
+                ``trace.to_pandas()``; the index of ``selection`` shows these numbers.
 
         Raises:
-            ArgumentError: no trace of this view has it.
+            ArgumentError: no trace in this view has such a finding or event.
         """
         for number, trace in enumerate(self.traces):
             event = (
@@ -162,20 +163,22 @@ class View:
                 self.widget.send({"select": [number, event]})
                 return
         raise ArgumentError(
-            f"what must be a finding or the row of an event of these traces, got {say(what)}."
+            f"what must be a finding or the row number of an event, got {say(what)}. Choose one "
+            "from the traces in this view."
         )
 
     def show(self, traces: Trace | Sequence[Trace]) -> None:
-        """Replaces the traces of the view.
+        """Replaces the traces in the view.
 
         Args:
-            traces: a trace, or up to 8 on one axis, aligned at their first operations.
+            traces: a trace, or up to 8 traces to draw on one axis, aligned at their first
+                operations.
 
         Raises:
             ArgumentError: there are no traces, or too many.
         """
         self.traces = check_runs(traces)
-        with self.widget.hold_sync():  # one message
+        with self.widget.hold_sync():  # sends both in one message
             self.widget.selected, self.widget.window = [], []
         self._version += 1
         self._send()
@@ -184,11 +187,11 @@ class View:
         self.widget.send({"version": self._version, "tab": self.tab}, buffers=pack_all(self.traces))
 
     def __repr__(self) -> str:
-        """Describes the view; saved notebooks show this text without a kernel."""
+        """Returns a description of the view, which saved notebooks show without a kernel."""
         shown = " and ".join(count(trace.world_size, "rank") for trace in self.traces)
         return (
-            f"Interactive view of {shown}: run this cell to zoom, search "
-            "and play. Its picture is below."
+            f"Interactive view of {shown}. Run this cell to zoom, search "
+            "and play. A picture of the run is below."
         )
 
     def _ipython_display_(self) -> None:

@@ -1,6 +1,6 @@
-// The data from Python as typed arrays, the lanes of bars, and the states of operations.
+// Reads the data from Python into typed arrays, and finds the lanes of bars and the states of operations.
 
-// The states that fill bars: name, colour on a light and on a dark background, and a texture, so that colour is never the only distinction.
+// The states that fill bars. Each has a name, a colour for a light and a dark background, and a texture, so that states never differ only in colour.
 const STATES = [
   { name: "posted, not waited for yet", light: "#dcdcdc", dark: "#474c54", texture: "" },
   { name: "transfer", light: "#0072b2", dark: "#3d9be0", texture: "" },
@@ -13,14 +13,14 @@ const STATES = [
   { name: "failed", light: "#222222", dark: "#e6e6e6", texture: "x" },
 ];
 const [POSTED, TRANSFER, LATE_SENDER, LATE_RECEIVER, BLOCKED, COLLECTIVE, UNWAITED, UNFINISHED, FAILED] = STATES.keys();
-const SPANS = STATES.length; // the states from here on are spans, by the number of their name
+const SPANS = STATES.length; // the states from here on are the looks of spans
 const SPAN_LOOKS = [
   ["#9ad2f4", "#2f6a8e", ""], ["#f6ee96", "#7d7423", "/"], ["#8ad0bb", "#2a7561", "|"], ["#cfcfcf", "#565c65", "\\"],
   ["#b9d7ee", "#3a5f7a", "-"], ["#efe3b0", "#6b6432", "x"], ["#b5ddd0", "#3b6a5d", "\\"], ["#e2e2e2", "#6a7079", "/"],
 ];
 for (const [light, dark, texture] of SPAN_LOOKS) STATES.push({ name: "span", light, dark, texture });
 
-const MOST_LANES = { span: 4, operation: 6 }; // further bars share the last lane
+const MOST_LANES = { span: 4, operation: 6 }; // any further bars share the last lane
 const ARRAYS = { i1: Int8Array, i2: Int16Array, i4: Int32Array, f8: Float64Array };
 
 /** Decodes base64. */
@@ -37,13 +37,13 @@ function unpack(bytes) {
   return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).arrayBuffer();
 }
 
-/** Reads the JSON at the start of a buffer, after its length; returns the value and the end of the JSON. */
+/** Reads the JSON at the start of a buffer, which follows its length; returns the value and the end of the JSON. */
 function readHead(buffer) {
   const end = 4 + new DataView(buffer).getUint32(0, true);
   return [JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, end - 4))), end];
 }
 
-/** Reads one trace: a head and its columns. */
+/** Reads one trace, which is a head and its columns. */
 function readRun(buffer) {
   const [head, end] = readHead(buffer);
   const events = head.counts.reduce((sum, count) => sum + count, 0);
@@ -57,7 +57,7 @@ function readRun(buffer) {
   return new Run(head, columns, events);
 }
 
-/** One trace: columns by event, ordered by rank and post; times in ns from the first event, NaN for none. */
+/** One trace, as columns of events ordered by rank and post time. Times are in ns, or NaN if there is none. */
 class Run {
   constructor(head, columns, size) {
     this.head = head;
@@ -68,13 +68,13 @@ class Run {
     this.first = [0];
     for (const count of head.counts) this.first.push(this.first.at(-1) + count);
     this.readTimes();
-    const stems = new Map(); // spans whose names differ only in numbers have the same look
+    const stems = new Map(); // spans whose names differ only in their numbers look the same
     this.looks = head.labels.map((label) => {
       const stem = label.replace(/[\d.…]+/g, "");
       if (!stems.has(stem)) stems.set(stem, SPANS + (stems.size % SPAN_LOOKS.length));
       return stems.get(stem);
     });
-    this.lane = new Uint8Array(size); // the lane number of each event, once the lanes of its rank are known
+    this.lane = new Uint8Array(size); // the lane of each event; valid once the lanes of its rank are known
     this.lanes = [];
     this.hosts = head.hosts;
     this.stages = this.findStages();
@@ -102,7 +102,7 @@ class Run {
     Object.assign(this, { rank: ranks, post: posts, wait: waits, done: dones, begin: Math.min(begin, end), end });
   }
 
-  /** Returns the lowest stage of each rank, -1 for none; undefined for a run without stages. */
+  /** Returns the lowest stage of each rank, or -1 if it has none; returns undefined for a run without stages. */
   findStages() {
     if (!this.columns.stage.some((stage) => stage >= 0)) return undefined;
     const stages = new Int32Array(this.ranks).fill(-1);
@@ -129,14 +129,14 @@ class Run {
 
   bandOf(i) { return this.kind(i) === "span" ? "span" : "operation"; }
 
-  /** Returns the bytes per second of a message or collective that was waited for, NaN for others. */
+  /** Returns the bytes per second of a finished message or collective, or NaN if there is no such rate. */
   rate(i) {
     const other = this.partner(i);
     const begin = other < 0 ? this.post[i] : Math.max(this.post[i], this.post[other]);
     return this.bytes(i) > 0 && this.done[i] > begin ? (this.bytes(i) / (this.done[i] - begin)) * 1e9 : NaN;
   }
 
-  /** Returns the place of an event in the program: "train.py:12", "" if unknown. */
+  /** Returns an event's place in the program, such as "train.py:12", or "" if unknown. */
   place(i) {
     const file = this.columns.file[i];
     return file < 0 ? "" : `${this.head.files[file].split("/").at(-1)}:${this.columns.line[i]}`;
@@ -171,7 +171,7 @@ class Run {
     if (done > met) each(met, done, TRANSFER);
   }
 
-  /** Returns the lanes of a rank's bars: bars on a lane do not overlap, and nested spans have separate lanes. */
+  /** Returns the lanes of a rank's bars. Bars on a lane do not overlap, and nested spans are on separate lanes. */
   lanesOf(rank) { return (this.lanes[rank] ??= this.layOut(rank)); }
 
   layOut(rank) {
@@ -202,7 +202,7 @@ class Run {
     return bands;
   }
 
-  /** Returns a rank's events except marks, ordered by post time, which events of several threads may not be. */
+  /** Returns a rank's events except marks, sorted by post time, because events of several threads may not be in order. */
   inOrder(rank) {
     const order = new Int32Array(this.first[rank + 1] - this.first[rank]), { post } = this;
     let size = 0, sorted = true;
@@ -239,13 +239,13 @@ function isBright(colour) {
 
 const UNITS = [[1e9, "s"], [1e6, "ms"], [1e3, "µs"], [1, "ns"]];
 
-/** Returns a time in ns with a suitable unit: "1.25 ms". */
+/** Formats a time in ns with a suitable unit, as in "1.25 ms". */
 function timeText(ns, digits = 3) {
   const [size, unit] = UNITS.find(([size]) => Math.abs(ns) >= size) ?? UNITS[3];
   return `${Number((ns / size).toPrecision(digits))} ${unit}`;
 }
 
-/** Formats a number of bytes: "64 KiB". */
+/** Formats a number of bytes, as in "64 KiB". */
 function bytesText(bytes) {
   const power = Math.min(4, Math.max(0, Math.floor(Math.log2(Math.max(1, bytes)) / 10)));
   return `${Number((bytes / 1024 ** power).toPrecision(4))} ${["B", "KiB", "MiB", "GiB", "TiB"][power]}`;

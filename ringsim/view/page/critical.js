@@ -1,17 +1,17 @@
-// The critical path, from the event that ended last back to the start: it stays on a rank until a wait, then moves to the rank waited for.
+// Finds the critical path, backwards from the event that ended last. The path stays on a rank until a wait, and then moves to the rank that caused the wait.
 
-/** Returns the rank that an operation waited for and the end of that wait: {rank, time}; null if it waited for no rank. */
+/** Returns the rank that an operation waited for and the end of that wait, as {rank, time}, or null if it waited for no rank. */
 function holdUp(run, i, last) {
   const { post, wait, done } = run;
-  if (!(done[i] > wait[i])) return null; // also if a time is missing
+  if (!(done[i] > wait[i])) return null; // the comparison is also false if a time is missing
   const other = run.isMessage(i) ? run.partner(i) : -1;
   const cause = other >= 0 ? { rank: run.rank[other], time: post[other] } : last;
   if (!cause || cause.rank === run.rank[i] || cause.time <= post[i] || cause.time > done[i]) return null;
-  // If a message was in flight before the wait, at least half its time must have been waited for, because returning also takes a moment.
+  // A message already in flight counts only if the rank waited for at least half its travel time, because returning also takes a moment.
   return cause.time > wait[i] || 2 * (done[i] - wait[i]) >= done[i] - cause.time ? cause : null;
 }
 
-/** Returns the last rank to call each collective of a run: the k-th calls on all ranks of a group belong together. */
+/** Returns a function that finds the last rank to call a collective; the k-th calls on all ranks of a group belong together. */
 function lastToCome(run) {
   const calls = new Map(), keys = new Map(), counts = new Map();
   for (let i = 0; i < run.size; i++) {
@@ -25,7 +25,7 @@ function lastToCome(run) {
   return (i) => calls.get(keys.get(i));
 }
 
-/** Returns the critical path as segments in order of time: {rank, from, until} on a rank; {rank, to, from, until} between two ranks. */
+/** Returns the critical path as segments in time order: {rank, from, until} on one rank, or {rank, to, from, until} between two ranks. */
 function findCriticalPath(run) {
   const last = lastToCome(run), held = Array.from({ length: run.ranks }, () => []);
   let end = 0;

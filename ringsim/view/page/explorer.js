@@ -1,6 +1,6 @@
-// The program of an explorer's page: choices, and a frame computed by Python for each combination of them.
+// The entry file of an explorer's page, with choices, and a frame that Python computed for each combination of choices.
 
-/** A view of a frame: its state is not kept, because the next choice shows another frame. */
+/** A view of a frame. Its state is not kept, because the next choice shows a different frame. */
 class FrameView extends View {
   constructor(root, runs, outer) {
     super(root, runs);
@@ -17,7 +17,7 @@ class FrameView extends View {
   restore() { this.draw(); }
 }
 
-/** Makes the control of a choice: a slider for numbers, a list for names. */
+/** Creates the control for a choice: a slider for numbers, or a list for names. */
 function control({ label, options, at, numbers }, changed) {
   const said = make("output", {}, options[at]);
   const input = numbers ? make("input", { type: "range", min: "0", max: `${options.length - 1}`, value: `${at}`, "aria-valuetext": options[at] })

@@ -1,15 +1,15 @@
-// Pointer, wheel, keys, search and playing: all changes of the view. Subclasses define `remember()` and `restore()`.
+// Handles the pointer, the wheel, keys, searching and playing. Subclasses define `remember()` and `restore()`.
 
 const SPEEDS = [0.1, 0.2, 0.5, 1, 2, 5]; // windows per ten seconds
-const CALM_MS = 700; // from message to message if the reader prefers reduced motion
-const MOST_AT_ONCE = 20000; // with fewer events than this, the messages in the window are added up in every frame
+const CALM_MS = 700; // the pause between messages if the reader prefers reduced motion
+const MOST_AT_ONCE = 20000; // in runs with fewer events, the messages in the window are added up in every frame
 const TABS = ["selection", "findings", "statistics", "bandwidth", "steps", "table"];
 const KEYS = [
-  ["W, S or Ctrl+wheel", "zoom in and out"], ["A, D or Shift+wheel", "move earlier or later"], ["wheel", "scroll the ranks"], ["+, -", "taller or shorter rows"],
-  ["F", "show the whole run"], ["drag", "move; with Shift: zoom to a box; on the ruler: measure"], ["arrow keys", "the next event, or the rank above or below"],
-  ["Home, End", "the first or last event of the rank"], ["PageUp, PageDown", "scroll by a page"],
-  ["Enter", "go to the other side of a message; in the search: to the next hit"], ["P", "pin or unpin the card"], ["C, B", "show or hide the critical path or the bubbles"], ["M", "set a mark, which shows the time since the previous mark"], ["space", "play or pause"], [", and .", "the previous or next message"],
-  ["/", "search"], ["Esc", "clear"],
+  ["W, S or Ctrl+wheel", "zoom in or out"], ["A, D or Shift+wheel", "move earlier or later"], ["wheel", "scroll through the ranks"], ["+, -", "make rows taller or shorter"],
+  ["F", "show the whole run"], ["drag", "move the view; with Shift, zoom to a box; on the ruler, measure a time"], ["arrow keys", "go to the previous or next event, or to the rank above or below"],
+  ["Home, End", "go to the rank's first or last event"], ["PageUp, PageDown", "scroll by a page"],
+  ["Enter", "go to the other side of a message; in the search box, go to the next hit"], ["P", "pin or unpin the card"], ["C, B", "show or hide the critical path or the bubbles"], ["M", "set a mark, which shows the time since the previous mark"], ["space", "play or pause"], [", and .", "go to the previous or next message"],
+  ["/", "search"], ["Esc", "clear the selection, the marks and the search"],
 ];
 
 class View {
@@ -20,7 +20,7 @@ class View {
     this.part = part;
     this.timeline = new Timeline(part("bars"), part("overlay"), part("overview"), runs);
     this.ring = new RingPicture(part("ring"), this.timeline);
-    this.which = 0; // the run shown in the panels
+    this.which = 0; // the run that the panels show
     this.speed = 3;
     this.pins = []; // pinned cards: {run, event}
     this.tab = runs.some((run) => run.flags.length) ? "findings" : "selection";
@@ -30,7 +30,7 @@ class View {
     new ResizeObserver(() => this.layOut()).observe(part("stage"));
   }
 
-  /** Opens the view, with a theme and a state from its environment. */
+  /** Opens the view with a theme, and restores its state. */
   open(dark) {
     this.setTheme(dark);
     this.layOut();
@@ -53,7 +53,7 @@ class View {
     this.part("which").hidden = this.runs.length < 2;
   }
 
-  /** Stops all timers, before another view replaces this one. */
+  /** Stops all timers, before a new view replaces this one. */
   close() {
     this.closed = true;
     this.playing = false;
@@ -82,7 +82,7 @@ class View {
     this.draw();
   }
 
-  /** Shows the traffic between ranks as a matrix, or the ring. */
+  /** Shows the traffic between ranks as a matrix or as a ring. */
   showMatrix(yes) {
     this.ring.asMatrix = yes;
     this.part("matrix").setAttribute("aria-pressed", `${yes}`);
@@ -110,7 +110,7 @@ class View {
     this.draw();
   }
 
-  /** Draws everything at the next frame, once. */
+  /** Requests one drawing of everything at the next frame. */
   draw() {
     if (this.waiting || !this.timeline.width) return;
     this.waiting = requestAnimationFrame(() => {
@@ -132,7 +132,7 @@ class View {
     });
   }
 
-  /** Makes finer bins while the page is idle, a few at a time. */
+  /** Computes finer bins while the page is idle, a few at a time. */
   refine() {
     const begin = performance.now(), { timeline } = this;
     let rows = 0;
@@ -156,7 +156,7 @@ class View {
     if (this.tab === "selection") {
       const one = timeline.selected;
       const cards = this.pins.filter((pin) => !isSame(pin, one)).flatMap((pin) => this.card(pin));
-      panel.replaceChildren(...(one ? this.card(one) : [make("p", {}, "Click a bar, or use the arrow keys."), make("pre", {}, run.head.summary)]), ...cards);
+      panel.replaceChildren(...(one ? this.card(one) : [make("p", {}, "Click a bar or press an arrow key to select an event."), make("pre", {}, run.head.summary)]), ...cards);
     } else if (this.tab === "findings") {
       const notes = run.head.notes.map((note) => make("p", {}, note));
       const said = [...run.flags.map((flag) => this.finding(run, flag)), ...notes];
@@ -164,8 +164,8 @@ class View {
     } else if (this.tab === "statistics") {
       panel.replaceChildren(statisticsTable(run, Math.max(0, from), Math.min(timeline.end, until)), edgesTable(this.ring.traffic(this.which).edges(from, until)));
     } else if (this.tab === "bandwidth") {
-      const canvas = make("canvas", { role: "img", "aria-label": "bandwidth against size of the visible messages" });
-      panel.replaceChildren(canvas, make("p", {}, "The visible messages (dots) and collectives (squares). If a rank began to wait late, its bandwidth is a lower bound."));
+      const canvas = make("canvas", { role: "img", "aria-label": "bandwidth against size for the visible messages" });
+      panel.replaceChildren(canvas, make("p", {}, "Each dot is a visible message, and each square is a visible collective. If a rank began to wait late, the bandwidth is a lower bound."));
       drawBandwidth(canvas, timeline, run);
     } else if (this.tab === "steps") {
       const steps = timeline.steps[this.which];
@@ -202,7 +202,7 @@ class View {
     return make("div", { class: "finding" }, make("h2", {}, flag.kind.replaceAll("_", " "), " ", ...(flag.event < 0 ? [] : [jump])), make("p", {}, flag.text));
   }
 
-  /** Selects an event and announces it to screen readers; `reveals` scrolls it into view. */
+  /** Selects an event and announces it to screen readers; if `reveals` is true, also scrolls it into view. */
   select(one, reveals = false) {
     this.timeline.selected = one;
     if (one) {
@@ -302,7 +302,7 @@ class View {
       this.draw();
     } else {
       timeline.tape = [drag.time, timeline.time(event.offsetX)];
-      timeline.box = drag.mode === "box" && Math.abs(dy) > 20 ? [drag.y, event.offsetY] : null; // a flat box keeps the ranks
+      timeline.box = drag.mode === "box" && Math.abs(dy) > 20 ? [drag.y, event.offsetY] : null; // a flat box zooms only the time
       timeline.drawOverlay();
     }
   }
@@ -407,7 +407,7 @@ class View {
     this.select({ run, event }, true);
   }
 
-  /** Selects the event at the same time on the rank above or below. */
+  /** Selects the event that is current at the same time on the rank above or below. */
   changeRow(by) {
     const { timeline } = this, one = timeline.selected;
     const row = one ? timeline.rowOf(one.run, one.run.rank[one.event]) + by : Math.max(0, timeline.rowAt(RULER));
@@ -446,7 +446,7 @@ class View {
     this.draw();
   }
 
-  /** Selects the next or previous hit in time; the first follows the last. */
+  /** Selects the next or previous hit in time order; the first hit follows the last. */
   nextHit(by) {
     const { found, selected } = this.timeline;
     if (!found) return;
@@ -469,7 +469,7 @@ class View {
     this.playing = !this.playing;
     this.part("play").textContent = this.playing ? "❚❚" : "▶";
     this.part("play").setAttribute("aria-label", this.playing ? "pause" : "play");
-    cancelAnimationFrame(this.frame); // a pending frame would run in parallel to the next playing
+    cancelAnimationFrame(this.frame); // otherwise a pending frame would continue in parallel
     clearTimeout(this.timer);
     if (!this.playing) return;
     const { timeline } = this;

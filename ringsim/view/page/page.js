@@ -1,7 +1,7 @@
-// The program of a standalone page: the page contains its traces, and the address its view.
+// The entry file of a standalone page. The page contains the traces, and its address contains the state of the view.
 
 class Page extends View {
-  /** Writes the state of the view into the address, so that a copied link restores it. */
+  /** Writes the state of the view to the address, so that a copied link restores the state. */
   remember() {
     const { timeline } = this, number = (one) => this.runs.indexOf(one.run);
     const words = new URLSearchParams({ t: [timeline.from, timeline.until].map(Math.round), h: Math.round(timeline.head), y: this.rowsWord() });
@@ -15,11 +15,11 @@ class Page extends View {
     try {
       history.replaceState(null, "", `#${words.toString().replaceAll("%2C", ",")}`);
     } catch {
-      // a frame without its own origin has no address to change
+      // the address of a frame without an origin of its own cannot be changed
     }
   }
 
-  /** Uses the light theme until printing has ended; the timeline is printed if there is no still picture. */
+  /** Switches to the light theme until printing has ended. Pages without a still picture print the timeline. */
   print() {
     if (!this.timeline.dark) return;
     this.setTheme(false);
@@ -50,7 +50,7 @@ class Page extends View {
   }
 }
 
-/** Shows the runs of a page. */
+/** Shows the runs in a page. */
 async function start() {
   const root = document.querySelector(".ringsim");
   try {

@@ -1,8 +1,8 @@
-// The panels next to the timeline: the card of an event, findings, statistics, and the table of visible events.
+// The panels next to the timeline: an event's card, findings, statistics, and the table of visible events.
 
-const MOST_TABLE = 200; // rows for screen readers
+const MOST_TABLE = 200; // the most rows in the table for screen readers
 
-/** Makes an element; data from a trace is inserted only as text. */
+/** Creates an element. Data from a trace is inserted only as text. */
 function make(name, properties = {}, ...children) {
   const element = document.createElement(name);
   for (const [key, value] of Object.entries(properties)) {
@@ -14,12 +14,12 @@ function make(name, properties = {}, ...children) {
   return element;
 }
 
-/** Returns the facts about an event, as pairs of a name and a text. */
+/** Returns the facts about an event, each as a pair of a name and a text. */
 function describe(run, event) {
-  const facts = [["rank", `${run.rank[event]}`], ["from", timeText(run.post[event], 6)]];
+  const facts = [["rank", `${run.rank[event]}`], ["start", timeText(run.post[event], 6)]];
   const done = run.done[event], wait = run.wait[event];
-  if (run.kind(event) !== "mark") facts.push(["until", Number.isNaN(done) ? "never finished" : timeText(done, 6)]);
-  if (!Number.isNaN(done)) facts.push(["took", timeText(done - run.post[event], 4)]);
+  if (run.kind(event) !== "mark") facts.push(["end", Number.isNaN(done) ? "never finished" : timeText(done, 6)]);
+  if (!Number.isNaN(done)) facts.push(["duration", timeText(done - run.post[event], 4)]);
   const parts = [];
   run.parts(event, (from, until, state) => {
     if (state < SPANS && until > from) parts.push([STATES[state].name, timeText(until - from, 4)]);
@@ -38,24 +38,24 @@ function describe(run, event) {
   return facts;
 }
 
-/** Returns the reason why a message was blocked, in a sentence; "" if there is none. */
+/** Returns a sentence about the reason why an operation was blocked, or "" if there is none. */
 function reason(run, event) {
   const other = run.partner(event);
-  if (run.isMessage(event) && other < 0) return "Its other side was not found.";
+  if (run.isMessage(event) && other < 0) return `No matching ${run.kind(event) === "send" ? "recv" : "send"} was found.`;
   if (other < 0 || Number.isNaN(run.wait[event])) return "";
   const late = Math.min(run.post[other], run.endOf(event)) - run.wait[event];
-  if (late <= 0) return "Its other side was already posted.";
-  return `Rank ${run.rank[event]} waited ${timeText(late)} because rank ${run.rank[other]} ${run.kind(event) === "send" ? "received" : "sent"} later.`;
+  if (late <= 0) return "The other side was already posted.";
+  return `Rank ${run.rank[event]} waited ${timeText(late)} because rank ${run.rank[other]} was late to ${run.kind(event) === "send" ? "receive" : "send"}.`;
 }
 
-/** Describes the other side of a message in a line; "" if there is none. */
+/** Returns a line about the other side of a message, or "" if there is none. */
 function otherSide(run, event) {
   const other = run.partner(event);
   if (other < 0) return "";
   return `other side: rank ${run.rank[other]}, from ${timeText(run.post[other], 6)} to ${timeText(run.endOf(other), 6)}${run.place(other) && `, ${run.place(other)}`}`;
 }
 
-/** Returns the card of an event and of its other side; `buttons` follow its name. */
+/** Returns the card of an event, followed by that of its other side; `buttons` follow the event's name. */
 function card(run, event, goTo, ...buttons) {
   const facts = (which) => make("dl", {}, ...describe(run, which).flatMap(([name, text]) => [make("dt", {}, name), make("dd", {}, text)]));
   const other = run.partner(event);
@@ -68,7 +68,7 @@ function card(run, event, goTo, ...buttons) {
   return parts;
 }
 
-/** Sums up the operations in a window: rows with a name, a count, bytes, blocked times and bandwidths. */
+/** Returns statistics of the operations in a window, as rows with a name, a count, bytes, blocked times and bandwidths. */
 function statistics(run, from, until) {
   const rows = new Map();
   for (let rank = 0; rank < run.ranks; rank++) {
@@ -92,7 +92,7 @@ function median(values) {
   return values.length ? Float64Array.from(values).sort()[values.length >> 1] : NaN;
 }
 
-/** Makes a table with a caption. */
+/** Creates a table with a caption. */
 function table(caption, names, rows) {
   return make("table", {}, make("caption", {}, caption), make("thead", {}, make("tr", {}, ...names.map((name) => make("th", { scope: "col" }, name)))),
     make("tbody", {}, ...rows.map((row) => make("tr", {}, ...row.map((cell) => make("td", {}, cell))))));
@@ -106,17 +106,17 @@ function statisticsTable(run, from, until) {
     row.rates.length ? `${(median(row.rates) / 1e9).toPrecision(2)} GB/s` : "–",
   ]);
   const caption = `Operations from ${timeText(from, 4)} to ${timeText(until, 4)}`;
-  return table(caption, ["operation", "group", "count", "bytes", "blocked (median)", "blocked (all)", "bandwidth (median)"], rows);
+  return table(caption, ["operation", "group", "count", "bytes", "blocked (median)", "blocked (total)", "bandwidth (median)"], rows);
 }
 
-/** Makes a table of the traffic of each edge, busiest first. */
+/** Creates a table of the traffic on each edge, in descending order. */
 function edgesTable(edges) {
   const rows = [...edges].sort((a, b) => b.bytes - a.bytes || b.count - a.count).slice(0, 60);
   return table("Messages by edge", ["from", "to", "messages", "bytes"],
     rows.map(({ src, dst, count, bytes }) => [`rank ${src}`, `rank ${dst}`, count.toLocaleString("en"), bytesText(bytes)]));
 }
 
-/** Draws the bandwidth of the messages in a window against their size, both on logarithmic axes. */
+/** Draws the bandwidth of the messages in a window against their size, on logarithmic axes. */
 function drawBandwidth(canvas, timeline, run) {
   const width = canvas.clientWidth || 300, height = 180, ratio = devicePixelRatio || 1;
   [canvas.width, canvas.height] = [width * ratio, height * ratio];
@@ -133,7 +133,7 @@ function drawBandwidth(canvas, timeline, run) {
     }
   }
   context.fillStyle = timeline.muted;
-  if (!points.length) return context.fillText("no message with data was waited for in this window", 10, height / 2);
+  if (!points.length) return context.fillText("no message with data ended in this window", 10, height / 2);
   const range = (at) => [Math.floor(Math.min(...points.map((one) => one[at]))), Math.ceil(Math.max(...points.map((one) => one[at])) + 1e-9)];
   const [x0, x1] = range(0), [y0, y1] = range(1);
   const x = (value) => 46 + ((value - x0) / Math.max(1, x1 - x0)) * (width - 60), y = (value) => height - 24 - ((value - y0) / Math.max(1, y1 - y0)) * (height - 40);
@@ -157,7 +157,7 @@ function drawBandwidth(canvas, timeline, run) {
   }
 }
 
-/** Returns a table of the visible events, or of the first of them. */
+/** Returns a table of the visible events, or of only the first if there are many. */
 function visibleTable(timeline) {
   const rows = [];
   for (let index = Math.max(0, timeline.rowAt(RULER)); index < timeline.rows.length && index <= timeline.rowAt(timeline.height - 1); index++) {
@@ -173,10 +173,10 @@ function visibleTable(timeline) {
     }
   }
   const caption = `Events from ${timeText(timeline.from, 4)} to ${timeText(timeline.until, 4)}${rows.length >= MOST_TABLE ? `, the first ${MOST_TABLE}` : ""}`;
-  return table(caption, ["rank", "event", "from", "until", "line"], rows);
+  return table(caption, ["rank", "event", "start", "end", "line"], rows);
 }
 
-/** Returns a test for events from a search text: words, or `rank:2 op:recv peer:3 group:x tag:7 size>1024 stage:1 microbatch:0 label:loss`. */
+/** Converts a search text to a test for events. The text consists of words, or of terms such as `rank:2 op:recv peer:3 group:x tag:7 size>1024 stage:1 microbatch:0 label:loss`. */
 function parseSearch(text) {
   const tests = text.trim().toLowerCase().split(/\s+/).filter(Boolean).map((word) => {
     const [, name, sign, value] = /^(\w+)(:|<|>)(.+)$/.exec(word) ?? [];

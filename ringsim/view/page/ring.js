@@ -1,8 +1,8 @@
-// The messages in flight at one moment, around the ring; for many ranks, a matrix of their traffic.
+// Draws the messages in flight at one moment around the ring, or for many ranks a matrix of their traffic.
 
-const MOST_ON_RING = 48; // ranks; larger runs are shown as a matrix
+const MOST_ON_RING = 48; // runs with more ranks are shown as a matrix
 
-/** The messages of a run: the sends of each rank, ordered by time. */
+/** The messages of a run, as each rank's sends in time order. */
 class Traffic {
   constructor(run) {
     this.run = run;
@@ -25,14 +25,14 @@ class Traffic {
     }
   }
 
-  /** Returns the time at which the next or the previous message was sent. */
+  /** Returns the time at which the next or previous message was sent. */
   step(time, forward) {
     const times = this.ranks.map(({ begins }) => begins[forward ? firstAbove(begins, time + 1) : firstAbove(begins, time) - 1]);
     const there = times.filter((one) => one !== undefined);
     return there.length ? there.reduce((best, one) => (forward ? Math.min(best, one) : Math.max(best, one))) : time;
   }
 
-  /** Returns the bytes and the number of messages of each edge in a window. */
+  /** Returns the bytes and the number of messages on each edge in a window. */
   edges(from, until) {
     const edges = new Map(), { rank, ranks } = this.run;
     this.between(from, until, (send, recv) => {
@@ -54,7 +54,7 @@ class RingPicture {
     canvas.addEventListener("pointermove", (event) => { canvas.title = this.asMatrix ? this.cellText(event.offsetX, event.offsetY) : ""; });
   }
 
-  /** Returns the messages of a run, found at first use. */
+  /** Returns the messages of a run, which are found when first needed. */
   traffic(number) {
     if (!this.found.has(number)) this.found.set(number, new Traffic(this.timeline.runs[number]));
     return this.found.get(number);
@@ -80,7 +80,7 @@ class RingPicture {
     return [size / 2 + size * 0.38 * Math.cos(angle), size / 2 + size * 0.38 * Math.sin(angle)];
   }
 
-  /** Returns a point on the curve from one rank to another; the two directions have different curves. */
+  /** Returns a point on the curve between two ranks; the two directions have different curves. */
   onWay(src, dst, share, ranks, size) {
     const [x0, y0] = this.place(src, ranks, size), [x1, y1] = this.place(dst, ranks, size);
     const [bendX, bendY] = [(x0 + x1) / 2 + (y1 - y0) * 0.12, (y0 + y1) / 2 - (x1 - x0) * 0.12];
@@ -134,14 +134,14 @@ class RingPicture {
     context.fillText(timeText(view.head, 5), size / 2, size / 2);
   }
 
-  /** Draws the traffic between ranks: rows send, columns receive; messages in flight at the time of the line are framed. */
+  /** Draws the traffic between ranks: rows send, columns receive, and a frame marks the messages in flight at the time of the line. */
   drawMatrix(context, traffic, size) {
     const view = this.timeline, { ranks } = traffic.run, side = size - 40, most = Math.max(1, ...this.edges.map((edge) => edge.bytes));
     context.fillStyle = view.stripe;
     context.fillRect(36, 20, side, side);
     const cells = Math.min(ranks, Math.floor(side)), width = Math.max(1.5, side / cells); // no more cells than pixels
     const place = (rank) => (Math.floor((rank * cells) / ranks) * side) / cells;
-    this.cells = new Map(); // the busiest edge of each cell
+    this.cells = new Map(); // the busiest edge in each cell
     for (const edge of this.edges) {
       const key = `${Math.floor((edge.src * cells) / ranks)},${Math.floor((edge.dst * cells) / ranks)}`;
       if (!(this.cells.get(key)?.bytes >= edge.bytes)) this.cells.set(key, edge);

@@ -1,10 +1,10 @@
-// Pipeline steps, read from spans as in `traces/steps.py`: the computations, the bubbles between them, the live activations.
+// Finds pipeline steps in spans, as `traces/steps.py` does: the computations, the bubbles between them, and the live activations.
 
 const COMPUTES = { forward: "F", backward: "B", input_grad: "I", weight_grad: "W" };
-const MOST_STRIPS = 64; // ranks whose activations are drawn
-const MOST_STEPS = 50; // in a table
+const MOST_STRIPS = 64; // the most ranks whose activations are drawn
+const MOST_STEPS = 50; // the most steps in the table
 
-/** Returns the steps that ended on every rank: {name, begin, end, computes}; `computes` lists the events of each rank in order of their start. */
+/** Returns the steps that ended on every rank, as {name, begin, end, computes}; `computes` lists each rank's events in order of their start. */
 function findSteps(run) {
   const isStep = run.head.labels.map((label) => label.startsWith("step ")), { label, stage, microbatch } = run.columns;
   const byRank = new Map();
@@ -14,7 +14,7 @@ function findSteps(run) {
       if (run.kind(i) !== "span") continue;
       if (isStep[label[i]]) own.push({ event: i, computes: [] });
       else if (own.length && COMPUTES[run.label(i)] && stage[i] >= 0 && microbatch[i] >= 0 && run.done[i] >= 0) {
-        const last = own.at(-1); // the innermost, because a user's own loop may also have spans "step ..."
+        const last = own.at(-1); // the innermost step, because a user's own loop may also have spans named "step ..."
         if (run.post[i] <= run.done[last.event]) last.computes.push(i);
       }
     }
@@ -43,14 +43,14 @@ function bubbles(run, step, rank, each) {
   if (step.end > last) each(last, step.end);
 }
 
-/** Returns the share of a step in which its ranks did not compute, over all ranks. */
+/** Returns the share of a step's time, over all of its ranks, in which they did not compute. */
 function bubbleShare(run, step) {
   let idle = 0;
   for (const rank of step.computes.keys()) bubbles(run, step, rank, (from, until) => { idle += until - from; });
   return idle / Math.max(1, (step.end - step.begin) * step.computes.size);
 }
 
-/** Returns the times at which a rank's number of live activations changes, ascending, each with the new number. */
+/** Returns the times, ascending, at which a rank's number of live activations changes, each with the new number. */
 function liveActivations(run, steps, rank) {
   const changes = [];
   for (const step of steps) {
@@ -104,13 +104,13 @@ function drawActivations(canvas, timeline, run, steps) {
   canvas.setAttribute("aria-label", `live activations: ${ranks.map((rank, row) => `rank ${rank} at most ${peaks[row]}`).join(", ")}`);
 }
 
-/** Returns the panel of the visible steps: live activations, and the bubble of each step. */
+/** Returns the panel for the visible steps, with live activations and the bubble of each step. */
 function stepsPanel(timeline, run, steps) {
-  if (!steps.length) return [make("p", {}, "No pipeline step ended in this run. train_step_pipeline records steps, and so do your own spans with the same names.")];
+  if (!steps.length) return [make("p", {}, "This run contains no complete pipeline step. train_step_pipeline records steps, and you can also record them with your own spans of the same names.")];
   const canvas = make("canvas", { role: "img" });
   const rows = steps.filter((step) => step.begin < timeline.until && step.end > timeline.from).slice(0, MOST_STEPS).map((step) => [
     `${steps.indexOf(step)}`, step.name, timeText(step.begin, 4), timeText(step.end - step.begin, 4), `${(100 * bubbleShare(run, step)).toFixed(1)} %`,
   ]);
-  return [make("p", {}, "Live activations of the visible ranks: the data that stages keep for the backward passes of microbatches."), canvas,
-    table("Visible steps", ["step", "schedule", "from", "took", "bubble"], rows)];
+  return [make("p", {}, "Live activations of the visible ranks: the data that each stage keeps for its microbatches' backward passes."), canvas,
+    table("Visible steps", ["step", "schedule", "start", "duration", "bubble"], rows)];
 }

@@ -1,14 +1,14 @@
-// The timeline: ranks as rows, drawn pixel by pixel; the ruler above, the whole run below, and the selection on top.
+// The timeline draws ranks as rows, pixel by pixel, with the ruler above, the whole run below, and the selection on top.
 
-const GUTTER = 76, RULER = 34; // pixels to the left of the rows and above them, for names and times
-const [LEAST_ROW, FULL_ROW] = [3, 96]; // heights
+const GUTTER = 76, RULER = 34; // the space for names to the left of the rows, and for times above them, in pixels
+const [LEAST_ROW, FULL_ROW] = [3, 96]; // row heights in pixels
 const SLOW_KINDS = new Set(["link", "slow_link", "late_sender", "late_receiver", "straggler"]); // kinds of findings in runs that finished
-const MOST_ARROWS = 400, MOST_NAMES = 400; // more would only be a grey area
-const MOST_BUBBLES = 4000; // shaded at the same time
-const MOST_BARS = 20000; // drawn one by one; with more, bins are drawn
-const MOST_PIXELS = 4e6; // of the canvas: a larger screen gets larger pixels
+const MOST_ARROWS = 400, MOST_NAMES = 400; // more would look like a grey area
+const MOST_BUBBLES = 4000; // the most bubbles to hatch at the same time
+const MOST_BARS = 20000; // above this number, bins are drawn instead of single bars
+const MOST_PIXELS = 4e6; // the most pixels of the canvas; a larger screen gets larger pixels
 
-/** Returns a colour "#rrggbb" as a pixel of an ImageData, mixed with another: a `share` of 255 is the pure colour. */
+/** Returns a colour "#rrggbb" as a pixel of an ImageData, mixed with the colour `ground`; a `share` of 255 is the pure colour. */
 function pixel(colour, ground, share = 255) {
   const mix = (at) => {
     const [over, under] = [colour, ground].map((one) => parseInt(one.slice(at, at + 2), 16));
@@ -19,38 +19,38 @@ function pixel(colour, ground, share = 255) {
 
 class Timeline {
   /**
-   * @param canvas for the bars.
+   * @param canvas the canvas for the bars.
    * @param overlay a canvas above it, for everything that changes with the pointer.
-   * @param overview a canvas for the whole run.
-   * @param runs one trace or more, drawn on one axis: rank 0 of each, rank 1 of each, and so on.
+   * @param overview the canvas for the overview of the whole run.
+   * @param runs one or more traces, drawn on one axis: rank 0 of each trace, then rank 1 of each, and so on.
    */
   constructor(canvas, overlay, overview, runs) {
     Object.assign(this, { canvas, overlay, overview, runs });
     this.pyramids = runs.map((run) => new Pyramid(run));
     this.end = Math.max(...runs.map((run) => run.end));
     this.begin = Math.min(...runs.map((run) => run.begin));
-    if (this.begin < 0.3 * this.end) this.begin = 0; // times count from the start of the run; time before the recording is left out
+    if (this.begin < 0.3 * this.end) this.begin = 0; // show the start of the run, unless the recording began much later
     this.top = 0;
     this.fit();
     this.steps = runs.map(findSteps);
-    this.paths = runs.map(() => null); // critical paths, found at first use
-    this.shown = new Set(["bubbles"]); // and "path"
+    this.paths = runs.map(() => null); // the critical paths, found when first needed
+    this.shown = new Set(["bubbles"]); // may also contain "path"
     this.groupBy("rank");
     this.selected = this.hovered = null; // {run, event}
     this.pins = []; // the events of pinned cards
     this.head = 0; // the playhead's time
-    this.tape = null; // [from, until], measured
-    this.box = null; // the begin and end of a box being drawn, in pixels
+    this.tape = null; // the time range [from, until] being measured
+    this.box = null; // the top and bottom of a box being drawn, in pixels
     this.notes = []; // the times of the user's marks
-    this.found = null; // the events found by a search: by run, 1 for each hit
+    this.found = null; // the hits of a search: for each run, an array with 1 for each hit
   }
 
-  /** Returns the possible groupings of ranks: "stage" and "host", if the run has them. */
+  /** Returns the possible groupings of ranks: "stage" and "host", if any run has them. */
   groupings() {
     return ["stage", "host"].filter((by) => this.runs.some((run) => run[`${by}s`]));
   }
 
-  /** Sorts the rows by "rank", "stage" or "host", so that ranks of one stage or host are together. */
+  /** Sorts the rows by "rank", "stage" or "host", so that the ranks of a stage or on a host are together. */
   groupBy(by) {
     this.grouping = by;
     this.rows = [];
@@ -68,7 +68,7 @@ class Timeline {
     this.stripe = dark ? "#1a1e23" : "#f7f8fa";
     this.ink = dark ? "#e6e6e6" : "#222222";
     this.muted = dark ? "#9aa2ad" : "#5f5f5f";
-    this.hatch = null; // made at first use
+    this.hatch = null; // created when first needed
     this.colours = STATES.map((state) => state[dark ? "dark" : "light"]);
     this.pixels = [this.ground, this.stripe].map((ground) =>
       this.colours.map((colour) => Uint32Array.from({ length: 256 }, (_, share) => pixel(colour, ground, share))));
@@ -116,7 +116,7 @@ class Timeline {
   /** Shows the whole run. */
   fit() { this.show(this.begin, this.end + 0.005 * (this.end - this.begin)); }
 
-  /** Shows a time range, which always includes a part of the run. */
+  /** Shows a time range, moved if necessary so that it includes a part of the run. */
   show(from, until) {
     const span = until - from;
     from = Math.min(Math.max(from, -0.1 * span), Math.max(this.end - 0.5 * span, -0.1 * span));
@@ -134,7 +134,7 @@ class Timeline {
     this.scroll(0);
   }
 
-  /** Makes the ranks between two heights fill the view. */
+  /** Makes the ranks between two positions fill the view. */
   showRows(...heights) {
     const [first, last] = heights.sort((a, b) => a - b).map((y) => this.rowAt(Math.max(RULER, y)));
     this.rowHeight = Math.min(2 * FULL_ROW, Math.max(LEAST_ROW, (this.height - RULER) / (Math.min(last, this.rows.length - 1) - first + 1)));
@@ -142,7 +142,7 @@ class Timeline {
     this.scroll(0);
   }
 
-  /** Scrolls an event into view; zooms only if the event is much too short or too long for the window. */
+  /** Scrolls an event into view, and zooms only if the event is much too short or too long for the window. */
   reveal({ run, event }) {
     const begin = run.post[event], end = run.endOf(event);
     let span = this.until - this.from;
@@ -154,7 +154,7 @@ class Timeline {
     if (y < RULER || y + this.rowHeight > this.height) this.scroll(y - this.height / 2);
   }
 
-  /** Returns the event under a point (the innermost of nested events), or null. */
+  /** Returns the event under a point (if events nest, the innermost), or null. */
   hit(x, y) {
     const row = this.rows[this.rowAt(y)];
     if (!row || x < GUTTER) return null;
@@ -231,7 +231,7 @@ class Timeline {
     }
   }
 
-  /** Draws a band of a row from the pyramid: one line of pixels, repeated. */
+  /** Draws a row's band from the pyramid, as one line of pixels that is repeated. */
   drawBins(row, index, band, pyramid, left, perPixel, stripe) {
     const lanes = row.run.lanesOf(row.rank)[band];
     if (!lanes.length) return;
@@ -253,7 +253,7 @@ class Timeline {
     for (let y = Math.max(Math.round(RULER * this.ratio), y0); y < Math.min(this.canvas.height, y1); y++) this.buffer.set(shown, y * width + left);
   }
 
-  /** Draws the hits of a search into a line of pixels, whatever state fills them. */
+  /** Draws the hits of a search into a line of pixels, even in bins that are mostly in a different state. */
   addFound({ run, rank }, band, line, left, perPixel, colours) {
     const found = this.found.get(run), x = (time) => Math.max(left, left + Math.floor((time - this.from) / perPixel));
     for (let event = run.first[rank]; event < run.first[rank + 1]; event++) {
@@ -262,7 +262,7 @@ class Timeline {
     }
   }
 
-  /** Draws a band of a row bar by bar. */
+  /** Draws a row's band bar by bar. */
   drawBars(row, index, band, left, stripe) {
     const { run, rank } = row, ratio = this.ratio, width = this.canvas.width;
     const scale = (width - left) / (this.until - this.from);
@@ -288,7 +288,7 @@ class Timeline {
     }
   }
 
-  /** Draws a texture into a bar: fine lines in a slightly lighter colour. */
+  /** Draws a texture of fine lines, in a slightly lighter colour, into a bar. */
   drawTexture(x0, x1, y0, y1, texture, stripe, state) {
     if (!texture) return;
     const ink = this.pixels[stripe][state][170], width = this.canvas.width, top = Math.round(RULER * this.ratio);
@@ -301,7 +301,7 @@ class Timeline {
     }
   }
 
-  /** Hatches the times of steps in which a rank did not compute, in the place of its computations. */
+  /** Hatches the times within steps in which a rank did not compute, on the lane of its computations. */
   drawBubbles(context, first, last) {
     const places = [];
     for (let index = first; index <= last; index++) {
@@ -321,21 +321,21 @@ class Timeline {
     for (const place of places) context.fillRect(...place);
   }
 
-  /** Writes the names of ranks and of sufficiently wide bars. */
+  /** Writes the names of ranks, and of bars that are wide enough. */
   drawNames(context, first, last) {
     context.textBaseline = "middle";
     context.font = "11px system-ui, sans-serif";
     for (const [name, x, y, room, ground] of this.names) {
       context.fillStyle = isBright(ground) ? "#111111" : "#f6f6f6";
       const fits = Math.floor(room / 6.5);
-      // "backward 3" is abbreviated to B3 if there is little room, as in drawings of schedules.
+      // If there is little room, "backward 3" is abbreviated to B3, as in drawings of schedules.
       const text = name.length > fits ? name.replace(/^(\p{L})\S* (\d+)$/u, (_, letter, number) => letter.toUpperCase() + number) : name;
       if (fits >= 2) context.fillText(text.length > fits ? `${text.slice(0, fits - 1)}…` : text, x, y);
     }
     context.fillStyle = this.ground;
     context.fillRect(0, RULER, GUTTER - 2, this.height);
     context.fillStyle = this.ink;
-    let free = -Infinity; // from here on there is room for the next name
+    let free = -Infinity; // the next name may be written from this position on
     for (let index = first; index <= last; index++) {
       const { rank, number, group } = this.rows[index], y = Math.max(RULER + 7, this.y(index) + this.rowHeight / 2);
       const begins = this.grouping !== "rank" && group !== this.rows[index - 1]?.group;
@@ -365,7 +365,7 @@ class Timeline {
     context.stroke();
   }
 
-  /** Draws the whole run small, with the visible part marked. */
+  /** Draws the overview of the whole run, with the visible part marked. */
   drawOverview() {
     const { width, height } = this.overview, context = this.overview.getContext("2d");
     const image = new ImageData(width, height), buffer = new Uint32Array(image.data.buffer);
@@ -427,7 +427,7 @@ class Timeline {
     }
   }
 
-  /** Draws the critical path of a run: a thick line along ranks, and across to the ranks that they waited for. */
+  /** Draws a run's critical path as a thick line along ranks, and across to the ranks that they waited for. */
   drawPath(context, number) {
     const run = this.runs[number], path = (this.paths[number] ??= findCriticalPath(run));
     const y = (rank) => this.y(this.rowOf(run, rank)) + this.rowHeight * 0.55;
@@ -454,7 +454,7 @@ class Timeline {
     if (name) context.fillText(name, this.x(time) + 3, 8);
   }
 
-  /** Draws the measured time between two moments. */
+  /** Draws the time range being measured, or the box being drawn. */
   drawTape(context) {
     if (!this.tape) return;
     const [x0, x1] = this.tape.map((time) => this.x(time)).sort((a, b) => a - b);
@@ -477,7 +477,7 @@ class Timeline {
     }
   }
 
-  /** Returns the findings with a visible place, and the positions of their flags. */
+  /** Returns the findings whose events are visible, with the positions of their flags. */
   flags() {
     const flags = this.runs.flatMap((run) => run.flags.filter((flag) => flag.event >= 0).map((flag) => ({ ...flag, run, x: this.x(run.post[flag.event]) })));
     return flags.filter(({ x }) => x >= GUTTER && x <= this.width);
@@ -496,7 +496,7 @@ class Timeline {
     }
   }
 
-  /** Returns the sends of the visible messages, none if there are too many. */
+  /** Returns the sends of the visible messages, or an empty list if there are too many. */
   messagesInView() {
     const sends = [];
     for (let index = Math.max(0, this.rowAt(RULER)); index <= this.rowAt(this.height - 1) && index < this.rows.length; index++) {
@@ -524,7 +524,7 @@ class Timeline {
     return (low + high) / 2;
   }
 
-  /** Draws a message from its send to the end of its recv. */
+  /** Draws an arrow for a message, from its send to the end of its recv. */
   drawArrow(context, { run, event }, thick, alpha) {
     const other = run.partner(event);
     const [send, recv] = run.kind(event) === "send" ? [event, other] : [other, event];
@@ -568,7 +568,7 @@ function makeHatch(colour) {
   return context.createPattern(tile, "repeat");
 }
 
-/** Returns the first of 1, 2, 5, 10, 20 ... that is not below a number. */
+/** Returns the smallest of 1, 2, 5, 10, 20 ... that is at least the given number. */
 function niceStep(least) {
   const power = 10 ** Math.floor(Math.log10(least));
   return [1, 2, 5, 10].map((one) => one * power).find((one) => one >= least);

@@ -1,4 +1,4 @@
-// The program of a view in a notebook: the kernel sends the traces by message, and shares the window and the selection.
+// The entry file of a view in a notebook. The kernel sends the traces in a message, and shares the window and the selection.
 
 class NotebookView extends View {
   constructor(root, runs, model) {
@@ -21,7 +21,7 @@ class NotebookView extends View {
     this.draw();
   }
 
-  /** Shows the window that the kernel, or another view of the same model, has set. */
+  /** Shows the window that the kernel, or a different view of the same model, has set. */
   follow() {
     const { timeline } = this, [from, until] = this.model.get("window");
     if (from === timeline.from && until === timeline.until) return;
@@ -36,18 +36,18 @@ function isDark(element) {
   return 0.3 * red + 0.59 * green + 0.11 * blue > 128;
 }
 
-/** Shows a model in an element of a notebook; anywidget calls it, and calls the returned function when the element is removed. */
+/** Shows a model in a notebook's element. anywidget calls this function, and calls the returned function when the element is removed. */
 function render({ model, el }) {
-  // The view handles its keys, not the notebook, where D D deletes a cell. Notebook 7 asks the focused element first.
+  // The attribute lets the view handle its own keys in Notebook 7; otherwise the notebook would, and pressing D twice would delete a cell.
   const host = el.appendChild(make("div", { "data-lm-suppress-shortcuts": "true" }));
-  const shadow = host.attachShadow({ mode: "open" }); // separates the notebook's style from ours
-  const said = make("p", {}, "The view is waiting for its trace from the kernel. If it does not appear, run the cell again.");
+  const shadow = host.attachShadow({ mode: "open" }); // separates the view's style from the notebook's
+  const said = make("p", {}, "The view is waiting for the kernel to send its trace. If the view does not appear, run the cell again.");
   shadow.append(make("style", {}, STYLE), said);
   let view, tab, version = -1;
   const show = async (message, buffers) => {
     if (message.select && view) view.select({ run: view.runs[message.select[0]], event: message.select[1] }, true);
     if (!(message.version > version)) return;
-    if (version >= 0) for (const name of ["window", "selected"]) model.set(name, []); // they belong to the previous runs
+    if (version >= 0) for (const name of ["window", "selected"]) model.set(name, []); // these values belong to the previous runs
     version = message.version;
     tab = view?.close().tab ?? tab ?? message.tab;
     view = undefined;
