@@ -70,7 +70,7 @@ COVERED: Final = 0.15
 # for each state: the text next to the rank, the fill, the outline, and the dashes
 _LOOKS: Final[dict[str, tuple[str, str, str, Any]]] = {
     "blocked": ("", "white", style.VERMILLION, "solid"),
-    "exited": ("has left", "#EDEDED", style.MUTED, (0, (2, 2))),
+    "exited": ("has exited", "#EDEDED", style.MUTED, (0, (2, 2))),
     "failed": ("failed", style.INK, style.INK, "solid"),
     "killed": ("dead", style.INK, style.INK, "solid"),
     "running": ("not blocked", "white", style.GREEN, "solid"),

@@ -72,7 +72,7 @@ from ringsim.traces.store import CHUNK, RECORD_BYTES, FileStore, Full, Store
 __all__ = ["LOST_PEER", "Hooks", "Recorder", "fail_posting"]
 
 _WORDS: Final = RECORD_BYTES // 8
-# mypy: `fields` is None for a dtype without fields
+# Type checkers know that `fields` is None for a dtype without fields.
 _PEER_AT, _STATUS_AT = (RECORD.fields[name][1] for name in ("peer", "status"))  # type: ignore[index]
 _NOT_YET: Final = b"\xff" * 16  # NONE for wait_ns and done_ns
 

@@ -161,7 +161,7 @@ def write_page(
         f"<title>{html.escape(title)}</title>\n<style>{look}</style>\n</head>\n<body>\n"
         f"{body}{scripts}<script>{program}</script>\n</body>\n</html>\n"
     )
-    write_whole(Path(path), lambda file: file.write(text.encode()))
+    write_whole(Path(path), lambda file: file.write(text.encode()), "a page")
 
 
 @cache
