@@ -17,7 +17,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
 from torch.distributed.pipelining.schedules import (
@@ -281,6 +281,10 @@ def test_any_costs(name: str, p: int, more: int, times: tuple[int | Fraction, ..
     st.integers(1, 16),
     st.builds(Costs, forward=TIMES, backward=TIMES, latency=st.integers(0, 200)),
 )
+@example("1f1b", 4, 5, Costs(latency=7))  # where each case of the closed form begins
+@example("1f1b", 2, 6, Costs(latency=7))
+@example("1f1b", 4, 1, Costs(latency=7))
+@example("gpipe", 4, 5, Costs(latency=7))
 def test_messages_that_take_time(name: str, p: int, m: int, costs: Costs) -> None:
     step, schedule = Step(name, p, m), make_schedule(name, p, m)
     assert makespan(step, costs) == evaluate(schedule, costs, "buffered").makespan
