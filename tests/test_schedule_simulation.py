@@ -58,6 +58,11 @@ def draw_costs(chance: random.Random, num_stages: int) -> Costs:
     return Costs(draw(), draw(), draw(), chance.choice((None, draw())), latency=latency)
 
 
+def draw_links(chance: random.Random, ranks: int) -> dict[tuple[int, int], Link]:
+    pairs = product(range(ranks), repeat=2)
+    return {pair: Link(chance.random(), chance.random()) for pair in pairs}
+
+
 def draw_schedule(chance: random.Random) -> Schedule:
     """Draws an unnamed schedule of a whole step.
 
@@ -175,8 +180,7 @@ def draw_run(seed: int, semantics: Semantics, ahead: int) -> Drawn:
         draw_schedule(chance) if name == "drawn" else make_schedule(name, ranks, microbatches)
     )
     costs = Costs(*([chance.random() for _ in range(schedule.num_stages)] for _ in range(4)))
-    pairs = product(range(schedule.num_ranks), repeat=2)
-    links = {pair: Link(chance.random(), chance.random()) for pair in pairs}
+    links = draw_links(chance, schedule.num_ranks)
     sizes = [chance.randint(0, 3) for _ in range(schedule.num_stages - 1)]
     run = simulate_schedule(
         schedule, costs, link=links, size_bytes=sizes, semantics=semantics, ahead=ahead
@@ -231,6 +235,32 @@ def test_random_links_against_an_independent_reckoning(
         drawn.lowered, costs, link=drawn.links, size_bytes=drawn.sizes, semantics=semantics
     )
     assert many.makespan[0] == many.makespan[2] == drawn.run.makespan
+
+
+@given(
+    st.sampled_from(["gpipe", "1f1b"]),
+    st.integers(1, 20),
+    st.integers(1, 24),
+    st.integers(0, 3),
+    st.sampled_from(SEMANTICS),
+    seeds,
+)
+def test_waves_are_the_same_as_any_schedule(
+    name: str, p: int, m: int, ahead: int, semantics: Semantics, seed: int
+) -> None:
+    chance = random.Random(seed)
+    costs = Costs(*([chance.random() for _ in range(p)] for _ in range(4)))
+    given: dict[str, Any] = {"link": draw_links(chance, p), "size_bytes": chance.randint(0, 2)}
+    schedule = make_schedule(name, p, m)
+    listed = replace(schedule, actions=tuple(schedule.actions))  # as any schedule, level by level
+    named, written = (
+        simulate_schedule(each, costs, semantics=semantics, ahead=ahead, **given)
+        for each in (schedule, listed)
+    )
+    assert named.makespan == written.makespan
+    assert ends_of(named) == ends_of(written)
+    assert np.array_equal(named.message_starts, written.message_starts)
+    assert named.critical_path == written.critical_path
 
 
 # -- the critical path
