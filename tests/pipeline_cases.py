@@ -38,35 +38,27 @@ class Case:
 
 
 def make_model(case: Case) -> nn.Module:
-    """Returns a transformer or a sequential model.
+    """Returns a transformer, or a sequential model with another width at every boundary.
 
-    The sequential model has a different width at every boundary, or its first and last layer share
-    a transposed weight.
+    In a transposed model, the first and the last layer share a weight.
     """
     torch.manual_seed(case.seed)
     if case.make == "transformer":
-        model: nn.Module = SmallTransformer(
-            VOCABULARY,
-            hidden_size=8,
-            num_layers=case.num_layers,
-            num_heads=2,
-            max_length=16,
-            tied=case.tied,
-        )
-        return model.to(case.dtype)
+        sizes: Any = {"hidden_size": 8, "num_heads": 2, "max_length": 16, "tied": case.tied}
+        return SmallTransformer(VOCABULARY, num_layers=case.num_layers, **sizes).to(case.dtype)
     if case.make == "transposed":
         # its strides differ from those of a new tensor
         weight = nn.Parameter(torch.randn(6, 4, dtype=case.dtype).t())
-        inner = [
+        layers: list[nn.Module] = [
             nn.Embedding(VOCABULARY, 4),
             _Product(weight),
             nn.Tanh(),
             nn.Linear(6, 6),
-            _Product(weight, turned=True),
         ]
-        return nn.Sequential(*inner, nn.Linear(4, VOCABULARY)).to(case.dtype)
+        layers += [_Product(weight, turned=True), nn.Linear(4, VOCABULARY)]
+        return nn.Sequential(*layers).to(case.dtype)
     widths = [4, 6, 3, 7, 5, 2][: case.num_layers]
-    layers: list[nn.Module] = [nn.Embedding(VOCABULARY, widths[0])]
+    layers = [nn.Embedding(VOCABULARY, widths[0])]
     for before, after in zip(widths, [*widths[1:], VOCABULARY], strict=True):
         layers += [nn.Linear(before, after), nn.Tanh()]
     return nn.Sequential(*layers[:-1]).to(case.dtype)
@@ -84,10 +76,7 @@ class _Product(nn.Module):
 
 
 def make_microbatches(case: Case) -> tuple[list[Tensor], list[Tensor]]:
-    """Returns token ids and aligned targets, some of them ignored.
-
-    With ``same_shapes=False`` they have several batch sizes and lengths.
-    """
+    """Returns token ids and targets, some ignored, of one size or of several."""
     generator = torch.Generator().manual_seed(1000 + case.seed)
     inputs, targets = [], []
     for index in range(case.num_microbatches):
@@ -100,17 +89,11 @@ def make_microbatches(case: Case) -> tuple[list[Tensor], list[Tensor]]:
     return inputs, targets
 
 
-def single_process(
-    model: nn.Module,
-    inputs: Sequence[Tensor],
-    targets: Sequence[Tensor],
-    masks: Sequence[Tensor] | None = None,
-) -> float:
+def single_process(model: nn.Module, inputs: Sequence[Tensor], targets: Sequence[Tensor]) -> float:
     """Runs the whole model on one microbatch after the other, and leaves gradients in it."""
     total = 0.0
-    for index, (tokens, target) in enumerate(zip(inputs, targets, strict=True)):
-        logits = model(tokens) if masks is None else model(tokens, masks[index])
-        loss = cross_entropy(getattr(logits, "logits", logits), target) / len(inputs)
+    for tokens, target in zip(inputs, targets, strict=True):
+        loss = cross_entropy(model(tokens), target) / len(inputs)
         loss.backward()
         total += loss.item()
     return total
@@ -180,15 +163,10 @@ def complaints(
 # -- generation
 
 TOKENS = 61
-PROMPTS = [
-    [1, 2, 3, 4, 5, 6],
-    [7],
-    [8, 9, 10],
-    [11, 12, 13, 14],
-    [15, 16],
-    [17, 18, 19],
+PROMPTS: list[list[int]] = [
+    [1, 2, 3, 4, 5, 6], [7], [8, 9, 10], [11, 12, 13, 14], [15, 16], [17, 18, 19],
     [20, 21, 22, 23, 24],
-]
+]  # fmt: skip
 
 
 def small_model(layers: int = 5, seed: int = 3) -> nn.Module:
@@ -199,10 +177,7 @@ def small_model(layers: int = 5, seed: int = 3) -> nn.Module:
 
 
 def one_by_one(model: nn.Module, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
-    """Continues each prompt separately, and reads the whole sequence again for each token.
-
-    It uses no cache, no padding and no stages.
-    """
+    """Continues each prompt alone, and reads everything again for each token, without a cache."""
     model.eval()
     rows = []
     with torch.no_grad():

@@ -11,16 +11,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from simulated_runs import LINK, run
+from simulated_runs import run
 
 import ringsim
-from ringsim.compute_costs import charge
 from ringsim.errors import ArgumentError, MessageMismatch
 from ringsim.pipeline import can_finish, messages, steady_use
 from ringsim.pipeline.messages import HEADER_SIZE, Header, Payload, Route
 from ringsim.pipeline.sharing import gather_over_ring, sum_over
 from ringsim.plot.charts import MeasuredUse, plot_inner_iterations
-from ringsim.traces.steps import measure_stage_use
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=HEADER_SIZE, max_size=HEADER_SIZE))
@@ -41,17 +39,11 @@ def test_a_batch_with_one_handle_is_waited_for_whoever_asks_first(
 ) -> None:
     """NCCL returns one handle per batch, and fills the buffers during the wait."""
 
-    class Batch:
-        def __init__(self, operations: Sequence[Any]) -> None:
-            self.buffer = operations[1].tensor
+    def start(both: Sequence[Any]) -> list[Any]:
+        return [SimpleNamespace(wait=lambda: both[1].fill_(7))]
 
-        def wait(self) -> None:
-            self.buffer.fill_(7)
-
-    monkeypatch.setattr(
-        messages.dist, "P2POp", lambda op, tensor, *_: SimpleNamespace(op=op, tensor=tensor)
-    )
-    monkeypatch.setattr(messages.dist, "batch_isend_irecv", lambda both: [Batch(both)])
+    monkeypatch.setattr(messages.dist, "P2POp", lambda _, tensor, *__: tensor)
+    monkeypatch.setattr(messages.dist, "batch_isend_irecv", start)
     sent, received = Route(1, None, torch.device("cpu")).iswap(torch.zeros(2), 0)
     if first == "sent":
         sent.wait()
@@ -73,41 +65,11 @@ def test_what_ranks_share_is_in_the_order_of_their_places() -> None:
     assert run(share, 3) == [([1e16, 1.0, -1e16], 0.0)] * 3
 
 
-def test_a_real_rank_is_charged_nothing_and_counts_nothing() -> None:
-    charge("F", 0, 0, count=lambda: pytest.fail("the count is not needed"))
-
-
-def generation(jobs: str) -> ringsim.Trace:
-    """Makes the trace of a stage with jobs of 10 s: batch and token, or a dot for a pause."""
-
-    def work() -> None:
-        for job in jobs.split():
-            if job == ".":
-                ringsim.compute(10)
-                continue
-            name = "decode" if int(job[1]) else "prefill"
-            with ringsim.span(name, stage=0, microbatch="ab".index(job[0])):
-                ringsim.compute(10)
-
-    return ringsim.simulate(work, world_size=1, link=LINK)
-
-
-def test_the_use_of_a_stage_is_that_of_the_time_between_turns() -> None:
-    (stage,) = measure_stage_use(generation("a0 b0 a1 . b1 . . a2 b2"))
-    assert stage.decode_use == pytest.approx(20 / 50)
-    assert stage.idle_s == pytest.approx(30)
-
-
-@pytest.mark.parametrize("jobs", ["", "a0", "a0 a1", "a0 a1 a2 " * 2])
-def test_the_use_of_stages_is_asked_of_one_call_of_generate(jobs: str) -> None:
-    with pytest.raises(ArgumentError, match=r"the trace .* call of generate"):
-        measure_stage_use(generation(jobs))
-
-
 def test_the_picture_of_inner_iterations_shows_the_forms_and_the_points() -> None:
-    mpl.use("Agg")
+    own = mpl.figure.Figure().add_subplot()
     measured = [MeasuredUse(4, False, 0.9), MeasuredUse(2, True, 0.45)]
-    ax = plot_inner_iterations(4, measured)
+    ax = plot_inner_iterations(4, measured, ax=own)
+    assert ax is own
     lines = {line.get_linestyle(): line.get_ydata().tolist() for line in ax.get_lines()}
     for style, async_comm in (("-", False), ("--", True)):
         assert lines[style] == [float(steady_use(4, turns, async_comm)) for turns in range(1, 9)]
@@ -116,5 +78,3 @@ def test_the_picture_of_inner_iterations_shows_the_forms_and_the_points() -> Non
     assert sorted(drawn) == sorted([*stuck, (4, 0.9), (2, 0.45)])
     words = " ".join(text.get_text() for text in ax.texts)
     assert "synchronous from 5, asynchronous from 8" in words
-    own = mpl.figure.Figure().add_subplot()
-    assert plot_inner_iterations(3, ax=own) is own

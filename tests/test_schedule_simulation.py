@@ -9,7 +9,8 @@ import random
 from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
-from itertools import pairwise, product
+from functools import partial
+from itertools import pairwise, permutations, product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -22,7 +23,7 @@ from hypothesis import strategies as st
 import ringsim
 from ringsim import Link, Trace, simulate, simulate_schedule
 from ringsim.errors import ArgumentError, Deadlock
-from ringsim.pipeline import Action, Costs, Schedule, evaluate, lower, parse_action, rehearse
+from ringsim.pipeline import Action, Costs, Schedule, evaluate, lower, rehearse
 from ringsim.schedules import SCHEDULE_NAMES, closed_forms, make_schedule
 
 Semantics = Literal["rendezvous", "buffered"]
@@ -37,8 +38,8 @@ CASES = [
 RECEIVES = {"F": "RECV_F", "B": "RECV_B", "I": "RECV_B"}
 # the names of the spans of a trace
 KINDS = {"forward": "F", "backward": "B", "input_grad": "I", "weight_grad": "W"}
+TIMES = ["post_ns", "done_ns"]
 seeds = st.integers(0, 2**32)
-Links = dict[tuple[int, int], Link]
 
 
 def ends_of(run: Any) -> dict[Action, Any]:
@@ -57,10 +58,9 @@ def draw_costs(chance: random.Random, num_stages: int) -> Costs:
     return Costs(draw(), draw(), draw(), chance.choice((None, draw())), latency=latency)
 
 
-def draw_links(chance: random.Random, ranks: int) -> Links:
-    return {
-        pair: Link(chance.random(), chance.random()) for pair in product(range(ranks), repeat=2)
-    }
+def draw_links(chance: random.Random, ranks: int) -> dict[tuple[int, int], Link]:
+    pairs = product(range(ranks), repeat=2)
+    return {pair: Link(chance.random(), chance.random()) for pair in pairs}
 
 
 def draw_schedule(chance: random.Random) -> Schedule:
@@ -108,6 +108,20 @@ def move_posts(lowered: Schedule, chance: random.Random) -> Schedule:
 # -- the evaluator, in exact fractions
 
 
+def attempt(time: Any, schedule: Schedule, costs: Costs, **options: Any) -> tuple[Any, ...]:
+    """Returns the times that a clock finds, or its deadlock."""
+    try:
+        run = time(schedule, costs, **options)
+    except Deadlock as stuck:
+        return str(stuck), stuck.diagnosis
+    if time is simulate_schedule:
+        ends = ends_of(run)
+    else:
+        own = [run.get_computations(rank) for rank in range(schedule.num_ranks)]
+        ends = {timed.action: timed.end for row in own for timed in row}
+    return ends, run.makespan, tuple(run.busy), tuple(run.idle)
+
+
 @given(
     st.sampled_from(CASES),
     st.integers(1, 5),
@@ -119,51 +133,15 @@ def move_posts(lowered: Schedule, chance: random.Random) -> Schedule:
 def test_every_schedule_ends_as_the_evaluator_says(
     case: tuple[str, int | None], p: int, m: int, ahead: int, semantics: Semantics, seed: int
 ) -> None:
-    schedule = make_schedule(case[0], p, m, case[1])
-    lowered = lower(schedule, ahead=ahead)
-    costs = draw_costs(random.Random(seed), schedule.num_stages)
-    expected = evaluate(lowered, costs, semantics)
-    run = simulate_schedule(schedule, costs, semantics=semantics, ahead=ahead)
-    assert run.makespan == expected.makespan
-    assert ends_of(run) == {
-        timed.action: timed.end for rank in range(p) for timed in expected.get_computations(rank)
-    }
-    assert (tuple(run.busy), tuple(run.idle)) == (expected.busy, expected.idle)
-    assert ends_of(simulate_schedule(lowered, costs, semantics=semantics)) == ends_of(run)
-
-
-@given(seeds, st.sampled_from(SEMANTICS))
-def test_schedules_of_ones_own(seed: int, semantics: Semantics) -> None:
     chance = random.Random(seed)
-    schedule = draw_schedule(chance)
-    costs = draw_costs(chance, schedule.num_stages)
-    for each in (schedule, move_posts(lower(schedule), chance)):
-        found: list[Any] = []
-        for time in (evaluate, simulate_schedule):
-            try:
-                found.append(time(each, costs, semantics=semantics))  # type: ignore[operator]
-            except Deadlock as stuck:
-                found.append((str(stuck), stuck.diagnosis))
-        expected, run = found
-        if isinstance(expected, tuple):
-            assert run == expected
-            continue
-        assert ends_of(run) == {
-            timed.action: timed.end
-            for rank in range(each.num_ranks)
-            for timed in expected.get_computations(rank)
-        }
-
-
-@pytest.mark.parametrize("costs", [None, [Costs(), Costs()]])
-def test_a_circle_is_a_deadlock(costs: list[Costs] | None) -> None:
-    # 1B0 comes after 1F1, which waits for rank 0, which waits for 1B0
-    rows = (["0F0", "0B0", "0F1", "0B1"], ["1F0", "1F1", "1B0", "1B1"])
-    schedule = Schedule("stuck", 2, (0, 1), tuple(tuple(map(parse_action, row)) for row in rows))
-    words = "rank 0 waits in 0B0 for 1SEND_B0 of rank 1; rank 1 waits in 1F1 for 0SEND_F1 of rank 0"
-    with pytest.raises(Deadlock, match=words) as raised:
-        simulate_schedule(schedule, costs)
-    assert raised.value.diagnosis == ((0, Action(0, "B", 0)), (1, Action(1, "F", 1)))
+    for schedule in (make_schedule(case[0], p, m, case[1]), draw_schedule(chance)):
+        costs = draw_costs(chance, schedule.num_stages)
+        lowered = lower(schedule, ahead=ahead)
+        moved = move_posts(lowered, chance)
+        for written, each in ((lowered, schedule), (lowered, lowered), (moved, moved)):
+            expected = attempt(evaluate, written, costs, semantics=semantics)
+            found = attempt(simulate_schedule, each, costs, semantics=semantics, ahead=ahead)
+            assert found == expected
 
 
 # -- closed forms
@@ -189,7 +167,7 @@ class Drawn(NamedTuple):
 
     lowered: Schedule
     costs: Costs
-    links: Links
+    links: dict[tuple[int, int], Link]
     sizes: list[int]
     run: Any
 
@@ -410,10 +388,11 @@ def simulate_small(name: str = "1f1b", p: int = 3, m: int = 5) -> Any:
     )
 
 
-def computed(trace: Trace) -> pd.DataFrame:
-    """Returns the computations of a trace, by rank and in their order."""
+def computed(trace: Trace, kind: str = "span") -> pd.DataFrame:
+    """Returns the computations of a trace, or its sends or receives, by rank and in their order."""
     frame = trace.to_pandas()
-    return frame[frame.label.isin(KINDS)].sort_values(["rank", "post_ns"])
+    own = frame.label.isin(KINDS) if kind == "span" else frame.kind == kind
+    return frame[own].sort_values(["rank", "post_ns"])
 
 
 def actions_of(trace: Trace) -> list[list[tuple[int, str, int]]]:
@@ -482,12 +461,6 @@ def test_too_many_events_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- rehearsed steps
 
 
-def sides(trace: Trace, kind: str) -> pd.DataFrame:
-    """Returns the sends or the receives of a trace, by rank and time."""
-    frame = trace.to_pandas()
-    return frame[frame.kind == kind].sort_values(["rank", "post_ns", "done_ns"])
-
-
 def compare(
     schedule: Schedule, chance: random.Random, ahead: int, semantics: Semantics = "rendezvous"
 ) -> int:
@@ -495,37 +468,30 @@ def compare(
 
     Returns the number of messages.
     """
-    p, size = schedule.num_ranks, 1000
-    costs = Costs(
-        *([chance.uniform(1e-3, 3e-3) for _ in range(schedule.num_stages)] for _ in range(4))
-    )
+    p, stages = schedule.num_ranks, range(schedule.num_stages)
+    costs = Costs(*([chance.uniform(1e-3, 3e-3) for _ in stages] for _ in range(4)))
     links = {
-        (src, dst): Link(chance.uniform(0, 1e-3), chance.uniform(0, 2e-6))
-        for src, dst in product(range(p), repeat=2)
-        if src != dst
+        pair: Link(chance.uniform(0, 1e-3), chance.uniform(0, 2e-6))
+        for pair in permutations(range(p), 2)
     }
-    given: dict[str, Any] = {"size_bytes": size, "ahead": ahead}
+    given: dict[str, Any] = {"size_bytes": 1000, "ahead": ahead}
     network: dict[str, Any] = {"link": links, "semantics": semantics}
     worked = simulate(rehearse, world_size=p, args=(schedule, costs), kwargs=given, **network)
     alone = simulate_schedule(schedule, costs, **given, **network).trace()
     assert actions_of(alone) == actions_of(worked)
-    for name in ("post_ns", "done_ns"):
-        ours, theirs = computed(alone)[name].to_numpy(), computed(worked)[name].to_numpy()
-        assert np.abs(ours - theirs).max() <= 1, name
     sent = worked.to_pandas("messages")
+    posts = [action for row in lower(schedule).actions for action in row if "SEND" in action.kind]
     assert Counter(zip(sent.stage, sent.microbatch, strict=True)) == Counter(
-        (action.stage, action.microbatch)
-        for row in lower(schedule).actions
-        for action in row
-        if action.kind.startswith("SEND")
+        (action.stage, action.microbatch) for action in posts
     )
     where = ["rank", "peer", "tag", "size_bytes", "group"]
-    for kind, names in (("send", ["post_ns"]), ("recv", ["post_ns", "done_ns"])):
-        mine, other = sides(alone, kind), sides(worked, kind)
-        assert Counter(map(tuple, mine[where].values)) == Counter(map(tuple, other[where].values))
-        for name in names:
-            by_rank = [side.sort_values(["rank", name])[name].to_numpy() for side in (mine, other)]
-            assert np.abs(by_rank[0] - by_rank[1]).max(initial=0) <= 1, (kind, name)
+    for kind, times in (("span", TIMES), ("send", TIMES[:1]), ("recv", TIMES)):
+        both = [computed(trace, kind) for trace in (alone, worked)]
+        counts = [Counter(map(tuple, frame[where].values)) for frame in both]
+        assert counts[0] == counts[1]
+        for name in times:
+            ours, theirs = (frame.sort_values(["rank", name])[name].to_numpy() for frame in both)
+            assert np.abs(ours - theirs).max(initial=0) <= 1, (kind, name)
     return len(sent)
 
 
@@ -539,13 +505,6 @@ def test_every_schedule(name: str, semantics: Semantics) -> None:
 
 
 def test_rehearsals_post_in_one_order_where_messages_go_one_after_the_other() -> None:
-    step = make_schedule("1f1b", 2, 4), Costs(1e-3, 1e-3, 1e-3)
-    trace = simulate(
-        rehearse,
-        world_size=2,
-        args=step,
-        kwargs={"size_bytes": 8},
-        link=Link(0, 0),
-        semantics="grouped",
-    )
+    worker = partial(rehearse, make_schedule("1f1b", 2, 4), Costs(1e-3, 1e-3, 1e-3), size_bytes=8)
+    trace = simulate(worker, world_size=2, link=Link(0, 0), semantics="grouped")
     assert (len(trace.messages), trace.unmatched) == (8, [])

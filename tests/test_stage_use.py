@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from synthetic import MS, UNIT_MS, Story, known, trace_of
 
+from ringsim import Trace
+from ringsim.errors import ArgumentError
 from ringsim.traces.steps import find_step, measure_stage_use
 
 
@@ -27,19 +29,35 @@ def test_phases_by_hand() -> None:
     assert not find_step(trace_of(known("gpipe", 1, 4))).phases(0).has_steady
 
 
-def test_the_use_of_a_stage_by_hand() -> None:
-    """Prefill is at 100 ms, decodes at 200, 300 and 400, each 30 long; then comes a second round.
+def generation(jobs: str) -> Trace:
+    """Makes the trace of a stage with jobs in slots of 10 ms: batch and token, or a pause.
 
-    Until the last token 60 of 200 ms are used. 0.2.0 also counted spans in a job: two of 10 ms in
-    a job of 30 ms gave a mean of 16.7 ms.
+    A prefill takes 10 ms and a decode 6. 0.2.0 also counted spans in a job.
     """
     story = Story(1)
-    for batch, moments in enumerate([(100, 200, 300, 400), (500, 600, 1000, 1400)]):
-        for moment in moments:
-            name = "prefill" if moment == moments[0] else "decode"
-            story.span(0, name, moment, moment + 30, stage=0, microbatch=batch)
-    (use,) = measure_stage_use(story.trace())
-    assert use == pytest.approx((0.03, 0.03, 60 / 200, (1430 - 100 - 8 * 30) / 1000))
-    for begin in (105, 116, 205, 216):
-        story.span(0, "decode", begin, begin + 10, stage=0, microbatch=0)
-    assert measure_stage_use(story.trace()) == [use]
+    for slot, job in enumerate(jobs.split()):
+        if job != ".":
+            name, took = ("decode", 6) if int(job[1]) else ("prefill", 10)
+            where = {"stage": 0, "microbatch": "ab".index(job[0])}
+            story.span(0, name, 10 * slot, 10 * slot + took, **where)
+            story.span(0, "decode", 10 * slot + 2, 10 * slot + 4, **where)
+    return story.trace()
+
+
+@pytest.mark.parametrize(
+    ("jobs", "use", "idle_s"),
+    [
+        ("a0 b0 a1 . b1 . . a2 b2", 12 / 50, 0.086 - 0.044),
+        ("a0 a1 . a2 . . . a3 b0 b1 b2 b3", 12 / 60, 0.116 - 0.056),  # two rounds
+    ],
+)
+def test_the_use_of_a_stage_is_that_of_the_time_until_the_last_token(
+    jobs: str, use: float, idle_s: float
+) -> None:
+    assert measure_stage_use(generation(jobs)) == [pytest.approx((0.01, 0.006, use, idle_s))]
+
+
+@pytest.mark.parametrize("jobs", ["", "a0", "a0 a1", "a0 a1 a2 " * 2])
+def test_the_use_of_stages_is_asked_of_one_call_of_generate(jobs: str) -> None:
+    with pytest.raises(ArgumentError, match=r"the trace .* call of generate"):
+        measure_stage_use(generation(jobs))
