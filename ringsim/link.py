@@ -1,4 +1,4 @@
-"""The cost model of a link: a latency, and a time per byte.
+"""The cost model of a link: a latency and a time per byte.
 
 This two-parameter model is named after Hockney::
 
@@ -35,9 +35,9 @@ class Link:
     Args:
         alpha_s: the latency in seconds, non-negative.
         beta_s_per_byte: the time per byte in seconds, non-negative; the inverse of the bandwidth.
-        alpha_error_s: the standard error of ``alpha_s``, in seconds; 0 for an exact number, or NaN
-            if a fit could not determine the error.
-        beta_error_s_per_byte: the standard error of ``beta_s_per_byte``.
+        alpha_error_s: the standard error of ``alpha_s``, in seconds; 0 if ``alpha_s`` is exact, or
+            NaN if a fit could not determine the error.
+        beta_error_s_per_byte: the standard error of ``beta_s_per_byte``, in the same form.
 
     Raises:
         ArgumentError: a number is invalid.
@@ -82,7 +82,7 @@ class Link:
 
     @property
     def n_half_bytes(self) -> float:
-        """The message size in bytes at which a message reaches half the bandwidth, alpha / beta.
+        """The size in bytes at which a message reaches half the bandwidth, alpha / beta.
 
         The value is infinite if beta is 0.
         """
@@ -92,7 +92,7 @@ class Link:
         """Returns the time that one message takes, in seconds.
 
         Args:
-            size_bytes: the size of the message in bytes, non-negative.
+            size_bytes: the non-negative size of the message in bytes.
 
         Returns:
             The time in seconds, measured from the moment when both sides are ready.

@@ -1,4 +1,4 @@
-"""The origin of measurements: the machine, versions and date shown below every picture."""
+"""Records where measurements come from: the machine, versions and date below every picture."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __version__ = "0.3.0"  # pyproject.toml reads it from here
 
 
 def machine() -> dict[str, Any]:
-    """Describes this machine.
+    """Returns a description of this machine.
 
     Returns:
         ``cpu`` (the model name), ``cores`` (the number of logical cores that this process may use),
@@ -79,7 +79,7 @@ _DOUBTFUL: Final = "doubtful constants: "
 
 
 def note_doubts(doubts: Iterable[str]) -> list[str]:
-    """Returns doubts about a prediction's constants as notes for the trace.
+    """Turns doubts about a prediction's constants into notes for the trace.
 
     `footer` recognizes these notes.
 

@@ -1,10 +1,10 @@
-"""The functions of ``torch.distributed``, with a log of their times.
+"""The functions of ``torch.distributed``, with a log of how long they take.
 
 Use ``from ringsim import comm as dist`` instead of ``import torch.distributed as dist``. This
 module offers every name in ``torch.distributed``, backed by torch's own objects. Functions that
-communicate can be logged; without a log, a call makes only two extra checks. ``set_backend``
-chooses the backend for groups created later. Once this module is imported, torch can also create
-groups on MPI ("mpi").
+communicate can be logged; without a log, a call performs only two extra checks. ``set_backend``
+chooses the backend for groups that are created later. Once this module is imported, torch can also
+create groups on MPI ("mpi").
 """
 
 from __future__ import annotations

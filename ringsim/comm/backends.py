@@ -61,10 +61,10 @@ def current_backend() -> CurrentBackend:
 
 
 def set_backend(backend: str) -> CurrentBackend:
-    """Chooses the backend for groups created from now on.
+    """Chooses the backend for all groups created after this call.
 
     Call this function on every rank before ``init_process_group``, ``initialize_distributed`` or
-    ``new_group``; it does not block. If one of these calls names a backend, that name takes
+    ``new_group``; it does not block. A backend that is passed to one of these calls takes
     precedence.
 
     Args:
@@ -127,6 +127,6 @@ def _load(name: str) -> None:
         found()
     if name not in dist.Backend.backend_list:
         raise ArgumentError(
-            f"the entry point {name!r}, {found!r}, did not register a backend of that name with "
-            f"torch. {_MIGRATION}"
+            f"the entry point {name!r}, {found!r}, did not register a backend with torch under "
+            f"that name. {_MIGRATION}"
         )

@@ -1,4 +1,4 @@
-"""Reads and checks calls to collectives, and gives them the same form for every backend.
+"""Reads and checks calls to collectives, and converts them to one form for all backends.
 
 ``read_call`` turns a call to a ``torch.distributed`` function into a ``Call``, which contains the
 tensors that this rank gives and gets, the root, and the reduction. All checks are in this module. A
@@ -384,7 +384,7 @@ class Call:
 
     @property
     def tensors(self) -> Tensors:
-        """The tensors that this rank gives and gets, without duplicates."""
+        """The tensors that this rank contributes or fills, without duplicates."""
         return self.given if self.given is self.taken else (*self.given, *self.taken)
 
     @property
@@ -394,7 +394,7 @@ class Call:
 
     @cached_property
     def inputs(self) -> Tensors:
-        """The tensors that this rank gives, as in the table above."""
+        """The tensors that this rank contributes, as in the table above."""
         return self.cut_given(self.given[0]) if self.cut_given and self.given else self.given
 
     @cached_property
@@ -500,7 +500,7 @@ def _cut_evenly(group: Members, whole: torch.Tensor) -> Tensors:
 
 
 def _cut_rows(group: Members, what: str, sizes: Any, tensor: torch.Tensor) -> Tensors:
-    """Returns each rank's rows of a tensor, split according to ``sizes`` or else equally."""
+    """Returns each rank's rows of a tensor, split according to ``sizes`` or else evenly."""
     if tensor.dim() == 0:
         raise Refused(
             f"{what} must have at least one dimension, got a scalar ({group.here()}). Reshape "
@@ -564,13 +564,13 @@ def _check_count(group: Members, what: str, values: Sequence[Any], count: int | 
 def check_tensors(
     group: Members, what: str, tensors: Sequence[Any], count: int | None = None
 ) -> list[torch.Tensor]:
-    """Returns tensors that the backend supports, and checks their number if ``count`` is given."""
+    """Checks tensors, and if ``count`` is given, their number; returns supported tensors."""
     _check_count(group, what, tensors, count)
     return [group.check(f"{what}[{place}]", tensor) for place, tensor in enumerate(tensors)]
 
 
 def _check_together(reading: Reading, call: Call) -> None:
-    """Checks that the tensors of a call have one dtype, and matching shapes or sizes.
+    """Checks that a call's tensors have the same dtype and matching shapes or sizes.
 
     Raises:
         Refused: the tensors do not match.
@@ -701,7 +701,7 @@ def find_tensors(
 def find_unfit(
     reading: Reading, tensors: list[torch.Tensor], args: tuple[Any, ...]
 ) -> torch.Tensor | None:
-    """Returns a tensor that makes a call silently do nothing or return wrong results, or None.
+    """Returns a tensor that would make a call do nothing or return wrong results, or None.
 
     Such a tensor has no data, or has gaps that Gloo ignores.
     """
@@ -720,7 +720,7 @@ def _flatten(value: Any) -> list[torch.Tensor]:
 
 
 def find_root(reading: Reading, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Returns the group rank of a call's root, or NONE if it has none."""
+    """Returns the group rank of a call's root, or NONE if the call has no root."""
     if not reading.collective.root:
         return NONE
     place = 1 if reading.in_place else 2
@@ -795,7 +795,8 @@ def describe(tensors: Tensors, copies: int) -> tuple[str, tuple[int, ...], int]:
     Args:
         tensors: the tensors of the operation; several tensors of the same shape are described as
             (number, *shape), other tensors as (elements,).
-        copies: the factor for their size: the group size if they are one rank's shard, else 1.
+        copies: the factor by which their size is multiplied: the group size if the tensors are one
+            rank's shard, else 1.
 
     Example:
         >>> (

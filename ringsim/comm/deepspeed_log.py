@@ -42,7 +42,7 @@ _BREAKDOWN: Final = ("_" * 31, "Breakdown with straggler effect", "-" * 31)
 
 
 def describe(table: LogTable) -> tuple[Cells, Cells]:
-    """Returns DeepSpeed's dictionaries ``summary`` and ``straggler_analysis``.
+    """Returns the dictionaries that DeepSpeed calls ``summary`` and ``straggler_analysis``.
 
     Rows that differ only in their group size are merged.
 

@@ -1,4 +1,4 @@
-"""Records the collectives that C++ code issues.
+"""Records collectives issued from C++.
 
 DistributedDataParallel, functional collectives and DTensor issue such collectives. They do not call
 the methods of Python's ``ProcessGroup``, but go through torch's dispatcher, as the operators
@@ -172,7 +172,7 @@ class _Call:
 
 
 class _UnderWay(NamedTuple):
-    """A collective that no Python code waits for.
+    """A collective that no Python code is waiting for.
 
     The tuple contains the slot of its record, the addresses that the collective fills, and the call
     that issued it.
@@ -186,7 +186,7 @@ class _UnderWay(NamedTuple):
 
 
 class LateWaits:
-    """Tracks the collectives that the program waits for in C++, to record the ends of these waits.
+    """Tracks the collectives that the program waits for in C++, to record when these waits end.
 
     One thread per group waits for the group's collectives, one after the other. If ringsim sees the
     program wait, it records the program's own wait instead.
@@ -221,7 +221,7 @@ class LateWaits:
         made: Sequence[torch.Tensor] = (),
         frame: FrameType | None = None,
     ) -> None:
-        """Tracks a collective, to record when it is done.
+        """Tracks a collective until it is done, and records when that happens.
 
         Args:
             work: the handle of the collective.
@@ -277,7 +277,7 @@ class LateWaits:
         return mine
 
     def enter_block(self) -> None:
-        """Notes that the calling thread has returned from C++.
+        """Records that the calling thread has returned from C++.
 
         This is needed because Python reuses frames; DistributedDataParallel's forward pass is a
         block.
@@ -316,7 +316,7 @@ class LateWaits:
         items: queue.SimpleQueue[_UnderWay | None],
         left: list[_UnderWay],
     ) -> _UnderWay | None:
-        """Returns the next collective, or None at the end.
+        """Returns the next collective, or None if there are no more.
 
         Meanwhile, it determines whether the program waited for the collectives in ``left``, and
         removes them.
@@ -336,7 +336,7 @@ class LateWaits:
         return items.get()
 
     def _wait_for(self, item: _UnderWay) -> bool:
-        """Waits for a collective; returns whether its thread stayed in C++.
+        """Waits for a collective; returns whether its thread stayed in C++ meanwhile.
 
         After a while, such a thread counts as waiting.
         """

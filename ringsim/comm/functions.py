@@ -1,4 +1,4 @@
-"""The functions of ``torch.distributed`` that communicate, with a log of their times.
+"""The functions of ``torch.distributed`` that communicate, with a log of how long they take.
 
 The functions are created from the signatures of the installed torch. Without a log, a call is
 passed to torch's own function after two checks. An operation that this version of torch lacks, or
@@ -68,7 +68,7 @@ _MAKERS: Final = (
 
 
 def _build(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Performs a collective with messages; a group written in Python uses its own implementation.
+    """Builds a collective from messages; a group written in Python uses its own implementation.
 
     Returns:
         The handle of an asynchronous call, or None for other calls and outside the group.
@@ -175,7 +175,7 @@ def _check_mpi(arguments: dict[str, Any]) -> None:
 
 
 def _with_extras(signature: inspect.Signature) -> inspect.Signature:
-    """Adds the keyword-only parameters for the log, after all others except ``**kwargs``."""
+    """Adds the log's keyword-only parameters after all parameters except ``**kwargs``."""
     added = [
         inspect.Parameter(extra, inspect.Parameter.KEYWORD_ONLY, default=default)
         for extra, default in _EXTRAS.items()
@@ -185,7 +185,7 @@ def _with_extras(signature: inspect.Signature) -> inspect.Signature:
 
 
 def _communicates(name: str, function: Any) -> bool:
-    """Returns whether a torch function communicates, even if this module does not know it."""
+    """Returns whether a torch function communicates, even if this module does not list it."""
     if type(function) is not FunctionType or name.startswith("_"):
         return False
     if name in QUESTIONS or name in _MAKERS:

@@ -38,7 +38,7 @@ _Channel = tuple[int, Group, int]  # source, group, tag
 
 
 def install_with(inject: Sequence[Injection], recorder: Recorder, check: str) -> None:
-    """Installs the hooks for ``recorder``, like ``torch_hooks.install``, and injects faults.
+    """Installs the hooks for ``recorder``, as ``torch_hooks.install`` does, and injects faults.
 
     The recorder must have started before the first operation of any rank, and must write to the
     same directory as the recorders of the other ranks.
@@ -68,7 +68,7 @@ def install_with(inject: Sequence[Injection], recorder: Recorder, check: str) ->
 
 
 def _make_failing(at_op: int, recorder: Recorder) -> Replacements:
-    """Creates methods that raise an error instead of one operation and all later operations."""
+    """Creates methods that raise an error in place of one operation and all later ones."""
     claim = itertools.count().__next__
 
     def make(call: Hook) -> Hook:
@@ -89,7 +89,7 @@ def _make_failing(at_op: int, recorder: Recorder) -> Replacements:
 
 
 def blank_messages() -> None:
-    """Makes every message from this rank carry zeros from now on, regardless of its tensor.
+    """Makes every later message from this rank carry zeros, whatever its tensor contains.
 
     The effect cannot be undone, so do not use this function on ranks that are reused.
     """

@@ -40,7 +40,7 @@ Begun = tuple[Recorder, int] | None  # the recorder of an operation, and its slo
 
 
 class MessageGroup(PythonGroup):
-    """A process group whose ranks exchange messages, from which all other operations are built.
+    """A process group that builds all other operations from messages between its ranks.
 
     Register a function that creates your group with ``torch.distributed.Backend.register_backend``.
     The constructor takes the arguments of ``PythonGroup``.
@@ -160,7 +160,7 @@ class MessageGroup(PythonGroup):
         return _begin(lambda: self.start(call), begun, call.results)
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """Blocks until every rank of the group has called this method.
+        """Blocks until every rank in the group has called this method.
 
         Each rank reports to the first rank, which answers all ranks.
 
@@ -219,7 +219,7 @@ class MessageGroup(PythonGroup):
     # -- the record
 
     def about(self) -> dict[str, str]:
-        """Returns metadata for traces that contain operations of this group."""
+        """Returns metadata for traces that contain this group's operations."""
         return {}
 
     def _post(

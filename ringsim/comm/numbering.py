@@ -115,7 +115,7 @@ class Names:
         return self._recorder.group(name, ranks, fresh=fresh), dict(enumerate(ranks))
 
     def meet_recv_from_any(self, group: int) -> None:
-        """Notes that this rank receives from any source on a group.
+        """Records that this rank receives from any source on a group.
 
         Such a recv cannot be matched with a send, so operations on that group are not compared.
         """

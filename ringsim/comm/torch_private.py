@@ -1,4 +1,4 @@
-"""All private torch names that the communication layer uses.
+"""All of torch's private names that the communication layer uses.
 
 This module also handles versions of torch that lack a name. A ``Place`` is a function that
 recording or checking replaces and later restores; a missing place is skipped. All other names are
@@ -52,7 +52,7 @@ _MESSAGE_TYPES: Final = (12, 13, 14)  # send, recv and recv from any source
 
 
 def present(replacements: dict[Place, Any]) -> dict[Place, Any]:
-    """Returns the replacements whose places exist in this version of torch."""
+    """Returns the replacements that have something to replace in this version of torch."""
     return {place: value for place, value in replacements.items() if hasattr(*place)}
 
 
@@ -78,7 +78,7 @@ def default_timeout_s() -> float | None:
 
 
 def count_groups() -> int:
-    """Returns the number of groups that this rank is in.
+    """Returns the number of groups that include this rank.
 
     Torch uses this number in the name of the next group that only its members create.
     """
@@ -150,7 +150,7 @@ def in_backward() -> bool:
 
 
 def has_modes() -> bool:
-    """Returns whether the calling thread is in a torch mode, or has a default device."""
+    """Returns whether a torch mode is active on the calling thread, or a default device is set."""
     # torch has no public query for it
     return torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack() > 0
 

@@ -60,8 +60,8 @@ def to_perfetto(trace: Trace, path: str | PathLike[str]) -> None:
 
     Drop the file onto ui.perfetto.dev, which opens it in the browser without uploading it. Each
     rank becomes a process. Its spans and operations are drawn on lanes below the process, and an
-    arrow connects each send with its recv. ``ringsim.exchange.read_perfetto`` reads the same trace
-    back, without results and output.
+    arrow connects each send with its recv. ``ringsim.exchange.read_perfetto`` reads the trace back,
+    without results and output.
 
     Args:
         trace: any trace.
@@ -111,7 +111,7 @@ class _Writer:
         ``run`` holds everything about the run except its events.
         """
         # so that a viewer shows whether the run was measured or simulated
-        made = plain_text(f"{RUN}: {self._trace.metadata.get('source', 'of unknown source')}")
+        made = plain_text(f"{RUN}: {self._trace.metadata.get('source', 'unknown source')}")
         self._packet(sequence_flags=CLEARED, track_descriptor={"uuid": _RUN_TRACK, "name": made})
         about = {"name": RUN, "string_value": plain_text(run)}
         self._event(0, INSTANT, _RUN_TRACK, name=RUN, categories=[RUN], debug_annotations=[about])
@@ -132,13 +132,13 @@ class _Writer:
         yield self._take()  # for a trace without events
 
     def _take(self) -> bytes:
-        """Returns the packets added since the last call; all parts together form the file."""
+        """Returns the packets added since the last call; together, all parts form the file."""
         written: bytes = self._file.SerializeToString()
         self._file.Clear()
         return written
 
     def _lane(self, lane: Lane, track: int) -> None:
-        """Adds the begin and end events of a lane's slices, and of the waits inside them."""
+        """Adds the begin and end events for a lane's slices and for the waits inside them."""
         parts: list[tuple[int, float, Slice | None]] = []  # None: a wait
         for one in lane.slices:
             parts.append((one.start_ns, one.end_ns, one))
@@ -221,8 +221,8 @@ def read_perfetto(path: str | PathLike[str]) -> Trace:
     """Reads a Perfetto file of TrackEvent packets.
 
     A file written by ``Trace.to_perfetto`` yields the original trace. In a file from any other
-    program, each process becomes a rank, each slice a span and each instant a mark, because such a
-    file does not show which slices are messages.
+    program, each process becomes a rank, each slice becomes a span, and each instant becomes a
+    mark, because such a file does not show which slices are messages.
 
     Args:
         path: the file; it may be gzipped.
@@ -306,7 +306,7 @@ def _read(file: Any) -> Trace:
 
 
 def _pid(track: Any, tracks: dict[int, Any]) -> int:
-    """Returns the ID of the process that a track belongs to, or 0 if the file names none."""
+    """Returns the ID of the process that owns a track, or 0 if the file names no process."""
     for _ in range(_MOST_PARENTS):
         known = tracks.get(track)
         if known is None:

@@ -60,7 +60,7 @@ class Traffic:
 
     @property
     def lanes(self) -> set[str]:
-        """The directions in which messages were sent."""
+        """The directions in which messages travelled."""
         return {edge.lane for edge in self.edges}
 
     @property
@@ -70,7 +70,7 @@ class Traffic:
 
 
 def count_traffic(trace: Trace) -> Traffic:
-    """Counts the messages between each pair of ranks, for each process group.
+    """Counts the messages between each pair of ranks on each process group.
 
     A message counts if either its send or its recv is done, because a sender that never waits does
     not know that the message arrived. The bytes of collectives do not count.

@@ -1,4 +1,4 @@
-"""Tables of bandwidths, and the lines fitted through them.
+"""Tables of bandwidths, and the lines fitted to them.
 
 A table lists the bandwidth of each link at each size, and the source of the numbers. Each row is
 for one pattern, edge and size. S is ``size_bytes``, and t is ``latency_us``::
@@ -205,7 +205,7 @@ class Bandwidths:
         )
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Writes the table to one JSON file, completely or not at all.
+        """Saves the table as a JSON file, completely or not at all.
 
         Read the file with ``ringsim.traces.bandwidths.load``.
 
@@ -248,7 +248,7 @@ class Bandwidths:
         return plot_bandwidth(self, published=published, ax=ax, **look)
 
     def describe(self) -> str:
-        """Returns a description of the table in one sentence, as a text alternative to the picture.
+        """Returns a one-sentence description of the table, as a text alternative to the picture.
 
         The sentence lists the highest bandwidth of each series.
         """
@@ -312,7 +312,7 @@ class Bandwidths:
     __hash__ = None  # type: ignore[assignment]  # compared by content, which is mutable
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Bundle:
-        """Returns the chart and the table that Jupyter shows."""
+        """Returns the chart and the table for Jupyter to show."""
         return bundle(repr(self), self.describe(), self._draw)
 
     def _draw(self) -> bytes:
@@ -366,7 +366,7 @@ def make_bandwidths(rows: Iterable[Mapping[str, Any]], metadata: dict[str, Any])
 
 
 def load(path: str | PathLike[str]) -> Bandwidths:
-    """Reads a table that ``Bandwidths.save`` wrote.
+    """Reads a table written by ``Bandwidths.save``.
 
     Args:
         path: the file to read.
@@ -375,8 +375,8 @@ def load(path: str | PathLike[str]) -> Bandwidths:
         The table.
 
     Raises:
-        TraceFileError: the file is missing or damaged, is not a table, or was written by a later
-            version of ringsim.
+        TraceFileError: the file is missing or damaged, does not contain a table, or was written by
+            a later version of ringsim.
     """
     data = read_file(path, "the table of bandwidths", MAX_FILE_BYTES)
     with reading("a table of bandwidths", path, "Measure the bandwidths again."):
@@ -485,7 +485,7 @@ def find_regimes(
     p10_s: Sequence[float] | npt.NDArray[Any] | None = None,
     p90_s: Sequence[float] | npt.NDArray[Any] | None = None,
 ) -> list[Regime]:
-    """Splits measured times into regimes at their breaks, which the module docstring defines.
+    """Splits measured times into regimes at breaks, which the module docstring defines.
 
     Args:
         sizes_bytes: the distinct sizes, ascending; shape (n,).
@@ -553,7 +553,7 @@ def _falls(points: Floats, at: int) -> bool:
 
 
 def _jump(points: Floats, at: int) -> float | None:
-    """Returns the residuals of both sides' fits, or None unless each fit misses the other side."""
+    """Returns the residuals of the two sides' fits, or None unless each misses the other side."""
     sizes, times, low, high = points
     if not LEAST_SIZES <= at <= len(sizes) - LEAST_SIZES:
         return None

@@ -1,4 +1,4 @@
-"""The style of pictures, and the output of values in Jupyter."""
+"""The style of pictures, and how Jupyter displays values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Bundle = tuple[dict[str, Any], dict[str, Any]]  # data and metadata, as Jupyter 
 
 
 class Style(TypedDict, total=False):
-    """The style of a picture; all ``plot_...`` functions accept these keywords.
+    """The style of a picture; all ``plot_...`` functions accept these keyword arguments.
 
     Attributes:
         figsize: the width and height of the new figure in inches. With a height of None, the height

@@ -1,4 +1,4 @@
-"""Finds an event's line: the line of the user's program whose call posted the event.
+"""Finds the line in the user's program that posted an event.
 
 The line belongs to the innermost frame outside ringsim, the communication library and Python. If a
 thread has no such frame, ringsim uses the line that handed the operation to the thread. Events
@@ -39,7 +39,7 @@ _INSTALLED: Final = tuple(
 
 
 class CallSites:
-    """Finds the line of the user's program that made a call.
+    """Finds the line in the user's program that made a call.
 
     The line belongs to the innermost frame outside ringsim, the communication library and Python's
     own modules. To find it, Python reads the line table of the frame's function from the start,
@@ -143,7 +143,7 @@ class CallSites:
         return self.places[key]
 
     def find(self, frame: FrameType | None) -> FrameType | None:
-        """Returns the first user frame, searching outwards from ``frame``, or None."""
+        """Returns the first user frame found by searching outwards from ``frame``, or None."""
         while frame is not None and self.kind(frame.f_code.co_filename) < 0:
             frame = frame.f_back
         return frame
@@ -164,7 +164,7 @@ def _instruction(frame: FrameType) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def _is_thin(code: CodeType) -> bool:
-    """Returns whether a function is a thin wrapper: it takes arguments and has a short body."""
+    """Returns whether a function is a thin wrapper, with arguments and a short body."""
     takes = code.co_argcount or code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
     body = {line for *_, line in code.co_lines() if line} - {code.co_firstlineno}
     return bool(takes) and code.co_name.isidentifier() and len(body) <= THIN

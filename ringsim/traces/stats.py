@@ -35,7 +35,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class OperationStats:
-    """Statistics for all operations with one name on one group.
+    """Statistics for all operations with the same name on the same group.
 
     An operation is *blocked* from the moment the program begins to wait for it until it is done.
     Operations for which that moment is unknown, such as collectives that C++ waits for, do not
@@ -152,7 +152,7 @@ def _say(time_us: float, width: int) -> str:
 
 @dataclass
 class _Share:
-    """The operations with one name on one group that some of the ranks recorded."""
+    """The operations with one name on one group, as recorded by some of the ranks."""
 
     records: int
     calls: int
@@ -286,7 +286,7 @@ def _make_row(name: str, group: Group, shares: list[_Share], total_us: float) ->
 
 
 def count_calls(ranks: Ints, op: str) -> int:
-    """Returns the number of operations that left these records, all with one name on one group.
+    """Returns the number of operations, all with one name and group, that produced these records.
 
     A collective, including a user's own, leaves one record on each rank that takes part.
 

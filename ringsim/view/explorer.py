@@ -46,12 +46,12 @@ class Choice(NamedTuple):
         return not isinstance(self.options[0], str)
 
     def say(self, option: Any) -> str:
-        """Returns the displayed text for an option."""
+        """Returns the text that is displayed for an option."""
         return f"{option:g} {self.unit}".rstrip() if self.is_number else str(option)
 
 
 class Frame(NamedTuple):
-    """The content for one set of choices: runs on one axis, and a text about their results."""
+    """The content for one set of choices: runs on one axis, and a text about the results."""
 
     text: str
     traces: tuple[Trace, ...]
@@ -65,7 +65,7 @@ def say_stuck(error: RingError) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Explorer:
-    """Sliders with which you explore simulated runs.
+    """Sliders for exploring simulated runs.
 
     On the last line of a cell, an explorer displays itself. `to_html` writes a page whose sliders
     work without a kernel.
@@ -104,7 +104,7 @@ class Explorer:
         return self.make(**chosen)
 
     def to_html(self, path: str | PathLike[str]) -> None:
-        """Writes a page with the frames for all exported choices (see `Choice.exported`).
+        """Writes a page with frames for all exported choices (see `Choice.exported`).
 
         The sliders on the page work without a kernel and without a network.
 

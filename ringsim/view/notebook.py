@@ -1,4 +1,4 @@
-"""The view in a notebook: the page from ``html`` as a widget that Python can query and control.
+"""The view in a notebook: the page from ``html`` as a widget for Python to query and control.
 
 The widget stores only the window and the selection, so that saved notebooks stay small. The kernel
 sends the traces in a message when a view requests them. Without a kernel, the widget shows nothing,
@@ -36,7 +36,7 @@ _STYLE = ".ringsim { height: 560px; min-height: 0; border: 1px solid var(--line)
 
 
 class _Widget(anywidget.AnyWidget):
-    """The state that a notebook stores for the widget: the program and a few numbers."""
+    """The widget's state that a notebook stores: the program and a few numbers."""
 
     _page = page_body("", ())
     _esm = (
@@ -97,7 +97,7 @@ class View:
 
     @property
     def window(self) -> tuple[float, float]:
-        """The begin and end of the visible time range, in seconds; you can also set it.
+        """The begin and end of the visible time range, in seconds; you can also set the range.
 
         Several traces share one axis, on which their first operations are aligned. The axis shows
         the times of the trace that begins last.
@@ -163,7 +163,7 @@ class View:
                 self.widget.send({"select": [number, event]})
                 return
         raise ArgumentError(
-            f"what must be a finding or the row number of an event, got {say(what)}. Choose one "
+            f"what must be a finding or an event's row number, got {say(what)}. Choose one "
             "from the traces in this view."
         )
 
@@ -187,7 +187,7 @@ class View:
         self.widget.send({"version": self._version, "tab": self.tab}, buffers=pack_all(self.traces))
 
     def __repr__(self) -> str:
-        """Returns a description of the view, which saved notebooks show without a kernel."""
+        """Returns a description of the view; saved notebooks show it without a kernel."""
         shown = " and ".join(count(trace.world_size, "rank") for trace in self.traces)
         return (
             f"Interactive view of {shown}. Run this cell to zoom, search "
