@@ -71,7 +71,7 @@ def compute(seconds: float) -> None:
     "compute 0.005 s", named after the seconds that you passed.
 
     Args:
-        seconds: the non-negative time in seconds. A real sleep lasts slightly longer;
+        seconds: the time in seconds; must be non-negative. A real sleep lasts slightly longer;
             ``ringsim.calibrate`` measures the difference.
 
     Raises:
@@ -254,8 +254,8 @@ class FlopCosts:
     speed.
 
     Args:
-        flops_per_s: the positive number of floating-point operations that a rank performs per
-            second.
+        flops_per_s: the number of floating-point operations that a rank performs per second; must
+            be positive.
 
     Raises:
         ArgumentError: ``flops_per_s`` is not a positive number.

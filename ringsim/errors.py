@@ -136,7 +136,7 @@ class MessageMismatch(RingError, RuntimeError):
 
 
 class PeerExited(RingError, RuntimeError):
-    """The peer of a rank has exited and will never answer."""
+    """A rank's peer has exited and will never answer."""
 
 
 class RendezvousFailed(RingError, RuntimeError):
@@ -144,11 +144,11 @@ class RendezvousFailed(RingError, RuntimeError):
 
 
 class RunTimeout(RingError, RuntimeError):
-    """A run took longer than its time limit, or an operation of simulated ranks timed out."""
+    """A run took longer than its time limit, or an operation on simulated ranks timed out."""
 
 
 class TraceFileError(RingError):
-    """A trace file cannot be written, or is truncated, damaged, foreign or from a later version."""
+    """A trace file cannot be written, is truncated or damaged, or has a foreign or later format."""
 
     def __init__(self, message: str, **of_a_run: Any) -> None:
         super().__init__(escape(str(message), lines=False), **of_a_run)

@@ -57,7 +57,7 @@ _ITEM_BYTES: Final = 8  # a float64
 
 
 def schedule() -> Explorer:
-    """Explores two pipeline schedules side by side on one axis; a forward pass takes 1 ms.
+    """Explores two pipeline schedules side by side on a shared axis; a forward pass takes 1 ms.
 
     Returns:
         The explorer.

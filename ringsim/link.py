@@ -33,8 +33,9 @@ class Link:
     """The cost of one message on one link: ``alpha_s + beta_s_per_byte * size_bytes`` seconds.
 
     Args:
-        alpha_s: the latency in seconds, non-negative.
-        beta_s_per_byte: the time per byte in seconds, non-negative; the inverse of the bandwidth.
+        alpha_s: the latency in seconds; must be non-negative.
+        beta_s_per_byte: the time per byte in seconds, which is the inverse of the bandwidth; must
+            be non-negative.
         alpha_error_s: the standard error of ``alpha_s``, in seconds; 0 if ``alpha_s`` is exact, or
             NaN if a fit could not determine the error.
         beta_error_s_per_byte: the standard error of ``beta_s_per_byte``, in the same form.
@@ -92,7 +93,7 @@ class Link:
         """Returns the time that one message takes, in seconds.
 
         Args:
-            size_bytes: the non-negative size of the message in bytes.
+            size_bytes: the size of the message in bytes; must be non-negative.
 
         Returns:
             The time in seconds, measured from the moment when both sides are ready.

@@ -68,7 +68,7 @@ class Hop(NamedTuple):
 
 
 class Topology(Protocol):
-    """The routes between ranks; any class with these two methods is accepted.
+    """The routes between ranks; any class with the methods ``check`` and ``route`` is accepted.
 
     The topology's ``repr`` is written to the trace. It should describe the links, so that the same
     arguments produce the same trace.
@@ -132,7 +132,7 @@ class Hosts(_Roomy):
 
     Each pair of ranks on a host has its own link. Each host has one outgoing and one incoming link,
     which its ranks share. Rank r is on host ``r // ranks_per_host``. A message that shares no link
-    takes ``inner.time_s`` within a host, and ``outer.time_s`` between hosts.
+    takes ``inner.time_s`` within a host and ``outer.time_s`` between hosts.
 
     Args:
         ranks_per_host: the number of ranks per host, at least 1; the last host may have fewer.
@@ -185,8 +185,8 @@ class GlooCosts:
             the cost is the same as on idle cores.
         stall_s: the length of a stall, in seconds. A Gloo thread that finds a connection locked
             keeps retrying until the scheduler takes its core away.
-        stall_share: the share of messages that stall, from 0 to 1, among the messages on whose
-            connection both ranks work at the same time.
+        stall_share: the fraction (from 0 to 1) of messages that stall, among those on whose
+            connection both ranks are working at the same time.
 
     Raises:
         ArgumentError: a value is invalid.

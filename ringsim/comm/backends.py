@@ -64,8 +64,8 @@ def set_backend(backend: str) -> CurrentBackend:
     """Chooses the backend for all groups created after this call.
 
     Call this function on every rank before ``init_process_group``, ``initialize_distributed`` or
-    ``new_group``; it does not block. A backend that is passed to one of these calls takes
-    precedence.
+    ``new_group``. This function does not block. A backend that is passed to one of these calls
+    takes precedence.
 
     Args:
         backend: "torch" for torch's own choice; the name of a backend registered with torch

@@ -439,7 +439,7 @@ def init_distributed(
     rank: int = -1,
     world_size: int = -1,
 ) -> None:
-    """Creates the default process group, or does nothing if it exists already.
+    """Creates the default process group, or does nothing if the group already exists.
 
     Call this function in every process; it blocks until all processes have called it. Afterwards,
     torch's five variables are set in the environment.
@@ -447,7 +447,7 @@ def init_distributed(
     Args:
         dist_backend: torch's name for the backend, "gloo" or "nccl"; "mpi" for ringsim's own
             backend; None for NCCL if GPUs are present, or else Gloo.
-        auto_mpi_discovery: whether to ask MPI for the rank if no launcher provides it.
+        auto_mpi_discovery: whether to query MPI for the rank if no launcher provides the rank.
         distributed_port: the port on which rank 0 listens, unless the launcher or MASTER_PORT sets
             a different port; 29500 means no preference.
         verbose: whether to log the discovered settings through ``logging``.

@@ -120,7 +120,7 @@ def read_settings(deepspeed_config: Any, **arguments: Any) -> dict[str, Any]:
     For the arguments, see ``configure``. None means that a setting is not given.
 
     Raises:
-        ArgumentError: a value is of the wrong kind.
+        ArgumentError: a value is invalid.
 
     Example:
         >>> config = {"comms_logger": {"enabled": True, "prof_ops": ["isend"]}}
@@ -402,7 +402,7 @@ def configure(
         debug: whether names in the log include the name of the calling function.
 
     Raises:
-        ArgumentError: a value is of the wrong kind.
+        ArgumentError: a value is invalid.
 
     Example:
         >>> configure(enabled=True, prof_all=False, prof_ops=["all_reduce"])
@@ -471,7 +471,8 @@ def interrupt_log() -> LogOptions | None:
 def reset_log() -> None:
     """Clears this rank's log, including operations that have not been waited for yet.
 
-    The log stays on or off. Any rank may call this function at any time; it does not block.
+    This function neither starts nor stops the log. Any rank may call this function at any time; it
+    does not block.
 
     Example:
         >>> reset_log()
@@ -508,11 +509,12 @@ def timed_op(function: Callable[P, R]) -> Callable[P, R]:
     """Logs calls to a function as if it were a ``ringsim.comm`` operation.
 
     Use this function as a decorator for your own collectives. While the log is on, a selected call
-    (``prof_all``, the function's name in ``prof_ops``, or its own argument ``prof=True``) is
-    recorded as a span with a size and a group, and the operations inside the span are labelled with
-    the span's name. The call is done when the function returns; if the function returns an
-    operation's handle, the call is done when the program has waited for that handle. Calls that are
-    not selected run unchanged. The function keeps its name, signature, docstring and result.
+    (selected by ``prof_all``, by the function's name in ``prof_ops``, or by the call's own argument
+    ``prof=True``) is recorded as a span with a size and a group, and the operations inside the span
+    are labelled with the span's name. The call is done when the function returns; if the function
+    returns an operation's handle, the call is done when the program has waited for that handle.
+    Calls that are not selected run unchanged. The function keeps its name, signature, docstring and
+    result.
 
     Args:
         function: the function to log. Its parameters ``prof``, ``log_name``, ``debug`` and

@@ -18,7 +18,7 @@ work, which may be on different threads::
     program's thread     | c10d::send |                        post: the call begins
     Gloo's, or the same       | gloo:send           |          done: the work ends
 
-Calls are matched with works in order, because Gloo carries out works of one kind in the order of
+Calls are matched with works in order, because Gloo performs works of the same kind in the order of
 their calls.
 """  # noqa: E501
 
@@ -78,8 +78,8 @@ def to_chrome(trace: Trace, path: str | PathLike[str]) -> None:
     """Writes a trace in Chrome's format, which many tools can read.
 
     Each rank becomes a process. Its spans and operations are drawn on lanes below the process, and
-    an arrow connects each send with its recv. ``ringsim.exchange.read_chrome`` reads the trace
-    back, without results and output. A Perfetto file with the same data is half the size.
+    an arrow connects each send to its recv. ``ringsim.exchange.read_chrome`` reads the trace back,
+    without results and output. A Perfetto file with the same data is half the size.
 
     Args:
         trace: any trace.

@@ -7,8 +7,8 @@ A file consists of TrackEvent packets, connected by flows::
       lane  "operations"        begin of a send: flow_ids; end of its recv: terminating_flow_ids
 
 Each slice carries debug annotations with the facts about its event. One more annotation holds all
-of the event's columns, from which ringsim restores the same trace. Files from other programs are
-read as spans.
+of the event's columns, from which ringsim restores the original trace. Files from other programs
+are read as spans.
 
 Source:
     protos/perfetto/trace in https://github.com/google/perfetto, and "Writing TrackEvent Protos
@@ -60,7 +60,7 @@ def to_perfetto(trace: Trace, path: str | PathLike[str]) -> None:
 
     Drop the file onto ui.perfetto.dev, which opens it in the browser without uploading it. Each
     rank becomes a process. Its spans and operations are drawn on lanes below the process, and an
-    arrow connects each send with its recv. ``ringsim.exchange.read_perfetto`` reads the trace back,
+    arrow connects each send to its recv. ``ringsim.exchange.read_perfetto`` reads the trace back,
     without results and output.
 
     Args:
@@ -218,14 +218,14 @@ class _Writer:
 
 
 def read_perfetto(path: str | PathLike[str]) -> Trace:
-    """Reads a Perfetto file of TrackEvent packets.
+    """Reads a Perfetto file that consists of TrackEvent packets.
 
     A file written by ``Trace.to_perfetto`` yields the original trace. In a file from any other
     program, each process becomes a rank, each slice becomes a span, and each instant becomes a
     mark, because such a file does not show which slices are messages.
 
     Args:
-        path: the file; it may be gzipped.
+        path: the file, which may be gzipped.
 
     Returns:
         The trace.

@@ -59,9 +59,9 @@ def bandwidth(
 ) -> Bandwidths:
     """Measures the latency and bandwidth of a ring's links for a range of message sizes.
 
-    ``bandwidth`` also fits a line through the times. In a notebook or a script, it starts
-    ``world_size`` ranks, as ``ringsim.trace`` does. If you press Ctrl-C, the measurement ends, and
-    the table contains the results so far. If the ranks are already running (under torchrun, or in a
+    ``bandwidth`` also fits a line to the times. In a notebook or a script, it starts ``world_size``
+    ranks, as ``ringsim.trace`` does. If you press Ctrl-C, the measurement ends, and the table
+    contains the results so far. If the ranks are already running (under torchrun, or in a
     ``ringsim.trace`` worker), call ``bandwidth`` on every rank with the same arguments. It blocks
     until all ranks have measured, and returns the same table on every rank.
 
@@ -74,7 +74,8 @@ def bandwidth(
     step (such as a round trip) is a span.
 
     With ``link`` or ``topology``, and in a ``ringsim.simulate`` worker, simulated ranks run a
-    single step per size on a virtual clock. ``ceilings`` and both limits are then ignored.
+    single step per size on a virtual clock. ``ceilings``, ``limit_s`` and ``timeout_s`` are then
+    ignored.
 
     Args:
         world_size: the number of ranks, or None for 2 new ranks or for all running ranks.
@@ -95,8 +96,8 @@ def bandwidth(
         topology: a topology from ``ringsim.topologies``, instead of ``link``.
 
     Returns:
-        The table of bandwidths. With a single rank and a GPU, it contains copies within the GPU's
-        memory.
+        The table of bandwidths. With a single rank and a GPU, the table covers copies within the
+        GPU's memory.
 
     Raises:
         ArgumentError: an argument is invalid, there are fewer GPUs than ranks, or the sizes require

@@ -84,8 +84,8 @@ def plot_timeline(
 
     Args:
         trace: a trace, with any number of events.
-        step: the index of the pipeline step to draw, from 0. By default, a trace that contains
-            steps is drawn as its last step.
+        step: the index of the pipeline step to draw, counted from 0. By default, if the trace
+            contains steps, the last one is drawn.
         align: whether to align the times of different hosts; if False, each host's times are drawn
             as its own clock showed them.
         ax: the axes to draw on, or None to create a new figure.

@@ -19,7 +19,7 @@ from ringsim.state import change_state, get_state
 
 
 def suppress_output(rank: int) -> None:
-    """Replaces ``print`` in this process: only rank 0's lines and forced lines are shown.
+    """Replaces ``print`` in this process so that only rank 0's and forced lines are shown.
 
     The new ``print`` accepts ``force`` in addition to the arguments of the built-in ``print``. It
     writes its text in one piece, so lines from different ranks do not mix. Only stdout and stderr
@@ -28,7 +28,7 @@ def suppress_output(rank: int) -> None:
     effect. Each rank calls the function separately; the call does not block.
 
     Args:
-        rank: the non-negative global rank of this process.
+        rank: the global rank of this process; must be non-negative.
 
     Raises:
         ArgumentError: ``rank`` is not a non-negative integer.

@@ -113,7 +113,7 @@ _LARGEST_LOAD: Final = 1e9
 class Bandwidths:
     """Measured, published or simulated bandwidths, one row for each pattern, edge and size.
 
-    A notebook shows the bandwidths as a chart, and a terminal shows them as a table.
+    Bandwidths are displayed as a chart in a notebook, and as a table in a terminal.
 
     Args:
         columns: numpy arrays of equal length, named and typed as in ``COLUMNS``; unknown numbers
@@ -156,7 +156,7 @@ class Bandwidths:
 
     @cached_property
     def fits(self) -> dict[tuple[str, str, int, int], Link]:
-        """The line fitted through the medians of each (pattern, backend, src, dst).
+        """The line fitted to the medians of each (pattern, backend, src, dst).
 
         Series with fewer than two sizes have no line. A line's errors show how well it fits.
         """
@@ -183,7 +183,7 @@ class Bandwidths:
         )
 
     def where(self, pattern: str, backend: str, src: int, dst: int) -> Ints:
-        """Returns a mask of the rows in one series, given as ``series`` lists it."""
+        """Returns a mask of the rows in one series, given in the form that ``series`` returns."""
         columns = self.columns
         mask: Ints = (
             (columns["pattern"] == pattern)
@@ -325,10 +325,10 @@ def make_bandwidths(rows: Iterable[Mapping[str, Any]], metadata: dict[str, Any])
     """Creates a table from rows.
 
     Args:
-        rows: the values in each row, by name as in ``COLUMNS``. ``pattern``, ``size_bytes``,
-            ``backend`` and ``kind`` are required. If ``algbw_gb_per_s`` is missing, it is computed
-            from ``latency_us``. Missing values of ``src`` and ``dst`` become -1, of ``n`` 0, and
-            all others NaN.
+        rows: the values in each row, keyed by the names in ``COLUMNS``. ``pattern``,
+            ``size_bytes``, ``backend`` and ``kind`` are required. If ``algbw_gb_per_s`` is missing,
+            it is computed from ``latency_us``. Missing values of ``src`` and ``dst`` become -1,
+            missing values of ``n`` become 0, and all other missing values become NaN.
         metadata: the source of the numbers.
 
     Returns:

@@ -21,8 +21,8 @@ class Style(TypedDict, total=False):
         dpi: the resolution of the new figure, in pixels per inch.
         theme: "light" or "dark"; by default, the theme of your matplotlib settings
             (``plt.style.use("dark_background")``).
-        compact: whether to fit the picture to a column of a paper, with no title, only two font
-            sizes, and notes wrapped to the width.
+        compact: whether to fit the picture into a column of a paper, with no title, only two font
+            sizes, and notes wrapped to the column's width.
     """
 
     figsize: tuple[float, float | None]

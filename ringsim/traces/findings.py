@@ -70,7 +70,7 @@ class Operation:
         file: the user's source file, or "" if unknown.
         line: the line in that file, or -1 if unknown.
         status: "in_flight", "ok" or "error".
-        waited_s: how long the rank was blocked in the operation, in seconds.
+        waited_s: how long the rank has been blocked in the operation, in seconds.
 
     Example:
         >>> print(

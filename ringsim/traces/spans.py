@@ -23,8 +23,8 @@ label_in_force: Final[ContextVar[int]] = ContextVar("ringsim_label", default=NON
 class span:  # noqa: N801 - read as a verb: with ringsim.span("compute"):
     """Names a section of the timeline; does nothing unless the run is being recorded.
 
-    Spans nest. Operations and spans inside a span inherit ``stage`` and ``microbatch`` from the
-    innermost enclosing span that sets them.
+    Spans can be nested. Operations and spans inside a span inherit ``stage`` and ``microbatch``
+    from the innermost enclosing span that sets them.
 
     Args:
         name: the name shown in the timeline.

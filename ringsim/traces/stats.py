@@ -39,12 +39,12 @@ class OperationStats:
 
     An operation is *blocked* from the moment the program begins to wait for it until it is done.
     Operations for which that moment is unknown, such as collectives that C++ waits for, do not
-    count in the blocked times. Bandwidths describe a typical operation: each is the median of size
-    divided by the time from post to done. If the program began to wait late, they are lower
-    bounds. 1 GB is 10**9 bytes.
+    contribute to the blocked times. Bandwidths describe a typical operation: each is the median,
+    over all operations, of the size divided by the time from post to done. If the program began to
+    wait late, the bandwidths are lower bounds. 1 GB is 10**9 bytes.
 
     Attributes:
-        op: the operation, as torch spells it.
+        op: torch's name for the operation.
         group: the name of the group.
         group_size: the number of ranks in the group.
         count: the number of operations; a collective counts once, however many ranks take part.
@@ -55,8 +55,8 @@ class OperationStats:
         blocked_max_us: the longest blocked time, or NaN.
         algbw_gb_per_s: the algorithm bandwidth, or NaN if the operations carried no data.
         busbw_gb_per_s: the bus bandwidth, with nccl-tests' factor for the size of the group.
-        share: the share of all ranks' time that was spent blocked, from 0 to 1, or above 1 if
-            several threads of a rank wait at the same time.
+        share: the fraction of all ranks' time that was spent blocked, from 0 to 1, or above 1 if
+            several threads on a rank wait at the same time.
     """
 
     op: str

@@ -370,7 +370,7 @@ class KnownBubble:
         of_total: the makespan-based bubble, as a fraction of the step.
         of_ideal: the makespan-based bubble, relative to the work.
         of_span: the span-based bubble, as a fraction of the span, on the rank with the largest
-    bubble.
+            bubble.
     """
 
     of_total: float

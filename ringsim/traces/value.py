@@ -83,7 +83,7 @@ def removed(name: str, instead: str) -> Callable[..., NoReturn]:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Trace:
-    """The recorded events of a run, and the results and output of its ranks.
+    """The recorded events of a run, with the results and output of the ranks.
 
     A trace is displayed as pictures in a notebook, and as a summary in a terminal. Two traces are
     equal if their events and metadata are equal. Results and output are not compared, because trace
@@ -209,7 +209,7 @@ class Trace:
     def apart(self) -> Ints:
         """The indices of the operations whose other side was left out, in ascending order.
 
-        Only a part that ``filter`` returned can contain such operations.
+        Only a part returned by ``filter`` can contain such operations.
         """
         places = self.metadata["part"]["apart"] if "part" in self.metadata else []
         return np.array(places, dtype=np.int64)
@@ -255,7 +255,8 @@ class Trace:
                 events that overlap the range are kept.
             ops: torch's names for the operations to keep, or "span" or "mark".
             groups: the names of the process groups to keep; spans and marks belong to no group.
-            steps: the indices of pipeline steps, from 0; events posted in these steps are kept.
+            steps: the indices of pipeline steps, counted from 0; events posted in these steps are
+                kept.
 
         Raises:
             ArgumentError: the trace has no such rank, operation, group or step.
@@ -288,7 +289,7 @@ class Trace:
         """Returns the part of the trace that was posted in one pipeline step.
 
         Args:
-            number: the index of the step, from 0.
+            number: the index of the step, counted from 0.
 
         Raises:
             ArgumentError: the trace has no such step.
@@ -443,8 +444,8 @@ class Trace:
         """Draws a timeline of each rank.
 
         Args:
-            step: the index of the pipeline step to draw, from 0. By default, a trace that contains
-                steps is drawn as its last step.
+            step: the index of the pipeline step to draw, counted from 0. By default, if the trace
+                contains steps, the last one is drawn.
             align: whether to align the times of different hosts; if False, each host's times are
                 drawn as its own clock showed them.
             ax: the axes to draw on; by default, those of a new figure.
@@ -532,8 +533,8 @@ class Trace:
         """Explains why the run failed or was slow.
 
         Returns:
-            The diagnosis. Printing it shows its sentences, and its ``plot()`` method draws a
-            picture.
+            The diagnosis. Printing the diagnosis shows it as text, and its ``plot()`` method draws
+            a picture.
         """
         from ringsim.diagnose.explain import explain
 

@@ -85,8 +85,8 @@ def to_html(
 ) -> None:
     """Writes traces as an interactive page, in a single file that you can open from disk.
 
-    The page also works offline and in a sandboxed frame. Its content policy contains the hashes of
-    its own script and style, and allows no others.
+    The page also works offline and in a sandboxed frame. The page's content policy contains the
+    hashes of the page's own script and style, and allows no others.
 
     Args:
         traces: a trace, or up to 8 traces to draw on one axis, aligned at their first operations.

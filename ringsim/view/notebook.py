@@ -58,7 +58,8 @@ def view(traces: Trace | Sequence[Trace]) -> View:
         traces: a trace, or up to 8 traces to draw on one axis, aligned at their first operations.
 
     Returns:
-        The view. On the last line of a cell, it displays itself, with the trace's picture below.
+        The view. On the last line of a cell, the view displays itself, with the trace's picture
+        below.
 
     Raises:
         ArgumentError: there are no traces, or too many.
@@ -85,7 +86,7 @@ class View:
     Attributes:
         traces: the traces in the view.
         widget: the bare widget, which you can combine with other widgets (``ipywidgets.HBox``).
-        tab: the panel that is open at first, or "" for the view's default.
+        tab: the panel that is open initially, or "" for the view's default.
     """
 
     def __init__(self, traces: Sequence[Trace], tab: str = "") -> None:
@@ -146,7 +147,7 @@ class View:
         """Selects an event and brings it into view.
 
         Args:
-            what: a finding from ``trace.explain()``, or the row number of an event in
+            what: a finding from ``trace.explain()``, or an event's row number in
                 ``trace.to_pandas()``; the index of ``selection`` shows these numbers.
 
         Raises:
