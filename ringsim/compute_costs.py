@@ -57,10 +57,10 @@ class Clock(Protocol):
         """Returns the time since the start of the run, in seconds."""
 
     def advance(self, seconds: float) -> None:
-        """Advances the calling rank's time by ``seconds``; other ranks may run meanwhile."""
+        """Advances the calling rank's time by ``seconds``; other ranks may run in the meantime."""
 
     def work(self, seconds: float) -> None:
-        """Like ``advance``, but waits for a free core and occupies it."""
+        """Like ``advance``, but first waits for a free core, and then occupies that core."""
 
 
 def compute(seconds: float) -> None:
@@ -146,7 +146,7 @@ def read_label(label: str) -> float | None:
 
 
 class Flops(NamedTuple):
-    """The number of floating-point operations of some layers for one microbatch.
+    """The number of floating-point operations that some layers perform for one microbatch.
 
     Attributes:
         forward: the operations in the forward pass.
@@ -215,7 +215,7 @@ class PostingCosts(Protocol):
 
     @property
     def sleep_s(self) -> float:
-        """The time that ``ringsim.compute`` takes beyond the seconds passed to it."""
+        """The time that ``ringsim.compute`` takes in addition to the requested seconds."""
         ...
 
     @property
@@ -281,7 +281,7 @@ class FlopCosts:
 
 
 def charge(kind: str, stage: int, microbatch: int, count: Callable[[], Flops]) -> None:
-    """Charges the calling rank for work that it has just performed.
+    """Charges the calling rank for work that the rank has just performed.
 
     The code that computes a stage calls this function. The clock of a simulated rank advances by
     the time of the work, and other ranks may run meanwhile. On a real rank, or without a cost

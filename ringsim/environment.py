@@ -343,7 +343,7 @@ def _port_of_number(number: int) -> int:
 
 
 def _port_of_name(name: str | None) -> int:
-    """Returns a port derived from a job's name, so that two jobs on one machine rarely collide.
+    """Returns a port derived from a job's name, so that two jobs on a machine rarely collide.
 
     Without a name, returns torch's default port.
     """
@@ -578,7 +578,7 @@ def _compare(one: Facts, other: Facts) -> None:
 
 
 def _conclude(values: Mapping[str, Any], facts: Facts, given: Iterable[str]) -> Discovery:
-    """Returns the values as a Discovery, if they are consistent."""
+    """Returns the values as a Discovery after checking that they are consistent."""
     if values["rank"] >= values["world_size"]:
         where = f"world_size {values['world_size']}"
         if facts.variables:
@@ -705,7 +705,7 @@ def count_crossings(hosts: Sequence[str]) -> int:
 
 
 def order_by_hosts(hosts: Sequence[Any]) -> tuple[int, ...]:
-    """Orders ranks so that each host's ranks are adjacent, with hosts in order of appearance.
+    """Orders ranks so that each host's ranks are adjacent; hosts keep their order of appearance.
 
     Args:
         hosts: each rank's host, by rank.

@@ -212,7 +212,7 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def name_integers(least: int, most: int | None = None) -> str:
-    """Returns the rule for an integer argument, in words.
+    """Describes the rule for an integer argument in words.
 
     Example:
         >>> name_integers(1), name_integers(2), name_integers(0, 3)
@@ -331,7 +331,7 @@ def say(value: object) -> str:
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
-    """Returns "rank 2", "ranks 0 and 1" or "ranks 0, 1 and 2"; shortens long lists.
+    """Formats ranks as "rank 2", "ranks 0 and 1" or "ranks 0, 1 and 2"; shortens long lists.
 
     Example:
         >>> name_ranks([2]), name_ranks([0, 1, 5]), name_ranks(range(40))

@@ -216,7 +216,7 @@ def fails_at(inject: Iterable[Injection], rank: int) -> int | None:
 
 
 def make_failure(rank: int, at_op: int, world_size: int) -> RankFailed:
-    """Returns the error that a rank raises instead of posting an operation, on both clocks."""
+    """Returns the error that a rank, on either clock, raises instead of posting an operation."""
     return RankFailed(
         f"rank {rank} of {world_size} was made to fail instead of posting operation {at_op} "
         f"(counted from 0). To let the rank continue, remove Fail(rank={rank}, at_op={at_op}) "

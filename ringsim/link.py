@@ -127,7 +127,7 @@ def check_link(name: str, value: object) -> None:
 
 
 def check_links(link: object, world_size: int | None = None) -> None:
-    """Checks that an argument is a link, or a mapping from pairs of ranks to links.
+    """Checks that an argument is a link or a mapping from pairs of ranks to links.
 
     Args:
         link: the value that was passed.
@@ -204,7 +204,7 @@ def fit_link(
 def _standard_errors(
     columns: npt.NDArray[Any], found: npt.NDArray[Any], free: list[int]
 ) -> npt.NDArray[Any]:
-    """Returns both standard errors: 0 for a fixed number, and NaN if there is no scatter."""
+    """Returns both standard errors: 0 for a fixed number, NaN if there is no scatter."""
     errors = np.zeros(2)
     if len(columns) <= 2:
         errors[free] = math.nan

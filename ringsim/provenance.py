@@ -39,7 +39,7 @@ def machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of ringsim, Python, and torch and numpy if they are installed.
+    """Returns the versions of ringsim and Python, and of torch and numpy if installed.
 
     This function does not import torch or numpy.
 
@@ -91,7 +91,7 @@ def note_doubts(doubts: Iterable[str]) -> list[str]:
 
 
 def footer(metadata: Mapping[str, Any]) -> str:
-    """Returns the line below a picture: the source, machine, backend, version and date.
+    """Returns the line printed below a picture: the source, machine, backend, version and date.
 
     Args:
         metadata: the metadata of a trace; missing entries are omitted.
@@ -144,7 +144,7 @@ def _installed(name: str) -> str | None:
 
 @functools.cache
 def _cpu() -> str:
-    """Returns the processor's model name, on Linux from /proc/cpuinfo."""
+    """Returns the processor's model name, read from /proc/cpuinfo on Linux."""
     with contextlib.suppress(OSError):
         for line in (
             Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()

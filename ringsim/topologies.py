@@ -87,7 +87,7 @@ class Topology(Protocol):
 
 
 class _Roomy:
-    """The base class of networks that accept any number of ranks."""
+    """The base class for networks that accept any number of ranks."""
 
     def check(self, world_size: int) -> None:
         """Accepts any number of ranks."""
@@ -282,7 +282,7 @@ class FullBisection(_Roomy):
 
 
 def _over_network(here: Hashable, there: Hashable, link: Link) -> list[Hop]:
-    """Returns two hops at a link's speed; only the first hop has the link's latency."""
+    """Returns two hops with a link's speed; only the first hop has the link's latency."""
     return [Hop((here, "network"), link), Hop(("network", there), Link(0.0, link.beta_s_per_byte))]
 
 

@@ -66,7 +66,7 @@ _TIMED = {**_FUNCTIONS, **_MANAGING}
 
 
 def __getattr__(name: str) -> Any:
-    """Returns a timed function, the current backend for ``cdb``, or torch's own object."""
+    """Returns a timed function or torch's own object; for ``cdb``, returns the current backend."""
     if name in _TIMED:
         globals()[name] = _TIMED[name]  # so that the next use does not call this function
         return _TIMED[name]
@@ -83,7 +83,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Returns the public names of torch.distributed and of ringsim.comm."""
+    """Returns the public names of torch.distributed and ringsim.comm."""
     own = {
         name
         for name, value in globals().items()

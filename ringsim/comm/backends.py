@@ -29,7 +29,7 @@ _MIGRATION: Final = (
 
 @dataclass(repr=False)
 class CurrentBackend:
-    """The type of ``ringsim.comm.cdb``: the backend for new groups, with torch's functions.
+    """The type of ``ringsim.comm.cdb``: the backend for new groups, along with torch's functions.
 
     Attributes:
         name: the name of the backend, or "torch" for torch's own choice.

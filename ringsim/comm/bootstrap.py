@@ -147,7 +147,7 @@ def in_words(ranks: list[int]) -> str:
 
 
 def find_fault(cards: list[Card]) -> str | None:
-    """Returns a description of the first fault in a full set of cards, or None.
+    """Describes the first fault in a full set of cards, or returns None if there is no fault.
 
     The cards must be complete, one per rank, in order.
     """
@@ -172,7 +172,7 @@ def find_fault(cards: list[Card]) -> str | None:
 
 
 def list_rings(cards: list[Card]) -> list[tuple[int, ...]]:
-    """Returns all rings of a world, each as its global ranks in order.
+    """Returns all rings in a world; each ring is a sequence of its global ranks, in order.
 
     The cards must be complete and free of faults.
 
@@ -359,14 +359,14 @@ class RollCall:
         return True
 
     def _publish(self, stage: str, verdict: dict[str, Any]) -> dict[str, Any]:
-        """Writes a verdict unless a verdict exists, and returns the valid verdict."""
+        """Writes a verdict unless one already exists, and returns the verdict that counts."""
         standing: dict[str, Any] = json.loads(
             self.store.compare_set(f"{stage}/verdict", "", json.dumps(verdict))
         )
         return standing
 
     def _verdict(self, stage: str, deadline: float) -> dict[str, Any]:
-        """Waits for the verdict and returns it; raises RendezvousFailed if it is an error."""
+        """Waits for the verdict and returns it, or raises RendezvousFailed for an error."""
         if self._wait(f"{stage}/verdict", deadline):
             verdict: dict[str, Any] = json.loads(self.store.get(f"{stage}/verdict"))
         else:
@@ -545,7 +545,7 @@ def meet(
 
 
 def _follow_rank_0(store: Store, rank: int, world_size: int) -> RollCall:
-    """Joins rank 0's next roll-call in a store that torchrun keeps across restarts.
+    """Joins rank 0's next roll-call, in a store that torchrun keeps across restarts.
 
     Rank 0 numbers the roll-calls, because each torchrun agent counts only the restarts of its own
     ranks.

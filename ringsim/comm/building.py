@@ -31,7 +31,7 @@ _LIBRARIES: Final = (
 
 @functools.cache
 def warn_once(op: str, backend_name: str) -> None:
-    """Warns once per backend, at the user's line, that an operation is built from messages."""
+    """Warns at the user's line, once per backend, that an operation is built from messages."""
     frame: FrameType | None = sys._getframe(1)
     level = 2
     while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):

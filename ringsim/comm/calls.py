@@ -151,7 +151,7 @@ _DEFAULTS: Final = {
 
 
 def make_signature(arguments: str, **meanings: Any) -> inspect.Signature:
-    """Returns the signature for arguments written as in a function definition.
+    """Returns the signature for arguments that are written as in a function definition.
 
     ``meanings`` contains the values of names used as defaults; SUM is torch's unless ``meanings``
     contains it.
@@ -347,7 +347,7 @@ _Cut = Callable[[torch.Tensor], Tensors]
 
 @dataclass
 class Call:
-    """One rank's call to a collective, after it was read and checked.
+    """One rank's call to a collective, already read and checked.
 
     Attributes:
         name: the name of the called function.
@@ -457,7 +457,7 @@ def _read_side(
     is_held: bool,
     given: Tensors = (),
 ) -> Tensors:
-    """Returns the checked tensors of an argument, or no tensors if only the root has them."""
+    """Returns the checked tensors of an argument, or none if only the root has any."""
     what, form = side
     value = arguments[what]
     if not is_held:
@@ -553,7 +553,7 @@ def check_dense(what: str, tensor: torch.Tensor, where: str, *, meta: bool = Fal
 
 
 def _check_count(group: Members, what: str, values: Sequence[Any], count: int | None) -> None:
-    """Raises Refused unless an argument has ``count`` entries, if ``count`` is given."""
+    """Raises Refused if ``count`` is given and an argument does not have ``count`` entries."""
     if count is not None and len(values) != count:
         raise Refused(
             f"{what} must have {count} entries, got {len(values)} ({group.here()}). Pass one entry "
@@ -630,7 +630,7 @@ def _check_together(reading: Reading, call: Call) -> None:
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Returns whether a tensor's elements are contiguous in memory, as in a message."""
+    """Returns whether a tensor's elements are contiguous in memory, as they are in a message."""
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
@@ -731,7 +731,7 @@ def find_root(reading: Reading, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 def find_splits(
     reading: Reading, group_size: int, args: tuple[Any, ...]
 ) -> tuple[tuple[int, ...], ...]:
-    """Returns the bytes that an all_to_all sends to and receives from each rank of its group.
+    """Returns the bytes that an all_to_all sends to, and receives from, each rank in its group.
 
     The result is empty for other collectives, and for a call that torch rejects on its own rank,
     because such a call never reaches another rank.
@@ -765,7 +765,7 @@ def _split_bytes(given: Any, rows: Any, group_size: int) -> tuple[int, ...]:
 
 
 def find_reduction(reading: Reading, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Returns the name of a call's reduction, such as "SUM", or "" if there is none."""
+    """Returns the name of a call's reduction, such as "SUM", or "" if the call has none."""
     if not reading.collective.reduces:
         return ""
     for value in (*args[1 if reading.in_place else 2 :], *kwargs.values()):

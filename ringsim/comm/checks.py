@@ -127,7 +127,7 @@ class Prechecks:
             )
 
     def refuse_collective(self, attempt: Attempt, tensor: torch.Tensor, post: Post) -> NoReturn:
-        """Raises ArgumentError for a tensor that ``find_unfit`` found in a collective."""
+        """Raises ArgumentError for an unfit tensor that ``find_unfit`` found in a collective."""
         if tensor.is_meta:
             self.refuse(
                 "the tensors passed to a collective must hold data, got a tensor on "
@@ -209,7 +209,7 @@ def _layout(tensor: torch.Tensor) -> str:
 
 
 def find_fault(tensors: Any, tag: Any, to_itself: bool) -> tuple[str, str] | None:
-    """Returns a description of the fault with a remedy, or None if the arguments are valid."""
+    """Returns a description of the fault and a remedy, or None if the arguments are valid."""
     if isinstance(tag, int) and not 0 <= tag <= _TAG_MAX:
         return (
             f"a tag must be an integer from 0 to {_TAG_MAX:,}, got {tag}",
@@ -374,7 +374,7 @@ class BufferGuard:
         return _Use(first, end, tensor if sends else None, _checksum(tensor) if sends else 0, what)
 
     def _overlapping(self, first: int, end: int) -> list[_Use]:
-        """Returns the uses of memory from ``first`` to ``end`` (exclusive)."""
+        """Returns the uses that overlap the memory from ``first`` to ``end`` (exclusive)."""
         return [use for use in self.uses.values() if use.first < end and first < use.end]
 
     def look_at(self, tensor: torch.Tensor, operation: str, *, writes: bool) -> None:

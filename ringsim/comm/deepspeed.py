@@ -73,7 +73,7 @@ class ReduceOp(Enum):
 
 
 def to_torch(op: Any) -> Any:
-    """Converts DeepSpeed's ``ReduceOp`` to torch's, and returns any other value unchanged.
+    """Converts DeepSpeed's ``ReduceOp`` to torch's; returns any other value unchanged.
 
     Raises:
         ArgumentError: torch has no reduction of that name.
@@ -220,7 +220,7 @@ def all_reduce_coalesced(
 def _wait_for_all(
     works: list[Any], results: Sequence[torch.Tensor], async_op: bool
 ) -> Handle | None:
-    """Returns one handle for several operations, or waits for them."""
+    """Returns a single handle for several operations, or waits for all of the operations."""
     handle = Handle(works, results=results)
     if async_op:
         return handle
@@ -299,7 +299,7 @@ def get_world_group() -> Any:
 
 
 class Accelerator:
-    """This process's GPU or CPU, with the methods that programs for DeepSpeed use."""
+    """This process's GPU or CPU, with the methods that programs written for DeepSpeed use."""
 
     def communication_backend_name(self) -> str:
         """Returns "nccl" if GPUs are present and torch supports NCCL, else "gloo"."""
@@ -330,7 +330,7 @@ class Accelerator:
             torch.cuda.synchronize(device_index)
 
     def total_memory(self, device_index: int | None = None) -> int:
-        """Returns the memory of the GPU, or of the machine, in bytes."""
+        """Returns the size of the GPU's or the machine's memory, in bytes."""
         if torch.cuda.is_available():
             return int(torch.cuda.get_device_properties(device_index).total_memory)
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -338,7 +338,7 @@ class Accelerator:
 
 @cache
 def get_accelerator() -> Accelerator:
-    """Returns the accelerator that programs for DeepSpeed query for their device.
+    """Returns the accelerator, which programs written for DeepSpeed query for their device.
 
     Example:
         >>> torch.empty(
@@ -614,7 +614,7 @@ def patch_aws_sm_env_for_torch_nccl_backend(verbose: bool = True) -> None:
 
 
 def _find(rule: str, variable: str, *kept: str) -> Discovery:
-    """Discovers this process's rank from one launcher's own variables.
+    """Discovers this process's rank from the variables of one launcher.
 
     Torch's variables are ignored, except the variables in ``kept``.
     """

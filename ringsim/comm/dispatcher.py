@@ -151,7 +151,7 @@ class Dispatcher:
 
 
 def _holds_data(tensor: torch.Tensor) -> bool:
-    """Returns whether a tensor has data; compilers pass tensors that only have a shape."""
+    """Returns whether a tensor has data; compilers pass tensors that have only a shape."""
     return type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_meta
 
 
@@ -163,7 +163,7 @@ def get_dispatcher() -> Dispatcher:
 
 @dataclass(slots=True)
 class _Call:
-    """A call into C++ that issues collectives: its thread, its place, and the latest collective."""
+    """A call into C++ that issues collectives: the thread, the place and the latest collective."""
 
     thread: int
     frame: tuple[int, int]
@@ -270,7 +270,7 @@ class LateWaits:
                 self._recorder.amend(slot, done_ns=NONE)  # the wait began too late to end before it
 
     def _complete(self, slot: int, status: int = OK) -> bool:
-        """Completes a record unless another thread already has; returns whether it did."""
+        """Completes a record unless another thread already has; returns whether this call did."""
         mine = self._open.pop(slot, _DONE) is not _DONE
         if mine:
             self._recorder.complete(slot, status)
@@ -285,7 +285,7 @@ class LateWaits:
         self._blocks[threading.get_ident()] += 1
 
     def stop(self) -> None:
-        """Stops the threads when all added collectives are done, or after a time limit."""
+        """Stops the threads once all added collectives are done, or after a time limit."""
         for each in self._queues.values():
             each.put(None)
         end_s = time.monotonic() + JOIN_S
@@ -369,5 +369,5 @@ class LateWaits:
 
 
 def _where(frame: FrameType | None) -> tuple[int, int]:
-    """Returns the call and the instruction of a frame, without keeping the frame alive."""
+    """Returns a frame's call and current instruction without keeping the frame alive."""
     return (0, 0) if frame is None else (id(frame), frame.f_lasti)

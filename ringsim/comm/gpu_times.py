@@ -52,7 +52,7 @@ _NOT_PASSED: Final = "had not ended, or could not be queried, when the record wa
 
 
 class Begun(NamedTuple):
-    """The start of an operation: its GPU, and its event or the reason why the event is missing."""
+    """The start of an operation: the GPU, and the event or the reason why the event is missing."""
 
     gpu: torch.device
     event: torch.cuda.Event | str
@@ -243,7 +243,7 @@ def _count(operations: int) -> str:
 
 
 def _place(start: torch.cuda.Event, events: Iterable[torch.cuda.Event]) -> tuple[list[int], int]:
-    """Returns each event's time after ``start`` in ns, and the last time's rounding error.
+    """Returns each event's time after ``start`` in ns, and the rounding error of the last time.
 
     The times are added from event to event, because elapsed times are 24-bit floats: they are
     exact to the ns below 16 ms, but after an hour only to 0.2 ms.
@@ -264,7 +264,7 @@ def is_nccl(group: ProcessGroup) -> bool:
 
 
 def find_gpu(value: Any) -> torch.device | None:
-    """Returns the GPU of the first GPU tensor, or None if there is none.
+    """Returns the GPU that holds the first GPU tensor, or None if there is no such tensor.
 
     The function searches lists and tuples at any depth.
     """

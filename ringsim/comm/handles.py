@@ -135,7 +135,7 @@ class Handle(Work):
                 finish()
 
     def is_completed(self) -> bool:
-        """Returns whether the results are in place; Gloo's messages complete only in ``wait``."""
+        """Returns whether the results are in place; a Gloo message completes only in ``wait``."""
         if not self._over and all(work.is_completed() for work in self._works):
             self.wait()
         return self._over

@@ -185,7 +185,7 @@ class _SlowLinks:
 
 
 class _Sends:
-    """The times at which another rank posted its sends to this rank, read from its records.
+    """The times at which another rank posted its sends to this rank, read from that rank's records.
 
     Args:
         part: the records of the other rank.
@@ -197,7 +197,7 @@ class _Sends:
         self._posts: dict[_Channel, list[tuple[int, int]]] = {}  # slot and post_ns, ascending
 
     def find_post_ns(self, channel: _Channel, place: int) -> int:
-        """Returns the post time of send number ``place`` on a channel; the send has arrived.
+        """Returns the post time of send number ``place`` on a channel; the send must have arrived.
 
         The time is 0 if the send cannot be found.
         """

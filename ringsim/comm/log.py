@@ -321,7 +321,7 @@ class LogOptions:
 
 
 def _run_named(log: LogOptions, name: str, debug: str | None, run: Callable[[], R]) -> R:
-    """Runs a logged call, labels its operations with ``name``, and writes their lines."""
+    """Runs a logged call, labels its operations with ``name`` and writes their log lines."""
     assert log.records is not None
     recorder = log.records.recorder
     before = recorder.bookmark() if log.verbose else 0
@@ -443,14 +443,14 @@ def _switch(log: LogOptions, selects_all: bool) -> LogOptions:
 
 
 def resume_log(log: LogOptions | None) -> None:
-    """Restarts a log that ``interrupt_log`` returned; does nothing if given None."""
+    """Restarts a log returned by ``interrupt_log``; does nothing if given None."""
     if log is not None:
         log = replace(log, records=begin_records(), switches=())
         change_state(log=_switch(log, log.prof_all), stopped_log=None)
 
 
 def interrupt_log() -> LogOptions | None:
-    """Stops the log and keeps its contents, so that the recorder can be replaced.
+    """Stops the log but keeps its contents, so that the recorder can be replaced.
 
     Returns:
         The stopped log, or None if the log was not on.
@@ -686,7 +686,7 @@ def _unpack(data: bytes) -> Logged:
 
 
 def find_place() -> tuple[int, int]:
-    """Returns the rank and the world size, or 0 and 1 without a process group."""
+    """Returns the rank and the world size, or 0 and 1 if there is no process group."""
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 

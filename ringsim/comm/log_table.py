@@ -384,7 +384,7 @@ def _mean(values: Ints) -> float:
 
 
 def straggler_ns(events: Events, *, by_tag: bool = True) -> Ints:
-    """Returns the time each operation spent blocked until the last rank it needed had posted.
+    """Returns the time each operation was blocked until the last rank that it needed had posted.
 
     The k-th operation with a name, group and payload on one rank is matched with the k-th such
     operation on the other ranks, provided that all ranks of the group have the same number of such

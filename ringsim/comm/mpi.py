@@ -124,7 +124,7 @@ def import_mpi() -> Any:
 
 
 def start_mpi() -> int:
-    """Starts MPI in a process under ``mpirun``; returns the rank once all processes have done so.
+    """Starts MPI in a process under ``mpirun``; returns the rank once all processes have started.
 
     The function then also unlinks MPICH's shared memory, so that killed ranks leave no file.
     """
@@ -268,7 +268,7 @@ class _Maker:
 
 
 def _share_store(world: MpiGroup) -> Any:
-    """Returns a store that all ranks share; rank 0 hosts it, on loopback if possible."""
+    """Returns a store that all ranks share; rank 0 hosts the store, on loopback if possible."""
     control, rank = world.job.control, world.rank()
     if world.size() == 1:
         return HashStore()

@@ -240,7 +240,7 @@ def _flatten(tensors: Tensors) -> torch.Tensor:
 
 
 def _to_fill(call: Call) -> tuple[torch.Tensor, Callable[[], None] | None]:
-    """Returns the bytes to fill, of shape (bytes,), and a function that copies them to the outputs.
+    """Returns bytes to fill, of shape (bytes,), and a function that copies them to the outputs.
 
     The function is None if the bytes are the output's own memory.
     """

@@ -300,7 +300,7 @@ class MpiGroup(MessageGroup):
         return work
 
     def about(self) -> dict[str, str]:
-        """Returns the backend, and the name and version of the MPI library."""
+        """Returns the backend and the name and version of the MPI library."""
         version = str(self.job.mpi.Get_library_version())
         return {"backend": "mpi", "mpi_library": version.splitlines()[0].strip("\0 ")}
 

@@ -49,7 +49,7 @@ COLLECTIVE_NAMES: Final = {
 
 
 def name_and_ranks(group: ProcessGroup) -> tuple[str, list[int]]:
-    """Returns a group's name, which is the same on all its ranks, and its global ranks.
+    """Returns a group's name, which is the same on all of its ranks, and its global ranks.
 
     If torch does not know the group, group ranks are returned instead.
     """

@@ -102,7 +102,7 @@ def make_is_completed(
 
 
 def _never_ends(file: str, line: int) -> bool:
-    """Returns whether a line is the condition of a loop that only polls messages.
+    """Returns whether a line is the condition of a loop that does nothing but poll messages.
 
     The loop may also sleep, count or print.
     """

@@ -46,7 +46,7 @@ def check_reduction(op: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Ten
 
 @functools.cache
 def find_refusal(dtype: torch.dtype, how: str) -> str:
-    """Returns the reason why torch cannot apply a reduction to a dtype, or "" if torch can.
+    """Returns the reason why torch cannot apply a reduction to a dtype, or "" if it can.
 
     The function tries the reduction with one number.
 

@@ -128,7 +128,7 @@ def install(recorder: Recorder, check: str = "basic") -> None:
 
 
 def uninstall(recorder: Recorder) -> None:
-    """Undoes one ``install``; the last call restores torch's own methods."""
+    """Undoes one ``install`` call; the last call restores torch's own methods."""
     recorder.users -= 1
     if recorder.users == 0:
         recorder.hooks.undo()
@@ -136,7 +136,7 @@ def uninstall(recorder: Recorder) -> None:
 
 
 def put(replacements: Replacements) -> Replacements:
-    """Installs the replacements, and returns the replaced functions."""
+    """Installs the replacements and returns the replaced functions."""
     originals = {(owner, name): vars(owner)[name] for owner, name in replacements}
     for (owner, name), function in replacements.items():
         setattr(owner, name, function)
@@ -314,7 +314,7 @@ class _Hooks:
         self.say_what_is_missing()
 
     def fail_given_up(self) -> None:
-        """Completes operations that the program stopped waiting for at its own time limit.
+        """Completes operations that the program gave up waiting for at its own time limit.
 
         This method is called when an exception ends the program, possibly the exception from the
         limit.
@@ -363,7 +363,7 @@ class _Hooks:
             self.recorder.set_meta("not_recorded", [*sorted(self.missing), *self.missing_on_gpus])
 
     def complete_with(self, work: Any, slot: int) -> bool:
-        """Makes the wait for ``work`` also complete the record at ``slot``.
+        """Makes waiting for ``work`` also complete the record at ``slot``.
 
         Returns False if the handle is unknown.
         """
@@ -387,7 +387,7 @@ class _Hooks:
         return self.gpu_times.begin(gpu)
 
     def keep(self, work: Work | None, slot: int, group: int, begun: Begun | None = None) -> None:
-        """Keeps a posted operation that cannot take the fast path: see ``open_batches``."""
+        """Keeps a posted operation that cannot take the fast path; see ``open_batches``."""
         batch = self.open_batches.get(get_ident())
         if batch is not None:
             batch.append((slot, begun))

@@ -86,7 +86,7 @@ def count_groups() -> int:
 
 
 def is_registered(group: ProcessGroup) -> bool:
-    """Returns whether a group is in torch's tables; True if torch hides them."""
+    """Returns whether a group is in torch's tables, or True if torch hides the tables."""
     known = getattr(getattr(distributed_c10d, "_world", None), "pg_map", None)
     return known is None or group in known
 
@@ -121,7 +121,7 @@ def is_message(work: Work) -> bool:
 
 
 def source_rank(work: Any) -> int:
-    """Returns the group rank of a received message's sender, or -1 if torch does not know it."""
+    """Returns the group rank of a received message's sender, or -1 if torch does not record it."""
     try:
         return int(getattr(work, "_source_rank", lambda: -1)())
     except RuntimeError:  # the operation has no source
@@ -129,7 +129,7 @@ def source_rank(work: Any) -> int:
 
 
 def keys_below_backend_select() -> Any:
-    """Returns the dispatch keys after ``BackendSelect``, or None if torch lacks or hides them."""
+    """Returns the dispatch keys below ``BackendSelect``, or None if torch lacks or hides them."""
     key = getattr(getattr(torch._C, "DispatchKey", None), "BackendSelect", None)
     ask = getattr(torch._C, "_dispatch_keyset_full_after", None)
     return None if key is None or ask is None else ask(key)

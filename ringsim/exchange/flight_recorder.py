@@ -192,7 +192,7 @@ def _parse(data: bytes) -> dict[str, Any]:
 
 
 class _Run:
-    """The dumps from all ranks of a run, which ``trace`` converts."""
+    """The dumps from all ranks of a run, which the method ``trace`` converts to a trace."""
 
     def __init__(self, dumps: dict[int, dict[str, Any]]) -> None:
         self.dumps = dumps
@@ -310,7 +310,7 @@ class _Run:
 
 
 def _payload(op: str, entry: dict[str, Any], group_size: int) -> Payload | None:
-    """Returns an operation's payload: the whole buffer, from which bandwidth is computed."""
+    """Returns an operation's payload: the whole buffer, on which the bandwidth is based."""
     family = COLLECTIVES[op].family if op in COLLECTIVES else op
     side = "output" if family in ("all_gather", "scatter", "irecv") else "input"
     sizes = entry.get(f"{side}_sizes")

@@ -187,7 +187,7 @@ class _Writer:
         return known
 
     def _annotation(self, key: str, value: str | int) -> Any:
-        """Returns the annotation message for one fact about an event.
+        """Returns the annotation message for a single fact about an event.
 
         The messages are cached, because few distinct facts occur, and each occurs often.
         """
@@ -243,7 +243,7 @@ def read_perfetto(path: str | PathLike[str]) -> Trace:
 
 @dataclass
 class _Sequence:
-    """The state that the packets from one writer have set so far.
+    """The state that a writer's packets have set so far.
 
     ``names`` holds the interned names by table and number, and ``track`` the default track.
     """

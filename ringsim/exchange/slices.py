@@ -281,7 +281,7 @@ def pack_run(trace: Trace, path: str | PathLike[str]) -> str:
 
 
 def unpack_run(run: Any, rows: list[Any]) -> Trace:
-    """Returns the trace that the rows and the data from ``pack_run`` describe.
+    """Returns the trace described by the rows and the data from ``pack_run``.
 
     Raises ValueError if the rows cannot belong to one run.
     """
@@ -294,7 +294,7 @@ def unpack_run(run: Any, rows: list[Any]) -> Trace:
 
 
 class Boxes:
-    """Slices from a different program, lane by lane; ``source`` names the program's format.
+    """Another program's slices, lane by lane; ``source`` names the program's format.
 
     On each lane, the slice that began last ends first.
     """

@@ -209,7 +209,7 @@ def _ranks_run_already() -> bool:
 def _launch(
     kind: Kind, make: Callable[[Sequence[int]], Plan]
 ) -> tuple[Plan, Samples, list[Any], list[str]]:
-    """Starts ranks that measure; if the user presses Ctrl-C, returns the results so far."""
+    """Starts ranks that measure; returns the results so far if the user presses Ctrl-C."""
     if kind.comm_device == "gpu":
         from ringsim.measuring.worker import check_gpus  # needs torch
 

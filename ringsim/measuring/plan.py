@@ -63,7 +63,7 @@ class Block(NamedTuple):
 
     @classmethod
     def from_label(cls, label: str) -> Self | None:
-        """Returns the block to which a label belongs, or None if it belongs to no block."""
+        """Returns the block that a label belongs to, or None if it belongs to no block."""
         found = _LABEL.fullmatch(label)
         if found is None:
             return None
@@ -289,7 +289,7 @@ Samples = dict[Block, dict[int, Floats]]
 
 
 def samples_of(events: Events) -> Samples:
-    """Returns the times per message in an interrupted run, in ns, by block and rank."""
+    """Returns the times per message in an interrupted run, in ns, keyed by block and rank."""
     found: Samples = {}
     for number, label in enumerate(events.tables.labels):
         block = Block.from_label(label)

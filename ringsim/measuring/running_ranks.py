@@ -103,7 +103,7 @@ def measure_simulated(
     topology: Topology | None,
     make: Callable[[Sequence[int]], Plan],
 ) -> Bandwidths:
-    """Measures links on a virtual clock: the given links, or the links of running simulated ranks.
+    """Measures links on a virtual clock: either given links or those of running simulated ranks.
 
     In simulated ranks, call it on every rank with the same arguments; it blocks until all ranks
     have measured. ``make`` returns the plan for the ring's ranks. Every run and every rank gets the

@@ -396,7 +396,7 @@ class _Meter:
             self._times_ns[block] = found
 
     def _step_of(self, block: Block) -> Callable[[], None] | None:
-        """Returns a function that runs this rank's part of a step, or None if there is no part."""
+        """Returns a function that runs this rank's part of a step, or None if it has no part."""
         rank = self._ring.rank
         if (block.src >= 0 and rank not in (block.src, block.dst)) or (
             block.pattern == "copy" and rank != self._ring.ranks[0]

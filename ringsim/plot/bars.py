@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Bars:
-    """Bars as columns, which are numpy arrays of equal length.
+    """Bars, stored as columns, which are numpy arrays of equal length.
 
     The first ``depths`` lanes are for spans, and the next three for sends, recvs and collectives.
     ``look`` is the state of the bar; for a span, it is ``FIRST_SPAN`` plus the index of the span's
@@ -117,7 +117,7 @@ def make_bars(trace: Trace) -> Bars:
 
 
 def _cut_operations(trace: Trace, end: Ints) -> list[tuple[Ints, Ints, Ints, int | Ints]]:
-    """Returns the bars for sends, recvs and collectives, as (mask of events, starts, ends, look).
+    """Returns the bars for sends, recvs and collectives as (mask of events, starts, ends, look).
 
     ``end`` is the end of each event, or the end of the trace for events that did not finish.
     """

@@ -436,7 +436,7 @@ def _slowest(edges: Sequence[Curve]) -> Curve:
 def _draw_curves(
     curves: Sequence[Curve], panels: _Panels, *, name_half: bool = True
 ) -> list[Label]:
-    """Draws all curves, and labels n½ if there is only one measurement.
+    """Draws all curves; labels n½ if there is only one measurement.
 
     Returns the labels to write at the right edge.
     """
@@ -469,7 +469,7 @@ def _draw_curves(
 
 
 def _curve_legend(curves: Sequence[Curve]) -> list[Any]:
-    """Returns the legend entries; backends have none, because they are labelled at their lines."""
+    """Returns the legend entries; backends need none, because their lines are labelled."""
     groups = _group(curves)
     if not groups:
         return []
@@ -518,7 +518,7 @@ def _fit_notes(curves: Sequence[Curve]) -> list[str]:
 
 
 def _is_sure(link: Link) -> bool:
-    """Returns whether a fit's alpha is exact enough for computing n½."""
+    """Returns whether a fit's alpha is accurate enough to compute n½."""
     return not link.alpha_error_s > MOST_ERROR * link.alpha_s
 
 
@@ -564,7 +564,7 @@ def _draw_edge(curve: Curve, panels: _Panels, *, alone: bool) -> None:
 
 
 def _draw_fit(curve: Curve, panels: _Panels, *, name: bool) -> None:
-    """Draws each regime's line, and marks n½ if it is within the regime's sizes.
+    """Draws each regime's line, and marks n½ if n½ is within the regime's sizes.
 
     If ``name`` is True, n½ is also labelled.
     """
@@ -624,7 +624,7 @@ class _Panels(NamedTuple):
     times: Axes
 
     def plot(self, sizes: Any, gb_per_s: Any, time_us: Any, **look: Any) -> Line2D:
-        """Draws into both panels, and returns the lower panel's line for use in a legend."""
+        """Draws into both panels and returns the lower panel's line, for use in a legend."""
         self.rates.plot(sizes, gb_per_s, **look)
         (line,) = self.times.plot(sizes, time_us, **look)
         return line
@@ -844,7 +844,7 @@ def plot_inner_iterations(
     ax: Axes | None = None,
     **look: Unpack[Style],
 ) -> Axes:
-    """Draws how busy a stage is while decoding, against the number of inner iterations.
+    """Plots how busy a stage is while decoding, against the number of inner iterations.
 
     Lines show the closed forms (``steady_use``), and filled points show measurements. A cross at 0
     marks a setting for which the ring never finishes.

@@ -171,7 +171,7 @@ def _notes(comparison: Comparison) -> list[str]:
 
 
 def _choose(comparison: Comparison, step: int) -> Ints:
-    """Returns the computations of a step, as indices in the comparison.
+    """Returns the computations in a step, as indices into the comparison.
 
     For a run without steps, returns all spans or, if there are no spans, all waits.
     """

@@ -17,7 +17,7 @@ def node_angle(rank: int, world_size: int) -> float:
 
 
 def place(angle: Any, radius: float = 1.0) -> Points:
-    """Returns the points at angles measured clockwise from the top; shape (2,) or (points, 2)."""
+    """Returns points, of shape (2,) or (points, 2), at angles measured clockwise from the top."""
     return np.stack([radius * np.sin(angle), radius * np.cos(angle)], axis=-1)
 
 

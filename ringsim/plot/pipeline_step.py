@@ -213,7 +213,7 @@ def name_schedule(name: str) -> str:
 
 
 def draw_actions(actions: StageActions, rows: Rows) -> list[Artist]:
-    """Draws the boxes of a step, the gaps between them, and the phases.
+    """Draws a step's boxes, the gaps between the boxes, and the phases.
 
     Returns the legend entries.
     """
@@ -414,7 +414,7 @@ def picture_step(trace: Trace, step: int | None = None) -> StepPicture:
 
 
 def _list_notes(trace: Trace) -> tuple[str, ...]:
-    """Returns a note if ranks had to share cores, or else an empty tuple."""
+    """Returns a tuple with a note if ranks had to share cores, or else an empty tuple."""
     about = trace.metadata
     cores = (about.get("machine") or {}).get("cores")
     one_host = len({rank.get("host") for rank in about.get("ranks", ())}) <= 1

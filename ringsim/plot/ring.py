@@ -222,7 +222,7 @@ def _draw_messages(traffic: Traffic, ax: Axes, radius: float) -> list[str]:
 def _draw_chord(
     ax: Axes, edge: Edge, traffic: Traffic, width: float, gap: float, *, is_named: bool
 ) -> None:
-    """Draws an arrow for messages outside the ring's groups, with its label."""
+    """Draws a labelled arrow for messages outside the ring's groups."""
     ranks = traffic.trace.world_size
     clockwise = (edge.dst - edge.src) % ranks <= ranks // 2  # the way back bends further in
     ends = node(edge.src, ranks), node(edge.dst, ranks)

@@ -119,7 +119,7 @@ def _lay_out(
 
 
 def _draw_all(figure: Figure, pictures: Sequence[Picture]) -> list[Axes]:
-    """Draws pictures, sets the size of the figure, and returns the pictures' axes."""
+    """Draws pictures, sets the figure's size and returns the pictures' axes."""
     axes = [figure.add_axes((0, 0, 1, 1), label=str(number)) for number in range(len(pictures))]
     # set the sizes first, because the text in a picture depends on the available room
     _place(figure, axes, pictures, np.zeros((len(axes), 4)))

@@ -260,7 +260,7 @@ def fade(colour: str, share: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Returns a share in percent, as a whole number unless the share is small.
+    """Formats a share in percent, as a whole number unless the share is small.
 
     Example:
         >>> percent(3 / 11), percent(0.042), percent(0), percent(0.0002)
@@ -427,7 +427,7 @@ def save_figure(
 
 
 def figure_svg(figure: Figure, *, title: str = "", description: str = "") -> str:
-    """Renders a figure as SVG; the text depends only on the arguments.
+    """Renders a figure as SVG; the output depends only on the arguments.
 
     The title and the description are for readers who cannot see the picture.
     """

@@ -112,7 +112,7 @@ def count_traffic(trace: Trace) -> Traffic:
 
 
 def _find_ring(trace: Trace) -> dict[str, tuple[int, int]]:
-    """Returns the predecessor and the successor of each of the ring's groups, by name.
+    """Returns each ring group's predecessor and successor, keyed by the group's name.
 
     Torch sorts a group's ranks, so only the name shows the direction.
     """

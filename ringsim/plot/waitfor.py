@@ -126,7 +126,7 @@ def _pictures(diagnosis: Diagnosis) -> list[Picture]:
 
 
 def _last_moments(diagnosis: Diagnosis) -> Trace | None:
-    """Returns the part of the trace that belongs to the findings, or None if there is none.
+    """Returns the part of the trace that belongs to the findings, or None if no part does.
 
     If ranks are stuck, this is the end of the trace; if the run finished, it is the whole trace.
     """

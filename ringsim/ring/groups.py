@@ -215,7 +215,7 @@ def _check_ring_ranks(ring_ranks: Any, rank: int, world_size: int, where: str) -
 
 
 def pairs_of(rank: int, ranks: Sequence[int]) -> tuple[Pair, Pair] | None:
-    """Returns the two pairs of a ring that contain a rank.
+    """Returns the two pairs in a ring that contain the given rank.
 
     Group *i* consists of the ranks at the places i and (i+1) mod N.
 
@@ -318,7 +318,7 @@ def build_pair_groups(
 def connect(
     rank: int, ranks: Sequence[int], groups: PairGroups, tensor: torch.Tensor, comm: Any = dist
 ) -> None:
-    """Exchanges one element in each direction on each pair of a ring, to connect the pairs.
+    """Connects a ring's pairs by exchanging one element in each direction on each pair.
 
     The program's first messages then find a connection. Call this function on every rank of the
     ring. It blocks until both pairs of the rank are connected.
@@ -436,12 +436,12 @@ class _GlooBuild:
         return address
 
     def meet(self, address: bytes) -> None:
-        """Passes the other member's address to Gloo, which then connects."""
+        """Passes the other member's address to Gloo, which then connects to that member."""
         # torch accepts bytes as well as text
         self._store.set(f"0/{self.peer_place}", address)  # type: ignore[arg-type]
 
     def group(self, store: Store) -> dist.ProcessGroup:
-        """Waits until both members are connected, and returns the group.
+        """Waits until both members are connected and returns the group.
 
         The group is registered in torch's tables, as ``new_group`` does.
         """
@@ -567,7 +567,7 @@ def _check_world(wanted: RingArguments, rank: int, world_size: int) -> None:
 
 
 def _ask_for_rings(wanted: RingArguments) -> list[tuple[int, ...]]:
-    """Returns all rings of the world; the list is the same on every rank.
+    """Returns all rings in the world; the list is the same on every rank.
 
     Each rank sends its ring as a row of numbers, padded with -1. If the ring is ordered by hosts,
     the row instead contains one number above all ranks, which identifies the rank's host.

@@ -382,7 +382,7 @@ def _known() -> dict[str, Any]:
 
 
 def _discover(values: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
-    """Returns the values, with each None replaced by a discovered value.
+    """Returns the values, with a discovered value in place of each None.
 
     In an existing world without a launcher, placeholders are used.
     """

@@ -111,7 +111,7 @@ _LARGEST_LOAD: Final = 1e9
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Bandwidths:
-    """Measured, published or simulated bandwidths, one row for each pattern, edge and size.
+    """Measured, published or simulated bandwidths, with one row per pattern, edge and size.
 
     Bandwidths are displayed as a chart in a notebook, and as a table in a terminal.
 

@@ -113,7 +113,7 @@ def list_clocks(
 
 
 def find_clocks(metas: Mapping[int, Mapping[str, Any]], start_ns: int) -> list[dict[str, Any]]:
-    """Returns the entries of ``metadata["clocks"]``, or an empty list if there is only one clock.
+    """Returns the entries in ``metadata["clocks"]``, or an empty list if there is only one clock.
 
     Args:
         metas: each rank's metadata. "clock" names the rank's clock. One rank per clock also has

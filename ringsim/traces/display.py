@@ -32,7 +32,7 @@ class Style(TypedDict, total=False):
 
 
 def bundle(text: str, alt: str, draw: Callable[[], bytes]) -> Bundle:
-    """Returns the picture and text with which Jupyter shows a value.
+    """Returns the picture and text that Jupyter displays for a value.
 
     Args:
         text: the value as text, which is the only output if matplotlib is missing.

@@ -19,7 +19,7 @@ from ringsim.errors import RingError, TraceFileError
 def write_whole(
     path: str | os.PathLike[str], write: Callable[[BinaryIO], Any], what: str = "a trace"
 ) -> None:
-    """Writes a file under a temporary name in the same directory, and then renames it.
+    """Writes a file under a temporary name in the same directory, then renames the file.
 
     Readers never see an incomplete file, and a failure leaves the old file unchanged.
 
@@ -79,7 +79,7 @@ _FORMS: Final[Forms] = dict.fromkeys(
 
 
 def check_metadata(metadata: Any, forms: Forms) -> None:
-    """Raises ValueError unless the metadata, and each entry that ringsim reads, is valid."""
+    """Raises ValueError unless the metadata and each entry that ringsim reads are valid."""
     if not isinstance(metadata, dict):
         raise ValueError("the metadata is not an object")
     for key, (is_such, form) in {**_FORMS, **forms}.items():

@@ -388,7 +388,7 @@ def read_by_rank(path: str | PathLike[str]) -> Iterator[Trace]:
 
 
 def _whole_ranks(groups: Iterable[Events], tables: Tables) -> Iterator[Events]:
-    """Yields the events of row groups, regrouped so that no rank is split."""
+    """Yields the events in row groups, regrouped so that no rank is split."""
     kept = [make_events({"rank": [], "op": []}, tables)]
     for events in groups:
         # the last rank of this group may continue in the next
@@ -410,7 +410,7 @@ def _opened(path: str) -> Iterator[tuple[BinaryIO, zipfile.ZipFile]]:
 
 
 def _read_meta(archive: zipfile.ZipFile, path: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the content of ``meta.json``, and the trace's metadata within it."""
+    """Returns the content of ``meta.json`` and the trace's metadata within it."""
     meta: Any = parse_json(archive.read(META))
     _check_format(meta, path)
     metadata: Any = readable(meta.get("metadata"))
@@ -705,7 +705,7 @@ _FORMS: Final[Forms] = {
 
 
 def check_run(events: Events, metadata: Any) -> None:
-    """Raises ValueError unless the events and the metadata can belong to one run.
+    """Raises ValueError unless the events and the metadata can belong to the same run.
 
     All code that uses a trace relies on this check.
     """

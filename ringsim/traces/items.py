@@ -77,7 +77,7 @@ class Event(NamedTuple):
     status: str
 
     def __repr__(self) -> str:
-        """Returns a line with the rank, the operation, its place in the code, and its times."""
+        """Returns a line with the rank, the operation, the code location and the times."""
         begin = time_text(self.post_ns)
         if self.kind == KIND_NAMES[MARK]:
             return f"rank {self.rank}: {_describe(self)} at {begin}"

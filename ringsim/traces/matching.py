@@ -479,7 +479,7 @@ class CollectiveCalls:
 
     @cached_property
     def _by_call(self) -> tuple[Ints, Ints]:
-        """Returns the events, sorted by call, and the first position of each call."""
+        """Returns the events sorted by call, and the position of each call's first event."""
         order = np.argsort(self.call, kind="stable")
         return order, np.searchsorted(self.call[order], np.arange(len(self.last) + 1))
 

@@ -182,7 +182,7 @@ class PartReader:
         return records
 
     def read_pieces(self) -> Iterator[Ints]:
-        """Yields the records that ``read_all`` returns, in small pieces if the part is finished.
+        """Yields the same records as ``read_all``, in small pieces if the part is finished.
 
         The iterator yields at least one piece.
         """
@@ -256,7 +256,7 @@ class PartReader:
         return slots[kept], was.compress(kept), records.compress(kept)
 
     def _read_new(self, file: int) -> Ints:
-        """Returns the records from the last known one to the current end of the part.
+        """Returns the records after the last known one, up to the current end of the part.
 
         They include bookmarks, which have no status.
         """
@@ -352,7 +352,7 @@ def _may_change(records: Ints) -> Ints:
 
 
 def _read_slots(file: int, slots: Ints) -> tuple[Ints, Ints]:
-    """Returns a mask of the slots that exist in the file, and the records in these slots.
+    """Returns a mask of the slots that exist in the file, and the records in those slots.
 
     ``slots`` must ascend, and must not be empty.
     """

@@ -350,7 +350,7 @@ class Recorder:
         tag: int,
         payload: int,
     ) -> int | None:
-        """Records an operation posted on behalf of a simulated rank, which is paused at ``frame``.
+        """Records an operation posted on behalf of a simulated rank that is paused at ``frame``.
 
         Returns the slot of the operation.
         """
@@ -494,7 +494,7 @@ class Recorder:
 
     @property
     def count(self) -> int:
-        """The number of records written so far; in memory, those of the running rank."""
+        """The number of records written so far; in memory, only those of the running rank."""
         records = self._store.records
         written = records["status"] != 0
         if self._in_memory:
@@ -514,7 +514,7 @@ class Recorder:
             self.complete(place * _WORDS, ERROR)
 
     def bookmark(self) -> int:
-        """Returns a bookmark; everything posted from now on comes after it."""
+        """Returns a bookmark, which precedes everything that is posted after this call."""
         slot = self._claim()
         words = self._store.words
         if slot < len(words):
@@ -522,7 +522,7 @@ class Recorder:
         return slot
 
     def records_since(self, bookmark: int) -> Ints:
-        """Returns the records that the calling thread or running rank wrote since a bookmark.
+        """Returns the records that the calling thread or running rank has written since a bookmark.
 
         The result is a copied array of ``RECORD``.
         """
@@ -627,7 +627,7 @@ def _detach(reference: weakref.ref[Recorder]) -> None:
 
 
 def _in_order(table: dict[int, _Entry]) -> list[_Entry]:
-    """Returns a table's entries sorted by number; signal handlers may have reordered them."""
+    """Returns a table's entries sorted by number, as signal handlers may have reordered them."""
     return [entry for _, entry in sorted(table.items())]
 
 

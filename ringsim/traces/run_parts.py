@@ -36,7 +36,7 @@ _LIMITS: Final = {"world_size": range(1, _MAX_RANKS + 1)} | dict.fromkeys(
 
 
 def read_run(directory: Path) -> tuple[Events, dict[str, Any]]:
-    """Reads a whole run: the ranks' parts, and the file from the process that started the run.
+    """Reads a whole run: the ranks' parts and the file from the process that started the run.
 
     Args:
         directory: the directory that holds the parts; ``run.json`` may be missing.

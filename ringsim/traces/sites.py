@@ -77,7 +77,7 @@ class CallSites:
         self._libraries, self._speaker = (*self._libraries, directory + os.sep), speaker
 
     def kind(self, filename: str) -> int:
-        """Returns the number of a user's file, or OURS, LIBRARY or SPEAKER for any other file."""
+        """Returns a user file's number, or OURS, LIBRARY or SPEAKER for any other file."""
         found = self._kinds.get(filename)
         if found is None:
             found = self._kinds[filename] = self._classify(filename)
@@ -96,7 +96,7 @@ class CallSites:
     def locate(
         self, posted: int, posted_as: Mapping[str, int]
     ) -> tuple[int, tuple[int, tuple[CodeType, ...]]]:
-        """Returns the place of the user's call that posts an operation.
+        """Returns the location of the user's call that posts an operation.
 
         Also returns the functions between that call and the recorder, and the last column of the
         record, which depends on these functions.
@@ -149,7 +149,7 @@ class CallSites:
         return frame
 
     def place(self, frame: FrameType) -> int:
-        """Returns the place of the innermost user code at or around ``frame``."""
+        """Returns the location of the innermost user code at or around ``frame``."""
         found = self.find(frame)
         return (
             self.find_handed_over()

@@ -204,7 +204,7 @@ class Tally:
         self._shares: dict[tuple[int, int], list[_Share]] = {}  # by operation and group
 
     def add(self, events: Events) -> None:
-        """Counts the events of some ranks, each of which must be complete."""
+        """Counts the events of some ranks; each rank must be complete."""
         communicates = np.isin(events.kind, (SEND, RECV, COLLECTIVE)) & (events.group != NONE)
         mine = np.flatnonzero(communicates & (events.op != _NEW_GROUP))
         if len(mine) == 0:

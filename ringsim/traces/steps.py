@@ -64,7 +64,7 @@ KINDS: Final = {"forward": "F", "backward": "B", "input_grad": "I", "weight_grad
 
 @dataclass(frozen=True)
 class Phases:
-    """The warm-up, the steady phase and the cool-down of a rank in one step.
+    """A rank's warm-up, steady phase and cool-down in one step.
 
     Attributes:
         start: the start of the rank's first action.
@@ -447,7 +447,7 @@ class Bubble:
         return _ratio(idle, span)
 
     def __repr__(self) -> str:
-        """Returns a table with each rank, all ranks together, and the closed form."""
+        """Returns a table of each rank, all ranks together, and the closed form."""
         ranks = [f"rank {rank}" for rank in self.ranks]
         rows = list(
             zip(

@@ -146,7 +146,7 @@ class Totals:
         self.tally.add(events if whole_table else events.select(events.kind == COLLECTIVE))
 
     def add_messages(self, trace: Trace) -> None:
-        """Counts the messages in a trace, which must contain both sides of each message.
+        """Counts the messages in a trace; the trace must contain both sides of each message.
 
         Operations without a partner are counted separately.
         """
@@ -200,7 +200,7 @@ class Totals:
 
     @cached_property
     def stats(self) -> Stats:
-        """The table that ``Trace.stats`` returns, for the counted operations."""
+        """The table that ``Trace.stats`` returns, but for the counted operations."""
         return self.tally.table(self.run.events.tables, self.run.world_size, self.run.makespan_s)
 
     @property

@@ -145,7 +145,7 @@ def page_body(title: str, traces: Iterable[Trace]) -> str:
 def write_page(
     path: str | PathLike[str], title: str, entry: str, body: str, data: Iterable[bytes]
 ) -> None:
-    """Writes a page with a body, data, and the program, whose last file is ``entry``."""
+    """Writes a page with a body, data and the program; the program's last file is ``entry``."""
     program, look = part(*PROGRAM, entry), part("style.css")
     policy = (
         f"default-src 'none'; script-src {_hash(program)}; style-src {_hash(look)}; img-src data:"
@@ -329,7 +329,7 @@ def _narrow(values: Ints) -> Ints:
 
 
 def _stems(events: Events) -> tuple[list[str], Ints]:
-    """Returns the names of spans, and the column that refers to the names by number.
+    """Returns the names of spans and the column that refers to the names by number.
 
     If there are too many names, the numbers in them are left out.
     """
