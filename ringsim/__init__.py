@@ -1,7 +1,7 @@
-"""ringsim shows how the stages of a pipeline talk to each other.
+"""ringsim shows how the stages of a pipeline communicate.
 
-It runs a worker on real ``torch.distributed`` ranks, which are connected in a ring of pairwise
-process groups. It records every message, and draws the ring and the timeline.
+It runs a worker on real ``torch.distributed`` ranks, connected in a ring of pairwise process
+groups, records every message, and draws the ring and the timeline.
 
 Contents::
 
@@ -73,7 +73,7 @@ for _package in ("torch", "numpy") if sys.argv[:1] != ["-m"] else ():
     # a torch.py next to the script, or in the working directory
     if _found is not None and not _found.submodule_search_locations:
         raise ImportError(
-            f"cannot import {_package}: {_found.origin} hides the package. Rename that file."
+            f"cannot import {_package}: {_found.origin} shadows the package. Rename that file."
         )
 
 # The table of contents: public name -> the module that defines it (or the module itself).
@@ -165,7 +165,7 @@ if TYPE_CHECKING:  # the same table, for type checkers and editors
 else:  # hidden from type checkers, so that they report a misspelt name
 
     def __getattr__(name: str) -> Any:
-        """Finds a public name in the module that defines it, on first use."""
+        """Loads a public name from the module that defines it, on first use."""
         module = _CONTENTS.get(name)
         if module is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""``ringsim.compute``, and the costs of computing on a virtual clock.
+"""``ringsim.compute``, and the cost of computing on a virtual clock.
 
 ``compute`` only spends time, and does so in the same way on real ranks and on a virtual clock. All
 other computing takes real time on real ranks. On simulated ranks, other computing takes no time
@@ -57,21 +57,21 @@ class Clock(Protocol):
         """Returns the time since the start of the run, in seconds."""
 
     def advance(self, seconds: float) -> None:
-        """Advances the calling rank's time by ``seconds``; other ranks may run meanwhile."""
+        """Advances the calling rank's time by ``seconds``; other ranks may run in the meantime."""
 
     def work(self, seconds: float) -> None:
-        """Like ``advance``, but waits for a free core and occupies it."""
+        """Like ``advance``, but first waits for a free core, and then occupies that core."""
 
 
 def compute(seconds: float) -> None:
     """Spends time as if computing: a real rank sleeps, and a simulated rank advances its clock.
 
     Sleeping ranks do not compete for cores, so a few cores are enough for many ranks. The injected
-    faults ``Slow`` and ``Jitter`` change the time. The trace shows a span such as "compute 0.005
-    s", with the seconds that you passed.
+    faults ``Slow`` and ``Jitter`` change how long the call takes. The trace shows a span such as
+    "compute 0.005 s", named after the seconds that you passed.
 
     Args:
-        seconds: the time, non-negative. A real sleep lasts slightly longer;
+        seconds: the time in seconds; must be non-negative. A real sleep lasts slightly longer;
             ``ringsim.calibrate`` measures the difference.
 
     Raises:
@@ -99,7 +99,7 @@ def compute(seconds: float) -> None:
 
 @contextmanager
 def stretched() -> Iterator[None]:
-    """Stretches a real rank's computing inside the block by the injected slowdown.
+    """Stretches a real rank's computations inside the block by the injected slowdown.
 
     The rank sleeps at the end of the block if a slowdown is injected. A simulated rank is charged
     for its work instead; see ``ringsim.compute_costs``.
@@ -119,7 +119,7 @@ def stretched() -> Iterator[None]:
 
 
 def stretch(seconds: float) -> float:
-    """Returns a computation's time on the calling rank, including injected slowdown and jitter.
+    """Returns the time a computation takes on the calling rank, with injected slowdown and jitter.
 
     Example:
         >>> stretch(2.0)
@@ -130,7 +130,7 @@ def stretch(seconds: float) -> float:
 
 
 def read_label(label: str) -> float | None:
-    """Returns the seconds in the name of a ``compute`` span, or None for other names.
+    """Returns the seconds in the name of a ``compute`` span, or None for any other name.
 
     Example:
         >>> read_label("compute 0.005 s"), read_label("compute"), read_label("forward")
@@ -146,13 +146,13 @@ def read_label(label: str) -> float | None:
 
 
 class Flops(NamedTuple):
-    """The number of floating-point operations of some layers for one microbatch.
+    """The number of floating-point operations that some layers perform for one microbatch.
 
     Attributes:
-        forward: operations in the forward pass.
-        input_grad: operations in the half of the backward pass that computes the gradient of the
-            input.
-        weight_grad: operations in the half that computes the gradients of the weights.
+        forward: the operations in the forward pass.
+        input_grad: the operations in the half of the backward pass that computes the input's
+            gradient.
+        weight_grad: the operations in the half that computes the weights' gradients.
 
     Example:
         >>> Flops(forward=2, input_grad=3, weight_grad=4).of("B")
@@ -164,7 +164,7 @@ class Flops(NamedTuple):
     weight_grad: int
 
     def of(self, kind: str) -> int:
-        """Returns an action's number of operations; "B" stands for "I" and "W" together."""
+        """Returns the number of operations in an action; "B" stands for "I" and "W" together."""
         return {
             "F": self.forward,
             "I": self.input_grad,
@@ -173,7 +173,7 @@ class Flops(NamedTuple):
         }[kind]
 
     def plus(self, other: Flops) -> Flops:
-        """Returns the sum of both operands."""
+        """Returns the sum of the two operands."""
         return Flops(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
 
 
@@ -196,9 +196,9 @@ class Work:
 
 
 class CostTable(Protocol):
-    """The times of pieces of work; any class with the method ``time_s`` is accepted.
+    """A table of how long pieces of work take; any class with a ``time_s`` method is accepted.
 
-    Its ``repr`` is written into the trace.
+    The table's ``repr`` is written to the trace.
     """
 
     def time_s(self, work: Work) -> float:
@@ -208,19 +208,19 @@ class CostTable(Protocol):
 
 @runtime_checkable
 class PostingCosts(Protocol):
-    """A cost table that includes the program's costs around computations, in seconds.
+    """A cost table that includes the time the program spends around computations, in seconds.
 
     ``ringsim.calibrate`` returns such a table.
     """
 
     @property
     def sleep_s(self) -> float:
-        """The time that ``ringsim.compute`` takes beyond the seconds passed to it."""
+        """The time that ``ringsim.compute`` takes in addition to the requested seconds."""
         ...
 
     @property
     def around_s(self) -> float:
-        """The program's own time around each ``ringsim.compute`` call."""
+        """The time that the program itself spends around each ``ringsim.compute`` call."""
         ...
 
     def post_s(self, sends: bool, size_bytes: int, *, met: bool = True) -> float:
@@ -237,8 +237,8 @@ def check_costs(compute: object) -> None:
         isinstance(compute, type) or not callable(getattr(compute, "time_s", None))
     ):
         raise ArgumentError(
-            f"compute must be a cost table with a method time_s(work), got {say(compute)}. Pass "
-            "ringsim.FlopCosts(flops_per_s=4e14), for example."
+            f"compute must be a cost table with a time_s(work) method, got {say(compute)}. "
+            "Pass ringsim.FlopCosts(flops_per_s=4e14), for example."
         )
 
 
@@ -248,12 +248,14 @@ class FlopCosts:
 
     Each computation of a stage takes ``operations / flops_per_s`` seconds. Each half of a split
     backward pass is charged for its own operations. (On real ranks, the second half of ringsim's
-    backward pass goes through the layers again, and takes longer.) Norms, softmax, embeddings and
-    the optimizer cost nothing. Reading memory, which dominates the decoding of a token, also costs
-    nothing: pass the speed that your hardware reaches on these layers, not its nominal speed.
+    backward pass goes through the layers again and therefore takes longer.) Norms, softmax,
+    embeddings and the optimizer cost nothing. Memory reads, which dominate the decoding of a token,
+    also cost nothing: pass the speed that your hardware reaches on these layers, not its nominal
+    speed.
 
     Args:
-        flops_per_s: the floating-point operations per second that a rank reaches, positive.
+        flops_per_s: the number of floating-point operations that a rank performs per second; must
+            be positive.
 
     Raises:
         ArgumentError: ``flops_per_s`` is not a positive number.
@@ -279,7 +281,7 @@ class FlopCosts:
 
 
 def charge(kind: str, stage: int, microbatch: int, count: Callable[[], Flops]) -> None:
-    """Charges the calling rank for work that it has just performed.
+    """Charges the calling rank for work that the rank has just performed.
 
     The code that computes a stage calls this function. The clock of a simulated rank advances by
     the time of the work, and other ranks may run meanwhile. On a real rank, or without a cost

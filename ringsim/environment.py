@@ -1,4 +1,4 @@
-"""Finds the rank of this process, the number of ranks and the address of rank 0.
+"""Finds the rank of this process, the number of ranks and rank 0's address.
 
 The values come from arguments, or from environment variables that a launcher has set, according to
 these rules::
@@ -14,8 +14,8 @@ these rules::
 The first rule that applies decides. The innermost launcher comes first, because launchers may start
 each other: for example ``mpirun`` in a Slurm job, or torchrun under ``srun``. ringsim guesses
 nothing, and only ``Discovery.export`` changes the environment. Without a launcher, you get an error
-unless you ask for a world of one (``world_size=1``). Otherwise, a run without the intended launcher
-would look successful.
+unless you ask for a world of one (``world_size=1``). Otherwise, a run that was started without the
+intended launcher would look successful.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _SHOWN: Final = 80  # the most characters of a value in a message
 
 
 def expand_node_list(text: str) -> list[str]:
-    """Expands Slurm's short form for a list of machines.
+    """Expands a list of machines that Slurm has abbreviated.
 
     The names are in the order in which Slurm numbers the nodes of a step. A bracket contains
     numbers and ranges. Numbers keep their leading zeros. If a name contains several brackets, the
@@ -106,7 +106,7 @@ def expand_node_list(text: str) -> list[str]:
 
 
 def _spell_ranges(text: str, bracket: str, most: int) -> list[str]:
-    """Returns the numbers in a bracket, at most ``most``."""
+    """Returns the numbers in a pair of brackets, at most ``most`` of them."""
     numbers: list[str] = []
     for piece in bracket.split(","):
         match = _RANGE.fullmatch(piece)
@@ -146,7 +146,7 @@ class Facts:
 
 
 class _Reader:
-    """Reads variables, and remembers the variables it found.
+    """Reads variables and remembers the ones that it found.
 
     Each method takes several names and reads the first that is set. An empty variable counts as
     unset.
@@ -192,7 +192,7 @@ def _read_torchrun(environ: Mapping[str, str]) -> Facts:
 
 
 def _read_openmpi(environ: Mapping[str, str]) -> Facts | None:
-    """Reads Open MPI's variables, also for Azure ML and SageMaker, which use Open MPI.
+    """Reads Open MPI's variables, which Azure ML and SageMaker also set.
 
     Open MPI itself does not set the address of rank 0; the addresses that it sets belong to
     ``mpirun``.
@@ -232,7 +232,7 @@ def _read_openmpi(environ: Mapping[str, str]) -> Facts | None:
 
 
 def _sagemaker_head(training: str) -> str | None:
-    """Returns rank 0's machine from SageMaker's settings, or the first machine in its list."""
+    """Returns rank 0's machine from SageMaker's settings, or else the first machine in its list."""
     try:
         settings = json.loads(training)
     except (ValueError, RecursionError):
@@ -343,7 +343,7 @@ def _port_of_number(number: int) -> int:
 
 
 def _port_of_name(name: str | None) -> int:
-    """Returns a port derived from a job's name, so that two jobs on one machine rarely collide.
+    """Returns a port derived from a job's name, so that two jobs on a machine rarely collide.
 
     Without a name, returns torch's default port.
     """
@@ -359,10 +359,10 @@ def _is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True)
 class Discovery:
-    """A process's rank, and the source of this information.
+    """A process's rank and related values, with the rule that found them.
 
     Attributes:
-        rank: the number of the process among all processes, from 0.
+        rank: the number of the process among all processes, counted from 0.
         world_size: the number of processes.
         local_rank: the number of the process on its machine, counted from 0.
         head_ip: the address or name of rank 0's machine.
@@ -392,7 +392,7 @@ class Discovery:
         return f"{found} from {_show(self.variables)}" if self.variables else found
 
     def export(self, environ: MutableMapping[str, str] | None = None) -> dict[str, str]:
-        """Writes the values into the environment under torchrun's names.
+        """Writes the values to the environment under torchrun's names.
 
         Programs and ``init_process_group`` read these variables.
 
@@ -423,15 +423,16 @@ def discover(
 ) -> Discovery:
     """Finds the rank of this process among the processes that were started together.
 
-    Each process calls this function separately. It does not block, with one exception: if the
-    variables of an MPI launcher are incomplete (several machines and no MASTER_ADDR, or no local
-    rank) and mpi4py is installed, all ranks ask MPI together.
+    Each process calls this function separately. It does not block, with one exception: if an MPI
+    launcher's variables are incomplete (several machines and no MASTER_ADDR, or no local rank) and
+    mpi4py is installed, all ranks query MPI together.
 
     Args:
         head_ip: the address or name of rank 0's machine; None to discover it, as for the other
             arguments.
         port: a free port on that machine.
-        world_size: the number of processes. A world of 1 needs no other values, and uses loopback.
+        world_size: the number of processes. A world of 1 requires no other values and uses
+            loopback.
         rank: the rank of this process.
         local_rank: the number of this process on its machine.
         environ: the variables to read, or None for this process's environment.
@@ -491,7 +492,7 @@ def discover(
 
 
 def find_launched() -> Discovery | None:
-    """Returns the values from the launcher of this process, without starting MPI.
+    """Returns the values set by the launcher of this process, without starting MPI.
 
     Returns None if there is no launcher, or if torchrun's variables are inconsistent.
 
@@ -531,7 +532,7 @@ def _check(**arguments: Any) -> dict[str, Any]:
 
 
 def _choose(environ: Mapping[str, str]) -> Facts:
-    """Returns the innermost launcher's values, completed with torchrun's variables.
+    """Returns the innermost launcher's values, supplemented with torchrun's variables.
 
     Users also set torchrun's variables by hand.
     """
@@ -577,7 +578,7 @@ def _compare(one: Facts, other: Facts) -> None:
 
 
 def _conclude(values: Mapping[str, Any], facts: Facts, given: Iterable[str]) -> Discovery:
-    """Returns the values as a Discovery, if they are consistent."""
+    """Returns the values as a Discovery after checking that they are consistent."""
     if values["rank"] >= values["world_size"]:
         where = f"world_size {values['world_size']}"
         if facts.variables:
@@ -599,7 +600,7 @@ def _unfinished(
     environ: Mapping[str, str],
     has_mpi: bool,
 ) -> RingError:
-    """Returns the error for missing values, which lists the known values and a remedy."""
+    """Returns the error for missing values; the error lists the known values and a remedy."""
     passed = {name: repr(value) for name, value in given.items()}
     got = _show({**facts.variables, **passed}) or "nothing"
     names, variables = _join(missing), _join([_VARIABLES[name] for name in missing])
@@ -635,7 +636,7 @@ def _unfinished(
 
 
 def _ask_mpi(facts: Facts) -> Facts:
-    """Asks MPI for the missing values; all ranks call this function together."""
+    """Queries MPI for the missing values; all ranks call this function together."""
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
@@ -704,7 +705,7 @@ def count_crossings(hosts: Sequence[str]) -> int:
 
 
 def order_by_hosts(hosts: Sequence[Any]) -> tuple[int, ...]:
-    """Orders ranks so that each host's ranks are adjacent, with hosts in order of appearance.
+    """Orders ranks so that each host's ranks are adjacent; hosts keep their order of appearance.
 
     Args:
         hosts: each rank's host, by rank.

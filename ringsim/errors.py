@@ -24,7 +24,7 @@ Errors that end a run have the attributes ``trace`` (the trace up to the error) 
 got <value> (<where>). <Remedy>.``
 
 This module also contains the argument checks that several functions share, so that the same mistake
-gets the same message everywhere.
+produces the same message everywhere.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _UNREADABLE: Final = re.compile(
 
 
 def escape(text: str, *, lines: bool = True) -> str:
-    r"""Returns a text with unprintable characters escaped.
+    r"""Returns a string with unprintable characters escaped.
 
     The text may come from an untrusted source.
 
@@ -95,12 +95,12 @@ class _Explained(BaseException):
 
 
 class RingError(_Explained, Exception):
-    """Something about ranks, rings or traces went wrong; the base class of ringsim's errors.
+    """Something went wrong with ranks, rings or traces; the base class of ringsim's errors.
 
     Args:
         message: the error message.
-        trace: the ``ringsim.Trace`` up to the error, if the error ended a run.
-        diagnosis: the reason why the run ended (``ringsim.diagnose``), if known.
+        trace: the ``ringsim.Trace`` up to the error if the error ended a run, or None.
+        diagnosis: the reason why the run ended (see ``ringsim.diagnose``), or None if unknown.
 
     Example:
         >>> from ringsim.errors import RankFailed, RingError
@@ -129,14 +129,14 @@ class Deadlock(RingError, RuntimeError):
 
 
 class MessageMismatch(RingError, RuntimeError):
-    """The two sides of a message disagree on its size, dtype or shape.
+    """The two sides of a message disagree about its size, dtype or shape.
 
-    This error is also raised if the ranks of a group disagree on a collective.
+    This error is also raised if the ranks of a group disagree about a collective.
     """
 
 
 class PeerExited(RingError, RuntimeError):
-    """The other side of a message is gone, and will never answer."""
+    """A rank's peer has exited and will never answer."""
 
 
 class RendezvousFailed(RingError, RuntimeError):
@@ -144,18 +144,18 @@ class RendezvousFailed(RingError, RuntimeError):
 
 
 class RunTimeout(RingError, RuntimeError):
-    """A run took longer than its time limit, or an operation of simulated ranks timed out."""
+    """A run took longer than its time limit, or an operation on simulated ranks timed out."""
 
 
 class TraceFileError(RingError):
-    """A trace file cannot be written, or is truncated, damaged, foreign or from a later version."""
+    """A trace file cannot be written, is truncated or damaged, or has a foreign or later format."""
 
     def __init__(self, message: str, **of_a_run: Any) -> None:
         super().__init__(escape(str(message), lines=False), **of_a_run)
 
 
 class ScheduleError(RingError):
-    """A pipeline schedule breaks its rules."""
+    """A pipeline schedule breaks the rules for schedules."""
 
 
 class ArgumentError(RingError, ValueError, RuntimeError):
@@ -163,7 +163,7 @@ class ArgumentError(RingError, ValueError, RuntimeError):
 
 
 class Refused(ArgumentError):
-    """An argument of an operation is invalid, and torch would also refuse the operation.
+    """An operation has an invalid argument, and torch would also refuse the operation.
 
     If the program does not catch this error, the run ends in ``RankFailed``, as in torch.
     """
@@ -182,7 +182,7 @@ _MOST_SHOWN: Final = 200  # the most characters of a value in a message
 
 
 def is_integer(value: object) -> TypeGuard[int]:
-    """Returns whether a value is a Python or numpy integer, other than True and False."""
+    """Returns whether a value is a Python or numpy integer, but not a bool."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
@@ -197,7 +197,7 @@ def is_one_of(value: object, names: Sequence[str]) -> bool:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Returns whether a value is a finite number that a float can hold, other than True and False.
+    """Returns whether a value is a finite number (not a bool) that a float can hold.
 
     Example:
         >>> [is_number(value) for value in (3, 0.5, float("nan"), 10**400, True, "3")]
@@ -212,7 +212,7 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def name_integers(least: int, most: int | None = None) -> str:
-    """Returns the rule for an integer argument, in words.
+    """Describes the rule for an integer argument in words.
 
     Example:
         >>> name_integers(1), name_integers(2), name_integers(0, 3)
@@ -237,7 +237,7 @@ def check_integer(name: str, value: object, least: int, hint: str) -> None:
 def read_whole(
     name: str, value: Any, least: int, most: int | None = None, where: str = "", hint: str = ""
 ) -> int:
-    """Returns an argument as ``int`` if it is a Python, numpy or torch integer within a range.
+    """Returns an argument as ``int`` if it is an integer (Python, numpy or torch) within a range.
 
     Args:
         name: the name of the argument.
@@ -263,16 +263,16 @@ def read_whole(
 
 
 def check_duration(name: str, value: object) -> None:
-    """Checks that an argument is a time in seconds that a trace can hold."""
+    """Checks that an argument is a duration in seconds that a trace can hold."""
     if not is_number(value) or not 0 <= value <= LONGEST_S:
         raise ArgumentError(
-            f"{name} must be from 0 to {LONGEST_S:g} s, got {say(value)}. Pass seconds. A trace "
-            "counts nanoseconds, and can hold 285 years."
+            f"{name} must be from 0 to {LONGEST_S:g} s, got {say(value)}. Pass the time in "
+            "seconds. A trace counts nanoseconds and can span at most 285 years."
         )
 
 
 def check_call(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Returns a worker's arguments, if they are a sequence and a dict (or None)."""
+    """Returns a worker's arguments after checking that they are a sequence and a dict (or None)."""
     try:
         values = tuple(args)
     except TypeError:
@@ -289,7 +289,7 @@ def check_call(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def check_seed(seed: Any, world_size: int) -> int:
-    """Returns a seed as ``int``, if torch accepts ``seed + rank`` for every rank."""
+    """Returns a seed as ``int``; checks that torch accepts ``seed + rank`` for every rank."""
     if not is_integer(seed) or not -(2**63) <= int(seed) <= 2**64 - world_size:
         raise ArgumentError(
             f"seed must be an integer from -2**63 to 2**64 - {world_size}, got {say(seed)}. Use "
@@ -317,7 +317,7 @@ def check_worker(worker: object) -> None:
 
 
 def say(value: object) -> str:
-    """Returns a value's text for error messages: on one line, and shortened if it is long.
+    """Formats a value for error messages, on one line and shortened if it is long.
 
     Example:
         >>> say(1.5), say("x" * 1000)[-5:], say([1, 2])
@@ -331,7 +331,7 @@ def say(value: object) -> str:
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
-    """Returns "rank 2", "ranks 0 and 1" or "ranks 0, 1 and 2"; shortens long lists.
+    """Formats ranks as "rank 2", "ranks 0 and 1" or "ranks 0, 1 and 2"; shortens long lists.
 
     Example:
         >>> name_ranks([2]), name_ranks([0, 1, 5]), name_ranks(range(40))

@@ -1,4 +1,4 @@
-"""Explorers: sliders for simulated runs, in a notebook or on a page.
+"""Explorers: sliders for simulated runs, in a notebook or on a web page.
 
 ::
 
@@ -10,7 +10,7 @@
     explore.generation()   find how many batches keep a generation ring busy, and how many block it
     explore.deadlock()     choose which ranks send first, and see which orders deadlock
 
-Put an explorer on the last line of a cell. ``to_html`` writes the explorer as a page that works
+Put an explorer on the last line of a cell. ``to_html`` writes the explorer to a page that works
 without a kernel, and ``frame`` returns the result for one choice of settings.
 
 Example:
@@ -57,7 +57,7 @@ _ITEM_BYTES: Final = 8  # a float64
 
 
 def schedule() -> Explorer:
-    """Explores two pipeline schedules side by side on one axis; forward passes take 1 ms.
+    """Explores two pipeline schedules side by side on a shared axis; a forward pass takes 1 ms.
 
     Returns:
         The explorer.
@@ -140,7 +140,7 @@ def _one_schedule(
 
 
 def ring() -> Explorer:
-    """Explores a token, a shift or an all-reduce on a ring of simulated ranks.
+    """Explores how a token, a shift or an all-reduce travels around a ring of simulated ranks.
 
     Returns:
         The explorer.
@@ -221,7 +221,7 @@ def _link(latency: float, bandwidth: float) -> Link:
 
 
 def bandwidth() -> Explorer:
-    """Explores messages of any size on two links.
+    """Explores how long messages of any size take on two links.
 
     Returns:
         The explorer.
@@ -283,7 +283,7 @@ def _send_all() -> None:
 
 
 def generation() -> Explorer:
-    """Explores a generation ring: how many batches keep the stages busy, and how many block them.
+    """Explores how many batches keep the stages of a generation ring busy, and how many block them.
 
     Returns:
         The explorer.

@@ -26,8 +26,8 @@ class Slow:
     """Makes a rank compute more slowly.
 
     Each ``ringsim.compute`` on the rank, and each computation in a pipeline, takes ``factor`` times
-    as long. A real rank sleeps for the extra time; a virtual clock advances by that time. If a rank
-    has several ``Slow`` faults, their factors multiply.
+    as long. A real rank sleeps for the extra time; a virtual clock advances by the same amount. If
+    a rank has several ``Slow`` faults, their factors multiply.
 
     Args:
         rank: the rank to slow down.
@@ -59,13 +59,13 @@ class Degrade:
 
     On a virtual clock, the latency and the time per byte are multiplied by ``factor``. On real
     ranks, the receiver sleeps at the end of its wait, so that the message takes ``factor`` times as
-    long, measured from the moment when both sides were posted. If a link has several ``Degrade``
-    faults, their factors multiply. The opposite direction, from ``dst`` to ``src``, is a separate
-    link. On real ranks, collectives are not affected.
+    long, measured from the moment when both sides have been posted. If a link has several
+    ``Degrade`` faults, their factors multiply. The opposite direction, from ``dst`` to ``src``, is
+    a separate link. On real ranks, collectives are not affected.
 
     Args:
-        src: the rank that sends.
-        dst: the rank that receives.
+        src: the sending rank.
+        dst: the receiving rank.
         factor: the factor by which the times of the link's messages are multiplied, at least 1.
 
     Raises:
@@ -84,8 +84,8 @@ class Degrade:
         _check(self)
         if self.src == self.dst:
             raise ArgumentError(
-                f"src and dst must be different ranks, got {self!r}. Choose two ranks, because a "
-                "link leads from one rank to another."
+                f"src and dst must be different ranks, got {self!r}. Choose two different "
+                "ranks, because a link leads from one rank to another."
             )
 
 
@@ -93,9 +93,9 @@ class Degrade:
 class Fail:
     """Makes a rank raise ``RankFailed`` instead of posting its operation number ``at_op``.
 
-    Operations are sends, recvs and collectives, counted from 0 in the order of the rank's trace;
-    creating a group does not count. A rank that posts fewer operations does not fail. If a rank has
-    several ``Fail`` faults, the earliest applies.
+    Operations are sends, recvs and collectives, counted from 0 in the order in which the rank's
+    trace lists them; the creation of a group does not count. A rank that posts fewer operations
+    does not fail. If a rank has several ``Fail`` faults, the one with the lowest ``at_op`` applies.
 
     Args:
         rank: the rank that fails.
@@ -126,7 +126,7 @@ class Jitter:
     factors multiply.
 
     Args:
-        fraction: the largest relative change, positive and at most 1.
+        fraction: the largest relative change, greater than 0 and at most 1.
         seed: the seed for the random numbers.
 
     Raises:
@@ -178,7 +178,7 @@ def check_injections(inject: Iterable[Injection], world_size: int) -> tuple[Inje
 
 
 def slowed_by(inject: Iterable[Injection], rank: int) -> float:
-    """Returns the factor for a rank's computing times, or 1.0 if nothing slows the rank."""
+    """Returns the factor for a rank's computing times, or 1.0 if nothing slows the rank down."""
     return float(
         math.prod(each.factor for each in inject if isinstance(each, Slow) and each.rank == rank)
     )
@@ -197,7 +197,7 @@ def jitter_of(inject: Iterable[Injection], rank: int) -> Callable[[], float] | N
 
 
 def degraded_by(inject: Iterable[Injection], src: int, dst: int) -> float:
-    """Returns the factor for messages from ``src`` to ``dst``, or 1.0 for an undegraded link."""
+    """Returns the factor for messages from ``src`` to ``dst``, or 1.0 without degradation."""
     return float(
         math.prod(
             each.factor
@@ -216,7 +216,7 @@ def fails_at(inject: Iterable[Injection], rank: int) -> int | None:
 
 
 def make_failure(rank: int, at_op: int, world_size: int) -> RankFailed:
-    """Returns the error that a rank raises instead of posting an operation, on both clocks."""
+    """Returns the error that a rank, on either clock, raises instead of posting an operation."""
     return RankFailed(
         f"rank {rank} of {world_size} was made to fail instead of posting operation {at_op} "
         f"(counted from 0). To let the rank continue, remove Fail(rank={rank}, at_op={at_op}) "
@@ -239,7 +239,7 @@ _NUMBERS: Final = {
 
 
 def _check(injection: Injection) -> None:
-    """Raises ArgumentError unless each field follows its rule, by default an integer from 0."""
+    """Raises ArgumentError unless each field follows its rule (by default, an integer from 0)."""
     for name, value in vars(injection).items():
         if name in _NUMBERS:
             least, most, rule, remedy = _NUMBERS[name]

@@ -1,4 +1,4 @@
-"""The cost model of a link: a latency, and a time per byte.
+"""The cost model of a link: a latency and a time per byte.
 
 This two-parameter model is named after Hockney::
 
@@ -33,11 +33,12 @@ class Link:
     """The cost of one message on one link: ``alpha_s + beta_s_per_byte * size_bytes`` seconds.
 
     Args:
-        alpha_s: the latency in seconds, non-negative.
-        beta_s_per_byte: the time per byte in seconds, non-negative; the inverse of the bandwidth.
-        alpha_error_s: the standard error of ``alpha_s``, in seconds; 0 for an exact number, or NaN
-            if a fit could not determine the error.
-        beta_error_s_per_byte: the standard error of ``beta_s_per_byte``.
+        alpha_s: the latency in seconds; must be non-negative.
+        beta_s_per_byte: the time per byte in seconds, which is the inverse of the bandwidth; must
+            be non-negative.
+        alpha_error_s: the standard error of ``alpha_s``, in seconds; 0 if ``alpha_s`` is exact, or
+            NaN if a fit could not determine the error.
+        beta_error_s_per_byte: the standard error of ``beta_s_per_byte``, in the same form.
 
     Raises:
         ArgumentError: a number is invalid.
@@ -82,7 +83,7 @@ class Link:
 
     @property
     def n_half_bytes(self) -> float:
-        """The message size in bytes at which a message reaches half the bandwidth, alpha / beta.
+        """The size in bytes at which a message reaches half the bandwidth, alpha / beta.
 
         The value is infinite if beta is 0.
         """
@@ -92,7 +93,7 @@ class Link:
         """Returns the time that one message takes, in seconds.
 
         Args:
-            size_bytes: the size of the message in bytes, non-negative.
+            size_bytes: the size of the message in bytes; must be non-negative.
 
         Returns:
             The time in seconds, measured from the moment when both sides are ready.
@@ -126,7 +127,7 @@ def check_link(name: str, value: object) -> None:
 
 
 def check_links(link: object, world_size: int | None = None) -> None:
-    """Checks that an argument is a link, or a mapping from pairs of ranks to links.
+    """Checks that an argument is a link or a mapping from pairs of ranks to links.
 
     Args:
         link: the value that was passed.
@@ -203,7 +204,7 @@ def fit_link(
 def _standard_errors(
     columns: npt.NDArray[Any], found: npt.NDArray[Any], free: list[int]
 ) -> npt.NDArray[Any]:
-    """Returns both standard errors: 0 for a fixed number, and NaN if there is no scatter."""
+    """Returns both standard errors: 0 for a fixed number, NaN if there is no scatter."""
     errors = np.zeros(2)
     if len(columns) <= 2:
         errors[free] = math.nan

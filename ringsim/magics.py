@@ -150,7 +150,7 @@ def _pack(source: str, filename: str, variables: dict[str, Any]) -> Job:
 
 
 def names_used(code: CodeType) -> set[str]:
-    """Returns the global names that a piece of code and the functions defined in it look up.
+    """Returns the global names that a piece of code, or any function defined in it, looks up.
 
     Example:
         >>> sorted(names_used(compile("print((lambda x: x.data + shift)(part))", "<cell>", "exec")))
@@ -164,7 +164,7 @@ def names_used(code: CodeType) -> set[str]:
 
 
 def run_on_rank(source: str, filename: str, /, **variables: Any) -> Any:
-    """Runs the text of a cell on this rank, and returns the value of its last line.
+    """Runs a cell's code on this rank and returns the value of the last line.
 
     The cell can use ``ringsim``, and also ``ring``, which is this rank's place in its ring.
 

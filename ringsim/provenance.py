@@ -1,4 +1,4 @@
-"""The origin of measurements: the machine, versions and date shown below every picture."""
+"""Records where measurements come from: the machine, versions and date below every picture."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __version__ = "0.3.0"  # pyproject.toml reads it from here
 
 
 def machine() -> dict[str, Any]:
-    """Describes this machine.
+    """Returns a description of this machine.
 
     Returns:
         ``cpu`` (the model name), ``cores`` (the number of logical cores that this process may use),
@@ -39,7 +39,7 @@ def machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of ringsim, Python, and torch and numpy if they are installed.
+    """Returns the versions of ringsim and Python, and of torch and numpy if installed.
 
     This function does not import torch or numpy.
 
@@ -79,7 +79,7 @@ _DOUBTFUL: Final = "doubtful constants: "
 
 
 def note_doubts(doubts: Iterable[str]) -> list[str]:
-    """Returns doubts about a prediction's constants as notes for the trace.
+    """Turns doubts about a prediction's constants into notes for the trace.
 
     `footer` recognizes these notes.
 
@@ -91,7 +91,7 @@ def note_doubts(doubts: Iterable[str]) -> list[str]:
 
 
 def footer(metadata: Mapping[str, Any]) -> str:
-    """Returns the line below a picture: the source, machine, backend, version and date.
+    """Returns the line printed below a picture: the source, machine, backend, version and date.
 
     Args:
         metadata: the metadata of a trace; missing entries are omitted.
@@ -144,7 +144,7 @@ def _installed(name: str) -> str | None:
 
 @functools.cache
 def _cpu() -> str:
-    """Returns the processor's model name, on Linux from /proc/cpuinfo."""
+    """Returns the processor's model name, read from /proc/cpuinfo on Linux."""
     with contextlib.suppress(OSError):
         for line in (
             Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()

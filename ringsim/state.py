@@ -1,4 +1,4 @@
-"""The state of a rank: its ring, recorder, output, backend for new groups, and clock.
+"""A rank's state: its ring, recorder, output, backend for new groups, and clock.
 
 ``RankState`` is a frozen value; a change replaces it as a whole. The process has one state, and
 each simulated rank has its own state in its context. ringsim has no other mutable module globals.
@@ -77,7 +77,7 @@ class _Process:
 
 
 def is_plain(state: RankState) -> bool:
-    """Returns whether ``ringsim.comm`` calls on a rank go directly to torch."""
+    """Returns whether a rank's ``ringsim.comm`` calls go directly to torch."""
     return state.log is None
 
 
@@ -93,7 +93,7 @@ def get_state() -> RankState:
 
 @contextmanager
 def simulated_states() -> Iterator[None]:
-    """Gives this process's ranks their own states inside the block; see ``enter_rank``."""
+    """Gives each of this process's ranks its own state inside the block; see ``enter_rank``."""
     before = process.simulates
     process.change(process.state, simulates=True)
     try:
@@ -103,12 +103,12 @@ def simulated_states() -> Iterator[None]:
 
 
 def enter_rank(state: RankState) -> None:
-    """Gives the calling context, which is a simulated rank's context, its own state."""
+    """Gives the calling context, which belongs to a simulated rank, its own state."""
     _simulated.set(state)
 
 
 def change_state(**changes: Any) -> RankState:
-    """Changes fields of the calling rank's state; returns the new ``RankState``."""
+    """Changes fields of the calling rank's state and returns the new ``RankState``."""
     before = get_state()
     state = replace(before, **changes)
     if before is process.state:

@@ -1,4 +1,4 @@
-"""The network between simulated ranks: its links, and the routes of messages over them.
+"""The network between simulated ranks: its links and the routes that messages take over them.
 
 A message takes a route of one or more hops. The message's bytes cross all hops at the same time, at
 the speed of the slowest hop. The message's latency is the sum of the hops' latencies. Messages that
@@ -68,14 +68,14 @@ class Hop(NamedTuple):
 
 
 class Topology(Protocol):
-    """The routes between ranks; any class with these two methods is accepted.
+    """The routes between ranks; any class with the methods ``check`` and ``route`` is accepted.
 
-    Its ``repr`` is written into the trace, and should describe the links, so that the same
-    arguments give the same trace.
+    The topology's ``repr`` is written to the trace. It should describe the links, so that the same
+    arguments produce the same trace.
     """
 
     def check(self, world_size: int) -> None:
-        """Raises ArgumentError if the network has no room for this many ranks."""
+        """Raises ArgumentError if the network cannot hold this many ranks."""
         ...
 
     def route(self, src: int, dst: int, world_size: int) -> Sequence[Hop]:
@@ -87,7 +87,7 @@ class Topology(Protocol):
 
 
 class _Roomy:
-    """The base class of networks that accept any number of ranks."""
+    """The base class for networks that accept any number of ranks."""
 
     def check(self, world_size: int) -> None:
         """Accepts any number of ranks."""
@@ -97,7 +97,7 @@ class _Roomy:
 class RingLinks(_Roomy):
     """A ring of ranks, each with links to both neighbours.
 
-    A message to a rank further away passes through the ranks in between.
+    A message to a more distant rank passes through the ranks in between.
 
     Args:
         link: the cost of each link.
@@ -116,7 +116,7 @@ class RingLinks(_Roomy):
         check_link("link", self.link)
 
     def route(self, src: int, dst: int, world_size: int) -> list[Hop]:
-        """Returns the shorter way around, or the ascending way if both are equally long."""
+        """Returns the shorter way around, or the ascending one if both are equally long."""
         onwards = (dst - src) % world_size
         step = 1 if 2 * onwards <= world_size else -1
         passed = [
@@ -132,11 +132,11 @@ class Hosts(_Roomy):
 
     Each pair of ranks on a host has its own link. Each host has one outgoing and one incoming link,
     which its ranks share. Rank r is on host ``r // ranks_per_host``. A message that shares no link
-    takes ``inner.time_s`` within a host, and ``outer.time_s`` between hosts.
+    takes ``inner.time_s`` within a host and ``outer.time_s`` between hosts.
 
     Args:
         ranks_per_host: the number of ranks per host, at least 1; the last host may have fewer.
-        inner: the cost of a link between two ranks on a host.
+        inner: the cost of a link between two ranks on the same host.
         outer: the cost of the route from one host to another.
 
     Raises:
@@ -169,7 +169,7 @@ class Hosts(_Roomy):
 
 @dataclass(frozen=True)
 class GlooCosts:
-    """The core time that Gloo's messages and collectives take, in addition to the link's cost.
+    """The core time that Gloo's messages and collectives take in addition to the link's cost.
 
     ``ringsim.calibrate`` measures these costs. All values except the stalls are core time, which
     dominates on a machine with fewer cores than ranks.
@@ -185,8 +185,8 @@ class GlooCosts:
             the cost is the same as on idle cores.
         stall_s: the length of a stall, in seconds. A Gloo thread that finds a connection locked
             keeps retrying until the scheduler takes its core away.
-        stall_share: the share of messages that stall, from 0 to 1, among the messages on whose
-            connection both ranks work at the same time.
+        stall_share: the fraction (from 0 to 1) of messages that stall, among those on whose
+            connection both ranks are working at the same time.
 
     Raises:
         ArgumentError: a value is invalid.
@@ -208,7 +208,7 @@ class GlooCosts:
         if not is_number(self.stall_share) or not 0 <= self.stall_share <= 1:
             raise ArgumentError(
                 f"stall_share must be a number from 0 to 1, got {say(self.stall_share)}. Pass "
-                "the share of the messages that stall."
+                "the fraction of messages that stall."
             )
 
 
@@ -216,14 +216,14 @@ class GlooCosts:
 class OneMachine(_Roomy):
     """Ranks on one machine: each pair has its own link, and all ranks share the cores.
 
-    A message occupies a core while it is carried, and a rank occupies a core for the calibrated
-    time around its computing and its messages. Both wait if no core is free. ``ringsim.compute``
-    needs no core, because real ranks sleep during the call.
+    A message occupies a core while it is being carried, and a rank occupies a core for the
+    calibrated time around its computations and messages. Both wait if no core is free.
+    ``ringsim.compute`` needs no core, because real ranks sleep during the call.
 
     Args:
         link: the cost of a message that shares neither a link nor a core.
         cores: the number of cores, at least 1.
-        gloo: Gloo's other costs; collectives then run as they do in Gloo. None if a message
+        gloo: Gloo's other costs; collectives then run as they do in Gloo. With None, a message
             occupies a core while it is in flight.
 
     Raises:
@@ -254,11 +254,11 @@ class OneMachine(_Roomy):
 
 @dataclass(frozen=True)
 class FullBisection(_Roomy):
-    """A network with one outgoing and one incoming link per rank, and no limit between links.
+    """A network with one outgoing and one incoming link per rank, and no other bottleneck.
 
-    If a rank sends to two others at the same time, each message gets half of the rank's outgoing
-    link. If a rank receives from two others at the same time, each message gets half of the rank's
-    incoming link.
+    If a rank sends to two others at the same time, each message gets half the bandwidth of the
+    rank's outgoing link. If a rank receives from two others at the same time, each message gets
+    half the bandwidth of the rank's incoming link.
 
     Args:
         link: the cost of the route from one rank to another.
@@ -282,13 +282,13 @@ class FullBisection(_Roomy):
 
 
 def _over_network(here: Hashable, there: Hashable, link: Link) -> list[Hop]:
-    """Returns two hops at a link's speed; only the first hop has the link's latency."""
+    """Returns two hops with a link's speed; only the first hop has the link's latency."""
     return [Hop((here, "network"), link), Hop(("network", there), Link(0.0, link.beta_s_per_byte))]
 
 
 @dataclass(frozen=True, repr=False)
 class GraphLinks:
-    """The links of a graph, whose nodes 0, 1, ... are ranks and whose other nodes are switches.
+    """The links of a graph whose nodes 0, 1, ... are ranks and whose other nodes are switches.
 
     A message takes the route with the lowest latency. If several routes have the same latency, the
     message takes the route with the fewest hops, and then the route whose links come first in the
@@ -296,11 +296,11 @@ class GraphLinks:
 
     Args:
         graph: a networkx graph, in which each edge represents two links, one in each direction, or
-            a directed graph. Each edge must have the attribute ``link``.
+            a directed graph. Each edge must have a ``link`` attribute.
 
     Raises:
-        ArgumentError: ``graph`` is not such a graph, has several edges between two nodes, or has an
-            edge without a link.
+        ArgumentError: ``graph`` is not a networkx graph, has several edges between two nodes, or
+            has an edge without a link.
 
     Example:
         >>> import networkx as nx
@@ -351,7 +351,7 @@ class GraphLinks:
         if missing:
             raise ArgumentError(
                 f"graph has no node for {name_ranks(missing)}, but the run has {world_size} "
-                "ranks. Name the nodes of the ranks 0, 1, ..."
+                "ranks. Name the nodes after the ranks: 0, 1, ..."
             )
 
     def route(self, src: int, dst: int, world_size: int) -> list[Hop]:
@@ -374,7 +374,7 @@ class GraphLinks:
 def _cheapest_ways(
     out: dict[Hashable, dict[Hashable, Link]], src: Hashable
 ) -> dict[Hashable, Hashable]:
-    """Returns, for each reachable node, the preceding node on its route (Dijkstra's algorithm)."""
+    """Returns the preceding node on the route to each reachable node (Dijkstra's algorithm)."""
     before: dict[Hashable, Hashable] = {}
     best: dict[Hashable, tuple[float, int]] = {src: (0.0, 0)}
     waiting: list[tuple[float, int, int, Hashable]] = [(0.0, 0, 0, src)]

@@ -1,10 +1,10 @@
-"""The functions of ``torch.distributed``, with a log of their times.
+"""The functions of ``torch.distributed``, with a log of how long they take.
 
 Use ``from ringsim import comm as dist`` instead of ``import torch.distributed as dist``. This
 module offers every name in ``torch.distributed``, backed by torch's own objects. Functions that
-communicate can be logged; without a log, a call makes only two extra checks. ``set_backend``
-chooses the backend for groups created later. Once this module is imported, torch can also create
-groups on MPI ("mpi").
+communicate can be logged; without a log, a call performs only two extra checks. ``set_backend``
+chooses the backend for groups that are created later. Once this module is imported, torch can also
+create groups on MPI ("mpi").
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _TIMED = {**_FUNCTIONS, **_MANAGING}
 
 
 def __getattr__(name: str) -> Any:
-    """Returns a timed function, the current backend for ``cdb``, or torch's own object."""
+    """Returns a timed function or torch's own object; for ``cdb``, returns the current backend."""
     if name in _TIMED:
         globals()[name] = _TIMED[name]  # so that the next use does not call this function
         return _TIMED[name]
@@ -83,7 +83,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Returns the public names of torch.distributed and of ringsim.comm."""
+    """Returns the public names of torch.distributed and ringsim.comm."""
     own = {
         name
         for name, value in globals().items()

@@ -1,4 +1,4 @@
-"""The removed names of this module, each of which raises an error that names its replacement."""
+"""Names removed from this module; using one raises an error that names the replacement."""
 
 from __future__ import annotations
 

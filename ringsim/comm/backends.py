@@ -29,7 +29,7 @@ _MIGRATION: Final = (
 
 @dataclass(repr=False)
 class CurrentBackend:
-    """The type of ``ringsim.comm.cdb``: the backend for new groups, with torch's functions.
+    """The type of ``ringsim.comm.cdb``: the backend for new groups, along with torch's functions.
 
     Attributes:
         name: the name of the backend, or "torch" for torch's own choice.
@@ -61,11 +61,11 @@ def current_backend() -> CurrentBackend:
 
 
 def set_backend(backend: str) -> CurrentBackend:
-    """Chooses the backend for groups created from now on.
+    """Chooses the backend for all groups created after this call.
 
     Call this function on every rank before ``init_process_group``, ``initialize_distributed`` or
-    ``new_group``; it does not block. If one of these calls names a backend, that name takes
-    precedence.
+    ``new_group``. This function does not block. A backend that is passed to one of these calls
+    takes precedence.
 
     Args:
         backend: "torch" for torch's own choice; the name of a backend registered with torch
@@ -127,6 +127,6 @@ def _load(name: str) -> None:
         found()
     if name not in dist.Backend.backend_list:
         raise ArgumentError(
-            f"the entry point {name!r}, {found!r}, did not register a backend of that name with "
-            f"torch. {_MIGRATION}"
+            f"the entry point {name!r}, {found!r}, did not register a backend with torch under "
+            f"that name. {_MIGRATION}"
         )

@@ -86,7 +86,7 @@ _LEFT_S = 5.0  # the time that an ending process waits for an abandoned thread
 
 
 def leave_thread(thread: threading.Thread) -> None:
-    """Waits at the interpreter's exit for a thread that was asked to stop.
+    """When the interpreter exits, waits for a thread that was asked to stop.
 
     If a torch call returned in that thread later, the process would abort.
     """
@@ -136,7 +136,7 @@ class Card:
 
 
 def in_words(ranks: list[int]) -> str:
-    """Returns ranks in words: "no rank", "rank 2", "ranks 0-2, 5"."""
+    """Formats ranks as words: "no rank", "rank 2", "ranks 0-2, 5"."""
     if not ranks:
         return "no rank"
     runs = []
@@ -147,7 +147,7 @@ def in_words(ranks: list[int]) -> str:
 
 
 def find_fault(cards: list[Card]) -> str | None:
-    """Returns a description of the first fault in a full set of cards, or None.
+    """Describes the first fault in a full set of cards, or returns None if there is no fault.
 
     The cards must be complete, one per rank, in order.
     """
@@ -164,7 +164,7 @@ def find_fault(cards: list[Card]) -> str | None:
                     f"rank {rank} passed {list(card.ring)}, but rank {other} passed "
                     f"{list(cards[other].ring)}"
                 )
-                return f"ring_ranks differs within a ring, because {sides}"
+                return f"the ranks of a ring passed different values of ring_ranks: {sides}"
     asked = [rank for rank, card in enumerate(cards) if card.host]
     if 0 < len(asked) < len(cards):
         return f'only {in_words(asked)} passed ring_order="hosts"'
@@ -172,7 +172,7 @@ def find_fault(cards: list[Card]) -> str | None:
 
 
 def list_rings(cards: list[Card]) -> list[tuple[int, ...]]:
-    """Returns all rings of a world, each as its global ranks in order.
+    """Returns all rings in a world; each ring is a sequence of its global ranks, in order.
 
     The cards must be complete and free of faults.
 
@@ -197,7 +197,7 @@ def _disagreement(head: Card, card: Card, rank: int) -> str | None:
 
 
 class RollCall:
-    """One rank's part in the roll-call over a store.
+    """One rank's side of the roll-call over a store.
 
     Every rank calls ``start``, ``finish`` and, at the end, ``leave``. ``start`` and ``finish``
     block until all ranks have called them.
@@ -359,14 +359,14 @@ class RollCall:
         return True
 
     def _publish(self, stage: str, verdict: dict[str, Any]) -> dict[str, Any]:
-        """Writes a verdict unless a verdict exists, and returns the valid verdict."""
+        """Writes a verdict unless one already exists, and returns the verdict that counts."""
         standing: dict[str, Any] = json.loads(
             self.store.compare_set(f"{stage}/verdict", "", json.dumps(verdict))
         )
         return standing
 
     def _verdict(self, stage: str, deadline: float) -> dict[str, Any]:
-        """Waits for the verdict and returns it; raises RendezvousFailed if it is an error."""
+        """Waits for the verdict and returns it, or raises RendezvousFailed for an error."""
         if self._wait(f"{stage}/verdict", deadline):
             verdict: dict[str, Any] = json.loads(self.store.get(f"{stage}/verdict"))
         else:
@@ -378,7 +378,7 @@ class RollCall:
         return verdict
 
     def _attendance(self, stage: str) -> str:
-        """Lists the ranks that got this far and the ranks that did not.
+        """Lists the ranks that have arrived and the ranks that are missing.
 
         This takes N requests, so the method is used only for errors.
         """
@@ -387,7 +387,7 @@ class RollCall:
         return f": {in_words(present)} present, {in_words(missing)} missing"
 
     def _refuse(self, stage: str, why: str) -> NoReturn:
-        """Ends the roll-call with one error for every rank, also for ranks that arrive later.
+        """Ends the roll-call with the same error on every rank, including ranks that arrive later.
 
         If the roll-call has already succeeded, only this rank fails.
         """
@@ -459,9 +459,9 @@ def listen(host: str, port: int, *, timeout_s: float = 30) -> socket.socket:
             return listener
     if failure is not None and failure.errno == errno.EADDRINUSE:
         raise RendezvousFailed(
-            f"cannot listen on {host}, port {port}: the port is already in use (rank 0). Choose "
-            "a different port, or end the process that listens there: another program, another "
-            "run, or a second process started as rank 0."
+            f"cannot listen on {host}, port {port}: the port is already in use (rank 0). "
+            "Choose a different port, or end the process listening there: another program, "
+            "another run, or a second process started as rank 0."
         ) from failure
     raise RendezvousFailed(
         f"cannot listen on {host}, port {port}: {failure} (rank 0). Pass the address of rank 0's "
@@ -478,7 +478,7 @@ def meet(
     timeout_s: float,
     listen_socket: socket.socket | None = None,
 ) -> Rendezvous:
-    """Connects all ranks of a world to rank 0, and calls the roll.
+    """Connects all ranks of a world to rank 0 and calls the roll.
 
     Call this function on every rank. It blocks until all ranks have arrived, for at most
     ``timeout_s``.
@@ -545,7 +545,7 @@ def meet(
 
 
 def _follow_rank_0(store: Store, rank: int, world_size: int) -> RollCall:
-    """Joins rank 0's next roll-call in a store that torchrun keeps across restarts.
+    """Joins rank 0's next roll-call, in a store that torchrun keeps across restarts.
 
     Rank 0 numbers the roll-calls, because each torchrun agent counts only the restarts of its own
     ranks.
@@ -585,7 +585,7 @@ def host(listener: socket.socket, timeout_s: float) -> Store:
 
 
 def reach(address: str, port: int, timeout_s: float, descriptor: int | None = None) -> Store:
-    """Connects to a store, in which a lookup waits at most ``timeout_s`` seconds.
+    """Connects to a store whose lookups wait at most ``timeout_s`` seconds.
 
     The store is hosted by a different process, or by this process on the listening socket
     ``descriptor``.
@@ -630,7 +630,7 @@ def close_door(descriptor: int, address: str, port: int) -> socket.socket | None
 def build_default_group(
     rendezvous: Rendezvous, rank: int, world_size: int, backend: str, timeout: timedelta
 ) -> Callable[[], None]:
-    """Creates torch's default process group for the ranks that met.
+    """Creates torch's default process group for the ranks that joined the rendezvous.
 
     Call this function on every rank. It blocks until all ranks are connected. If the ranks met on
     loopback, Gloo uses only loopback for this group and all later ones; call the returned function
@@ -662,7 +662,7 @@ def build_default_group(
 
 @contextmanager
 def finishing(rendezvous: Rendezvous, timeout_s: float) -> Iterator[None]:
-    """Waits at the end of a with block until all ranks have created their groups.
+    """At the end of a with block, waits until all ranks have created their groups.
 
     If a group cannot be created in the block, all ranks fail with the same message.
     """
@@ -703,7 +703,7 @@ def _stop_listening(descriptor: int) -> None:
 
 
 def _join(addresses: list[Address], port: int, deadline: float, where: str) -> Store:
-    """Connects to rank 0's store as soon as it listens."""
+    """Connects to rank 0's store as soon as rank 0 is listening."""
     found = "no process answered"
     while (remaining := deadline - time.monotonic()) > 0:
         for family, address in addresses:
@@ -718,11 +718,11 @@ def _join(addresses: list[Address], port: int, deadline: float, where: str) -> S
                 return reach(address, port, remaining)
             except TimeoutError as error:
                 raise _unanswered(
-                    where, "the process that listens there does not answer like rank 0"
+                    where, "the process listening there does not respond as rank 0 would"
                 ) from error
             except RuntimeError as error:
                 found = (
-                    "the process that listens there answers differently "
+                    "the process listening there does not respond as rank 0 would "
                     f"({str(error).splitlines()[0]})"
                 )
         time.sleep(_RETRY_S)
@@ -746,7 +746,7 @@ def _numeric(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def _leads_alike(host: str) -> bool:
-    """Returns whether a host that resolves to loopback here does so on every machine.
+    """Returns whether a host that resolves to loopback here also does so on every other machine.
 
     An address or "localhost" always resolves the same way. A machine's own name does not: the
     machine's /etc/hosts may map the name to loopback (Debian: 127.0.1.1), while other machines get

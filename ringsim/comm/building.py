@@ -31,7 +31,7 @@ _LIBRARIES: Final = (
 
 @functools.cache
 def warn_once(op: str, backend_name: str) -> None:
-    """Warns once per backend, at the user's line, that an operation is built from messages."""
+    """Warns at the user's line, once per backend, that an operation is built from messages."""
     frame: FrameType | None = sys._getframe(1)
     level = 2
     while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
@@ -90,13 +90,13 @@ def build(group: ProcessGroup, call: Call) -> Handle:
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a flat view of a plain tensor's numbers, with complex numbers as pairs."""
+    """Returns a flat view of a plain tensor's numbers, with each complex number as a pair."""
     flat = tensor.view(-1)
     return torch.view_as_real(flat).view(-1) if flat.is_complex() else flat
 
 
 def _gifts_to(call: Call, rank: int) -> Tensors:
-    """Returns the tensors that this rank gives to a rank of the group, possibly itself."""
+    """Returns the tensors that this rank contributes to a rank in the group, possibly itself."""
     match call.collective.family:
         case "broadcast":
             return call.inputs if call.group.rank() == call.root else ()
@@ -112,7 +112,7 @@ def _gifts_to(call: Call, rank: int) -> Tensors:
 
 
 def _places_for(call: Call, rank: int) -> Tensors:
-    """Returns the tensors that receive the data from a rank of the group.
+    """Returns the tensors that receive the data from a rank in the group.
 
     For reductions, these tensors are buffers.
     """

@@ -1,4 +1,4 @@
-"""Reads and checks calls to collectives, and gives them the same form for every backend.
+"""Reads and checks calls to collectives, and converts them to one form for all backends.
 
 ``read_call`` turns a call to a ``torch.distributed`` function into a ``Call``, which contains the
 tensors that this rank gives and gets, the root, and the reduction. All checks are in this module. A
@@ -151,7 +151,7 @@ _DEFAULTS: Final = {
 
 
 def make_signature(arguments: str, **meanings: Any) -> inspect.Signature:
-    """Returns the signature for arguments written as in a function definition.
+    """Returns the signature for arguments that are written as in a function definition.
 
     ``meanings`` contains the values of names used as defaults; SUM is torch's unless ``meanings``
     contains it.
@@ -347,7 +347,7 @@ _Cut = Callable[[torch.Tensor], Tensors]
 
 @dataclass
 class Call:
-    """One rank's call to a collective, after it was read and checked.
+    """One rank's call to a collective, already read and checked.
 
     Attributes:
         name: the name of the called function.
@@ -384,7 +384,7 @@ class Call:
 
     @property
     def tensors(self) -> Tensors:
-        """The tensors that this rank gives and gets, without duplicates."""
+        """The tensors that this rank contributes or fills, without duplicates."""
         return self.given if self.given is self.taken else (*self.given, *self.taken)
 
     @property
@@ -394,7 +394,7 @@ class Call:
 
     @cached_property
     def inputs(self) -> Tensors:
-        """The tensors that this rank gives, as in the table above."""
+        """The tensors that this rank contributes, as in the table above."""
         return self.cut_given(self.given[0]) if self.cut_given and self.given else self.given
 
     @cached_property
@@ -457,7 +457,7 @@ def _read_side(
     is_held: bool,
     given: Tensors = (),
 ) -> Tensors:
-    """Returns the checked tensors of an argument, or no tensors if only the root has them."""
+    """Returns the checked tensors of an argument, or none if only the root has any."""
     what, form = side
     value = arguments[what]
     if not is_held:
@@ -500,7 +500,7 @@ def _cut_evenly(group: Members, whole: torch.Tensor) -> Tensors:
 
 
 def _cut_rows(group: Members, what: str, sizes: Any, tensor: torch.Tensor) -> Tensors:
-    """Returns each rank's rows of a tensor, split according to ``sizes`` or else equally."""
+    """Returns each rank's rows of a tensor, split according to ``sizes`` or else evenly."""
     if tensor.dim() == 0:
         raise Refused(
             f"{what} must have at least one dimension, got a scalar ({group.here()}). Reshape "
@@ -553,7 +553,7 @@ def check_dense(what: str, tensor: torch.Tensor, where: str, *, meta: bool = Fal
 
 
 def _check_count(group: Members, what: str, values: Sequence[Any], count: int | None) -> None:
-    """Raises Refused unless an argument has ``count`` entries, if ``count`` is given."""
+    """Raises Refused if ``count`` is given and an argument does not have ``count`` entries."""
     if count is not None and len(values) != count:
         raise Refused(
             f"{what} must have {count} entries, got {len(values)} ({group.here()}). Pass one entry "
@@ -564,13 +564,13 @@ def _check_count(group: Members, what: str, values: Sequence[Any], count: int | 
 def check_tensors(
     group: Members, what: str, tensors: Sequence[Any], count: int | None = None
 ) -> list[torch.Tensor]:
-    """Returns tensors that the backend supports, and checks their number if ``count`` is given."""
+    """Checks tensors, and if ``count`` is given, their number; returns supported tensors."""
     _check_count(group, what, tensors, count)
     return [group.check(f"{what}[{place}]", tensor) for place, tensor in enumerate(tensors)]
 
 
 def _check_together(reading: Reading, call: Call) -> None:
-    """Checks that the tensors of a call have one dtype, and matching shapes or sizes.
+    """Checks that a call's tensors have the same dtype and matching shapes or sizes.
 
     Raises:
         Refused: the tensors do not match.
@@ -630,7 +630,7 @@ def _check_together(reading: Reading, call: Call) -> None:
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Returns whether a tensor's elements are contiguous in memory, as in a message."""
+    """Returns whether a tensor's elements are contiguous in memory, as they are in a message."""
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
@@ -701,7 +701,7 @@ def find_tensors(
 def find_unfit(
     reading: Reading, tensors: list[torch.Tensor], args: tuple[Any, ...]
 ) -> torch.Tensor | None:
-    """Returns a tensor that makes a call silently do nothing or return wrong results, or None.
+    """Returns a tensor that would make a call do nothing or return wrong results, or None.
 
     Such a tensor has no data, or has gaps that Gloo ignores.
     """
@@ -720,7 +720,7 @@ def _flatten(value: Any) -> list[torch.Tensor]:
 
 
 def find_root(reading: Reading, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Returns the group rank of a call's root, or NONE if it has none."""
+    """Returns the group rank of a call's root, or NONE if the call has no root."""
     if not reading.collective.root:
         return NONE
     place = 1 if reading.in_place else 2
@@ -731,7 +731,7 @@ def find_root(reading: Reading, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 def find_splits(
     reading: Reading, group_size: int, args: tuple[Any, ...]
 ) -> tuple[tuple[int, ...], ...]:
-    """Returns the bytes that an all_to_all sends to and receives from each rank of its group.
+    """Returns the bytes that an all_to_all sends to, and receives from, each rank in its group.
 
     The result is empty for other collectives, and for a call that torch rejects on its own rank,
     because such a call never reaches another rank.
@@ -765,7 +765,7 @@ def _split_bytes(given: Any, rows: Any, group_size: int) -> tuple[int, ...]:
 
 
 def find_reduction(reading: Reading, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Returns the name of a call's reduction, such as "SUM", or "" if there is none."""
+    """Returns the name of a call's reduction, such as "SUM", or "" if the call has none."""
     if not reading.collective.reduces:
         return ""
     for value in (*args[1 if reading.in_place else 2 :], *kwargs.values()):
@@ -795,7 +795,8 @@ def describe(tensors: Tensors, copies: int) -> tuple[str, tuple[int, ...], int]:
     Args:
         tensors: the tensors of the operation; several tensors of the same shape are described as
             (number, *shape), other tensors as (elements,).
-        copies: the factor for their size: the group size if they are one rank's shard, else 1.
+        copies: the factor by which their size is multiplied: the group size if the tensors are one
+            rank's shard, else 1.
 
     Example:
         >>> (

@@ -1,4 +1,4 @@
-"""Checks for operations that torch would accept, or reject without naming the rank or its peer.
+"""Checks operations that torch would accept, or would reject without naming the rank or peer.
 
 A nonexistent rank crashes Gloo, and Gloo silently fails to send a meta tensor. This module finds
 such errors before it calls the library. After the library itself has raised an error, the module
@@ -53,7 +53,7 @@ _KEEP_IT: Final = "Copy the tensor instead: data that stays on a rank needs no m
 
 
 class Attempt(NamedTuple):
-    """An operation that the program requests: its name, and its numbers in the record.
+    """An operation that the program requests: its name and the numbers in its record.
 
     The ``tag`` is None for a collective.
     """
@@ -66,7 +66,7 @@ class Attempt(NamedTuple):
 
 
 class Prechecks:
-    """Checks operations, raises errors at the user's line, and notes the errors in the trace.
+    """Checks operations, raises errors at the user's line, and records the errors in the trace.
 
     Args:
         recorder: the recorder for the findings.
@@ -91,7 +91,7 @@ class Prechecks:
     def check_message(
         self, attempt: Attempt, tensors: Any, rank: Any, size: int, post: Post
     ) -> None:
-        """Raises ArgumentError if a message has no data, or its other side is outside the group.
+        """Raises ArgumentError if a message has no data, or if its peer is outside the group.
 
         See ``explain`` for other errors.
 
@@ -127,17 +127,18 @@ class Prechecks:
             )
 
     def refuse_collective(self, attempt: Attempt, tensor: torch.Tensor, post: Post) -> NoReturn:
-        """Raises ArgumentError for a tensor that ``find_unfit`` found in a collective."""
+        """Raises ArgumentError for an unfit tensor that ``find_unfit`` found in a collective."""
         if tensor.is_meta:
             self.refuse(
-                "the tensors of a collective must hold data, got a tensor on the meta device",
+                "the tensors passed to a collective must hold data, got a tensor on "
+                "the meta device",
                 "Create the tensor on the CPU",
                 attempt,
                 post,
             )
         what = (
-            "the tensors of a collective must have no gaps in memory, got a tensor with "
-            f"{_layout(tensor)}"
+            "the tensors passed to a collective must have no gaps in memory, got a tensor "
+            f"with {_layout(tensor)}"
         )
         self.refuse(what, "Pass tensor.contiguous(), and copy the result back", attempt, post)
 
@@ -156,17 +157,19 @@ class Prechecks:
         )
 
     def check_not_self(self, group: ProcessGroup | int, rank: int, what: str) -> None:
-        """Raises ArgumentError if a rank sends to itself, or is not in the group.
+        """Raises ArgumentError if a rank sends to itself or is not in the group.
 
         Torch's own function raises ValueError.
         """
         if not isinstance(group, ProcessGroup):  # torch's value for ranks outside the group
             self.refuse_outsider("isend" if what == "destination" else "irecv")
         elif group.rank() == rank:
-            self.refuse(f"the {what} of a message must be another rank, got this rank", _KEEP_IT)
+            self.refuse(
+                f"the {what} of a message must be a different rank, got this rank", _KEEP_IT
+            )
 
     def explain(self, error: BaseException, tensors: Any, attempt: Attempt) -> None:
-        """Raises ArgumentError instead of a library error that is caused by the arguments.
+        """Raises ArgumentError in place of a library error that the arguments caused.
 
         Returns normally if the arguments do not explain the error.
         """
@@ -182,7 +185,7 @@ class Prechecks:
     def refuse(
         self, what: str, todo: str, attempt: Attempt | None = None, post: Post | None = None
     ) -> NoReturn:
-        """Raises ArgumentError at the user's line, and notes it in the trace."""
+        """Raises ArgumentError at the user's line, and records the error in the trace."""
         recorder = self._recorder
         where = f"rank {recorder.rank} of {recorder.world_size}"
         group, peer, tag, payload = attempt[1:] if attempt else (NONE, NONE, NONE, NONE)
@@ -206,7 +209,7 @@ def _layout(tensor: torch.Tensor) -> str:
 
 
 def find_fault(tensors: Any, tag: Any, to_itself: bool) -> tuple[str, str] | None:
-    """Returns a description of the fault with a remedy, or None if the arguments are valid."""
+    """Returns a description of the fault and a remedy, or None if the arguments are valid."""
     if isinstance(tag, int) and not 0 <= tag <= _TAG_MAX:
         return (
             f"a tag must be an integer from 0 to {_TAG_MAX:,}, got {tag}",
@@ -226,7 +229,7 @@ def find_fault(tensors: Any, tag: Any, to_itself: bool) -> tuple[str, str] | Non
                 "Send tensor.contiguous(), or receive into a contiguous tensor and copy from it",
             )
     if to_itself:
-        return "the other side of a message must be another rank, got this rank", _KEEP_IT
+        return "the other side of a message must be a different rank, got this rank", _KEEP_IT
     return None
 
 
@@ -284,7 +287,7 @@ class BufferGuard:
         self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]  # also untyped
 
     def wrap(self, hooks: Replacements) -> Replacements:
-        """Returns a recorder's hooks wrapped so that this guard checks each call first."""
+        """Returns a recorder's hooks, wrapped so that this guard checks each call first."""
         wrapped: Replacements = {}
         for place, hook in hooks.items():
             owner, name = place
@@ -322,7 +325,7 @@ class BufferGuard:
             elif work in self._waited:
                 self._complain(
                     "invalid_argument",
-                    "wait() was called twice on one handle",
+                    "wait() was called twice on the same handle",
                     "",
                     "Drop the handle after the first wait(): without ringsim, a second wait() "
                     "hangs",
@@ -348,10 +351,11 @@ class BufferGuard:
         what = f"{'send' if sends else 'recv'} posted at {os.path.basename(file)}:{line}"
         if tensor.requires_grad and not sends:  # not an error, because some programs intend it
             warnings.warn_explicit(
-                "this rank receives a message into a tensor that requires grad (rank "
+                "this rank is receiving a message into a tensor that requires grad (rank "
                 f"{self._recorder.rank} of {self._recorder.world_size}, {what}). Autograd does "
-                "not track messages, so no gradient is sent back automatically. Receive into a "
-                "plain tensor, call requires_grad_() on it afterwards, and send its grad back.",
+                "not track messages, so no gradient is sent back automatically. Receive into "
+                "a plain tensor, call requires_grad_() on it afterwards, and send its grad "
+                "back.",
                 UserWarning,
                 file,
                 line,
@@ -370,7 +374,7 @@ class BufferGuard:
         return _Use(first, end, tensor if sends else None, _checksum(tensor) if sends else 0, what)
 
     def _overlapping(self, first: int, end: int) -> list[_Use]:
-        """Returns the uses of memory from ``first`` to ``end`` (exclusive)."""
+        """Returns the uses that overlap the memory from ``first`` to ``end`` (exclusive)."""
         return [use for use in self.uses.values() if use.first < end and first < use.end]
 
     def look_at(self, tensor: torch.Tensor, operation: str, *, writes: bool) -> None:

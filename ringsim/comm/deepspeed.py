@@ -1,20 +1,22 @@
-"""``deepspeed.comm`` on ringsim.
+"""``deepspeed.comm``, implemented on ringsim.
 
 Use ``from ringsim.comm import deepspeed as dist`` instead of ``from deepspeed import comm as
 dist``. Names, arguments, ``ReduceOp`` and the form of ``log_summary(return_dict=True)`` follow
-DeepSpeed; ``ringsim.comm`` itself follows torch if the two differ. Both modules share the same
-backends and the same log. Any name not defined in this module is taken from ``ringsim.comm``.
+DeepSpeed; ``ringsim.comm`` itself follows torch where DeepSpeed and torch differ. Both modules
+share the same backends and the same log. Any name not defined in this module is taken from
+``ringsim.comm``.
 
 Operations have torch's names, but their arguments differ slightly: torch's ``input`` is called
 ``tensor``, the arguments ``prof``, ``log_name`` and ``debug`` may be positional, and ranks are
-always global. ``op`` may be the ``ReduceOp`` of either library. All ranks of a group must call its
-collectives in the same order. A collective blocks unless ``async_op`` is true, in which case it
-returns a handle. Any rank may call the query functions (``get_...``, ``has_...``, ``in_...``) at
-any time; they do not block.
+always global. ``op`` may be the ``ReduceOp`` of either library. All ranks in a group must call the
+group's collectives in the same order. A collective blocks unless ``async_op`` is true, in which
+case it returns a handle. Any rank may call the query functions (``get_...``, ``has_...``,
+``in_...``) at any time; they do not block.
 
 If torch's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT) are not all set,
 ``init_distributed`` and similar functions set them, as in DeepSpeed, because programs written for
-DeepSpeed read ``LOCAL_RANK`` afterwards. No other part of ringsim changes the environment unasked.
+DeepSpeed read ``LOCAL_RANK`` afterwards. No other part of ringsim changes the environment unless
+you ask it to.
 
 Source:
     DeepSpeed, ``deepspeed/comm/comm.py`` and ``utils.py``: names, arguments and their defaults, and
@@ -71,7 +73,7 @@ class ReduceOp(Enum):
 
 
 def to_torch(op: Any) -> Any:
-    """Converts DeepSpeed's ``ReduceOp`` to torch's, and returns any other value unchanged.
+    """Converts DeepSpeed's ``ReduceOp`` to torch's; returns any other value unchanged.
 
     Raises:
         ArgumentError: torch has no reduction of that name.
@@ -181,7 +183,7 @@ def all_gather_coalesced(
 ) -> Handle | None:
     """Calls ``all_gather_into_tensor`` for each pair of tensors.
 
-    Torch's function of this name takes lists of lists instead.
+    Torch's function of the same name takes lists of lists instead.
 
     Raises:
         ValueError: the lists differ in length.
@@ -205,7 +207,7 @@ def all_reduce_coalesced(
     log_name: str = "all_reduce",
     debug: Any = None,
 ) -> Handle | None:
-    """Reduces several tensors at the same time."""
+    """Reduces several tensors in a single call."""
     works = [
         FUNCTIONS["all_reduce"](
             tensor, to_torch(op), group, True, prof=prof, log_name=log_name, debug=debug
@@ -218,7 +220,7 @@ def all_reduce_coalesced(
 def _wait_for_all(
     works: list[Any], results: Sequence[torch.Tensor], async_op: bool
 ) -> Handle | None:
-    """Returns one handle for several operations, or waits for them."""
+    """Returns a single handle for several operations, or waits for all of the operations."""
     handle = Handle(works, results=results)
     if async_op:
         return handle
@@ -231,7 +233,7 @@ def _wait_for_all(
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """A group as DeepSpeed describes it; operations take torch's groups.
+    """A group in DeepSpeed's form; operations take torch's groups.
 
     Attributes:
         comm_id: the name of the group.
@@ -248,12 +250,12 @@ class ProcessGroup:
 
 
 def get_global_rank(group: Any = None, group_rank: int = 0) -> int:
-    """Returns the global rank of a group member; None means the group of all ranks."""
+    """Returns a group member's global rank; a group of None means all ranks."""
     return get_all_ranks_from_group(group)[group_rank]
 
 
 def new_group(ranks: Sequence[int] | None) -> Any:
-    """Creates a group. Call this function on all ranks; it blocks until all have called it."""
+    """Creates a process group; blocks until all ranks have called this function."""
     return MANAGING["new_group"](ranks)
 
 
@@ -282,7 +284,7 @@ def has_all_reduce_coalesced() -> bool:
 
 
 def has_coalescing_manager() -> bool:
-    """Returns whether torch has a coalescing manager, which combines operations."""
+    """Returns whether torch has a coalescing manager, which batches operations."""
     return hasattr(dist, "_coalescing_manager")
 
 
@@ -297,7 +299,7 @@ def get_world_group() -> Any:
 
 
 class Accelerator:
-    """This process's GPU or CPU, with the methods that programs for DeepSpeed use."""
+    """This process's GPU or CPU, with the methods that programs written for DeepSpeed use."""
 
     def communication_backend_name(self) -> str:
         """Returns "nccl" if GPUs are present and torch supports NCCL, else "gloo"."""
@@ -328,7 +330,7 @@ class Accelerator:
             torch.cuda.synchronize(device_index)
 
     def total_memory(self, device_index: int | None = None) -> int:
-        """Returns the memory of the GPU, or of the machine, in bytes."""
+        """Returns the size of the GPU's or the machine's memory, in bytes."""
         if torch.cuda.is_available():
             return int(torch.cuda.get_device_properties(device_index).total_memory)
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -336,7 +338,7 @@ class Accelerator:
 
 @cache
 def get_accelerator() -> Accelerator:
-    """Returns the accelerator that programs for DeepSpeed query for their device.
+    """Returns the accelerator, which programs written for DeepSpeed query for their device.
 
     Example:
         >>> torch.empty(
@@ -348,7 +350,7 @@ def get_accelerator() -> Accelerator:
 
 
 def get_all_ranks_from_group(group: Any = None) -> list[int]:
-    """Returns the global ranks of a group, in the group's order; None means all ranks.
+    """Returns a group's global ranks, in the group's order; for None, returns all ranks.
 
     Raises:
         RingError: no process group exists yet.
@@ -375,7 +377,7 @@ def get_local_rank() -> int:
 def initialize_mesh_device(
     mesh_shape: tuple[int, ...], mesh_dim_names: tuple[str, ...]
 ) -> DeviceMesh:
-    """Returns a mesh of all ranks.
+    """Creates a device mesh of all ranks.
 
     Call this function on all ranks; it blocks until all ranks have called it.
 
@@ -437,7 +439,7 @@ def init_distributed(
     rank: int = -1,
     world_size: int = -1,
 ) -> None:
-    """Creates the default process group, or does nothing if it exists already.
+    """Creates the default process group, or does nothing if the group already exists.
 
     Call this function in every process; it blocks until all processes have called it. Afterwards,
     torch's five variables are set in the environment.
@@ -445,15 +447,15 @@ def init_distributed(
     Args:
         dist_backend: torch's name for the backend, "gloo" or "nccl"; "mpi" for ringsim's own
             backend; None for NCCL if GPUs are present, or else Gloo.
-        auto_mpi_discovery: whether to ask MPI for the rank if no launcher provides it.
+        auto_mpi_discovery: whether to query MPI for the rank if no launcher provides the rank.
         distributed_port: the port on which rank 0 listens, unless the launcher or MASTER_PORT sets
             a different port; 29500 means no preference.
         verbose: whether to log the discovered settings through ``logging``.
-        timeout: the limit for the rendezvous and for every operation.
+        timeout: the time limit for the rendezvous and for every operation.
         init_method: a URL for ``torch.distributed.init_process_group``; None to use the
             environment.
         dist_init_required: False to raise an error if no process group exists.
-        config: a DeepSpeed configuration, as an object or a dictionary; its section "comms_logger"
+        config: a DeepSpeed configuration, as an object or a dictionary; its "comms_logger" section
             is passed to ``configure``.
         rank: this process's rank; -1 to discover it.
         world_size: the number of processes; -1 to discover it.
@@ -512,7 +514,7 @@ def init_distributed(
 
 
 def _join(name: str, found: Discovery, timeout: timedelta) -> None:
-    """Meets the other ranks through rank 0, and creates the default group.
+    """Meets the other ranks through rank 0 and creates the default group.
 
     Rank 0 listens only on its own address.
     """
@@ -531,8 +533,8 @@ def mpi_discovery(
 ) -> None:
     """Sets torch's five variables from the MPI launcher's variables, or else from MPI itself.
 
-    Call this function in every process that ``mpirun`` has started. It blocks only if it has to ask
-    MPI itself (through mpi4py).
+    Call this function in every process that ``mpirun`` has started. It blocks only if it has to
+    query MPI itself, through mpi4py.
 
     Args:
         distributed_port: the port on which rank 0 will listen.
@@ -600,7 +602,7 @@ def patch_aml_env_for_torch_nccl_backend(master_port: int = 6105, verbose: bool 
 def patch_aws_sm_env_for_torch_nccl_backend(verbose: bool = True) -> None:
     """Sets torch's five variables from SageMaker's variables.
 
-    An address and a port that are already set are kept. This function does not block.
+    If an address and a port are already set, they are kept. This function does not block.
 
     Args:
         verbose: whether to log the discovered settings through ``logging``.
@@ -612,7 +614,7 @@ def patch_aws_sm_env_for_torch_nccl_backend(verbose: bool = True) -> None:
 
 
 def _find(rule: str, variable: str, *kept: str) -> Discovery:
-    """Discovers this process's rank from one launcher's own variables.
+    """Discovers this process's rank from the variables of one launcher.
 
     Torch's variables are ignored, except the variables in ``kept``.
     """
@@ -653,9 +655,9 @@ def log_summary(show_straggler: bool = False, return_dict: bool = False) -> dict
         return_dict: whether to return a dictionary.
 
     Returns:
-        None, or a dictionary with DeepSpeed's keys: ``summary`` and ``straggler_analysis`` by name
-        and size in bytes, and ``metadata``. Unlike in DeepSpeed, each value covers all ranks, and
-        each latency applies to one operation.
+        None, or a dictionary with DeepSpeed's keys: ``summary`` and ``straggler_analysis``, keyed
+        by name and size in bytes, and ``metadata``. Unlike in DeepSpeed, each value covers all
+        ranks, and each latency applies to one operation.
     """
     table = _log_summary(show_straggler=show_straggler)
     if not return_dict:
@@ -673,7 +675,7 @@ def log_summary(show_straggler: bool = False, return_dict: bool = False) -> dict
 
 
 def __getattr__(name: str) -> Any:
-    """Returns the attribute of ``ringsim.comm`` for a name not defined here, such as ``cdb``."""
+    """Returns ``ringsim.comm``'s attribute for a name that is not defined here, such as ``cdb``."""
     if name.startswith("__"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(sys.modules["ringsim.comm"], name)

@@ -42,7 +42,7 @@ _BREAKDOWN: Final = ("_" * 31, "Breakdown with straggler effect", "-" * 31)
 
 
 def describe(table: LogTable) -> tuple[Cells, Cells]:
-    """Returns DeepSpeed's dictionaries ``summary`` and ``straggler_analysis``.
+    """Returns the dictionaries that DeepSpeed calls ``summary`` and ``straggler_analysis``.
 
     Rows that differ only in their group size are merged.
 
@@ -150,7 +150,7 @@ def _write_cells(cells: Cells, headings: Sequence[str]) -> Iterator[str]:
 def write_line(
     name: str, took_ms: float, size_bytes: int, algbw_gb_per_s: float, busbw_gb_per_s: float
 ) -> str:
-    """Returns the log line for an operation; NaN is written as "-".
+    """Returns the log line for an operation, with NaN written as "-".
 
     Example:
         >>> write_line("all_reduce", 0.125, 4096, 0.0328, 0.0000061)
@@ -167,7 +167,7 @@ def write_line(
 
 
 def _number(value: float) -> str:
-    """Formats a number with two decimals, as DeepSpeed does, or more if it would round to 0."""
+    """Formats a number with two decimals, as in DeepSpeed, or with more if it would round to 0."""
     if math.isnan(value):
         return "-"
     if isinstance(value, int):

@@ -1,4 +1,4 @@
-"""Records the collectives that C++ code issues.
+"""Records collectives issued from C++.
 
 DistributedDataParallel, functional collectives and DTensor issue such collectives. They do not call
 the methods of Python's ``ProcessGroup``, but go through torch's dispatcher, as the operators
@@ -151,7 +151,7 @@ class Dispatcher:
 
 
 def _holds_data(tensor: torch.Tensor) -> bool:
-    """Returns whether a tensor has data; compilers pass tensors that only have a shape."""
+    """Returns whether a tensor has data; compilers pass tensors that have only a shape."""
     return type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_meta
 
 
@@ -163,7 +163,7 @@ def get_dispatcher() -> Dispatcher:
 
 @dataclass(slots=True)
 class _Call:
-    """A call into C++ that issues collectives: its thread, its place, and the latest collective."""
+    """A call into C++ that issues collectives: the thread, the place and the latest collective."""
 
     thread: int
     frame: tuple[int, int]
@@ -172,7 +172,7 @@ class _Call:
 
 
 class _UnderWay(NamedTuple):
-    """A collective that no Python code waits for.
+    """A collective that no Python code is waiting for.
 
     The tuple contains the slot of its record, the addresses that the collective fills, and the call
     that issued it.
@@ -186,7 +186,7 @@ class _UnderWay(NamedTuple):
 
 
 class LateWaits:
-    """Tracks the collectives that the program waits for in C++, to record the ends of these waits.
+    """Tracks the collectives that the program waits for in C++, to record when these waits end.
 
     One thread per group waits for the group's collectives, one after the other. If ringsim sees the
     program wait, it records the program's own wait instead.
@@ -221,7 +221,7 @@ class LateWaits:
         made: Sequence[torch.Tensor] = (),
         frame: FrameType | None = None,
     ) -> None:
-        """Tracks a collective, to record when it is done.
+        """Tracks a collective until it is done, and records when that happens.
 
         Args:
             work: the handle of the collective.
@@ -270,14 +270,14 @@ class LateWaits:
                 self._recorder.amend(slot, done_ns=NONE)  # the wait began too late to end before it
 
     def _complete(self, slot: int, status: int = OK) -> bool:
-        """Completes a record unless another thread already has; returns whether it did."""
+        """Completes a record unless another thread already has; returns whether this call did."""
         mine = self._open.pop(slot, _DONE) is not _DONE
         if mine:
             self._recorder.complete(slot, status)
         return mine
 
     def enter_block(self) -> None:
-        """Notes that the calling thread has returned from C++.
+        """Records that the calling thread has returned from C++.
 
         This is needed because Python reuses frames; DistributedDataParallel's forward pass is a
         block.
@@ -285,7 +285,7 @@ class LateWaits:
         self._blocks[threading.get_ident()] += 1
 
     def stop(self) -> None:
-        """Stops the threads when all added collectives are done, or after a time limit."""
+        """Stops the threads once all added collectives are done, or after a time limit."""
         for each in self._queues.values():
             each.put(None)
         end_s = time.monotonic() + JOIN_S
@@ -316,7 +316,7 @@ class LateWaits:
         items: queue.SimpleQueue[_UnderWay | None],
         left: list[_UnderWay],
     ) -> _UnderWay | None:
-        """Returns the next collective, or None at the end.
+        """Returns the next collective, or None if there are no more.
 
         Meanwhile, it determines whether the program waited for the collectives in ``left``, and
         removes them.
@@ -336,7 +336,7 @@ class LateWaits:
         return items.get()
 
     def _wait_for(self, item: _UnderWay) -> bool:
-        """Waits for a collective; returns whether its thread stayed in C++.
+        """Waits for a collective; returns whether its thread stayed in C++ meanwhile.
 
         After a while, such a thread counts as waiting.
         """
@@ -369,5 +369,5 @@ class LateWaits:
 
 
 def _where(frame: FrameType | None) -> tuple[int, int]:
-    """Returns the call and the instruction of a frame, without keeping the frame alive."""
+    """Returns a frame's call and current instruction without keeping the frame alive."""
     return (0, 0) if frame is None else (id(frame), frame.f_lasti)

@@ -1,4 +1,4 @@
-"""The functions of ``torch.distributed`` that communicate, with a log of their times.
+"""The functions of ``torch.distributed`` that communicate, with a log of how long they take.
 
 The functions are created from the signatures of the installed torch. Without a log, a call is
 passed to torch's own function after two checks. An operation that this version of torch lacks, or
@@ -68,7 +68,7 @@ _MAKERS: Final = (
 
 
 def _build(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Performs a collective with messages; a group written in Python uses its own implementation.
+    """Builds a collective from messages; a group written in Python uses its own implementation.
 
     Returns:
         The handle of an asynchronous call, or None for other calls and outside the group.
@@ -94,7 +94,7 @@ def _build(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 def _monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> Any:
-    """Calls torch's function, which only supports Gloo, or a Python group's own method."""
+    """Calls torch's function, which supports only Gloo, or a Python group's own method."""
     own = group or dist.group.WORLD
     if isinstance(own, PythonGroup):
         return own.monitored_barrier(timeout, wait_all_ranks)
@@ -167,7 +167,7 @@ def _make_maker(name: str, signature: inspect.Signature) -> FunctionType:
 
 
 def _check_mpi(arguments: dict[str, Any]) -> None:
-    """Checks the rank and world size given to ``init_process_group``, which MPI sets itself."""
+    """Checks the rank and world size passed to ``init_process_group``; MPI sets both itself."""
     if str(arguments.get("backend")).lower() != "mpi" or not dist.is_mpi_available():
         return
     # torch would warn that it ignores them
@@ -175,7 +175,7 @@ def _check_mpi(arguments: dict[str, Any]) -> None:
 
 
 def _with_extras(signature: inspect.Signature) -> inspect.Signature:
-    """Adds the keyword-only parameters for the log, after all others except ``**kwargs``."""
+    """Adds the log's keyword-only parameters after all parameters except ``**kwargs``."""
     added = [
         inspect.Parameter(extra, inspect.Parameter.KEYWORD_ONLY, default=default)
         for extra, default in _EXTRAS.items()
@@ -185,7 +185,7 @@ def _with_extras(signature: inspect.Signature) -> inspect.Signature:
 
 
 def _communicates(name: str, function: Any) -> bool:
-    """Returns whether a torch function communicates, even if this module does not know it."""
+    """Returns whether a torch function communicates, even if this module does not list it."""
     if type(function) is not FunctionType or name.startswith("_"):
         return False
     if name in QUESTIONS or name in _MAKERS:
@@ -208,7 +208,7 @@ _SPELLINGS: Final = {
 
 
 def _find_communicating() -> Iterator[tuple[str, inspect.Signature, Any]]:
-    """Yields the name, the signature and torch's function for each function that communicates.
+    """Yields the name, the signature and torch's version of each function that communicates.
 
     Functions that exist only in later versions of torch are included; they are built from messages.
     """
@@ -262,7 +262,7 @@ class P2POp(dist.P2POp):
 
 
 def _find_original(op: Any) -> Any:
-    """Returns torch's function for a function of this package, and any other value unchanged."""
+    """Returns torch's counterpart of a function in this package, or any other value unchanged."""
     if getattr(op, "__module__", "") not in _OURS:
         return op
     return getattr(dist.distributed_c10d, op.__name__, op)

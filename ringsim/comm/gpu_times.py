@@ -36,8 +36,8 @@ from ringsim.comm.torch_private import gpu_backend
 MAX_KEPT: Final = 1 << 15  # operations whose events are still to be read: two events each
 # valid until the record is read, and permanently if the rank is killed before
 NOT_READ: Final = (
-    "On NCCL, wait() returns once the work is queued. Without CUDA events, done is not the time "
-    "at which the GPU finished."
+    "With NCCL, wait() returns once the work is queued. Without CUDA events, done is not the "
+    "time at which the GPU finished."
 )
 NO_EVENT: Final = "blocked the stream before an event could be recorded"
 _TRIES: Final = 4  # the most precise of this many anchors is used
@@ -52,7 +52,7 @@ _NOT_PASSED: Final = "had not ended, or could not be queried, when the record wa
 
 
 class Begun(NamedTuple):
-    """The start of an operation: its GPU, and its event or the reason why the event is missing."""
+    """The start of an operation: the GPU, and the event or the reason why the event is missing."""
 
     gpu: torch.device
     event: torch.cuda.Event | str
@@ -77,7 +77,7 @@ class _Kept(NamedTuple):
 
 
 class GpuTimes:
-    """Times operations with CUDA events, and writes the times into the records of the operations.
+    """Times operations with CUDA events, and writes the times into the operations' records.
 
     Any thread may call ``begin`` and then ``end`` around code that blocks its stream. These methods
     do not block, and no method raises an error.
@@ -97,12 +97,12 @@ class GpuTimes:
         self._clocks: dict[torch.device, _GpuClock] = {}
 
     def begin(self, gpu: torch.device) -> Begun:
-        """Records that the program's stream will be blocked; returns the argument for ``end``."""
+        """Records that the program's stream is about to block; returns the argument for ``end``."""
         clock = self._find_clock(gpu)
         return Begun(gpu, _TOO_MANY if len(clock.kept) >= MAX_KEPT else clock.record())
 
     def end(self, begun: Begun, slots: list[int]) -> None:
-        """Records that the operations with these slots no longer block the program's stream."""
+        """Records that the operations in these slots no longer block the program's stream."""
         clock, begin = self._find_clock(begun.gpu), begun.event
         end = begin if isinstance(begin, str) else clock.record()
         if isinstance(begin, str) or isinstance(end, str):
@@ -243,7 +243,7 @@ def _count(operations: int) -> str:
 
 
 def _place(start: torch.cuda.Event, events: Iterable[torch.cuda.Event]) -> tuple[list[int], int]:
-    """Returns each event's time after ``start`` in ns, and the last time's rounding error.
+    """Returns each event's time after ``start`` in ns, and the rounding error of the last time.
 
     The times are added from event to event, because elapsed times are 24-bit floats: they are
     exact to the ns below 16 ms, but after an hour only to 0.2 ms.
@@ -264,7 +264,7 @@ def is_nccl(group: ProcessGroup) -> bool:
 
 
 def find_gpu(value: Any) -> torch.device | None:
-    """Returns the GPU of the first GPU tensor, or None if there is none.
+    """Returns the GPU that holds the first GPU tensor, or None if there is no such tensor.
 
     The function searches lists and tuples at any depth.
     """

@@ -36,7 +36,7 @@ _SHORT: Final = timedelta(seconds=30)
 
 
 def own_limit(timeout: timedelta | None) -> timedelta | None:
-    """Returns a group's timeout if the program relies on it to continue, or else None.
+    """Returns a group's timeout if the program relies on the timeout to continue, or else None.
 
     A long timeout only ends hangs, and the watcher reaches its verdict earlier.
     """
@@ -44,7 +44,7 @@ def own_limit(timeout: timedelta | None) -> timedelta | None:
 
 
 class GroupOrder:
-    """Compares this rank's groups with the corresponding groups of other ranks.
+    """Compares this rank's groups with the corresponding groups on other ranks.
 
     Groups are compared before torch is called, because nothing can wake a rank that waits for
     others in torch's store.
@@ -61,7 +61,7 @@ class GroupOrder:
         self._records: dict[int, dict[int, Any]] = {}
 
     def check(self, members: list[int], world: Group) -> None:
-        """Compares this rank's next group with the corresponding groups of some other ranks.
+        """Compares this rank's next group with the corresponding groups on some other ranks.
 
         Ranks that have not created that group yet are skipped.
 
@@ -91,7 +91,7 @@ class GroupOrder:
         self._made[world] += 1
 
     def _groups_of(self, rank: int, world: Group) -> list[tuple[tuple[int, ...], str]]:
-        """Returns the members of the groups that a rank has created, and the lines that did so."""
+        """Returns the members of each group that a rank has created, with the line that did so."""
         part = self._others.setdefault(rank, PartReader(self._recorder.directory, rank))
         if not part.is_live():
             return []  # ignore the records of an earlier run

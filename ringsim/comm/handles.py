@@ -1,4 +1,4 @@
-"""Handles written in Python, which the operations of Python groups return."""
+"""Handles written in Python, which operations on Python groups return."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["Handle"]
 
 
 class Handle(Work):
-    """A handle for several operations in flight and a final step after them.
+    """A handle for several operations in flight and a final step that follows them.
 
     Args:
         works: the handles of the operations; None is ignored.
@@ -61,7 +61,7 @@ class Handle(Work):
     # -- its record
 
     def record(self, recorder: Recorder, slot: int, ranks: Sequence[int] = ()) -> None:
-        """Makes the wait update the record at ``slot``.
+        """Makes ``wait`` update the record at ``slot``.
 
         Args:
             recorder: the recorder of the operation.
@@ -71,7 +71,7 @@ class Handle(Work):
         self._recorder, self._slots, self._sources = recorder, [slot], ranks
 
     def complete_record(self, recorder: Recorder, slot: int) -> bool:
-        """Makes the wait also complete the record at ``slot``.
+        """Makes ``wait`` also complete the record at ``slot``.
 
         Returns False if the wait is over.
         """
@@ -125,7 +125,7 @@ class Handle(Work):
             self._bring()
 
     def _bring(self) -> None:
-        """Runs the final step, outside the calling thread's modes.
+        """Runs the final step outside the calling thread's modes.
 
         It runs in inference mode, because tensors created in that mode may only be changed there.
         """
@@ -135,7 +135,7 @@ class Handle(Work):
                 finish()
 
     def is_completed(self) -> bool:
-        """Returns whether the results are in place; Gloo's messages complete only in ``wait``."""
+        """Returns whether the results are in place; a Gloo message completes only in ``wait``."""
         if not self._over and all(work.is_completed() for work in self._works):
             self.wait()
         return self._over
@@ -149,7 +149,7 @@ class Handle(Work):
         return self._error
 
     def result(self) -> list[torch.Tensor]:
-        """Waits, and returns the tensors that hold the result."""
+        """Waits and returns the tensors that hold the result."""
         self.wait()
         return self._results
 
@@ -190,13 +190,13 @@ class Handle(Work):
         return self._future
 
     def _fulfil_or_raise(self) -> None:
-        """Waits, and completes the future; an error also ends the backward pass."""
+        """Waits and completes the future; an error also ends the backward pass."""
         self._fulfil()
         if self._error is not None:
             raise self._error
 
     def _fulfil(self) -> None:
-        """Waits, and completes the future."""
+        """Waits and completes the future."""
         try:
             result = self.result()
         except BaseException as error:

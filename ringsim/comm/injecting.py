@@ -38,7 +38,7 @@ _Channel = tuple[int, Group, int]  # source, group, tag
 
 
 def install_with(inject: Sequence[Injection], recorder: Recorder, check: str) -> None:
-    """Installs the hooks for ``recorder``, like ``torch_hooks.install``, and injects faults.
+    """Installs the hooks for ``recorder``, as ``torch_hooks.install`` does, and injects faults.
 
     The recorder must have started before the first operation of any rank, and must write to the
     same directory as the recorders of the other ranks.
@@ -68,7 +68,7 @@ def install_with(inject: Sequence[Injection], recorder: Recorder, check: str) ->
 
 
 def _make_failing(at_op: int, recorder: Recorder) -> Replacements:
-    """Creates methods that raise an error instead of one operation and all later operations."""
+    """Creates methods that raise an error in place of one operation and all later ones."""
     claim = itertools.count().__next__
 
     def make(call: Hook) -> Hook:
@@ -89,7 +89,7 @@ def _make_failing(at_op: int, recorder: Recorder) -> Replacements:
 
 
 def blank_messages() -> None:
-    """Makes every message from this rank carry zeros from now on, regardless of its tensor.
+    """Makes every later message from this rank carry zeros, whatever its tensor contains.
 
     The effect cannot be undone, so do not use this function on ranks that are reused.
     """
@@ -185,7 +185,7 @@ class _SlowLinks:
 
 
 class _Sends:
-    """The times at which another rank posted its sends to this rank, read from its records.
+    """The times at which another rank posted its sends to this rank, read from that rank's records.
 
     Args:
         part: the records of the other rank.
@@ -197,7 +197,7 @@ class _Sends:
         self._posts: dict[_Channel, list[tuple[int, int]]] = {}  # slot and post_ns, ascending
 
     def find_post_ns(self, channel: _Channel, place: int) -> int:
-        """Returns the post time of send number ``place`` on a channel; the send has arrived.
+        """Returns the post time of send number ``place`` on a channel; the send must have arrived.
 
         The time is 0 if the send cannot be found.
         """

@@ -115,12 +115,12 @@ Logged = tuple[Events, Ints, dict[str, Any]]
 
 
 def read_settings(deepspeed_config: Any, **arguments: Any) -> dict[str, Any]:
-    """Returns the given settings; an argument overrides the configuration.
+    """Returns the given settings; arguments override the configuration.
 
     For the arguments, see ``configure``. None means that a setting is not given.
 
     Raises:
-        ArgumentError: a value is of the wrong kind.
+        ArgumentError: a value is invalid.
 
     Example:
         >>> config = {"comms_logger": {"enabled": True, "prof_ops": ["isend"]}}
@@ -153,7 +153,7 @@ def read_settings(deepspeed_config: Any, **arguments: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Records:
-    """The recorder of the log."""
+    """The log's recorder."""
 
     recorder: Recorder
     # removes the log's own directory; None if it shares a recorder
@@ -183,7 +183,7 @@ def begin_records() -> Records:
     recorder, remove = get_state().recorder, None
     if recorder is None and get_state().clock is not None:
         raise RingError(
-            "the log of ringsim.comm needs records, but the simulation runs with record=False. "
+            "ringsim.comm's log needs records, but the simulation runs with record=False. "
             "Remove record=False."
         )
     if recorder is None:
@@ -241,7 +241,7 @@ def _read(log: LogOptions) -> Recorded:
 
 
 def _find_first(events: Events) -> Ints:
-    """Marks a rank's first operation with each peer on each group.
+    """Returns a mask of a rank's first operation with each peer on each group.
 
     A group's collectives count as one peer, and so do the calls of each name under ``timed_op``.
     """
@@ -288,7 +288,7 @@ class LogOptions:
     kept: Recorded = _NOTHING
 
     def selects(self, op: str, name: str, prof: bool) -> bool:
-        """Returns whether an operation will be logged."""
+        """Returns whether an operation is to be logged."""
         return self.prof_all or prof or op in self.prof_ops or name in self.prof_ops
 
     def call(
@@ -301,7 +301,7 @@ class LogOptions:
         log_name: str | None = None,
         debug: str | None = None,
     ) -> Any:
-        """Runs an operation of ``ringsim.comm``, and logs it if it is selected.
+        """Runs a ``ringsim.comm`` operation, and logs it if it is selected.
 
         Args:
             op: torch's name of the operation.
@@ -321,7 +321,7 @@ class LogOptions:
 
 
 def _run_named(log: LogOptions, name: str, debug: str | None, run: Callable[[], R]) -> R:
-    """Runs a logged call, labels its operations with ``name``, and writes their lines."""
+    """Runs a logged call, labels its operations with ``name`` and writes their log lines."""
     assert log.records is not None
     recorder = log.records.recorder
     before = recorder.bookmark() if log.verbose else 0
@@ -381,7 +381,7 @@ def configure(
     verbose: bool | None = None,
     debug: bool | None = None,
 ) -> None:
-    """Starts or stops this rank's log, and changes its settings; None keeps a setting.
+    """Starts or stops this rank's log and changes its settings; None keeps a setting unchanged.
 
     Any rank may call this function at any time; it does not block. Stopping the log keeps its
     contents, and starting it again adds to them; ``reset_log`` clears them.
@@ -389,20 +389,20 @@ def configure(
     Args:
         deepspeed_config: a DeepSpeed configuration, as an object or a dictionary, whose
             ``comms_logger`` section contains the settings below; arguments override the section.
-            The section's ``style`` may be "deepspeed", for DeepSpeed's lines and table, instead of
-            "ringsim".
+            The section's ``style`` may be "deepspeed" instead of "ringsim", for lines and a table
+            in DeepSpeed's format.
         enabled: True to start the log, False to stop it. While the log is stopped, operations run
-            as if it had never existed.
-        prof_all: whether to log every operation, including operations called without
+            as if there were no log.
+        prof_all: whether to log every operation, including operations that are not called through
             ``ringsim.comm``. The default is True.
         prof_ops: the operations to log if ``prof_all`` is False, such as ``"all_reduce"``, or names
             given as ``log_name``. The default is an empty list.
         verbose: whether to write a line for each operation to the logger ``ringsim.comm``, at level
             INFO.
-        debug: whether names in the log include the calling function.
+        debug: whether names in the log include the name of the calling function.
 
     Raises:
-        ArgumentError: a value is of the wrong kind.
+        ArgumentError: a value is invalid.
 
     Example:
         >>> configure(enabled=True, prof_all=False, prof_ops=["all_reduce"])
@@ -437,20 +437,20 @@ def configure(
 
 
 def _switch(log: LogOptions, selects_all: bool) -> LogOptions:
-    """Selects all operations from now on, or only operations with a label."""
+    """Selects all later operations, or only those with a label."""
     assert log.records is not None  # an invariant, here and below: the log is on
     return replace(log, switches=(*log.switches, (log.records.recorder.count, selects_all)))
 
 
 def resume_log(log: LogOptions | None) -> None:
-    """Restarts a log that ``interrupt_log`` returned; does nothing if given None."""
+    """Restarts a log returned by ``interrupt_log``; does nothing if given None."""
     if log is not None:
         log = replace(log, records=begin_records(), switches=())
         change_state(log=_switch(log, log.prof_all), stopped_log=None)
 
 
 def interrupt_log() -> LogOptions | None:
-    """Stops the log and keeps its contents, so that the recorder can be replaced.
+    """Stops the log but keeps its contents, so that the recorder can be replaced.
 
     Returns:
         The stopped log, or None if the log was not on.
@@ -471,7 +471,8 @@ def interrupt_log() -> LogOptions | None:
 def reset_log() -> None:
     """Clears this rank's log, including operations that have not been waited for yet.
 
-    The log stays on or off. Any rank may call this function at any time; it does not block.
+    This function neither starts nor stops the log. Any rank may call this function at any time; it
+    does not block.
 
     Example:
         >>> reset_log()
@@ -488,7 +489,7 @@ def reset_log() -> None:
 
 @contextmanager
 def pause_log() -> Iterator[None]:
-    """Excludes this rank's operations in a with block from the log; the recorder keeps running."""
+    """Keeps this rank's operations in a with block out of the log; the recorder keeps running."""
     log = get_state().log
     if log is None:
         yield
@@ -505,19 +506,20 @@ def pause_log() -> Iterator[None]:
 
 
 def timed_op(function: Callable[P, R]) -> Callable[P, R]:
-    """Logs calls to a function as if it were an operation of ``ringsim.comm``.
+    """Logs calls to a function as if it were a ``ringsim.comm`` operation.
 
     Use this function as a decorator for your own collectives. While the log is on, a selected call
-    (``prof_all``, the function's name in ``prof_ops``, or its own argument ``prof=True``) is
-    recorded as a span with a size and a group, and the operations inside are labelled with its
-    name. The call is done when the function returns; if the function returns the handle of an
-    operation, the call is done when the program has waited for that handle. Calls that are not
-    selected run unchanged. The function keeps its name, signature, docstring and result.
+    (selected by ``prof_all``, by the function's name in ``prof_ops``, or by the call's own argument
+    ``prof=True``) is recorded as a span with a size and a group, and the operations inside the span
+    are labelled with the span's name. The call is done when the function returns; if the function
+    returns an operation's handle, the call is done when the program has waited for that handle.
+    Calls that are not selected run unchanged. The function keeps its name, signature, docstring and
+    result.
 
     Args:
         function: the function to log. Its parameters ``prof``, ``log_name``, ``debug`` and
-            ``group``, if any, have the same meaning as in ``ringsim.comm``. The logged size is the
-            size of the first argument that is a tensor or a list of tensors.
+            ``group``, if any, have the same meaning as in ``ringsim.comm``. The logged size is that
+            of the first argument that is a tensor or a list of tensors.
 
     Returns:
         The wrapped function.
@@ -560,7 +562,7 @@ def timed_op(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _record(log: LogOptions, given: dict[str, Any], run: Callable[[], R]) -> R:
-    """Runs a selected call, and records it under the current label."""
+    """Runs a selected call and records it under the current label."""
     assert log.records is not None
     recorder = log.records.recorder
     slot = recorder.call_begin(
@@ -585,13 +587,13 @@ def _record(log: LogOptions, given: dict[str, Any], run: Callable[[], R]) -> R:
 
 
 def _number_group(recorder: Recorder, group: Any) -> int:
-    """Numbers the group of a call; without a process group, the group contains only this rank."""
+    """Numbers a call's group; without a process group, the group contains only this rank."""
     given: Any = group or dist.group.WORLD
     return recorder.group(*(name_and_ranks(given) if dist.is_initialized() else _ALONE[:2]))
 
 
 def _number_payload(recorder: Recorder, given: dict[str, Any]) -> int:
-    """Numbers the payload of a call: its first argument that is a tensor, or contains tensors."""
+    """Numbers a call's payload: its first argument that is a tensor or contains tensors."""
     for value in given.values():
         tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
         if tensors:
@@ -603,7 +605,7 @@ def _number_payload(recorder: Recorder, given: dict[str, Any]) -> int:
 
 
 def _gather(default: Store, mine: Logged, rank: int, world_size: int) -> LogTable:
-    """Builds the table for all ranks, which exchange their data through a store.
+    """Builds the table for all ranks; the ranks exchange their data through a store.
 
     Call this function on every rank. It blocks until all ranks have called it, or for slightly more
     than ``_WAIT_S``.
@@ -684,7 +686,7 @@ def _unpack(data: bytes) -> Logged:
 
 
 def find_place() -> tuple[int, int]:
-    """Returns the rank and the world size, or 0 and 1 without a process group."""
+    """Returns the rank and the world size, or 0 and 1 if there is no process group."""
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
@@ -702,18 +704,18 @@ def log_summary(
     """Combines the logs of all ranks; rank 0 prints the table.
 
     Call this function on every rank, whether the log is on or stopped; it blocks until all ranks
-    have called it. With torch, it uses the store of the default group, not the groups being logged.
-    A rank that does not call the function within half a minute is left out, and a note in the table
-    lists the rank. Without a process group, the table covers only this rank.
+    have called it. With torch, it uses the store of the default group, not those of the groups
+    being logged. A rank that does not call the function within half a minute is left out, and a
+    note in the table names that rank. Without a process group, the table covers only this rank.
 
     Args:
-        show_straggler: whether the printed table has a straggler-time column, which the returned
-            data always includes.
+        show_straggler: whether the printed table includes a straggler-time column; the returned
+            data always includes straggler times.
         return_dict: whether to return a dictionary, as ``LogTable.to_dict`` does.
 
     Returns:
-        The table, which is the same on every rank. ``str`` returns its text, and ``to_pandas()`` a
-        DataFrame.
+        The table, which is the same on every rank. ``str`` converts it to text, and ``to_pandas()``
+        to a DataFrame.
 
     Example:
         >>> import torch, torch.distributed as dist
@@ -784,7 +786,7 @@ def get_comm_operation_count() -> int:
 
 
 def get_logged_comm_ops() -> list[str]:
-    """Returns the names in this rank's log, sorted.
+    """Returns the names in this rank's log, in alphabetical order.
 
     Any rank may call this function at any time; it does not block.
 

@@ -1,4 +1,4 @@
-"""The table for the ``ringsim.comm`` log.
+"""The table that summarises the ``ringsim.comm`` log.
 
 The table has one row per operation and size, computed from events. You can get the table as text,
 as a dictionary or as a DataFrame.
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LogRow:
-    """All operations, on all ranks, that share a name, kind, group size and message size.
+    """All operations on any rank that share a name, kind, group size and message size.
 
     Latency is the time from post to done. A rank's *first* operation with a peer on a group (for a
     collective, the rank's first on that group) may include the time to connect, so first operations
@@ -46,7 +46,8 @@ class LogRow:
 
     Attributes:
         name: the name in the log: ``log_name`` if it was given, else the operation.
-        op: torch's name of the operation; "span" for a call to a function under ``timed_op``.
+        op: torch's name for the operation, or "span" for a call to a function wrapped by
+            ``timed_op``.
         group_size: the number of ranks in the group.
         size_bytes: the size of the message, or S as defined by nccl-tests (see
             ``ringsim.traces.collectives``).
@@ -383,7 +384,7 @@ def _mean(values: Ints) -> float:
 
 
 def straggler_ns(events: Events, *, by_tag: bool = True) -> Ints:
-    """Returns the time each operation spent blocked until the last rank it needed had posted.
+    """Returns the time each operation was blocked until the last rank that it needed had posted.
 
     The k-th operation with a name, group and payload on one rank is matched with the k-th such
     operation on the other ranks, provided that all ranks of the group have the same number of such

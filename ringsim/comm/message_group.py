@@ -1,4 +1,4 @@
-"""The base class for backends written in Python, which only need to send and receive messages.
+"""The base class for backends in Python, which need only send and receive messages.
 
 A subclass defines the two methods ``isend`` and ``irecv``. Collectives are built from messages,
 unless the subclass also defines ``start``. Operations are recorded here, when they are posted,
@@ -40,7 +40,7 @@ Begun = tuple[Recorder, int] | None  # the recorder of an operation, and its slo
 
 
 class MessageGroup(PythonGroup):
-    """A process group whose ranks exchange messages, from which all other operations are built.
+    """A process group that builds all other operations from messages between its ranks.
 
     Register a function that creates your group with ``torch.distributed.Backend.register_backend``.
     The constructor takes the arguments of ``PythonGroup``.
@@ -66,7 +66,7 @@ class MessageGroup(PythonGroup):
 
     @abstractmethod
     def isend(self, tensor: Tensor, dst: int, tag: int) -> Work:
-        """Begins to send a tensor, contiguous or not; does not block.
+        """Begins to send a tensor, which need not be contiguous; does not block.
 
         Args:
             tensor: the tensor to send, of any shape; it does not change until the handle is
@@ -80,7 +80,7 @@ class MessageGroup(PythonGroup):
 
     @abstractmethod
     def irecv(self, tensor: Tensor, src: int | None, tag: int) -> Work:
-        """Begins to receive into a tensor, contiguous or not; does not block.
+        """Begins to receive into a tensor, which need not be contiguous; does not block.
 
         Messages with the same source and tag must arrive in the order in which they were sent.
 
@@ -148,7 +148,7 @@ class MessageGroup(PythonGroup):
     def begin_collective(
         self, name: str, arguments: Mapping[str, Any], carried: Sequence[Tensor] | None = None
     ) -> Work:
-        """Begins a collective, and records it or the messages from which it is built."""
+        """Begins a collective, and records the collective or the messages that it is built from."""
         members = self.members
         call = read_call(name, READINGS[name].bind((), arguments), members)
         if type(self).start is MessageGroup.start:
@@ -160,7 +160,7 @@ class MessageGroup(PythonGroup):
         return _begin(lambda: self.start(call), begun, call.results)
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """Blocks until every rank of the group has called this method.
+        """Blocks until every rank in the group has called this method.
 
         Each rank reports to the first rank, which answers all ranks.
 
@@ -219,7 +219,7 @@ class MessageGroup(PythonGroup):
     # -- the record
 
     def about(self) -> dict[str, str]:
-        """Returns metadata for traces that contain operations of this group."""
+        """Returns metadata for traces that contain this group's operations."""
         return {}
 
     def _post(
@@ -232,7 +232,7 @@ class MessageGroup(PythonGroup):
         copies: int = 1,
         how: str = "",
     ) -> Begun:
-        """Records the start of an operation; returns None if nothing is recorded."""
+        """Records the start of an operation; returns None if no recording is active."""
         recorder = get_state().recorder
         if recorder is None:
             return None
@@ -252,7 +252,7 @@ class MessageGroup(PythonGroup):
 def _begin(
     begin: Callable[[], Work], begun: Begun, results: Sequence[Tensor], ranks: Sequence[int] = ()
 ) -> Handle:
-    """Begins an operation, and completes its record when it ends."""
+    """Begins an operation, and completes its record when the operation ends."""
     try:
         work = begin()
     except BaseException:

@@ -124,7 +124,7 @@ def import_mpi() -> Any:
 
 
 def start_mpi() -> int:
-    """Starts MPI in a process under ``mpirun``; returns the rank once all processes have done so.
+    """Starts MPI in a process under ``mpirun``; returns the rank once all processes have started.
 
     The function then also unlinks MPICH's shared memory, so that killed ranks leave no file.
     """
@@ -137,7 +137,7 @@ def start_mpi() -> int:
 
 
 def enter_job(everybody: Any) -> Callable[[], None]:
-    """Makes a failure of this rank end all ranks, because MPI and the others would wait for it.
+    """Makes a failure of this rank end all ranks, because MPI and the others would wait forever.
 
     Returns a function that undoes the change.
 
@@ -268,7 +268,7 @@ class _Maker:
 
 
 def _share_store(world: MpiGroup) -> Any:
-    """Returns a store that all ranks share; rank 0 hosts it, on loopback if possible."""
+    """Returns a store that all ranks share; rank 0 hosts the store, on loopback if possible."""
     control, rank = world.job.control, world.rank()
     if world.size() == 1:
         return HashStore()
@@ -290,7 +290,7 @@ def _share_store(world: MpiGroup) -> Any:
 
 
 def _leave_store(store: Any, rank: int, size: int) -> None:
-    """Leaves the store; its host, rank 0, waits a few seconds for the others to leave it.
+    """Leaves the store; rank 0, its host, waits a few seconds for the other ranks to leave.
 
     Other ranks may still need to read an error from the store.
     """
@@ -314,7 +314,7 @@ def register() -> None:
 
 
 def check_place(world_size: int, rank: int) -> None:
-    """Raises ArgumentError unless a rank and a world size are equal to MPI's, or -1."""
+    """Raises ArgumentError unless a rank and a world size match MPI's values or are -1."""
     everybody = import_mpi().COMM_WORLD
     for what, wanted, is_value in (
         ("world_size", world_size, everybody.Get_size()),

@@ -57,7 +57,7 @@ def start(mpi: Any, comm: Any, call: Call) -> Started:
     Args:
         mpi: the module ``mpi4py.MPI``.
         comm: the communicator of the group.
-        call: the call, with the tensors that this rank gives and gets.
+        call: the call, with the tensors that this rank contributes and fills.
 
     Raises:
         ArgumentError: torch does not support the reduction for this dtype.
@@ -104,7 +104,7 @@ def _move(mpi: Any, comm: Any, call: Call) -> Started:
 
 
 def _gathers_in_place(call: Call) -> bool:
-    """Returns whether the given tensor is already in its place in the output, as with FSDP."""
+    """Returns whether the input tensor is already at its place in the output, as with FSDP."""
     if len(call.taken) != 1 or len(call.given) != 1:
         return False
     whole, mine = call.taken[0], call.given[0]
@@ -121,7 +121,7 @@ def _broadcast(mpi: Any, comm: Any, call: Call) -> Started:
 
 
 def _reduce(mpi: Any, comm: Any, call: Call) -> Started:
-    """Begins all_reduce, or reduce, whose result is needed only on the root."""
+    """Begins all_reduce, or reduce, in which only the root needs the result."""
     everywhere = call.root == NONE
     wanted = everywhere or call.group.rank() == call.root
     mine = _join_numbers(call.given)
@@ -155,7 +155,7 @@ def _reduce_scatter(mpi: Any, comm: Any, call: Call) -> Started:
 
 
 def _complete_reduction(call: Call, rows: torch.Tensor, outputs: Tensors) -> None:
-    """Fills the outputs from MPI's total (a single row) or from the parts of all ranks.
+    """Fills the outputs from MPI's reduced result (a single row) or every rank's contribution.
 
     In the second case, torch reduces the parts.
     """
@@ -185,12 +185,12 @@ _STARTERS: Final[dict[str, Callable[[Any, Any, Call], Started]]] = {
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a complex tensor as pairs of real numbers, for sums; any other tensor unchanged."""
+    """Returns a complex tensor as pairs of real numbers for summing, or any other tensor as is."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def _join_numbers(tensors: Tensors) -> torch.Tensor:
-    """Returns a copy of the numbers in several tensors, one after the other."""
+    """Returns a copy of several tensors' numbers, concatenated."""
     return torch.cat([for_sending(_real(tensor)).reshape(-1) for tensor in tensors])
 
 
@@ -228,7 +228,7 @@ def _op_of(mpi: Any, call: Call) -> Any:
 
 
 def _flatten(tensors: Tensors) -> torch.Tensor:
-    """Returns the bytes of several tensors, one after the other, with shape (bytes,).
+    """Returns the concatenated bytes of several tensors, with shape (bytes,).
 
     A single plain tensor is not copied.
     """
@@ -240,7 +240,7 @@ def _flatten(tensors: Tensors) -> torch.Tensor:
 
 
 def _to_fill(call: Call) -> tuple[torch.Tensor, Callable[[], None] | None]:
-    """Returns the bytes to fill, of shape (bytes,), and a function that copies them to the outputs.
+    """Returns bytes to fill, of shape (bytes,), and a function that copies them to the outputs.
 
     The function is None if the bytes are the output's own memory.
     """

@@ -123,7 +123,7 @@ class MpiWork(Handle):
             sleep_s = min(sleep_s * 1.5, _LAST_SLEEP_S)
 
     def _test(self) -> bool:
-        """Tests the request, stores its result if it is done, and returns whether it is done.
+        """Tests the request, stores the result if the request is done, and returns whether it is.
 
         The call into MPI also lets every other operation of this process make progress.
         """
@@ -135,7 +135,7 @@ class MpiWork(Handle):
         return True
 
     def _take_over(self) -> bool:
-        """Tests the request, and stores the result if it is done.
+        """Tests the request, and stores the result if the request is done.
 
         Returns whether the operation is done or has failed.
         """
@@ -162,7 +162,7 @@ class MpiWork(Handle):
         return True
 
     def _end(self) -> None:
-        """Releases the resources of the operation."""
+        """Releases the operation's resources."""
         self._request = self._finish = self._keep = None
         self._over = True
         self.group.job.under_way.pop(self, None)
@@ -194,7 +194,7 @@ class Job:
     leave: Callable[[], None]  # undoes the changes to the process
 
     def settle(self, group: MpiGroup | None = None) -> None:
-        """Ends operations that were never waited for: sends get a few seconds, recvs get cancelled.
+        """Cancels recvs that were never waited for, and gives such sends a few seconds to finish.
 
         Args:
             group: the group of the operations, or None for all groups.
@@ -279,7 +279,7 @@ class MpiGroup(MessageGroup):
 
     @contextmanager
     def _explaining(self, what: str) -> Iterator[None]:
-        """Raises RingError instead of an MPI error."""
+        """Raises RingError in place of an MPI error."""
         try:
             yield
         except self.job.mpi.Exception as error:
@@ -300,20 +300,20 @@ class MpiGroup(MessageGroup):
         return work
 
     def about(self) -> dict[str, str]:
-        """Returns the backend, and the name and version of the MPI library."""
+        """Returns the backend and the name and version of the MPI library."""
         version = str(self.job.mpi.Get_library_version())
         return {"backend": "mpi", "mpi_library": version.splitlines()[0].strip("\0 ")}
 
     # -- ringsim's own operations
 
     def complete(self, request: Any, what: str, keep: Any = None) -> None:
-        """Waits for one of ringsim's own operations, within the group's time limit."""
+        """Waits for one of ringsim's own operations, for at most the group's time limit."""
         MpiWork(self, Started(request, keep), what).wait()
 
     # -- groups
 
     def make_group(self, ranks: Sequence[int], timeout: timedelta) -> MpiGroup | None:
-        """Creates a group of some ranks; call this method on all ranks, in the same order.
+        """Creates a group from the given ranks; call this method on all ranks, in the same order.
 
         Args:
             ranks: the global ranks of the members, in the group's order.
@@ -333,7 +333,7 @@ class MpiGroup(MessageGroup):
         return MpiGroup(self.job, comm, ranks, number, timeout)
 
     def _agree(self, ranks: tuple[int, ...]) -> int:
-        """Checks that all ranks request a group of the same ranks, and returns the group's number.
+        """Checks that all ranks request a group with the same members, and returns its number.
 
         Raises:
             ArgumentError: the processes request different groups.

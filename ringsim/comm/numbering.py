@@ -49,7 +49,7 @@ COLLECTIVE_NAMES: Final = {
 
 
 def name_and_ranks(group: ProcessGroup) -> tuple[str, list[int]]:
-    """Returns a group's name, which is the same on all its ranks, and its global ranks.
+    """Returns a group's name, which is the same on all of its ranks, and its global ranks.
 
     If torch does not know the group, group ranks are returned instead.
     """
@@ -115,7 +115,7 @@ class Names:
         return self._recorder.group(name, ranks, fresh=fresh), dict(enumerate(ranks))
 
     def meet_recv_from_any(self, group: int) -> None:
-        """Notes that this rank receives from any source on a group.
+        """Records that this rank receives from any source on a group.
 
         Such a recv cannot be matched with a send, so operations on that group are not compared.
         """

@@ -1,4 +1,4 @@
-"""Detects loops that poll ``is_completed()`` of a Gloo message.
+"""Detects loops that poll a Gloo message's ``is_completed()``.
 
 For such a message, ``is_completed()`` returns False until the program calls ``wait()``. A loop that
 cannot end in any other way raises an error, either immediately, or after a while if another thread
@@ -31,7 +31,7 @@ __all__ = ["make_is_completed"]
 
 _WARN_S: Final = 1.0
 _THREADS_S: Final = 3.0  # the time for another thread to begin its wait
-_RULE: Final = "on Gloo, is_completed() of a message becomes true only in wait()"
+_RULE: Final = "with Gloo, a message's is_completed() becomes true only in wait()"
 _CURE: Final = "Call wait(), or wait(timedelta(...)) to give up after a while"
 _ASKS: Final = re.compile(
     r"not [\w.\[\]]+\.is_completed\(\)|not all\(\(?(\w+)\.is_completed\(\) for \1 in [\w.]+\)?\)"
@@ -91,7 +91,7 @@ def make_is_completed(
                 refuse(f"{_RULE}, so this loop never ends", _CURE)
             elif asked_s > _WARN_S:
                 warnings.warn_explicit(
-                    f"{_RULE}, and this line has polled it for {_WARN_S:.0f} s. {_CURE}.",
+                    f"{_RULE}, and this line has been polling for {_WARN_S:.0f} s. {_CURE}.",
                     UserWarning,
                     *place,
                     registry=warned,
@@ -102,7 +102,7 @@ def make_is_completed(
 
 
 def _never_ends(file: str, line: int) -> bool:
-    """Returns whether a line is the condition of a loop that only polls messages.
+    """Returns whether a line is the condition of a loop that does nothing but poll messages.
 
     The loop may also sleep, count or print.
     """

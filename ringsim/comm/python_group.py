@@ -30,7 +30,7 @@ DEFAULT_TIMEOUT: Final = timedelta(minutes=30)  # torch's
 
 
 class PythonGroup(ProcessGroup):
-    """A process group in Python, which converts torch's arguments.
+    """A process group written in Python, which converts torch's arguments.
 
     Args:
         rank: this process's place in the group.
@@ -88,7 +88,7 @@ class PythonGroup(ProcessGroup):
 
     @abstractmethod
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """Blocks until every rank of the group has called this method."""
+        """Blocks until every rank in the group has called this method."""
 
     # -- torch's queries
 
@@ -103,11 +103,11 @@ class PythonGroup(ProcessGroup):
     # the names used by C++
 
     def getRank(self) -> int:  # noqa: N802
-        """Returns the result of ``rank``."""
+        """Returns the same value as ``rank``."""
         return self.rank()
 
     def getSize(self) -> int:  # noqa: N802
-        """Returns the result of ``size``."""
+        """Returns the same value as ``size``."""
         return self.size()
 
     def name(self) -> str:
@@ -263,7 +263,7 @@ class PythonGroup(ProcessGroup):
     _reduce_scatter_base = reduce_scatter_single
 
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
-        """Begins ``reduce_scatter_tensor`` for each pair of tensors; the last one ends last."""
+        """Begins ``reduce_scatter_tensor`` for each pair of tensors; the last call ends last."""
         pairs = zip(outputs, inputs, strict=True)
         return [self.reduce_scatter_single(output, given, opts) for output, given in pairs][-1]
 
@@ -307,7 +307,7 @@ def _one(tensors: Any) -> Any:
 
 
 def _root(opts: Any) -> int:
-    """Returns the root as a rank of the group, from torch's options or from a number."""
+    """Returns the root as a group rank, from torch's options or from a number."""
     return int(getattr(opts, "rootRank", opts or 0))
 
 

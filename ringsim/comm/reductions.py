@@ -31,7 +31,7 @@ _OF_COMPLEX: Final = ("SUM", "AVG")  # torch.distributed sums complex numbers as
 
 
 def check_reduction(op: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """Returns the function of two tensors that a reduction applies repeatedly.
+    """Returns the two-argument function that a reduction applies repeatedly.
 
     Raises ArgumentError unless the reduction is one of torch's eight plain reductions.
     """
@@ -46,7 +46,7 @@ def check_reduction(op: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Ten
 
 @functools.cache
 def find_refusal(dtype: torch.dtype, how: str) -> str:
-    """Returns the reason why torch cannot apply a reduction to a dtype, or "" if torch can.
+    """Returns the reason why torch cannot apply a reduction to a dtype, or "" if it can.
 
     The function tries the reduction with one number.
 

@@ -51,21 +51,21 @@ from ringsim.traces.events import ANY_SOURCE, ERROR, NONE, OK, OP_NAMES
 from ringsim.traces.recorder import Hooks, Post, Recorder, fail_posting
 
 FROM_CPP: Final = (
-    "Collectives issued by C++ (DistributedDataParallel's reducer, functional collectives) are not "
-    "recorded with this version of torch."
+    "Collectives issued from C++ (DistributedDataParallel's reducer, functional collectives) "
+    "are not recorded with this version of torch."
 )
 UNSEEN_ON_GPUS: Final = (
-    "For collectives issued by C++ on GPUs, done is the time at which the host issued them. "
+    "For collectives issued from C++ on GPUs, done is the time at which the host issued them. "
     "Their actual end is unknown."
 )
 UNAWAITED: Final = (
     "ringsim records the end of an operation in wait(). If the program waits in a different "
-    "way, for example for a CUDA event, the operation stays in flight."
+    "way, for example on a CUDA event, the operation stays in flight."
 )
 
 
 def install(recorder: Recorder, check: str = "basic") -> None:
-    """Makes ``recorder`` record this process's operations from now on.
+    """Makes ``recorder`` start recording this process's operations.
 
     Every call needs a matching ``uninstall``.
 
@@ -128,7 +128,7 @@ def install(recorder: Recorder, check: str = "basic") -> None:
 
 
 def uninstall(recorder: Recorder) -> None:
-    """Undoes one ``install``; the last call restores torch's own methods."""
+    """Undoes one ``install`` call; the last call restores torch's own methods."""
     recorder.users -= 1
     if recorder.users == 0:
         recorder.hooks.undo()
@@ -136,7 +136,7 @@ def uninstall(recorder: Recorder) -> None:
 
 
 def put(replacements: Replacements) -> Replacements:
-    """Installs the replacements, and returns the replaced functions."""
+    """Installs the replacements and returns the replaced functions."""
     originals = {(owner, name): vars(owner)[name] for owner, name in replacements}
     for (owner, name), function in replacements.items():
         setattr(owner, name, function)
@@ -157,7 +157,7 @@ _UNSET: Final[Any] = object()
 
 
 def _begin(recorder: Recorder, slots: list[int], wait_ns: int) -> None:
-    """Records that the program has waited for operations since ``wait_ns``."""
+    """Records that the program has been waiting for operations since ``wait_ns``."""
     for slot in slots:
         recorder.amend(slot, wait_ns=wait_ns)
 
@@ -168,7 +168,7 @@ _OF_TORCH: Final = os.path.dirname(torch.__file__) + os.sep
 
 
 def _is_called_by_torch(frame: FrameType | None) -> bool:
-    """Returns whether torch's own code called a function of torch.distributed.
+    """Returns whether a torch.distributed function was called by torch's own code.
 
     In that case, the program has no control over the handle.
     """
@@ -187,7 +187,7 @@ def _has_own_limit(timeout: timedelta = timedelta(0), *_: Any, **__: Any) -> boo
 
 
 class Pending(NamedTuple):
-    """The operations of a handle, unless the handle has only one host operation with a known peer.
+    """A handle's operations, unless it has only one host operation with a known peer.
 
     ``since_ns`` is the time of the program's first wait for the handle, if that wait ended at a
     time limit.
@@ -314,7 +314,7 @@ class _Hooks:
         self.say_what_is_missing()
 
     def fail_given_up(self) -> None:
-        """Completes operations that the program stopped waiting for at its own time limit.
+        """Completes operations that the program gave up waiting for at its own time limit.
 
         This method is called when an exception ends the program, possibly the exception from the
         limit.
@@ -357,13 +357,13 @@ class _Hooks:
         return self.others.pop(work, None) if slot is None else Pending([slot])
 
     def say_what_is_missing(self, *on_gpus: str) -> None:
-        """Writes the notes on missing records and on GPU operations into the metadata."""
+        """Adds notes about missing records and GPU operations to the metadata."""
         self.missing_on_gpus = on_gpus or self.missing_on_gpus
         if self.missing or self.missing_on_gpus:
             self.recorder.set_meta("not_recorded", [*sorted(self.missing), *self.missing_on_gpus])
 
     def complete_with(self, work: Any, slot: int) -> bool:
-        """Makes the wait for ``work`` also complete the record at ``slot``.
+        """Makes waiting for ``work`` also complete the record at ``slot``.
 
         Returns False if the handle is unknown.
         """
@@ -375,7 +375,7 @@ class _Hooks:
         return True
 
     def begin_on_gpu(self, group: int, values: Any) -> Begun | None:
-        """Notes the start of an operation with these arguments on a GPU, or returns None.
+        """Records the start of an operation with these arguments on a GPU, or returns None.
 
         An operation with a handle blocks only in its wait.
         """
@@ -387,7 +387,7 @@ class _Hooks:
         return self.gpu_times.begin(gpu)
 
     def keep(self, work: Work | None, slot: int, group: int, begun: Begun | None = None) -> None:
-        """Keeps a posted operation that cannot take the fast path: see ``open_batches``."""
+        """Keeps a posted operation that cannot take the fast path; see ``open_batches``."""
         batch = self.open_batches.get(get_ident())
         if batch is not None:
             batch.append((slot, begun))
@@ -397,7 +397,7 @@ class _Hooks:
     def keep_all(
         self, work: Work | None, slots: list[int], group: int, begun: Begun | None
     ) -> None:
-        """Keeps operations that share one handle, or have no handle because they blocked in C++."""
+        """Keeps operations that share a handle, or have no handle because they blocked in C++."""
         limited = group in self.limited
         if work is None:
             for slot in slots:
@@ -410,7 +410,7 @@ class _Hooks:
             self.others[work] = Pending(slots, begun and begun.gpu, limited=limited)
 
     def read_gpu_times(self) -> None:
-        """Completes the records of GPU operations, and describes their times in the metadata."""
+        """Completes the records of GPU operations and describes their times in the metadata."""
         sentences = self.gpu_times.read()
         if sentences:
             self.say_what_is_missing(*sentences)
@@ -420,7 +420,7 @@ class _Hooks:
     def meet_message(
         self, method: str, post: Post, group: ProcessGroup, tensors: Any, rank: Any, tag: Any
     ) -> tuple[int, int, int]:
-        """Returns a message's numbers of group, peer and payload, if one is new or invalid.
+        """Returns a message's group, peer and payload numbers if any of them is new or invalid.
 
         An invalid group, peer or payload may raise an error.
         """
@@ -563,7 +563,7 @@ class _Hooks:
         return collect
 
     def make_listener(self) -> Callable[[Issued], Any]:
-        """Creates the listener that records the collectives issued by C++."""
+        """Creates the listener that records the collectives issued from C++."""
         names, recorder, late = self.names, self.recorder, self.late
         posts: dict[Reading, Post] = {}
 
@@ -597,7 +597,7 @@ class _Hooks:
         return listen
 
     def make_start_coalescing(self) -> Hook:
-        """Creates the hook for the start of a batch, to which this thread's operations belong."""
+        """Creates the hook for the start of a batch, which collects this thread's operations."""
         call, open_batches = getattr(*START_COALESCING), self.open_batches
 
         def start_coalescing(self: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
@@ -627,7 +627,7 @@ class _Hooks:
         return end_coalescing
 
     def make_wait(self, call: Hook) -> Hook:
-        """Creates the hook for the ``wait`` of a handle type."""
+        """Creates the hook for a handle type's ``wait``."""
         take, failed, wait_for_other = self.pending.pop, self.failed, self.wait_for_other
         recorder, begin, complete = self.recorder, self.recorder.wait, self.recorder.complete
 

@@ -1,4 +1,4 @@
-"""All private torch names that the communication layer uses.
+"""All of torch's private names that the communication layer uses.
 
 This module also handles versions of torch that lack a name. A ``Place`` is a function that
 recording or checking replaces and later restores; a missing place is skipped. All other names are
@@ -52,7 +52,7 @@ _MESSAGE_TYPES: Final = (12, 13, 14)  # send, recv and recv from any source
 
 
 def present(replacements: dict[Place, Any]) -> dict[Place, Any]:
-    """Returns the replacements whose places exist in this version of torch."""
+    """Returns the replacements that have something to replace in this version of torch."""
     return {place: value for place, value in replacements.items() if hasattr(*place)}
 
 
@@ -78,7 +78,7 @@ def default_timeout_s() -> float | None:
 
 
 def count_groups() -> int:
-    """Returns the number of groups that this rank is in.
+    """Returns the number of groups that include this rank.
 
     Torch uses this number in the name of the next group that only its members create.
     """
@@ -86,7 +86,7 @@ def count_groups() -> int:
 
 
 def is_registered(group: ProcessGroup) -> bool:
-    """Returns whether a group is in torch's tables; True if torch hides them."""
+    """Returns whether a group is in torch's tables, or True if torch hides the tables."""
     known = getattr(getattr(distributed_c10d, "_world", None), "pg_map", None)
     return known is None or group in known
 
@@ -121,7 +121,7 @@ def is_message(work: Work) -> bool:
 
 
 def source_rank(work: Any) -> int:
-    """Returns the group rank of a received message's sender, or -1 if torch does not know it."""
+    """Returns the group rank of a received message's sender, or -1 if torch does not record it."""
     try:
         return int(getattr(work, "_source_rank", lambda: -1)())
     except RuntimeError:  # the operation has no source
@@ -129,7 +129,7 @@ def source_rank(work: Any) -> int:
 
 
 def keys_below_backend_select() -> Any:
-    """Returns the dispatch keys after ``BackendSelect``, or None if torch lacks or hides them."""
+    """Returns the dispatch keys below ``BackendSelect``, or None if torch lacks or hides them."""
     key = getattr(getattr(torch._C, "DispatchKey", None), "BackendSelect", None)
     ask = getattr(torch._C, "_dispatch_keyset_full_after", None)
     return None if key is None or ask is None else ask(key)
@@ -150,7 +150,7 @@ def in_backward() -> bool:
 
 
 def has_modes() -> bool:
-    """Returns whether the calling thread is in a torch mode, or has a default device."""
+    """Returns whether a torch mode is active on the calling thread, or a default device is set."""
     # torch has no public query for it
     return torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack() > 0
 

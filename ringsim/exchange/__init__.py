@@ -1,6 +1,6 @@
 """Exchanges traces with other tools.
 
-``Trace`` has a method that writes each format, and this package has the function that reads it::
+``Trace`` has methods that write the formats, and this package has functions that read them::
 
     Trace.to_perfetto(path)  read_perfetto(path)          ui.perfetto.dev and its trace processor
     Trace.to_chrome(path)    read_chrome(path)            chrome://tracing and other readers of

@@ -18,7 +18,7 @@ work, which may be on different threads::
     program's thread     | c10d::send |                        post: the call begins
     Gloo's, or the same       | gloo:send           |          done: the work ends
 
-Calls are matched with works in order, because Gloo carries out works of one kind in the order of
+Calls are matched with works in order, because Gloo performs works of the same kind in the order of
 their calls.
 """  # noqa: E501
 
@@ -75,11 +75,11 @@ __all__ = ["read_chrome", "read_profiler", "to_chrome", "to_ns"]
 
 
 def to_chrome(trace: Trace, path: str | PathLike[str]) -> None:
-    """Writes a trace in Chrome's format, which many tools read.
+    """Writes a trace in Chrome's format, which many tools can read.
 
     Each rank becomes a process. Its spans and operations are drawn on lanes below the process, and
-    an arrow connects each send with its recv. ``ringsim.exchange.read_chrome`` reads the same trace
-    back, without results and output. A Perfetto file with the same data is half as large.
+    an arrow connects each send to its recv. ``ringsim.exchange.read_chrome`` reads the trace back,
+    without results and output. A Perfetto file with the same data is half the size.
 
     Args:
         trace: any trace.
@@ -156,7 +156,7 @@ def _slice(one: Slice, place: dict[str, int], tables: Tables) -> Iterator[dict[s
 
 
 def _flows(one: Slice, place: dict[str, int]) -> Iterator[dict[str, Any]]:
-    """Yields the ends of a slice's arrows, at times within the slice.
+    """Yields the endpoints of a slice's arrows, at times within the slice.
 
     A viewer finds the slice by these times.
     """
@@ -172,12 +172,12 @@ def read_chrome(path: str | PathLike[str]) -> Trace:
     """Reads a file in Chrome's Trace Event Format.
 
     A file written by ``Trace.to_chrome`` yields the original trace. In a file from any other
-    program, each process becomes a rank, each slice a span and each instant a mark. For
-    ``torch.profiler`` files, use ``read_profiler``, which recognises messages.
+    program, each process becomes a rank, each slice becomes a span, and each instant becomes a
+    mark. For ``torch.profiler`` files, use ``read_profiler``, which recognises messages.
 
     Args:
-        path: the file, which holds an object with the key "traceEvents" or a list of events; it may
-            be gzipped.
+        path: the file, which may be gzipped. It contains either an object with the key
+            "traceEvents" or a list of events.
 
     Returns:
         The trace.
@@ -207,7 +207,7 @@ def read_chrome(path: str | PathLike[str]) -> Trace:
 
 
 def _read_boxes(events: list[dict[str, Any]]) -> Trace:
-    """Reads the slices that a different program wrote.
+    """Reads slices written by a different program.
 
     Begin and end events must be in time order, as the format requires.
     """
@@ -236,7 +236,7 @@ def _read_boxes(events: list[dict[str, Any]]) -> Trace:
 
 
 def to_ns(microseconds: Any) -> int:
-    """Converts a time in the format's unit (µs with a fraction) to whole ns."""
+    """Converts a time from the format's unit (fractional µs) to whole ns."""
     if isinstance(microseconds, int | float):
         return round(microseconds * 1000)
     raise ValueError(f"the time {str(microseconds)[:40]!r} is not a number")
@@ -296,7 +296,7 @@ _DTYPES: Final = {
 
 @dataclass
 class _File:
-    """The content of one rank's file: the rank's number, and its slices in time order."""
+    """The content of one rank's file: the rank's number and its slices in chronological order."""
 
     rank: int
     world_size: int
@@ -307,15 +307,14 @@ class _File:
 
 
 def read_profiler(paths: str | PathLike[str] | Sequence[str | PathLike[str]]) -> Trace:
-    """Reads the ``torch.profiler`` files that the ranks of a Gloo run wrote.
+    """Reads ``torch.profiler`` files from the ranks of a Gloo run.
 
     ``torch.distributed`` operations become operations, and ``record_function`` blocks become spans.
-    Other operators and kernels are left out. Each rank must have profiled with
-    ``record_shapes=True``; otherwise the profiler does not record peers and sizes. The profiler
-    never records when a rank began to wait, so ``wait_ns`` is unknown. It does not record the
-    group of an operation either. ``read_profiler`` therefore takes all ranks to be global ranks,
-    and adds a note to the trace if the run had other groups. The clocks of different hosts are not
-    aligned.
+    Other operators and kernels are left out. Each rank must have been profiled with
+    ``record_shapes=True``; otherwise, the profiler records neither peers nor sizes. The profiler
+    never records when a rank began to wait, so ``wait_ns`` is unknown. Nor does it record an
+    operation's group. ``read_profiler`` therefore treats all ranks as global ranks, and adds a note
+    to the trace if the run had other groups. The clocks of different hosts are not aligned.
 
     Args:
         paths: the files written by ``export_chrome_trace``, one per rank, gzipped or not; or a
@@ -356,7 +355,7 @@ def _make_notes(files: dict[int, _File], size: int) -> list[str]:
     if any(len(found.groups) > 1 for found in files.values()):
         notes.append(
             "the run had several groups, but the profiler does not record the group of an "
-            "operation; all ranks are taken to be global ranks"
+            "operation; ringsim treats all ranks as global ranks"
         )
     return notes
 
@@ -368,8 +367,8 @@ def _read_file(document: Any) -> _File:
         raise ValueError("it names no rank, because torch.distributed was not in use")
     if told.get("backend") != "gloo":
         raise ValueError(
-            f"the run used the backend {str(told.get('backend'))[:20]!r}, and ringsim reads only "
-            "Gloo profiles"
+            f"the run used the backend {str(told.get('backend'))[:20]!r}, but ringsim reads "
+            "only Gloo profiles"
         )
     base = document.get("baseTimeNanoseconds", 0)
     slices = []
@@ -406,7 +405,7 @@ def _read_file(document: Any) -> _File:
 
 
 def _is_within(event: dict[str, Any], others: list[dict[str, Any]]) -> bool:
-    """Returns whether a slice begins within one of ``others`` on the same thread.
+    """Returns whether a slice begins inside one of ``others`` on the same thread.
 
     ``others`` are in time order, and slices on one thread do not overlap.
     """
@@ -465,13 +464,13 @@ def _add_events(rows: Rows, found: _File) -> None:
 
 def _input(event: dict[str, Any], place: int) -> str:
     if "Concrete Inputs" not in event["args"]:
-        raise ValueError("it holds no peers and sizes; profile with record_shapes=True")
+        raise ValueError("it contains neither peers nor sizes; profile with record_shapes=True")
     value: str = event["args"]["Concrete Inputs"][place]
     return value
 
 
 def _payload(work: dict[str, Any], times: int) -> Payload | None:
-    """Returns a work's payload, which describes only the first of its tensors."""
+    """Returns a work's payload, which describes only the first tensor."""
     kinds, shapes = work["args"].get("Input type"), work["args"].get("Input Dims")
     if not kinds or not shapes or kinds[0] not in _DTYPES:
         return None

@@ -81,17 +81,17 @@ MAX_RANKS: Final = 1 << 20
 
 
 def read_flight_recorder(paths: str | PathLike[str] | Sequence[str | PathLike[str]]) -> Trace:
-    """Reads dumps from torch's flight recorder, to find out which ranks hang, and where.
+    """Reads dumps from torch's flight recorder, to show which ranks hang and where.
 
-    You can read dumps from NCCL, Gloo and other backends. The collectives on a group are matched by
-    sequence number. A dump keeps only the last 2,000 collectives, so older ones that are missing
-    from any rank's dump are left out. ``explain()`` names the ranks that the others wait for. Dumps
-    do not record the roots of collectives, and Gloo dumps contain no messages between two ranks.
-    The clocks of different hosts are not aligned.
+    You can read dumps from NCCL, Gloo and other backends. ringsim matches the collectives on a
+    group by sequence number. A dump keeps only the last 2,000 collectives, so older ones that are
+    missing from any rank's dump are left out. ``explain()`` names the ranks that the others wait
+    for. Dumps do not record the roots of collectives, and Gloo dumps contain no messages between
+    two ranks. The clocks of different hosts are not aligned.
 
     Args:
-        paths: the files, one per rank, whose names end in the rank's number (before ``.json`` or
-            ``.pickle``); or a directory of such files.
+        paths: the files, one per rank, whose names end with the rank's number (before ``.json`` or
+            ``.pickle``), or a directory of such files.
 
     Returns:
         The trace. ``post_ns`` is the time at which an operation was issued. ``wait_ns`` is known
@@ -144,7 +144,7 @@ def read_flight_recorder(paths: str | PathLike[str] | Sequence[str | PathLike[st
 def _rank_of(path: str | PathLike[str]) -> int:
     found = _RANK.search(os.fsdecode(path))
     if found is None or int(found[1]) >= MAX_RANKS:
-        raise ValueError("its name does not end in a rank's number")
+        raise ValueError("its name does not end with a rank's number")
     return int(found[1])
 
 
@@ -156,10 +156,12 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module_name: str, global_name: str, /) -> NoReturn:
         name = f"{module_name}.{global_name}"
-        raise ValueError(f"it contains more than containers, strings and numbers ({name})"[:200])
+        raise ValueError(
+            f"it contains objects other than containers, strings and numbers ({name})"[:200]
+        )
 
     def persistent_load(self, pid: Any) -> NoReturn:
-        raise ValueError("it contains more than containers, strings and numbers")
+        raise ValueError("it contains objects other than containers, strings and numbers")
 
 
 def _parse(data: bytes) -> dict[str, Any]:
@@ -175,13 +177,14 @@ def _parse(data: bytes) -> dict[str, Any]:
                     code.name in ("PUT", "LONG_BINPUT") and int(value or 0) > len(data)
                 ):
                     raise ValueError(
-                        f"it contains more than containers, strings and numbers ({code.name})"
+                        "it contains objects other than containers, strings and "
+                        f"numbers ({code.name})"
                     )
             dump = _Unpickler(io.BytesIO(data)).load()
     except pickle.UnpicklingError as error:
         raise ValueError(str(error)) from error
     if not isinstance(dump, dict) or not str(dump.get("version", "")).startswith("2."):
-        raise ValueError("it does not have version 2 of the dump format")
+        raise ValueError("it is not in version 2 of the dump format")
     return {
         **dump,
         "entries": sorted(dump.get("entries") or [], key=lambda entry: entry["record_id"]),
@@ -189,7 +192,7 @@ def _parse(data: bytes) -> dict[str, Any]:
 
 
 class _Run:
-    """The dumps from all ranks of a run, which ``trace`` converts."""
+    """The dumps from all ranks of a run, which the method ``trace`` converts to a trace."""
 
     def __init__(self, dumps: dict[int, dict[str, Any]]) -> None:
         self.dumps = dumps
@@ -229,7 +232,7 @@ class _Run:
         return groups
 
     def _first_known(self) -> dict[str, int]:
-        """Returns, for each group, the first sequence number that all its members' dumps hold."""
+        """Returns each group's first sequence number that all of its members' dumps contain."""
         first: dict[str, int] = {}
         for dump in self.dumps.values():
             mine: dict[str, int] = {}
@@ -248,7 +251,7 @@ class _Run:
             for entry in dump["entries"]:
                 name = entry["process_group"][0]
                 if not entry.get("is_p2p") and entry["collective_seq_id"] < first[name]:
-                    self.left_out["that some rank's dump no longer holds"] += 1
+                    self.left_out["that some rank's dump no longer contains"] += 1
                 elif (columns := self._read_entry(rank, entry, self.groups[name])) is not None:
                     if columns["status"] == IN_FLIGHT and waits:
                         columns["wait_ns"], waits = entry["time_created_ns"], False
@@ -267,7 +270,7 @@ class _Run:
         return rows.trace({"world_size": self.size, "source": "measured", "notes": notes, **about})
 
     def _read_entry(self, rank: int, entry: dict[str, Any], group: Group) -> dict[str, Any] | None:
-        """Returns an operation's columns, or None if traces cannot hold the operation."""
+        """Returns an operation's columns, or None if a trace cannot hold the operation."""
         spelled = str(entry["profiling_name"]).rpartition(":")[2]
         frames = entry.get("frames") or []
         message = _MESSAGE.fullmatch(spelled)
@@ -307,7 +310,7 @@ class _Run:
 
 
 def _payload(op: str, entry: dict[str, Any], group_size: int) -> Payload | None:
-    """Returns an operation's payload: the whole buffer, from which bandwidth is computed."""
+    """Returns an operation's payload: the whole buffer, on which the bandwidth is based."""
     family = COLLECTIVES[op].family if op in COLLECTIVES else op
     side = "output" if family in ("all_gather", "scatter", "irecv") else "input"
     sizes = entry.get(f"{side}_sizes")

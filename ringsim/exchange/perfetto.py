@@ -7,8 +7,8 @@ A file consists of TrackEvent packets, connected by flows::
       lane  "operations"        begin of a send: flow_ids; end of its recv: terminating_flow_ids
 
 Each slice carries debug annotations with the facts about its event. One more annotation holds all
-of the event's columns, from which ringsim restores the same trace. Files from other programs are
-read as spans.
+of the event's columns, from which ringsim restores the original trace. Files from other programs
+are read as spans.
 
 Source:
     protos/perfetto/trace in https://github.com/google/perfetto, and "Writing TrackEvent Protos
@@ -60,8 +60,8 @@ def to_perfetto(trace: Trace, path: str | PathLike[str]) -> None:
 
     Drop the file onto ui.perfetto.dev, which opens it in the browser without uploading it. Each
     rank becomes a process. Its spans and operations are drawn on lanes below the process, and an
-    arrow connects each send with its recv. ``ringsim.exchange.read_perfetto`` reads the same trace
-    back, without results and output.
+    arrow connects each send to its recv. ``ringsim.exchange.read_perfetto`` reads the trace back,
+    without results and output.
 
     Args:
         trace: any trace.
@@ -111,7 +111,7 @@ class _Writer:
         ``run`` holds everything about the run except its events.
         """
         # so that a viewer shows whether the run was measured or simulated
-        made = plain_text(f"{RUN}: {self._trace.metadata.get('source', 'of unknown source')}")
+        made = plain_text(f"{RUN}: {self._trace.metadata.get('source', 'unknown source')}")
         self._packet(sequence_flags=CLEARED, track_descriptor={"uuid": _RUN_TRACK, "name": made})
         about = {"name": RUN, "string_value": plain_text(run)}
         self._event(0, INSTANT, _RUN_TRACK, name=RUN, categories=[RUN], debug_annotations=[about])
@@ -132,13 +132,13 @@ class _Writer:
         yield self._take()  # for a trace without events
 
     def _take(self) -> bytes:
-        """Returns the packets added since the last call; all parts together form the file."""
+        """Returns the packets added since the last call; together, all parts form the file."""
         written: bytes = self._file.SerializeToString()
         self._file.Clear()
         return written
 
     def _lane(self, lane: Lane, track: int) -> None:
-        """Adds the begin and end events of a lane's slices, and of the waits inside them."""
+        """Adds the begin and end events for a lane's slices and for the waits inside them."""
         parts: list[tuple[int, float, Slice | None]] = []  # None: a wait
         for one in lane.slices:
             parts.append((one.start_ns, one.end_ns, one))
@@ -187,7 +187,7 @@ class _Writer:
         return known
 
     def _annotation(self, key: str, value: str | int) -> Any:
-        """Returns the annotation message for one fact about an event.
+        """Returns the annotation message for a single fact about an event.
 
         The messages are cached, because few distinct facts occur, and each occurs often.
         """
@@ -218,14 +218,14 @@ class _Writer:
 
 
 def read_perfetto(path: str | PathLike[str]) -> Trace:
-    """Reads a Perfetto file of TrackEvent packets.
+    """Reads a Perfetto file that consists of TrackEvent packets.
 
     A file written by ``Trace.to_perfetto`` yields the original trace. In a file from any other
-    program, each process becomes a rank, each slice a span and each instant a mark, because such a
-    file does not show which slices are messages.
+    program, each process becomes a rank, each slice becomes a span, and each instant becomes a
+    mark, because such a file does not show which slices are messages.
 
     Args:
-        path: the file; it may be gzipped.
+        path: the file, which may be gzipped.
 
     Returns:
         The trace.
@@ -243,7 +243,7 @@ def read_perfetto(path: str | PathLike[str]) -> Trace:
 
 @dataclass
 class _Sequence:
-    """The state that the packets from one writer have set so far.
+    """The state that a writer's packets have set so far.
 
     ``names`` holds the interned names by table and number, and ``track`` the default track.
     """
@@ -306,7 +306,7 @@ def _read(file: Any) -> Trace:
 
 
 def _pid(track: Any, tracks: dict[int, Any]) -> int:
-    """Returns the ID of the process that a track belongs to, or 0 if the file names none."""
+    """Returns the ID of the process that owns a track, or 0 if the file names no process."""
     for _ in range(_MOST_PARENTS):
         known = tracks.get(track)
         if known is None:

@@ -35,11 +35,11 @@ MAX_RATIO: Final = 100
 
 @contextmanager
 def importing(path: str | PathLike[str], what: str) -> Iterator[None]:
-    """Converts errors that damaged data causes within the block to TraceFileError.
+    """Converts errors caused by damaged data within the block to TraceFileError.
 
     ``what`` names the kind of file that was expected.
     """
-    with reading(what, path, "Export it again."):
+    with reading(what, path, "Export the file again."):
         try:
             yield
         except DecodeError as error:  # not a subclass of ValueError
@@ -47,7 +47,7 @@ def importing(path: str | PathLike[str], what: str) -> Iterator[None]:
 
 
 def read_bytes(path: str | PathLike[str]) -> bytes:
-    """Returns a file's content, unpacked if the file is gzipped.
+    """Returns a file's content, decompressed if the file is gzipped.
 
     Raises TraceFileError if the file cannot be read or is larger than 1 GiB.
     """
@@ -60,11 +60,11 @@ def read_bytes(path: str | PathLike[str]) -> bytes:
             if most < len(data) <= MAX_BYTES:
                 raise ValueError(f"it unpacks to more than {MAX_RATIO} times its size")
             if not unpacking.eof and len(data) <= MAX_BYTES:
-                raise ValueError("its end is missing")
+                raise ValueError("it is truncated")
     if len(data) > MAX_BYTES:
         raise TraceFileError(
-            f"cannot import {os.fsdecode(path)}: it is larger than {MAX_BYTES} bytes. "
-            "Export only a part of the run."
+            f"cannot import {os.fsdecode(path)}: it is larger than {MAX_BYTES} bytes. Export "
+            "only part of the run."
         )
     return data
 
@@ -72,7 +72,7 @@ def read_bytes(path: str | PathLike[str]) -> bytes:
 def list_files(
     paths: str | PathLike[str] | Sequence[str | PathLike[str]], fits: Callable[[Path], Any]
 ) -> list[str | PathLike[str]]:
-    """Returns a run's files, one per rank, given individually or as a directory.
+    """Returns the files of a run, one per rank, from a list of files or a directory.
 
     If ``paths`` is a directory, only the files that ``fits`` accepts are returned.
     """
@@ -91,7 +91,7 @@ def list_files(
 
 
 def name_missing(what: str, ranks: Iterable[int], size: int) -> list[str]:
-    """Returns a list with one note that names the ranks without ``what``, or an empty list."""
+    """Returns a list with one note that names the ranks that lack ``what``, or an empty list."""
     missing = sorted(set(range(size)) - set(ranks))
     if not missing:
         return []
@@ -99,7 +99,7 @@ def name_missing(what: str, ranks: Iterable[int], size: int) -> list[str]:
 
 
 def count_item_bytes(dtype: str) -> int:
-    """Returns the number of bytes in one element of a dtype, given by torch's name.
+    """Returns the number of bytes in one element of a dtype, given torch's name for the dtype.
 
     Example:
         >>> [count_item_bytes(dtype) for dtype in ("float32", "float8_e5m2", "bool")]

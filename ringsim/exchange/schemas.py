@@ -101,7 +101,7 @@ def perfetto_messages() -> SimpleNamespace:
 
 
 def plain_text(text: str) -> str:
-    r"""Returns a text with lone surrogates escaped, so that a file can store the text.
+    r"""Returns a string with lone surrogates escaped, so that a file can store the string.
 
     Example:
         >>> plain_text("a\ud800")

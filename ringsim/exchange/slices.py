@@ -1,4 +1,4 @@
-"""Converts traces to the form that timeline viewers draw, and other programs' slices to traces.
+"""Converts traces to a form that timeline viewers draw, and other programs' slices to traces.
 
 Viewers draw slices on lanes, instants, and flows between slices. Each rank is a process. Spans and
 marks nest, so one lane holds all those of a thread. Operations overlap, so they are spread over as
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 
 def place_apart(starts: Sequence[float], ends: Sequence[float]) -> list[int]:
-    """Returns for each slice the lowest lane, counted from 0, on which it overlaps no other slice.
+    """Returns the lowest lane, counted from 0, on which each slice overlaps no other slice.
 
     The starts must ascend.
 
@@ -74,7 +74,7 @@ def place_apart(starts: Sequence[float], ends: Sequence[float]) -> list[int]:
 
 
 def place_nested(starts: Sequence[float], ends: Sequence[float]) -> list[int]:
-    """Returns lane 0 for each slice that nests with the slices there, and a higher lane otherwise.
+    """Returns lane 0 for each slice that nests with the slices there, or else a higher lane.
 
     The starts must ascend; if starts are equal, the longest slice must come first.
 
@@ -102,7 +102,7 @@ def place_nested(starts: Sequence[float], ends: Sequence[float]) -> list[int]:
 def on_lanes(
     slices: list[Slice], place: Callable[[list[int], list[float]], list[int]]
 ) -> list[tuple[int, list[Slice]]]:
-    """Returns the number of each lane, ascending, with the slices on it.
+    """Returns each lane's number and slices, in ascending order of the numbers.
 
     ``place`` chooses a lane for each slice.
     """
@@ -115,7 +115,7 @@ def on_lanes(
 
 
 def unfold(starts: Sequence[float], ends: Sequence[float]) -> Iterator[tuple[int, bool]]:
-    """Yields the begin (True) and end (False) of each nested slice, in time order.
+    """Yields the begin (True) and end (False) of each nested slice, in chronological order.
 
     At the same moment, ends come before begins. The starts must ascend; if starts are equal, the
     outer slice must come first. An infinite end is never yielded.
@@ -179,7 +179,7 @@ class Slice(NamedTuple):
 
     @property
     def blocked_ns(self) -> int | None:
-        """The time at which the rank began to wait, or None unless a wait began and ended."""
+        """The time at which the rank began to wait, or None unless the wait has begun and ended."""
         waited = (
             self.end_ns != math.inf
             and self.row.wait_ns != NONE
@@ -202,7 +202,7 @@ class Lane:
 
 
 def make_lanes(trace: Trace) -> Iterator[Lane]:
-    """Yields the lanes of a trace, rank by rank; the slices on a lane nest or do not overlap."""
+    """Yields a trace's lanes, rank by rank; the slices on a lane either nest or do not overlap."""
     events = trace.events
     rows, messages = list_rows(events), trace.messages
     out, into = np.zeros((2, len(events)), dtype=np.int64)
@@ -281,12 +281,12 @@ def pack_run(trace: Trace, path: str | PathLike[str]) -> str:
 
 
 def unpack_run(run: Any, rows: list[Any]) -> Trace:
-    """Returns the trace that the rows and the data from ``pack_run`` describe.
+    """Returns the trace described by the rows and the data from ``pack_run``.
 
     Raises ValueError if the rows cannot belong to one run.
     """
     if not isinstance(run, dict) or run.get("format") != 1:
-        raise ValueError("its data about the run does not have format 1")
+        raise ValueError("its data about the run is not in format 1")
     events = whole_rows(rows, read_tables(run.get("tables")))
     metadata: Any = readable(run.get("metadata"))
     check_run(events, metadata)
@@ -294,7 +294,7 @@ def unpack_run(run: Any, rows: list[Any]) -> Trace:
 
 
 class Boxes:
-    """Slices from a different program, lane by lane; ``source`` names the program's format.
+    """Another program's slices, lane by lane; ``source`` names the program's format.
 
     On each lane, the slice that began last ends first.
     """
@@ -311,7 +311,7 @@ class Boxes:
         self.whole(lane, name, start_ns, NONE)
 
     def end(self, lane: Hashable, end_ns: int) -> None:
-        """Ends the slice that began last on a lane.
+        """Ends the slice that began most recently on a lane.
 
         Does nothing if no slice is open, as can happen at the start of a truncated file.
         """

@@ -1,1 +1,1 @@
-"""Measures links: the cost of sending a message between two ranks, and around the ring."""
+"""Measures links: the cost of sending a message between two ranks and around the ring."""

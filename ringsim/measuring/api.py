@@ -1,4 +1,4 @@
-"""``ringsim.bandwidth``: the latency and the bandwidth of a ring's links."""
+"""``ringsim.bandwidth``, which measures the latency and bandwidth of a ring's links."""
 
 from __future__ import annotations
 
@@ -38,8 +38,9 @@ from ringsim.traces.bandwidths import Bandwidths, make_bandwidths
 from ringsim.traces.units import bytes_text
 
 STEADY_RULE = (
-    f"the median's 95 % interval is within {STEADY:.1%} of it on either side, after at least "
-    f"{STEPS_MIN} repetitions and {STEADY_S * 1e3:g} ms; at most {STEPS_MAX} repetitions"
+    f"the median's 95 % interval extends at most {STEADY:.1%} to either side of the median, "
+    f"after at least {STEPS_MIN} repetitions and {STEADY_S * 1e3:g} ms; at most {STEPS_MAX} "
+    "repetitions"
 )
 
 
@@ -58,22 +59,23 @@ def bandwidth(
 ) -> Bandwidths:
     """Measures the latency and bandwidth of a ring's links for a range of message sizes.
 
-    ``bandwidth`` also fits a line through the times. In a notebook or a script, it starts
-    ``world_size`` ranks, as ``ringsim.trace`` does. If you press Ctrl-C, the measurement ends, and
-    the table contains the results so far. If the ranks are already running (under torchrun, or in a
+    ``bandwidth`` also fits a line to the times. In a notebook or a script, it starts ``world_size``
+    ranks, as ``ringsim.trace`` does. If you press Ctrl-C, the measurement ends, and the table
+    contains the results so far. If the ranks are already running (under torchrun, or in a
     ``ringsim.trace`` worker), call ``bandwidth`` on every rank with the same arguments. It blocks
     until all ranks have measured, and returns the same table on every rank.
 
     After a warm-up, which does not count, each size is repeated at least 10 times and for at least
-    30 ms, until the median is steady: its 95 % interval must be within 2.5 % of the median on
-    either side. A size ends early, but after at least 3 repetitions, if its share of ``limit_s`` is
-    used up. If no time is left, the remaining, larger sizes are skipped, and a note in the table
-    reports this. The edges are measured one after the other, except with the patterns "shift" and
-    "all_reduce". The times come from the recording, in which each step (such as a round trip) is a
-    span.
+    30 ms, until the median is steady: the 95 % interval must extend at most 2.5 % to either side of
+    the median. The measurement of a size ends early, but after at least 3 repetitions, if the
+    size's share of ``limit_s`` is used up. If no time is left, the remaining, larger sizes are
+    skipped, and a note in the table reports this. The edges are measured one after the other,
+    except with the patterns "shift" and "all_reduce". The times come from a recording in which each
+    step (such as a round trip) is a span.
 
-    With ``link`` or ``topology``, and in a ``ringsim.simulate`` worker, simulated ranks run one
-    such step per size on a virtual clock. ``ceilings`` and both limits are then ignored.
+    With ``link`` or ``topology``, and in a ``ringsim.simulate`` worker, simulated ranks run a
+    single step per size on a virtual clock. ``ceilings``, ``limit_s`` and ``timeout_s`` are then
+    ignored.
 
     Args:
         world_size: the number of ranks, or None for 2 new ranks or for all running ranks.
@@ -82,8 +84,8 @@ def bandwidth(
         pattern: "pingpong" (there and back), "oneway" (a stream), "exchange" (in both directions at
             the same time), "shift" (all ranks send to their successors at the same time),
             "all_reduce", or a list of these.
-        comm_device: "cpu" for Gloo, or "gpu" for NCCL, which needs one GPU per rank and is timed by
-            CUDA events.
+        comm_device: "cpu" for Gloo, or "gpu" for NCCL, which requires one GPU per rank and is timed
+            with CUDA events.
         edge: the only edge of the ring to measure, as (src, dst), or None for all edges.
         ceilings: whether to measure upper bounds as well, by sending the same sizes over a raw TCP
             connection on loopback (Gloo only) and copying them in memory.
@@ -94,11 +96,11 @@ def bandwidth(
         topology: a topology from ``ringsim.topologies``, instead of ``link``.
 
     Returns:
-        The table of bandwidths. With a single rank and a GPU, it contains copies within the GPU's
-        memory.
+        The table of bandwidths. With a single rank and a GPU, the table covers copies within the
+        GPU's memory.
 
     Raises:
-        ArgumentError: an argument is invalid, there are fewer GPUs than ranks, or the sizes need
+        ArgumentError: an argument is invalid, there are fewer GPUs than ranks, or the sizes require
             too much memory.
         RankFailed, Interrupted: as in ``ringsim.trace``, if nothing was measured.
 
@@ -192,7 +194,7 @@ def _check_memory(plan: Plan, ranks: int) -> None:
 
 
 def _ranks_run_already() -> bool:
-    """Returns whether this process is one of several ranks that a different program started."""
+    """Returns whether this process is one of several ranks started by a different program."""
     torch_distributed: Any = sys.modules.get("torch.distributed")
     if (
         torch_distributed
@@ -207,7 +209,7 @@ def _ranks_run_already() -> bool:
 def _launch(
     kind: Kind, make: Callable[[Sequence[int]], Plan]
 ) -> tuple[Plan, Samples, list[Any], list[str]]:
-    """Starts ranks that measure; if the user presses Ctrl-C, returns the results so far."""
+    """Starts ranks that measure; returns the results so far if the user presses Ctrl-C."""
     if kind.comm_device == "gpu":
         from ringsim.measuring.worker import check_gpus  # needs torch
 
@@ -231,14 +233,14 @@ def _launch(
 
 
 def _measure(plan: Plan) -> dict[str, Any]:
-    """Runs on each rank, so that only the ranks load torch, and not the starting process."""
+    """Runs on each rank, so that only the ranks load torch and the starting process does not."""
     from ringsim.measuring.worker import measure
 
     return measure(plan)
 
 
 def _doing(directory: Path, total: int) -> str:
-    """Returns a text about the ranks' progress, for the progress line.
+    """Returns a description of the ranks' progress, for the progress line.
 
     The number of labels shows the progress, because a rank writes a block's label when it begins
     the block.
@@ -301,13 +303,13 @@ def _who_else_ran(load: float | None) -> list[str]:
     if load is None or load < cores:
         return []
     return [
-        f"other programs were running before the start (the load average was {load:g} on {cores} "
-        "cores). They slow down messages, even small ones."
+        "other programs were running before the measurement began (the load average was "
+        f"{load:g} on {cores} cores). They slow down messages, even small ones."
     ]
 
 
 def _load() -> float | None:
-    """Returns the machine's load average over the last minute, or None if unavailable."""
+    """Returns the machine's load average over the last minute, or None if it is unavailable."""
     try:
         return round(os.getloadavg()[0], 2)
     except (AttributeError, OSError):

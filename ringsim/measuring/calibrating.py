@@ -1,4 +1,4 @@
-"""``ringsim.calibration_worker``, a worker that provides the data for ``ringsim.calibrate``.
+"""``ringsim.calibration_worker``, a worker that provides the input for ``ringsim.calibrate``.
 
 The worker runs on two ranks for a few seconds. It has four parts, each of which isolates some of
 the constants::
@@ -38,7 +38,7 @@ def calibration_worker(
     machine. The call blocks for a few seconds.
 
     Args:
-        sizes_bytes: the message sizes; at least two are needed.
+        sizes_bytes: the message sizes, at least two.
         repeats: the number of messages of each size.
 
     Raises:
@@ -69,7 +69,7 @@ def calibration_worker(
 
 
 def _send(size_bytes: int, repeats: int) -> None:
-    """Sends messages to the other rank and back, and then in both directions at the same time."""
+    """Sends messages to the other rank and back, then in both directions at the same time."""
     rank = dist.get_rank()
     peer, here = 1 - rank, torch.zeros(size_bytes // _FLOAT_BYTES)
     there = torch.zeros_like(here)
@@ -87,7 +87,7 @@ def _send(size_bytes: int, repeats: int) -> None:
 
 
 def _compute_and_send(size_bytes: int, seconds: float, rounds: int) -> None:
-    """Makes rank 1 wait for a result from rank 0, and then rank 0 for a result from rank 1.
+    """Makes rank 1 wait for a result from rank 0, then rank 0 for a result from rank 1.
 
     The waiting rank alternates between ``recv`` and ``irecv``.
     """

@@ -1,4 +1,4 @@
-"""Plans measurements, and converts recorded steps to rows of the table.
+"""Plans measurements and converts recorded steps to rows of the table.
 
 This module does not need torch. A measurement is a list of blocks, one per pattern, edge and size.
 A block is measured in steps, each of which is one round trip, one burst of a stream, or one
@@ -40,7 +40,7 @@ _LABEL: Final = re.compile(rf"{_WORD} (\w+) (\w+) (-?\d+) (-?\d+) (\d+)")
 
 
 class Block(NamedTuple):
-    """One pattern on one edge with one size, which becomes one row of the table.
+    """One pattern on one edge with one message size, which becomes one row of the table.
 
     Attributes:
         backend: "gloo" or "nccl", or for the ceilings "tcp" or "memcpy".
@@ -58,12 +58,12 @@ class Block(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The label that the block's steps have in the trace."""
+        """The label of the block's steps in the trace."""
         return f"{_WORD} {self.backend} {self.pattern} {self.src} {self.dst} {self.size_bytes}"
 
     @classmethod
     def from_label(cls, label: str) -> Self | None:
-        """Returns the block to which a label belongs, or None if it belongs to no block."""
+        """Returns the block that a label belongs to, or None if it belongs to no block."""
         found = _LABEL.fullmatch(label)
         if found is None:
             return None
@@ -106,7 +106,7 @@ def make_plan(
     limit_s: Any = 60.0,
     timeout_s: float = 30.0,
 ) -> Plan:
-    """Checks ``ringsim.bandwidth``'s arguments, and returns the plan for a ring of ``ranks``.
+    """Checks ``ringsim.bandwidth``'s arguments and returns the plan for a ring of ``ranks``.
 
     Raises:
         ArgumentError: an argument is invalid.
@@ -119,7 +119,7 @@ def make_plan(
     patterns = (pattern,) if isinstance(pattern, str) else tuple(pattern)
     if not patterns or not set(patterns) <= set(PATTERNS):
         raise ArgumentError(
-            f"pattern must be one or several of {', '.join(PATTERNS)}, got {pattern!r}. Pass one "
+            f"pattern must be one or more of {', '.join(PATTERNS)}, got {pattern!r}. Pass one "
             "of these names, or a list of them."
         )
     if isinstance(limit_s, bool) or not isinstance(limit_s, int | float) or not limit_s > 0:
@@ -189,7 +189,7 @@ STEPS_MAX: Final = 5000
 
 
 def timed_ranks(block: Block, ranks: Sequence[int]) -> list[int]:
-    """Returns the ranks that time a block's steps; the first of these ranks is the leader."""
+    """Returns the ranks that time a block's steps; the first one is the leader."""
     if block.pattern == "copy":
         return [ranks[0]]
     if block.src < 0:
@@ -214,12 +214,12 @@ def step_ns(block: Block, post_ns: Floats, done_ns: Floats) -> Floats:
 
 
 def parts_of(block: Block) -> int:
-    """Returns the number of successive messages in a step, which divides the step's time."""
+    """Returns the number of successive messages in a step, by which the step's time is divided."""
     return {"pingpong": 2, "oneway": STREAM, "copy": block.copies}.get(block.pattern, 1)
 
 
 def combine(by_rank: list[Floats]) -> Floats:
-    """Returns the slowest rank's time for each step that all ranks have completed.
+    """Returns the slowest rank's time for each step that every rank has completed.
 
     Example:
         >>> combine([np.array([3.0, 5.0, 4.0]), np.array([4.0, 1.0])])
@@ -289,7 +289,7 @@ Samples = dict[Block, dict[int, Floats]]
 
 
 def samples_of(events: Events) -> Samples:
-    """Returns the times per message in an interrupted run, in ns, by block and rank."""
+    """Returns the times per message in an interrupted run, in ns, keyed by block and rank."""
     found: Samples = {}
     for number, label in enumerate(events.tables.labels):
         block = Block.from_label(label)

@@ -103,7 +103,7 @@ def measure_simulated(
     topology: Topology | None,
     make: Callable[[Sequence[int]], Plan],
 ) -> Bandwidths:
-    """Measures links on a virtual clock: the given links, or the links of running simulated ranks.
+    """Measures links on a virtual clock: either given links or those of running simulated ranks.
 
     In simulated ranks, call it on every rank with the same arguments; it blocks until all ranks
     have measured. ``make`` returns the plan for the ring's ranks. Every run and every rank gets the
@@ -140,13 +140,13 @@ def measure_simulated(
 
 
 def _tabulate(told: Sequence[dict[Block, Floats]], about: dict[str, Any]) -> Bandwidths:
-    """Returns a table of all ranks' times."""
+    """Returns the table for all ranks' times."""
     rows = make_rows(join_samples(told), range(len(told)), kind=_SIMULATED)
     return make_bandwidths(rows, {**about, "interrupted": False, "notes": []})
 
 
 def _measure(plan: Plan) -> dict[Block, Floats]:
-    """Runs the plan on this rank; returns the ns per message of each block that the rank times."""
+    """Runs the plan on this rank; returns the ns per message for each block that the rank times."""
     ring, clock = current_ring(), get_state().clock
     assert clock is not None
     found = {}

@@ -49,7 +49,7 @@ from ringsim.traces.recorder import Recorder
 
 
 def group_of(block: Block, ring: Ring) -> dist.ProcessGroup:
-    """Returns the pair group of a block's edge; this rank must be at one end of the edge."""
+    """Returns the pair group for a block's edge; this rank must be at one end of the edge."""
     group = ring.succ_group if ring.rank == block.src else ring.pred_group
     assert group is not None
     return group
@@ -58,7 +58,7 @@ def group_of(block: Block, ring: Ring) -> dist.ProcessGroup:
 def make_step(
     block: Block, ring: Ring, outgoing: torch.Tensor, incoming: torch.Tensor
 ) -> Callable[[], None] | None:
-    """Returns a function that runs this rank's part of one step, or None if there is no part.
+    """Returns a function that runs this rank's part of one step, or None if the rank has no part.
 
     All ranks that have a part must call the function the same number of times. It blocks until the
     step is done.
@@ -212,7 +212,7 @@ def _receive(connection: socket.socket, target: memoryview) -> None:
 
 
 def time_steps(step: Callable[[], None], count: int) -> list[float]:
-    """Runs steps on the current GPU, and returns the time of each step in ns.
+    """Runs steps on the current GPU and returns each step's time in ns.
 
     The times come from CUDA events on the current stream. NCCL's ``wait`` returns as soon as the
     work is queued, and makes the current stream wait for the work. An event recorded afterwards
@@ -228,7 +228,7 @@ def time_steps(step: Callable[[], None], count: int) -> list[float]:
 
 
 def check_gpus(world_size: int) -> None:
-    """Raises ArgumentError unless each rank on this machine can have a GPU of its own."""
+    """Raises ArgumentError unless each rank on this machine can have its own GPU."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if world_size > count:
         others = "world_size=1, which measures copies in the GPU's memory, or " if count else ""
@@ -240,7 +240,7 @@ def check_gpus(world_size: int) -> None:
 
 
 def place_of(local_rank: int) -> dict[str, Any]:
-    """Returns the place of this rank's GPU, as JSON values.
+    """Returns the location of this rank's GPU, as JSON values.
 
     Returns:
         A dictionary with the keys ``host`` (equal for all ranks on a machine), ``gpu`` (the GPU's
@@ -297,7 +297,7 @@ _LARGE_BYTES: Final = 2**24
 
 
 def measure(plan: Plan) -> dict[str, Any]:
-    """Measures the blocks of a plan.
+    """Measures all blocks in a plan.
 
     Call it on every rank of the default group with the same plan; it blocks until all ranks have
     measured. The run must be recorded, because the times come from the recording.
@@ -366,7 +366,7 @@ class _Meter:
         ]
 
     def _meet(self, share_s: float) -> float:
-        """Waits for all ranks, and returns rank 0's time limit for the next block."""
+        """Waits for all ranks and returns rank 0's time limit for the next block."""
         if self._ring.world_size == 1:
             return share_s
         # if no device is given, NCCL guesses one from the rank
@@ -396,7 +396,7 @@ class _Meter:
             self._times_ns[block] = found
 
     def _step_of(self, block: Block) -> Callable[[], None] | None:
-        """Returns a function that runs this rank's part of a step, or None if there is no part."""
+        """Returns a function that runs this rank's part of a step, or None if it has no part."""
         rank = self._ring.rank
         if (block.src >= 0 and rank not in (block.src, block.dst)) or (
             block.pattern == "copy" and rank != self._ring.ranks[0]
@@ -412,7 +412,7 @@ class _Meter:
         return make_step(block, self._ring, outgoing, incoming)
 
     def _buffers_of(self, block: Block) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns a step's send and receive buffers, with all of their pages touched."""
+        """Returns a step's send and receive buffers after touching all of their pages."""
         size = block.size_bytes
         if len(self._buffers[0]) < size:
             self._buffers = []  # free the smaller buffers first
@@ -430,7 +430,7 @@ class _Meter:
     def _repeat(
         self, block: Block, step: Callable[[], None], count: int, name: str | None
     ) -> Floats:
-        """Runs ``count`` steps, and returns their times in ns.
+        """Runs ``count`` steps and returns their times in ns.
 
         If ``name`` is given, each step is recorded as a span.
         """

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Bars:
-    """Bars as columns, which are numpy arrays of equal length.
+    """Bars, stored as columns, which are numpy arrays of equal length.
 
     The first ``depths`` lanes are for spans, and the next three for sends, recvs and collectives.
     ``look`` is the state of the bar; for a span, it is ``FIRST_SPAN`` plus the index of the span's
@@ -75,7 +75,7 @@ class Bars:
 
 
 def time_range(events: Events) -> tuple[int, int]:
-    """Returns the first and the last time in a trace, in ns, or (0, 0) if it has no events."""
+    """Returns the first and last times in a trace, in ns, or (0, 0) if the trace has no events."""
     if len(events) == 0:
         return 0, 0
     last = max(events.post_ns.max(), events.wait_ns.max(), events.done_ns.max())
@@ -83,7 +83,7 @@ def time_range(events: Events) -> tuple[int, int]:
 
 
 def make_bars(trace: Trace) -> Bars:
-    """Cuts the events of a trace into bars.
+    """Divides a trace's events into bars.
 
     Every event except a mark gets at least one bar, which may have length 0.
     """
@@ -117,7 +117,7 @@ def make_bars(trace: Trace) -> Bars:
 
 
 def _cut_operations(trace: Trace, end: Ints) -> list[tuple[Ints, Ints, Ints, int | Ints]]:
-    """Returns the bars for sends, recvs and collectives, as (mask of events, starts, ends, look).
+    """Returns the bars for sends, recvs and collectives as (mask of events, starts, ends, look).
 
     ``end`` is the end of each event, or the end of the trace for events that did not finish.
     """
@@ -149,7 +149,7 @@ def _cut_operations(trace: Trace, end: Ints) -> list[tuple[Ints, Ints, Ints, int
 
 
 def _find_depths(events: Events, done: Ints) -> tuple[Ints, int]:
-    """Returns the lane of each span, and the number of lanes.
+    """Returns each span's lane and the number of lanes.
 
     A span's lane is the number of open spans on the same thread at its start. The lanes of
     different threads are below each other.
@@ -189,7 +189,7 @@ LEAST_HEIGHT: Final = 0.2
 
 
 class Merged(NamedTuple):
-    """The sums of short bars.
+    """Short bars, added up.
 
     The columns have one entry for each (rank, lane, slot, look) that occurs. If several ranks share
     a row, ``rank`` is the first of these ranks. The bars take up ``share`` of the slot's time, and
@@ -208,7 +208,7 @@ class Merged(NamedTuple):
 def merge(
     bars: Bars, which: Ints, first_ns: int, slot_ns: float, ranks: int, world_size: int
 ) -> Merged:
-    """Adds up the selected bars in slots of ``slot_ns``, starting at ``first_ns``.
+    """Adds up the selected bars in slots of length ``slot_ns``, starting at ``first_ns``.
 
     If a row combines several ``ranks``, ``share`` refers to the time of all these ranks.
     """
@@ -231,7 +231,7 @@ def merge(
 
 
 def _stack(columns: Ints, share: Ints, least: float) -> tuple[Ints, Ints]:
-    """Stacks the bars of each slot, each at least ``least`` high, and returns their (low, high).
+    """Stacks each slot's bars, each at least ``least`` high, and returns their (low, high).
 
     A stack that is higher than the lane is shrunk to fit.
     """

@@ -1,4 +1,4 @@
-"""Draws charts of bandwidth against message size, and of stage use in a generation ring.
+"""Draws charts of bandwidth against message size and of stage use in a generation ring.
 
 A bandwidth chart has a curve for each pattern, backend and edge. A curve is interrupted where one
 alpha-beta line does not fit. For a trace, each message is a point. If NCCL was not measured,
@@ -63,22 +63,23 @@ def plot_bandwidth(
     ax: Axes | None = None,
     **look: Unpack[Style],
 ) -> Axes:
-    """Draws bandwidth against message size, and time against message size below it.
+    """Draws bandwidth against message size, with time against message size below.
 
-    A table of bandwidths is drawn as medians with a band from p10 to p90, the alpha-beta line
-    through the medians, and the machine's ceilings. A curve is interrupted where one line does not
-    fit (``ringsim.traces.bandwidths`` explains the rule). If the table contains messages but no
-    NCCL measurements, published NCCL figures are drawn next to them as dashed lines, with their
-    sources.
+    A table of bandwidths is drawn as medians with a band from p10 to p90, together with the
+    alpha-beta line through the medians and the machine's ceilings. A curve is interrupted at sizes
+    that a single line does not fit; ``ringsim.traces.bandwidths`` explains the rule. If the table
+    contains messages but no NCCL measurements, published NCCL figures are drawn next to them as
+    dashed lines, with their sources.
 
-    For a trace, each message is a point, at its size and the time from the later post to the
-    arrival. Open points are lower bounds, because the receiver began to wait late. If there are
-    more than 12 messages of one size, their median is drawn, with a line from p10 to p90.
+    For a trace, each message is a point at its size and its time, which runs from the later of the
+    two posts to the arrival. Open points are lower bounds, because the receiver began to wait late.
+    If there are more than 12 messages of the same size, their median is drawn instead, with a line
+    from p10 to p90.
 
     Args:
         trace: a trace, or a table of bandwidths.
         curve: a measured table to draw behind the messages of a trace, or None.
-        published: whether to draw published figures; ``compact`` pictures always omit them.
+        published: whether to draw published figures; ``compact`` pictures never show them.
         ax: the axes for the upper panel, below which the lower panel is added, or None to create a
             new figure.
         **look: the style of the new figure, such as its size and theme; see
@@ -112,7 +113,7 @@ def plot_bandwidth(
 
 
 def bandwidth_png(table: Bandwidths) -> bytes:
-    """Draws the chart of a table for a notebook.
+    """Draws a table's chart for a notebook.
 
     The PNG has 100 pixels per inch, and contains a description of the table.
     """
@@ -166,7 +167,7 @@ def _draw_trace(trace: Trace, table: Bandwidths | None, ax: Axes) -> None:
 def _draw_messages(
     found: Achieved, is_bound: bool, words: str, colour: str, panels: _Panels
 ) -> list[Line2D]:
-    """Draws the messages of one kind as dots or quantiles, and returns the legend entries."""
+    """Draws the messages of one kind as dots or quantiles and returns the legend entries."""
     look: dict[str, Any] = {
         "color": colour, "markerfacecolor": "none" if is_bound else colour, "marker": "o",
         "markersize": 5,
@@ -275,7 +276,7 @@ def _left_out(found: Achieved) -> list[str]:
 
 @dataclass(frozen=True)
 class Pen:
-    """The look of a backend in all charts: a name, colours for lines and text, and a line style."""
+    """A backend's look in all charts: a name, colours for lines and text, and a line style."""
 
     name: str
     colour: str
@@ -293,7 +294,7 @@ PENS: Final = {
 
 
 def pen(backend: str) -> Pen:
-    """Returns the look of a backend, which may be a user's own."""
+    """Returns the look of a backend, which may be one that the user wrote."""
     return PENS.get(backend, Pen(backend or "unknown backend", PURPLE, "#96527D"))
 
 
@@ -355,12 +356,12 @@ class Curve:
         )
 
     def points(self, part: slice) -> tuple[Any, Any, Any]:
-        """Returns the sizes, bandwidths and times of a slice."""
+        """Returns the sizes, bandwidths and times in a slice."""
         return self.size_bytes[part], self.gb_per_s[part], self.latency_us[part]
 
     @property
     def parts(self) -> list[slice]:
-        """The slices of the regimes."""
+        """One slice per regime."""
         return [slice(regime.first, regime.last + 1) for regime in self.regimes]
 
     @cached_property
@@ -435,7 +436,7 @@ def _slowest(edges: Sequence[Curve]) -> Curve:
 def _draw_curves(
     curves: Sequence[Curve], panels: _Panels, *, name_half: bool = True
 ) -> list[Label]:
-    """Draws all curves, and labels n½ if there is only one measurement.
+    """Draws all curves; labels n½ if there is only one measurement.
 
     Returns the labels to write at the right edge.
     """
@@ -468,7 +469,7 @@ def _draw_curves(
 
 
 def _curve_legend(curves: Sequence[Curve]) -> list[Any]:
-    """Returns the legend entries; backends have none, because they are labelled at their lines."""
+    """Returns the legend entries; backends need none, because their lines are labelled."""
     groups = _group(curves)
     if not groups:
         return []
@@ -490,7 +491,7 @@ def _curve_legend(curves: Sequence[Curve]) -> list[Any]:
 
 
 def _fit_notes(curves: Sequence[Curve]) -> list[str]:
-    """Returns notes about the fits; if there are several edges, about the slowest.
+    """Returns notes about the fits or, if there are several edges, about the slowest edge's fit.
 
     If any curve is interrupted, a note explains why.
     """
@@ -517,12 +518,12 @@ def _fit_notes(curves: Sequence[Curve]) -> list[str]:
 
 
 def _is_sure(link: Link) -> bool:
-    """Returns whether a fit's alpha is exact enough for computing n½."""
+    """Returns whether a fit's alpha is accurate enough to compute n½."""
     return not link.alpha_error_s > MOST_ERROR * link.alpha_s
 
 
 def link_text(link: Link) -> str:
-    """Returns a text with a fit's alpha, 1 / beta and n½, and their standard errors if known."""
+    """Formats a fit's alpha, 1 / beta and n½, with their standard errors if known."""
     alpha = f"alpha = {_with_error(link.alpha_s * 1e6, link.alpha_error_s * 1e6)} µs"
     if not link.beta_s_per_byte:
         return f"{alpha}, no cost that grows with size"
@@ -534,7 +535,7 @@ def link_text(link: Link) -> str:
 
 
 def _with_error(value: float, error: float) -> str:
-    """Returns a number and its error as text, both rounded to the error's first digit."""
+    """Formats a number and its error, both rounded to the error's first digit."""
     if not error > 0 or not math.isfinite(error):
         return f"{value:.3g}"
     digits = max(0, min(6, -math.floor(math.log10(error))))
@@ -563,7 +564,7 @@ def _draw_edge(curve: Curve, panels: _Panels, *, alone: bool) -> None:
 
 
 def _draw_fit(curve: Curve, panels: _Panels, *, name: bool) -> None:
-    """Draws each regime's line, and marks n½ if it is within the regime's sizes.
+    """Draws each regime's line, and marks n½ if n½ is within the regime's sizes.
 
     If ``name`` is True, n½ is also labelled.
     """
@@ -623,14 +624,14 @@ class _Panels(NamedTuple):
     times: Axes
 
     def plot(self, sizes: Any, gb_per_s: Any, time_us: Any, **look: Any) -> Line2D:
-        """Draws into both panels, and returns the lower panel's line for use in a legend."""
+        """Draws into both panels and returns the lower panel's line, for use in a legend."""
         self.rates.plot(sizes, gb_per_s, **look)
         (line,) = self.times.plot(sizes, time_us, **look)
         return line
 
 
 def _add_panels(ax: Axes, sizes: Any) -> _Panels:
-    """Adds the panel of times below the axes.
+    """Adds the panel with the times below the axes.
 
     Ticks are at every power of two or, if there is little room, at every second, third ... power.
     """
@@ -661,7 +662,7 @@ OFFSET_POINTS: Final = 12.0
 
 
 def spread(heights: Sequence[float], least: float) -> list[float]:
-    """Returns the heights in the same order, moved so that they are at least ``least`` apart."""
+    """Returns the heights in the same order, moved to be at least ``least`` apart."""
     order = np.argsort(heights, kind="stable")
     steps = least * np.arange(len(order))
     # these must not decrease, so push them up and down, and average the two results
@@ -673,7 +674,7 @@ def spread(heights: Sequence[float], least: float) -> list[float]:
 
 
 def _write_labels(ax: Axes, labels: Sequence[Label]) -> None:
-    """Writes labels to the right of axes, which must have their final size and range."""
+    """Writes labels to the right of axes that already have their final size and range."""
     to_points = 72 / ax.figure.dpi
     heights = [
         ax.transData.transform((ax.get_xlim()[1], height))[1] * to_points for height, _, _ in labels
@@ -723,7 +724,7 @@ class Achieved:
         return len(self.size_bytes)
 
     def split(self, is_bound: bool) -> tuple[Ints, list[Ints]]:
-        """Splits the rows of one kind by size.
+        """Groups the rows of one kind by size.
 
         Returns the rows for sizes with few messages, and for each size with many messages a list of
         its rows. If there are many sizes, sizes within a factor of 2**(1/4) count as one.
@@ -843,10 +844,10 @@ def plot_inner_iterations(
     ax: Axes | None = None,
     **look: Unpack[Style],
 ) -> Axes:
-    """Draws how busy a stage is while decoding, against the number of inner iterations.
+    """Plots how busy a stage is while decoding, against the number of inner iterations.
 
     Lines show the closed forms (``steady_use``), and filled points show measurements. A cross at 0
-    marks a setting with which the ring never finishes.
+    marks a setting for which the ring never finishes.
 
     Args:
         num_stages: the number of stages, at least 2.

@@ -55,7 +55,7 @@ def draw_matrix(traffic: Traffic, ax: Axes) -> list[str]:
 
 
 def _sum_bytes(traffic: Traffic, shared: int) -> Ints:
-    """Sums the bytes between ranks, or averages over all pairs if ranks share a cell.
+    """Adds up the bytes between ranks, or averages over all pairs if ranks share a cell.
 
     Returns the matrix of shape (sender, receiver), in which pairs that sent nothing are masked.
     """
@@ -74,7 +74,7 @@ def _sum_bytes(traffic: Traffic, shared: int) -> Ints:
 
 
 def _draw_cells(ax: Axes, sent: Any, shared: int) -> None:
-    """Draws the cells and, if there are any, their colour scale."""
+    """Draws the cells, if any, and their colour scale."""
     ax.set(xlabel="receiving rank", ylabel="sending rank")
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_locator(MaxNLocator(9, integer=True))

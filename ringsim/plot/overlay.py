@@ -1,4 +1,4 @@
-"""Draws two runs in one picture, such as a measurement and its prediction.
+"""Draws two runs in one picture, such as a measurement and the prediction for it.
 
 Each rank's row shows the measurement above the prediction::
 
@@ -64,7 +64,7 @@ def plot_overlay(
 
     Args:
         comparison: the comparison, from ``ringsim.compare``.
-        step: the index of the step, from 0, or None for the step of median length.
+        step: the index of the step, counted from 0, or None for the step with the median length.
         ax: the axes to draw on, or None to create a new figure.
         **look: the style of the new figure, such as its size and theme; see
             `ringsim.traces.display.Style`.
@@ -100,7 +100,7 @@ def plot_overlay(
 
 
 def overlay_png(comparison: Comparison) -> bytes:
-    """Draws the step of median length for a notebook.
+    """Draws the step with the median length for a notebook.
 
     The bytes of the PNG depend only on the comparison.
     """
@@ -171,7 +171,7 @@ def _notes(comparison: Comparison) -> list[str]:
 
 
 def _choose(comparison: Comparison, step: int) -> Ints:
-    """Returns the computations of a step, as indices in the comparison.
+    """Returns the computations in a step, as indices into the comparison.
 
     For a run without steps, returns all spans or, if there are no spans, all waits.
     """

@@ -1,4 +1,4 @@
-"""Computes paths, which are arrays of points of shape (points, 2) in the axes' coordinates."""
+"""Computes paths: arrays of points of shape (points, 2), in the axes' coordinates."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def node_angle(rank: int, world_size: int) -> float:
 
 
 def place(angle: Any, radius: float = 1.0) -> Points:
-    """Returns the points at angles measured clockwise from the top; shape (2,) or (points, 2)."""
+    """Returns points, of shape (2,) or (points, 2), at angles measured clockwise from the top."""
     return np.stack([radius * np.sin(angle), radius * np.cos(angle)], axis=-1)
 
 
 def node(rank: int, world_size: int) -> Points:
-    """Returns a rank's position on the circle; if there is only one rank, the circle's centre."""
+    """Returns a rank's position on the circle, or the circle's centre if there is only one rank."""
     return place(node_angle(rank, world_size), 1.0 if world_size > 1 else 0.0)
 
 
@@ -75,7 +75,7 @@ def arrow(path: Points, width: float, *, head: float) -> Points:
 
 
 def beside(path: Points, distance: float) -> Points:
-    """Returns a parallel path at a distance to the left; a negative distance is to the right."""
+    """Returns a parallel path at a distance to the left (if negative, to the right)."""
     moved: Points = path + distance * _normals(path)
     return moved
 

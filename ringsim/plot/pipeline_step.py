@@ -1,4 +1,4 @@
-"""Draws a pipeline step as papers do, from a trace, an evaluation or a simulation.
+"""Draws a pipeline step the way papers do, from a trace, an evaluation or a simulation.
 
 Each box contains the number of its microbatch, gaps are shaded, and brackets above a row show the
 rank's phases::
@@ -104,7 +104,7 @@ PALEST_CURVE: Final = 0.6
 
 @dataclass(frozen=True)
 class StepPicture:
-    """The contents of a picture of one step.
+    """The content of a picture of one step.
 
     The computations are in the unit of the time axis and start at 0. ``time`` labels the time axis,
     ``about`` is part of the subtitle, and ``notes`` are written below. ``draw_messages`` draws
@@ -205,7 +205,7 @@ def _words(picture: StepPicture, bubble: Bubble) -> tuple[str, str, list[str]]:
 
 
 def name_schedule(name: str) -> str:
-    """Returns a schedule's name as papers write it."""
+    """Returns a schedule's name in the spelling that papers use."""
     return SCHEDULE_NAMES.get(name, name)
 
 
@@ -213,7 +213,7 @@ def name_schedule(name: str) -> str:
 
 
 def draw_actions(actions: StageActions, rows: Rows) -> list[Artist]:
-    """Draws the boxes of a step, the gaps between them, and the phases.
+    """Draws a step's boxes, the gaps between the boxes, and the phases.
 
     Returns the legend entries.
     """
@@ -257,7 +257,7 @@ def microbatch_entry() -> Artist:
 
 
 def _draw_gaps(actions: StageActions, rows: Rows) -> bool:
-    """Shades the times without computation, from the start of the step to its end.
+    """Shades the idle times of ranks between the start and the end of the step.
 
     Returns whether there are any such times.
     """
@@ -307,7 +307,7 @@ def _draw_phases(actions: StageActions, rows: Rows) -> None:
 
 
 def _draw_numbers(actions: StageActions, rows: Rows, place: Ints, colours: Sequence[str]) -> bool:
-    """Writes microbatch numbers into the boxes that have room for the highest number.
+    """Writes microbatch numbers into the boxes in which the highest number would fit.
 
     Starts with the widest boxes. Returns whether any box has room.
     """
@@ -331,7 +331,7 @@ def _draw_numbers(actions: StageActions, rows: Rows, place: Ints, colours: Seque
 
 
 def draw_flights(rows: Rows, sources: Ints, targets: Ints, start: Ints, end: Ints) -> list[Artist]:
-    """Draws each message in flight in both its sender's row and its receiver's row.
+    """Draws each message in flight in both the sender's row and the receiver's row.
 
     Returns the legend entry.
     """
@@ -344,7 +344,7 @@ def draw_flights(rows: Rows, sources: Ints, targets: Ints, start: Ints, end: Int
 
 
 def _draw_live_curve(ax: Axes, actions: StageActions) -> None:
-    """Draws the curves of up to four evenly spaced ranks, with their peaks on the right.
+    """Draws curves for up to four evenly spaced ranks, with their peaks on the right.
 
     The caller sets up the time axis.
     """
@@ -393,7 +393,7 @@ def _draw_live_curve(ax: Axes, actions: StageActions) -> None:
 
 
 def picture_step(trace: Trace, step: int | None = None) -> StepPicture:
-    """Returns the picture of a recorded step, given its index from 0, or None for the last step."""
+    """Returns the picture of a recorded step; ``step`` counts from 0, and None is the last step."""
     measured = find_step(trace, step)
     steps = count_steps(trace.events)
     number = steps - 1 if step is None else step
@@ -414,7 +414,7 @@ def picture_step(trace: Trace, step: int | None = None) -> StepPicture:
 
 
 def _list_notes(trace: Trace) -> tuple[str, ...]:
-    """Returns a note if ranks had to share cores, or else an empty tuple."""
+    """Returns a tuple with a note if ranks had to share cores, or else an empty tuple."""
     about = trace.metadata
     cores = (about.get("machine") or {}).get("cores")
     one_host = len({rank.get("host") for rank in about.get("ranks", ())}) <= 1
@@ -431,7 +431,7 @@ def _list_notes(trace: Trace) -> tuple[str, ...]:
 def _draw_recorded(
     rows: Rows, trace: Trace, step: int, ranks: list[int], axis: TimeAxis
 ) -> list[Artist]:
-    """Draws a step's sends and recvs, coloured by state, and returns the legend entries."""
+    """Draws a step's sends and recvs, coloured by state; returns the legend entries."""
     events = trace.events
     operations = (events.kind != SPAN) & (events.kind != MARK) & (events.kind != COLLECTIVE)
     bars = make_bars(take(trace, operations & in_step(events, step)))
@@ -446,8 +446,8 @@ def plot_schedule(
     """Draws a schedule the way ``plot_timeline`` draws a recorded step.
 
     Args:
-        schedule: the schedule. A ``Schedule`` is timed first, with a forward that takes 1 unit, a
-            backward that takes 2 (or 1 for each half), and messages that take no time. For other
+        schedule: the schedule. A ``Schedule`` is timed first, with forwards that take 1 unit,
+            backwards that take 2 (or 1 for each half), and messages that take no time. For other
             costs, pass the result of ``evaluate(schedule, costs)``.
         ax: the axes to draw on, or None to create a new figure that also shows the live
             activations.

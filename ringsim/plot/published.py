@@ -1,4 +1,4 @@
-"""Published NCCL measurements from other machines, each with its source, a public discussion."""
+"""Published NCCL measurements from other machines; each source is a public discussion."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _A40_TIMES_US: Final = {256: 34.24, 512: 34.24, 1024: 34.24, 2048: 31.58, 4096: 
 
 
 def _cite(project: str, number: int) -> tuple[str, str]:
-    """Returns the short name of a discussion, and its URL."""
+    """Returns a discussion's short name and URL."""
     return f"{project} #{number}", f"https://github.com/NVIDIA/{project}/issues/{number}"
 
 

@@ -1,4 +1,4 @@
-r"""Draws the ring: its process groups, and the messages on them.
+r"""Draws the ring: its process groups and the messages on them.
 
 The picture is a circle of ranks, or a matrix if there are many ranks. The circle has rank 0 at the
 top. A tube between two ranks is a process group, and the arrows in the tube are its messages::
@@ -59,9 +59,9 @@ OUTSIDE_TEXTURE: Final = (0, (2, 2))
 def plot_ring(trace: Trace, *, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
     """Draws the messages between ranks.
 
-    Up to 16 ranks are drawn as nodes of a ring, clockwise from the top. Tubes are the ring's
-    groups, and arrows are messages, whose width shows the number of bytes. More than 16 ranks are
-    drawn as a matrix of bytes.
+    Up to 16 ranks are drawn as nodes of a ring, clockwise from the top. Tubes represent the ring's
+    groups, and arrows represent messages; an arrow's width shows the number of bytes. More than 16
+    ranks are drawn as a matrix of bytes.
 
     Args:
         trace: a trace; if it contains no messages, the picture shows only the groups.
@@ -125,7 +125,7 @@ def _message(traffic: Traffic) -> tuple[str, str]:
 
 
 def _draw_circle(traffic: Traffic, ax: Axes) -> list[str]:
-    """Draws ranks, groups and messages on axes of their final size.
+    """Draws ranks, groups and messages on axes that already have their final size.
 
     Returns notes about messages that are not drawn or not labelled.
     """
@@ -183,7 +183,7 @@ def _draw_groups(traffic: Traffic, ax: Axes, radius: float) -> None:
 
 
 def _draw_messages(traffic: Traffic, ax: Axes, radius: float) -> list[str]:
-    """Draws the arrows, and returns the notes to write below the picture."""
+    """Draws the arrows and returns the notes to print below the picture."""
     ranks = traffic.trace.world_size
     most = max((edge.size_bytes for edge in traffic.edges), default=0) or 1
     lane = TUBE / 4 if "backward" in traffic.lanes else 0.0
@@ -222,7 +222,7 @@ def _draw_messages(traffic: Traffic, ax: Axes, radius: float) -> list[str]:
 def _draw_chord(
     ax: Axes, edge: Edge, traffic: Traffic, width: float, gap: float, *, is_named: bool
 ) -> None:
-    """Draws an arrow for messages outside the ring's groups, with its label."""
+    """Draws a labelled arrow for messages outside the ring's groups."""
     ranks = traffic.trace.world_size
     clockwise = (edge.dst - edge.src) % ranks <= ranks // 2  # the way back bends further in
     ends = node(edge.src, ranks), node(edge.dst, ranks)
@@ -243,7 +243,7 @@ def _draw_chord(
 def _draw_arrow(
     ax: Axes, path: Points, width: float, colour: str, texture: Any, zorder: int, gid: str
 ) -> None:
-    """Draws an arrow, with a texture along its middle if there is room."""
+    """Draws an arrow, with a texture along the middle if there is room."""
     outline = arrow(path, width, head=0.085)
     ax.add_patch(Polygon(outline, facecolor=colour, edgecolor="none", zorder=zorder, gid=gid))
     if texture is not None and width > 2.5 * THINNEST:

@@ -1,4 +1,4 @@
-"""Draws the bars of ranks in rows, for all pictures that have a time axis.
+"""Draws ranks' bars in rows, for all pictures that have a time axis.
 
 A row has lanes for marks, spans, sends and recvs, from top to bottom. ``bars`` computes what the
 lanes contain, and ``timeline``, ``pipeline_step`` and ``schedule_run`` choose the rows and lanes of
@@ -61,7 +61,7 @@ LATE_START: Final = 0.15
 
 @dataclass(frozen=True)
 class TimeAxis:
-    """A time axis, which converts the times in a trace to positions.
+    """A time axis, which converts a trace's times to positions.
 
     The axis starts at ``first_ns`` with position 0, and ends at ``last_ns``. Its unit is
     ``unit_ns`` long.
@@ -100,7 +100,7 @@ class Lanes(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The rows of ranks on axes; the middle of rank 0's row is at 0.
+    """The ranks' rows on axes; the middle of rank 0's row is at 0.
 
     One point is ``per_point`` long on the time axis. Each row combines ``ranks`` ranks and is
     ``points`` points high.
@@ -131,7 +131,7 @@ class Rows:
         zorder: float | None = None,
         outlined: bool = False,
     ) -> None:
-        """Draws bars with one look; omits textures and outlines that would be invisible.
+        """Draws bars with a single look; omits textures and outlines that would be invisible.
 
         ``start`` and ``end`` are positions on the axis. ``low`` and ``high`` are shares of the
         lane's height, measured from its lower edge.
@@ -184,7 +184,7 @@ class Rows:
         self.draw_each(looks_of(bars), "boxes", look, bars.rank, bars.lane, *times)
 
     def write(self, rank: int, lane: int, x: float, text: str, *, size: float, colour: str) -> None:
-        """Writes text into a bar, on a plain background that hides textures and arrows."""
+        """Writes text in a bar, on a plain background that hides textures and arrows."""
         self.ax.text(
             x,
             float(self.middle(rank, lane)),
@@ -200,7 +200,7 @@ class Rows:
 
 
 def looks_of(bars: Bars) -> dict[int, Look]:
-    """Returns the looks that bars use, keyed by their numbers.
+    """Returns the looks that bars use, keyed by number.
 
     If there are more span names than looks, the looks repeat.
     """
@@ -223,7 +223,7 @@ def lay_rows(
     ranks: int = 1,
     above: float = 0.0,
 ) -> Rows:
-    """Divides axes, which must have their final size, into one row per name.
+    """Divides axes that already have their final size into one row per name.
 
     The time axis ends at ``length``. Above the first row, ``above`` points remain free.
     """
@@ -242,7 +242,7 @@ def lay_rows(
 
 
 def label_time(ax: Axes, text: str) -> None:
-    """Labels the horizontal axis, and sets ticks at round numbers."""
+    """Labels the horizontal axis and sets ticks at round numbers."""
     ax.set_xlabel(text, loc="left")
     ax.xaxis.set_major_locator(MaxNLocator(10, steps=[1, 2, 2.5, 5, 10]))
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:,.6g}")

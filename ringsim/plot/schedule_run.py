@@ -145,7 +145,7 @@ def _about(run: ScheduleRun) -> str:
 
 
 def _constants(run: ScheduleRun) -> str:
-    """Returns a note about the simulated times of each kind, the sizes and the links."""
+    """Returns a note about the simulated times of each kind, the message sizes and the links."""
     operations, setting = run.operations, run.setting
 
     def span(values: Any, text: Callable[[float], str] = lambda time: _length(run, time)) -> str:
@@ -210,7 +210,7 @@ def _describe_step(run: ScheduleRun) -> StepPicture:
 def draw_path(
     ax: Axes, path: CriticalPath, *, unit: float, at: float = 0.0, width: float = PATH_WIDTH
 ) -> list[Artist]:
-    """Draws the critical path, in colours that show why each part did not begin earlier.
+    """Draws the critical path in colours that show why each part did not begin earlier.
 
     ``unit`` is the length of 1 on the axis, in the path's unit of time. While a rank computes, the
     line runs ``at`` below the middle of the rank's row. The line is ``width`` points wide. Returns
@@ -284,7 +284,7 @@ def _draw_map(run: ScheduleRun, ax: Axes) -> None:
 
 
 def measure_shares(run: ScheduleRun, rows: int, columns: int) -> Ints:
-    """Measures how much of each time period each kind of computation takes up.
+    """Measures what share of each time period each kind of computation takes up.
 
     Neighbouring ranks are combined into ``rows`` groups, at most one per rank, and the step is cut
     into ``columns`` equal periods.
@@ -313,7 +313,7 @@ def measure_shares(run: ScheduleRun, rows: int, columns: int) -> Ints:
 
 
 def _draw_shares(ax: Axes, shares: Ints, length: float, ranks: int) -> list[Artist]:
-    """Draws shares as an image over the rows, and returns the legend entries."""
+    """Draws shares as an image over the rows and returns the legend entries."""
     colours = np.array([to_rgb(ACTION_LOOKS[letter].colour) for letter in COMPUTE_KINDS])
     busy = shares.sum(axis=-1, keepdims=True)
     image = np.clip(shares @ colours + (1 - busy) * np.array(to_rgb(IDLE)), 0.0, 1.0)

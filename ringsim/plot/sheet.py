@@ -44,7 +44,7 @@ def show(
     theme: str | None = None,
     compact: bool = False,
 ) -> Axes:
-    """Draws pictures on a new figure, or only the first picture on given axes.
+    """Draws pictures on a new figure, or only the first picture if axes are given.
 
     `ringsim.traces.display.Style` describes the options. By default, the figure is as large as the
     pictures need. Returns the axes of the first picture.
@@ -119,7 +119,7 @@ def _lay_out(
 
 
 def _draw_all(figure: Figure, pictures: Sequence[Picture]) -> list[Axes]:
-    """Draws pictures, sets the size of the figure, and returns the pictures' axes."""
+    """Draws pictures, sets the figure's size and returns the pictures' axes."""
     axes = [figure.add_axes((0, 0, 1, 1), label=str(number)) for number in range(len(pictures))]
     # set the sizes first, because the text in a picture depends on the available room
     _place(figure, axes, pictures, np.zeros((len(axes), 4)))
@@ -132,7 +132,7 @@ def _draw_all(figure: Figure, pictures: Sequence[Picture]) -> list[Axes]:
 
 
 def _place(figure: Figure, axes: Sequence[Axes], pictures: Sequence[Picture], around: Any) -> None:
-    """Sets a figure's size from its pictures and their margins, and positions the axes.
+    """Derives a figure's size from its pictures and their margins, and positions the axes.
 
     ``around`` holds the room on the left, below, on the right and above each picture, in inches.
     """

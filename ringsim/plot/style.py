@@ -121,7 +121,7 @@ _compact: ContextVar[bool] = ContextVar("compact", default=False)
 
 @contextlib.contextmanager
 def drawing(*, compact: bool = False, users: bool = False) -> Iterator[None]:
-    """Applies ringsim's fonts and colours within a ``with`` block, and then restores the user's.
+    """Applies ringsim's fonts and colours within a ``with`` block, then restores the user's.
 
     If ``users`` is True, the user's own matplotlib settings for fonts, lines and sizes still apply.
     """
@@ -159,7 +159,7 @@ def least(points: float, wanted: float) -> float:
 
 
 def tint(part: Figure | Axes, theme: str | None) -> None:
-    """Converts the greys in a picture that was drawn for white paper to a theme.
+    """Adapts the greys in a picture that was drawn for white paper to a theme.
 
     White becomes the theme's ground, and black becomes its ink. Hues, and text on them, do not
     change. If ``theme`` is None, ground and ink come from the user's matplotlib settings, or else
@@ -222,7 +222,7 @@ def _turn(colours: Any, ground: Sequence[float], ink: Sequence[float]) -> Any:
 
 
 def reach(ax: Axes) -> Any:
-    """Returns the left, lower, right and upper extents of axes with their text, in pixels."""
+    """Returns the left, lower, right and upper extents of axes and their text, in pixels."""
     return np.array((ax.get_tightbbox() or ax.bbox).extents)
 
 
@@ -238,7 +238,7 @@ def per_point(ax: Axes) -> float:
 
 
 def swatch(look: Look, label: str | None = None) -> Patch:
-    """Returns the legend entry for a look, labelled by default with the look's name."""
+    """Returns the legend entry for a look, labelled with the look's name by default."""
     return Patch(
         facecolor=look.colour,
         edgecolor=look.ink,
@@ -260,7 +260,7 @@ def fade(colour: str, share: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Returns a share in percent, as a whole number unless the share is small.
+    """Formats a share in percent, as a whole number unless the share is small.
 
     Example:
         >>> percent(3 / 11), percent(0.042), percent(0), percent(0.0002)
@@ -280,7 +280,7 @@ def write_beside(
     where: Any = "axes fraction",
     **look: Any,
 ) -> Text:
-    """Writes text at a fixed distance, in points, from a position, which may be outside the axes.
+    """Writes text at a fixed distance, in points, from a position that may be outside the axes.
 
     ``where`` is the coordinate system of the position.
     """
@@ -395,7 +395,7 @@ def figure_png(figure: Figure, *, dpi: float = 100, description: str = "") -> by
 def save_figure(
     figure: Figure, path: str | Path, *, dpi: float = 150, title: str = "", description: str = ""
 ) -> None:
-    """Writes a figure as PNG, SVG or PDF, depending on the path's extension.
+    """Saves a figure as PNG, SVG or PDF, depending on the path's extension.
 
     Writing the same figure again writes the same bytes.
 
@@ -427,7 +427,7 @@ def save_figure(
 
 
 def figure_svg(figure: Figure, *, title: str = "", description: str = "") -> str:
-    """Renders a figure as SVG; the text depends only on the arguments.
+    """Renders a figure as SVG; the output depends only on the arguments.
 
     The title and the description are for readers who cannot see the picture.
     """

@@ -1,4 +1,4 @@
-"""Draws the timeline of ranks, with their work, messages and waits.
+"""Draws the ranks' timeline, with their work, messages and waits.
 
 This module also draws the picture that a notebook shows for a trace, with ring and timeline.
 """
@@ -70,22 +70,22 @@ def plot_timeline(
 ) -> Axes:
     """Draws the timeline of each rank.
 
-    Each rank has a row, with rank 0 on top. Time runs to the right, to scale, from the start of the
-    run. A row shows the rank's spans, with its sends and recvs below them, and arrows lead from
-    sends to recvs. The time for which an operation was blocked is split into waiting for a late
-    partner and transfer. Bars shorter than a pixel are merged, and a note below the picture reports
-    this.
+    Each rank has its own row, with rank 0 at the top. Time runs from left to right, to scale, from
+    the start of the run. A row shows the rank's spans, with its sends and recvs below the spans,
+    and arrows lead from sends to recvs. The time that an operation was blocked is divided into two
+    parts: waiting for a late partner, and transfer. Bars shorter than a pixel are merged, and a
+    note below the picture reports this.
 
-    A trace of ``train_step_pipeline`` is drawn as in papers, one step at a time. Forwards and
-    backwards show the number of their microbatch, bubbles are shaded, and brackets mark the
+    A trace of ``train_step_pipeline`` is drawn the way papers do, one step at a time. Forwards and
+    backwards are labelled with their microbatch numbers, bubbles are shaded, and brackets mark the
     warm-up, the steady phase and the cool-down. A new figure also shows the live activations. If an
-    operation is stuck or has failed, the trace is drawn like any other. If there are several hosts,
-    each host's first row shows its name, and arrows between hosts have a different colour.
+    operation is stuck or has failed, the trace is drawn like any other trace. If there are several
+    hosts, each host's first row shows its name, and arrows between hosts have a different colour.
 
     Args:
         trace: a trace, with any number of events.
-        step: the index of the pipeline step to draw, from 0. By default, a trace that contains
-            steps is drawn as its last step.
+        step: the index of the pipeline step to draw, counted from 0. By default, if the trace
+            contains steps, the last one is drawn.
         align: whether to align the times of different hosts; if False, each host's times are drawn
             as its own clock showed them.
         ax: the axes to draw on, or None to create a new figure.
@@ -118,7 +118,7 @@ def plot_timeline(
 
 
 def trace_png(trace: Trace) -> bytes:
-    """Draws the ring and the timeline for a notebook, or only the ring if there are no events.
+    """Draws the ring and the timeline for a notebook; without events, draws only the ring.
 
     The bytes of the PNG depend only on the trace.
     """
@@ -193,7 +193,7 @@ def _draw(trace: Trace, ax: Axes) -> None:
 
 
 def _lay_out(trace: Trace, bars: Bars, axis: TimeAxis, ax: Axes) -> Rows:
-    """Divides the axes into rows with a time axis, and draws lines between hosts.
+    """Divides the axes into rows with a time axis and draws lines between hosts.
 
     If rows would be too low, each row combines 2, 4, 8 ... ranks.
     """
@@ -264,7 +264,7 @@ def _draw_open_ends(rows: Rows, bars: Bars, axis: TimeAxis) -> None:
 
 
 def _draw_span_names(rows: Rows, trace: Trace, bars: Bars, axis: TimeAxis) -> None:
-    """Writes the name, stage and microbatch into spans that have room, starting with the widest."""
+    """Writes names, stages and microbatches into spans with room, starting with the widest."""
     spans = np.flatnonzero(bars.look >= FIRST_SPAN)
     if len(spans) == 0:
         return
@@ -377,7 +377,7 @@ def _draw_marks(rows: Rows, trace: Trace, axis: TimeAxis) -> None:
 
 
 def _draw_arrows(rows: Rows, trace: Trace, send_lane: int, axis: TimeAxis) -> int:
-    """Draws arrows from the post of a send to the end of its recv; returns the number of arrows."""
+    """Draws arrows from the post of each send to the end of its recv; returns how many it drew."""
     messages, events = trace.messages, trace.events
     chosen = choose_messages(trace, rows.ranks)
     src, dst = messages.src[chosen], messages.dst[chosen]

@@ -60,7 +60,7 @@ class Traffic:
 
     @property
     def lanes(self) -> set[str]:
-        """The directions in which messages were sent."""
+        """The directions in which messages travelled."""
         return {edge.lane for edge in self.edges}
 
     @property
@@ -70,7 +70,7 @@ class Traffic:
 
 
 def count_traffic(trace: Trace) -> Traffic:
-    """Counts the messages between each pair of ranks, for each process group.
+    """Counts the messages between each pair of ranks on each process group.
 
     A message counts if either its send or its recv is done, because a sender that never waits does
     not know that the message arrived. The bytes of collectives do not count.
@@ -112,7 +112,7 @@ def count_traffic(trace: Trace) -> Traffic:
 
 
 def _find_ring(trace: Trace) -> dict[str, tuple[int, int]]:
-    """Returns the predecessor and the successor of each of the ring's groups, by name.
+    """Returns each ring group's predecessor and successor, keyed by the group's name.
 
     Torch sorts a group's ranks, so only the name shows the direction.
     """

@@ -80,10 +80,10 @@ _LOOKS: Final[dict[str, tuple[str, str, str, Any]]] = {
 
 
 def plot_waitfor(diagnosis: Diagnosis, *, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
-    """Draws a graph that shows which ranks wait for which.
+    """Draws a graph that shows which ranks are waiting for which others.
 
-    Ranks are in a circle, with an arrow from each waiting rank to the rank that it waits for. The
-    arrows in a cycle that no rank can leave are wide and red. If the diagnosis has a trace, the
+    Ranks are drawn in a circle, with an arrow from each waiting rank to the rank that it waits for.
+    The arrows in a cycle that no rank can leave are wide and red. If the diagnosis has a trace, the
     last moments of its timeline are drawn next to the graph.
 
     Args:
@@ -112,7 +112,7 @@ def waitfor_png(diagnosis: Diagnosis) -> bytes:
 
 
 def _pictures(diagnosis: Diagnosis) -> list[Picture]:
-    """Returns the graph, and the last moments of the timeline if there are any."""
+    """Returns the graph and, if there are any, the last moments of the timeline."""
     pictures = [Picture(lambda ax: _draw_graph(diagnosis, ax), *GRAPH_INCHES)]
     moments = _last_moments(diagnosis)
     if moments is not None:
@@ -126,7 +126,7 @@ def _pictures(diagnosis: Diagnosis) -> list[Picture]:
 
 
 def _last_moments(diagnosis: Diagnosis) -> Trace | None:
-    """Returns the part of the trace that belongs to the findings, or None if there is none.
+    """Returns the part of the trace that belongs to the findings, or None if no part does.
 
     If ranks are stuck, this is the end of the trace; if the run finished, it is the whole trace.
     """
@@ -215,7 +215,7 @@ def _notes(diagnosis: Diagnosis) -> list[str]:
 
 
 def _edges_of(findings: tuple[Finding, ...]) -> tuple[Edge, ...]:
-    """Returns the waits that findings describe, for runs in which no rank is stuck."""
+    """Returns the waits described by findings, for runs in which no rank is stuck."""
     every = [one for finding in findings for one in (finding, *finding.consequences)]
     pairs = [one.operations[:2] for one in every if len(one.operations) > 1]
     return tuple(
@@ -298,7 +298,7 @@ def _label(operations: list[Operation]) -> str:
 
 
 def _draw_rank(ax: Axes, rank: int, x: float, y: float, radius: float, state: str) -> list[Any]:
-    """Draws a rank's node, with the rank's state next to the node unless the rank is blocked.
+    """Draws a rank's node and, unless the rank is blocked, the rank's state next to it.
 
     Returns the boxes around the node and the text.
     """
@@ -345,7 +345,7 @@ def _legend(diagnosis: Diagnosis, edges: list[Edge], ranks: list[int]) -> list[A
 
 
 def _write_words(ax: Axes, text: str, at: Any, **look: Any) -> tuple[Text, Any]:
-    """Writes centred text, and returns the text and half its size in data coordinates."""
+    """Writes centred text and returns the text and half of its size, in data coordinates."""
     size = style.letters(LABEL_SIZE)
     written = ax.text(at[0], at[1], text, ha="center", va="center", fontsize=size, **look)
     box = written.get_window_extent().transformed(ax.transData.inverted())
@@ -355,7 +355,7 @@ def _write_words(ax: Axes, text: str, at: Any, **look: Any) -> tuple[Text, Any]:
 def _label_edges(
     ax: Axes, labels: Sequence[tuple[str, Points]], paths: Sequence[Points], taken: list[Any]
 ) -> int:
-    """Writes labels next to some arrows, starting with the most important arrow.
+    """Writes labels next to some arrows, starting with the most important one.
 
     Each label is a text and the path of its arrow. A label never covers the boxes ``taken`` by
     nodes and other text, and covers one of the arrows' ``paths`` only if there is no room

@@ -1,4 +1,4 @@
-"""The ring: a rank, its two neighbours, and the group that it shares with each.
+"""The ring: a rank, its two neighbours, and the group that it shares with each of them.
 
 Names are resolved on first use, because this package also contains the code that packs a worker for
 the ranks. That code must not load torch into a program that does not use torch.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        """Returns a name from the module that defines it."""
+        """Loads a public name from the module that defines it."""
         module = "printing" if name in ("restore_output", "suppress_output") else "ring"
         try:
             return getattr(import_module(f"ringsim.ring.{module}"), name)

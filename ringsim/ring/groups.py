@@ -119,7 +119,7 @@ def check_ring_arguments(
     ring_ranks: Sequence[Any] | None,
     ring_order: Any = "ranks",
 ) -> RingArguments:
-    """Checks the arguments of ``initialize_distributed`` that one rank can check by itself.
+    """Checks the ``initialize_distributed`` arguments that a rank can check by itself.
 
     Raises:
         ArgumentError: a value is invalid; the message names the argument, the rule and the value.
@@ -190,7 +190,7 @@ def check_ring_arguments(
 
 
 def _check_ring_ranks(ring_ranks: Any, rank: int, world_size: int, where: str) -> tuple[int, ...]:
-    """Returns the ring's ranks; they must exist, differ from each other, and include this rank."""
+    """Returns the ring's ranks, which must exist, differ from each other and include this rank."""
     advice = (
         "Pass the global ranks of this rank's ring in order, or [rank] if this rank is not in a "
         "ring."
@@ -215,7 +215,7 @@ def _check_ring_ranks(ring_ranks: Any, rank: int, world_size: int, where: str) -
 
 
 def pairs_of(rank: int, ranks: Sequence[int]) -> tuple[Pair, Pair] | None:
-    """Returns the two pairs of a ring that contain a rank.
+    """Returns the two pairs in a ring that contain the given rank.
 
     Group *i* consists of the ranks at the places i and (i+1) mod N.
 
@@ -268,7 +268,7 @@ def build_pair_groups(
     backend: str,
     timeout: timedelta,
 ) -> PairGroups:
-    """Creates this rank's two pair groups, on top of the default process group.
+    """Creates this rank's two pair groups on top of the default process group.
 
     Call this function on every rank of the world, with the rank's own ring. It blocks until the
     neighbours have also called it, and on NCCL until the pairs are connected.
@@ -318,7 +318,7 @@ def build_pair_groups(
 def connect(
     rank: int, ranks: Sequence[int], groups: PairGroups, tensor: torch.Tensor, comm: Any = dist
 ) -> None:
-    """Exchanges one element in each direction on each pair of a ring, to connect the pairs.
+    """Connects a ring's pairs by exchanging one element in each direction on each pair.
 
     The program's first messages then find a connection. Call this function on every rank of the
     ring. It blocks until both pairs of the rank are connected.
@@ -349,7 +349,7 @@ def connect(
 
 
 def destroy_group(group: dist.ProcessGroup | None) -> None:
-    """Destroys a group, if it exists and was not destroyed with the default group.
+    """Destroys a group if it exists and was not already destroyed with the default group.
 
     This function does not block.
     """
@@ -358,7 +358,7 @@ def destroy_group(group: dist.ProcessGroup | None) -> None:
 
 
 def _builds_privately() -> bool:
-    """Returns whether members can create a group by themselves with this version of torch.
+    """Returns whether, in this version of torch, members can create a group by themselves.
 
     The version must have been tested, and must have all the private names.
     """
@@ -387,7 +387,7 @@ def _build_by_all(
 
 
 def _gloo_device() -> object:
-    """Returns a device for Gloo's connections: a listening socket and a thread.
+    """Returns a device for Gloo's connections, with a listening socket and a thread.
 
     If the default group uses Gloo, its device is reused.
     """
@@ -430,18 +430,18 @@ class _GlooBuild:
     # In its first group over a store, Gloo stores the address of member i under "0/i".
 
     def address(self) -> bytes:
-        """Waits for the address that Gloo offers to the other member, and returns it."""
+        """Waits for the address that Gloo offers to the other member, and returns that address."""
         self._store.wait([f"0/{self.place}"], self._timeout)
         address: bytes = self._store.get(f"0/{self.place}")
         return address
 
     def meet(self, address: bytes) -> None:
-        """Passes the other member's address to Gloo, which then connects."""
+        """Passes the other member's address to Gloo, which then connects to that member."""
         # torch accepts bytes as well as text
         self._store.set(f"0/{self.peer_place}", address)  # type: ignore[arg-type]
 
     def group(self, store: Store) -> dist.ProcessGroup:
-        """Waits until both members are connected, and returns the group.
+        """Waits until both members are connected and returns the group.
 
         The group is registered in torch's tables, as ``new_group`` does.
         """
@@ -560,14 +560,14 @@ def _check_world(wanted: RingArguments, rank: int, world_size: int) -> None:
     for name, value in (("world_size", world_size), ("rank", rank)):
         if getattr(wanted, name) != value:
             raise ArgumentError(
-                f"{name} must be {value} as in the existing default process group, got "
-                f"{getattr(wanted, name)} (rank {rank} of {world_size}). Pass the value that you "
-                "passed to init_process_group."
+                f"{name} must be {value}, as in the existing default process group, got "
+                f"{getattr(wanted, name)} (rank {rank} of {world_size}). Pass the value that "
+                "you passed to init_process_group."
             )
 
 
 def _ask_for_rings(wanted: RingArguments) -> list[tuple[int, ...]]:
-    """Returns all rings of the world; the list is the same on every rank.
+    """Returns all rings in the world; the list is the same on every rank.
 
     Each rank sends its ring as a row of numbers, padded with -1. If the ring is ordered by hosts,
     the row instead contains one number above all ranks, which identifies the rank's host.
@@ -590,7 +590,7 @@ def _ask_for_rings(wanted: RingArguments) -> list[tuple[int, ...]]:
     if fault is not None:
         raise RendezvousFailed(
             f"{fault} (rank {wanted.rank} of {wanted.world_size}). Pass the same ring_order on "
-            "every rank, and the same ring_ranks on every rank of a ring."
+            "every rank, and the same ring_ranks on every rank in a ring."
         )
     return list_rings(cards)
 
@@ -609,7 +609,7 @@ def _store_of_default_group(wanted: RingArguments) -> Store:
 
 
 def _select_gpu(wanted: RingArguments) -> str:
-    """Selects this rank's GPU, and returns a text that identifies it among all GPUs.
+    """Selects this rank's GPU and returns a string that identifies the GPU among all GPUs.
 
     The text includes ``NCCL_HOSTID``, if this variable is set: NCCL treats ranks with different
     values as ranks on different machines, so these ranks may share a GPU.

@@ -1,4 +1,4 @@
-"""Packs a worker and its arguments as bytes, so that each rank gets a copy.
+"""Packs a worker and its arguments as bytes, so that each rank receives a copy.
 
 This module also explains why a value cannot be packed. It serves real and simulated ranks.
 """
@@ -29,13 +29,13 @@ _HERE: Final = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
 class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]  # cloudpickle has no types
-    """A cloudpickle pickler that also handles modules that have their own class.
+    """A cloudpickle pickler that also handles modules whose class is not the standard one.
 
     For example, ``torch.ops`` and ``torch.backends.cudnn`` are pickled by name.
     """
 
     def reducer_override(self, obj: Any) -> Any:
-        """Returns the recipe for ``obj``: an import for such modules, else cloudpickle's recipe."""
+        """Returns the recipe for ``obj``: an import for a special module, else cloudpickle's."""
         if (
             isinstance(obj, types.ModuleType)
             and type(obj) is not types.ModuleType
@@ -75,7 +75,7 @@ def pack_worker(
 
 
 def _add_strangers(name: str) -> None:
-    """Makes cloudpickle pack a module that ranks cannot import, and its sibling modules.
+    """Makes cloudpickle pack a module that ranks cannot import, along with its sibling modules.
 
     Pytest loads such modules, because it loads files by path (``--import-mode=importlib``).
     """
@@ -112,7 +112,7 @@ def _can_be_imported(name: str) -> bool:
 def _captures(
     worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any, int | None]]:
-    """Yields (description, value, line that uses it) for each value packed with ``worker``."""
+    """Yields (description, value, line of use) for each value packed with ``worker``."""
     yield from ((f"argument {index} of args", value, None) for index, value in enumerate(args))
     yield from ((f"argument {name!r} of kwargs", value, None) for name, value in kwargs.items())
     function = inspect.unwrap(worker)
@@ -152,7 +152,7 @@ def _explain_unpicklable(
 def _find_unpicklable(
     worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], depth: int
 ) -> str | None:
-    """Describes the first value that cannot be pickled, and the place where it is used.
+    """Describes the first value that cannot be pickled and the place where it is used.
 
     Values used by other functions that the worker uses are also checked.
     """
@@ -178,7 +178,7 @@ def _find_unpicklable(
 def _warn_large(
     worker: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], total_bytes: int
 ) -> None:
-    """Warns that a lot of data is sent to each rank, and names the largest value."""
+    """Warns that a large amount of data is sent to each rank, and names the largest value."""
     sizes = {what: len(dumps(value)) for what, value, _ in _captures(worker, args, kwargs)}
     largest = max(sizes, key=lambda what: sizes[what], default="the worker")
     frame: types.FrameType | None = sys._getframe(1)

@@ -1,4 +1,4 @@
-"""Controls printing: only rank 0's prints and prints with ``force=True`` are shown.
+"""Controls printing: shows only what rank 0 prints and what is printed with ``force=True``.
 
 If several ranks print to one terminal, the output is unreadable. ``suppress_output`` replaces
 ``print`` with a version that shows rank 0's lines and passes the other ranks' lines to
@@ -19,16 +19,16 @@ from ringsim.state import change_state, get_state
 
 
 def suppress_output(rank: int) -> None:
-    """Replaces ``print`` in this process: only rank 0's lines and forced lines are shown.
+    """Replaces ``print`` in this process so that only rank 0's and forced lines are shown.
 
-    The new ``print`` accepts all arguments of the built-in ``print``, and ``force``. It writes its
-    text in one piece, so that lines from different ranks do not mix. Only stdout and stderr are
-    affected; text printed to other files is always written. Calling this function again is
+    The new ``print`` accepts ``force`` in addition to the arguments of the built-in ``print``. It
+    writes its text in one piece, so lines from different ranks do not mix. Only stdout and stderr
+    are affected; text printed to any other file is always written. Calling this function again is
     harmless; the last ``rank`` applies. ``destroy_distributed`` and ``restore_output`` undo its
-    effect. Each rank calls the function for itself; the call does not block.
+    effect. Each rank calls the function separately; the call does not block.
 
     Args:
-        rank: the global rank of this process, non-negative.
+        rank: the global rank of this process; must be non-negative.
 
     Raises:
         ArgumentError: ``rank`` is not a non-negative integer.
@@ -94,7 +94,7 @@ def make_print(original: Callable[..., None], hides: Callable[[], bool]) -> Call
 
 @dataclass(frozen=True)
 class Quiet:
-    """Marks a simulated rank's prints as suppressed.
+    """A ``print`` that marks a simulated rank's prints as suppressed.
 
     All simulated ranks share one ``print``, which checks the state of the calling rank.
     """

@@ -1,4 +1,4 @@
-"""The ring: a rank, its two neighbours, and the group that it shares with each.
+"""The ring: a rank, its two neighbours, and the group that it shares with each of them.
 
 Group *i* connects rank *i* and rank (*i* + 1) mod N. Each rank is in two groups::
 
@@ -54,14 +54,14 @@ class Ring:
         succ_group: the group that this rank sends on; None in a ring of one rank.
         comm_device: "cpu" (Gloo, or another backend) or "gpu" (NCCL).
         ranks: the ring's global ranks, in order.
-        local_rank: this rank's number on its machine, and with "gpu" also the number of its GPU.
+        local_rank: this rank's number on its machine; with "gpu", also the number of its GPU.
         head_ip: the address of rank 0's machine.
         port: the port on which rank 0 listens.
         timeout_s: the time limit for one operation, in seconds.
         backend: the name of the backend chosen with ``set_backend``; "torch" if none was chosen.
         take_down: a function that destroys the groups of this ring, for ``destroy_distributed``.
-        in_order: whether the operations that a rank posts on a group are executed one by one, as on
-            NCCL and with ``simulate(..., semantics="grouped")``.
+        in_order: whether the operations that a rank posts on a group run one after the other, as
+            with NCCL and ``simulate(..., semantics="grouped")``.
 
     Example:
         >>> ring = Ring(rank=2, world_size=4, pred=1, succ=3, ranks=(0, 1, 2, 3))
@@ -111,7 +111,7 @@ class Ring:
     def group_pairs(self) -> list[tuple[str, tuple[int, int]]]:
         """The name and (predecessor, successor) of every group in this ring, in order.
 
-        This rank is in only two of these groups.
+        This rank belongs to only two of these groups.
         """
         return [(pair_name(pair), pair) for pair in all_pairs(self.ranks)]
 
@@ -135,12 +135,12 @@ def initialize_distributed(
     ranks cannot connect, every rank raises the same error. Rank 0 listens at ``head_ip`` and
     ``port`` (only on loopback if ``head_ip`` is loopback), and the other ranks connect to it. If
     the script has already called ``init_process_group``, the ring is built on that group, and
-    ``head_ip`` and ``port`` are only stored. Afterwards, only rank 0's prints are shown; see
-    ``suppress_output``. A second call with the same values returns immediately; omitted arguments
-    and the default ``timeout_s`` match any values.
+    ``head_ip`` and ``port`` are stored but not used. Afterwards, only rank 0's prints are shown;
+    see ``suppress_output``. A second call with the same values returns immediately; an omitted
+    argument and the default ``timeout_s`` match any value.
 
-    After ``ringsim.comm.set_backend``, the groups use that backend. On "mpi", MPI connects the
-    ranks, and ``head_ip`` and ``port`` are only stored.
+    After ``ringsim.comm.set_backend``, the groups use that backend. With "mpi", MPI connects the
+    ranks, and ``head_ip`` and ``port`` are stored but not used.
 
     Omitted arguments are taken from the default process group if it exists, then from the
     launcher's variables (``ringsim.environment``: torchrun, ``srun``, ``mpirun`` and others). In a
@@ -151,19 +151,20 @@ def initialize_distributed(
         head_ip: the address or name of rank 0's machine.
         port: a free port on that machine, the same on every rank.
         world_size: the number of processes.
-        rank: the rank of this process, from 0.
-        local_rank: this process's number on its machine, from 0; with "gpu", also the number of its
-            GPU.
+        rank: the rank of this process, counted from 0.
+        local_rank: this process's number on its machine, counted from 0; with "gpu", also the
+            number of its GPU.
         comm_device: "cpu" for Gloo, which never touches CUDA; "gpu" for NCCL, with
             ``cuda:local_rank`` as the current device. The default is "cpu" even on machines with
             GPUs, so that a script behaves the same everywhere.
-        timeout_s: the limit for the rendezvous and for every operation on the groups, in seconds.
-        ring_ranks: the global ranks of this rank's ring in order; all ranks of a ring must pass the
-            same list. None for a ring of all ranks. Different lists create several rings in one
+        timeout_s: the time limit for the rendezvous and for every operation on the groups, in
+            seconds.
+        ring_ranks: the global ranks of this rank's ring in order, or None for a ring of all ranks.
+            All ranks in a ring must pass the same list. Different lists create several rings in one
             world. A rank outside every ring passes ``[rank]``.
         ring_order: "hosts" to place each host's ranks next to each other in a ring of all ranks, so
-            that as few edges as possible cross hosts. Every rank must pass the same value. The
-            default keeps the ranks in order; ``ring_ranks`` always keeps its own order.
+            that as few edges as possible connect different hosts. Every rank must pass the same
+            value. The default keeps the ranks in order; ``ring_ranks`` always keeps its own order.
 
     Raises:
         ArgumentError: an argument is invalid, or differs from the existing ring.
@@ -215,7 +216,7 @@ def initialize(
     ring_order: str = "ranks",
     listen_socket: socket.socket | None = None,
 ) -> Ring:
-    """Like ``initialize_distributed``, but requires all arguments, and returns the ring.
+    """Like ``initialize_distributed``, but requires all arguments and returns the ring.
 
     ``listen_socket`` is a socket from ``listen``. Rank 0 takes it over, so that a launcher can
     reserve the port before any rank runs.
@@ -257,7 +258,7 @@ def initialize(
 
 
 def current_ring() -> Ring:
-    """Returns the ring of this rank.
+    """Returns this rank's ring.
 
     Any rank may call this function at any time; it does not block.
 
@@ -281,7 +282,7 @@ def current_ring() -> Ring:
 def get_pipeline_parallel_pred_group() -> dist.ProcessGroup | None:
     """Returns the predecessor group.
 
-    In this group, the rank is the successor, and receives. Any rank may call this function at any
+    In this group, the rank is the successor and receives. Any rank may call this function at any
     time after ``initialize_distributed``; it does not block.
 
     Returns:
@@ -306,7 +307,7 @@ def get_pipeline_parallel_pred_group() -> dist.ProcessGroup | None:
 def get_pipeline_parallel_succ_group() -> dist.ProcessGroup | None:
     """Returns the successor group.
 
-    In this group, the rank is the predecessor, and sends. Any rank may call this function at any
+    In this group, the rank is the predecessor and sends. Any rank may call this function at any
     time after ``initialize_distributed``; it does not block.
 
     Returns:
@@ -346,12 +347,12 @@ def get_comm_device() -> str:
 
 
 def destroy_distributed() -> None:
-    """Undoes ``initialize_distributed``; harmless if no ring exists.
+    """Undoes ``initialize_distributed``; does nothing if no ring exists.
 
-    This function restores printing, and destroys the groups that ``initialize_distributed``
-    created. Call it on every rank after the rank's last message. On torch, rank 0 waits at most a
-    few seconds for the other ranks to call it, because rank 0 holds the store that all ranks share.
-    A default process group that the script created itself is kept.
+    This function restores printing and destroys the groups that ``initialize_distributed`` created.
+    Call it on every rank after the rank's last message. With torch, rank 0 waits a few seconds at
+    most for the other ranks to call it, because rank 0 hosts the store that all ranks share. A
+    default process group that the script created itself is kept.
 
     Example:
         >>> destroy_distributed()
@@ -365,13 +366,13 @@ def destroy_distributed() -> None:
 
 
 def _is_virtually_in_order() -> bool:
-    """Returns whether this is a simulated rank whose operations on a group run one by one."""
+    """Returns whether this is a simulated rank that runs a group's operations one by one."""
     clock = get_state().clock
     return clock is not None and clock.in_order
 
 
 def _known() -> dict[str, Any]:
-    """Returns the arguments known from the existing ring or default process group."""
+    """Returns the arguments that are known from the existing ring or default process group."""
     ring: Ring | None = get_state().ring
     if not dist.is_initialized():
         return {}
@@ -381,7 +382,7 @@ def _known() -> dict[str, Any]:
 
 
 def _discover(values: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
-    """Returns the values, with each None replaced by a discovered value.
+    """Returns the values, with a discovered value in place of each None.
 
     In an existing world without a launcher, placeholders are used.
     """
@@ -396,13 +397,12 @@ def _discover(values: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_same(ring: Ring, wanted: RingArguments, backend: str) -> None:
-    """Raises ArgumentError unless a second call asks for the existing ring."""
+    """Raises ArgumentError unless a second call requests the existing ring."""
     if backend != ring.backend:
         raise ArgumentError(
-            f"the backend must be {ring.backend!r} as in the existing ring, got "
-            f"{backend!r} (rank {ring.rank} of "
-            f"{ring.world_size}). Call set_backend before initialize_distributed, or call "
-            "destroy_distributed on every rank first."
+            f"the backend must be {ring.backend!r}, as in the existing ring, got {backend!r} "
+            f"(rank {ring.rank} of {ring.world_size}). Call set_backend before "
+            "initialize_distributed, or call destroy_distributed on every rank first."
         )
     if wanted.by_hosts and sorted(ring.ranks) == sorted(wanted.ranks):
         wanted = replace(wanted, ranks=ring.ranks)  # in host order, which does not change
@@ -415,7 +415,7 @@ def _check_same(ring: Ring, wanted: RingArguments, backend: str) -> None:
         ):
             name = "ring_ranks" if each.name == "ranks" else each.name
             raise ArgumentError(
-                f"{name} must be {is_value!r} as in the existing ring, got {wanted_value!r} "
-                f"(rank {ring.rank} of {ring.world_size}). Use the existing ring (current_ring), "
-                "or call destroy_distributed on every rank first."
+                f"{name} must be {is_value!r}, as in the existing ring, got {wanted_value!r} "
+                f"(rank {ring.rank} of {ring.world_size}). Use the existing ring "
+                "(current_ring), or call destroy_distributed on every rank first."
             )

@@ -1,1 +1,1 @@
-"""Traces: from the ranks' records of a run to tables, files and explanations."""
+"""Traces: from the records that ranks make during a run to tables, files and explanations."""

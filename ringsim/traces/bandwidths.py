@@ -1,4 +1,4 @@
-"""Tables of bandwidths, and the lines fitted through them.
+"""Tables of bandwidths, and the lines fitted to them.
 
 A table lists the bandwidth of each link at each size, and the source of the numbers. Each row is
 for one pattern, edge and size. S is ``size_bytes``, and t is ``latency_us``::
@@ -111,9 +111,9 @@ _LARGEST_LOAD: Final = 1e9
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Bandwidths:
-    """Measured, published or simulated bandwidths, one row for each pattern, edge and size.
+    """Measured, published or simulated bandwidths, with one row per pattern, edge and size.
 
-    A notebook shows the bandwidths as a chart, and a terminal shows them as a table.
+    Bandwidths are displayed as a chart in a notebook, and as a table in a terminal.
 
     Args:
         columns: numpy arrays of equal length, named and typed as in ``COLUMNS``; unknown numbers
@@ -156,7 +156,7 @@ class Bandwidths:
 
     @cached_property
     def fits(self) -> dict[tuple[str, str, int, int], Link]:
-        """The line fitted through the medians of each (pattern, backend, src, dst).
+        """The line fitted to the medians of each (pattern, backend, src, dst).
 
         Series with fewer than two sizes have no line. A line's errors show how well it fits.
         """
@@ -183,7 +183,7 @@ class Bandwidths:
         )
 
     def where(self, pattern: str, backend: str, src: int, dst: int) -> Ints:
-        """Returns a mask of the rows in one series, given as ``series`` lists it."""
+        """Returns a mask of the rows in one series, given in the form that ``series`` returns."""
         columns = self.columns
         mask: Ints = (
             (columns["pattern"] == pattern)
@@ -205,7 +205,7 @@ class Bandwidths:
         )
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Writes the table to one JSON file, completely or not at all.
+        """Saves the table as a JSON file, completely or not at all.
 
         Read the file with ``ringsim.traces.bandwidths.load``.
 
@@ -248,7 +248,7 @@ class Bandwidths:
         return plot_bandwidth(self, published=published, ax=ax, **look)
 
     def describe(self) -> str:
-        """Returns a description of the table in one sentence, as a text alternative to the picture.
+        """Returns a one-sentence description of the table, as a text alternative to the picture.
 
         The sentence lists the highest bandwidth of each series.
         """
@@ -312,7 +312,7 @@ class Bandwidths:
     __hash__ = None  # type: ignore[assignment]  # compared by content, which is mutable
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Bundle:
-        """Returns the chart and the table that Jupyter shows."""
+        """Returns the chart and the table for Jupyter to show."""
         return bundle(repr(self), self.describe(), self._draw)
 
     def _draw(self) -> bytes:
@@ -325,10 +325,10 @@ def make_bandwidths(rows: Iterable[Mapping[str, Any]], metadata: dict[str, Any])
     """Creates a table from rows.
 
     Args:
-        rows: the values in each row, by name as in ``COLUMNS``. ``pattern``, ``size_bytes``,
-            ``backend`` and ``kind`` are required. If ``algbw_gb_per_s`` is missing, it is computed
-            from ``latency_us``. Missing values of ``src`` and ``dst`` become -1, of ``n`` 0, and
-            all others NaN.
+        rows: the values in each row, keyed by the names in ``COLUMNS``. ``pattern``,
+            ``size_bytes``, ``backend`` and ``kind`` are required. If ``algbw_gb_per_s`` is missing,
+            it is computed from ``latency_us``. Missing values of ``src`` and ``dst`` become -1,
+            missing values of ``n`` become 0, and all other missing values become NaN.
         metadata: the source of the numbers.
 
     Returns:
@@ -366,7 +366,7 @@ def make_bandwidths(rows: Iterable[Mapping[str, Any]], metadata: dict[str, Any])
 
 
 def load(path: str | PathLike[str]) -> Bandwidths:
-    """Reads a table that ``Bandwidths.save`` wrote.
+    """Reads a table written by ``Bandwidths.save``.
 
     Args:
         path: the file to read.
@@ -375,8 +375,8 @@ def load(path: str | PathLike[str]) -> Bandwidths:
         The table.
 
     Raises:
-        TraceFileError: the file is missing or damaged, is not a table, or was written by a later
-            version of ringsim.
+        TraceFileError: the file is missing or damaged, does not contain a table, or was written by
+            a later version of ringsim.
     """
     data = read_file(path, "the table of bandwidths", MAX_FILE_BYTES)
     with reading("a table of bandwidths", path, "Measure the bandwidths again."):
@@ -485,7 +485,7 @@ def find_regimes(
     p10_s: Sequence[float] | npt.NDArray[Any] | None = None,
     p90_s: Sequence[float] | npt.NDArray[Any] | None = None,
 ) -> list[Regime]:
-    """Splits measured times into regimes at their breaks, which the module docstring defines.
+    """Splits measured times into regimes at breaks, which the module docstring defines.
 
     Args:
         sizes_bytes: the distinct sizes, ascending; shape (n,).
@@ -553,7 +553,7 @@ def _falls(points: Floats, at: int) -> bool:
 
 
 def _jump(points: Floats, at: int) -> float | None:
-    """Returns the residuals of both sides' fits, or None unless each fit misses the other side."""
+    """Returns the residuals of the two sides' fits, or None unless each misses the other side."""
     sizes, times, low, high = points
     if not LEAST_SIZES <= at <= len(sizes) - LEAST_SIZES:
         return None

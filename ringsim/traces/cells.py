@@ -1,4 +1,4 @@
-"""Replaces the names of notebook cells' temporary files with the names of the cells."""
+"""Replaces the names of notebook cells' temporary files with the cells' names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def in_notebook() -> bool:
 
 
 def name_cells(filenames: Iterable[str]) -> dict[str, str]:
-    """Returns the notebook's name for each file that is a notebook cell.
+    """Returns each notebook cell's file together with the notebook's name for the cell.
 
     The result looks like ``{"/tmp/...": "Cell In[5]"}``.
     """
@@ -46,7 +46,7 @@ def rename_file(name: str, cells: Mapping[str, str]) -> str:
 
 
 def rename_places(text: str, names: Mapping[str, str]) -> str:
-    """Returns a text in which each cell's file is replaced by the cell's name.
+    """Returns a string in which each cell's file is replaced by the cell's name.
 
     Args:
         text: a text that contains places such as "/tmp/ipykernel_7/123.py:4" or "123.py:4".

@@ -113,7 +113,7 @@ def list_clocks(
 
 
 def find_clocks(metas: Mapping[int, Mapping[str, Any]], start_ns: int) -> list[dict[str, Any]]:
-    """Returns the entries of ``metadata["clocks"]``, or an empty list if there is only one clock.
+    """Returns the entries in ``metadata["clocks"]``, or an empty list if there is only one clock.
 
     Args:
         metas: each rank's metadata. "clock" names the rank's clock. One rank per clock also has
@@ -195,7 +195,7 @@ def _compare(
 
 
 def _combine(before: Sample, after: Sample) -> list[int]:
-    """Returns the one comparison that follows from two consistent comparisons.
+    """Returns the single comparison that follows from two consistent comparisons.
 
     If the two contradict each other, returns the more exact one.
 
@@ -267,7 +267,7 @@ def shift_ns(samples: Sequence[Sample], times: Ints) -> Ints:
 
 
 def uncertainty_ns(samples: Sequence[Sample], times: Ints) -> Ints:
-    """Returns the largest possible errors of the offsets that ``shift_ns`` returns.
+    """Returns the largest possible error in each offset that ``shift_ns`` returns.
 
     Example:
         >>> uncertainty_ns(
@@ -297,7 +297,7 @@ def align(events: Events, clocks: Sequence[Mapping[str, Any]]) -> Events:
 
 
 def unalign(events: Events, clocks: Sequence[Mapping[str, Any]]) -> Events:
-    """Returns the events with the times that each clock showed, as the inverse of ``align``."""
+    """Returns the events with the times that each clock showed; the inverse of ``align``."""
     return _shift(events, clocks, _shift_back)
 
 
@@ -335,7 +335,7 @@ def _shift(events: Events, clocks: Sequence[Mapping[str, Any]], find: Any) -> Ev
 def align_run(
     events: Events, clocks: Sequence[Mapping[str, Any]], start_ns: int | None
 ) -> tuple[Events, list[dict[str, Any]], int]:
-    """Aligns the events of a newly read run, and makes their times count from the run's start.
+    """Aligns the events of a newly read run, and shifts their times to count from the run's start.
 
     Args:
         events: the events, with times as the clocks showed them.
@@ -358,7 +358,7 @@ def align_run(
 def find_start(
     firsts: Mapping[int, int], clocks: Sequence[Mapping[str, Any]], start_ns: int | None
 ) -> tuple[int, list[dict[str, Any]], int]:
-    """Finds the time from which the times of a run count; see ``align_run``.
+    """Finds the time from which a run's times count; see ``align_run``.
 
     Args:
         firsts: the post time of each rank's first event, as the rank's clock showed it.

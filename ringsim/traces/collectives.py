@@ -1,4 +1,4 @@
-"""The table of collectives.
+"""The table of all collectives.
 
 The table lists each collective's names and traffic, and the messages that can implement it. The
 recorder, the trace analysis, the simulator and the readers of other formats use the table to
@@ -39,7 +39,7 @@ Transfer = tuple[int, int, int]  # source and destination as indices in the grou
 
 
 class Collective(NamedTuple):
-    """A collective operation of torch.distributed.
+    """A torch.distributed collective.
 
     Attributes:
         name: the simplest torch name.
@@ -107,7 +107,7 @@ MESSAGES: Final = frozenset(
 
 
 def same_collective(one: str, other: str) -> bool:
-    """Returns whether calls to two operations, given by name, can belong to one collective.
+    """Returns whether calls to two operations, given by name, can belong to the same collective.
 
     Example:
         >>> (
@@ -120,7 +120,7 @@ def same_collective(one: str, other: str) -> bool:
 
 
 def make_rounds(op: str, size: int, root: int, size_bytes: int) -> Iterator[list[Transfer]]:
-    """Yields the rounds of one collective.
+    """Yields the rounds of a collective.
 
     Args:
         op: the operation, as torch spells it.
@@ -167,7 +167,7 @@ def make_rounds(op: str, size: int, root: int, size_bytes: int) -> Iterator[list
 
 
 def count_rounds(op: str, size: int, size_bytes: int) -> tuple[int, int]:
-    """Returns the number of rounds of a collective, and the bytes per message.
+    """Returns a collective's number of rounds and the bytes per message.
 
     Example:
         >>> count_rounds("all_reduce", 4, 100), count_rounds("barrier", 5, 0)

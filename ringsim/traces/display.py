@@ -1,4 +1,4 @@
-"""The style of pictures, and the output of values in Jupyter."""
+"""The style of pictures, and how Jupyter displays values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Bundle = tuple[dict[str, Any], dict[str, Any]]  # data and metadata, as Jupyter 
 
 
 class Style(TypedDict, total=False):
-    """The style of a picture; all ``plot_...`` functions accept these keywords.
+    """The style of a picture; all ``plot_...`` functions accept these keyword arguments.
 
     Attributes:
         figsize: the width and height of the new figure in inches. With a height of None, the height
@@ -21,8 +21,8 @@ class Style(TypedDict, total=False):
         dpi: the resolution of the new figure, in pixels per inch.
         theme: "light" or "dark"; by default, the theme of your matplotlib settings
             (``plt.style.use("dark_background")``).
-        compact: whether to fit the picture to a column of a paper, with no title, only two font
-            sizes, and notes wrapped to the width.
+        compact: whether to fit the picture into a column of a paper, with no title, only two font
+            sizes, and notes wrapped to the column's width.
     """
 
     figsize: tuple[float, float | None]
@@ -32,7 +32,7 @@ class Style(TypedDict, total=False):
 
 
 def bundle(text: str, alt: str, draw: Callable[[], bytes]) -> Bundle:
-    """Returns the picture and text with which Jupyter shows a value.
+    """Returns the picture and text that Jupyter displays for a value.
 
     Args:
         text: the value as text, which is the only output if matplotlib is missing.

@@ -19,7 +19,7 @@ from ringsim.errors import RingError, TraceFileError
 def write_whole(
     path: str | os.PathLike[str], write: Callable[[BinaryIO], Any], what: str = "a trace"
 ) -> None:
-    """Writes a file under a temporary name in the same directory, and then renames it.
+    """Writes a file under a temporary name in the same directory, then renames the file.
 
     Readers never see an incomplete file, and a failure leaves the old file unchanged.
 
@@ -59,8 +59,8 @@ def write_whole(
     except OSError as error:
         reason = error.strerror or error
         raise TraceFileError(
-            f"cannot write {what} to {path}: {reason}. "
-            "Create its directory, or choose a different path."
+            f"cannot write {what} to {path}: {reason}. Create the directory, or choose a "
+            "different path."
         ) from error
 
 
@@ -79,7 +79,7 @@ _FORMS: Final[Forms] = dict.fromkeys(
 
 
 def check_metadata(metadata: Any, forms: Forms) -> None:
-    """Raises ValueError unless the metadata, and each entry that ringsim reads, is valid."""
+    """Raises ValueError unless the metadata and each entry that ringsim reads are valid."""
     if not isinstance(metadata, dict):
         raise ValueError("the metadata is not an object")
     for key, (is_such, form) in {**_FORMS, **forms}.items():
@@ -89,7 +89,7 @@ def check_metadata(metadata: Any, forms: Forms) -> None:
 
 @contextlib.contextmanager
 def saving(what: str, path: str | os.PathLike[str]) -> Iterator[None]:
-    """Raises TraceFileError if the block tries to save data that JSON cannot hold.
+    """Raises TraceFileError if the block tries to save data that JSON cannot represent.
 
     Within this block, a writer makes the same checks as a reader, so that it never writes an
     unreadable file.
@@ -148,8 +148,8 @@ def read_file(path: str | os.PathLike[str], what: str, most: int) -> bytes:
             ) from error
     if len(data) > most:
         raise TraceFileError(
-            f"cannot read {what} {os.fsdecode(path)}: it is larger than {most} bytes. "
-            "Use only a part of the run."
+            f"cannot read {what} {os.fsdecode(path)}: it is larger than {most} bytes. Use only "
+            "part of the run."
         )
     return data
 
@@ -163,7 +163,7 @@ DAMAGE: Final = (
 
 @contextlib.contextmanager
 def reading(what: str, path: str | os.PathLike[str], remedy: str) -> Iterator[None]:
-    """Converts errors that damaged data causes within the block to TraceFileError.
+    """Converts errors caused by damaged data within the block to TraceFileError.
 
     Example:
         >>> try:

@@ -28,7 +28,7 @@ _DEFAULTS: Final = dict.fromkeys(COLUMN_DTYPES, NONE) | {"thread": 0, "status": 
 
 
 class Rows:
-    """Collects events, in any order, and builds a trace from them.
+    """Collects events in any order and builds a trace from them.
 
     Example:
         >>> from ringsim.traces.events import Group
@@ -60,7 +60,7 @@ class Rows:
         self._rows.append(row)
 
     def trace(self, metadata: dict[str, Any]) -> Trace:
-        """Returns a trace with each rank's events in posting order; its earliest event is at 0.
+        """Returns a trace with each rank's events in posting order; the earliest event is at 0.
 
         Raises ValueError if the events cannot belong to one run.
         """
@@ -101,7 +101,7 @@ def _columns_of(columns: dict[str, list[int]]) -> dict[str, Any]:
 
 
 def whole_rows(rows: list[Any], tables: Tables) -> Events:
-    """Returns events built from rows, which may be in any order and hold all columns.
+    """Returns events built from complete rows, which may be in any order.
 
     Raises ValueError if a row has the wrong length or a number does not fit its dtype.
     """

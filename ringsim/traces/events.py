@@ -1,4 +1,4 @@
-"""The vocabulary of a trace: events and names, in memory and in a rank's files.
+"""The vocabulary of a trace: events and names, both in memory and in a rank's files.
 
 An event is one operation (a send, a recv or a collective), one span or one mark. A rank writes each
 event as a ``RECORD`` of fixed size. Groups, shapes and names do not fit into a record, so they are
@@ -157,11 +157,11 @@ Ints = npt.NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class Events:
-    """The events of a run as columns.
+    """The events of a run, stored as columns.
 
     The columns are numpy arrays of equal length, ordered by rank, then in posting order. Times are
     in ns from the start of the run (int64). In the time columns, -1 means "not yet"; in all other
-    columns, it means "does not apply". ``thread`` numbers a rank's threads from 0 in the order of
+    columns, -1 means "does not apply". ``thread`` numbers a rank's threads from 0, in the order of
     their first events.
     """
 
@@ -208,7 +208,7 @@ class Events:
         return mask
 
     def by_thread(self) -> Iterator[tuple[int, int, Ints]]:
-        """Yields each rank and thread that has events, in order, with the events' indices."""
+        """Yields each rank and thread that has events, in order, with the indices of its events."""
         ranks, starts = np.unique(self.rank, return_index=True)
         # not strict, because np.split returns one empty part even if there are no events
         for rank, mine in zip(
@@ -266,7 +266,7 @@ def make_events(columns: dict[str, Any], tables: Tables = Tables()) -> Events:
 
 
 def concatenate(parts: Sequence[Events]) -> Events:
-    """Concatenates parts of one run.
+    """Concatenates parts of the same run.
 
     ``parts`` must not be empty. The tables of the last part apply to all parts.
 
@@ -315,7 +315,7 @@ def write_payload(payload: Payload) -> dict[str, Any]:
 
 
 def read_tables(value: Any) -> Tables:
-    """Returns the tables that ``write_tables`` wrote.
+    """Returns tables written by ``write_tables``.
 
     Raises:
         ValueError: ``value`` does not have this form.
@@ -340,7 +340,7 @@ def write_group(group: Group) -> dict[str, Any]:
 
 
 def read_group(entry: Any) -> Group:
-    """Returns the group that ``{"name": ..., "ranks": [...], "world": ...}`` describes.
+    """Returns the group described by ``{"name": ..., "ranks": [...], "world": ...}``.
 
     ``world`` may be missing, and other keys are ignored.
 
@@ -355,7 +355,7 @@ def read_group(entry: Any) -> Group:
 
 
 def read_payload(entry: Any) -> Payload:
-    """Returns the payload that a dictionary describes.
+    """Returns the payload described by a dictionary.
 
     The dictionary looks like ``{"dtype": ..., "shape": [...], "size_bytes": ..., "reduction":
     ...}``. ``reduction`` may be missing, and other keys are ignored.
@@ -382,7 +382,7 @@ def read_payload(entry: Any) -> Payload:
 
 
 def readable(value: Any, *, lines: bool = False) -> Any:
-    r"""Returns JSON data in which ``ringsim.errors.escape`` was applied to all strings.
+    r"""Returns JSON data with ``ringsim.errors.escape`` applied to every string.
 
     Args:
         value: any JSON data.
@@ -445,7 +445,7 @@ THREAD_FAILED: Final = "thread_failed"
 
 
 def word_notice(kind: str, message: str) -> str:
-    """Returns the label of a mark that reports a mistake.
+    """Returns the label for a mark that reports a mistake.
 
     Args:
         kind: the kind of the finding, such as "message_mismatch".
@@ -459,7 +459,7 @@ def word_notice(kind: str, message: str) -> str:
 
 
 def read_notice(label: str) -> tuple[str, str] | None:
-    """Returns the kind and message in a label from ``word_notice``, or None for other labels.
+    """Returns the kind and message in a label from ``word_notice``, or None for any other label.
 
     Example:
         >>> read_notice("! buffer_hazard: two buffers overlap."), read_notice("warm-up is over")

@@ -100,7 +100,7 @@ _TIMES: Final = ("seq", "post_ns", "wait_ns", "done_ns")
 
 
 def save(trace: Trace, path: str | PathLike[str]) -> None:
-    """Writes a trace to one file, completely or not at all.
+    """Saves a trace to a single file, completely or not at all.
 
     Saving the same trace again writes the same bytes. Results and output are not saved.
 
@@ -158,8 +158,8 @@ def _write_run(file: BinaryIO, pieces: Iterable[Events], metadata: Mapping[str, 
         meta = _pack_meta(count, tables, metadata)
         if length + len(meta) > MAX_FILE_BYTES - 2 * _MAX_DIRECTORY_BYTES:
             raise TraceFileError(
-                f"the trace does not fit into a trace file of {MAX_FILE_BYTES} bytes. Save only a "
-                "part of the run, such as trace.filter(ranks=0)."
+                f"the trace does not fit into a trace file of at most {MAX_FILE_BYTES} bytes. "
+                "Save only part of the run, such as trace.filter(ranks=0)."
             )
         rows.seek(0)
         _write_zip(file, {META: io.BytesIO(meta), EVENTS: rows})
@@ -184,20 +184,20 @@ def load(
     ranks: Numbers | None = None,
     between_s: Stretch | None = None,
 ) -> Trace | list[Trace]:
-    """Reads a trace file or a part of its run, or several files from different runs.
+    """Reads a trace file or part of its run, or several files from different runs.
 
     If you pass ``ranks`` or ``between_s``, only that part of the file is read. The result is the
-    same as from ``Trace.filter``, with one difference. ``load`` does not read the other side of
-    some operations, so it cannot know whether that side was ever posted. It therefore counts all
-    these operations as left out, and none of them as unmatched.
+    same as that of ``Trace.filter``, with one difference. ``load`` does not read the other side of
+    some operations, so it cannot know whether that side was ever posted. It therefore never counts
+    these operations as unmatched, but always as operations whose other side is left out.
 
     A run that is killed before it can write its file leaves its parts next to the file, in
     ``<path>.parts``. If the file is missing or damaged, ``load`` recovers the trace from the parts
     and adds a note to the metadata.
 
     Args:
-        path: a trace file or a directory of parts, or several of them.
-        ranks: one rank or several; by default, all ranks.
+        path: a trace file or a directory of parts, or a list of several.
+        ranks: the rank or ranks to read; by default, all ranks.
         between_s: the begin and end of a time range, in seconds from the start of the run; by
             default, the whole run.
 
@@ -229,19 +229,20 @@ def load(
             raise
         trace = _recover(Path(parts), f"{error} Its parts in {parts} cannot be read either")
     trace.metadata["notes"].append(
-        f"recovered from {Path(parts).name}, because the run ended before it wrote its file"
+        f"recovered from {Path(parts).name}, because the run ended before the trace "
+        "file was written"
     )
     return trace.filter(ranks=ranks, between_s=between_s)
 
 
 def merge(directories: Sequence[str | PathLike[str]]) -> Trace:
-    """Joins the parts of one run from several directories into one trace.
+    """Joins parts of the same run from several directories into one trace.
 
     Use this function if some hosts' parts did not reach rank 0 and you copied them yourself.
 
     Args:
-        directories: the directories of parts, named like ``run.ringtrace.parts``. If two of them
-            contain the same part, the longer file is used.
+        directories: the directories that contain the parts, with names such as
+            ``run.ringtrace.parts``. If two of them contain the same part, the longer file is used.
 
     Returns:
         The trace.
@@ -292,7 +293,7 @@ def merge(directories: Sequence[str | PathLike[str]]) -> Trace:
 
 
 def _recover(parts: Path, otherwise: str) -> Trace:
-    """Returns the trace recovered from parts; ``otherwise`` starts the error message on failure."""
+    """Returns the trace recovered from parts; ``otherwise`` begins the error message on failure."""
     try:
         events, metadata = read_run(parts)
         if not metadata["ranks"]:
@@ -340,7 +341,7 @@ def _load(path: str, ranks: Numbers | None, between_s: Stretch | None) -> Trace:
 
 
 def read_by_rank(path: str | PathLike[str]) -> Iterator[Trace]:
-    """Yields a run in pieces of a few whole ranks, in rank order.
+    """Yields a run in rank order, in pieces of a few whole ranks each.
 
     Each piece is a trace with the run's metadata; the last piece may be empty. At most one row
     group and the longest rank are in memory at a time.
@@ -387,7 +388,7 @@ def read_by_rank(path: str | PathLike[str]) -> Iterator[Trace]:
 
 
 def _whole_ranks(groups: Iterable[Events], tables: Tables) -> Iterator[Events]:
-    """Yields the events of row groups, regrouped so that no rank is split."""
+    """Yields the events in row groups, regrouped so that no rank is split."""
     kept = [make_events({"rank": [], "op": []}, tables)]
     for events in groups:
         # the last rank of this group may continue in the next
@@ -409,7 +410,7 @@ def _opened(path: str) -> Iterator[tuple[BinaryIO, zipfile.ZipFile]]:
 
 
 def _read_meta(archive: zipfile.ZipFile, path: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the content of ``meta.json``, and the trace's metadata within it."""
+    """Returns the content of ``meta.json`` and the trace's metadata within it."""
     meta: Any = parse_json(archive.read(META))
     _check_format(meta, path)
     metadata: Any = readable(meta.get("metadata"))
@@ -427,12 +428,12 @@ def _write_zip(file: BinaryIO, members: Mapping[str, BinaryIO]) -> None:
 
 
 def _open_zip(file: BinaryIO) -> zipfile.ZipFile:
-    """Checks the archive's sizes, and only then has zipfile parse it."""
+    """Checks the archive's sizes, and only then has zipfile parse the archive."""
     length = file.seek(0, os.SEEK_END)
     if length > MAX_FILE_BYTES:
         raise TraceFileError(
-            f"cannot read {file.name}: it has {length} bytes, and a trace file has at most "
-            f"{MAX_FILE_BYTES}. Save only a part of the run."
+            f"cannot read {file.name}: it is {length} bytes long, but a trace file can have at "
+            f"most {MAX_FILE_BYTES}. Save only part of the run."
         )
     file.seek(max(length - 22, 0))
     signature, _, _, here, entries, directory_bytes, _, comment = struct.unpack(
@@ -443,7 +444,7 @@ def _open_zip(file: BinaryIO) -> zipfile.ZipFile:
         or (here, entries, comment) != (2, 2, 0)
         or directory_bytes > _MAX_DIRECTORY_BYTES
     ):
-        raise ValueError("it is not a zip archive with two members, or its end is missing")
+        raise ValueError("it is not a zip archive with two members, or it is truncated")
     archive = zipfile.ZipFile(file)
     members = {member.filename: member for member in archive.infolist()}
     if sorted(members) != sorted((META, EVENTS)):
@@ -461,7 +462,7 @@ def _open_zip(file: BinaryIO) -> zipfile.ZipFile:
 
 
 class _Section(io.RawIOBase):
-    """A member of the archive as a file of its own, which reads only what is requested.
+    """A member of the archive as a separate file that reads only the requested bytes.
 
     zipfile's own file would read the member from the start to seek backwards.
     """
@@ -510,7 +511,7 @@ def _pack_meta(count: int, tables: Tables, metadata: Mapping[str, Any]) -> bytes
     packed = json.dumps(meta, allow_nan=False, separators=(",", ":")).encode("ascii")
     if len(packed) > MAX_META_BYTES:
         raise ValueError(
-            f"its names and metadata take {len(packed)} bytes, more than {MAX_META_BYTES}"
+            f"its names and metadata take up {len(packed)} bytes, more than {MAX_META_BYTES}"
         )
     return packed
 
@@ -518,7 +519,7 @@ def _pack_meta(count: int, tables: Tables, metadata: Mapping[str, Any]) -> bytes
 def _check_format(meta: Any, path: str) -> None:
     number = meta.get("format") if isinstance(meta, dict) else None
     if type(number) is not int or number < 1:
-        raise ValueError(f"{META} does not state a format")
+        raise ValueError(f"{META} does not specify a format")
     if number > FORMAT:
         needs = str(meta.get("needs"))[:40]
         raise TraceFileError(
@@ -530,7 +531,7 @@ def _check_format(meta: Any, path: str) -> None:
 def _write_events(
     sink: BinaryIO, pieces: Iterable[Events], metadata: Mapping[str, Any]
 ) -> tuple[int, Tables]:
-    """Writes ``events.parquet``, one row group as soon as it is full.
+    """Writes ``events.parquet``; each row group is written as soon as it is full.
 
     Returns the number of events and the tables of the last piece.
     """
@@ -578,7 +579,7 @@ def _make_table(events: Events, schema: pa.Schema) -> pa.Table:
 
 
 def _open_events(source: Any, meta: dict[str, Any]) -> pq.ParquetFile:
-    """Opens ``events.parquet`` and checks its columns and its number of rows.
+    """Opens ``events.parquet`` and checks its columns and number of rows.
 
     Both this function and ``_read_rows`` read the file in the calling thread. Arrow's own threads
     may still hold a Python buffer when the interpreter ends, which aborts or hangs the process.
@@ -590,7 +591,7 @@ def _open_events(source: Any, meta: dict[str, Any]) -> pq.ParquetFile:
 
     count = meta.get("events")
     if type(count) is not int or not 0 <= count <= MAX_EVENTS:
-        raise ValueError(f"{META} does not state a number of events up to {MAX_EVENTS}")
+        raise ValueError(f"{META} does not specify a number of events up to {MAX_EVENTS}")
     file = pq.ParquetFile(source, page_checksum_verification=True, pre_buffer=False)
     if file.metadata.num_rows != count:
         raise ValueError(f"{EVENTS} has {file.metadata.num_rows} rows, but {META} states {count}")
@@ -704,7 +705,7 @@ _FORMS: Final[Forms] = {
 
 
 def check_run(events: Events, metadata: Any) -> None:
-    """Raises ValueError unless the events and the metadata can belong to one run.
+    """Raises ValueError unless the events and the metadata can belong to the same run.
 
     All code that uses a trace relies on this check.
     """

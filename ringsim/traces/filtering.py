@@ -1,4 +1,4 @@
-"""Selects a part of a trace by ranks, time range, operations, groups or steps.
+"""Selects part of a trace by ranks, time range, operations, groups or steps.
 
 A part is a trace like any other, except that some of its operations may be *apart*. An operation is
 apart if the part does not contain its other side or, for a collective, the events of every rank
@@ -69,7 +69,7 @@ def filter_trace(
 def choose(
     world_size: int, ranks: Numbers | None, between_s: Stretch | None
 ) -> tuple[Sequence[int], float]:
-    """Returns the selected ranks, ascending, and the end of the selection in seconds."""
+    """Returns the selected ranks in ascending order and the end of the selection in seconds."""
     chosen = range(world_size) if ranks is None else _read_numbers("ranks", ranks, world_size)
     return chosen, np.inf if between_s is None else _read_stretch(between_s)[1]
 
@@ -117,7 +117,7 @@ def part_of_file(
 
 
 def take(trace: Trace, kept: Ints, said: Sequence[str] = ()) -> Trace:
-    """Returns the selected events as a trace, with a list of the operations that are apart."""
+    """Returns the selected events as a trace that lists the operations that are apart."""
     events, messages = trace.events, trace.messages
     apart = np.zeros(len(events), dtype=bool)
     apart[trace.apart] = True

@@ -53,19 +53,19 @@ KINDS: Final = (
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation of one rank.
+    """One operation on one rank.
 
-    It prints as ``recv from 0 (ring:0>1, tag 3, float32[8], 32 bytes) at ring.py:41``.
+    An operation prints as ``recv from 0 (ring:0>1, tag 3, float32[8], 32 bytes) at ring.py:41``.
 
     Attributes:
         rank: the rank that posted the operation.
         op: the operation's name in torch.
-        peer: the global rank of the other side, or the root of a collective; -1 if there is none,
-            or -2 for "from any source".
-        tag: the tag of the message, or -1 if there is none.
+        peer: the global rank of the other side, or the root of a collective; -1 if the operation
+            has neither, or -2 for "from any source".
+        tag: the tag of the message, or -1 if the operation has no tag.
         group: the name of the process group.
         size_bytes: the size of the payload, or -1 if unknown.
-        dtype: the payload's dtype, such as "float32", or "" if there is no payload.
+        dtype: the payload's dtype, such as "float32", or "" if the operation has no payload.
         shape: the shape of the payload.
         file: the user's source file, or "" if unknown.
         line: the line in that file, or -1 if unknown.
@@ -110,7 +110,8 @@ class Operation:
     def place(self) -> str:
         """The file and line of the call, without directories, or "" if unknown.
 
-        It looks like "ring.py:41", or "train.py:40 > ring.py:5" for a call in a thin wrapper.
+        The value looks like "ring.py:41", or "train.py:40 > ring.py:5" for a call in a thin
+        wrapper.
         """
         return (
             (
@@ -131,7 +132,7 @@ class Operation:
                 if self.peer == ANY_SOURCE
                 else str(self.peer)
                 if self.peer >= 0
-                else "no rank of the group"
+                else "no rank in the group"
             )
             words = f"{self.op} {'to' if self.kind == SEND else 'from'} {peer}"
         about = [
@@ -150,7 +151,7 @@ class Operation:
 
 
 def payload_text(operation: Operation) -> str:
-    """Returns an operation's payload, such as "float32[2,3]", or "" if it has none."""
+    """Formats an operation's payload, such as "float32[2,3]", or returns "" if there is none."""
     return f"{operation.dtype}[{','.join(map(str, operation.shape))}]" if operation.dtype else ""
 
 
@@ -168,7 +169,7 @@ IN_THREAD: Final = "in_thread"  # the error ended one of its threads, but not th
 
 
 class End(NamedTuple):
-    """How a rank ended, as far as is known.
+    """How a rank ended, as far as ringsim knows.
 
     Attributes:
         state: "exited", "failed" or "killed"; or, if the rank had not ended, "running", "blocked",
@@ -194,12 +195,12 @@ class Finding:
         kind: one of ``KINDS``.
         ranks: the ranks involved. The culprit (the rank that exited, failed, was busy or was late)
             comes first, followed by the ranks that wait for it. In a cycle, each rank waits for the
-            next. If no rank is to blame, the ranks ascend.
+            next. If no rank is to blame, the ranks are in ascending order.
         operations: the operations that serve as evidence.
         message: a headline, followed by an indented line for each piece of evidence.
-        hint: advice or further observations, one per line, or "" if there are none.
+        hint: advice or further observations, one per line, or "" if there is no hint.
         consequences: the findings that follow from this finding.
-        end: how the first rank in ``ranks`` ended, if its end is the cause, or None.
+        end: how the first rank in ``ranks`` ended if that is the cause, or None.
 
     Example:
         >>> print(Finding("peer_exited", (0, 1), (), "rank 0 has left.", "Send first on rank 0."))
@@ -226,7 +227,7 @@ _SHOWN: Final = 8  # the most lines of evidence or consequences
 
 
 def lines_text(lines: Sequence[str]) -> str:
-    """Returns lines indented below a headline; if there are many, returns only the first few.
+    """Returns lines indented below a headline; if there are many lines, returns only the first few.
 
     Example:
         >>> print("deadlock:" + lines_text(["rank 0 waits", "rank 1 waits"]))
@@ -240,7 +241,7 @@ def lines_text(lines: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Edge:
-    """An edge in the graph of waits: one rank waits for a different rank.
+    """An edge in the graph of waits: one rank waits for another rank.
 
     Attributes:
         rank: the rank that waits.
@@ -268,7 +269,7 @@ class Diagnosis:
         states: the state of each rank, such as "running", "blocked" or "exited"; empty if unknown.
         trace: the recorded trace, from which the picture is drawn.
         notes: observations that are not faults, such as the total waiting time and its main cause,
-            and errors from which the program recovered.
+            and errors that the program recovered from.
 
     Example:
         >>> print(Diagnosis((), world_size=4))
@@ -288,7 +289,7 @@ class Diagnosis:
         return self.findings[0].kind if self.findings else ""
 
     def __str__(self) -> str:
-        """Returns the findings as text, then the notes."""
+        """Returns the findings as text, followed by the notes."""
         lines = [f"{kind_text(finding.kind)}: {finding}" for finding in self.findings]
         if not lines:
             part = "part of a " if self.trace is not None and "part" in self.trace.metadata else ""
@@ -343,5 +344,5 @@ class Diagnosis:
 
 
 def waited_text(operation: Operation) -> str:
-    """Returns a phrase with the time waited in an operation, " for 312 ms", or "" if it is 0."""
+    """Returns a phrase with the time waited in an operation, such as " for 312 ms", or "" for 0."""
     return f" for {time_text(operation.waited_s * 1e9)}" if operation.waited_s > 0 else ""

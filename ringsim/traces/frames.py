@@ -1,4 +1,4 @@
-"""Reads the current frames of this process's threads without a deadlock.
+"""Reads the current frames of this process's threads without causing a deadlock.
 
 Before Python 3.12, ``sys._current_frames`` creates objects while it holds a lock inside the
 interpreter. This may start the garbage collector, and a finalizer may then let a different thread

@@ -1,4 +1,4 @@
-"""Single events and messages of a trace, as small, readable values.
+"""A trace's single events and messages, as small, readable values.
 
 ``Events`` and ``Messages`` hold columns, which suit numpy; these values suit loops and interactive
 use. Their fields are the columns of ``Trace.to_pandas()`` with the same names, and None instead of
@@ -32,7 +32,7 @@ class Event(NamedTuple):
     """One operation, span or mark.
 
     Times are in ns from the start of the run, and sizes are in bytes. A field is None if it does
-    not apply, and a time is None if it has not been reached.
+    not apply, and a time is None if it has not been reached yet.
 
     Example:
         >>> from ringsim.traces.events import OP_CODES, Group, Tables, make_events
@@ -77,7 +77,7 @@ class Event(NamedTuple):
     status: str
 
     def __repr__(self) -> str:
-        """Returns a line with the rank, the operation, its place in the code, and its times."""
+        """Returns a line with the rank, the operation, the code location and the times."""
         begin = time_text(self.post_ns)
         if self.kind == KIND_NAMES[MARK]:
             return f"rank {self.rank}: {_describe(self)} at {begin}"
@@ -89,7 +89,7 @@ class Event(NamedTuple):
 
 
 def _describe(event: Event) -> str:
-    """Returns a description of an event, without its rank and times."""
+    """Returns a description of an event without its rank and times."""
     if event.kind in (KIND_NAMES[SPAN], KIND_NAMES[MARK]):
         place = [
             f"{name} {value}"

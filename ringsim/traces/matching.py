@@ -55,14 +55,14 @@ from ringsim.traces.items import Message, event_at
 
 @dataclass(frozen=True, eq=False)
 class Messages:
-    """The messages of a run as columns.
+    """The messages of a run, stored as columns.
 
     The columns are numpy arrays of equal length, ordered by the post time of the send.
 
     Attributes:
         src: the global rank of the sender (int32).
         dst: the global rank of the receiver (int32).
-        tag: the tag of the message, as the sender gave it (int32).
+        tag: the tag of the message, as set by the sender (int32).
         group: the index into ``events.tables.groups`` (int32).
         payload: the index of the sender's payload in ``events.tables.payloads`` (int32).
         stage: the pipeline stage, from the sender if it has one, otherwise from the receiver, or -1
@@ -70,7 +70,7 @@ class Messages:
         microbatch: the microbatch, chosen in the same way (int32).
         send: the index of the send among the events (int64).
         recv: the index of the recv among the events (int64).
-        unmatched: the indices of the sends and recvs without a partner, ascending (int64).
+        unmatched: the indices of the sends and recvs without a partner, in ascending order (int64).
         events: the events that the indices refer to.
 
     Example:
@@ -110,7 +110,7 @@ class Messages:
     def early(self) -> Ints:
         """A mask of the messages that seem to have arrived before they were sent.
 
-        For these messages, the clocks of the two ranks are too inexact to compare.
+        For these messages, the clocks of the two ranks are not accurate enough to compare.
         """
         done_ns = self.events.done_ns[self.recv]
         early: Ints = (done_ns != NONE) & (done_ns < self.events.post_ns[self.send])
@@ -137,12 +137,12 @@ class Messages:
 
 @dataclass(frozen=True, repr=False)
 class Unmatched:
-    """One operation whose other side is missing; it prints as a sentence.
+    """One operation whose other side is missing; printing the operation shows a sentence.
 
     Attributes:
         index: the index of the operation among the events.
         rank: the rank that posted the operation.
-        op: the operation, as torch spells it.
+        op: torch's name for the operation.
         peer: the global rank of the other side, or -2 for "from any source".
         group: the name of the group.
         tag: the tag of the message.
@@ -248,7 +248,7 @@ def match(events: Events, *, by_tag: bool = True, apart: Ints | Sequence[int] = 
 
 
 def describe_unmatched(events: Events, indices: Ints) -> list[Unmatched]:
-    """Returns the operations with these indices, which have no partner, in readable form."""
+    """Describes the operations at these indices, which have no partner, in readable form."""
     tables, sizes = events.tables, events.size_bytes
     return [
         Unmatched(
@@ -325,18 +325,18 @@ def refused(events: Events) -> Ints:
 
 @dataclass(frozen=True, eq=False)
 class Waits:
-    """The blocked time of each event, split by cause.
+    """The time that each event was blocked, split by cause.
 
     Each column is an int64 array in ns with one row per event. For a matched operation that is
     done, ``late_sender_ns + late_receiver_ns + transfer_ns == blocked_ns``. For operations without
-    a partner, collectives, spans and marks, these three columns are 0, because matching does not
-    show why they waited.
+    a partner, collectives, spans and marks, the three columns by cause are 0, because matching does
+    not show why these events waited.
 
     Attributes:
         blocked_ns: the time from wait to done, or -1 if the event is not done or the program did
             not wait for it.
-        late_sender_ns: for a recv, the blocked time before its send was posted.
-        late_receiver_ns: for a send, the blocked time before its recv was posted.
+        late_sender_ns: for a recv, how long it was blocked before its send was posted.
+        late_receiver_ns: for a send, how long it was blocked before its recv was posted.
         transfer_ns: the rest of the blocked time, or 0 if the event is not done.
     """
 
@@ -347,7 +347,7 @@ class Waits:
 
 
 def split_waits(events: Events, messages: Messages) -> Waits:
-    """Splits the blocked time of every event.
+    """Splits every event's blocked time by cause.
 
     Args:
         events: the events.
@@ -398,7 +398,7 @@ def split_waits(events: Events, messages: Messages) -> Waits:
 
 
 def _late(events: Events, waiter: Ints, partner: Ints) -> Ints:
-    """Returns the time, in ns, that each ``waiter`` was blocked before its ``partner`` was posted.
+    """Returns the ns that each ``waiter`` was blocked before its ``partner`` was posted.
 
     The waiters need not be done.
     """
@@ -410,7 +410,7 @@ def _late(events: Events, waiter: Ints, partner: Ints) -> Ints:
 
 @dataclass(frozen=True, eq=False)
 class CollectiveCalls:
-    """The collectives of a run, grouped into calls.
+    """The collectives in a run, grouped into calls.
 
     Attributes:
         event: the index of each collective among the events (int64).
@@ -428,7 +428,7 @@ class CollectiveCalls:
 
     @classmethod
     def of(cls, events: Events, apart: Ints | Sequence[int] = ()) -> Self:
-        """Groups the collectives of a run into calls.
+        """Groups the collectives in a run into calls.
 
         ``apart`` holds the indices of operations to skip, because other parts of their calls were
         left out of the trace.
@@ -468,18 +468,18 @@ class CollectiveCalls:
         )
 
     def call_of(self, event: int) -> int:
-        """Returns the number of the call that an event belongs to, or -1 if there is none."""
+        """Returns the number of the call that an event belongs to, or -1 if it belongs to none."""
         at = int(np.searchsorted(self.event, event))
         return int(self.call[at]) if at < len(self.event) and self.event[at] == event else NONE
 
     def events_of(self, call: int) -> tuple[int, ...]:
-        """Returns the indices of the events in a call, ascending."""
+        """Returns the indices of the events in a call, in ascending order."""
         order, starts = self._by_call
         return tuple(self.event[order[starts[call] : starts[call + 1]]].tolist())
 
     @cached_property
     def _by_call(self) -> tuple[Ints, Ints]:
-        """Returns the events, sorted by call, and the first position of each call."""
+        """Returns the events sorted by call, and the position of each call's first event."""
         order = np.argsort(self.call, kind="stable")
         return order, np.searchsorted(self.call[order], np.arange(len(self.last) + 1))
 

@@ -1,4 +1,4 @@
-"""Reads the files that ranks write while they record, during a run and after it.
+"""Reads the files that ranks write while recording, both during and after a run.
 
 A directory of parts contains ``run.json`` for the run and two files for each rank. The file
 ``rank-<r>.events`` is an array of ``RECORD``, zero after the last record. The file
@@ -60,7 +60,7 @@ _BYTES: Final = np.dtype((np.void, RECORD.itemsize))
 
 
 class Batch(NamedTuple):
-    """Records of one rank, in ascending order.
+    """One rank's records, in ascending order.
 
     A batch holds the records written since the last batch, and earlier records that have changed. A
     record in flight appears again when the program waits for it and when it is done; a record that
@@ -77,7 +77,7 @@ class Batch(NamedTuple):
 
 
 class PartReader:
-    """Follows one rank's part, while the rank is writing it or afterwards.
+    """Reads one rank's part, while the rank is writing to the part or afterwards.
 
     The reader's memory use does not grow with the part.
 
@@ -149,7 +149,7 @@ class PartReader:
         self._watched, self._seen = np.zeros(0, dtype=np.int64), _NO_RECORDS
 
     def is_damaged(self) -> bool:
-        """Returns whether the part is damaged: any line or record is unreadable or cut."""
+        """Returns whether any line or record of the part is unreadable or truncated."""
         try:
             length = self._events_path.stat().st_size
             with self._events_path.open("rb") as file:
@@ -182,7 +182,7 @@ class PartReader:
         return records
 
     def read_pieces(self) -> Iterator[Ints]:
-        """Yields the records that ``read_all`` returns, in small pieces if the part is finished.
+        """Yields the same records as ``read_all``, in small pieces if the part is finished.
 
         The iterator yields at least one piece.
         """
@@ -199,7 +199,7 @@ class PartReader:
             yield records
 
     def advance(self) -> Batch:
-        """Reads the new and changed records, quickly if there are few.
+        """Reads new and changed records, quickly if there are only a few.
 
         Returns:
             The records, at most about 80,000 at a time. If ``more`` is then True, call again
@@ -234,7 +234,7 @@ class PartReader:
         return self._drop_damage(slots[changed], records.compress(changed))
 
     def _read_changes(self, file: int) -> tuple[Ints, Ints, Ints]:
-        """Returns the watched and new slots, their previous content, and their current content.
+        """Returns the watched and new slots with their previous and current content.
 
         Records that may change are read last. If a record is then in flight, it was also in flight
         when the newest record was written.
@@ -256,7 +256,7 @@ class PartReader:
         return slots[kept], was.compress(kept), records.compress(kept)
 
     def _read_new(self, file: int) -> Ints:
-        """Returns the records from the last known one to the current end of the part.
+        """Returns the records after the last known one, up to the current end of the part.
 
         They include bookmarks, which have no status.
         """
@@ -275,7 +275,7 @@ class PartReader:
         return _concatenate(read)
 
     def _drop_damage(self, slots: Ints, records: Ints) -> Batch:
-        """Returns the records without those that no recorder can have written."""
+        """Returns the records, except those that no recorder can have written."""
         sane = (
             (records["status"] <= ERROR)
             & (records["op"] < len(OPS))
@@ -290,7 +290,7 @@ class PartReader:
         return Batch(slots[sane], records.compress(sane))
 
     def read_names(self) -> None:
-        """Reads the new lines of the names file; ``advance`` does this too, after the records."""
+        """Reads new lines from the names file; ``advance`` also does this, after the records."""
         try:
             if os.stat(self._names_path).st_size <= self._names_read:
                 return
@@ -324,7 +324,7 @@ class PartReader:
             self.fresh.add(number)
 
     def is_live(self) -> bool:
-        """Returns whether the process that began this part is alive on this Linux machine.
+        """Returns whether the process that began this part is still alive on this Linux machine.
 
         If an earlier run left the part behind, the process is not alive.
         """
@@ -352,7 +352,7 @@ def _may_change(records: Ints) -> Ints:
 
 
 def _read_slots(file: int, slots: Ints) -> tuple[Ints, Ints]:
-    """Returns a mask of the slots that exist in the file, and the records in these slots.
+    """Returns a mask of the slots that exist in the file, and the records in those slots.
 
     ``slots`` must ascend, and must not be empty.
     """
@@ -367,7 +367,7 @@ def _read_slots(file: int, slots: Ints) -> tuple[Ints, Ints]:
 
 
 def _read_settled(file: int, first: int, count: int) -> Ints:
-    """Reads records that a rank may be writing now; returns fewer if the file is shorter.
+    """Reads records that a rank may still be writing; returns fewer if the file is shorter.
 
     The rank writes a record's status last, so a record that has a status at the first read is
     complete at the second. A record in flight may already have its end time shortly before its
@@ -383,7 +383,7 @@ def _read_settled(file: int, first: int, count: int) -> Ints:
 
 
 def _concatenate(parts: Sequence[Ints]) -> Ints:
-    """Concatenates records as bytes.
+    """Concatenates records bytewise.
 
     If they had fields, numpy would copy each field of each part separately, which takes ten times
     as long.

@@ -202,7 +202,7 @@ class Recorder:
             self._introduce()
 
     def _introduce(self) -> None:
-        """Records metadata about the process, and makes forked processes stop recording."""
+        """Records metadata about the process and makes forked processes stop recording."""
         for key, value in {
             "rank": self._rank,
             "world_size": self.world_size,
@@ -218,13 +218,13 @@ class Recorder:
 
     @property
     def rank(self) -> int:
-        """The rank that is recorded; in memory, the running rank."""
+        """The rank being recorded; in memory, the running rank."""
         return self._who() if self._in_memory else self._rank
 
     # -- operations
 
     def make_post(self, op: int, spoken: Mapping[str, int] | None = None) -> Post:
-        """Returns a function that records the start of an operation of one kind.
+        """Returns a function that records the start of operations of one kind.
 
         The function is a closure, because looking up its data would take as long as writing the
         record.
@@ -297,7 +297,7 @@ class Recorder:
         self._store.words[slot + 1] = self._now()
 
     def complete(self, slot: int, status: int = OK, waited: bool = True) -> None:
-        """Records that an operation is done, or with ERROR that it raised an error.
+        """Records that an operation is done or, with ERROR, that it raised an error.
 
         Args:
             slot: the slot of the operation.
@@ -332,7 +332,7 @@ class Recorder:
         tag: Any,
         state: int,
     ) -> int | None:
-        """Writes a record, making room and replacing a peer or tag that does not fit."""
+        """Writes a record after making room, and replaces a peer or tag that does not fit."""
         end = slot * 8 + RECORD_BYTES
         if end > len(self._store.memory) and not self._grow(end):
             return None
@@ -350,7 +350,7 @@ class Recorder:
         tag: int,
         payload: int,
     ) -> int | None:
-        """Records an operation posted on behalf of a simulated rank, which is paused at ``frame``.
+        """Records an operation posted on behalf of a simulated rank that is paused at ``frame``.
 
         Returns the slot of the operation.
         """
@@ -367,7 +367,7 @@ class Recorder:
         wait_ns: int | None = None,
         done_ns: int | None = None,
     ) -> None:
-        """Records facts about an operation that become known later.
+        """Records facts about an operation that became known only after it was posted.
 
         Args:
             slot: the slot of the operation.
@@ -486,7 +486,7 @@ class Recorder:
             return numbers[key]
 
     def set_meta(self, key: str, value: Any) -> None:
-        """Records one fact about the rank as JSON; the last value recorded for a key wins."""
+        """Records one fact about the rank as JSON; for each key, the last recorded value wins."""
         with self._lock:
             self._store.append({"table": "meta", "key": key, "value": value})
 
@@ -494,7 +494,7 @@ class Recorder:
 
     @property
     def count(self) -> int:
-        """The number of records written so far; in memory, those of the running rank."""
+        """The number of records written so far; in memory, only those of the running rank."""
         records = self._store.records
         written = records["status"] != 0
         if self._in_memory:
@@ -502,19 +502,19 @@ class Recorder:
         return int(np.count_nonzero(written))
 
     def awaited(self) -> set[int]:
-        """Returns the operations that any thread is waiting for, as indices in the part."""
+        """Returns the operations that any thread is waiting for, as indices into the part."""
         records = self._store.records
         return set(
             np.flatnonzero((records["status"] == IN_FLIGHT) & (records["wait_ns"] != NONE)).tolist()
         )
 
     def complete_as_failed(self, places: Iterable[int]) -> None:
-        """Records that the waits for operations were cut short, given their indices in the part."""
+        """Records that waits were cut short, given the indices of the operations in the part."""
         for place in places:
             self.complete(place * _WORDS, ERROR)
 
     def bookmark(self) -> int:
-        """Returns a bookmark; everything posted from now on comes after it."""
+        """Returns a bookmark, which precedes everything that is posted after this call."""
         slot = self._claim()
         words = self._store.words
         if slot < len(words):
@@ -522,7 +522,7 @@ class Recorder:
         return slot
 
     def records_since(self, bookmark: int) -> Ints:
-        """Returns the records that the calling thread or running rank wrote since a bookmark.
+        """Returns the records that the calling thread or running rank has written since a bookmark.
 
         The result is a copied array of ``RECORD``.
         """
@@ -561,7 +561,7 @@ class Recorder:
         return f" at {os.path.basename(self.files[record['file']])}:{record['line']}"
 
     def complete_times(self) -> None:
-        """Records facts that have become known, such as when GPU work was done; never blocks.
+        """Records newly known facts, such as when GPU work was done; never blocks.
 
         Call this method before you read the records.
         """
@@ -572,7 +572,7 @@ class Recorder:
                 self._stop(error)
 
     def close(self) -> None:
-        """Ends the recording and records the time; closing twice is harmless."""
+        """Ends the recording and records the time; may be called more than once."""
         if self._closed:
             return
         self.complete_times()
@@ -615,7 +615,7 @@ class Recorder:
 
 
 def _detach(reference: weakref.ref[Recorder]) -> None:
-    """Detaches a process that the rank forked from the rank's files.
+    """Detaches a process forked by the rank from the rank's files.
 
     Otherwise both processes would write to the same places.
     """
@@ -627,12 +627,12 @@ def _detach(reference: weakref.ref[Recorder]) -> None:
 
 
 def _in_order(table: dict[int, _Entry]) -> list[_Entry]:
-    """Returns a table's entries sorted by number; signal handlers may have reordered them."""
+    """Returns a table's entries sorted by number, as signal handlers may have reordered them."""
     return [entry for _, entry in sorted(table.items())]
 
 
 def _fit(value: Any) -> int:
-    """Returns a peer or tag as the value for its column.
+    """Converts a peer or tag to a value that fits into its column.
 
     A value that does not fit becomes NONE; the library itself will refuse the operation.
     """
@@ -640,7 +640,7 @@ def _fit(value: Any) -> int:
 
 
 def _measure_cost_ns() -> int:
-    """Returns the CPU time to record one operation, in ns, without the communication library.
+    """Returns the CPU time that recording one operation takes, in ns, without the library.
 
     The time covers post, wait and done, and is the minimum of several tries.
     """

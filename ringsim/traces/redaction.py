@@ -81,7 +81,7 @@ def redact(trace: Trace) -> Trace:
 
 
 def _map(change: Callable[[str], str], value: Any) -> Any:
-    """Returns JSON data in which ``change`` was applied to every string."""
+    """Returns JSON data with ``change`` applied to every string."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, list):

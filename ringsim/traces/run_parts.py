@@ -1,4 +1,4 @@
-"""Joins the parts of a run, and the metadata from the ranks and the process that started them."""
+"""Joins a run's parts with the metadata from the ranks and the process that started them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _LIMITS: Final = {"world_size": range(1, _MAX_RANKS + 1)} | dict.fromkeys(
 
 
 def read_run(directory: Path) -> tuple[Events, dict[str, Any]]:
-    """Reads a whole run: the ranks' parts, and the file from the process that started the run.
+    """Reads a whole run: the ranks' parts and the file from the process that started the run.
 
     Args:
         directory: the directory that holds the parts; ``run.json`` may be missing.
@@ -90,7 +90,7 @@ def read_run(directory: Path) -> tuple[Events, dict[str, Any]]:
 
 
 def _read_run_file(path: Path) -> dict[str, Any]:
-    """Returns the metadata that the starting process wrote, leaving out malformed entries."""
+    """Returns the metadata that the starting process wrote, without malformed entries."""
     try:
         run = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -174,7 +174,7 @@ class Parts:
             ) from error
 
     def read(self) -> Iterator[Events]:
-        """Yields the events of one rank after another, in pieces of a few thousand.
+        """Yields the events rank by rank, in pieces of a few thousand.
 
         Each rank's times are those of its own clock.
         """
@@ -247,13 +247,13 @@ class Parts:
     def _note(
         self, missing: list[int], stopped: list[int], hosts: int, clocks: list[dict[str, Any]]
     ) -> list[str]:
-        """Returns the ranks' notes, and notes about damaged or missing parts."""
+        """Returns the ranks' notes along with notes about damaged or missing parts."""
         metas = self.metas.values()
         notes = _valid(metas, "note")
         silent = [rank for rank in stopped if "note" not in self.metas[rank]]
         for concerned, what in (
             (missing, "left no record"),
-            (silent, "stopped recording after the maximum number of records"),
+            (silent, "stopped recording after reaching the maximum number of records"),
             (sorted(self._damaged), "left unreadable records, which were skipped"),
         ):
             if concerned:
@@ -276,7 +276,7 @@ def _make_piece(
     first: int,
     threads: dict[int, int],
 ) -> Events:
-    """Returns a rank's records as events with tables of their own.
+    """Returns a rank's records as events with their own tables.
 
     ``first`` is the number of the first record. New threads are added to ``threads``.
     """
@@ -325,7 +325,7 @@ def _sentences(metas: Iterable[dict[str, Any]], key: str) -> list[str]:
 
 
 def told_ends(metas: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the end of each rank, as the rank itself or other ranks recorded it.
+    """Returns each rank's end, as recorded by the rank itself or by other ranks.
 
     A rank that did not finish its part counts as running.
     """

@@ -1,4 +1,4 @@
-"""Finds an event's line: the line of the user's program whose call posted the event.
+"""Finds the line in the user's program that posted an event.
 
 The line belongs to the innermost frame outside ringsim, the communication library and Python. If a
 thread has no such frame, ringsim uses the line that handed the operation to the thread. Events
@@ -39,7 +39,7 @@ _INSTALLED: Final = tuple(
 
 
 class CallSites:
-    """Finds the line of the user's program that made a call.
+    """Finds the line in the user's program that made a call.
 
     The line belongs to the innermost frame outside ringsim, the communication library and Python's
     own modules. To find it, Python reads the line table of the frame's function from the start,
@@ -77,7 +77,7 @@ class CallSites:
         self._libraries, self._speaker = (*self._libraries, directory + os.sep), speaker
 
     def kind(self, filename: str) -> int:
-        """Returns the number of a user's file, or OURS, LIBRARY or SPEAKER for any other file."""
+        """Returns a user file's number, or OURS, LIBRARY or SPEAKER for any other file."""
         found = self._kinds.get(filename)
         if found is None:
             found = self._kinds[filename] = self._classify(filename)
@@ -96,7 +96,7 @@ class CallSites:
     def locate(
         self, posted: int, posted_as: Mapping[str, int]
     ) -> tuple[int, tuple[int, tuple[CodeType, ...]]]:
-        """Returns the place of the user's call that posts an operation.
+        """Returns the location of the user's call that posts an operation.
 
         Also returns the functions between that call and the recorder, and the last column of the
         record, which depends on these functions.
@@ -143,13 +143,13 @@ class CallSites:
         return self.places[key]
 
     def find(self, frame: FrameType | None) -> FrameType | None:
-        """Returns the first user frame, searching outwards from ``frame``, or None."""
+        """Returns the first user frame found by searching outwards from ``frame``, or None."""
         while frame is not None and self.kind(frame.f_code.co_filename) < 0:
             frame = frame.f_back
         return frame
 
     def place(self, frame: FrameType) -> int:
-        """Returns the place of the innermost user code at or around ``frame``."""
+        """Returns the location of the innermost user code at or around ``frame``."""
         found = self.find(frame)
         return (
             self.find_handed_over()
@@ -164,7 +164,7 @@ def _instruction(frame: FrameType) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def _is_thin(code: CodeType) -> bool:
-    """Returns whether a function is a thin wrapper: it takes arguments and has a short body."""
+    """Returns whether a function is a thin wrapper, with arguments and a short body."""
     takes = code.co_argcount or code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
     body = {line for *_, line in code.co_lines() if line} - {code.co_firstlineno}
     return bool(takes) and code.co_name.isidentifier() and len(body) <= THIN

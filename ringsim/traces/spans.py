@@ -1,4 +1,4 @@
-"""Spans and marks, with which a program labels its timeline, and the context that spans set."""
+"""Spans and marks, which label a program's timeline, and the context that spans set."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ label_in_force: Final[ContextVar[int]] = ContextVar("ringsim_label", default=NON
 
 
 class span:  # noqa: N801 - read as a verb: with ringsim.span("compute"):
-    """Names a section of the program in the timeline; does nothing unless the run is recorded.
+    """Names a section of the timeline; does nothing unless the run is being recorded.
 
-    Spans nest. Operations and spans inside a span inherit ``stage`` and ``microbatch`` from the
-    innermost enclosing span that sets them.
+    Spans can be nested. Operations and spans inside a span inherit ``stage`` and ``microbatch``
+    from the innermost enclosing span that sets them.
 
     Args:
         name: the name shown in the timeline.
@@ -80,7 +80,7 @@ def _read_index(what: str, index: int | None) -> int | None:
 
 
 def mark(name: str) -> None:
-    """Marks the current moment in the timeline; does nothing unless the run is recorded.
+    """Marks the current moment in the timeline; does nothing unless the run is being recorded.
 
     Args:
         name: the name shown in the timeline.

@@ -35,16 +35,16 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class OperationStats:
-    """Statistics for all operations with one name on one group.
+    """Statistics for all operations with the same name on the same group.
 
     An operation is *blocked* from the moment the program begins to wait for it until it is done.
     Operations for which that moment is unknown, such as collectives that C++ waits for, do not
-    count in the blocked times. Bandwidths describe a typical operation: each is the median of size
-    divided by the time from post to done. If the program began to wait late, they are lower
-    bounds. 1 GB is 10**9 bytes.
+    contribute to the blocked times. Bandwidths describe a typical operation: each is the median,
+    over all operations, of the size divided by the time from post to done. If the program began to
+    wait late, the bandwidths are lower bounds. 1 GB is 10**9 bytes.
 
     Attributes:
-        op: the operation, as torch spells it.
+        op: torch's name for the operation.
         group: the name of the group.
         group_size: the number of ranks in the group.
         count: the number of operations; a collective counts once, however many ranks take part.
@@ -55,8 +55,8 @@ class OperationStats:
         blocked_max_us: the longest blocked time, or NaN.
         algbw_gb_per_s: the algorithm bandwidth, or NaN if the operations carried no data.
         busbw_gb_per_s: the bus bandwidth, with nccl-tests' factor for the size of the group.
-        share: the share of all ranks' time that was spent blocked, from 0 to 1, or above 1 if
-            several threads of a rank wait at the same time.
+        share: the fraction of all ranks' time that was spent blocked, from 0 to 1, or above 1 if
+            several threads on a rank wait at the same time.
     """
 
     op: str
@@ -152,7 +152,7 @@ def _say(time_us: float, width: int) -> str:
 
 @dataclass
 class _Share:
-    """The operations with one name on one group that some of the ranks recorded."""
+    """The operations with one name on one group, as recorded by some of the ranks."""
 
     records: int
     calls: int
@@ -204,7 +204,7 @@ class Tally:
         self._shares: dict[tuple[int, int], list[_Share]] = {}  # by operation and group
 
     def add(self, events: Events) -> None:
-        """Counts the events of some ranks, each of which must be complete."""
+        """Counts the events of some ranks; each rank must be complete."""
         communicates = np.isin(events.kind, (SEND, RECV, COLLECTIVE)) & (events.group != NONE)
         mine = np.flatnonzero(communicates & (events.op != _NEW_GROUP))
         if len(mine) == 0:
@@ -286,7 +286,7 @@ def _make_row(name: str, group: Group, shares: list[_Share], total_us: float) ->
 
 
 def count_calls(ranks: Ints, op: str) -> int:
-    """Returns the number of operations that left these records, all with one name on one group.
+    """Returns the number of operations, all with one name and group, that produced these records.
 
     A collective, including a user's own, leaves one record on each rank that takes part.
 

@@ -64,7 +64,7 @@ KINDS: Final = {"forward": "F", "backward": "B", "input_grad": "I", "weight_grad
 
 @dataclass(frozen=True)
 class Phases:
-    """The warm-up, the steady phase and the cool-down of a rank in one step.
+    """A rank's warm-up, steady phase and cool-down in one step.
 
     Attributes:
         start: the start of the rank's first action.
@@ -81,16 +81,16 @@ class Phases:
 
     @property
     def has_steady(self) -> bool:
-        """Whether the rank has a phase in which forwards and backwards alternate."""
+        """Whether the rank's step includes a phase in which forwards and backwards alternate."""
         return self.cool_down_from > self.warm_up_until
 
 
 @dataclass(frozen=True, eq=False)
 class StageActions:
-    """The computations of one step as columns.
+    """The computations in one step, stored as columns.
 
     The columns are numpy arrays of equal length, ordered by rank, then by start. Measured times are
-    in ns from the start of the run; computed times are in the unit of the costs.
+    in ns from the start of the run; computed times are in the same unit as the costs.
 
     Attributes:
         schedule: the name of the step, which is usually the name of the schedule.
@@ -116,7 +116,7 @@ class StageActions:
 
     @property
     def ranks(self) -> list[int]:
-        """The ranks that computed, ascending."""
+        """The ranks that did any computation, in ascending order."""
         return list(np.unique(self.rank).tolist())
 
     @property
@@ -135,22 +135,22 @@ class StageActions:
         return float(self.end.max() - self.start.min())
 
     def of(self, rank: int) -> StageActions:
-        """Returns the computations of one rank."""
+        """Returns one rank's computations."""
         where = self.rank == rank
         schedule, *columns = vars(self).values()
         return StageActions(schedule, *(column[where] for column in columns))
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
-        """Returns the stages that a rank computes, ascending."""
+        """Returns the stages that a rank computes, in ascending order."""
         return tuple(np.unique(self.stage[self.rank == rank]).tolist())
 
     def list_actions(self, rank: int) -> tuple[Action, ...]:
-        """Returns the computations of a rank, in order."""
+        """Returns a rank's computations, in order."""
         own = self.of(rank)
         return tuple(map(Action, own.stage.tolist(), own.kind.tolist(), own.microbatch.tolist()))
 
     def phases(self, rank: int) -> Phases:
-        """Returns the begin and end times of a rank's phases."""
+        """Returns the times at which a rank's phases begin and end."""
         own = self.of(rank)
         forward = own.kind == "F"
         start, end = float(own.start.min()), float(own.end.max())
@@ -159,7 +159,7 @@ class StageActions:
         return Phases(start, first_backward, last_forward, end)
 
     def find_known(self) -> Step | None:
-        """Returns the step in the form that closed forms use, or None if there is no such form.
+        """Returns the step in the form that closed forms use, or None if it has no such form.
 
         The result is None unless the ranks ran exactly the actions of the schedule after which the
         step is named. The name alone does not suffice, because users may give a step any name.
@@ -207,7 +207,7 @@ def in_step(events: Events, step: int) -> Ints:
 
 
 def find_step(trace: _Recorded, step: int | None = None) -> StageActions:
-    """Reads the computations of one step.
+    """Reads the computations in one step.
 
     Args:
         trace: a trace with the spans described in the module docstring.
@@ -271,7 +271,7 @@ def find_step(trace: _Recorded, step: int | None = None) -> StageActions:
 
 
 def number_steps(events: Events) -> Ints:
-    """Returns the number of the step in which each event was posted, from 0 on each rank.
+    """Returns the number of the step in which each event was posted, counted from 0 on each rank.
 
     The number is -1 for events outside steps, and in steps that did not end on every rank.
     """
@@ -295,7 +295,7 @@ def number_steps(events: Events) -> Ints:
 
 
 def _find_parents(begin: Ints, end: Ints) -> Ints:
-    """Returns the index of the innermost span around each span, or -1 if there is none.
+    """Returns the index of the innermost span that encloses each span, or -1 if there is none.
 
     The spans must be in the order in which they began.
     """
@@ -324,7 +324,7 @@ def _find_innermost(begins: Ints, posted: Ints, end: Ints, parents: Ints) -> Int
 
 
 def _find_outermost(parents: Ints, busy: set[int]) -> Ints:
-    """Returns the outermost busy span around each span (which may be the span itself), or -1.
+    """Returns the outermost busy span around each span (possibly the span itself), or -1.
 
     One more entry, at the end, is for the index -1.
     """
@@ -367,9 +367,10 @@ class KnownBubble:
     and that messages take no time.
 
     Attributes:
-        of_total: the bubble by makespan, as a share of the step.
-        of_ideal: the bubble by makespan, relative to the work.
-        of_span: the bubble by span, as a share of the span, on the rank with the largest bubble.
+        of_total: the makespan-based bubble, as a fraction of the step.
+        of_ideal: the makespan-based bubble, relative to the work.
+        of_span: the span-based bubble, as a fraction of the span, on the rank with the largest
+            bubble.
     """
 
     of_total: float
@@ -379,20 +380,20 @@ class KnownBubble:
 
 @dataclass(frozen=True)
 class Bubble:
-    """The time for which ranks are idle in a step.
+    """The time that ranks are idle during a step.
 
-    Sequences have one entry per rank. Measured times are in ns, and computed times are in the unit
-    of the costs.
+    Sequences have one entry per rank. Measured times are in ns; computed times are in the same unit
+    as the costs.
 
     Attributes:
         schedule: the name of the step.
-        ranks: the ranks that computed, ascending.
+        ranks: the ranks that did any computation, in ascending order.
         makespan: the time from the start of the first computation to the end of the last, over all
             ranks.
-        busy: how long each rank computed.
+        busy: how long each rank spent computing.
         span: the time from the start of each rank's first computation to the end of its last.
-        closed_form: the bubble that the closed form predicts, or None if there is no closed form
-            or the ranks did not run the schedule after which the step is named.
+        closed_form: the bubble that the closed form predicts, or None if there is no closed form or
+            the ranks did not run the schedule that the step is named after.
     """
 
     schedule: str
@@ -414,7 +415,7 @@ class Bubble:
 
     @property
     def of_total_by_rank(self) -> tuple[float, ...]:
-        """Each rank's idle time by makespan, as a share of the step.
+        """Each rank's idle time relative to the makespan, as a fraction of the step.
 
         The GPipe and zero-bubble papers use this definition; for 1F1B, the share is
         (p-1) / (m+p-1).
@@ -423,17 +424,17 @@ class Bubble:
 
     @property
     def of_span_by_rank(self) -> tuple[float, ...]:
-        """Each rank's idle time by span, as a share of its span."""
+        """Each rank's idle time within its span, as a fraction of that span."""
         return _ratios(self.span_idle, self.span)
 
     @property
     def of_total(self) -> float:
-        """The idle time of all ranks together by makespan, as a share of their time."""
+        """The makespan-based idle time of all ranks together, as a fraction of their total time."""
         return _ratio(sum(self.idle), self.makespan * len(self.ranks))
 
     @property
     def of_ideal(self) -> float:
-        """The idle time of all ranks together by makespan, relative to their work.
+        """The makespan-based idle time of all ranks together, relative to their total work.
 
         The Megatron papers use this definition; for 1F1B, the ratio is (p-1) / m.
         """
@@ -441,12 +442,12 @@ class Bubble:
 
     @property
     def of_span(self) -> float:
-        """The idle time by span, as a share of the span, on the rank that is idle longest."""
+        """The span-based idle time, as a fraction of the span, on the rank that is idle longest."""
         idle, span = max(zip(self.span_idle, self.span, strict=True))
         return _ratio(idle, span)
 
     def __repr__(self) -> str:
-        """Returns a table with each rank, all ranks together, and the closed form."""
+        """Returns a table of each rank, all ranks together, and the closed form."""
         ranks = [f"rank {rank}" for rank in self.ranks]
         rows = list(
             zip(
@@ -475,7 +476,7 @@ class Bubble:
 
 
 def measure_bubble(actions: StageActions) -> Bubble:
-    """Measures how long the ranks are idle in one pipeline step.
+    """Measures how long the ranks are idle during one pipeline step.
 
     Args:
         actions: the computations of the step, measured or computed from costs.
@@ -567,16 +568,16 @@ def _ratios(parts: Sequence[float], wholes: Sequence[float]) -> tuple[float, ...
 
 @dataclass(frozen=True)
 class PeakActivations:
-    """The largest number of live activations on each rank.
+    """The peak number of live activations on each rank.
 
     One activation is the data that one stage keeps for one microbatch.
 
     Attributes:
         schedule: the name of the step.
-        ranks: the ranks that computed, ascending.
-        peaks: the largest number of live activations on each rank.
-        bounds: the number that the closed form predicts for each rank, or None if there is no
-            closed form.
+        ranks: the ranks that did any computation, in ascending order.
+        peaks: the peak number of live activations on each rank.
+        bounds: the peak that the closed form predicts for each rank, or None if there is no closed
+            form.
     """
 
     schedule: str
@@ -598,7 +599,7 @@ class PeakActivations:
 
 
 def measure_peaks(actions: StageActions) -> PeakActivations:
-    """Finds the largest number of live activations on each rank in one pipeline step.
+    """Finds the peak number of live activations on each rank in one pipeline step.
 
     Args:
         actions: the computations of the step, measured or computed from costs.
@@ -639,9 +640,9 @@ def measure_peaks(actions: StageActions) -> PeakActivations:
 
 
 def list_live(actions: StageActions, rank: int) -> tuple[Ints, Ints]:
-    """Returns the times at which a rank's number of live activations changes, and each new number.
+    """Returns the times at which a rank's count of live activations changes, and each new count.
 
-    The times ascend.
+    The times are in ascending order.
     """
     own = actions.of(rank)
     begins, ends = own.start[own.kind == "F"], own.end[np.isin(own.kind, ("B", "W"))]
@@ -656,8 +657,8 @@ class StageUse(NamedTuple):
     Attributes:
         prefill_s: the mean duration of a prefill job, in seconds.
         decode_s: the mean duration of a decode job, in seconds.
-        decode_use: the share of the decoding time that the stage worked, over complete turns of the
-            ring.
+        decode_use: the fraction of the decoding time that the stage spent working, over complete
+            turns of the ring.
         idle_s: how long the stage had no job, from the start of the first job of any stage to the
             end of the last, in seconds.
     """
@@ -728,7 +729,7 @@ def measure_stage_use(trace: _Recorded) -> list[StageUse]:
 
 
 def _decode_use(start: Ints, took: Ints, is_prefill: Ints, batch: Ints) -> float:
-    """Returns the share of work in the time from the first decode job to the last token's turn.
+    """Returns the share of time spent working, from the first decode job to the last token's turn.
 
     Only the first round counts.
     """

@@ -1,4 +1,4 @@
-"""A recorder's storage: bytes for records and lines for names, in memory or in two files.
+"""A recorder's storage: records as bytes and names as lines, in memory or in two files.
 
 A recorder calls one method at a time, but a signal handler may interrupt the call and make a second
 call.
@@ -30,7 +30,7 @@ class Full(OSError):
 
 
 class Store:
-    """Stores records in memory, and no names, because the recorder itself keeps the names.
+    """Stores records in memory, but no names, because the recorder itself keeps the names.
 
     Args:
         room: zeroed memory for the first records.
@@ -104,7 +104,7 @@ class FileStore(Store):
         except OSError as error:
             raise TraceFileError(
                 f"cannot record rank {rank} in {Path(directory)}: {error.strerror or error}. "
-                "Choose a different path, or free some disk space."
+                "Choose a different path, or free up some disk space."
             ) from error
 
     def _map(self, start: int, records: int) -> mmap.mmap:
@@ -145,7 +145,7 @@ class FileStore(Store):
             os.write(self._names, json.dumps(line).encode() + b"\n")
 
     def close(self) -> None:
-        """Closes the files, but keeps the map valid for threads that are writing a record."""
+        """Closes the files but keeps the map valid for threads that are still writing a record."""
         if not self._closed:
             self._closed = True
             os.close(self._events)

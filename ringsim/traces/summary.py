@@ -45,7 +45,7 @@ _SHOWN = 3  # how many lines of one kind to show before "and n more"
 
 
 class _Wait(NamedTuple):
-    """A wait for a partner.
+    """One wait for a partner.
 
     Waits sort by length, longest first, and waits of equal length by the time of sending.
     """
@@ -69,7 +69,7 @@ class _Edge(NamedTuple):
 
 @dataclass
 class _Went:
-    """Totals over the messages within hosts, or across hosts.
+    """Totals over the messages within hosts or across hosts.
 
     The bytes and the time during which both sides were posted cover only messages that arrived.
     """
@@ -138,7 +138,7 @@ class Totals:
     _across: _Went = field(default_factory=_Went)
 
     def add_events(self, events: Events, whole_table: bool) -> None:
-        """Counts the events of one or more ranks, each of which must be complete.
+        """Counts the events of one or more ranks; each rank must be complete.
 
         If ``whole_table`` is False, the table leaves out messages.
         """
@@ -146,7 +146,7 @@ class Totals:
         self.tally.add(events if whole_table else events.select(events.kind == COLLECTIVE))
 
     def add_messages(self, trace: Trace) -> None:
-        """Counts the messages in a trace, which must contain both sides of each message.
+        """Counts the messages in a trace; the trace must contain both sides of each message.
 
         Operations without a partner are counted separately.
         """
@@ -195,12 +195,12 @@ class Totals:
 
     @property
     def longest_wait(self) -> str | None:
-        """The longest wait for a partner, in words, or None if there is none."""
+        """A description of the longest wait for a partner, or None if no rank waited."""
         return self._longest[0].said if self._longest else None
 
     @cached_property
     def stats(self) -> Stats:
-        """The table that ``Trace.stats`` returns, for the counted operations."""
+        """The table that ``Trace.stats`` returns, but for the counted operations."""
         return self.tally.table(self.run.events.tables, self.run.world_size, self.run.makespan_s)
 
     @property
@@ -212,7 +212,7 @@ class Totals:
         return [row for row in self.stats.rows if row.op in COLLECTIVES]
 
     def __str__(self) -> str:
-        """Returns the summary of the run in a few lines of text."""
+        """Returns a summary of the run in a few lines of text."""
         run, metadata = self.run, self.run.metadata
         about = ", ".join(
             str(metadata[key]) for key in ("source", "backend", "date") if metadata.get(key)
@@ -250,7 +250,7 @@ class Totals:
         return "\n".join(lines)
 
     def _say_part(self) -> list[str]:
-        """Returns a line about the part, if any, and the operations whose other side it lacks."""
+        """Returns a line about the part, if any, and the operations without their other side."""
         if "part" not in self.run.metadata:
             return []
         apart = (
@@ -261,7 +261,7 @@ class Totals:
         return [f"  part          {'; '.join([*self.run.metadata['part']['of'], *apart])}"]
 
     def _say_hosts(self) -> list[str]:
-        """Returns lines about the clocks' accuracy and the messages within and across hosts.
+        """Returns lines about the accuracy of the clocks and the messages within and across hosts.
 
         The list is empty if there was only one host.
         """
@@ -291,7 +291,7 @@ class Totals:
         return lines + _say_crossings(self.run)
 
     def _say_collectives(self) -> list[str]:
-        """Returns lines about the collectives, with bytes and blocked times of the first few."""
+        """Returns lines about the collectives; the first few have bytes and blocked times."""
         rows = self.collectives
         if not rows:
             return []
@@ -313,7 +313,7 @@ class Totals:
 
 
 def count_trace(trace: Trace, *, whole_table: bool = False) -> Totals:
-    """Counts the events of a trace; if ``whole_table`` is False, ``stats`` leaves out messages."""
+    """Counts a trace's events; if ``whole_table`` is False, ``stats`` leaves out messages."""
     totals = Totals(trace, num_steps=count_steps(trace.events), num_apart=len(trace.apart))
     totals.add_events(trace.events, whole_table)
     totals.add_messages(trace)
@@ -433,7 +433,7 @@ def _count_ranks(
 
 
 class _Outline:
-    """Keeps the first and the last event of each rank, and the spans of its last step."""
+    """Keeps each rank's first and last events, and the spans in the rank's last step."""
 
     def __init__(self) -> None:
         self._kept: dict[int, Events] = {}
@@ -441,7 +441,7 @@ class _Outline:
         self._none = make_events({"rank": [], "op": []})
 
     def add(self, events: Events, step: int | None = None) -> None:
-        """Adds the outline of complete ranks, with the spans of ``step`` or of the last step."""
+        """Adds the outline of complete ranks, with the spans in ``step`` or in the last step."""
         self._none = events.select(np.zeros(0, dtype=np.int64))
         last_ns = np.maximum(events.post_ns, np.maximum(events.wait_ns, events.done_ns))
         is_span, has_steps = events.kind == SPAN, bool(is_step(events).any())
@@ -468,7 +468,7 @@ class _Outline:
         return complete
 
     def by_rank(self) -> list[Events]:
-        """Returns the outline, one part per rank."""
+        """Returns the outline in one part per rank."""
         return [self._none, *(self._kept[rank] for rank in sorted(self._kept))]
 
 
@@ -503,7 +503,7 @@ def _find_longest(trace: Trace) -> list[_Wait]:
 
 
 def _say_crossings(trace: Trace) -> list[str]:
-    """Returns a line if a different order of the ranks would make rings cross hosts less often."""
+    """Returns a line if rings would cross hosts less often with the ranks in a different order."""
     names = [
         re.fullmatch(r"ring:(\d{1,9})>(\d{1,9})", group.name)
         for group in trace.events.tables.groups
@@ -536,7 +536,7 @@ def _say_blocked(row: OperationStats) -> str:
 
 
 def _say_last_step(totals: Totals) -> str:
-    """Returns a phrase with the number of steps, and the name and bubble of the last one."""
+    """Returns a phrase with the number of steps, and with the name and bubble of the last step."""
     measured = totals.run.bubble()
     said = (
         f"{count(totals.num_steps, 'step')}, the last one ({measured.schedule}) with a bubble of "
@@ -550,5 +550,5 @@ def _say_last_step(totals: Totals) -> str:
 
 
 def _some(lines: list[str], number: int) -> list[str]:
-    """Returns the first few of ``number`` lines, and a line that counts the rest."""
+    """Returns the first few of ``number`` lines, followed by a line that counts the rest."""
     return lines if number <= _SHOWN else [*lines[:_SHOWN], f"    ... and {number - _SHOWN} more"]

@@ -1,4 +1,4 @@
-"""Formats numbers with units and nouns, for pictures and messages.
+"""Formats numbers with units or nouns, for pictures and messages.
 
 Byte units are powers of 1024; a time gets the largest unit in which it is at least 1.
 """
@@ -17,7 +17,7 @@ _COMPUTE: Final = re.compile(r"compute (\d+\.?\d*(?:e[+-]\d+)?) s")  # a span of
 
 
 def count(number: int, noun: str) -> str:
-    """Returns a number with its noun, such as "1 rank" or "12,000 messages".
+    """Formats a number with its noun, such as "1 rank" or "12,000 messages".
 
     Example:
         >>> count(1, "rank"), count(12000, "message"), count(2, "microbatch")
@@ -27,7 +27,7 @@ def count(number: int, noun: str) -> str:
 
 
 def bytes_text(size_bytes: float) -> str:
-    """Formats a size with its IEC unit.
+    """Formats a size with an IEC unit.
 
     Args:
         size_bytes: the size in bytes; must not be negative.

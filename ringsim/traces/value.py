@@ -1,4 +1,4 @@
-"""``Trace``: the record of a run, as tables and in words.
+"""``Trace``: the record of a run, as tables and as text.
 
 A trace comes from real ranks, from the simulator or from a file. It provides two pandas tables:
 "events" has one row per event, and "messages" has one row per message. Strings are categoricals. A
@@ -73,7 +73,7 @@ def removed(name: str, instead: str) -> Callable[..., NoReturn]:
     """
 
     def refuse(*_: Any, **__: Any) -> NoReturn:
-        """Raises RingError: this function was removed."""
+        """Raises RingError, because this function was removed."""
         raise RingError(
             f"{name} was removed in ringsim 0.3. Use {instead}, or install ringsim 0.2."
         )
@@ -83,11 +83,11 @@ def removed(name: str, instead: str) -> Callable[..., NoReturn]:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Trace:
-    """The recorded events of a run, and the results and output of its ranks.
+    """The recorded events of a run, with the results and output of the ranks.
 
-    A notebook shows a trace as pictures, and a terminal shows a summary. Two traces are equal if
-    their events and metadata are equal. Results and output do not count, because trace files do not
-    contain them.
+    A trace is displayed as pictures in a notebook, and as a summary in a terminal. Two traces are
+    equal if their events and metadata are equal. Results and output are not compared, because trace
+    files do not contain them.
 
     Args:
         events: the events, one row each.
@@ -131,11 +131,11 @@ class Trace:
         return len(self.events)
 
     def __bool__(self) -> bool:
-        """Returns True, even if the trace has no events."""
+        """Returns True even if the trace has no events."""
         return True
 
     def __getitem__(self, index: SupportsIndex) -> Event:
-        """Returns one event as a small value; a negative index counts from the end."""
+        """Returns a single event as a small value; a negative index counts from the end."""
         return event_at(self.events, index)
 
     def __iter__(self) -> Iterator[Event]:
@@ -150,7 +150,7 @@ class Trace:
 
     @cached_property
     def hosts(self) -> list[str]:
-        """The name of each rank's host, in rank order, or "" if unknown.
+        """Each rank's host name, in rank order, or "" if unknown.
 
         In a simulation whose topology has hosts, their names are "host0", "host1", and so on.
 
@@ -173,7 +173,7 @@ class Trace:
         return [names.get(rank, "") for rank in range(self.world_size)]
 
     def crosses(self, src: Any, dst: Any) -> Ints:
-        """Returns a mask of the links (pairs of ranks) between two different, known hosts."""
+        """Returns a mask of the links (pairs of ranks) that connect two different, known hosts."""
         known = {
             name: number for number, name in enumerate(dict.fromkeys(filter(None, self.hosts)))
         }
@@ -185,8 +185,8 @@ class Trace:
     def clocks(self) -> list[Clock]:
         """The clocks of the machines that ran the ranks, starting with rank 0's clock.
 
-        Each entry shows how the clock was compared with rank 0's. The list is empty if all ranks
-        shared one clock.
+        Each entry shows how the clock was compared with rank 0's clock. The list is empty if all
+        ranks shared a single clock.
         """
         return list_clocks(self.events, self.metadata.get("clocks", []), self.hosts)
 
@@ -194,7 +194,7 @@ class Trace:
     def makespan_s(self) -> float:
         """The time from the first post to the last recorded moment, in seconds.
 
-        For a trace without events, this is the simulated time, or 0 if unknown.
+        For a trace without events, the value is the simulated time, or 0 if unknown.
         """
         events = self.events
         if len(events) == 0:
@@ -207,9 +207,9 @@ class Trace:
 
     @property
     def apart(self) -> Ints:
-        """The indices of the operations whose other side was left out, ascending.
+        """The indices of the operations whose other side was left out, in ascending order.
 
-        Only a part that ``filter`` returned can contain such operations.
+        Only a part returned by ``filter`` can contain such operations.
         """
         places = self.metadata["part"]["apart"] if "part" in self.metadata else []
         return np.array(places, dtype=np.int64)
@@ -218,14 +218,14 @@ class Trace:
     def messages(self) -> Messages:
         """The matched sends and recvs, one row per message.
 
-        NCCL ignores tags, so in NCCL runs, even simulated ones, messages are matched by order only.
+        NCCL ignores tags, so messages in NCCL runs, even simulated ones, are matched only by order.
         """
         by_tag = self.metadata.get("backend") not in ("nccl", "virtual clock, grouped")
         return match(self.events, by_tag=by_tag, apart=self.apart)
 
     @cached_property
     def waits(self) -> Waits:
-        """The blocked time of each event, split by cause."""
+        """The time that each event was blocked, split by cause."""
         return split_waits(self.events, self.messages)
 
     @cached_property
@@ -242,20 +242,21 @@ class Trace:
         groups: str | Iterable[str] | None = None,
         steps: SupportsIndex | Iterable[SupportsIndex] | None = None,
     ) -> Trace:
-        """Returns a part of the trace: the events that meet all conditions.
+        """Returns part of the trace: the events that meet all conditions.
 
-        You can save, load and draw a part like any other trace. Ranks and times are those of the
-        whole run, but steps are counted from 0 again. An operation whose other side is left out
-        matches nothing, and the cause of its wait becomes unknown. ``summary()`` counts these
+        You can save, load and draw a part like any other trace. Ranks and times are the same as in
+        the whole run, but steps are counted from 0 again. An operation whose other side is left out
+        has no match, and the cause of its wait becomes unknown. ``summary()`` counts these
         operations, but ``unmatched`` does not list them.
 
         Args:
-            ranks: one rank or several.
+            ranks: the rank or ranks to keep.
             between_s: the begin and end of a time range, in seconds from the start of the run;
                 events that overlap the range are kept.
-            ops: the names of operations, as torch spells them, or "span" or "mark".
-            groups: the names of process groups; spans and marks belong to no group.
-            steps: the indices of pipeline steps, from 0; events posted in these steps are kept.
+            ops: torch's names for the operations to keep, or "span" or "mark".
+            groups: the names of the process groups to keep; spans and marks belong to no group.
+            steps: the indices of pipeline steps, counted from 0; events posted in these steps are
+                kept.
 
         Raises:
             ArgumentError: the trace has no such rank, operation, group or step.
@@ -288,7 +289,7 @@ class Trace:
         """Returns the part of the trace that was posted in one pipeline step.
 
         Args:
-            number: the index of the step, from 0.
+            number: the index of the step, counted from 0.
 
         Raises:
             ArgumentError: the trace has no such step.
@@ -298,9 +299,9 @@ class Trace:
     def redact(self) -> Trace:
         """Returns a copy of the trace that you can share.
 
-        Paths are cut to their last part, hosts are renamed to "host0" and so on, and users to
-        "user". Results and output are dropped. Other text from the program, such as the names of
-        spans and groups, is kept, so check that it reveals nothing private.
+        Paths are shortened to their last component, host names become "host0" and so on, and user
+        names become "user". Results and output are dropped. Other text from the program, such as
+        the names of spans and groups, is kept, so check that it reveals nothing private.
         """
         from ringsim.traces.redaction import redact
 
@@ -314,7 +315,7 @@ class Trace:
 
         Returns:
             A new pandas DataFrame. ``shape`` is a string such as "4x1024", or "" for a scalar.
-            ``peer`` is NA for an unmatched recv from any source. In the table "messages",
+            ``peer`` is NA for an unmatched recv from any source. In the "messages" table,
             ``late_sender_ns`` is how long the receiver was blocked before the send was posted,
             ``late_receiver_ns`` is how long the sender was blocked before the recv was posted, and
             ``transfer_ns`` is the time from the later of the two posts to the end of the recv.
@@ -351,10 +352,10 @@ class Trace:
         )
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Writes the trace to one file, usually ``*.ringtrace``, completely or not at all.
+        """Saves the trace to a single file, usually ``*.ringtrace``, completely or not at all.
 
         Read the file with ``ringsim.load``. Results and output are not saved, because a trace file
-        contains only numbers and names, and nothing executable.
+        contains only numbers and names, nothing executable.
 
         Args:
             path: the file to write; an existing file is replaced.
@@ -403,13 +404,13 @@ class Trace:
     to_otf2 = removed("Trace.to_otf2", "Perfetto's format (to_perfetto)")
 
     def to_html(self, path: str | PathLike[str]) -> None:
-        """Writes the trace as one interactive page, usually ``*.html``, that works offline."""
+        """Writes the trace as a single interactive page, usually ``*.html``, that works offline."""
         from ringsim.view.html import to_html
 
         to_html(self, path)
 
     def view(self) -> Any:
-        """Shows the page that ``to_html`` writes, in a notebook.
+        """Shows the interactive page from ``to_html`` in a notebook.
 
         Returns:
             The view, a ``ringsim.view.notebook.View``, which Python code can query and control.
@@ -443,8 +444,8 @@ class Trace:
         """Draws a timeline of each rank.
 
         Args:
-            step: the index of the pipeline step to draw, from 0. By default, a trace that contains
-                steps is drawn as its last step.
+            step: the index of the pipeline step to draw, counted from 0. By default, if the trace
+                contains steps, the last one is drawn.
             align: whether to align the times of different hosts; if False, each host's times are
                 drawn as its own clock showed them.
             ax: the axes to draw on; by default, those of a new figure.
@@ -478,12 +479,12 @@ class Trace:
         return plot_bandwidth(self, curve=curve, ax=ax, **look)
 
     def stats(self) -> Stats:
-        """Computes statistics of each operation on each group.
+        """Computes statistics for each operation on each group.
 
-        The columns are the count, bytes, blocked times, bandwidths, and share of the run.
+        The columns show the count, bytes, blocked times, bandwidths and share of the run.
 
         Returns:
-            A table with one row per operation and group. Printing the table shows the rows, and
+            A table with one row per operation and group. Printing the table shows its rows, and
             ``to_pandas()`` returns a DataFrame.
 
         Example:
@@ -496,15 +497,16 @@ class Trace:
         return tally.table(self.events.tables, self.world_size, self.makespan_s)
 
     def bubble(self, step: int | None = None) -> Bubble:
-        """Measures how long the ranks of a pipeline are idle in one step.
+        """Measures how long the ranks of a pipeline are idle during one step.
 
-        The result includes the value from the schedule's closed form, if there is one.
+        The result includes the value predicted by the schedule's closed form, if there is one.
 
         Args:
-            step: the index of the step, from 0, or None for the last one.
+            step: the index of the step, counted from 0, or None for the last step.
 
         Returns:
-            The bubble of each rank and in total, both by makespan and by span.
+            The bubble of each rank and of all ranks together, relative to both the makespan and the
+            span.
 
         Raises:
             ArgumentError: the trace has no such step.
@@ -512,15 +514,15 @@ class Trace:
         return measure_bubble(find_step(self, step))
 
     def peak_activations(self, step: int | None = None) -> PeakActivations:
-        """Finds the largest number of live activations on each rank of a pipeline in one step.
+        """Finds the peak number of live activations on each rank of a pipeline in one step.
 
-        The result includes the values from the schedule's closed form, if there is one.
+        The result includes the values predicted by the schedule's closed form, if there is one.
 
         Args:
-            step: the index of the step, from 0, or None for the last one.
+            step: the index of the step, counted from 0, or None for the last step.
 
         Returns:
-            The peak of each rank.
+            The peak on each rank.
 
         Raises:
             ArgumentError: the trace has no such step.
@@ -531,7 +533,8 @@ class Trace:
         """Explains why the run failed or was slow.
 
         Returns:
-            The diagnosis. Printing it shows sentences, and its ``plot()`` draws a picture.
+            The diagnosis. Printing the diagnosis shows it as text, and its ``plot()`` method draws
+            a picture.
         """
         from ringsim.diagnose.explain import explain
 
@@ -540,7 +543,7 @@ class Trace:
     def summary(self) -> str:
         """Returns a summary of the trace in a few lines of text.
 
-        The summary shows the ranks, messages, busiest edge, longest wait, and missing records.
+        The summary covers the ranks, messages, busiest edge, longest wait and missing records.
 
         Example:
             >>> from ringsim.traces.events import OP_CODES, Payload, Tables, make_events
@@ -575,7 +578,7 @@ class Trace:
         return summarise(self)
 
     def describe(self) -> str:
-        """Returns a description of the trace in one sentence, as a text alternative to its picture.
+        """Returns a one-sentence description of the trace, as a text alternative to its picture.
 
         Example:
             >>> from ringsim.traces.events import make_events
@@ -606,7 +609,7 @@ class Trace:
     __hash__ = None  # type: ignore[assignment]  # compared by content, which is mutable
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Bundle:
-        """Returns the pictures and the text that Jupyter shows."""
+        """Returns the pictures and the text for Jupyter to show."""
         return bundle(self.summary(), self.describe(), self._draw)
 
     def _draw(self) -> bytes:
@@ -714,7 +717,7 @@ def _words(codes: Ints, names: Any) -> pd.Categorical:
 
 
 def _payload_words(tables: Tables) -> tuple[list[str | None], list[str | None]]:
-    """Returns the dtypes and the shapes of the payloads as strings.
+    """Returns the payloads' dtypes and shapes as strings.
 
     Both are None for a payload without data, such as a barrier's.
     """

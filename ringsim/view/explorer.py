@@ -25,11 +25,11 @@ class Choice(NamedTuple):
     """One choice in an explorer, shown as a slider for numbers or a list for names.
 
     Attributes:
-        name: the name of the argument of the function that creates a frame.
+        name: the name of the corresponding argument of the function that creates a frame.
         label: the displayed name.
         value: the initial value.
         options: the possible values.
-        exported: the values that an exported page offers; if empty, it offers only ``value``.
+        exported: the values that an exported page offers; if empty, the page offers only ``value``.
         unit: the unit of the numbers.
     """
 
@@ -46,12 +46,12 @@ class Choice(NamedTuple):
         return not isinstance(self.options[0], str)
 
     def say(self, option: Any) -> str:
-        """Returns the displayed text for an option."""
+        """Returns the text that is displayed for an option."""
         return f"{option:g} {self.unit}".rstrip() if self.is_number else str(option)
 
 
 class Frame(NamedTuple):
-    """The content for one set of choices: runs on one axis, and a text about their results."""
+    """The content for one set of choices: runs on one axis, and a text about the results."""
 
     text: str
     traces: tuple[Trace, ...]
@@ -65,7 +65,7 @@ def say_stuck(error: RingError) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Explorer:
-    """Sliders with which you explore simulated runs.
+    """Sliders for exploring simulated runs.
 
     On the last line of a cell, an explorer displays itself. `to_html` writes a page whose sliders
     work without a kernel.
@@ -74,7 +74,7 @@ class Explorer:
         title: the subject of the explorer.
         make: the function that creates the frame for a set of choices.
         choices: the choices.
-        tab: the panel that is open at first, or "" for the view's default.
+        tab: the panel that is open initially, or "" for the view's default.
     """
 
     title: str
@@ -86,10 +86,10 @@ class Explorer:
         """Computes the frame for a set of choices.
 
         Args:
-            values: the chosen values by name; all other choices keep their initial values.
+            values: the chosen values, keyed by name; all other choices keep their initial values.
 
         Returns:
-            The runs and a text about their results.
+            The runs and a text about the results.
 
         Raises:
             ArgumentError: a value is not one of its choice's options.
@@ -104,7 +104,7 @@ class Explorer:
         return self.make(**chosen)
 
     def to_html(self, path: str | PathLike[str]) -> None:
-        """Writes a page with the frames for all exported choices (see `Choice.exported`).
+        """Writes a page with frames for all exported choices (see `Choice.exported`).
 
         The sliders on the page work without a kernel and without a network.
 

@@ -1,4 +1,4 @@
-"""Writes the view as one self-contained HTML file with the program, its style and the traces.
+"""Writes the view as one self-contained HTML file: the program, its style and the traces.
 
 Each trace is encoded as a JSON head, followed by columns of numbers, each as narrow as its values
 allow.
@@ -83,10 +83,10 @@ MOST_PICTURED: Final = 100_000
 def to_html(
     traces: Trace | Sequence[Trace], path: str | PathLike[str], names: Sequence[str] = ()
 ) -> None:
-    """Writes traces as an interactive page, in one file that you can open from disk.
+    """Writes traces as an interactive page, in a single file that you can open from disk.
 
-    The page also works offline and in a sandboxed frame. Its content policy contains the hashes of
-    its own script and style, and allows no others.
+    The page also works offline and in a sandboxed frame. The page's content policy contains the
+    hashes of the page's own script and style, and allows no others.
 
     Args:
         traces: a trace, or up to 8 traces to draw on one axis, aligned at their first operations.
@@ -116,7 +116,7 @@ def to_html(
 
 
 def check_runs(traces: Trace | Sequence[Trace]) -> tuple[Trace, ...]:
-    """Returns one or several traces as a tuple.
+    """Returns one or more traces as a tuple.
 
     Raises:
         ArgumentError: there are no traces, or too many.
@@ -145,7 +145,7 @@ def page_body(title: str, traces: Iterable[Trace]) -> str:
 def write_page(
     path: str | PathLike[str], title: str, entry: str, body: str, data: Iterable[bytes]
 ) -> None:
-    """Writes a page with a body, data, and the program, whose last file is ``entry``."""
+    """Writes a page with a body, data and the program; the program's last file is ``entry``."""
     program, look = part(*PROGRAM, entry), part("style.css")
     policy = (
         f"default-src 'none'; script-src {_hash(program)}; style-src {_hash(look)}; img-src data:"
@@ -202,7 +202,7 @@ _LEVEL: Final = 6  # gzip's level; higher levels take three times as long to sav
 
 
 def join(head: dict[str, Any], parts: Iterable[bytes]) -> bytes:
-    """Returns the length of a head (uint32), the head as JSON, and the parts, concatenated.
+    """Concatenates the length of a head (uint32), the head as JSON, and the parts.
 
     Example:
         >>> join({"title": "1 rank"}, [b"!"])[4:]
@@ -218,7 +218,7 @@ def pack(data: bytes) -> bytes:
 
 
 def pack_all(traces: Sequence[Trace], names: Sequence[str] = ()) -> list[bytes]:
-    """Returns traces encoded for the view, on one axis with their first operations aligned."""
+    """Returns traces encoded for the view, on one axis, with their first operations aligned."""
     each = zip(traces, align(traces), [*names, *[""] * (len(traces) - len(names))], strict=True)
     return [pack(encode(*one)) for one in each]
 
@@ -329,7 +329,7 @@ def _narrow(values: Ints) -> Ints:
 
 
 def _stems(events: Events) -> tuple[list[str], Ints]:
-    """Returns the names of spans, and the column that refers to the names by number.
+    """Returns the names of spans and the column that refers to the names by number.
 
     If there are too many names, the numbers in them are left out.
     """
@@ -355,7 +355,7 @@ def _finding(events: Events, finding: Finding) -> dict[str, Any]:
 
 
 def find(events: Events, operation: Operation) -> int | None:
-    """Returns the index of the event that belongs to an operation, or None if there is none.
+    """Returns the index of the event that belongs to an operation, or None if no event does.
 
     If several events fit, prefers the event in flight for an operation in flight, and otherwise the
     event whose blocked time is closest.

@@ -1,4 +1,4 @@
-"""The view in a notebook: the page from ``html`` as a widget that Python can query and control.
+"""The view in a notebook: the page from ``html`` as a widget for Python to query and control.
 
 The widget stores only the window and the selection, so that saved notebooks stay small. The kernel
 sends the traces in a message when a view requests them. Without a kernel, the widget shows nothing,
@@ -36,7 +36,7 @@ _STYLE = ".ringsim { height: 560px; min-height: 0; border: 1px solid var(--line)
 
 
 class _Widget(anywidget.AnyWidget):
-    """The state that a notebook stores for the widget: the program and a few numbers."""
+    """The widget's state that a notebook stores: the program and a few numbers."""
 
     _page = page_body("", ())
     _esm = (
@@ -58,7 +58,8 @@ def view(traces: Trace | Sequence[Trace]) -> View:
         traces: a trace, or up to 8 traces to draw on one axis, aligned at their first operations.
 
     Returns:
-        The view. On the last line of a cell, it displays itself, with the trace's picture below.
+        The view. On the last line of a cell, the view displays itself, with the trace's picture
+        below.
 
     Raises:
         ArgumentError: there are no traces, or too many.
@@ -85,7 +86,7 @@ class View:
     Attributes:
         traces: the traces in the view.
         widget: the bare widget, which you can combine with other widgets (``ipywidgets.HBox``).
-        tab: the panel that is open at first, or "" for the view's default.
+        tab: the panel that is open initially, or "" for the view's default.
     """
 
     def __init__(self, traces: Sequence[Trace], tab: str = "") -> None:
@@ -97,7 +98,7 @@ class View:
 
     @property
     def window(self) -> tuple[float, float]:
-        """The begin and end of the visible time range, in seconds; you can also set it.
+        """The begin and end of the visible time range, in seconds; you can also set the range.
 
         Several traces share one axis, on which their first operations are aligned. The axis shows
         the times of the trace that begins last.
@@ -146,7 +147,7 @@ class View:
         """Selects an event and brings it into view.
 
         Args:
-            what: a finding from ``trace.explain()``, or the row number of an event in
+            what: a finding from ``trace.explain()``, or an event's row number in
                 ``trace.to_pandas()``; the index of ``selection`` shows these numbers.
 
         Raises:
@@ -163,7 +164,7 @@ class View:
                 self.widget.send({"select": [number, event]})
                 return
         raise ArgumentError(
-            f"what must be a finding or the row number of an event, got {say(what)}. Choose one "
+            f"what must be a finding or an event's row number, got {say(what)}. Choose one "
             "from the traces in this view."
         )
 
@@ -187,7 +188,7 @@ class View:
         self.widget.send({"version": self._version, "tab": self.tab}, buffers=pack_all(self.traces))
 
     def __repr__(self) -> str:
-        """Returns a description of the view, which saved notebooks show without a kernel."""
+        """Returns a description of the view; saved notebooks show it without a kernel."""
         shown = " and ".join(count(trace.world_size, "rank") for trace in self.traces)
         return (
             f"Interactive view of {shown}. Run this cell to zoom, search "
