@@ -236,13 +236,13 @@ def _judge_calls(
         )
     if not arguments_hold:
         return (
-            f"{names[0]} must get the arguments that the caller passes, including defaults, but "
-            "got different ones",
+            f"{names[0]} must receive the arguments that the caller passes, including defaults, "
+            "but received different ones",
             _PASS_ON_HINT,
         )
     if waited:
         hint = (
-            "Do not call wait(): the caller computes in the meantime, and waits when it needs the "
+            "Do not call wait(): the caller computes in the meantime and waits when it needs the "
             "result."
         )
         return f"{names[1]} returns a handle, but the decorator waited for it", hint
@@ -258,8 +258,8 @@ def _judge_calls(
             else f"raised {type(raised).__name__}: {shown(str(raised))}"
         )
         hint = (
-            "Do not catch the error: the block of ringsim.span(...) ends the span, and the error "
-            "reaches the caller."
+            "Do not catch the error: the ringsim.span(...) block ends the span, and the error "
+            "then reaches the caller."
         )
         return f"the decorated {names[2]} must raise the function's error, but {found}", hint
     return None

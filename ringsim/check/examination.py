@@ -332,7 +332,7 @@ class Examination:
         self.trace = None  # it would look right
         raise Wrong(
             f"With {count(world_size, 'rank')}, your answer is the same even if every message "
-            "contains only zeros, so your numbers do not travel in the messages.",
+            "contains only zeros, so your numbers bypass the messages.",
             "A rank may learn about the other ranks only from the messages that it receives.",
             world_size=world_size,
         )
@@ -477,7 +477,7 @@ def _unended(world_size: int, effort: _Effort) -> Wrong:
     """
     computed = effort.cpu_s > CPU_S
     if computed:
-        why = f" after {CPU_S:g} s of CPU time."
+        why = f" within {CPU_S:g} s of CPU time."
         hint = "Look for a loop that never ends."
     elif effort.asleep_s > ASLEEP_S:
         why = (

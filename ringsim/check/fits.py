@@ -36,8 +36,8 @@ _WEIGHT_HINT: Final = (
     "times) returns beta, alpha."
 )
 _RAISED_HINT: Final = (
-    "Your function gets two numpy arrays of the same length: sizes in bytes and times in seconds, "
-    "and each size occurs several times."
+    "Your function receives two numpy arrays of the same length: sizes in bytes and times in "
+    "seconds, and each size occurs several times."
 )
 
 

@@ -101,11 +101,13 @@ def _judge_sums(numbers: Sequence[int], trace: Trace) -> None:
             "Return the sum on every rank.",
         )
     if size > 1 and results == [sum(numbers)] * size:
-        raise wrong("Every rank added up all the numbers, but must add up only its own share.")
+        raise wrong(
+            "Every rank added up all the numbers, but should have added up only its own share."
+        )
     if size > 1 and len(set(results)) == 1:
         raise wrong(
-            f"All {size} ranks returned {shown(got)}, but each must return the sum of its own "
-            "share."
+            f"All {size} ranks returned {shown(got)}, but each should have returned the sum of "
+            "its own share."
         )
     if got in due:
         raise wrong(
@@ -115,8 +117,8 @@ def _judge_sums(numbers: Sequence[int], trace: Trace) -> None:
     for step in range(1, len(numbers)):
         if step != size and got == sum(numbers[rank::step]):
             raise wrong(
-                f"{who} took every {_nth(step)} number, but must take every {_nth(size)}, because "
-                f"there are {size} ranks."
+                f"{who} took every {_nth(step)} number, but should have taken every {_nth(size)}, "
+                f"because there are {size} ranks."
             )
     raise wrong(f"{who} must return the sum of its share, {due[rank]}, but returned {shown(got)}.")
 

@@ -32,7 +32,8 @@ _COUNT_HINT: Final = (
     "only one of the two."
 )
 _VALUE_HINT: Final = (
-    "Receive into space itself, dist.recv(space, ...): the stage does not see other tensors."
+    "Receive into `space` itself, with dist.recv(space, ...): the stage does not see any other "
+    "tensor."
 )
 WANTED: Final = Fraction(4, 5)
 Setting = tuple[int, bool]
@@ -172,7 +173,8 @@ def _judge_setting(size: int, answer: Setting | str) -> None:
 
     if isinstance(answer, str):
         raise wrong(
-            f"your answer must be a pair of a positive integer and True or False, got {answer}.",
+            "your answer must be a pair that consists of a positive integer and True or False, "
+            f"got {answer}.",
             "Return a pair such as (4, False).",
         )
     turns, async_comm = answer
@@ -180,7 +182,8 @@ def _judge_setting(size: int, answer: Setting | str) -> None:
         limits = "1 to 2 N - 1" if async_comm else "2 to N"
         raise wrong(
             f"the ring never finishes with {answer}.",
-            f"Look at the map: with async_comm={async_comm}, a ring finishes for T from {limits}.",
+            f"Look at the map: with async_comm={async_comm}, a ring finishes if T is from "
+            f"{limits}.",
         )
     use = steady_use(size, turns, async_comm)
     percent = f"{100 * float(use):.0f} %"

@@ -42,24 +42,24 @@ _HINTS: Final = {
         "and leave out messages within one host."
     ),
     "busy": (
-        "Many large messages take long even on a good link. Divide the size of each message by the "
-        "message's own time."
+        "Many large messages take a long time even on a good link. Divide the size of each "
+        "message by that message's own time."
     ),
     "stall": (
-        "A message may stall on a good link. This changes a sum or a maximum over the messages of "
-        "two hosts, but not a median."
+        "Even on a good link, a message may stall. A stall changes a sum or a maximum over the "
+        "messages between two hosts, but not a median."
     ),
     "late": (
-        "Until the sender arrives, the link is idle. The time on the link is transfer_ns, without "
-        "late_sender_ns."
+        "Until the sender arrives, the link is idle. The time spent on the link is transfer_ns; "
+        "late_sender_ns is not part of it."
     ),
     "small": (
-        "A message of a few bytes takes only its latency, on any link. Compare messages of 64 KiB "
+        "On any link, a message of a few bytes costs only the latency. Compare messages of 64 KiB "
         "and more."
     ),
     "": (
-        "For each pair of hosts, compute the median of size_bytes / transfer_ns over the messages "
-        "of 64 KiB and more, in both directions."
+        "For each pair of hosts, compute the median of size_bytes / transfer_ns over all messages "
+        "of 64 KiB and more, in both directions together."
     ),
 }
 

@@ -30,7 +30,7 @@ _BUCKET_HINT: Final = (
     "gradients]). Reduce that tensor, and copy each part back to its gradient."
 )
 _PLACE_HINT: Final = (
-    "Write the result into the tensors of the list: gradient.copy_(...) writes into a tensor."
+    "Write the result into the tensors in the list: gradient.copy_(...) writes into a tensor."
 )
 _MEAN_HINT: Final = (
     "all_reduce only adds. Divide by the number of replicas, dist.get_world_size(replicas)."

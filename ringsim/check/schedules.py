@@ -129,7 +129,7 @@ def _judge_1f1b(examination: Examination) -> str:
     _train(examination, schedules[3])
     return (
         f"Right for {len(sizes)} pipelines: the schedule is complete, holds at most min(p - s, m) "
-        "live activations, takes no longer than the formula gives, and trains a model."
+        "live activations, takes no longer than the formula predicts, and trains a model."
     )
 
 
@@ -229,7 +229,7 @@ def _train(examination: Examination, schedule: Schedule) -> None:
         if row is not None:
             about = _about(size, schedule.num_microbatches)
             reason = (
-                f"{about}, stage {rank} and one process have different gradients for "
+                f"{about}, stage {rank} and a single process have different gradients for "
                 f"{row.parameter}."
             )
             raise Wrong(reason, _RULE_HINT)

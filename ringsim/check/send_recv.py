@@ -37,10 +37,10 @@ _WAY_HINTS: Final = {
         "Use only dist.send and dist.recv. Some ranks must send first, and others must receive "
         "first."
     ),
-    "isend": "Post the send with dist.isend, receive, and then wait() for the handle.",
+    "isend": "Post the send with dist.isend, receive, and then call wait() on the handle.",
     "batch": (
-        "Create a list of two dist.P2POp, pass it to dist.batch_isend_irecv, and wait() for every "
-        "handle that it returns."
+        "Create a list of two dist.P2POp, pass it to dist.batch_isend_irecv, and call wait() on "
+        "every handle that it returns."
     ),
 }
 _VALUE_HINT: Final = (
@@ -49,7 +49,7 @@ _VALUE_HINT: Final = (
     "receiving."
 )
 _COUNT_HINT: Final = (
-    "Each call sends one tensor to ring.succ, and receives one tensor from ring.pred."
+    "Each call sends one tensor to ring.succ and receives one tensor from ring.pred."
 )
 
 
@@ -186,7 +186,7 @@ def _judge_way(trace: Trace, way: str) -> None:
     if used <= set(WAYS[way]) and (way != "isend" or used & {"isend", "irecv"}):
         return
     reason = (
-        f"Your answer works, but it uses {' and '.join(sorted(used))}: this exercise asks for the "
-        f'way "{way}".'
+        f"Your answer works, but it uses {' and '.join(sorted(used))}: this exercise asks you to "
+        f'solve it with "{way}".'
     )
     raise Wrong(reason, _WAY_HINTS[way])

@@ -270,8 +270,8 @@ def _judge_values(trace: Trace, secret: int) -> None:
             raise Wrong(reason, _VALUE_HINT)
         if answer[1] != _numbers_of(rank - 1, due).ravel().tolist():
             reason = (
-                f"{who} must return the numbers of rank {rank - 1}, but returned other numbers, or "
-                "the same numbers in a different order."
+                f"{who} must return the numbers of rank {rank - 1}, but returned different "
+                "numbers, or the same numbers in a different order."
             )
             raise Wrong(reason, _VALUE_HINT)
 

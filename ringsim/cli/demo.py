@@ -89,7 +89,7 @@ def run_demo(options: argparse.Namespace) -> int:
         )
     print(
         f"\nloss {losses[0]:.3f} -> {losses[-1]:.3f}; the losses of the first {CHECKED_STEPS} "
-        "steps are the same in one process. The model now writes:\n"
+        "steps are the same as in a single process. The model now writes:\n"
     )
     print("\n".join(f"    {line}" for line in lines))
     file = options.out / "run.ringtrace"
@@ -247,7 +247,7 @@ def _report(options: argparse.Namespace, turns: int, trace: Trace, use: list[Sta
             "",
             f"first to last job: {took:.3f} s; with instant messages it would be {due:.3f} s",
             f"{tokens} tokens, {tokens / took:.0f} per second; "
-            f"{count_messages(num_stages, turns, num_tokens)} messages of states and tokens",
+            f"{count_messages(num_stages, turns, num_tokens)} messages with states and tokens",
             _line(num_stages, turns, options.async_comm, _mean_use(use)),
         ]
     )

@@ -49,7 +49,7 @@ def add_out(
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Adds the option that makes ``tell`` print JSON."""
     parser.add_argument(
-        "--json", action="store_true", help="print JSON for programs instead of text"
+        "--json", action="store_true", help="print machine-readable JSON instead of text"
     )
 
 

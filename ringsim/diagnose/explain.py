@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 _OUR_ERRORS: Final = ("ArgumentError", "MessageMismatch", "RendezvousFailed", "RingError")
 _MOST_WAITS: Final = 4
 _HELD_HINT: Final = (
-    "The trace does not prove this: other threads of these ranks continued, and might have posted "
+    "The trace does not prove this: other threads of these ranks continued and might have posted "
     "the missing operation."
 )
 _ABLE: Final = ("running", "unknown")

@@ -40,12 +40,12 @@ STILL_NS: Final = 2_000_000_000  # shortest time without an arrival on a stalled
 STALL_BYTES_PER_S: Final = 50e6
 MOST_FINDINGS: Final = 5
 _SLOW_HINT: Final = (
-    "Check the cable, the interfaces at both ends, and their other traffic. Or order the ring with "
-    "ring_ranks so that it sends little over this link."
+    "Check the cable, the interfaces at both ends, and any other traffic on them. Alternatively, "
+    "use ring_ranks to order the ring so that it sends little over this link."
 )
 _STILL_HINT: Final = (
-    "Check the logs of the hosts and switches for that time. A host with stopped processes looks "
-    "the same."
+    "Check the logs of the hosts and switches for that time. A host whose processes were stopped "
+    "looks the same."
 )
 
 Pair = tuple[str, str]  # of hosts, in alphabetical order

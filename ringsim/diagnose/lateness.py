@@ -329,8 +329,8 @@ def _late_finding(
     sends = waits.kind[last] == _SENDER
     act, other = ("Send", "irecv") if sends else ("Receive", "isend")
     hint = (
-        f"{act} earlier on rank {culprit}, give that rank less to do, or do other work on rank "
-        f"{waits.waiter[last]} meanwhile ({other})."
+        f"{act} earlier on rank {culprit}, give that rank less to do, or have rank "
+        f"{waits.waiter[last]} do other work meanwhile ({other})."
     )
     late = [int(waits.late[wait]) for wait in chain]
     ranks = tuple(dict.fromkeys([*reversed(late), operation.rank]))

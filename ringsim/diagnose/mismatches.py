@@ -62,10 +62,10 @@ _OWN_MISTAKES: Final = ("invalid_argument", "buffer_hazard")  # of a single rank
 _SEVERITY: Final = ("size", "dtype", "reduction", "shape")
 _EFFECTS: Final = {
     "size": (
-        " Gloo aborts a receiver with a smaller buffer, and fills only part of a larger buffer."
+        " Gloo aborts a receiver whose buffer is smaller, but fills only part of a larger buffer."
     ),
-    "dtype": " Otherwise, the bytes are silently read as the other dtype.",
-    "shape": " Otherwise, the values are silently read in the other shape.",
+    "dtype": " Otherwise, the bytes are silently interpreted as the other dtype.",
+    "shape": " Otherwise, the values silently take on the other shape.",
 }
 
 

@@ -210,12 +210,12 @@ class GradientReport:
         """Returns a table of the mismatches, or one line if all gradients are equal."""
         if not self.wrong:
             return (
-                f"{len(self.rows)} gradients equal those of one process (largest difference "
+                f"{len(self.rows)} gradients equal those of a single process (largest difference "
                 f"{self.worst:.2g}, tolerance {self.tolerance:g})"
             )
         head = (
-            f"{len(self.wrong)} of {len(self.rows)} gradients differ from those of one process "
-            f"(tolerance {self.tolerance:g})"
+            f"{len(self.wrong)} of {len(self.rows)} gradients differ from those of a single "
+            f"process (tolerance {self.tolerance:g})"
         )
         cells = [GradientRow._fields]
         for name, verdict, difference, scale, ranks in self.wrong:

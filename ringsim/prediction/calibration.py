@@ -311,7 +311,7 @@ def _find_doubts(
         first_s, last_s = np.quantile(overshoots, [0.1, 0.9])
         if last_s - first_s > WIDEST_SLEEP_S:
             yield (
-                "the machine was busy with other work: the ends of sleeps varied by "
+                "the machine was busy with other work: the times at which sleeps ended varied by "
                 f"{(last_s - first_s) * 1e3:.1f} ms (usually less than 1 ms)"
             )
     elif between_s > LONGEST_BETWEEN_S:
@@ -405,9 +405,10 @@ def _fit_messages(sizes: Ints, times: Ints) -> tuple[Link, dict[int, int], float
     enough = _count(sizes)
     if not enough:
         raise ArgumentError(
-            f"calibrate requires {LEAST_MESSAGES} messages of one size for which the receiver "
-            f"waited, got {len(sizes)} of any size. Use blocking receives, and have the sender "
-            f"compute before it sends, so that the receiver waits. {_FIND_ALL}"
+            f"calibrate requires at least {LEAST_MESSAGES} messages of the same size for which "
+            f"the receiver had to wait, got {len(sizes)} messages of all sizes. Use blocking "
+            "receives, and have the sender compute before it sends, so that the receiver waits. "
+            f"{_FIND_ALL}"
         )
     chosen = np.isin(sizes, list(enough))
     sizes, times = sizes[chosen], times[chosen]

@@ -188,7 +188,7 @@ class Clock:
 
     def _refuse(self, time_s: float) -> None:
         raise ArgumentError(
-            f"a time must be at most {LONGEST_S:g} s (285 years, the most that a trace can hold), "
+            f"a time must be at most {LONGEST_S:g} s (285 years, the most that a trace can span), "
             f"got {time_s:g} s (rank {self.current.number}). Check the units: ringsim.compute, "
             "links and costs take seconds."
         )

@@ -294,7 +294,8 @@ class ScheduleRun:
         """
         if not is_number(by) or not 0 < by < 1:
             raise ArgumentError(
-                f"by must be above 0 and below 1, got {say(by)}. Use 0.1 for 10 % faster parts."
+                f"by must be above 0 and below 1, got {say(by)}. Use 0.1 for parts that are 10 % "
+                "faster."
             )
         check_integer("most", most, 1, "Pass the number of parts to try.")
         setting = self.setting

@@ -504,7 +504,7 @@ class _Simulation:
         if self._clock.measures:
             notes.append(
                 "computations took the time measured on the simulating machine, so a second run "
-                "gives different times"
+                "will produce different times"
             )
         drawn = self._isolation.list_shared_draws()
         if drawn:
