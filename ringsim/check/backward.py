@@ -61,16 +61,16 @@ _SMALL_HINT: Final = (
 def gradients(function: Answer, *, seed: int | None = None) -> CheckResult:
     """Checks a training step split across stages.
 
-    After the step, every parameter must have the gradient that one process computes. The check
-    calls ``function(stage, inputs, targets, loss_fn)`` on every rank. ``stage`` is the rank's part
-    of a model. ``inputs`` and ``targets`` are lists with one tensor per microbatch: the first stage
-    uses the inputs (token ids), and the last stage uses the targets. ``loss_fn(logits, target)`` is
-    the mean loss of a microbatch, and the step's loss is the mean over microbatches. The check uses
-    1, 2 and 3 ranks, with one microbatch and with several.
+    After the step, every parameter must have the gradient that a single process would compute. The
+    check calls ``function(stage, inputs, targets, loss_fn)`` on every rank. ``stage`` is the rank's
+    part of a model. ``inputs`` and ``targets`` are lists with one tensor per microbatch: the first
+    stage uses the inputs (token ids), and the last stage uses the targets. ``loss_fn(logits,
+    target)`` is the mean loss of a microbatch, and the step's loss is the mean over microbatches.
+    The check uses 1, 2 and 3 ranks, with one microbatch and with several.
 
     Args:
         function: the answer.
-        seed: the seed of the sizes, weights and data, or None for a random seed.
+        seed: the seed for generating the sizes, weights and data, or None for a random seed.
 
     Returns:
         The verdict; its trace shows the messages.

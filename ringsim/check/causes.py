@@ -85,7 +85,7 @@ def diagnose(trace: Trace, kind: str, ranks: int | Iterable[int], event: int | N
         trace: the trace of a run that got stuck, failed, or was slow.
         kind: the name of the fault, one of ``ringsim.traces.findings.KINDS``: "deadlock",
             "tag_mismatch", "straggler", ...
-        ranks: the ranks that the fault concerns: all ranks in the cycle, both sides of the message,
+        ranks: the ranks involved in the fault: all ranks in the cycle, both sides of the message,
             or the slow rank.
         event: an event that shows the fault, as its row number in ``trace.to_pandas()``.
 
@@ -110,7 +110,7 @@ def diagnose(trace: Trace, kind: str, ranks: int | Iterable[int], event: int | N
         >>> diagnose(trace, "deadlock", (0, 1), event=1).passed
         True
         >>> print(diagnose(trace, "straggler", 1, event=0).reason)
-        The fault is not straggler, which occurs in runs that finish: here, some operations were never done.
+        The fault is not straggler, which occurs in runs that finish: here, some operations never completed.
     """  # noqa: E501
     diagnosis = trace.explain()
     passed, hint = True, ""

@@ -87,8 +87,8 @@ class CheckResult:
     is undecided if the check stopped an answer that may be right, because the answer slept or the
     machine was busy.
 
-    A notebook shows the verdict as text, followed by a picture of the failed run or of the ranks
-    that waited for each other. A terminal shows only the text.
+    In a notebook, the verdict is displayed as text, followed by a picture of the failed run or of
+    the ranks that waited for each other. In a terminal, only the text is displayed.
 
     Attributes:
         check: the name of the check.
@@ -100,7 +100,7 @@ class CheckResult:
         world_size: the number of ranks in the run that ``reason`` describes, or None if there was
             no such run.
         trace: the trace of that run, or None if there was no such run.
-        diagnosis: the waits between ranks in that run if these waits are the reason, else None.
+        diagnosis: the waits between ranks in that run, or None if these waits are not the reason.
         undecided: whether the answer neither passed nor failed.
 
     Example:

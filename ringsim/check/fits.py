@@ -52,18 +52,18 @@ class Data(NamedTuple):
 def alphabeta(function: Answer, *, seed: int | None = None) -> CheckResult:
     """Checks a function that fits alpha and beta to message times.
 
-    ``function(sizes_bytes, times_s)`` gets two numpy arrays of the same length, in which each size
-    occurs several times. It returns ``(alpha, beta)`` in seconds and seconds per byte, or a
-    ``ringsim.Link``. The check uses two kinds of times. The first kind is made up from random
-    links, with noise and some delayed messages: both numbers must be right within 30 %. The second
-    kind is measured between two real ranks: the line must be within 30 % of the medians of at least
-    half of the sizes. The measured times do not count if the machine is so busy that a larger
-    message takes less time than a smaller one, or that even ``ringsim.link.fit_link`` is not within
-    15 % of the medians.
+    ``function(sizes_bytes, times_s)`` receives two numpy arrays of the same length, in which each
+    size occurs several times. It returns ``(alpha, beta)`` in seconds and seconds per byte, or a
+    ``ringsim.Link``. The check uses two kinds of times. The first kind is generated from random
+    links, with noise and some delayed messages: both numbers must be within 30 % of the true
+    values. The second kind is measured between two real ranks: the fitted line must be within 30 %
+    of the median time for at least half of the sizes. The measured times do not count if the
+    machine is so busy that a larger message takes less time than a smaller one, or that even
+    ``ringsim.link.fit_link`` is not within 15 % of the medians.
 
     Args:
         function: the answer.
-        seed: the seed of the links and noise, or None for a random seed.
+        seed: the seed for generating the links and noise, or None for a random seed.
 
     Returns:
         The verdict; its trace contains the real messages.

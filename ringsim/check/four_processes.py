@@ -32,13 +32,14 @@ _WHOLE_HINT: Final = (
 def hello(function: Answer, *, seed: int | None = None) -> CheckResult:
     """Checks a function that adds up one rank's share of a list of numbers.
 
-    ``function(numbers)`` gets the same list on every rank. Rank r returns the sum of numbers[r],
-    numbers[r + world_size], numbers[r + 2 * world_size] and so on. The function takes these numbers
-    from the list inside one ``with ringsim.span("share")``. The check uses 1, 2, 3 and more ranks.
+    ``function(numbers)`` receives the same list on every rank. Rank r returns the sum of
+    numbers[r], numbers[r + world_size], numbers[r + 2 * world_size] and so on. The function takes
+    these numbers from the list inside a single ``with ringsim.span("share")`` block. The check uses
+    1, 2, 3 and more ranks.
 
     Args:
         function: the answer.
-        seed: the seed of the sizes and numbers, or None for a random seed.
+        seed: the seed for generating the sizes and numbers, or None for a random seed.
 
     Returns:
         The verdict, with its reason.
@@ -49,8 +50,8 @@ def hello(function: Answer, *, seed: int | None = None) -> CheckResult:
         ...     with ringsim.span("share"):
         ...         return sum(numbers[ringsim.current_ring().rank :: 4])
         >>> print(hello(forgets_the_world_size, seed=1).reason)
-        Rank 0 of 3 took every 4th number, but must take every 3rd, because there are 3 ranks.
-    """
+        Rank 0 of 3 took every 4th number, but should have taken every 3rd, because there are 3 ranks.
+    """  # noqa: E501
     return examine("hello", function, _judge, seed)
 
 

@@ -46,11 +46,11 @@ def token_ring(function: Answer, *, seed: int | None = None) -> CheckResult:
     receives into ``space`` from the predecessor, on the predecessor's group. Each is an int64
     tensor of shape (1,), or None if there is nothing to send or receive. The check uses rings of 2,
     3 and more ranks, with as many batches in the ring as ranks, and every rank calls the function
-    between its jobs. A stage computes a sum instead of its layers.
+    between its jobs. Instead of running layers, a stage computes a sum.
 
     Args:
         function: the answer.
-        seed: the seed of the sizes and numbers, or None for a random seed.
+        seed: the seed for generating the sizes and numbers, or None for a random seed.
 
     Returns:
         The verdict; its trace shows the messages.
@@ -140,7 +140,7 @@ def inner_iterations(function: Answer, *, seed: int | None = None) -> CheckResul
 
     Args:
         function: the answer.
-        seed: the seed of the sizes, or None for a random seed.
+        seed: the seed for generating the sizes, or None for a random seed.
 
     Returns:
         The verdict.

@@ -76,15 +76,15 @@ class _Run(NamedTuple):
 def slow_link(function: Answer, *, seed: int | None = None) -> CheckResult:
     """Checks a function that finds the slow link between two hosts.
 
-    ``function(messages, hosts)`` gets the table ``trace.to_pandas("messages")`` of a run and
+    ``function(messages, hosts)`` receives a run's table ``trace.to_pandas("messages")`` and its
     ``trace.hosts``, the name of each rank's host, and returns the names of two hosts. The check
     uses made-up runs on 3 to 5 hosts, in which one link is eight times as slow as the others, in
-    both directions. Other messages also take long, but for other reasons: they are numerous, one
-    stalls, they are sent late, they are small, or they stay within one host.
+    both directions. Other messages also take a long time, but for other reasons: there are many of
+    them, one stalls, they are sent late, they are small, or they stay within one host.
 
     Args:
         function: the answer.
-        seed: the seed of the runs, or None for a random seed.
+        seed: the seed for generating the runs, or None for a random seed.
 
     Returns:
         The verdict.

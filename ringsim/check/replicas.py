@@ -46,15 +46,15 @@ _WAIT_HINT: Final = (
 def average_gradients(function: Answer, *, seed: int | None = None) -> CheckResult:
     """Checks a function that averages gradients over the replicas of a stage.
 
-    ``function(gradients, replicas)`` gets the gradients of this rank's stage, a list of float32
-    tensors, and the process group of the ranks with the same stage. It writes the mean over the
-    group into each tensor, with a single ``all_reduce`` for all tensors. The check uses pipelines
-    with several stages and replicas. The trace must show one such operation, on that group, with
-    exactly as many bytes as the gradients.
+    ``function(gradients, replicas)`` receives the gradients of this rank's stage, a list of float32
+    tensors, and the process group of the ranks that hold the same stage. It writes the mean over
+    the group into each tensor, with a single ``all_reduce`` for all tensors. The check uses
+    pipelines with several stages and replicas. The trace must show one such operation, on that
+    group, with exactly as many bytes as the gradients.
 
     Args:
         function: the answer.
-        seed: the seed of the numbers, or None for a random seed.
+        seed: the seed for generating the numbers, or None for a random seed.
 
     Returns:
         The verdict; its trace shows the last run.

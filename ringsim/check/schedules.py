@@ -77,7 +77,7 @@ def schedule(function: Answer, *, seed: int | None = None) -> CheckResult:
 
     Args:
         function: the answer.
-        seed: the seed of the sizes and data, or None for a random seed.
+        seed: the seed for generating the sizes and data, or None for a random seed.
 
     Returns:
         The verdict; its trace shows the training step.
@@ -102,7 +102,7 @@ def fast_schedule(function: Answer, *, seed: int | None = None) -> CheckResult:
 
     Args:
         function: the answer.
-        seed: the seed of the sizes and data, or None for a random seed.
+        seed: the seed for generating the sizes and data, or None for a random seed.
 
     Returns:
         The verdict; its trace shows the training step.
@@ -265,14 +265,14 @@ def fewest_microbatches(function: Answer, *, seed: int | None = None) -> CheckRe
     """Checks a function that chooses the number of microbatches for a 1F1B step.
 
     ``function(num_ranks, costs, limit)`` returns the smallest number of microbatches for which the
-    bubble is at most the fraction ``limit`` of the step. ``costs`` is a ``Costs`` with the times of
-    a forward, a backward and a message; messages leave as soon as they are sent. Such a number
-    always exists. The check calls the function on a separate rank, so that it can stop an endless
-    search.
+    bubble is at most the fraction ``limit`` of the step. ``costs`` is a ``Costs`` that holds the
+    times of a forward, a backward and a message; messages leave as soon as they are sent. Such a
+    number always exists. The check calls the function on a separate rank, so that it can stop an
+    endless search.
 
     Args:
         function: the answer.
-        seed: the seed of the sizes and times, or None for a random seed.
+        seed: the seed for generating the sizes and times, or None for a random seed.
 
     Returns:
         The verdict.

@@ -58,22 +58,22 @@ def no_deadlock(
 ) -> CheckResult:
     """Checks an exchange: each rank sends to its successor and receives from its predecessor.
 
-    ``function(mine)`` gets this rank's one-dimensional float32 tensor, and returns its
+    ``function(mine)`` receives this rank's one-dimensional float32 tensor and returns its
     predecessor's tensor, which has the same shape. The check uses rings of 2 to 5 ranks, each with
     a small, a medium and a large tensor. If ranks wait for each other forever, the verdict lists
     these ranks, their operations and lines, and shows a picture of the waits.
 
     Args:
         function: the answer.
-        way: "order" for only send and recv, "isend" for a send that is posted and waited for
-            later, "batch" for batch_isend_irecv, or None for any of them.
-        seed: the seed of the sizes and numbers, or None for a random seed.
+        way: "order" to allow only send and recv, "isend" for a send that is posted first and waited
+            for later, "batch" for batch_isend_irecv, or None for any of them.
+        seed: the seed for generating the sizes and numbers, or None for a random seed.
 
     Returns:
         The verdict; its trace shows the messages, and its diagnosis shows the waits.
 
     Raises:
-        ArgumentError: the name of the way is unknown.
+        ArgumentError: ``way`` is unknown.
 
     Example:
         >>> print(no_deadlock(lambda mine: mine, seed=1).reason)

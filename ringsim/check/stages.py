@@ -79,7 +79,7 @@ def partition(function: Answer, *, seed: int | None = None) -> CheckResult:
 
     Args:
         function: the answer.
-        seed: the seed of the sizes, or None for a random seed.
+        seed: the seed for generating the sizes, or None for a random seed.
 
     Returns:
         The verdict, with its reason.
@@ -159,7 +159,7 @@ def hand_over(function: Answer, *, seed: int | None = None) -> CheckResult:
 
     Args:
         function: the answer.
-        seed: the seed of the sizes and shapes, or None for a random seed.
+        seed: the seed for generating the sizes and shapes, or None for a random seed.
 
     Returns:
         The verdict; its trace shows the messages.

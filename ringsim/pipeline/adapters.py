@@ -94,7 +94,7 @@ class Announced:
         return torch.arange(seen, seen + new_tokens, device=device)
 
     def positions(self, new_tokens: int, device: torch.device) -> Tensor:
-        """Returns ``position_ids``, or `places` if not given; shape (batch or 1, new tokens)."""
+        """Returns ``position_ids``, or `places` if None; shape (batch or 1, new tokens)."""
         return (
             self.places(new_tokens, device)[None]
             if self.position_ids is None
@@ -103,7 +103,7 @@ class Announced:
 
 
 class Adapter(ABC):
-    """The base class of adapters, each of which finds the parts of one kind of model.
+    """The base class for adapters, each of which finds the parts of one kind of model.
 
     Example:
         >>> class MyModelAdapter(Adapter):
@@ -130,14 +130,14 @@ class Adapter(ABC):
     def first_modules(self, model: nn.Module) -> Sequence[nn.Module | nn.Parameter]:
         """Returns the modules that `embed` uses, which only the first stage runs.
 
-        The list also contains parameters outside of these modules.
+        The list also contains parameters that belong to none of these modules.
         """
         return []
 
     def last_modules(self, model: nn.Module) -> Sequence[nn.Module | nn.Parameter]:
         """Returns the modules that `head` uses, which only the last stage runs.
 
-        The list also contains parameters outside of these modules.
+        The list also contains parameters that belong to none of these modules.
         """
         return []
 
@@ -148,7 +148,7 @@ class Adapter(ABC):
         Args:
             model: the whole model.
             token_ids: the token ids, shape (batch, tokens), int64.
-            announced: the known properties of the microbatch, for learned positions.
+            announced: the known properties of the microbatch, which learned positions need.
         """
 
     def context(self, model: nn.Module, hidden: Tensor, announced: Announced) -> Mapping[str, Any]:

@@ -267,7 +267,7 @@ def share_overflow(model: nn.Module, scaler: torch.amp.GradScaler) -> None:
 
 
 def new_replica_group(rings: Sequence[Sequence[int]]) -> Any:
-    """Creates a group of this rank and the ranks at the same place in other rings.
+    """Creates a process group from this rank and the ranks at the same position in other rings.
 
     Every rank of the world must call this function once, with the same rings. It blocks like
     ``new_group``.
@@ -295,7 +295,7 @@ def new_replica_group(rings: Sequence[Sequence[int]]) -> Any:
 
 
 def average_gradients(model: nn.Module, group: Any) -> None:
-    """Averages gradients over this rank and the other ranks that have the same stages.
+    """Averages gradients over this rank and the other ranks that hold the same stages.
 
     Every rank of every ring must call this function after a step, before clipping gradients. The
     function blocks until all ranks of the group have called it. It does not average the rings'

@@ -88,15 +88,16 @@ class Calibration:
     ``ringsim.predict`` does both for you.
 
     Attributes:
-        link: the cost of a message, from the post of its second side until the receiver continues.
-        sending: the time that posting a send takes if its receive is already posted, because Gloo
+        link: the cost of a message, from when its second side is posted until the receiver
+            continues.
+        sending: the time that posting a send takes if its receive is already posted: Gloo then
             immediately copies as much as the connection accepts. ``link`` already includes this
             time.
         sending_early_s: the time that posting a send takes if its receive is not posted yet. The
             bytes are copied later, without the rank's help.
         receiving_s: the time that posting a receive takes.
         sleep_s: the time by which ``ringsim.compute`` lasts longer than requested, or 0 if no trace
-            contains a call of ``ringsim.compute``.
+            contains a call to ``ringsim.compute``.
         around_s: the time that the program takes around each computation, in seconds.
         cores: the machine's number of cores, or 0 if a trace does not contain it.
         costs: the measured times of the stages, in seconds, for each kind of computation, or None
@@ -158,7 +159,7 @@ class Calibration:
         return replace(self, gloo=gloo, **_scale(self, times, factor))
 
     def post_s(self, sends: bool, size_bytes: int, *, met: bool = True) -> float:
-        """Returns the time that a rank spends on posting a message, in seconds.
+        """Returns the time that a rank spends posting a message, in seconds.
 
         Args:
             sends: whether the message is posted as a send.
@@ -229,7 +230,7 @@ def calibrate(*traces: Trace) -> Calibration:
         of only one size.
 
     Raises:
-        ArgumentError: no trace is given, a trace is simulated, or too few messages count.
+        ArgumentError: no trace is given, a trace is simulated, or too few messages are usable.
 
     Example:
         >>> import ringsim

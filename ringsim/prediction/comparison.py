@@ -290,7 +290,7 @@ def compare(real: Trace, virtual: Trace) -> Comparison:
 
     You can compare runs before and after a change, two schedules, two machines, or a run on real
     ranks with the same run on a virtual clock. Only operations that occur in both runs are
-    compared. Operations match if they are in the same step of the same rank, have the same name,
+    compared. Operations match if they are in the same step on the same rank, have the same name,
     and have the same peer or the same stage and microbatch. Extra steps in one of the runs are left
     out.
 
@@ -300,8 +300,8 @@ def compare(real: Trace, virtual: Trace) -> Comparison:
             prediction of the first run.
 
     Returns:
-        The comparison. It shows the operations that took longer and where that began, the errors by
-        step and by operation, and the errors of the baselines.
+        The comparison. It shows the operations that took longer and where the delay began, the
+        errors by step and by operation, and the errors of the baselines.
 
     Raises:
         ArgumentError: the two runs have no finished operation in common.

@@ -169,7 +169,7 @@ def _with_range(metadata: Mapping[str, Any], times_s: Sequence[float]) -> dict[s
 
 
 def scale(trace: Trace, *, world_size: int, num_microbatches: int | None = None) -> ScheduleRun:
-    """Predicts a pipeline step on more ranks than in the trace.
+    """Predicts a pipeline step on more ranks than the trace contains.
 
     The schedule stays the same, and the stages resemble the recorded ones. The first and the last
     stage keep their times. Inner stages take the mean time of the recorded inner stages, or of both

@@ -316,7 +316,7 @@ def _check_complete(schedule: Schedule) -> None:
 
 
 def lower(schedule: Schedule, *, ahead: int = 1) -> Schedule:
-    """Inserts the sends and receives into a schedule of computations.
+    """Inserts sends and receives into a schedule of computations.
 
     Args:
         schedule: a schedule of computations; a lowered schedule is returned unchanged.

@@ -82,7 +82,8 @@ def by_weight(
     if layers take different times, use this function with the times as weights.
 
     Args:
-        weights: the weight of each layer, such as its parameters, bytes or seconds; not negative.
+        weights: the weight of each layer, such as its number of parameters, its size in bytes or
+            its time in seconds; must be non-negative.
         num_stages: the number of stages, at least 1.
         first: the extra weight of the first stage, for example for the embedding.
         last: the extra weight of the last stage, for example for the head.
