@@ -267,7 +267,7 @@ class Examination:
         things: str = "",
         hint: str = "",
     ) -> Trace:
-        """Runs ``on_rank(function, *args)`` on new ranks, and returns the trace.
+        """Runs ``on_rank(function, *args)`` on new ranks and returns the trace.
 
         The trace contains the ranks' output, which is not shown.
 
@@ -383,7 +383,7 @@ def examine(
     judge: Callable[[Examination], str],
     seed: int | None,
 ) -> CheckResult:
-    """Examines an answer with a judge, and returns the verdict.
+    """Examines an answer with a judge and returns the verdict.
 
     The judge returns a sentence if the answer is right, and raises ``Wrong`` otherwise. The verdict
     shows the examination's trace.
@@ -674,7 +674,7 @@ def make_task(secret: int, num_microbatches: int) -> Task:
 def find_wrong(
     task: Task, named: Mapping[str, nn.Parameter], mine: Iterable[nn.Parameter]
 ) -> GradientRow | None:
-    """Compares the gradients after a step with the gradients of one process, without messages.
+    """Compares the gradients after a step with those of a single process, without messages.
 
     Args:
         task: the model and the data before the step.

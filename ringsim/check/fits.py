@@ -152,7 +152,7 @@ def _read_line(answer: Any) -> Link:
 
 
 def _judge_numbers(link: Link, answer: Link) -> None:
-    """Raises ``Wrong`` unless both numbers are right within the tolerance."""
+    """Raises ``Wrong`` unless both numbers are within the tolerance."""
     for name, due, got, unit in (
         ("alpha", link.alpha_s * 1e6, answer.alpha_s * 1e6, "µs"),
         ("beta", link.beta_s_per_byte * 1e9, answer.beta_s_per_byte * 1e9, "ns per byte"),
@@ -171,7 +171,7 @@ def _judge_numbers(link: Link, answer: Link) -> None:
 
 
 def _judge_line(data: Data, answer: Link, trace: Trace) -> bool:
-    """Raises ``Wrong`` if a line is far from the medians; returns False if every line would be."""
+    """Raises ``Wrong`` if a line is far from the medians; returns False if all lines would be."""
     medians_s = np.median(data.times_s.reshape(len(SIZES), -1), axis=1)
     medians: dict[int, float] = dict(zip(SIZES, medians_s.tolist(), strict=True))
     reference = fit_link(SIZES, medians_s)

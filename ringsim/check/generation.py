@@ -115,7 +115,7 @@ def _count_messages(rank: int, size: int) -> tuple[int, int]:
 
 
 def _judge_tokens(trace: Trace) -> None:
-    """Raises ``Wrong`` unless the last rank has generated the same tokens as one process."""
+    """Raises ``Wrong`` unless the last rank has generated the same tokens as a single process."""
     numbers = [number for number, _ in trace.results]
     for batch, tokens in enumerate(trace.results[-1][1]):
         x = batch

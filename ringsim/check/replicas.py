@@ -116,7 +116,7 @@ def _judge_waits(trace: Trace, about: str) -> None:
 
 
 def _judge_numbers(trace: Trace, stages: int, about: str) -> None:
-    """Raises ``Wrong`` unless the gradients are the means; recognizes common wrong values."""
+    """Raises ``Wrong`` unless the gradients are the means; recognises common wrong values."""
     for rank, (_, found) in enumerate(trace.results):
         if found is None:
             reason = f"{about}, the gradients of rank {rank} have changed shape."

@@ -71,7 +71,7 @@ def schedule(function: Answer, *, seed: int | None = None) -> CheckResult:
     ``function(rank, num_ranks, num_microbatches)`` returns the actions of one rank, in order, as a
     list of strings: ``"2F0"`` is the forward of microbatch 0 on stage 2, and ``B`` is a backward.
     Stage r is on rank r. The schedule must be complete and free of deadlocks, hold at most min(p -
-    s, m) live activations on rank s, and take no longer than the formula gives, even with fewer
+    s, m) live activations on rank s, and take no longer than the formula predicts, even with fewer
     microbatches than ranks. Finally, the check trains a small model with the schedule on real
     ranks.
 
@@ -150,7 +150,7 @@ def _judge_fast(examination: Examination) -> str:
 
 
 def _ask(examination: Examination, sizes: Sequence[Size]) -> list[Schedule]:
-    """Returns the schedules of an answer, each complete and free of deadlocks."""
+    """Returns an answer's schedules, each of which is complete and free of deadlocks."""
     cases = [(rank, *size) for size in sizes for rank in range(size[0])]
     answers = examination.ask(cases, _read_row)
     return [_read(size, [row for _, row in islice(answers, size[0])]) for size in sizes]
@@ -222,7 +222,7 @@ def _judge_time(schedule: Schedule, costs: Costs, most: Any, hint: str) -> None:
 
 
 def _train(examination: Examination, schedule: Schedule) -> None:
-    """Runs a training step on real ranks, and compares its gradients with those of one process."""
+    """Runs a training step on real ranks and compares its gradients with a single process's."""
     size = schedule.num_ranks
     trace = examination.run(_step_on_rank, size, schedule, examination.random.randrange(10**9))
     for rank, row in enumerate(trace.results):
@@ -346,6 +346,6 @@ def _judge_number(case: _Case, answer: int | str) -> None:
 
 
 def _bubble(case: _Case, num_microbatches: int) -> float:
-    """Returns the fraction of the step in which a rank does not compute, from the closed form."""
+    """Returns the fraction of the step that a rank spends idle, from the closed form."""
     took = float(makespan(Step("1f1b", case.num_ranks, num_microbatches), case.costs, "buffered"))
     return 1 - num_microbatches * (1 + case.backward) / took

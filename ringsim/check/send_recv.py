@@ -142,7 +142,7 @@ def _fill(secret: int, number: int, rank: int) -> float:
 
 
 def _judge_messages(trace: Trace, exchanges: int) -> None:
-    """Raises ``Wrong`` unless each call makes one send and one recv, both matched.
+    """Raises ``Wrong`` unless each call posts one send and one recv, both matched.
 
     The send must go to the successor, and the recv must be from the predecessor.
     """
@@ -181,7 +181,7 @@ def _judge_values(trace: Trace, lengths: list[int]) -> None:
 
 
 def _judge_way(trace: Trace, way: str) -> None:
-    """Raises ``Wrong`` unless the exchange was made in the way that the exercise asks for."""
+    """Raises ``Wrong`` unless the exchange was done in the way that the exercise asks for."""
     used = {event.op for event in trace if event.kind in ("send", "recv")}
     if used <= set(WAYS[way]) and (way != "isend" or used & {"isend", "irecv"}):
         return

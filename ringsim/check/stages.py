@@ -197,7 +197,7 @@ def _shape_of(rank: int, secret: int) -> Shape:
 
 
 def _hand_over_on_rank(function: Answer, secret: int) -> tuple[Shape, list[float]] | str | None:
-    """Calls the answer with this rank's tensor, and returns the result as plain numbers.
+    """Calls the answer with this rank's tensor and returns the result as plain numbers.
 
     The numbers of the tensor count up from 1000 times the rank.
     """
@@ -254,7 +254,7 @@ def _judge_messages(trace: Trace, secret: int, headers: dict[int, Shape]) -> Non
 
 
 def _judge_values(trace: Trace, secret: int) -> None:
-    """Raises ``Wrong`` unless each rank returns the tensor of the previous rank, or None."""
+    """Raises ``Wrong`` unless each rank returns the previous rank's tensor, or None."""
     for rank, answer in enumerate(trace.results):
         who = f"Rank {rank} of {trace.world_size}"
         got = f"shape {answer[0]}" if isinstance(answer, tuple) else answer

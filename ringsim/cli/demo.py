@@ -64,7 +64,7 @@ def add_demo(verbs: Verbs[argparse.ArgumentParser]) -> None:
 
 
 def run_demo(options: argparse.Namespace) -> int:
-    """Trains a model, compares its losses with one process, and draws the run.
+    """Trains a model, compares its losses with those of a single process, and draws the run.
 
     Returns the exit code.
     """
@@ -154,7 +154,7 @@ def add_generate(verbs: Verbs[argparse.ArgumentParser]) -> None:
 
 
 def run_generate(options: argparse.Namespace) -> int:
-    """Generates tokens, compares them with one process, and draws the run.
+    """Generates tokens, compares them with those of a single process, and draws the run.
 
     Returns the exit code.
     """
@@ -213,7 +213,7 @@ def _generate(options: argparse.Namespace, turns: int, async_comm: bool) -> Trac
 
 
 def _others(num_stages: int, turns: int, async_comm: bool) -> list[tuple[int, bool]]:
-    """Returns the other settings that can finish, with up to one more turn than there are stages.
+    """Returns the other settings with which the ring can finish, up to one turn more than stages.
 
     More turns would take too long.
     """
@@ -385,7 +385,7 @@ def worker(num_steps: int = NUM_STEPS) -> tuple[list[float], list[str]]:
 
 
 def expected_losses(num_steps: int) -> list[float]:
-    """Computes the losses of the first steps in one process, without a pipeline."""
+    """Computes the losses of the first steps in a single process, without a pipeline."""
     from ringsim.pipeline import single_process_step
 
     task = make_task()

@@ -248,7 +248,7 @@ def add_figures(verbs: Verbs[argparse.ArgumentParser]) -> None:
 
 
 def run_figures(options: argparse.Namespace) -> int:
-    """Draws a trace file's ring and timeline, and bandwidths and waits if the file has any.
+    """Draws a trace file's ring and timeline, and its bandwidths and waits if it contains any.
 
     Returns the exit code.
     """

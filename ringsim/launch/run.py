@@ -197,7 +197,7 @@ class _Run(Supervisor):
         return error
 
     def _last_of_the_dead(self, trace: Trace) -> str:
-        """Returns the last operations of ranks that died without an exception.
+        """Returns the last operations of the ranks that died without an exception.
 
         They have no traceback.
         """

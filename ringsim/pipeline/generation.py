@@ -1,4 +1,4 @@
-"""Generates text with a model that is cut into stages: the token ring.
+"""Generates text with a model that is split into stages: the token ring.
 
 Each stage keeps its layers, and the keys and values of earlier tokens. Hidden states go forward
 from stage to stage. The last stage chooses the next token and returns it to the first stage over
@@ -179,7 +179,7 @@ class TokenChoice:
 
 
 class GenerationLink:
-    """One stage's two edges in the ring, for one call of ``generate``.
+    """One stage's two edges in the ring, for one call to ``generate``.
 
     A ring with only one rank exchanges nothing.
 
@@ -460,7 +460,7 @@ class _StageWork:
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Puts all modules into ``eval`` mode, and restores each module's mode afterwards."""
+    """Puts all modules into ``eval`` mode and restores each module's mode afterwards."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -471,7 +471,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def _until_stop(tokens: list[int], stop_tokens: Sequence[int]) -> list[int]:
-    """Cuts the tokens after the first stop token.
+    """Cuts off the tokens after the first stop token.
 
     Example:
         >>> _until_stop([5, 7, 9, 7], [7, 8])

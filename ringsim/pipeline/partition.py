@@ -1,4 +1,4 @@
-"""Cuts a model into stages, each with its own layers.
+"""Splits a model into stages, each with its own layers.
 
 ::
 

@@ -327,7 +327,7 @@ def gradient_report(
 
 
 def tolerance_of(model: nn.Module) -> float:
-    """Returns the tolerance for the least exact dtype of a model.
+    """Returns the tolerance for a model's lowest-precision dtype.
 
     It is 1e-10 for float64, 1e-5 for float32, and 0.05 for other types.
 

@@ -149,7 +149,7 @@ class Stage(nn.Module):
 
     @contextmanager
     def _seeded(self, place: int, where: Tensor) -> Iterator[None]:
-        """Seeds the random numbers for a part of the model, and restores the state afterwards."""
+        """Seeds the random numbers for part of the model, and restores the state afterwards."""
         if self._seed is None:
             yield
             return
@@ -311,7 +311,7 @@ def forward_stage(stage: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 class _Entrance(torch.autograd.Function):
-    """Turns a leaf into a tensor with the same data that a layer may change in place.
+    """Turns a leaf into a tensor that holds the same data and that a layer may change in place.
 
     Torch forbids changing a leaf in place.
     """

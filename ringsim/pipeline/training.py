@@ -105,7 +105,7 @@ def weighted_loss(
     """Returns a loss function for microbatches that differ in size.
 
     A step gives every microbatch the same weight. With this loss, every sample (or token) has the
-    same weight instead, so the step is equal to a step of the whole batch. The loss sends no
+    same weight instead, so the step is equivalent to a step on the whole batch. The loss sends no
     messages. Pass it as ``loss_fn`` to a step and to the reports.
 
     Args:
@@ -402,7 +402,7 @@ def _run_step(
     partition: str | Sequence[int] | Sequence[range],
     adapter: Adapter | None,
 ) -> float:
-    """Runs a step. Runs the backward passes only if gradients are enabled.
+    """Runs a step, with its backward passes only if gradients are enabled.
 
     See `train_step_pipeline`.
     """
@@ -440,7 +440,7 @@ def _sum_up(losses: Collection[Tensor]) -> Tensor:
 
 
 def _greeting(schedule: Schedule, ranges: Sequence[range]) -> Header:
-    """Returns a header that contains the values that must be the same on all ranks."""
+    """Returns a header with the values that must be the same on all ranks."""
     rows = [" ".join(map(str, row)) for row in schedule.actions]
     order, cut = (
         zlib.crc32(repr(part).encode()) for part in ((schedule.stage_ranks, rows), ranges)
@@ -492,7 +492,7 @@ def pipeline_state_dict(
     the same schedule, partition and adapter as its steps. It blocks until all ranks have called it.
     The function copies the tensors of other ranks into this rank's model, one at a time, so it
     needs no memory for a second copy. Afterwards, every rank has the whole trained model, including
-    the extra states of its modules.
+    its modules' extra state.
 
     Args:
         model: the whole model, of which each rank has trained its own stages.
@@ -565,7 +565,7 @@ def _find_parts(model: nn.Module) -> dict[str, Tensor | nn.Module]:
 
 
 def _copy_trained(ring: Ring, part: Tensor | nn.Module, owner: int, *, is_mine: bool) -> None:
-    """Copies a tensor, or a module's extra state, from the rank at a given place in the ring.
+    """Copies a tensor, or a module's extra state, from the rank at a given position in the ring.
 
     Every rank of the ring must call this function.
     """

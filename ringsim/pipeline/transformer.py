@@ -1,4 +1,4 @@
-"""Defines a transformer that is small enough to read and to cut into stages.
+"""Defines a transformer that is small enough to read and to split into stages.
 
 ::
 

@@ -144,7 +144,7 @@ class Calibration:
         return OneMachine(self.link, self.cores, self.gloo)
 
     def scaled(self, factor: float) -> Calibration:
-        """Returns the constants with all times multiplied by ``factor``.
+        """Returns the constants, with all times multiplied by ``factor``.
 
         The share of messages that stall and the costs of computing do not change.
 
@@ -330,7 +330,7 @@ def _find_doubts(
 
 
 def join_columns(parts: Iterable[Iterable[Ints]]) -> Iterator[Ints]:
-    """Joins several tables with the same columns, and yields the joined columns."""
+    """Joins several tables that have the same columns, and yields the joined columns."""
     return map(np.concatenate, zip(*parts, strict=True))
 
 
@@ -421,7 +421,7 @@ def _fit_messages(sizes: Ints, times: Ints) -> tuple[Link, dict[int, int], float
 
 
 def _typical(times: Ints) -> float:
-    """Returns the mean, without the longest and shortest fiftieth and without stalls.
+    """Returns the mean, excluding the longest and the shortest fiftieth and any stalls.
 
     With five or more times, at least one is cut off at each end. The mean of no times is 0.
     """

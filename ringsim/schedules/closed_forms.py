@@ -373,7 +373,7 @@ def _latency(step: Step, latency: Time, semantics: Semantics) -> Time:
 
 
 def _check_formula(step: Step, costs: Costs) -> tuple[Time, Time, Time]:
-    """Returns f, i and w, or raises ScheduleError if no formula for the step's bubble exists."""
+    """Returns f, i and w; raises ScheduleError if no formula for the step's bubble exists."""
     _check_enough(step)
     f, i, w, b = _times(costs)
     if step.name in _VEE and not (f == i == w and b == i + w):
@@ -453,8 +453,8 @@ def gpipe_makespan(
         24
 
     Source:
-        GPipe corresponds to a row of machines that every microbatch passes in the same order. Tests
-        check the formula against the evaluator.
+        GPipe corresponds to a row of machines that all microbatches pass through in the same order.
+        Tests check the formula against the evaluator.
     """
     check_counts(len(forward), num_microbatches)
     once = sum(f + b for f, b in zip(forward, backward, strict=True))

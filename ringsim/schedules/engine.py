@@ -218,7 +218,7 @@ def run_programs(
 
 
 class _Runner:
-    """The programs, each rank's progress, and the places that ranks wait for."""
+    """The programs, each rank's progress, and the positions that ranks wait for."""
 
     def __init__(
         self, programs: Sequence[Sequence[Instruction]], latency: Time, semantics: Semantics
@@ -290,7 +290,7 @@ class _Runner:
                     )
 
     def list_blocked(self) -> Iterator[Blocked]:
-        """Yields the ranks that did not reach their end. Each of these ranks is in a wait."""
+        """Yields the ranks that did not reach their end, each of which is blocked in a wait."""
         for rank, program in enumerate(self.programs):
             position = len(self.times[rank])
             if position < len(program):

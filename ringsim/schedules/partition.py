@@ -138,7 +138,7 @@ def _best_cuts(
     cost_of: Callable[[int, int, int], float],
     join: Callable[[float, float], float],
 ) -> tuple[float, list[int]]:
-    """Returns the lowest joined cost of all stages, and the cuts that achieve this cost.
+    """Returns the lowest combined cost of all stages, and the cuts that achieve it.
 
     Stage s holds the layers from cut s to cut s + 1. The function uses dynamic programming:
     ``best[n]`` is the lowest cost of dividing the first n layers among the stages so far. One more

@@ -131,7 +131,7 @@ class Source:
         return found
 
     def find_busy(self, prices: Prices) -> Ints:
-        """Returns the time for which each rank computes, shape (ranks,)."""
+        """Returns the time that each rank spends computing, shape (ranks,)."""
         if self.wave is not None:
             busy: Ints = self.schedule.num_microbatches * (prices.duration[0] + prices.duration[1])
             return busy
