@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 __all__ = ["gradients"]
 
 _RAISED_HINT: Final = (
-    "If a value is None here, it may be x.grad: call x.requires_grad_() before the forward pass, "
-    "and pass the same x to the stage, not a copy. The first stage receives no activation and "
-    "sends no gradient; the last stage sends no activation and receives no gradient."
+    "If a value is None here, it is probably x.grad: call x.requires_grad_() before the forward "
+    "pass, and pass that same x to the stage, not a copy. The first stage receives no activation "
+    "and sends no gradient; the last stage sends no activation and receives no gradient."
 )
 _HINTS: Final = {
     "missing": (
@@ -39,16 +39,17 @@ _HINTS: Final = {
     ),
     "different": (
         "Check which tensors you combine: the gradient of microbatch i goes with the x and the y "
-        "of microbatch i. Each parameter adds up the gradients of all microbatches, so do not set "
-        "gradients to zero in between."
+        "of microbatch i. Each parameter accumulates the gradients of all microbatches, so do not "
+        "reset the gradients in between."
     ),
     "zeros": (
         "A stage received a gradient of zeros. Zeros are sent if x.grad is None: call "
-        "x.requires_grad_() before the forward pass, and pass the same x to the stage, not a copy."
+        "x.requires_grad_() before the forward pass, and pass that same x to the stage, not a "
+        "copy."
     ),
     "unexpected": (
-        "This rank has a gradient for a layer of another stage. Call only stage(x), and no other "
-        "part of the model."
+        "This rank has a gradient for a layer that belongs to another stage. Call only stage(x), "
+        "and no other part of the model."
     ),
 }
 _SMALL_HINT: Final = (
@@ -60,16 +61,16 @@ _SMALL_HINT: Final = (
 def gradients(function: Answer, *, seed: int | None = None) -> CheckResult:
     """Checks a training step split across stages.
 
-    After the step, every parameter must have the gradient that one process computes. The check
-    calls ``function(stage, inputs, targets, loss_fn)`` on every rank. ``stage`` is the rank's part
-    of a model. ``inputs`` and ``targets`` are lists with one tensor per microbatch: the first stage
-    uses the inputs (token ids), and the last stage uses the targets. ``loss_fn(logits, target)`` is
-    the mean loss of a microbatch, and the step's loss is the mean over microbatches. The check uses
-    1, 2 and 3 ranks, with one microbatch and with several.
+    After the step, every parameter must have the gradient that a single process would compute. The
+    check calls ``function(stage, inputs, targets, loss_fn)`` on every rank. ``stage`` is the rank's
+    part of a model. ``inputs`` and ``targets`` are lists with one tensor per microbatch: the first
+    stage uses the inputs (token ids), and the last stage uses the targets. ``loss_fn(logits,
+    target)`` is the mean loss of a microbatch, and the step's loss is the mean over microbatches.
+    The check uses 1, 2 and 3 ranks, with one microbatch and with several.
 
     Args:
         function: the answer.
-        seed: the seed of the sizes, weights and data, or None for a random seed.
+        seed: the seed for generating the sizes, weights and data, or None for a random seed.
 
     Returns:
         The verdict; its trace shows the messages.
@@ -97,8 +98,8 @@ def _judge(examination: Examination) -> str:
     )
     examination.trace = traces[0]
     return (
-        "Every parameter has the same gradient as in one process, on 1, 2 and 3 ranks, with one "
-        "microbatch and with several."
+        "Every parameter has the same gradient as in a single process, on 1, 2 and 3 ranks, with "
+        "one microbatch and with several."
     )
 
 
@@ -149,14 +150,14 @@ def _judge_step(trace: Trace, index: int, num_microbatches: int) -> None:
         reason = f"Stage {who} has a gradient for {name}, which belongs to another stage."
     elif row.verdict == "scaled":
         reason = (
-            f"The gradients of stage {who} are {row.scale:.4g} times as large as in one process "
-            f"after a step with {batches}."
+            f"The gradients of stage {who} are {row.scale:.4g} times as large as in a single "
+            f"process after a step with {batches}."
         )
         if row.scale < 1:
             hint = _SMALL_HINT
     else:
         reason = (
-            f"Stage {who} and one process have different gradients for {name} after a step with "
-            f"{batches}: the difference is {row.difference:.2g}."
+            f"Stage {who} and a single process have different gradients for {name} after a step "
+            f"with {batches}: the difference is {row.difference:.2g}."
         )
     raise Wrong(reason, hint)

@@ -16,15 +16,15 @@ __all__ = ["diagnose"]
 
 _SIGNS: Final = {
     "deadlock": (
-        "if it were, ranks would wait for each other in a cycle, and each wait would end only "
-        "after another"
+        "if it were, ranks would wait for each other in a cycle, so that no wait could end before "
+        "another one had ended"
     ),
     "peer_exited": (
-        "if it were, a rank would wait for a rank that has ended and has no more events in flight"
+        "if it were, a rank would be waiting for a rank that has ended and has nothing left in "
+        "flight"
     ),
     "rank_failed": (
-        "if it were, a rank would have raised an error that has nothing to do with its last "
-        "operation"
+        "if it were, a rank would have raised an error unrelated to its last operation"
     ),
     "tag_mismatch": (
         "if it were, a send and a recv in flight between two ranks would differ only in their tags"
@@ -39,7 +39,7 @@ _SIGNS: Final = {
     ),
     "link": (
         "if it were, a message between two hosts would have taken seconds after both sides were "
-        "posted, and other messages far less time"
+        "posted, while other messages took far less time"
     ),
     "slow_link": (
         "if it were, every message between two hosts would take several times as long as a message "
@@ -50,18 +50,18 @@ _SIGNS: Final = {
         "again and again"
     ),
     "late_sender": (
-        "if it were, a recv would wait long for a send that is posted late, and no single rank "
-        "would cause most of the waiting"
+        "if it were, a recv would wait a long time for a send that is posted late, and no single "
+        "rank would cause most of the waiting"
     ),
     "late_receiver": (
-        "if it were, a send would wait long for a recv that is posted late, and no single rank "
-        "would cause most of the waiting"
+        "if it were, a send would wait a long time for a recv that is posted late, and no single "
+        "rank would cause most of the waiting"
     ),
 }
 _UNFINISHED_HINT: Final = (
-    'Look at the operations that were never done: table = trace.to_pandas(); table[table["status"] '
-    '!= "ok"]. Which rank is the peer of each operation? Where do the two sides of the message '
-    "agree, and where do they differ?"
+    "Look at the operations that never completed: table = trace.to_pandas(); "
+    'table[table["status"] != "ok"]. Which rank is the peer of each operation? Where do the two '
+    "sides of the message agree, and where do they differ?"
 )
 _FINISHED_HINT: Final = (
     "Look at the timeline: which row has the fewest gaps, and which rows contain the waits? "
@@ -69,9 +69,9 @@ _FINISHED_HINT: Final = (
 )
 _EVENT_HINT: Final = (
     "An event is a row of trace.to_pandas(); its number is in the index, on the left. If the run "
-    "got stuck, choose an operation that was never done, between two of the ranks that you named. "
-    "If a rank failed, choose its last event, or an operation that waits for it. If the run was "
-    "slow, choose a span of the slow rank, or an operation with it as the peer."
+    "got stuck, choose an operation between two of the ranks you named that never completed. If a "
+    "rank failed, choose its last event, or an operation that waits for that rank. If the run was "
+    "slow, choose a span of the slow rank, or an operation whose peer is that rank."
 )
 
 
@@ -85,7 +85,7 @@ def diagnose(trace: Trace, kind: str, ranks: int | Iterable[int], event: int | N
         trace: the trace of a run that got stuck, failed, or was slow.
         kind: the name of the fault, one of ``ringsim.traces.findings.KINDS``: "deadlock",
             "tag_mismatch", "straggler", ...
-        ranks: the ranks that the fault concerns: all ranks in the cycle, both sides of the message,
+        ranks: the ranks involved in the fault: all ranks in the cycle, both sides of the message,
             or the slow rank.
         event: an event that shows the fault, as its row number in ``trace.to_pandas()``.
 
@@ -110,7 +110,7 @@ def diagnose(trace: Trace, kind: str, ranks: int | Iterable[int], event: int | N
         >>> diagnose(trace, "deadlock", (0, 1), event=1).passed
         True
         >>> print(diagnose(trace, "straggler", 1, event=0).reason)
-        The fault is not straggler, which occurs in runs that finish: here, some operations were never done.
+        The fault is not straggler, which occurs in runs that finish: here, some operations never completed.
     """  # noqa: E501
     diagnosis = trace.explain()
     passed, hint = True, ""
@@ -144,7 +144,7 @@ def _judge(
     if named != due:
         found = shown(", ".join(map(str, sorted(named))) or "none")
         raise Wrong(
-            f"The fault is {kind}, but you named the wrong ranks: {found}. The fault concerns "
+            f"The fault is {kind}, but you named the wrong ranks: {found}. The fault involves "
             f"{count(len(due), 'rank')}.",
             hint,
         )
@@ -160,7 +160,7 @@ def _reject(kind: str, cause: Finding) -> str:
     if kind in SLOW_KINDS and cause.kind not in SLOW_KINDS:
         return (
             f"The fault is not {kind}, which occurs in runs that finish: here, some operations "
-            "were never done."
+            "never completed."
         )
     if cause.kind in SLOW_KINDS and kind not in SLOW_KINDS:
         return (

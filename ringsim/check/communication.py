@@ -69,14 +69,14 @@ def timed_op(decorator: Answer, *, seed: int | None = None) -> CheckResult:
     """Checks a decorator that times an operation.
 
     ``decorator(function)`` returns a function that replaces the original. Each call must be
-    recorded in one span with the function's name, which encloses the call. Everything else must
+    recorded in one span that has the function's name and encloses the call. Everything else must
     stay the same: name, docstring, signature, arguments, result and errors. A handle must be
     returned unchanged, without waiting for it. The check decorates functions with random names, on
-    3 ranks and on 1.
+    3 ranks and on a single rank.
 
     Args:
         decorator: the answer.
-        seed: the seed of the names and numbers, or None for a random seed.
+        seed: the seed for generating the names and numbers, or None for a random seed.
 
     Returns:
         The verdict, with its reason.
@@ -236,13 +236,13 @@ def _judge_calls(
         )
     if not arguments_hold:
         return (
-            f"{names[0]} must get the arguments that the caller passes, including defaults, but "
-            "got different ones",
+            f"{names[0]} must receive the arguments that the caller passes, including defaults, "
+            "but received different ones",
             _PASS_ON_HINT,
         )
     if waited:
         hint = (
-            "Do not call wait(): the caller computes in the meantime, and waits when it needs the "
+            "Do not call wait(): the caller computes in the meantime and waits when it needs the "
             "result."
         )
         return f"{names[1]} returns a handle, but the decorator waited for it", hint
@@ -258,8 +258,8 @@ def _judge_calls(
             else f"raised {type(raised).__name__}: {shown(str(raised))}"
         )
         hint = (
-            "Do not catch the error: the block of ringsim.span(...) ends the span, and the error "
-            "reaches the caller."
+            "Do not catch the error: the ringsim.span(...) block ends the span, and the error "
+            "then reaches the caller."
         )
         return f"the decorated {names[2]} must raise the function's error, but {found}", hint
     return None
@@ -302,14 +302,14 @@ def _judge_spans(trace: Trace, names: list[str]) -> None:
 def ring_all_reduce(function: Answer, *, seed: int | None = None) -> CheckResult:
     """Checks an all-reduce built from neighbour messages: a reduce-scatter, then an all-gather.
 
-    ``function(tensor)`` gets this rank's own numbers, a float32 tensor of one dimension whose
+    ``function(tensor)`` receives this rank's own numbers, a one-dimensional float32 tensor whose
     length is a multiple of N, and returns the sum of all ranks' tensors. Every rank must send
-    exactly 2 (N - 1) / N times the tensor's bytes, all of them to its successor, on that edge's
-    group. The check counts the bytes in the trace. It uses 1, 2, 3 and more ranks.
+    exactly 2 (N - 1) / N times the tensor's size in bytes, all of it to its successor, on that
+    edge's group. The check counts the bytes in the trace. It uses 1, 2, 3 and more ranks.
 
     Args:
         function: the answer.
-        seed: the seed of the sizes and numbers, or None for a random seed.
+        seed: the seed for generating the sizes and numbers, or None for a random seed.
 
     Returns:
         The verdict; its trace shows the messages.

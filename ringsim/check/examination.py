@@ -87,8 +87,8 @@ class CheckResult:
     is undecided if the check stopped an answer that may be right, because the answer slept or the
     machine was busy.
 
-    A notebook shows the verdict as text, followed by a picture of the failed run or of the ranks
-    that waited for each other. A terminal shows only the text.
+    In a notebook, the verdict is displayed as text, followed by a picture of the failed run or of
+    the ranks that waited for each other. In a terminal, only the text is displayed.
 
     Attributes:
         check: the name of the check.
@@ -100,7 +100,7 @@ class CheckResult:
         world_size: the number of ranks in the run that ``reason`` describes, or None if there was
             no such run.
         trace: the trace of that run, or None if there was no such run.
-        diagnosis: the waits between ranks in that run if these waits are the reason, else None.
+        diagnosis: the waits between ranks in that run, or None if these waits are not the reason.
         undecided: whether the answer neither passed nor failed.
 
     Example:
@@ -267,7 +267,7 @@ class Examination:
         things: str = "",
         hint: str = "",
     ) -> Trace:
-        """Runs ``on_rank(function, *args)`` on new ranks, and returns the trace.
+        """Runs ``on_rank(function, *args)`` on new ranks and returns the trace.
 
         The trace contains the ranks' output, which is not shown.
 
@@ -332,7 +332,7 @@ class Examination:
         self.trace = None  # it would look right
         raise Wrong(
             f"With {count(world_size, 'rank')}, your answer is the same even if every message "
-            "contains only zeros, so your numbers do not travel in the messages.",
+            "contains only zeros, so your numbers bypass the messages.",
             "A rank may learn about the other ranks only from the messages that it receives.",
             world_size=world_size,
         )
@@ -383,7 +383,7 @@ def examine(
     judge: Callable[[Examination], str],
     seed: int | None,
 ) -> CheckResult:
-    """Examines an answer with a judge, and returns the verdict.
+    """Examines an answer with a judge and returns the verdict.
 
     The judge returns a sentence if the answer is right, and raises ``Wrong`` otherwise. The verdict
     shows the examination's trace.
@@ -477,7 +477,7 @@ def _unended(world_size: int, effort: _Effort) -> Wrong:
     """
     computed = effort.cpu_s > CPU_S
     if computed:
-        why = f" after {CPU_S:g} s of CPU time."
+        why = f" within {CPU_S:g} s of CPU time."
         hint = "Look for a loop that never ends."
     elif effort.asleep_s > ASLEEP_S:
         why = (
@@ -674,7 +674,7 @@ def make_task(secret: int, num_microbatches: int) -> Task:
 def find_wrong(
     task: Task, named: Mapping[str, nn.Parameter], mine: Iterable[nn.Parameter]
 ) -> GradientRow | None:
-    """Compares the gradients after a step with the gradients of one process, without messages.
+    """Compares the gradients after a step with those of a single process, without messages.
 
     Args:
         task: the model and the data before the step.

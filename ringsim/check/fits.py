@@ -36,8 +36,8 @@ _WEIGHT_HINT: Final = (
     "times) returns beta, alpha."
 )
 _RAISED_HINT: Final = (
-    "Your function gets two numpy arrays of the same length: sizes in bytes and times in seconds, "
-    "and each size occurs several times."
+    "Your function receives two numpy arrays of the same length: sizes in bytes and times in "
+    "seconds, and each size occurs several times."
 )
 
 
@@ -52,18 +52,18 @@ class Data(NamedTuple):
 def alphabeta(function: Answer, *, seed: int | None = None) -> CheckResult:
     """Checks a function that fits alpha and beta to message times.
 
-    ``function(sizes_bytes, times_s)`` gets two numpy arrays of the same length, in which each size
-    occurs several times. It returns ``(alpha, beta)`` in seconds and seconds per byte, or a
-    ``ringsim.Link``. The check uses two kinds of times. The first kind is made up from random
-    links, with noise and some delayed messages: both numbers must be right within 30 %. The second
-    kind is measured between two real ranks: the line must be within 30 % of the medians of at least
-    half of the sizes. The measured times do not count if the machine is so busy that a larger
-    message takes less time than a smaller one, or that even ``ringsim.link.fit_link`` is not within
-    15 % of the medians.
+    ``function(sizes_bytes, times_s)`` receives two numpy arrays of the same length, in which each
+    size occurs several times. It returns ``(alpha, beta)`` in seconds and seconds per byte, or a
+    ``ringsim.Link``. The check uses two kinds of times. The first kind is generated from random
+    links, with noise and some delayed messages: both numbers must be within 30 % of the true
+    values. The second kind is measured between two real ranks: the fitted line must be within 30 %
+    of the median time for at least half of the sizes. The measured times do not count if the
+    machine is so busy that a larger message takes less time than a smaller one, or that even
+    ``ringsim.link.fit_link`` is not within 15 % of the medians.
 
     Args:
         function: the answer.
-        seed: the seed of the links and noise, or None for a random seed.
+        seed: the seed for generating the links and noise, or None for a random seed.
 
     Returns:
         The verdict; its trace contains the real messages.
@@ -152,7 +152,7 @@ def _read_line(answer: Any) -> Link:
 
 
 def _judge_numbers(link: Link, answer: Link) -> None:
-    """Raises ``Wrong`` unless both numbers are right within the tolerance."""
+    """Raises ``Wrong`` unless both numbers are within the tolerance."""
     for name, due, got, unit in (
         ("alpha", link.alpha_s * 1e6, answer.alpha_s * 1e6, "µs"),
         ("beta", link.beta_s_per_byte * 1e9, answer.beta_s_per_byte * 1e9, "ns per byte"),
@@ -171,7 +171,7 @@ def _judge_numbers(link: Link, answer: Link) -> None:
 
 
 def _judge_line(data: Data, answer: Link, trace: Trace) -> bool:
-    """Raises ``Wrong`` if a line is far from the medians; returns False if every line would be."""
+    """Raises ``Wrong`` if a line is far from the medians; returns False if all lines would be."""
     medians_s = np.median(data.times_s.reshape(len(SIZES), -1), axis=1)
     medians: dict[int, float] = dict(zip(SIZES, medians_s.tolist(), strict=True))
     reference = fit_link(SIZES, medians_s)

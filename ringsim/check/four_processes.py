@@ -32,13 +32,14 @@ _WHOLE_HINT: Final = (
 def hello(function: Answer, *, seed: int | None = None) -> CheckResult:
     """Checks a function that adds up one rank's share of a list of numbers.
 
-    ``function(numbers)`` gets the same list on every rank. Rank r returns the sum of numbers[r],
-    numbers[r + world_size], numbers[r + 2 * world_size] and so on. The function takes these numbers
-    from the list inside one ``with ringsim.span("share")``. The check uses 1, 2, 3 and more ranks.
+    ``function(numbers)`` receives the same list on every rank. Rank r returns the sum of
+    numbers[r], numbers[r + world_size], numbers[r + 2 * world_size] and so on. The function takes
+    these numbers from the list inside a single ``with ringsim.span("share")`` block. The check uses
+    1, 2, 3 and more ranks.
 
     Args:
         function: the answer.
-        seed: the seed of the sizes and numbers, or None for a random seed.
+        seed: the seed for generating the sizes and numbers, or None for a random seed.
 
     Returns:
         The verdict, with its reason.
@@ -49,8 +50,8 @@ def hello(function: Answer, *, seed: int | None = None) -> CheckResult:
         ...     with ringsim.span("share"):
         ...         return sum(numbers[ringsim.current_ring().rank :: 4])
         >>> print(hello(forgets_the_world_size, seed=1).reason)
-        Rank 0 of 3 took every 4th number, but must take every 3rd, because there are 3 ranks.
-    """
+        Rank 0 of 3 took every 4th number, but should have taken every 3rd, because there are 3 ranks.
+    """  # noqa: E501
     return examine("hello", function, _judge, seed)
 
 
@@ -101,11 +102,13 @@ def _judge_sums(numbers: Sequence[int], trace: Trace) -> None:
             "Return the sum on every rank.",
         )
     if size > 1 and results == [sum(numbers)] * size:
-        raise wrong("Every rank added up all the numbers, but must add up only its own share.")
+        raise wrong(
+            "Every rank added up all the numbers, but should have added up only its own share."
+        )
     if size > 1 and len(set(results)) == 1:
         raise wrong(
-            f"All {size} ranks returned {shown(got)}, but each must return the sum of its own "
-            "share."
+            f"All {size} ranks returned {shown(got)}, but each should have returned the sum of "
+            "its own share."
         )
     if got in due:
         raise wrong(
@@ -115,8 +118,8 @@ def _judge_sums(numbers: Sequence[int], trace: Trace) -> None:
     for step in range(1, len(numbers)):
         if step != size and got == sum(numbers[rank::step]):
             raise wrong(
-                f"{who} took every {_nth(step)} number, but must take every {_nth(size)}, because "
-                f"there are {size} ranks."
+                f"{who} took every {_nth(step)} number, but should have taken every {_nth(size)}, "
+                f"because there are {size} ranks."
             )
     raise wrong(f"{who} must return the sum of its share, {due[rank]}, but returned {shown(got)}.")
 

@@ -32,7 +32,8 @@ _COUNT_HINT: Final = (
     "only one of the two."
 )
 _VALUE_HINT: Final = (
-    "Receive into space itself, dist.recv(space, ...): the stage does not see other tensors."
+    "Receive into `space` itself, with dist.recv(space, ...): the stage does not see any other "
+    "tensor."
 )
 WANTED: Final = Fraction(4, 5)
 Setting = tuple[int, bool]
@@ -45,11 +46,11 @@ def token_ring(function: Answer, *, seed: int | None = None) -> CheckResult:
     receives into ``space`` from the predecessor, on the predecessor's group. Each is an int64
     tensor of shape (1,), or None if there is nothing to send or receive. The check uses rings of 2,
     3 and more ranks, with as many batches in the ring as ranks, and every rank calls the function
-    between its jobs. A stage computes a sum instead of its layers.
+    between its jobs. Instead of running layers, a stage computes a sum.
 
     Args:
         function: the answer.
-        seed: the seed of the sizes and numbers, or None for a random seed.
+        seed: the seed for generating the sizes and numbers, or None for a random seed.
 
     Returns:
         The verdict; its trace shows the messages.
@@ -114,7 +115,7 @@ def _count_messages(rank: int, size: int) -> tuple[int, int]:
 
 
 def _judge_tokens(trace: Trace) -> None:
-    """Raises ``Wrong`` unless the last rank has generated the same tokens as one process."""
+    """Raises ``Wrong`` unless the last rank has generated the same tokens as a single process."""
     numbers = [number for number, _ in trace.results]
     for batch, tokens in enumerate(trace.results[-1][1]):
         x = batch
@@ -139,7 +140,7 @@ def inner_iterations(function: Answer, *, seed: int | None = None) -> CheckResul
 
     Args:
         function: the answer.
-        seed: the seed of the sizes, or None for a random seed.
+        seed: the seed for generating the sizes, or None for a random seed.
 
     Returns:
         The verdict.
@@ -172,7 +173,8 @@ def _judge_setting(size: int, answer: Setting | str) -> None:
 
     if isinstance(answer, str):
         raise wrong(
-            f"your answer must be a pair of a positive integer and True or False, got {answer}.",
+            "your answer must be a pair that consists of a positive integer and True or False, "
+            f"got {answer}.",
             "Return a pair such as (4, False).",
         )
     turns, async_comm = answer
@@ -180,7 +182,8 @@ def _judge_setting(size: int, answer: Setting | str) -> None:
         limits = "1 to 2 N - 1" if async_comm else "2 to N"
         raise wrong(
             f"the ring never finishes with {answer}.",
-            f"Look at the map: with async_comm={async_comm}, a ring finishes for T from {limits}.",
+            f"Look at the map: with async_comm={async_comm}, a ring finishes if T is from "
+            f"{limits}.",
         )
     use = steady_use(size, turns, async_comm)
     percent = f"{100 * float(use):.0f} %"

@@ -42,24 +42,24 @@ _HINTS: Final = {
         "and leave out messages within one host."
     ),
     "busy": (
-        "Many large messages take long even on a good link. Divide the size of each message by the "
-        "message's own time."
+        "Many large messages take a long time even on a good link. Divide the size of each "
+        "message by that message's own time."
     ),
     "stall": (
-        "A message may stall on a good link. This changes a sum or a maximum over the messages of "
-        "two hosts, but not a median."
+        "Even on a good link, a message may stall. A stall changes a sum or a maximum over the "
+        "messages between two hosts, but not a median."
     ),
     "late": (
-        "Until the sender arrives, the link is idle. The time on the link is transfer_ns, without "
-        "late_sender_ns."
+        "Until the sender arrives, the link is idle. The time spent on the link is transfer_ns; "
+        "late_sender_ns is not part of it."
     ),
     "small": (
-        "A message of a few bytes takes only its latency, on any link. Compare messages of 64 KiB "
+        "On any link, a message of a few bytes costs only the latency. Compare messages of 64 KiB "
         "and more."
     ),
     "": (
-        "For each pair of hosts, compute the median of size_bytes / transfer_ns over the messages "
-        "of 64 KiB and more, in both directions."
+        "For each pair of hosts, compute the median of size_bytes / transfer_ns over all messages "
+        "of 64 KiB and more, in both directions together."
     ),
 }
 
@@ -76,15 +76,15 @@ class _Run(NamedTuple):
 def slow_link(function: Answer, *, seed: int | None = None) -> CheckResult:
     """Checks a function that finds the slow link between two hosts.
 
-    ``function(messages, hosts)`` gets the table ``trace.to_pandas("messages")`` of a run and
+    ``function(messages, hosts)`` receives a run's table ``trace.to_pandas("messages")`` and its
     ``trace.hosts``, the name of each rank's host, and returns the names of two hosts. The check
     uses made-up runs on 3 to 5 hosts, in which one link is eight times as slow as the others, in
-    both directions. Other messages also take long, but for other reasons: they are numerous, one
-    stalls, they are sent late, they are small, or they stay within one host.
+    both directions. Other messages also take a long time, but for other reasons: there are many of
+    them, one stalls, they are sent late, they are small, or they stay within one host.
 
     Args:
         function: the answer.
-        seed: the seed of the runs, or None for a random seed.
+        seed: the seed for generating the runs, or None for a random seed.
 
     Returns:
         The verdict.

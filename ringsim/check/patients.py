@@ -67,14 +67,14 @@ class Case(NamedTuple):
 def patient(name: str) -> Trace:
     """Returns the trace of a faulty pipeline, to diagnose with ``check.diagnose``.
 
-    The run uses a virtual clock, and is always the same for a given name.
+    The run uses a virtual clock and is always the same for a given name.
 
     Args:
         name: any text of your own, such as your name; add a number or a date for a different
             patient.
 
     Raises:
-        ArgumentError: the name is not a string, or is empty.
+        ArgumentError: the name is not a string or is empty.
 
     Example:
         >>> from ringsim.check import diagnose
@@ -101,7 +101,7 @@ def patient(name: str) -> Trace:
 
 
 def draw(name: str) -> Case:
-    """Draws the pipeline and the fault of a patient."""
+    """Draws a patient's pipeline and its fault."""
     random = Random(name.encode(errors="surrogatepass"))
     kind = random.choice(FAULTS)
     world_size, microbatches = random.randint(3, 7), random.randint(4, 9)
@@ -160,6 +160,6 @@ def _work(case: Case) -> None:
 
 
 def _compute(name: str, microbatch: int, seconds: float) -> None:
-    """Takes the time that a stage's layers would take."""
+    """Spends the time that a stage's layers would take."""
     with ringsim.span(name, stage=ringsim.current_ring().rank, microbatch=microbatch):
         ringsim.compute(seconds)

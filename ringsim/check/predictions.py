@@ -14,8 +14,8 @@ def prediction(said: Any, found: Any, *, unit: str = "", within: float = 0.3) ->
     """Compares a prediction with the result.
 
     Args:
-        said: the prediction, a number or a word. None means that there is no prediction yet, and
-            does not pass.
+        said: the prediction, a number or a word. None means that there is no prediction yet; the
+            check then does not pass.
         found: the result.
         unit: the unit of numbers.
         within: the tolerance for a number, as a fraction of the result; words must be equal.

@@ -30,7 +30,7 @@ _BUCKET_HINT: Final = (
     "gradients]). Reduce that tensor, and copy each part back to its gradient."
 )
 _PLACE_HINT: Final = (
-    "Write the result into the tensors of the list: gradient.copy_(...) writes into a tensor."
+    "Write the result into the tensors in the list: gradient.copy_(...) writes into a tensor."
 )
 _MEAN_HINT: Final = (
     "all_reduce only adds. Divide by the number of replicas, dist.get_world_size(replicas)."
@@ -46,15 +46,15 @@ _WAIT_HINT: Final = (
 def average_gradients(function: Answer, *, seed: int | None = None) -> CheckResult:
     """Checks a function that averages gradients over the replicas of a stage.
 
-    ``function(gradients, replicas)`` gets the gradients of this rank's stage, a list of float32
-    tensors, and the process group of the ranks with the same stage. It writes the mean over the
-    group into each tensor, with a single ``all_reduce`` for all tensors. The check uses pipelines
-    with several stages and replicas. The trace must show one such operation, on that group, with
-    exactly as many bytes as the gradients.
+    ``function(gradients, replicas)`` receives the gradients of this rank's stage, a list of float32
+    tensors, and the process group of the ranks that hold the same stage. It writes the mean over
+    the group into each tensor, with a single ``all_reduce`` for all tensors. The check uses
+    pipelines with several stages and replicas. The trace must show one such operation, on that
+    group, with exactly as many bytes as the gradients.
 
     Args:
         function: the answer.
-        seed: the seed of the numbers, or None for a random seed.
+        seed: the seed for generating the numbers, or None for a random seed.
 
     Returns:
         The verdict; its trace shows the last run.
@@ -116,7 +116,7 @@ def _judge_waits(trace: Trace, about: str) -> None:
 
 
 def _judge_numbers(trace: Trace, stages: int, about: str) -> None:
-    """Raises ``Wrong`` unless the gradients are the means; recognizes common wrong values."""
+    """Raises ``Wrong`` unless the gradients are the means; recognises common wrong values."""
     for rank, (_, found) in enumerate(trace.results):
         if found is None:
             reason = f"{about}, the gradients of rank {rank} have changed shape."

@@ -52,7 +52,7 @@ def pair_groups(function: Answer, *, seed: int | None = None) -> CheckResult:
 
     Args:
         function: the answer.
-        seed: the seed of the sizes, or None for a random seed.
+        seed: the seed for generating the sizes, or None for a random seed.
 
     Returns:
         The verdict; its trace, if any, shows the groups in the answer.
@@ -160,14 +160,14 @@ def _picture(size: int, answer: Pairs) -> Trace | None:
 def ring(function: Answer, *, seed: int | None = None) -> CheckResult:
     """Checks a function that passes numbers around the ring until every rank knows their sum.
 
-    ``function(token)`` gets this rank's own number, a float32 tensor of shape (1,), which no other
-    rank knows, and returns the sum of all ranks' numbers. Every rank must make N - 1 sends to its
-    successor on the successor's group and N - 1 recvs from its predecessor on the predecessor's
+    ``function(token)`` receives this rank's own number, a float32 tensor of shape (1,), which no
+    other rank knows, and returns the sum of all ranks' numbers. Every rank must post N - 1 sends to
+    its successor on the successor's group and N - 1 recvs from its predecessor on the predecessor's
     group, and no other operations. The check uses 1, 2, 3 and more ranks.
 
     Args:
         function: the answer.
-        seed: the seed of the sizes and numbers, or None for a random seed.
+        seed: the seed for generating the sizes and numbers, or None for a random seed.
 
     Returns:
         The verdict; its trace shows the messages.

@@ -71,13 +71,13 @@ def schedule(function: Answer, *, seed: int | None = None) -> CheckResult:
     ``function(rank, num_ranks, num_microbatches)`` returns the actions of one rank, in order, as a
     list of strings: ``"2F0"`` is the forward of microbatch 0 on stage 2, and ``B`` is a backward.
     Stage r is on rank r. The schedule must be complete and free of deadlocks, hold at most min(p -
-    s, m) live activations on rank s, and take no longer than the formula gives, even with fewer
+    s, m) live activations on rank s, and take no longer than the formula predicts, even with fewer
     microbatches than ranks. Finally, the check trains a small model with the schedule on real
     ranks.
 
     Args:
         function: the answer.
-        seed: the seed of the sizes and data, or None for a random seed.
+        seed: the seed for generating the sizes and data, or None for a random seed.
 
     Returns:
         The verdict; its trace shows the training step.
@@ -102,7 +102,7 @@ def fast_schedule(function: Answer, *, seed: int | None = None) -> CheckResult:
 
     Args:
         function: the answer.
-        seed: the seed of the sizes and data, or None for a random seed.
+        seed: the seed for generating the sizes and data, or None for a random seed.
 
     Returns:
         The verdict; its trace shows the training step.
@@ -129,7 +129,7 @@ def _judge_1f1b(examination: Examination) -> str:
     _train(examination, schedules[3])
     return (
         f"Right for {len(sizes)} pipelines: the schedule is complete, holds at most min(p - s, m) "
-        "live activations, takes no longer than the formula gives, and trains a model."
+        "live activations, takes no longer than the formula predicts, and trains a model."
     )
 
 
@@ -150,7 +150,7 @@ def _judge_fast(examination: Examination) -> str:
 
 
 def _ask(examination: Examination, sizes: Sequence[Size]) -> list[Schedule]:
-    """Returns the schedules of an answer, each complete and free of deadlocks."""
+    """Returns an answer's schedules, each of which is complete and free of deadlocks."""
     cases = [(rank, *size) for size in sizes for rank in range(size[0])]
     answers = examination.ask(cases, _read_row)
     return [_read(size, [row for _, row in islice(answers, size[0])]) for size in sizes]
@@ -222,14 +222,14 @@ def _judge_time(schedule: Schedule, costs: Costs, most: Any, hint: str) -> None:
 
 
 def _train(examination: Examination, schedule: Schedule) -> None:
-    """Runs a training step on real ranks, and compares its gradients with those of one process."""
+    """Runs a training step on real ranks and compares its gradients with a single process's."""
     size = schedule.num_ranks
     trace = examination.run(_step_on_rank, size, schedule, examination.random.randrange(10**9))
     for rank, row in enumerate(trace.results):
         if row is not None:
             about = _about(size, schedule.num_microbatches)
             reason = (
-                f"{about}, stage {rank} and one process have different gradients for "
+                f"{about}, stage {rank} and a single process have different gradients for "
                 f"{row.parameter}."
             )
             raise Wrong(reason, _RULE_HINT)
@@ -265,14 +265,14 @@ def fewest_microbatches(function: Answer, *, seed: int | None = None) -> CheckRe
     """Checks a function that chooses the number of microbatches for a 1F1B step.
 
     ``function(num_ranks, costs, limit)`` returns the smallest number of microbatches for which the
-    bubble is at most the fraction ``limit`` of the step. ``costs`` is a ``Costs`` with the times of
-    a forward, a backward and a message; messages leave as soon as they are sent. Such a number
-    always exists. The check calls the function on a separate rank, so that it can stop an endless
-    search.
+    bubble is at most the fraction ``limit`` of the step. ``costs`` is a ``Costs`` that holds the
+    times of a forward, a backward and a message; messages leave as soon as they are sent. Such a
+    number always exists. The check calls the function on a separate rank, so that it can stop an
+    endless search.
 
     Args:
         function: the answer.
-        seed: the seed of the sizes and times, or None for a random seed.
+        seed: the seed for generating the sizes and times, or None for a random seed.
 
     Returns:
         The verdict.
@@ -346,6 +346,6 @@ def _judge_number(case: _Case, answer: int | str) -> None:
 
 
 def _bubble(case: _Case, num_microbatches: int) -> float:
-    """Returns the fraction of the step in which a rank does not compute, from the closed form."""
+    """Returns the fraction of the step that a rank spends idle, from the closed form."""
     took = float(makespan(Step("1f1b", case.num_ranks, num_microbatches), case.costs, "buffered"))
     return 1 - num_microbatches * (1 + case.backward) / took

@@ -37,10 +37,10 @@ _WAY_HINTS: Final = {
         "Use only dist.send and dist.recv. Some ranks must send first, and others must receive "
         "first."
     ),
-    "isend": "Post the send with dist.isend, receive, and then wait() for the handle.",
+    "isend": "Post the send with dist.isend, receive, and then call wait() on the handle.",
     "batch": (
-        "Create a list of two dist.P2POp, pass it to dist.batch_isend_irecv, and wait() for every "
-        "handle that it returns."
+        "Create a list of two dist.P2POp, pass it to dist.batch_isend_irecv, and call wait() on "
+        "every handle that it returns."
     ),
 }
 _VALUE_HINT: Final = (
@@ -49,7 +49,7 @@ _VALUE_HINT: Final = (
     "receiving."
 )
 _COUNT_HINT: Final = (
-    "Each call sends one tensor to ring.succ, and receives one tensor from ring.pred."
+    "Each call sends one tensor to ring.succ and receives one tensor from ring.pred."
 )
 
 
@@ -58,22 +58,22 @@ def no_deadlock(
 ) -> CheckResult:
     """Checks an exchange: each rank sends to its successor and receives from its predecessor.
 
-    ``function(mine)`` gets this rank's one-dimensional float32 tensor, and returns its
+    ``function(mine)`` receives this rank's one-dimensional float32 tensor and returns its
     predecessor's tensor, which has the same shape. The check uses rings of 2 to 5 ranks, each with
     a small, a medium and a large tensor. If ranks wait for each other forever, the verdict lists
     these ranks, their operations and lines, and shows a picture of the waits.
 
     Args:
         function: the answer.
-        way: "order" for only send and recv, "isend" for a send that is posted and waited for
-            later, "batch" for batch_isend_irecv, or None for any of them.
-        seed: the seed of the sizes and numbers, or None for a random seed.
+        way: "order" to allow only send and recv, "isend" for a send that is posted first and waited
+            for later, "batch" for batch_isend_irecv, or None for any of them.
+        seed: the seed for generating the sizes and numbers, or None for a random seed.
 
     Returns:
         The verdict; its trace shows the messages, and its diagnosis shows the waits.
 
     Raises:
-        ArgumentError: the name of the way is unknown.
+        ArgumentError: ``way`` is unknown.
 
     Example:
         >>> print(no_deadlock(lambda mine: mine, seed=1).reason)
@@ -142,7 +142,7 @@ def _fill(secret: int, number: int, rank: int) -> float:
 
 
 def _judge_messages(trace: Trace, exchanges: int) -> None:
-    """Raises ``Wrong`` unless each call makes one send and one recv, both matched.
+    """Raises ``Wrong`` unless each call posts one send and one recv, both matched.
 
     The send must go to the successor, and the recv must be from the predecessor.
     """
@@ -181,12 +181,12 @@ def _judge_values(trace: Trace, lengths: list[int]) -> None:
 
 
 def _judge_way(trace: Trace, way: str) -> None:
-    """Raises ``Wrong`` unless the exchange was made in the way that the exercise asks for."""
+    """Raises ``Wrong`` unless the exchange was done in the way that the exercise asks for."""
     used = {event.op for event in trace if event.kind in ("send", "recv")}
     if used <= set(WAYS[way]) and (way != "isend" or used & {"isend", "irecv"}):
         return
     reason = (
-        f"Your answer works, but it uses {' and '.join(sorted(used))}: this exercise asks for the "
-        f'way "{way}".'
+        f"Your answer works, but it uses {' and '.join(sorted(used))}: this exercise asks you to "
+        f'solve it with "{way}".'
     )
     raise Wrong(reason, _WAY_HINTS[way])

@@ -79,7 +79,7 @@ def partition(function: Answer, *, seed: int | None = None) -> CheckResult:
 
     Args:
         function: the answer.
-        seed: the seed of the sizes, or None for a random seed.
+        seed: the seed for generating the sizes, or None for a random seed.
 
     Returns:
         The verdict, with its reason.
@@ -159,7 +159,7 @@ def hand_over(function: Answer, *, seed: int | None = None) -> CheckResult:
 
     Args:
         function: the answer.
-        seed: the seed of the sizes and shapes, or None for a random seed.
+        seed: the seed for generating the sizes and shapes, or None for a random seed.
 
     Returns:
         The verdict; its trace shows the messages.
@@ -197,7 +197,7 @@ def _shape_of(rank: int, secret: int) -> Shape:
 
 
 def _hand_over_on_rank(function: Answer, secret: int) -> tuple[Shape, list[float]] | str | None:
-    """Calls the answer with this rank's tensor, and returns the result as plain numbers.
+    """Calls the answer with this rank's tensor and returns the result as plain numbers.
 
     The numbers of the tensor count up from 1000 times the rank.
     """
@@ -254,7 +254,7 @@ def _judge_messages(trace: Trace, secret: int, headers: dict[int, Shape]) -> Non
 
 
 def _judge_values(trace: Trace, secret: int) -> None:
-    """Raises ``Wrong`` unless each rank returns the tensor of the previous rank, or None."""
+    """Raises ``Wrong`` unless each rank returns the previous rank's tensor, or None."""
     for rank, answer in enumerate(trace.results):
         who = f"Rank {rank} of {trace.world_size}"
         got = f"shape {answer[0]}" if isinstance(answer, tuple) else answer
@@ -270,8 +270,8 @@ def _judge_values(trace: Trace, secret: int) -> None:
             raise Wrong(reason, _VALUE_HINT)
         if answer[1] != _numbers_of(rank - 1, due).ravel().tolist():
             reason = (
-                f"{who} must return the numbers of rank {rank - 1}, but returned other numbers, or "
-                "the same numbers in a different order."
+                f"{who} must return the numbers of rank {rank - 1}, but returned different "
+                "numbers, or the same numbers in a different order."
             )
             raise Wrong(reason, _VALUE_HINT)
 

@@ -1,4 +1,4 @@
-"""The command line: one function per command."""
+"""The command line, with one function per command."""
 
 from __future__ import annotations
 

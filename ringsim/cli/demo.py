@@ -64,7 +64,7 @@ def add_demo(verbs: Verbs[argparse.ArgumentParser]) -> None:
 
 
 def run_demo(options: argparse.Namespace) -> int:
-    """Trains a model, compares its losses with one process, and draws the run.
+    """Trains a model, compares its losses with those of a single process, and draws the run.
 
     Returns the exit code.
     """
@@ -89,7 +89,7 @@ def run_demo(options: argparse.Namespace) -> int:
         )
     print(
         f"\nloss {losses[0]:.3f} -> {losses[-1]:.3f}; the losses of the first {CHECKED_STEPS} "
-        "steps are the same in one process. The model now writes:\n"
+        "steps are the same as in a single process. The model now writes:\n"
     )
     print("\n".join(f"    {line}" for line in lines))
     file = options.out / "run.ringtrace"
@@ -154,7 +154,7 @@ def add_generate(verbs: Verbs[argparse.ArgumentParser]) -> None:
 
 
 def run_generate(options: argparse.Namespace) -> int:
-    """Generates tokens, compares them with one process, and draws the run.
+    """Generates tokens, compares them with those of a single process, and draws the run.
 
     Returns the exit code.
     """
@@ -213,7 +213,7 @@ def _generate(options: argparse.Namespace, turns: int, async_comm: bool) -> Trac
 
 
 def _others(num_stages: int, turns: int, async_comm: bool) -> list[tuple[int, bool]]:
-    """Returns the other settings that can finish, with up to one more turn than there are stages.
+    """Returns the other settings with which the ring can finish, up to one turn more than stages.
 
     More turns would take too long.
     """
@@ -247,7 +247,7 @@ def _report(options: argparse.Namespace, turns: int, trace: Trace, use: list[Sta
             "",
             f"first to last job: {took:.3f} s; with instant messages it would be {due:.3f} s",
             f"{tokens} tokens, {tokens / took:.0f} per second; "
-            f"{count_messages(num_stages, turns, num_tokens)} messages of states and tokens",
+            f"{count_messages(num_stages, turns, num_tokens)} messages with states and tokens",
             _line(num_stages, turns, options.async_comm, _mean_use(use)),
         ]
     )
@@ -385,7 +385,7 @@ def worker(num_steps: int = NUM_STEPS) -> tuple[list[float], list[str]]:
 
 
 def expected_losses(num_steps: int) -> list[float]:
-    """Computes the losses of the first steps in one process, without a pipeline."""
+    """Computes the losses of the first steps in a single process, without a pipeline."""
     from ringsim.pipeline import single_process_step
 
     task = make_task()

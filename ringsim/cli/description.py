@@ -214,7 +214,7 @@ def _describe(whole: TomlTable) -> Description:
 
 
 def _check_sizes(described: Description, num_stages: int, file: str) -> None:
-    """Refuses steps that take too long to simulate or do not fit into a trace."""
+    """Rejects steps that take too long to simulate or do not fit into a trace."""
     forwards = num_stages * described.schedule.num_microbatches
     if described.needs_ranks and forwards > _MOST_REHEARSED:
         raise ArgumentError(

@@ -31,7 +31,7 @@ def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:
         "--lesson",
         type=Path,
         metavar="FILE",
-        help="lesson as it was handed out; its checks are used",
+        help="lesson as it was handed out, whose checks are used",
     )
     parser.add_argument(
         "--assignment",

@@ -50,7 +50,7 @@ def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:
         "--pattern",
         action="append",
         choices=("pingpong", "oneway", "exchange", "shift", "all_reduce"),
-        help="message pattern; repeat the option for several patterns (default: pingpong)",
+        help="message pattern; repeat the option to measure several patterns (default: pingpong)",
     )
     parser.add_argument(
         "--edge",
@@ -86,7 +86,7 @@ def add_parser(verbs: Verbs[argparse.ArgumentParser]) -> None:
         metavar="FILE",
         help=(
             "write the table (.csv, or .json to load later) or the chart (.png, .svg); repeat the "
-            "option for several files"
+            "option to write several files"
         ),
     )
 

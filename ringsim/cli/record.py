@@ -59,12 +59,12 @@ def add_merge(verbs: Verbs[argparse.ArgumentParser]) -> None:
     parser = add_verb(
         verbs,
         "merge",
-        "join the parts that the ranks of a run wrote on several hosts",
+        "join the parts that a run's ranks wrote on several hosts",
         "ringsim merge run.ringtrace node1/run.ringtrace.parts node2/run.ringtrace.parts",
         run_merge,
     )
     parser.add_argument("out", type=Path, metavar="OUT", help="trace file to write")
-    parser.add_argument("parts", nargs="+", metavar="PARTS", help="directory of parts")
+    parser.add_argument("parts", nargs="+", metavar="PARTS", help="directory that contains parts")
 
 
 def run_merge(options: argparse.Namespace) -> int:
@@ -214,7 +214,7 @@ def run_alone(script: Path, options: argparse.Namespace) -> Trace:
     from ringsim.launch.worlds import record_program
 
     get_launcher().close()  # with everything that the first ranks have left
-    print(f"{script} starts its own ranks: running it again in one process", flush=True)
+    print(f"{script} starts its own ranks: running it again in a single process", flush=True)
     with tempfile.TemporaryDirectory(prefix="ringsim-") as directory:
         path = Path(directory, "run.ringtrace")
         try:
@@ -227,7 +227,7 @@ def run_alone(script: Path, options: argparse.Namespace) -> Trace:
             raise RankFailed(text, trace=ringsim.load(path) if path.exists() else None) from error
         if not path.exists():
             raise RingError(
-                f"nothing to record: {script} created no process group with a rank 0. Call "
+                f"nothing to record: {script} created no process group that contains rank 0. Call "
                 "init_process_group in the script."
             )
         return ringsim.load(path)

@@ -132,7 +132,7 @@ def add_open(verbs: Verbs[argparse.ArgumentParser]) -> None:
     parser = add_verb(
         verbs,
         "open",
-        "show trace files in the browser, where you can zoom, hover, search and play",
+        "view trace files in the browser, where you can zoom, hover, search and play them back",
         "ringsim open run.ringtrace",
         run_open,
     )
@@ -176,7 +176,7 @@ def add_compare(verbs: Verbs[argparse.ArgumentParser]) -> None:
         nargs=2,
         metavar="FILE",
         help=(
-            "runs to compare, before and after or measured and simulated; each is a trace file, "
+            "runs to compare: before and after, or measured and simulated; each is a trace file, "
             f"{NEWEST}"
         ),
     )
@@ -248,7 +248,7 @@ def add_figures(verbs: Verbs[argparse.ArgumentParser]) -> None:
 
 
 def run_figures(options: argparse.Namespace) -> int:
-    """Draws a trace file's ring and timeline, and bandwidths and waits if the file has any.
+    """Draws a trace file's ring and timeline, and its bandwidths and waits if it contains any.
 
     Returns the exit code.
     """
@@ -300,8 +300,8 @@ def add_explain(verbs: Verbs[argparse.ArgumentParser]) -> None:
         "script",
         metavar="FILE|SCRIPT",
         help="trace file, or script (.py) to use its newest trace in this directory; a script is "
-        "run first if no trace is newer than the script, or if you pass arguments or an option "
-        "for the run, such as -n",
+        "run first if no trace is newer than the script, or if you pass arguments or an "
+        "option that applies to the run, such as -n",
     )
     parser.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="...", help=argparse.SUPPRESS
@@ -364,8 +364,8 @@ def find_newest(file: Path) -> Path:
     kept = list_traces(file)
     if not kept:
         raise ArgumentError(
-            f"this directory has no trace of {file}, such as {file.stem}.ringtrace. Record one: "
-            f"ringsim trace {file}."
+            f"this directory contains no trace of {file}, such as {file.stem}.ringtrace. Record "
+            f"one: ringsim trace {file}."
         )
     newest = max(kept, key=lambda trace: trace.stat().st_mtime_ns)
     others = f", the newest of {len(kept)}" if len(kept) > 1 else ""

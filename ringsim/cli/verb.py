@@ -1,4 +1,4 @@
-"""Shared code of the commands: the layout of their help, their output, and pictures."""
+"""Code that the commands share: the layout of their help, their output, and pictures."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def add_out(
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Adds the option that makes ``tell`` print JSON."""
     parser.add_argument(
-        "--json", action="store_true", help="print JSON for programs instead of text"
+        "--json", action="store_true", help="print machine-readable JSON instead of text"
     )
 
 
@@ -115,7 +115,7 @@ def make_directory(path: Path) -> None:
 
 
 def write_picture(axes: Axes, file: Path) -> None:
-    """Writes the figure that contains some axes, closes the figure, and prints the file's path.
+    """Saves the figure that contains the given axes, closes it, and prints the file's path.
 
     The path's directory is created if necessary.
 

@@ -223,7 +223,7 @@ def _describe_path(step: ScheduleRun) -> dict[str, str]:
 
 
 def _formula(described: Description, step: ScheduleRun) -> str:
-    """Returns this step's time according to its closed form.
+    """Returns this step's length according to its closed form.
 
     If there is no closed form, returns the time of the step with instant messages.
     """

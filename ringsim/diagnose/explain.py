@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 _OUR_ERRORS: Final = ("ArgumentError", "MessageMismatch", "RendezvousFailed", "RingError")
 _MOST_WAITS: Final = 4
 _HELD_HINT: Final = (
-    "The trace does not prove this: other threads of these ranks continued, and might have posted "
+    "The trace does not prove this: other threads of these ranks continued and might have posted "
     "the missing operation."
 )
 _ABLE: Final = ("running", "unknown")
@@ -177,7 +177,7 @@ def _find_causes(
 
 
 def _find_untidy(trace: Trace, ends: Mapping[int, End]) -> list[Finding]:
-    """Finds races, and unfinished operations of ranks that have returned."""
+    """Finds races, and operations that were unfinished when their ranks returned."""
     returned = {
         rank for rank, end in ends.items() if end.state == "exited" and end.how != LEFT_BLOCK
     }
@@ -292,7 +292,7 @@ def _restates(failure: Finding) -> bool:
 
 
 def _renamed(finding: Finding) -> Finding:
-    """Returns a finding, marked as a failed rendezvous if its error is RendezvousFailed."""
+    """Returns a finding, marking it as a failed rendezvous if its error is RendezvousFailed."""
     failed = finding.end is not None and finding.end.error == "RendezvousFailed"
     return replace(finding, kind="rendezvous_failed") if failed else finding
 

@@ -334,7 +334,7 @@ def _name(error: BaseException) -> str:
 
 
 def _users_place(error: BaseException) -> str:
-    """Returns "file, line n, in function" of the user's innermost line, or "" if there is none."""
+    """Returns "file, line n, in function" for the user's innermost line, or "" if there is none."""
     return _summarize(error)[1]
 
 
@@ -345,7 +345,7 @@ def _summarize(error: BaseException) -> tuple[traceback.TracebackException, str]
 
 
 def _keep_users_frames(summary: traceback.TracebackException) -> str:
-    """Drops ringsim's and torch's frames from a traceback, if other frames remain.
+    """Drops ringsim's and torch's frames from a traceback if other frames remain.
 
     Returns the place of the user's innermost frame.
     """
@@ -359,7 +359,7 @@ def _keep_users_frames(summary: traceback.TracebackException) -> str:
 
 
 def _innermost(frames: Sequence[traceback.FrameSummary]) -> str:
-    """Returns "file, line n, in function" of the last frame outside Python's standard library."""
+    """Returns "file, line n, in function" for the last frame outside Python's standard library."""
     place = next(
         (frame for frame in reversed(frames) if not frame.filename.startswith(_PYTHON)),
         frames[-1] if frames else None,
@@ -466,7 +466,7 @@ def call_to_end(function: Callable[[], Any]) -> Any:
 
 
 def describe_end(report: Report) -> dict[str, Any]:
-    """Returns a rank's end as an entry for a trace's metadata, which ``explain`` reads.
+    """Returns an entry on how a rank ended, for a trace's metadata, which ``explain`` reads.
 
     The state is "unknown" if the cause follows from the rank's waits.
 

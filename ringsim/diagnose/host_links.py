@@ -40,19 +40,19 @@ STILL_NS: Final = 2_000_000_000  # shortest time without an arrival on a stalled
 STALL_BYTES_PER_S: Final = 50e6
 MOST_FINDINGS: Final = 5
 _SLOW_HINT: Final = (
-    "Check the cable, the interfaces at both ends, and their other traffic. Or order the ring with "
-    "ring_ranks so that it sends little over this link."
+    "Check the cable, the interfaces at both ends, and any other traffic on them. Alternatively, "
+    "use ring_ranks to order the ring so that it sends little over this link."
 )
 _STILL_HINT: Final = (
-    "Check the logs of the hosts and switches for that time. A host with stopped processes looks "
-    "the same."
+    "Check the logs of the hosts and switches for that time. A host whose processes were stopped "
+    "looks the same."
 )
 
 Pair = tuple[str, str]  # of hosts, in alphabetical order
 
 
 class _Way(NamedTuple):
-    """Times of equally sized messages from one host to another."""
+    """The times of equally sized messages from one host to another."""
 
     src: str  # host
     dst: str
@@ -200,7 +200,7 @@ def _list_ways(crossings: _Crossings) -> list[_Way]:
 
 
 def _find_quickest(ways: Sequence[_Way]) -> dict[int, dict[Pair, int]]:
-    """Returns the time in ns of each link's faster direction, by message size."""
+    """Returns the time in ns that each link's faster direction takes, by message size."""
     found: dict[int, dict[Pair, int]] = {}
     for way in ways:
         links = found.setdefault(way.size_bytes, {})
@@ -212,7 +212,7 @@ def _find_quickest(ways: Sequence[_Way]) -> dict[int, dict[Pair, int]]:
 
 
 def _find_still(trace: Trace, crossings: _Crossings, ways: Sequence[_Way]) -> list[Finding]:
-    """Finds links on which nothing arrived for long although both sides had posted a message.
+    """Finds links on which nothing arrived for a long time although both sides had posted.
 
     A link counts only if other messages of the same size are fast on it.
     """

@@ -54,7 +54,7 @@ class _Waits(NamedTuple):
 
 
 def find_lateness(trace: Trace) -> tuple[Finding, ...]:
-    """Finds the ranks that kept others waiting for long in a finished run.
+    """Finds the ranks that kept others waiting for a long time in a finished run.
 
     A straggler comes first, if there is one, then late senders and receivers, the longest wait
     first. A wait that follows from another is folded into it. Waits at one line are left out if
@@ -287,7 +287,7 @@ def _describe_groups(
 
 
 def _chain(waits: _Waits, own_ns: Ints, wait: int) -> list[int]:
-    """Returns a wait, then the wait of its late rank, and so on.
+    """Returns a wait, then the wait of the rank that was late, and so on.
 
     The chain ends at a late rank that was mostly busy.
     """
@@ -329,8 +329,8 @@ def _late_finding(
     sends = waits.kind[last] == _SENDER
     act, other = ("Send", "irecv") if sends else ("Receive", "isend")
     hint = (
-        f"{act} earlier on rank {culprit}, give that rank less to do, or do other work on rank "
-        f"{waits.waiter[last]} meanwhile ({other})."
+        f"{act} earlier on rank {culprit}, give that rank less to do, or have rank "
+        f"{waits.waiter[last]} do other work meanwhile ({other})."
     )
     late = [int(waits.late[wait]) for wait in chain]
     ranks = tuple(dict.fromkeys([*reversed(late), operation.rank]))

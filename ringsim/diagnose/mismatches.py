@@ -62,10 +62,10 @@ _OWN_MISTAKES: Final = ("invalid_argument", "buffer_hazard")  # of a single rank
 _SEVERITY: Final = ("size", "dtype", "reduction", "shape")
 _EFFECTS: Final = {
     "size": (
-        " Gloo aborts a receiver with a smaller buffer, and fills only part of a larger buffer."
+        " Gloo aborts a receiver whose buffer is smaller, but fills only part of a larger buffer."
     ),
-    "dtype": " Otherwise, the bytes are silently read as the other dtype.",
-    "shape": " Otherwise, the values are silently read in the other shape.",
+    "dtype": " Otherwise, the bytes are silently interpreted as the other dtype.",
+    "shape": " Otherwise, the values silently take on the other shape.",
 }
 
 
@@ -293,7 +293,7 @@ def find_collective_mismatches(events: Events) -> tuple[Finding, ...]:
 
 
 class _WrongCall(NamedTuple):
-    """A collective call on which members disagree, with its place among the group's calls."""
+    """A collective call on which members disagree, with its position among the group's calls."""
 
     place: int
     events: list[int]
@@ -353,7 +353,7 @@ def _call_findings(
 def _find_unfit_splits(
     events: Events, event: Ints, call: Ints
 ) -> Iterator[tuple[int, list[int], str]]:
-    """Yields each all_to_all in which a rank sends more or fewer bytes than another rank expects.
+    """Yields each all_to_all in which a rank sends more or fewer bytes than the other rank expects.
 
     Each entry has the first index, the indices of both ranks, and a description.
     """

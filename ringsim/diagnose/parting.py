@@ -64,7 +64,7 @@ def _find_parting(finding: Finding, events: Events) -> str:
         # otherwise, the finding already lists these places
         if any(named.get(one.rank, one.place) != one.place for one in there):
             differs = f"their lines first differ in collective {place + 1} of group {name}"
-            return f"Compare the paths of the ranks: {differs} ({_places(there)})."
+            return f"Compare the paths that the ranks took: {differs} ({_places(there)})."
     return ""
 
 

@@ -343,7 +343,7 @@ class SnapshotBuilder:
 
     @property
     def open_bytes(self) -> int:
-        """The number of bytes in flight, as far as it is known."""
+        """The number of bytes in flight, as far as known."""
         events = self.events()
         return int(np.maximum(events.size_bytes[events.status == IN_FLIGHT], 0).sum())
 
@@ -594,7 +594,7 @@ def operation_of(events: Events, event: int, last_ns: int | None = None) -> Oper
 
 
 def read_ends(metadata: Mapping[str, Any], world_size: int) -> dict[int, End]:
-    """Reads the ends of the ranks from a trace's metadata.
+    """Reads how the ranks ended from a trace's metadata.
 
     The metadata may come from an untrusted file, so invalid entries are ignored.
     ``metadata["ends"]`` is a list of ``{"rank": 2, "state": "failed", "about": "raised ValueError:
@@ -651,7 +651,7 @@ def read_end_ns(metadata: Mapping[str, Any]) -> int | None:
 
 
 def until(events: Events, moment_ns: int) -> Events:
-    """Returns the events in their state at a given time.
+    """Returns the events in the state that they had at a given time.
 
     Later posts are left out, and operations that ended later are still in flight. After a rank is
     woken from an endless wait, it may catch the error, return, or try again, but that does not
@@ -687,7 +687,7 @@ def until(events: Events, moment_ns: int) -> Events:
 
 
 def _without_groups(events: Events, ends: Mapping[int, End]) -> dict[int, End]:
-    """Returns the ends of ranks that have destroyed their process groups for good."""
+    """Returns the ends of the ranks that have destroyed their process groups for good."""
     labels = [number for number, name in enumerate(events.tables.labels) if name in WORLD_LABELS]
     marks: list[int] = np.flatnonzero((events.op == _MARK) & np.isin(events.label, labels)).tolist()
     found = {}

@@ -31,8 +31,8 @@ from ringsim.traces.findings import (
 from ringsim.traces.units import count
 
 SAME_GROUPS: Final = (
-    "Call new_group on every rank for every group, in the same order, "
-    "even for groups that the rank is not in."
+    "Call new_group on every rank for every group, in the same order, even for groups that do not "
+    "include the rank."
 )
 _MOST_WAITS: Final = 4  # or ranks that are listed
 _STATE_WORDS: Final = {
@@ -297,7 +297,7 @@ def _collective_finding(
     waits = waits_text(operations if kind == "deadlock" else (mine, *kept[:_MOST_WAITS]))
     missing, cure = advise_in_collective(snapshot, links)
     needs = (
-        f"Call {mine.op} on {name_ranks(link.peers)} before anything that waits: {mine.op} needs "
+        f"Call {mine.op} on {name_ranks(link.peers)} before any call that waits: {mine.op} needs "
         f"every member of {_group_text(mine)}."
     )
     hint = cure or needs
@@ -308,8 +308,8 @@ def _collective_finding(
     ):
         hint = (
             "Create the same groups on all members of this group first, or leave out "
-            "use_local_synchronization: torch names such a group by the number of groups that each "
-            "member is in."
+            "use_local_synchronization: torch names such a group after the number of groups that "
+            "each member belongs to."
         )
     message = f"{name_ranks(cycle)} wait for each other.{waits}{missing}"
     return Finding(kind, cycle if kind == "deadlock" else ranks, operations, message, hint)
@@ -476,7 +476,7 @@ _MIXED: Final = (
     "Or change the order on one rank."
 )
 _TAKEN: Final = (
-    "Give the recv from any rank its own tag, or post as many recvs as sends: under the same tag, "
+    "Give the recv from any rank its own tag, or post as many recvs as sends: with the same tag, "
     "that recv took this message or received a different one."
 )
 
@@ -518,7 +518,8 @@ def find_counterpart(snapshot: Snapshot, hindrance: Hindrance) -> Counterpart | 
                 if _has_both_tags(snapshot, operation, other):
                     hint = (
                         "Receive in the order in which the other side sends: Gloo does not buffer "
-                        "a send, so messages cannot overtake each other by tag."
+                        "a send, so a message cannot overtake another message that has a "
+                        "different tag."
                     )
                 found.append(Counterpart(theirs, "tag_mismatch", hint + _doubt(mine, theirs)))
             elif same_tag and not same_group:
@@ -583,8 +584,8 @@ def advise(snapshot: Snapshot, links: Sequence[Hindrance]) -> str:
     ]
     if any(snapshot.ranks[peer].state == "killed" for link in gone for peer in link.peers):
         lines.append(
-            "Find out what ended the process: a kill command, a lack of memory, or a crash in C++. "
-            "Look at its last output."
+            "Find out what ended the process: a kill command, the lack of memory, or a crash in "
+            "C++. Look at its last output."
         )
     elif early := sorted(
         {peer for link in gone for peer in link.peers if snapshot.ranks[peer].left_early}

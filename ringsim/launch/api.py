@@ -71,7 +71,8 @@ def trace(
     processes that the worker starts end with their rank, unless they lead their own session.
 
     With a path, ``trace`` returns a context manager for scripts whose ranks were started by another
-    launcher, such as torchrun. Every rank enters the block, and rank 0 writes one file at its end.
+    launcher, such as torchrun. Every rank enters the block, and rank 0 writes one file at the end
+    of the block.
 
     Args:
         worker_or_path: the function, or the path of the trace file to write.

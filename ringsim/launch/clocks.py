@@ -123,7 +123,7 @@ class ClockComparison:
             store.queue_push(f"clock/told/{asker.decode()}", str(time.monotonic_ns()))
 
     def _compare(self, clock: str) -> None:
-        """Regularly requests the time of the clock above, unless rank 0 uses the same clock."""
+        """Regularly requests the time from the clock above, unless rank 0 uses the same clock."""
         theirs = self._find_rank_0(lambda: not self._stopped.is_set())
         if theirs == clock:
             self._recorder.set_meta("clock_number", 0)

@@ -1,4 +1,4 @@
-"""Collects the ends of ranks in a recorded block, as a trace stores them for ``explain``.
+"""Collects how each rank ended in a recorded block, in the form that a trace stores.
 
 Each rank announces its end, if it can. The ends of other ranks follow from their records, or from
 the end of their process.
@@ -45,7 +45,7 @@ def tell_end(rank: int, error: BaseException | None) -> dict[str, Any]:
 
 
 def find_ends(directory: Path, ranks: Sequence[int]) -> list[dict[str, Any]]:
-    """Finds the ends of some ranks, from their records or because their processes are gone.
+    """Finds how some ranks ended, from their records or because their processes are gone.
 
     Returns:
         The ends, as a trace stores them for ``explain``, except for ranks that are still in the
@@ -79,7 +79,7 @@ def is_gone(part: PartReader) -> bool:
 
 
 def find_told(directory: Path, ranks: Sequence[int], world_size: int) -> list[dict[str, Any]]:
-    """Returns the ends of some ranks, as recorded by other ranks.
+    """Returns some ranks' ends, as recorded by other ranks.
 
     Only ranks on the same machine may know a rank's end.
     """

@@ -158,7 +158,7 @@ def _while_at_work(then_s: float) -> Callable[[], bool]:
 
 
 def _list(directory: Path, ranks: Sequence[int]) -> list[tuple[Path, int]]:
-    """Returns the files that hold the parts of some ranks, and the sizes of the files."""
+    """Returns the files that hold the given ranks' parts, and the sizes of these files."""
     paths = [directory / f"rank-{rank}.{kind}" for rank in ranks for kind in ("events", "names")]
     return [(path, path.stat().st_size) for path in paths if path.exists()]
 
@@ -168,7 +168,7 @@ def _fits(files: Sequence[tuple[Path, int]]) -> bool:
 
 
 def send(keys: Store, rank: int, directory: Path, ranks: Sequence[int], *, asked: bool) -> bool:
-    """Sends the parts of some ranks.
+    """Sends the given ranks' parts.
 
     Returns whether rank 0 has all parts or, if it has not asked, whether the store has them.
     """
@@ -223,7 +223,7 @@ class Gathering:
         self.missing: list[str] = []
 
     def fetch(self, left: Sequence[int], patience: Callable[[], bool]) -> None:
-        """Fetches all parts from other hosts.
+        """Fetches all parts that are on other hosts.
 
         Args:
             left: the ranks that have left the block. One rank per directory is asked, and the next

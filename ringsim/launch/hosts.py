@@ -78,7 +78,7 @@ _COPIED: Final = (".events", ".names", "run.json")
 
 
 class Beat(NamedTuple):
-    """A host's regular report."""
+    """A host's periodic report."""
 
     number: int = 0  # counts up; ``OVER`` as it leaves
     state: int = 0  # a number for the state of its ranks, 0 while one of them can continue
@@ -310,7 +310,7 @@ class Judge(HostWatch):
                 self.hosts.setdefault(place["id"], host).ranks.append(rank)
 
     def _hear(self, host: Host, now_s: float) -> None:
-        """Reads a host's last beat; reports a long silence, and the end of that silence."""
+        """Reads a host's last beat; reports when a long silence begins and ends."""
         beat = _read_beat(self._keys, host.place)
         if beat is not None and beat != host.beat:
             silent_s = max(beat.took_s, now_s - host.heard_s if host.is_silent else 0.0)

@@ -145,7 +145,7 @@ class JoinedWatch:
                 self._path(self._rank, what).unlink(missing_ok=True)
 
     def stands(self) -> str | None:
-        """Returns a text for the state of this host's ranks, if all of them are at a standstill.
+        """Returns a text for the state of this host's ranks if all of them are at a standstill.
 
         Returns "" if a rank may continue, or None if another rank watches them.
         """

@@ -1,4 +1,4 @@
-"""Ends a recorded block on rank 0: collects the ends of the ranks, and writes the trace file."""
+"""Ends a recorded block on rank 0: collects how the ranks ended, and writes the trace file."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class Merge:
         return whole, save_pieces(inside, metadata, self.path)
 
     def _list_ends(self, left: Mapping[int, Mapping[str, Any]], start_ns: int) -> dict[str, Any]:
-        """Returns the metadata about the ends of the ranks."""
+        """Returns the metadata about how the ranks ended."""
         others = [
             *find_ends(self.directory, self.late),
             *find_told(self.directory, self.late, self.world_size),

@@ -120,7 +120,7 @@ def main(channel: Connection, config: RankConfig) -> NoReturn:
 
 
 def _take_job(job: Job, config: RankConfig, port: int, recorder: Recorder) -> None:
-    """Sets up this rank for a job, before the program's code is loaded."""
+    """Sets up this rank for a job before the program's code is loaded."""
     _name_process(f"ringsim-rank{config.rank}")
     _enter(job, _launcher_variables(config, port))
     _start_computing(job, config)
@@ -299,7 +299,7 @@ def _enter(job: Job, variables: dict[str, str]) -> None:
 
 
 def _start_computing(job: Job, config: RankConfig) -> None:
-    """Adopts the caller's processors, and seeds the random generators."""
+    """Adopts the caller's processors and seeds the random number generators."""
     if job.affinity:
         os.sched_setaffinity(0, job.affinity)
     cores = len(job.affinity) or os.cpu_count() or 1

@@ -167,8 +167,7 @@ class Recording:
                 where = f"(rank {block.rank} of {block.world_size})"
                 todo = "Read it on rank 0, or load the file." if block.rank else todo
             raise RingError(
-                f"the trace of a recording is available only on rank 0 after the block {where}. "
-                f"{todo}"
+                f"a recording's trace is available only on rank 0 after the block {where}. {todo}"
             )
         if self._trace is None:
             self._trace = load(path)
@@ -445,9 +444,9 @@ def _agree_on_attempt(keys: Store, path: Path, rank: int, world_size: int) -> in
     found = keys.read("attempt", lasts(WAIT_S))
     if found is None:
         raise RingError(
-            f"rank 0 did not enter the recorded block within {WAIT_S:.0f} s of rank {rank} of "
-            f"{world_size}, in a job that may be restarted. Enter the block at the same place on "
-            "all ranks."
+            f"rank 0 did not enter the recorded block within {WAIT_S:.0f} s after rank {rank} of "
+            f"{world_size} had entered it, in a job that may be restarted. Enter the block at the "
+            "same place on all ranks."
         )
     return int(found)
 

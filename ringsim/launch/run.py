@@ -134,8 +134,8 @@ class _Run(Supervisor):
         came = sum(one.pid is not None for one in self.ranks)
         if came < self.size and (self.options.limit_s is None or self.options.limit_s > START_S):
             return RingError(
-                f"only {came} of {self.size} ranks started within {START_S:g} s. Try again, and "
-                "check this machine's load."
+                f"only {came} of {self.size} ranks started within {START_S:g} s. Check this "
+                "machine's load, and try again."
             )
         starting = "" if self.has_begun else ", which were still starting"
         return RunTimeout(
@@ -197,7 +197,7 @@ class _Run(Supervisor):
         return error
 
     def _last_of_the_dead(self, trace: Trace) -> str:
-        """Returns the last operations of ranks that died without an exception.
+        """Returns the last operations of the ranks that died without an exception.
 
         They have no traceback.
         """
@@ -249,7 +249,7 @@ class _Run(Supervisor):
         loaded = {one.num_threads for one in self.ranks} - {None}
         if not crowded or loaded != {1}:
             return []
-        return ["one torch thread per rank, since there are at least as many ranks as processors"]
+        return ["one torch thread per rank, because there are at least as many ranks as processors"]
 
     def _describe_caught(self, verdict: Verdict) -> dict[str, Any]:
         """Returns a verdict whose error the program caught, as metadata for ``explain``."""

@@ -286,7 +286,7 @@ class Supervisor:
             self._next_look_s = now + self._watcher.pause_s
 
     def _look_for_verdict(self, now: float) -> bool:
-        """Looks for ranks that can never continue, if a check is due, and wakes them."""
+        """If a check is due, looks for ranks that can never continue, and wakes them."""
         if self._watcher is None or now < self._next_look_s:
             return False
         self.verdict = self._watcher.look(

@@ -428,7 +428,7 @@ class Watcher:
         )
         hint = (
             "Look for communication that ringsim does not see: according to the records, both "
-            "sides of these operations are posted."
+            "sides of these operations have been posted."
         )
         finding = Finding("stalled", blocked, operations, message, hint)
         diagnosis = Diagnosis(

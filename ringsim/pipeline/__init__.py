@@ -1,4 +1,4 @@
-"""Cuts models into stages, and trains and runs them on the ring.
+"""Splits models into stages, and trains and runs them on the ring.
 
 A training step cuts a model into stages. A schedule lists the actions of each rank, and an executor
 runs the actions, sending activations forward and gradients back::

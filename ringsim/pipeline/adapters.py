@@ -94,7 +94,7 @@ class Announced:
         return torch.arange(seen, seen + new_tokens, device=device)
 
     def positions(self, new_tokens: int, device: torch.device) -> Tensor:
-        """Returns ``position_ids``, or `places` if not given; shape (batch or 1, new tokens)."""
+        """Returns ``position_ids``, or `places` if None; shape (batch or 1, new tokens)."""
         return (
             self.places(new_tokens, device)[None]
             if self.position_ids is None
@@ -103,7 +103,7 @@ class Announced:
 
 
 class Adapter(ABC):
-    """The base class of adapters, each of which finds the parts of one kind of model.
+    """The base class for adapters, each of which finds the parts of one kind of model.
 
     Example:
         >>> class MyModelAdapter(Adapter):
@@ -130,14 +130,14 @@ class Adapter(ABC):
     def first_modules(self, model: nn.Module) -> Sequence[nn.Module | nn.Parameter]:
         """Returns the modules that `embed` uses, which only the first stage runs.
 
-        The list also contains parameters outside of these modules.
+        The list also contains parameters that belong to none of these modules.
         """
         return []
 
     def last_modules(self, model: nn.Module) -> Sequence[nn.Module | nn.Parameter]:
         """Returns the modules that `head` uses, which only the last stage runs.
 
-        The list also contains parameters outside of these modules.
+        The list also contains parameters that belong to none of these modules.
         """
         return []
 
@@ -148,7 +148,7 @@ class Adapter(ABC):
         Args:
             model: the whole model.
             token_ids: the token ids, shape (batch, tokens), int64.
-            announced: the known properties of the microbatch, for learned positions.
+            announced: the known properties of the microbatch, which learned positions need.
         """
 
     def context(self, model: nn.Module, hidden: Tensor, announced: Announced) -> Mapping[str, Any]:
@@ -215,7 +215,7 @@ class Adapter(ABC):
 
 
 class SequentialAdapter(Adapter):
-    """The adapter of ``nn.Sequential``.
+    """The adapter for ``nn.Sequential``.
 
     The first child gets the input, which is a tensor of token ids or any other tensor. The last
     child returns the output.
@@ -235,7 +235,7 @@ class SequentialAdapter(Adapter):
 
 
 class _PathAdapter(Adapter):
-    """The common base of adapters that look up a model's parts by name."""
+    """The common base for adapters that look up a model's parts by name."""
 
     _layers: str
     _first: tuple[str, ...]
@@ -279,7 +279,7 @@ def _find(model: Any, names: Sequence[str]) -> list[nn.Module]:
 
 
 class SmallTransformerAdapter(_PathAdapter):
-    """The adapter of `SmallTransformer`.
+    """The adapter for `SmallTransformer`.
 
     Example:
         >>> from ringsim.pipeline import SmallTransformer
@@ -333,7 +333,7 @@ class _TransformersAdapter(_PathAdapter):
 
 
 class LlamaAdapter(_TransformersAdapter):
-    """The adapter of ``LlamaForCausalLM`` and similar models.
+    """The adapter for ``LlamaForCausalLM`` and similar models.
 
     The similar models are Mistral, Phi-3, and Qwen 2 and 3, with or without experts. Positions are
     rotary: every layer gets tables of cosines and sines.
@@ -363,7 +363,7 @@ class LlamaAdapter(_TransformersAdapter):
 
 
 class GemmaAdapter(LlamaAdapter):
-    """The adapter of ``Gemma2ForCausalLM`` and ``Gemma3ForCausalLM``.
+    """The adapter for ``Gemma2ForCausalLM`` and ``Gemma3ForCausalLM``.
 
     The logits are capped. In Gemma 3, layers with a window have their own rotary tables.
     """
@@ -393,7 +393,7 @@ class GemmaAdapter(LlamaAdapter):
 
 
 class BertAdapter(_PathAdapter):
-    """The adapter of ``BertForMaskedLM``, an encoder whose tokens also attend to later tokens.
+    """The adapter for ``BertForMaskedLM``, an encoder whose tokens also attend to later tokens.
 
     This model does not generate text.
     """
@@ -420,7 +420,7 @@ class BertAdapter(_PathAdapter):
 
 
 class GPTNeoXAdapter(_TransformersAdapter):
-    """The adapter of ``GPTNeoXForCausalLM``, which rotates only a part of each head."""
+    """The adapter for ``GPTNeoXForCausalLM``, which rotates only part of each head."""
 
     _layers = "gpt_neox.layers"
     _first = ("gpt_neox.embed_in", "gpt_neox.emb_dropout")
@@ -438,7 +438,7 @@ class GPTNeoXAdapter(_TransformersAdapter):
 
 
 class GPT2Adapter(_TransformersAdapter):
-    """The adapter of ``GPT2LMHeadModel``, whose learned positions the first stage adds."""
+    """The adapter for ``GPT2LMHeadModel``, whose positional embeddings the first stage adds."""
 
     _layers = "transformer.h"
     _first = ("transformer.wte", "transformer.wpe", "transformer.drop")
@@ -453,7 +453,7 @@ class GPT2Adapter(_TransformersAdapter):
 
 
 class OPTAdapter(_TransformersAdapter):
-    """The adapter of ``OPTForCausalLM``.
+    """The adapter for ``OPTForCausalLM``.
 
     The model's learned positions skip padding, and its embedding may be narrower than its layers.
     """

@@ -1,4 +1,4 @@
-"""Generates text with a model that is cut into stages: the token ring.
+"""Generates text with a model that is split into stages: the token ring.
 
 Each stage keeps its layers, and the keys and values of earlier tokens. Hidden states go forward
 from stage to stage. The last stage chooses the next token and returns it to the first stage over
@@ -179,7 +179,7 @@ class TokenChoice:
 
 
 class GenerationLink:
-    """One stage's two edges in the ring, for one call of ``generate``.
+    """One stage's two edges in the ring, for one call to ``generate``.
 
     A ring with only one rank exchanges nothing.
 
@@ -291,11 +291,11 @@ def generate(
     partition: str | Sequence[int] | Sequence[range] = "count",
     adapter: Adapter | None = None,
 ) -> list[list[int]]:
-    """Continues prompts with a model that is cut into one stage per rank.
+    """Continues prompts with a model that is split into one stage per rank.
 
     Every rank of the ring must call this function with the same arguments. The function blocks
-    until all tokens are generated. If there is neither a ring nor a default process group, it runs
-    in this process only. The tokens are the same as in a single process.
+    until all tokens are generated. If there is neither a ring nor a default process group, the
+    function runs in this process only. The tokens are the same as in a single process.
 
     A batch continues to the last token even if all of its prompts have stopped, so that every rank
     knows which messages to expect.
@@ -312,7 +312,7 @@ def generate(
             round.
         temperature: 0 to choose the likeliest tokens. Otherwise, tokens are drawn, with the logits
             divided by the temperature.
-        seed: the seed for drawn tokens. Each prompt has its own random numbers, so its tokens do
+        seed: the seed for drawing tokens. Each prompt has its own random numbers, so its tokens do
             not depend on batches or stages.
         stop_tokens: the tokens at which a prompt's continuation ends.
         partition: "count", "parameters", the number of layers in each stage, or ranges from
@@ -320,12 +320,12 @@ def generate(
         adapter: the adapter for a kind of model that ringsim does not know.
 
     Returns:
-        The new tokens of each prompt, on every rank. There are ``max_new_tokens`` tokens per
-        prompt, or fewer if the last token is a stop token.
+        The new tokens of each prompt, on every rank. Each prompt yields ``max_new_tokens`` tokens,
+        or fewer if generation ends early with a stop token.
 
     Raises:
         ScheduleError: the ring can never finish with these settings. The error is raised before
-            anything is sent, and names the nearest settings that work.
+            anything is sent and names the nearest settings that work.
         ArgumentError: an argument is invalid.
         MessageMismatch: the arguments differ between ranks.
 
@@ -460,7 +460,7 @@ class _StageWork:
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Puts all modules into ``eval`` mode, and restores each module's mode afterwards."""
+    """Puts all modules into ``eval`` mode and restores each module's mode afterwards."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -471,7 +471,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def _until_stop(tokens: list[int], stop_tokens: Sequence[int]) -> list[int]:
-    """Cuts the tokens after the first stop token.
+    """Cuts off the tokens after the first stop token.
 
     Example:
         >>> _until_stop([5, 7, 9, 7], [7, 8])

@@ -195,7 +195,7 @@ class _Shapes:
 
 
 class _Incoming:
-    """The messages from one other rank to this rank, in order."""
+    """The messages from another rank to this rank, in order."""
 
     def __init__(self, route: Route, shapes: _Shapes) -> None:
         self._route = route

@@ -251,7 +251,7 @@ class Route:
 
     @classmethod
     def over_edge(cls, ring: Ring, source: int, target: int) -> Route:
-        """Returns the route from this rank to the other of two ranks, given by their places.
+        """Returns the route from this rank to the other of two ranks, given by their positions.
 
         Activations travel from the rank at place ``source`` in the ring to the rank at place
         ``target``. Gradients use the same route in the other direction.
@@ -338,7 +338,7 @@ def find_routes(ring: Ring, stage_ranks: Sequence[int]) -> Mapping[int, Route]:
 
 
 def place_in(ring: Ring) -> int:
-    """Returns this rank's place in the ring."""
+    """Returns this rank's position in the ring."""
     return ring.ranks.index(ring.rank)
 
 

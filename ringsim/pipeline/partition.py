@@ -1,4 +1,4 @@
-"""Cuts a model into stages, each with its own layers.
+"""Splits a model into stages, each with its own layers.
 
 ::
 
@@ -78,10 +78,10 @@ def partition_model(
     sample: Tensor | None = None,
     adapter: Adapter | None = None,
 ) -> list[range]:
-    """Cuts a model's layers into contiguous ranges, one per stage.
+    """Splits a model's layers into contiguous ranges, one per stage.
 
-    All ranks must use the same cut. With "time", each process measures different times, so measure
-    in one process and pass the ranges to the others.
+    All ranks must use the same partition. With "time", each process measures different times, so
+    measure in one process and pass the ranges to the others.
 
     Args:
         model: the whole model.
@@ -89,8 +89,8 @@ def partition_model(
             stages are empty and pass on their input.
         by: "count", "parameters", "time", the number of layers in each stage, or the ranges
             themselves.
-        sample: the input of one microbatch, for "time": token ids of shape (batch, tokens), or a
-            different input that the model accepts.
+        sample: the input of one microbatch, for "time": token ids of shape (batch, tokens), or any
+            other input that the model accepts.
         adapter: the adapter for a kind of model that ringsim does not know.
 
     Returns:

@@ -89,10 +89,10 @@ def single_process_step(
 ) -> Reference:
     """Computes the loss and the gradients of a step by calling the whole model.
 
-    This function runs one microbatch after another, and sends no messages. It neither reads nor
-    changes the gradients that the parameters already have, and it restores the state of random
-    numbers. A model with dropout drops different values here than in a pipeline, so compare in
-    ``model.eval()``, or without dropout.
+    This function runs one microbatch after another and sends no messages. It neither reads nor
+    changes the gradients that the parameters already have, and it restores the state of the random
+    number generators. A model with dropout drops different values here than in a pipeline, so
+    compare in ``model.eval()``, or without dropout.
 
     Args:
         model: the whole model, which takes a tensor and returns logits (or an object with
@@ -170,7 +170,7 @@ class GradientRow(NamedTuple):
 
 @dataclass(frozen=True)
 class GradientReport:
-    """The results for all parameters, with mismatches first. True if all gradients are equal.
+    """The results for all parameters, with mismatches first. True if all gradients match.
 
     Attributes:
         rows: one row per parameter.
@@ -181,7 +181,7 @@ class GradientReport:
         >>> expected = {"weight": torch.tensor([1.0, 2.0]), "bias": torch.tensor([1.0])}
         >>> report = compare_gradients(found, expected, tolerance=1e-5)
         >>> report
-        2 of 2 gradients differ from those of one process (tolerance 1e-05)
+        2 of 2 gradients differ from those of a single process (tolerance 1e-05)
           parameter  verdict  difference  scale  ranks
           bias       missing         inf
           weight     scaled            1      2  0
@@ -210,12 +210,12 @@ class GradientReport:
         """Returns a table of the mismatches, or one line if all gradients are equal."""
         if not self.wrong:
             return (
-                f"{len(self.rows)} gradients equal those of one process (largest difference "
+                f"{len(self.rows)} gradients equal those of a single process (largest difference "
                 f"{self.worst:.2g}, tolerance {self.tolerance:g})"
             )
         head = (
-            f"{len(self.wrong)} of {len(self.rows)} gradients differ from those of one process "
-            f"(tolerance {self.tolerance:g})"
+            f"{len(self.wrong)} of {len(self.rows)} gradients differ from those of a single "
+            f"process (tolerance {self.tolerance:g})"
         )
         cells = [GradientRow._fields]
         for name, verdict, difference, scale, ranks in self.wrong:
@@ -244,7 +244,7 @@ def compare_gradients(
 
     Args:
         found: the gradients by parameter name, with None for a missing gradient.
-        expected: the expected gradients, for the same names.
+        expected: the expected gradients, keyed by the same names.
         tolerance: the largest relative difference that counts as rounding.
         rank: the rank that holds the found gradients.
 
@@ -273,11 +273,11 @@ def gradient_report(
 
     Each rank computes the reference itself. Call this function after the step and before the
     optimizer, because it needs the step's weights. Compare in ``model.eval()``, or without dropout.
-    If you add up the gradients of several steps, pass the microbatches of all steps, and expect the
-    verdict "scaled".
+    If you accumulate the gradients of several steps, pass the microbatches of all steps, and expect
+    the verdict "scaled".
 
     If a default group exists, this function is a collective over the group: every rank must call it
-    with the same arguments, and it blocks until all ranks have.
+    with the same arguments, and it blocks until all ranks have called it.
 
     Args:
         model: the whole model; each rank's copy holds the gradients of the rank's stages.
@@ -286,7 +286,7 @@ def gradient_report(
         loss_fn: a function that returns the loss of a microbatch from logits and targets.
         attention_masks: one tensor per microbatch, or None if there is no padding.
         tolerance: the largest relative difference that counts as rounding. None means 1e-10 for
-            float64, 1e-5 for float32, and 0.05 for less exact types.
+            float64, 1e-5 for float32, and 0.05 for lower-precision types.
 
     Returns:
         The report, which is the same on every rank. If several ranks hold a parameter, its row
@@ -327,7 +327,7 @@ def gradient_report(
 
 
 def tolerance_of(model: nn.Module) -> float:
-    """Returns the tolerance for the least exact dtype of a model.
+    """Returns the tolerance for a model's lowest-precision dtype.
 
     It is 1e-10 for float64, 1e-5 for float32, and 0.05 for other types.
 
@@ -408,8 +408,8 @@ def check_gradient_flow(model: nn.Module) -> dict[str, str]:
         model: a model, or a `Stage`, after a backward pass.
 
     Returns:
-        A dict of parameter name -> "no gradient", "only zeros" or "not finite". It is empty if
-        there is no problem.
+        A dict that maps parameter names to "no gradient", "only zeros" or "not finite". It is empty
+        if there is no problem.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
@@ -456,12 +456,12 @@ def boundary_shapes(
     attention_mask: Tensor | None = None,
     adapter: Adapter | None = None,
 ) -> list[Boundary]:
-    """Runs the stages one after another, and describes the tensors passed between them.
+    """Runs the stages one after another and describes the tensors passed between them.
 
     Args:
         model: the whole model.
         partition: the layers of each stage, as returned by `partition_model`.
-        sample: the input of one microbatch: token ids, shape (batch, tokens), or a different input
+        sample: the input of one microbatch: token ids, shape (batch, tokens), or any other input
             that the model accepts.
         attention_mask: 1 for a token and 0 for padding, shape (batch, tokens), or None if there is
             no padding.
@@ -493,12 +493,11 @@ def check_single_rank(
     attention_masks: Sequence[Tensor] | None = None,
     adapter: Adapter | None = None,
 ) -> GradientReport:
-    """Runs one training step of the stages in this process, and checks the gradients.
+    """Runs one training step of the stages in this process and checks the gradients.
 
     The gradients are compared with those of the whole model. The boundaries are the same as in a
     pipeline: each stage has its own graph, and gradients are passed back explicitly. Afterwards,
-    the parameters have their earlier gradients again. Check in ``model.eval()``, or without
-    dropout.
+    the parameters' earlier gradients are restored. Check in ``model.eval()``, or without dropout.
 
     Args:
         model: the whole model.
@@ -585,7 +584,7 @@ def compare_losses(
 
     Args:
         found: the loss of each step.
-        expected: the loss of each step in one process.
+        expected: the loss of each step in a single process.
         tolerance: the largest relative difference that counts as rounding.
 
     Returns:

@@ -55,7 +55,7 @@ __all__ = [
 
 
 def pass_back(ring: Ring, value: Tensor, owner: int) -> Tensor:
-    """Passes a value from the rank at a given place in the ring to all other ranks.
+    """Passes a value from the rank at a given position in the ring to all other ranks.
 
     All ranks must pass values of the same shape and dtype. Every rank of the ring must call this
     function, which blocks until the neighbours have called it. The value travels backwards around
@@ -77,7 +77,7 @@ def pass_back(ring: Ring, value: Tensor, owner: int) -> Tensor:
 
 
 def pass_object_back(ring: Ring, value: Any, owner: int) -> Any:
-    """Passes an object from the rank at a given place in the ring to all other ranks.
+    """Passes an object from the rank at a given position in the ring to all other ranks.
 
     This function works like `pass_back`, but pickles the object.
 
@@ -119,7 +119,7 @@ def gather_over_ring(ring: Ring, value: Tensor) -> list[Tensor]:
 
 
 def sum_over(ring: Ring, places: Sequence[int], value: Tensor) -> Tensor:
-    """Adds up the values of the ranks at given places in the ring.
+    """Adds up the values of the ranks at the given positions in the ring.
 
     Each of these ranks must call this function, which blocks until all of them have. The sum is
     identical to the last bit on each rank, because all ranks add in the order of the places.
@@ -267,7 +267,7 @@ def share_overflow(model: nn.Module, scaler: torch.amp.GradScaler) -> None:
 
 
 def new_replica_group(rings: Sequence[Sequence[int]]) -> Any:
-    """Creates a group of this rank and the ranks at the same place in other rings.
+    """Creates a process group from this rank and the ranks at the same position in other rings.
 
     Every rank of the world must call this function once, with the same rings. It blocks like
     ``new_group``.
@@ -295,7 +295,7 @@ def new_replica_group(rings: Sequence[Sequence[int]]) -> Any:
 
 
 def average_gradients(model: nn.Module, group: Any) -> None:
-    """Averages gradients over this rank and the other ranks that have the same stages.
+    """Averages gradients over this rank and the other ranks that hold the same stages.
 
     Every rank of every ring must call this function after a step, before clipping gradients. The
     function blocks until all ranks of the group have called it. It does not average the rings'

@@ -65,7 +65,7 @@ __all__ = [
 
 
 class Stage(nn.Module):
-    """The part of a model that one stage runs. `parameters` covers only this part.
+    """The part of a model that one stage runs. `parameters` returns only this part's parameters.
 
     Args:
         model: the whole model.
@@ -149,7 +149,7 @@ class Stage(nn.Module):
 
     @contextmanager
     def _seeded(self, place: int, where: Tensor) -> Iterator[None]:
-        """Seeds the random numbers for a part of the model, and restores the state afterwards."""
+        """Seeds the random numbers for part of the model, and restores the state afterwards."""
         if self._seed is None:
             yield
             return
@@ -241,8 +241,8 @@ def tied_parameters(
         adapter: the adapter for a kind of model that ringsim does not know.
 
     Returns:
-        A dict of parameter name (as in ``model.named_parameters()``) -> stages that use the
-        parameter.
+        A dict that maps parameter names (as in ``model.named_parameters()``) to the stages that use
+        the parameter.
 
     Example:
         >>> shared = nn.Linear(2, 2, bias=False)
@@ -276,7 +276,7 @@ def find_holders(
 
 
 def forward_stage(stage: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Runs a stage on a received tensor ``x``, and prepares ``x`` to receive a gradient.
+    """Runs a stage on a received tensor ``x`` and prepares ``x`` to receive a gradient.
 
     Keep ``x`` and the result for `backward_stage`. This function sends no messages.
 
@@ -311,7 +311,7 @@ def forward_stage(stage: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 class _Entrance(torch.autograd.Function):
-    """Turns a leaf into a tensor with the same data that a layer may change in place.
+    """Turns a leaf into a tensor that holds the same data and that a layer may change in place.
 
     Torch forbids changing a leaf in place.
     """
@@ -328,8 +328,8 @@ class _Entrance(torch.autograd.Function):
 def backward_stage(x: Tensor, y: Tensor, grad: Tensor | None) -> Tensor | None:
     """Runs the backward pass of a stage.
 
-    This function adds gradients to the stage's parameters, and returns the gradient of ``x``. It
-    sends no messages, and frees the graph of ``y``.
+    This function accumulates gradients into the stage's parameters and returns the gradient of
+    ``x``. It sends no messages and frees the graph of ``y``.
 
     Args:
         x: the input of `forward_stage`.
@@ -392,12 +392,12 @@ def backward_weight(
 ) -> None:
     """Runs the second half of a backward pass.
 
-    This function adds gradients to the stage's parameters, and frees the graph.
+    This function accumulates gradients into the stage's parameters and frees the graph.
 
     Args:
         y: the output of `forward_stage`.
         grad: the gradient of ``y``, as passed to `backward_input`.
-        parameters: the stage's parameters; frozen parameters get no gradient.
+        parameters: the stage's parameters; frozen parameters receive no gradient.
 
     Example:
         See `backward_input`.

@@ -71,7 +71,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Returns the mean cross-entropy of a microbatch, ignoring positions with the target -100.
+    """Returns the mean cross-entropy of a microbatch, ignoring positions whose target is -100.
 
     Args:
         logits: the logits, shape (batch, seq, vocabulary). Half-precision logits are converted to
@@ -105,7 +105,7 @@ def weighted_loss(
     """Returns a loss function for microbatches that differ in size.
 
     A step gives every microbatch the same weight. With this loss, every sample (or token) has the
-    same weight instead, so the step is equal to a step of the whole batch. The loss sends no
+    same weight instead, so the step is equivalent to a step on the whole batch. The loss sends no
     messages. Pass it as ``loss_fn`` to a step and to the reports.
 
     Args:
@@ -170,8 +170,8 @@ def train_step_pipeline(
     """Runs one step's forward and backward passes on the ranks of the ring.
 
     Every rank of the ring must call this function with the same arguments. It blocks until all
-    ranks have finished the step. Each rank computes its own stages, and adds gradients to the
-    parameters of these stages, which are the model's own parameters. These are the gradients of
+    ranks have finished the step. Each rank computes its own stages and accumulates gradients into
+    the parameters of these stages, which are the model's own parameters. These are the gradients of
 
         the sum over microbatches of  loss_fn(model(input), target) / number of microbatches
 
@@ -186,15 +186,15 @@ def train_step_pipeline(
         inputs: one tensor per microbatch: token ids, shape (batch, seq), or any other input of the
             first layer. Shapes may differ.
         targets: one tensor per microbatch, for the loss: token ids, shape (batch, seq), already
-            aligned. Positions with the target -100 do not count.
+            aligned. Positions whose target is -100 are ignored.
         schedule: a schedule, or a name for `make_schedule`. The schedule's rank *i* is the rank at
-            place *i* in the ring.
+            position *i* in the ring.
         partition: "count", "parameters", the number of layers in each stage, or ranges from
             `partition_model`.
         attention_masks: one tensor per microbatch, with 1 for a token and 0 for padding, shape
             (batch, seq), or None if there is no padding.
         loss_fn: ``loss_fn(logits, target)`` returns a microbatch's mean loss, a scalar.
-        checkpoint: whether stages discard their inner activations, and recompute them for the
+        checkpoint: whether stages discard their inner activations and recompute them for the
             backward pass.
         dropout_seed: a seed that makes dropout the same for any schedule and number of ranks, or
             None if dropout need not be repeatable. Use a different seed for each step.
@@ -294,7 +294,7 @@ def train_step_pipeline_afab(
             an adapter.
         inputs: the token ids, one tensor of shape (batch, seq) per microbatch.
         targets: the token ids to predict, with the same shapes as the inputs, already aligned.
-            Positions with the target -100 do not count.
+            Positions whose target is -100 are ignored.
         device: the device of this rank and its model. The microbatches are moved to this device.
         dtype: the dtype of the model's parameters and of the hidden states.
 
@@ -402,7 +402,7 @@ def _run_step(
     partition: str | Sequence[int] | Sequence[range],
     adapter: Adapter | None,
 ) -> float:
-    """Runs a step. Runs the backward passes only if gradients are enabled.
+    """Runs a step, with its backward passes only if gradients are enabled.
 
     See `train_step_pipeline`.
     """
@@ -440,7 +440,7 @@ def _sum_up(losses: Collection[Tensor]) -> Tensor:
 
 
 def _greeting(schedule: Schedule, ranges: Sequence[range]) -> Header:
-    """Returns a header that contains the values that must be the same on all ranks."""
+    """Returns a header with the values that must be the same on all ranks."""
     rows = [" ".join(map(str, row)) for row in schedule.actions]
     order, cut = (
         zlib.crc32(repr(part).encode()) for part in ((schedule.stage_ranks, rows), ranges)
@@ -492,7 +492,7 @@ def pipeline_state_dict(
     the same schedule, partition and adapter as its steps. It blocks until all ranks have called it.
     The function copies the tensors of other ranks into this rank's model, one at a time, so it
     needs no memory for a second copy. Afterwards, every rank has the whole trained model, including
-    the extra states of its modules.
+    its modules' extra state.
 
     Args:
         model: the whole model, of which each rank has trained its own stages.
@@ -565,7 +565,7 @@ def _find_parts(model: nn.Module) -> dict[str, Tensor | nn.Module]:
 
 
 def _copy_trained(ring: Ring, part: Tensor | nn.Module, owner: int, *, is_mine: bool) -> None:
-    """Copies a tensor, or a module's extra state, from the rank at a given place in the ring.
+    """Copies a tensor, or a module's extra state, from the rank at a given position in the ring.
 
     Every rank of the ring must call this function.
     """

@@ -1,4 +1,4 @@
-"""Defines a transformer that is small enough to read and to cut into stages.
+"""Defines a transformer that is small enough to read and to split into stages.
 
 ::
 
@@ -130,7 +130,7 @@ class Block(nn.Module):
 
 
 class SmallTransformer(nn.Module):
-    """A decoder-only language model with learned positions, which the lessons cut into stages.
+    """A decoder-only language model with learned positional embeddings, used in the lessons.
 
     Args:
         vocab_size: the number of different tokens.

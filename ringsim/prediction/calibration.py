@@ -88,15 +88,16 @@ class Calibration:
     ``ringsim.predict`` does both for you.
 
     Attributes:
-        link: the cost of a message, from the post of its second side until the receiver continues.
-        sending: the time that posting a send takes if its receive is already posted, because Gloo
+        link: the cost of a message, from when its second side is posted until the receiver
+            continues.
+        sending: the time that posting a send takes if its receive is already posted: Gloo then
             immediately copies as much as the connection accepts. ``link`` already includes this
             time.
         sending_early_s: the time that posting a send takes if its receive is not posted yet. The
             bytes are copied later, without the rank's help.
         receiving_s: the time that posting a receive takes.
         sleep_s: the time by which ``ringsim.compute`` lasts longer than requested, or 0 if no trace
-            contains a call of ``ringsim.compute``.
+            contains a call to ``ringsim.compute``.
         around_s: the time that the program takes around each computation, in seconds.
         cores: the machine's number of cores, or 0 if a trace does not contain it.
         costs: the measured times of the stages, in seconds, for each kind of computation, or None
@@ -143,7 +144,7 @@ class Calibration:
         return OneMachine(self.link, self.cores, self.gloo)
 
     def scaled(self, factor: float) -> Calibration:
-        """Returns the constants with all times multiplied by ``factor``.
+        """Returns the constants, with all times multiplied by ``factor``.
 
         The share of messages that stall and the costs of computing do not change.
 
@@ -158,7 +159,7 @@ class Calibration:
         return replace(self, gloo=gloo, **_scale(self, times, factor))
 
     def post_s(self, sends: bool, size_bytes: int, *, met: bool = True) -> float:
-        """Returns the time that a rank spends on posting a message, in seconds.
+        """Returns the time that a rank spends posting a message, in seconds.
 
         Args:
             sends: whether the message is posted as a send.
@@ -229,7 +230,7 @@ def calibrate(*traces: Trace) -> Calibration:
         of only one size.
 
     Raises:
-        ArgumentError: no trace is given, a trace is simulated, or too few messages count.
+        ArgumentError: no trace is given, a trace is simulated, or too few messages are usable.
 
     Example:
         >>> import ringsim
@@ -311,7 +312,7 @@ def _find_doubts(
         first_s, last_s = np.quantile(overshoots, [0.1, 0.9])
         if last_s - first_s > WIDEST_SLEEP_S:
             yield (
-                "the machine was busy with other work: the ends of sleeps varied by "
+                "the machine was busy with other work: the times at which sleeps ended varied by "
                 f"{(last_s - first_s) * 1e3:.1f} ms (usually less than 1 ms)"
             )
     elif between_s > LONGEST_BETWEEN_S:
@@ -329,7 +330,7 @@ def _find_doubts(
 
 
 def join_columns(parts: Iterable[Iterable[Ints]]) -> Iterator[Ints]:
-    """Joins several tables with the same columns, and yields the joined columns."""
+    """Joins several tables that have the same columns, and yields the joined columns."""
     return map(np.concatenate, zip(*parts, strict=True))
 
 
@@ -405,9 +406,10 @@ def _fit_messages(sizes: Ints, times: Ints) -> tuple[Link, dict[int, int], float
     enough = _count(sizes)
     if not enough:
         raise ArgumentError(
-            f"calibrate requires {LEAST_MESSAGES} messages of one size for which the receiver "
-            f"waited, got {len(sizes)} of any size. Use blocking receives, and have the sender "
-            f"compute before it sends, so that the receiver waits. {_FIND_ALL}"
+            f"calibrate requires at least {LEAST_MESSAGES} messages of the same size for which "
+            f"the receiver had to wait, got {len(sizes)} messages of all sizes. Use blocking "
+            "receives, and have the sender compute before it sends, so that the receiver waits. "
+            f"{_FIND_ALL}"
         )
     chosen = np.isin(sizes, list(enough))
     sizes, times = sizes[chosen], times[chosen]
@@ -419,7 +421,7 @@ def _fit_messages(sizes: Ints, times: Ints) -> tuple[Link, dict[int, int], float
 
 
 def _typical(times: Ints) -> float:
-    """Returns the mean, without the longest and shortest fiftieth and without stalls.
+    """Returns the mean, excluding the longest and the shortest fiftieth and any stalls.
 
     With five or more times, at least one is cut off at each end. The mean of no times is 0.
     """

@@ -154,7 +154,8 @@ class Comparison:
     def operations(self) -> Errors:
         """The errors in operation end times, as fractions of the step's length.
 
-        An error of 0.02 means that an operation ends too late by 2 % of the step's length.
+        An error of 0.02 means that the predicted end of an operation is too late by 2 % of the
+        step's length.
         """
         return Errors.of(self.lag_s / self.real_steps_s[self.step])
 
@@ -198,7 +199,7 @@ class Comparison:
         return self.differences.to_pandas()
 
     def to_html(self, path: str | PathLike[str]) -> None:
-        """Writes both runs to an interactive page, on one time axis, rank next to rank."""
+        """Writes both runs to an interactive page, on a single time axis, rank by rank."""
         from ringsim.view.html import to_html
 
         to_html([self.real, self.virtual], path, self.names)
@@ -224,7 +225,7 @@ class Comparison:
         return f"{took} The change began with {self.virtual[table.began[row]]!r}."
 
     def __repr__(self) -> str:
-        """Returns a few lines of text about the differences, with the first rows of the table."""
+        """Returns a few lines about the differences, followed by the first rows of the table."""
         lines = self._tell()
         if self.differences.longer_s.any():
             lines.append(self.differences.to_text(self.names))
@@ -290,7 +291,7 @@ def compare(real: Trace, virtual: Trace) -> Comparison:
 
     You can compare runs before and after a change, two schedules, two machines, or a run on real
     ranks with the same run on a virtual clock. Only operations that occur in both runs are
-    compared. Operations match if they are in the same step of the same rank, have the same name,
+    compared. Operations match if they are in the same step on the same rank, have the same name,
     and have the same peer or the same stage and microbatch. Extra steps in one of the runs are left
     out.
 
@@ -300,8 +301,8 @@ def compare(real: Trace, virtual: Trace) -> Comparison:
             prediction of the first run.
 
     Returns:
-        The comparison. It shows the operations that took longer and where that began, the errors by
-        step and by operation, and the errors of the baselines.
+        The comparison. It shows the operations that took longer and where the delay began, the
+        errors by step and by operation, and the errors of the baselines.
 
     Raises:
         ArgumentError: the two runs have no finished operation in common.
@@ -403,7 +404,7 @@ def _number_steps(events: Events, num_steps: int) -> Ints:
 
 
 def _find_extents(trace: Trace, index: Ints, num_steps: int) -> tuple[Ints, Ints]:
-    """Returns the start of computing in each step and the step's end, in ns.
+    """Returns the time at which each step began to compute and the time at which it ended, in ns.
 
     In a run without steps, the operations at ``index`` form one step.
     """

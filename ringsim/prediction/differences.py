@@ -317,7 +317,7 @@ def differ(
 
 
 def wait_for_others(trace: Trace) -> Ints:
-    """Returns the time that each event was blocked by a late rank, in ns."""
+    """Returns the time for which a late rank blocked each event, in ns."""
     waits = trace.waits
     of_message = waits.late_sender_ns + waits.late_receiver_ns
     waited: Ints = of_message + wait_for_last(trace.events, trace.apart)
@@ -398,7 +398,7 @@ def _nest(
 
 
 def _find_first(spent: Sequence[_Spent], row: Ints, pairs: Sequence[Ints], longer: Ints) -> Ints:
-    """Returns each row's first event that has at least half of the row's largest change.
+    """Returns, for each row, the first event with at least half of the row's largest change.
 
     The rows are the second run's rows, numbered by ``row``.
     """

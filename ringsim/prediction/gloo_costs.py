@@ -82,7 +82,7 @@ def find_gloo_costs(traces: Sequence[Trace], link: Link) -> tuple[GlooCosts | No
 
 
 class _Interval(NamedTuple):
-    """A rank's activity between two marks of CPU time.
+    """A rank's activity between two CPU-time readings.
 
     In this interval, the rank sent and received messages of one size.
     """
@@ -94,7 +94,7 @@ class _Interval(NamedTuple):
 
 
 def _list_intervals(trace: Trace, rank: int) -> list[_Interval]:
-    """Returns a rank's marked intervals, in order."""
+    """Returns a rank's intervals between CPU-time readings, in order."""
     events = trace.events
     labels = events.tables.labels
     found = []
@@ -111,7 +111,7 @@ def _list_intervals(trace: Trace, rank: int) -> list[_Interval]:
 
 
 def find_marks(events: Events) -> Ints:
-    """Returns a mask of the events that mark CPU time."""
+    """Returns a mask of the events that carry a CPU-time reading."""
     marks = np.array([label.startswith(PROCESSOR) for label in events.tables.labels] or [False])
     where: Ints = (events.kind == MARK) & marks[events.label]
     return where
@@ -123,7 +123,7 @@ def _read_mark(label: str) -> Ints:
 
 
 def _fit_carrying(intervals: Sequence[_Interval]) -> Link:
-    """Returns a message's core time on both sides, from the faster intervals per size.
+    """Returns a message's core time on both sides, from the faster intervals of each size.
 
     In the slower intervals, something stalled.
     """

@@ -157,7 +157,7 @@ def _messages(trace: Trace) -> dict[int, ProgramStep]:
 
 
 def _collectives(events: Events, world_size: int) -> dict[int, ProgramStep]:
-    """Returns a step for each call of a collective that all members of the group called.
+    """Returns a step for each call to a collective that all members of the group called.
 
     The keys are event indexes.
     """

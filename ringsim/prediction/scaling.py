@@ -67,13 +67,13 @@ def predict(
     """Predicts a program on more ranks, or a different program on the same machine.
 
     The prediction measures constants from a trace of real ranks on the machine (see
-    ``ringsim.calibrate``), and runs the program on the virtual clock. Messages, posting,
+    ``ringsim.calibrate``) and runs the program on the virtual clock. Messages, posting,
     ``ringsim.compute`` and pipeline stages take as long as in the trace. Additional inner stages
     take the mean time of the recorded inner stages. The ranks share the machine's cores. All other
     computing in the worker takes no time. The program runs three times: once with the measured
-    constants, once with shorter and once with longer ones. The constants are shortened and
-    lengthened by the spread between parts of the trace, and the results are the range of the
-    prediction.
+    constants, once with shorter constants and once with longer ones. The constants are shortened
+    and lengthened by the spread between parts of the trace. The results form the prediction's
+    range.
 
     Args:
         worker_or_schedule: a function, as for ``ringsim.trace``, or a schedule, whose step is timed
@@ -159,7 +159,7 @@ def _find_constants(source: Trace | Calibration, world_size: int) -> tuple[Calib
 
 
 def _with_range(metadata: Mapping[str, Any], times_s: Sequence[float]) -> dict[str, Any]:
-    """Adds the range of a prediction's makespan to the prediction's metadata."""
+    """Adds the range of the predicted makespan to a prediction's metadata."""
     low_s, high_s = min(times_s), max(times_s)
     note = (
         f"between {time_text(low_s * 1e9)} and {time_text(high_s * 1e9)}, judging by the spread "
@@ -169,7 +169,7 @@ def _with_range(metadata: Mapping[str, Any], times_s: Sequence[float]) -> dict[s
 
 
 def scale(trace: Trace, *, world_size: int, num_microbatches: int | None = None) -> ScheduleRun:
-    """Predicts a pipeline step on more ranks than in the trace.
+    """Predicts a pipeline step on more ranks than the trace contains.
 
     The schedule stays the same, and the stages resemble the recorded ones. The first and the last
     stage keep their times. Inner stages take the mean time of the recorded inner stages, or of both
@@ -315,7 +315,7 @@ def _factors(calibration: Calibration) -> tuple[float, float, float]:
 
 
 def _spread_costs(found: Costs, stages: int, apart: float = 0.0) -> Costs:
-    """Derives the costs of many stages from the costs of a few.
+    """Derives the costs of many stages from those of a few stages.
 
     Each cost includes ``apart``, the time between two computations.
     """
@@ -327,7 +327,7 @@ def _spread_costs(found: Costs, stages: int, apart: float = 0.0) -> Costs:
 
 
 def _spread(times: Any, stages: int, apart: float) -> tuple[float, ...]:
-    """Derives the times of many stages from the times of a few.
+    """Derives the times of many stages from those of a few stages.
 
     Kinds of computations that the schedule does not contain still cost 0.
     """

@@ -1,4 +1,4 @@
-"""Splits the time of two runs into shares, by step and by operation.
+"""Splits two runs' time into shares, by step and by operation.
 
 The shares are first use, posting, waiting, transfer, computing and program. As for a calibration,
 each thread's time is split at the moments in the thread's trace::
@@ -83,7 +83,7 @@ class Parts:
 
 
 def share_out(traces: Sequence[Trace], numbers: Sequence[Ints]) -> Parts:
-    """Splits the time of two runs into parts.
+    """Splits two runs' time into parts.
 
     Args:
         traces: the two runs.

@@ -104,10 +104,10 @@ def make_schedule(
         num_ranks: the number of ranks.
         num_microbatches: the number of microbatches.
         num_chunks: the number of stages per rank, for the two schedules that allow any number; None
-            means 2.
+            means 2 for these schedules.
 
     Returns:
-        The schedule, without sends and recvs. ``lower`` adds them.
+        The schedule, without sends and recvs, which ``lower`` adds.
 
     Raises:
         ArgumentError: a count is less than 1, or the step would have more than 100 million forward
@@ -130,7 +130,7 @@ def make_schedule(
 
 
 def find_num_chunks(name: str, num_chunks: int | None = None) -> int:
-    """Returns the number of stages per rank in a schedule.
+    """Returns a schedule's number of stages per rank.
 
     Args:
         name: one of ``SCHEDULE_NAMES``.

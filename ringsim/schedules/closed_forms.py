@@ -140,7 +140,7 @@ def makespan(step: Step, costs: Costs = _UNIT, semantics: Semantics = "buffered"
 
 
 def idle(step: Step, costs: Costs = _UNIT) -> Time:
-    """Returns a rank's idle time during a step, which is the bubble by makespan.
+    """Returns a rank's idle time during a step, that is, the bubble relative to the makespan.
 
     The formulas assume that messages take no time.
 
@@ -178,9 +178,9 @@ def idle(step: Step, costs: Costs = _UNIT) -> Time:
 
 
 def span_idle(step: Step, costs: Costs = _UNIT) -> Time:
-    """Returns a rank's idle time between its first and last action, the bubble by span.
+    """Returns a rank's idle time between its first and last action, the span-based bubble.
 
-    If ranks differ, this is the idle time of the rank that is idle longest.
+    If the ranks' idle times differ, the longest one is returned.
 
     Args:
         step: the schedule and its counts.
@@ -209,9 +209,9 @@ def span_idle(step: Step, costs: Costs = _UNIT) -> Time:
 
 
 def bubble_of_total(step: Step, costs: Costs = _UNIT) -> Time:
-    """Returns the bubble by makespan as a share of the whole step.
+    """Returns the makespan-based bubble as a fraction of the whole step.
 
-    The papers on GPipe and zero bubbles count this way.
+    The papers on GPipe and zero bubbles use this definition.
 
     Args:
         step: the schedule and its counts.
@@ -235,7 +235,7 @@ def bubble_of_total(step: Step, costs: Costs = _UNIT) -> Time:
 
 
 def bubble_of_ideal(step: Step, costs: Costs = _UNIT) -> Time:
-    """Returns the bubble by makespan relative to the work, as the Megatron papers do.
+    """Returns the makespan-based bubble relative to the work, as the Megatron papers do.
 
     Args:
         step: the schedule and its counts.
@@ -261,7 +261,7 @@ def bubble_of_ideal(step: Step, costs: Costs = _UNIT) -> Time:
 
 
 def dualpipe_v_overlapped_idle(num_ranks: int, pair: Time, backward: Time, weight: Time) -> Time:
-    """Returns DualPipeV's bubble by makespan if forwards and backwards overlap.
+    """Returns DualPipeV's makespan-based bubble if forwards and backwards overlap.
 
     The formula assumes that the hardware runs a forward and a backward at the same time, as one
     block.
@@ -271,8 +271,8 @@ def dualpipe_v_overlapped_idle(num_ranks: int, pair: Time, backward: Time, weigh
         pair: the time of an overlapped forward and backward; their messages leave when both are
             done.
         backward: the time of one stage's whole backward.
-        weight: the time of the backward's second half; the forward and the first half must take
-            equally long.
+        weight: the time of the backward's second half; the forward and the first half must take the
+            same time.
 
     Returns:
         The idle time of the rank that is idle longest.
@@ -296,8 +296,8 @@ def peak_live(step: Step) -> tuple[int, ...]:
         step: the schedule and its counts.
 
     Returns:
-        For each rank, the number of activations, each of one stage. If a rank holds v stages, each
-        activation is v times smaller.
+        For each rank, the number of live activations, each of which belongs to one stage. If a rank
+        holds v stages, each activation is v times smaller.
 
     Raises:
         ScheduleError: no formula is known for this step.
@@ -333,7 +333,7 @@ def messages(step: Step) -> tuple[int, ...]:
         step: the schedule and its counts.
 
     Returns:
-        The number of sends of each rank. Stages on the same rank send each other nothing.
+        The number of sends on each rank. Stages on the same rank exchange no messages.
 
     Example:
         >>> (
@@ -373,7 +373,7 @@ def _latency(step: Step, latency: Time, semantics: Semantics) -> Time:
 
 
 def _check_formula(step: Step, costs: Costs) -> tuple[Time, Time, Time]:
-    """Returns f, i and w, or raises ScheduleError if no formula for the step's bubble exists."""
+    """Returns f, i and w; raises ScheduleError if no formula for the step's bubble exists."""
     _check_enough(step)
     f, i, w, b = _times(costs)
     if step.name in _VEE and not (f == i == w and b == i + w):
@@ -453,8 +453,8 @@ def gpipe_makespan(
         24
 
     Source:
-        GPipe corresponds to a row of machines that every microbatch passes in the same order. Tests
-        check the formula against the evaluator.
+        GPipe corresponds to a row of machines that all microbatches pass through in the same order.
+        Tests check the formula against the evaluator.
     """
     check_counts(len(forward), num_microbatches)
     once = sum(f + b for f, b in zip(forward, backward, strict=True))

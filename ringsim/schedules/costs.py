@@ -19,10 +19,10 @@ _LONGEST: Final = 1e100  # in any unit; the sum of a hundred million of them is 
 
 @dataclass(frozen=True)
 class Costs:
-    """The time of one action of each kind.
+    """The time that one action of each kind takes.
 
     A time is either one number for all stages, or a sequence with one number per stage. Times are
-    per stage, not per rank: a rank with two stages does each action twice.
+    per stage, not per rank: a rank with two stages performs each action twice.
 
     Attributes:
         forward: the time of ``F``.
@@ -72,13 +72,13 @@ class Costs:
                     )
 
     def get_duration(self, action: Action) -> Time:
-        """Returns the time of a computation.
+        """Returns the duration of a computation.
 
         Args:
             action: a computation.
 
         Returns:
-            The time of the computation.
+            The computation's duration.
 
         Raises:
             ArgumentError: the times are given per stage, but no time is given for this stage.

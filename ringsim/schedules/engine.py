@@ -218,7 +218,7 @@ def run_programs(
 
 
 class _Runner:
-    """The programs, each rank's progress, and the places that ranks wait for."""
+    """The programs, each rank's progress, and the positions that ranks wait for."""
 
     def __init__(
         self, programs: Sequence[Sequence[Instruction]], latency: Time, semantics: Semantics
@@ -290,7 +290,7 @@ class _Runner:
                     )
 
     def list_blocked(self) -> Iterator[Blocked]:
-        """Yields the ranks that did not reach their end. Each of these ranks is in a wait."""
+        """Yields the ranks that did not reach their end, each of which is blocked in a wait."""
         for rank, program in enumerate(self.programs):
             position = len(self.times[rank])
             if position < len(program):
@@ -356,7 +356,7 @@ class TimedMessage(NamedTuple):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A schedule with times that start at 0.
+    """A schedule with the times of its actions and messages, counted from 0.
 
     Attributes:
         schedule: the lowered form of the evaluated schedule.
@@ -386,16 +386,16 @@ class Evaluation:
 
     @property
     def idle(self) -> tuple[Time, ...]:
-        """Each rank's bubble by makespan: the time that the rank is idle during the step."""
+        """Each rank's bubble relative to the makespan: its idle time during the step."""
         return tuple(self.makespan - busy for busy in self.busy)
 
     @property
     def span_idle(self) -> tuple[Time, ...]:
-        """Each rank's bubble by span.
+        """Each rank's bubble relative to its span.
 
         This is how long the rank is idle between the start of its first action and the end of its
-        last. The papers on zero bubbles count this way, because consecutive steps fill the idle
-        time at both ends.
+        last. The papers on zero bubbles use this definition, because consecutive steps fill the
+        idle time at both ends.
         """
         return tuple(
             end - start - busy for (start, end), busy in zip(self._spans, self.busy, strict=True)
@@ -423,8 +423,8 @@ class Evaluation:
             rank: the rank.
 
         Returns:
-            Pairs of a time and the number of activations from then on, in order. If an activation
-            ends when the next one starts, the list contains two pairs for that time.
+            Pairs of a time and the number of activations held from then on, in order of time. If an
+            activation ends when the next one starts, the list contains two pairs for that time.
         """
         live = 0
         curve = []
@@ -458,7 +458,7 @@ def evaluate(
     Args:
         schedule: any schedule, lowered or not; it may cover only part of a step.
         costs: the costs of the actions, or None for ``Costs()``: 1 for each forward, input and
-            weight, 2 for a backward, and 0 for a message.
+            weight, 2 for each backward, and 0 for each message.
         semantics: ``rendezvous``: a message starts to travel when both its send and its receive are
             posted; ``buffered``: when its send is posted.
 
@@ -468,8 +468,8 @@ def evaluate(
     Raises:
         ScheduleError: an action belongs to a different rank, occurs twice, precedes an action that
             it needs, or is a send or receive without a match.
-        Deadlock: ranks wait for each other in a cycle; ``diagnosis`` is the cycle, a tuple of pairs
-            (rank, action that the rank waits in).
+        Deadlock: ranks wait for each other in a cycle; ``diagnosis`` is the cycle, as a tuple of
+            (rank, action) pairs, where the action is the one that blocks the rank.
         ArgumentError: the costs do not fit the stages, or ``semantics`` is unknown.
 
     Example:
@@ -579,9 +579,9 @@ def validate(schedule: Schedule) -> None:
 
     * Complete: for each microbatch, each stage does ``F`` once, and either ``B`` once or ``I`` and
       ``W`` once, on its own rank.
-    * In order: an action comes after the actions that it needs from its own rank. In a lowered
+    * In order: an action comes after the actions that it needs on its own rank. In a lowered
       schedule, sends and receives match in order.
-    * Free of deadlock, whatever the costs, even if a send ends only when it is received.
+    * Free of deadlock, whatever the costs, even if a send ends only when its message is received.
 
     Args:
         schedule: any schedule, lowered or not.

@@ -255,10 +255,10 @@ _FULLER: Final = (
 
 
 def steady_use(num_stages: int, num_inner_iterations: int, async_comm: bool = False) -> Fraction:
-    """Returns the share of time for which a stage computes while decoding in a full ring.
+    """Returns the fraction of time that a stage spends computing during decoding in a full ring.
 
     The formula assumes that all stages are equally fast and that messages take no time. Measured
-    shares are lower.
+    fractions are lower.
 
     Args:
         num_stages: N, at least 1.

@@ -102,7 +102,7 @@ def get_recv(action: Action, stage_ranks: Sequence[int]) -> Action | None:
 def _message(
     action: Action, stage_ranks: Sequence[int], *, prefix: str, step: int
 ) -> Action | None:
-    """Returns an action's message to or from the stage that is ``step`` stages further along.
+    """Returns an action's message to or from the stage ``step`` stages further along.
 
     For a forward, further along means up; for a backward, down.
     """
@@ -249,7 +249,7 @@ def _check_order(schedule: Schedule) -> None:
 def _get_needs(
     action: Action, stage_ranks: tuple[int, ...], *, with_recvs: bool
 ) -> list[tuple[Action, ...]]:
-    """Returns the actions that an action needs from its own rank.
+    """Returns the actions that an action needs on its own rank.
 
     These include a computation's receive only if ``with_recvs`` is set.
     """
@@ -316,7 +316,7 @@ def _check_complete(schedule: Schedule) -> None:
 
 
 def lower(schedule: Schedule, *, ahead: int = 1) -> Schedule:
-    """Inserts the sends and receives into a schedule of computations.
+    """Inserts sends and receives into a schedule of computations.
 
     Args:
         schedule: a schedule of computations; a lowered schedule is returned unchanged.
@@ -351,7 +351,7 @@ def lower(schedule: Schedule, *, ahead: int = 1) -> Schedule:
 
 
 def lower_checked(schedule: Schedule, *, whole: bool = False) -> Schedule:
-    """Checks a schedule from any source, and inserts the sends and receives.
+    """Checks a schedule from any source, and inserts sends and receives.
 
     Args:
         schedule: any schedule; if it is already lowered, its own sends and receives are checked.
@@ -475,7 +475,7 @@ def _find_messages(
 
 
 def lower_in_step(schedule: Schedule) -> Schedule:
-    """Inserts the sends and receives in an order that any two ranks share.
+    """Inserts sends and receives in an order that any two ranks share.
 
     Both ranks of a pair post the messages between them in the same order, as NCCL requires.
 

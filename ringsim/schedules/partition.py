@@ -82,7 +82,8 @@ def by_weight(
     if layers take different times, use this function with the times as weights.
 
     Args:
-        weights: the weight of each layer, such as its parameters, bytes or seconds; not negative.
+        weights: the weight of each layer, such as its number of parameters, its size in bytes or
+            its time in seconds; must be non-negative.
         num_stages: the number of stages, at least 1.
         first: the extra weight of the first stage, for example for the embedding.
         last: the extra weight of the last stage, for example for the head.
@@ -137,7 +138,7 @@ def _best_cuts(
     cost_of: Callable[[int, int, int], float],
     join: Callable[[float, float], float],
 ) -> tuple[float, list[int]]:
-    """Returns the lowest joined cost of all stages, and the cuts that achieve this cost.
+    """Returns the lowest combined cost of all stages, and the cuts that achieve it.
 
     Stage s holds the layers from cut s to cut s + 1. The function uses dynamic programming:
     ``best[n]`` is the lowest cost of dividing the first n layers among the stages so far. One more

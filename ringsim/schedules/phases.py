@@ -121,9 +121,9 @@ def gpipe(num_ranks: int, num_microbatches: int) -> Schedule:
 def one_f_one_b(num_ranks: int, num_microbatches: int) -> Schedule:
     """Returns 1F1B: after a warm-up, forwards and backwards alternate.
 
-    Rank s starts with p - 1 - s forwards, which is its distance to the last rank. When the first
-    gradient comes back, p - s microbatches are in progress on the rank. From then on, each forward
-    waits until a backward has finished a microbatch.
+    Rank s starts with p - 1 - s forwards, one for each rank after it. When the first gradient comes
+    back, p - s microbatches are in progress on the rank. From then on, each forward waits until a
+    backward has finished a microbatch.
 
     Args:
         num_ranks: the number of ranks, each with one stage.
@@ -234,8 +234,8 @@ def interleaved_1f1b(num_ranks: int, num_microbatches: int, num_chunks: int = 2)
     """Returns interleaved 1F1B: 1F1B over several chunks per rank, depth first.
 
     Microbatches run in rounds of ``num_ranks`` microbatches, or slightly more. A round passes
-    through a rank's first chunk, then its second, and so on. It comes around the ring just when the
-    rank has finished the previous chunk.
+    through a rank's first chunk, then its second, and so on. The round comes back around the ring
+    just when the rank has finished the previous chunk.
 
     Args:
         num_ranks: the number of ranks.

@@ -527,7 +527,7 @@ def _from_cells(rows: Iterable[list[str]], name: str) -> Schedule:
 
 
 def _read_cell(cell: str, where: str) -> list[Action]:
-    """Returns a cell's action in a list, which is empty if the cell is empty or concerns shards."""
+    """Returns a cell's action in a list, empty if the cell is empty or concerns sharding."""
     if not cell or _SHARDING.fullmatch(cell):
         return []
     if cell.endswith("OVERLAP_F_B"):
@@ -546,7 +546,7 @@ _MOST_FORWARDS: Final = 10**8  # over all microbatches and stages, as a limit on
 
 
 def check_counts(num_ranks: int, num_microbatches: int, num_chunks: int = 1) -> None:
-    """Raises ArgumentError for a count that is not an integer, or is less than 1."""
+    """Raises ArgumentError for a count that is not an integer or is less than 1."""
     counts = {
         "num_ranks": num_ranks,
         "num_microbatches": num_microbatches,

@@ -70,15 +70,15 @@ def simulate(
         link: the cost of a message: one link for all pairs of ranks, or a dict with a link for each
             ordered pair (src, dst) that communicates. A busy link delays the next message.
         semantics: the condition under which a message leaves. With "rendezvous", a send waits for
-            its recv, as on Gloo. With "buffered(65536)", only sends of more than 65536 bytes wait,
-            as on MPI; with "buffered", no send waits. With "grouped", a rank's messages on a group
-            run one after another, except that the messages of one ``batch_isend_irecv`` run
-            together, as on NCCL.
+            its recv, as with Gloo. With "buffered(65536)", only sends of more than 65536 bytes
+            wait, as with MPI; with "buffered", no send waits. With "grouped", a rank's messages on
+            a group run one after another, except that the messages of one ``batch_isend_irecv`` run
+            together, as with NCCL.
         compute: the cost of computing, or None if computing takes no time. Pass
             ``ringsim.FlopCosts``, or the result of ``ringsim.calibrate``, which also sets the cost
-            of posting a message and adds its warnings to the notes of the trace. Or pass "measured"
-            to charge the time that computing takes on this machine. Measured times differ from run
-            to run, which the trace mentions in a note.
+            of posting a message and adds its warnings to the notes of the trace. Alternatively,
+            pass "measured" to charge the time that computing takes on this machine. Measured times
+            differ from run to run, as a note in the trace points out.
         topology: the links of a machine or cluster in which pairs of ranks share links, instead of
             ``link``; see ``ringsim.topologies``.
         seed: the base seed. Rank r seeds torch, numpy and random with ``seed + r``.
@@ -93,8 +93,8 @@ def simulate(
         limit_s: the time limit for the whole run, in seconds of real time, or None for no limit.
 
     Returns:
-        The trace. It holds the events, and each rank's ``results`` and ``output``, and can draw
-        plots.
+        The trace, which holds the events and each rank's ``results`` and ``output``, and which can
+        draw plots.
 
     Raises:
         ArgumentError: an argument is invalid.

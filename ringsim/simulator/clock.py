@@ -72,7 +72,7 @@ class Rank:
         return f"rank {self.number}"
 
     def wake(self, error: BaseException | None = None) -> None:
-        """Gives the rank the baton. The rank raises ``error``, if any, at the place where it waits.
+        """Gives the rank the baton. The rank then raises ``error``, if any, from its wait.
 
         The first call starts the rank's stack. If all stacks started together, thousands of threads
         would compete for the interpreter.
@@ -188,7 +188,7 @@ class Clock:
 
     def _refuse(self, time_s: float) -> None:
         raise ArgumentError(
-            f"a time must be at most {LONGEST_S:g} s (285 years, the most that a trace can hold), "
+            f"a time must be at most {LONGEST_S:g} s (285 years, the most that a trace can span), "
             f"got {time_s:g} s (rank {self.current.number}). Check the units: ringsim.compute, "
             "links and costs take seconds."
         )
@@ -198,7 +198,7 @@ class Clock:
         self.sleep_until(self.now + seconds)
 
     def work(self, seconds: float) -> None:
-        """Lets time pass during which the calling rank occupies a core."""
+        """Lets time pass while the calling rank occupies a core."""
         self.sleep_until(self.book(seconds))
 
     def book(self, seconds: float) -> float:
@@ -227,7 +227,7 @@ class Clock:
         self._resumed_s = time.thread_time()
 
     def pause(self) -> None:
-        """Gives way until the calling rank is woken, possibly for no reason."""
+        """Gives way until the calling rank is woken, possibly spuriously."""
         self.check_thread()
         me = self.current
         me.stack.check()

@@ -228,7 +228,7 @@ def _find_fault(parts: Sequence[Part]) -> _Fault | None:
 
 
 def _move(parts: Sequence[Part]) -> _Fault | None:
-    """Moves the data, if the tensors have any.
+    """Moves the data, if the tensors hold any.
 
     Returns the problem with the tensors, or None if there is none.
     """
@@ -392,7 +392,7 @@ def _begin(parts: Sequence[Part], links: Links) -> None:
 
 
 def _complete(parts: Sequence[Part], time_s: float) -> None:
-    """Sets the time at which all parts are done, and wakes the waiting ranks then."""
+    """Sets the time at which all parts are done, and schedules the waiting ranks to wake then."""
     for part in parts:
         part.complete(time_s)
 
@@ -419,7 +419,7 @@ def _choose(name: str, size_bytes: int, group: Team, links: Links) -> _Choice:
 
 
 def _weigh(how: str, count: int, size_bytes: int, links: Sequence[Link]) -> _Choice:
-    """Returns the time that an algorithm takes on links that carry nothing else."""
+    """Returns the time that an algorithm takes on otherwise idle links."""
     latencies, moved_bytes = _count_steps(how, count, size_bytes)
     busy_s = [moved_bytes * link.beta_s_per_byte for link in links]
     alone_s = [latencies * link.alpha_s + moved_bytes * link.beta_s_per_byte for link in links]
@@ -443,7 +443,7 @@ def _count_steps(how: str, count: int, size_bytes: int) -> tuple[int, float]:
 
 
 def _go_through(parts: Sequence[Part], links: SharedLinks, rounds: Iterator[_Round]) -> None:
-    """Carries the first round now, and each later round when the previous one has arrived."""
+    """Carries the first round now, and each later round once the previous one has arrived."""
     group = parts[0].group
     under_way = 0
 

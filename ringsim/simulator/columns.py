@@ -148,7 +148,7 @@ class Columns:
 
 
 def columns_of(schedule: Schedule, ahead: int = 1) -> Columns:
-    """Returns a schedule as columns, expanding phases directly to arrays.
+    """Returns a schedule as columns, expanding phases directly into arrays.
 
     Args:
         schedule: any schedule, lowered or not; it may cover only part of a step.
@@ -213,7 +213,7 @@ class _Reader:
         self.needing = np.flatnonzero((owner[source] >= 0) & (owner[source] != self.rank))
 
     def read(self, ahead: int) -> Columns:
-        """Returns the columns of the computations."""
+        """Returns the computations as columns."""
         needing, rank = self.needing, self.rank[self.needing]
         # for each action, the last computation up to and including the action
         number = np.cumsum(self.computes, dtype=np.int32) - np.int32(1)
@@ -321,7 +321,7 @@ class Prices(NamedTuple):
 def make_prices(
     stage_ranks: Sequence[int], costs: Costs, link: Links | None, sizes: Sequence[int]
 ) -> Prices:
-    """Checks one set of costs, and returns it as arrays by stage.
+    """Checks one set of costs and returns it as arrays by stage.
 
     The arguments are the same as for `simulate_schedule`, except that ``sizes`` come from
     `spread_sizes`.

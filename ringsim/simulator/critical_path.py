@@ -133,7 +133,7 @@ def find_critical_path(times: Times) -> CriticalPath:
 
 
 def _walk_messages(hops: list[Hop], times: Times, here: int) -> int:
-    """Adds a computation's message, and the messages that it queued behind.
+    """Adds a computation's message and the messages that it was queued behind.
 
     Returns the computation that the first of these messages waited for.
     """

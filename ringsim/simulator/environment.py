@@ -92,7 +92,7 @@ class RankEnvironment(MutableMapping[str, str]):
 
 
 class RankSignals:
-    """Replaces signal functions, so that simulated ranks set handlers, get signals, and die.
+    """Replaces signal functions, so that simulated ranks set handlers, receive signals, and die.
 
     Python sets handlers only in the main thread, and the process must outlive a rank that dies. A
     handler is therefore only stored, and is called if the rank sends the signal to itself.

@@ -40,7 +40,7 @@ class SimulatedGroup(PythonGroup):
         return f"SimulatedGroup({self._name!r}, ranks={list(self.team.ranks)})"
 
     def rank(self) -> int:
-        """Returns the calling rank's place in the group, or -1 outside it."""
+        """Returns the calling rank's position in the group, or -1 if the rank is not a member."""
         return self.team.rank()
 
     @property
@@ -53,11 +53,11 @@ class SimulatedGroup(PythonGroup):
         self.team.limit = timeout
 
     def new_group(self, ranks: Sequence[int], **options: Any) -> Any:
-        """Creates a group of some ranks. ``dist.new_group`` calls this method on all of them."""
+        """Creates a process group from the given ranks; each of them calls this method."""
         return self._make_group(ranks, **options)
 
     def begin_message(self, sends: bool, place: int | None, tensors: Any, tag: int) -> Work:
-        """Starts a message of the calling rank."""
+        """Starts one of the calling rank's messages."""
         return self._me.begin_message(sends, self.team, place, tensors, tag)
 
     def begin_collective(

@@ -344,7 +344,7 @@ class SharedLinks:
         return self._whole(src, dst, self._topology.route(src, dst, self._world_size))
 
     def _whole(self, src: int, dst: int, hops: Sequence[Hop]) -> Link:
-        """Returns the total cost of some hops, including the pair's degradation."""
+        """Returns the total cost of the given hops, including the pair's degradation."""
         link = Link(
             sum(hop.link.alpha_s for hop in hops),
             max((hop.link.beta_s_per_byte for hop in hops), default=0.0),
@@ -394,7 +394,7 @@ class SharedLinks:
             self._begin_when_ready(route.flows[0])
 
     def _change(self, edges: tuple[Edge, ...]) -> None:
-        """Schedules new paces for the moment when everything due now has happened.
+        """Schedules new paces for when everything that is due now has happened.
 
         Many flows may begin or end at the same time.
         """

@@ -208,7 +208,7 @@ class Rendezvous:
         channel.waiting.append(message)
 
     def _find_other_side(self, channel: Channel, sends: bool) -> deque[SimulatedMessage]:
-        """Returns the queue whose first message matches a new message.
+        """Returns the queue whose first message matches the new message.
 
         Recvs from any source may match several queues. The oldest message is then chosen.
         """
@@ -229,7 +229,7 @@ class Rendezvous:
         return min(queues, key=lambda queue: queue[0].number, default=channel.waiting)
 
     def _meet(self, send: SimulatedMessage, recv: SimulatedMessage, last: SimulatedMessage) -> None:
-        """Moves a message's data, and starts to carry the message.
+        """Moves a message's data and starts to carry the message.
 
         ``last`` is the side that has just been posted. If the data cannot be moved, the post of
         ``last`` raises an error, and the wait of the other side raises the same error.
@@ -313,7 +313,7 @@ class Buffered(Rendezvous):
 
 @dataclass
 class _Entry:
-    """Messages of one rank on one group that are carried out together."""
+    """One rank's messages on one group that are issued as a batch."""
 
     messages: list[SimulatedMessage]
     num_arrived: int = 0

@@ -131,7 +131,7 @@ class Source:
         return found
 
     def find_busy(self, prices: Prices) -> Ints:
-        """Returns the time for which each rank computes, shape (ranks,)."""
+        """Returns the time that each rank spends computing, shape (ranks,)."""
         if self.wave is not None:
             busy: Ints = self.schedule.num_microbatches * (prices.duration[0] + prices.duration[1])
             return busy
@@ -162,7 +162,8 @@ class Setting:
 class ScheduleRun:
     """The times of a simulated step, starting at 0, in the unit of the costs.
 
-    If a link was given, the unit is seconds. Expensive results are computed on first use, and kept.
+    If a link was given, the unit is seconds. Expensive results are computed on first use and then
+    kept.
 
     Attributes:
         name: the name of the schedule.
@@ -170,7 +171,7 @@ class ScheduleRun:
         num_stages: the number of stages over all ranks.
         num_microbatches: the number of microbatches.
         makespan: the length of the step, up to the end of the last computation.
-        busy: the time for which each rank computes, shape (ranks,).
+        busy: the time that each rank spends computing, shape (ranks,).
         closed_form: the makespan by formula, or None if no formula is known for this schedule with
             these costs.
         setting: the settings of the simulation.
@@ -294,7 +295,8 @@ class ScheduleRun:
         """
         if not is_number(by) or not 0 < by < 1:
             raise ArgumentError(
-                f"by must be above 0 and below 1, got {say(by)}. Use 0.1 for 10 % faster parts."
+                f"by must be above 0 and below 1, got {say(by)}. Use 0.1 for parts that are 10 % "
+                "faster."
             )
         check_integer("most", most, 1, "Pass the number of parts to try.")
         setting = self.setting
@@ -323,7 +325,7 @@ class ScheduleRun:
             ranks: the ranks whose events to include, or None for all ranks. A message is included
                 if both of its ranks are included.
             between: the start and the end of the time to include, in the unit of the costs, or None
-                for the whole step. Events that overlap this time are included whole.
+                for the whole step. Events that overlap this time are included in full.
 
         Returns:
             The trace. Its metadata describes the simulation and the selected part.
@@ -352,7 +354,7 @@ class ScheduleRun:
         return make_trace(self._times, setting.sizes, metadata, chosen, between)
 
     def plot(self, *, ax: Axes | None = None, **look: Unpack[Style]) -> Axes:
-        """Draws the step and its critical path on ``ax`` or on a new figure. Returns the axes."""
+        """Draws the step and its critical path on ``ax`` or a new figure, and returns the axes."""
         from ringsim.plot.schedule_run import plot_schedule_run
 
         return plot_schedule_run(self, ax=ax, **look)
@@ -384,7 +386,7 @@ class WhatIfs:
     Attributes:
         name: the name of the schedule.
         makespan: the length of the step, float64, shape (K,).
-        busy: the time for which each rank computes, shape (K, ranks).
+        busy: the time that each rank spends computing, shape (K, ranks).
 
     Example:
         >>> from ringsim.schedules.costs import Costs
@@ -463,24 +465,24 @@ def simulate_schedule(
 ) -> ScheduleRun | WhatIfs:
     """Simulates a pipeline's training step on a virtual clock, without starting ranks.
 
-    Every rank performs its actions in order, and waits for the messages that it needs, like the
+    Every rank performs its actions in order and waits for the messages that it needs, like the
     ranks in ``train_step_pipeline``. A message starts when its payload is computed, its link is
     free and, with ``rendezvous``, its receive is posted. The message occupies the link for
-    ``size_bytes * beta_s_per_byte``, and arrives ``alpha_s`` later.
+    ``size_bytes * beta_s_per_byte`` and arrives ``alpha_s`` later.
 
     Args:
         schedule: a name, as for ``make_schedule``, or any schedule. GPipe and 1F1B are timed from
             their phases, without a list of actions, so you can use thousands of ranks and
             microbatches.
-        costs: the costs of the computations, or None for 1 each for forward, input and weight. Pass
-            a list of K costs to time all of them in one call.
+        costs: the costs of the computations, or None for a cost of 1 per forward, input and weight.
+            Pass a list of K costs to time all of them in one call.
         num_ranks: the number of ranks, if ``schedule`` is a name.
         num_microbatches: the number of microbatches, if ``schedule`` is a name.
         num_chunks: the number of stages per rank, if ``schedule`` is a name, as for
             ``make_schedule``.
         link: the cost of a message, as one link for all messages, or a dict with one link per (from
-            rank, to rank). With K costs, you can also pass a list of K of these. Links use seconds,
-            so the unit of all costs is then the second. With None, a message takes
+            rank, to rank). With K costs, you can also pass a list of K such links or dicts. Links
+            use seconds, so the unit of all costs is then the second. With None, a message takes
             ``costs.latency``, and links are never busy.
         size_bytes: the size of an activation and of its gradient, if a link is given: one size for
             all boundaries between stages, or one per boundary.
@@ -491,7 +493,7 @@ def simulate_schedule(
             lowered schedule, which contains its receives.
 
     Returns:
-        The times and, on demand, the critical path and more. For K costs, the K makespans. The
+        The times and, on demand, the critical path and more; with K costs, the K makespans. The
         times are exact if any cost is a Fraction.
 
     Raises:

@@ -93,7 +93,7 @@ class Outcome:
 def simulate_here(
     process: Process, packed: bytes, settings: Settings, cells: Mapping[str, str]
 ) -> Outcome:
-    """Runs a worker on simulated ranks in this process, which runs nothing else afterwards.
+    """Runs a worker on simulated ranks in this process, which must run nothing else afterwards.
 
     Args:
         process: this process.
@@ -504,7 +504,7 @@ class _Simulation:
         if self._clock.measures:
             notes.append(
                 "computations took the time measured on the simulating machine, so a second run "
-                "gives different times"
+                "will produce different times"
             )
         drawn = self._isolation.list_shared_draws()
         if drawn:
@@ -515,7 +515,7 @@ class _Simulation:
         return notes
 
     def _ends(self) -> list[dict[str, Any]]:
-        """Returns the ends of ranks, for ``explain``.
+        """Returns the ranks' ends, in the form that ``explain`` reads.
 
         Ranks that the simulation ended are left out, unless the wait held up an exception.
         """
@@ -533,7 +533,7 @@ class _Simulation:
 
 
 def _judge_order(world: Snapshot, places: Mapping[int, str]) -> Finding:
-    """Returns the finding for ranks that are stuck although both sides of operations are posted.
+    """Returns the finding for stuck ranks whose operations are posted on both sides.
 
     Args:
         world: the ranks, and the operations that they wait for.

@@ -65,7 +65,7 @@ def _frame_of(thread: int) -> FrameType | None:
 
 
 def _is_stuck(rank: Rank) -> bool:
-    """Returns whether a rank's thread sleeps in a place where the rank cannot give way."""
+    """Returns whether a rank's thread is sleeping in a place where the rank cannot give way."""
     frame = _frame_of(rank.thread)
     if frame is None:
         return False
@@ -89,7 +89,7 @@ def _has_threads(clock: Clock) -> bool:
 
 
 def _channel_of(thread: int) -> str:
-    """Returns the kernel function in which a thread sleeps, or "" if the system hides it."""
+    """Returns the kernel function in which a thread is sleeping, or "" if the system hides it."""
     try:
         return Path(f"/proc/self/task/{thread}/wchan").read_text()
     except OSError:

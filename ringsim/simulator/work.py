@@ -58,7 +58,7 @@ class Team(Members):
         return f'Team("{self.group_name}", {name_ranks(self.ranks)})'
 
     def rank(self) -> int:
-        """Returns the calling rank's place in the group, or -1 outside it."""
+        """Returns the calling rank's position in the group, or -1 if the rank is not a member."""
         return self.places.get(self.clock.current.number, -1)
 
     def check(self, what: str, tensor: Any) -> torch.Tensor:
@@ -266,7 +266,7 @@ class SimulatedWork(Work):
         """
 
     def complete(self, time_s: float) -> None:
-        """Sets the time at which the operation is done. If its rank waits, wakes the rank then."""
+        """Sets the time at which the operation is done, and wakes a waiting rank then."""
         self.done_s = time_s
         if self.future is not None:
             self.rank.clock.at(time_s, self._bring_future)
