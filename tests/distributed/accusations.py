@@ -1,7 +1,4 @@
-"""Findings about faults, without those about slow ranks.
-
-A busy machine makes ranks slow, so tests of correct programs ignore such findings.
-"""
+"""Findings about faults, without those about slow ranks."""
 
 from __future__ import annotations
 

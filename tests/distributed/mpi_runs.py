@@ -29,13 +29,7 @@ def require_mpi() -> str:
     """Returns mpirun; skips the tests if it or mpi4py is missing."""
     mpirun = find_mpirun()
     if mpirun is None or importlib.util.find_spec("mpi4py") is None:
-        missing = " and ".join(
-            [
-                *(["mpirun"] if mpirun is None else []),
-                *(["mpi4py"] if importlib.util.find_spec("mpi4py") is None else []),
-            ]
-        )
-        pytest.skip(f"{missing} must be installed: pip install 'ringsim[mpi]'")
+        pytest.skip("mpirun and mpi4py must be installed: pip install 'ringsim[mpi]'")
     return mpirun
 
 
@@ -45,15 +39,8 @@ def run_mpi(ranks: int, *arguments: str, limit_s: float = 60) -> subprocess.Comp
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, **ON_THIS_MACHINE, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     try:
-        return subprocess.run(
-            command,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=limit_s,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
+        pipes = {"capture_output": True, "stdin": subprocess.DEVNULL, "text": True}
+        return subprocess.run(command, env=environment, timeout=limit_s, check=False, **pipes)
     except subprocess.TimeoutExpired as error:  # mpirun was killed, and so were its ranks
         shown = [
             part.decode() if isinstance(part, bytes) else part or ""

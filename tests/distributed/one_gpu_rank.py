@@ -25,14 +25,12 @@ import ringsim
 from ringsim.pipeline import (
     SmallTransformer,
     average_gradients,
-    generate,
     new_replica_group,
     train_step_pipeline,
 )
 from ringsim.schedules import SCHEDULE_NAMES
 
 VOCABULARY = 16
-PROMPTS = [[1, 2, 3], [4, 5, 6, 7]]
 TIMEOUT_S = 15
 
 
@@ -94,13 +92,6 @@ def replicas() -> Any:
     return [model.weight.grad.unique().tolist(), model.bias.grad.tolist()]
 
 
-def generation() -> Any:
-    """Continues two prompts in a ring of stages, synchronously and asynchronously."""
-    ring = ringsim.current_ring()
-    model, _, _ = make_step(ring.device)
-    return [generate(model, PROMPTS, 6, async_comm=way) for way in (False, True)]
-
-
 def make_step(device: torch.device) -> tuple[nn.Module, list[torch.Tensor], list[torch.Tensor]]:
     """Returns a small transformer and eight microbatches, the same on every rank."""
     torch.manual_seed(0)
@@ -135,8 +126,7 @@ def hang() -> Any:
 
 
 JOBS: dict[str, Callable[[], Any]] = {
-    job.__name__: job
-    for job in (receive_first, batch, pipeline, replicas, generation, data_parallel, hang)
+    job.__name__: job for job in (receive_first, batch, pipeline, replicas, data_parallel, hang)
 }
 
 

@@ -66,16 +66,8 @@ class RankServer:
 
         Processes that still run at the limit are killed.
         """
-        self._channel.send(
-            (
-                sys.path,
-                function.__module__,
-                function.__name__,
-                arguments,
-                limit_s,
-                environment or {},
-            )
-        )
+        called = function.__module__, function.__name__, arguments
+        self._channel.send((sys.path, *called, limit_s, environment or {}))
         ended: list[Ended] = self._channel.recv()
         return ended
 

@@ -1,7 +1,4 @@
-"""Runs on a hostile machine.
-
-Each ends in a single error of ringsim, with the recorded events, or does not fail at all.
-"""
+"""Runs on a hostile machine."""
 
 from __future__ import annotations
 
@@ -75,7 +72,7 @@ def test_the_directory_of_a_run_vanishes(tmp_path: Path) -> None:
             shutil.rmtree(directory)
         (tmp_path / "over").touch()
 
-    attacked(tmp_path / "over", attack, RingError, "the directory of the run disappeared")
+    attacked(tmp_path / "over", attack, RingError, "the run's directory disappeared")
 
 
 def test_the_disk_has_no_room_for_what_a_worker_returns() -> None:
@@ -111,13 +108,10 @@ def call():
 """
 
 
-@pytest.mark.parametrize(
-    "way",
-    [
-        "-W error ../program.py alone <&- >/dev/full 2>&-",
-        "-m ringsim trace ../program.py >/dev/full",
-    ],
-)
+ALONE = "-W error ../program.py alone <&- >/dev/full 2>&-"
+
+
+@pytest.mark.parametrize("way", [ALONE, "-m ringsim trace ../program.py >/dev/full"])
 def test_closed_streams_a_full_disk_behind_one_strict_warnings_and_neighbours_called_random_and_torch(  # noqa: E501
     way: str, tmp_path: Path
 ) -> None:

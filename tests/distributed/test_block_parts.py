@@ -1,7 +1,4 @@
-"""Cases of a recorded block that programs do not show by themselves.
-
-They are late or reordered ends, and clocks of other machines, here of one process.
-"""
+"""Cases of a recorded block that programs do not show by themselves."""
 
 from __future__ import annotations
 
@@ -16,7 +13,6 @@ from test_recording import join
 
 import ringsim
 from ringsim.launch import block, clocks, merging
-from ringsim.launch.ends import gather_ends
 from ringsim.traces.clocks import find_clocks
 
 
@@ -45,14 +41,6 @@ def test_rank_0_waits_for_a_rank_that_is_about_to_leave(server: RankServer, tmp_
     assert [end["rank"] for end in trace.metadata["ends"]] == [0, 1]
 
 
-def test_who_was_at_work_when_another_failed_is_not_called_dead() -> None:
-    """A launcher ends a rank because another one failed, before the file is written."""
-    dead = [{"rank": rank, "state": "killed", "about": "is dead", "error": ""} for rank in (1, 2)]
-    asleep = {"rank": 2, "state": "running", "about": "asleep", "error": ""}
-    ends = gather_ends({0: {"raised": True, "lost": True, "end": None}}, [*dead, asleep], 0)
-    assert [(end["rank"], end["state"]) for end in ends] == [(1, "killed"), (2, "running")]
-
-
 class Part:
     """The records of a recorder."""
 
@@ -70,10 +58,7 @@ class Part:
 def test_clocks_ask_rank_0_or_each_other_and_nobody_is_left_waiting(
     order: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only one clock may ask rank 0, and each may ask one other; rank 3 has rank 0's clock.
-
-    The clocks leave in two orders; the true offset is 0.
-    """
+    """Only one clock may ask rank 0, and each may ask one other; rank 3 has rank 0's clock."""
     monkeypatch.setattr(clocks, "MOST_ASKERS", 1)
     monkeypatch.setattr(clocks, "FAN_OUT", 1)
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

@@ -8,12 +8,10 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-import modest_backend
 import pytest
 import torch
 import torch.distributed as torch_dist
@@ -46,12 +44,10 @@ def row_keys(table: Any) -> list[tuple[Any, ...]]:
 def swap(tensor: torch.Tensor, group: Any = None) -> Any:
     """Runs the user's own collective, and returns a handle."""
     other = 1 - dist.get_rank()
-    handles = [
-        dist.isend(tensor.clone(), other, group=group),
-        dist.irecv(tensor, other, group=group),
-    ]
-    handles[0].wait()
-    return handles[1]
+    sent = dist.isend(tensor.clone(), other, group=group)
+    received = dist.irecv(tensor, other, group=group)
+    sent.wait()
+    return received
 
 
 def train() -> list[Any]:
@@ -93,11 +89,8 @@ def test_the_rows_of_simulated_ranks_are_those_of_a_real_run() -> None:
     assert virtual.results == real.results
     first, second, third = real.results[0]
     assert {(row[0], row[4]) for row in first} >= {("all_reduce", 3), ("gradients", 1), ("swap", 1)}
-    assert {row[0] for row in second} - {row[0] for row in first} == {
-        "barrier",
-        "by name",
-        "broadcast",
-    }
+    new = {row[0] for row in second} - {row[0] for row in first}
+    assert new == {"barrier", "by name", "broadcast"}
     assert [(row[0], row[4]) for row in third] == [("barrier", 1)]
     for trace in (real, virtual):
         assert [text.count("Communication of 2 ranks") for text in trace.output] == [3, 0]
@@ -134,26 +127,14 @@ def reduce_and_pass() -> tuple[list[str], tuple[float, float, int]]:
 def test_times_are_the_formulas_and_a_verbose_log_writes_lines() -> None:
     results = ringsim.simulate(reduce_and_pass, world_size=2, link=LINK).results
     took_us = 2 * (1000 + 1000)  # two steps of 1 ms and 1,000 bytes
-    assert [found for _, found in results] == [
-        (took_us, pytest.approx(2000 / took_us * 1e-3), 5)
-    ] * 2
+    expected = took_us, pytest.approx(2000 / took_us * 1e-3), 5
+    assert [found for _, found in results] == [expected] * 2
     lines = [line for told, _ in results for line in told]
-    assert (
-        sum(
-            line.startswith(
-                "gradients in reduce_and_pass: all_reduce, world, 1.95 KiB, 4 ms, algbw "
-            )
-            for line in lines
-        )
-        == 2
-    )
+    reduced = "gradients in reduce_and_pass: all_reduce, world, 1.95 KiB, 4 ms, algbw "
+    assert sum(line.startswith(reduced) for line in lines) == 2
     # A log that waited for the send would never run its receiver.
-    assert (
-        sum(
-            line.startswith("isend in reduce_and_pass: isend, world, 4 B, posted") for line in lines
-        )
-        == 1
-    )
+    posted = "isend in reduce_and_pass: isend, world, 4 B, posted"
+    assert sum(line.startswith(posted) for line in lines) == 1
     assert len(lines) == 4
 
 
@@ -231,18 +212,6 @@ def toggling(directory: str, rank: int) -> Any:
     return [stopped, counts(before), counts(after), firsts, float(tensor.sum())]
 
 
-def on_another_backend(directory: str, rank: int) -> Any:
-    modest_backend.register()
-    group = dist.new_group(backend="modest")
-    dist.configure(enabled=True)
-    with warnings.catch_warnings(action="ignore"):
-        dist.all_reduce(torch.ones(8), group=group, log_name="built")
-    dist.barrier(log_name="meeting")
-    tables = [dist.log_summary() for _ in range(2)]
-    dist.configure(enabled=False)
-    return [counts(table) for table in tables]
-
-
 def around_a_recording(directory: str, rank: int) -> Any:
     dist.configure(enabled=True)
     dist.barrier()
@@ -250,9 +219,7 @@ def around_a_recording(directory: str, rank: int) -> Any:
         dist.all_reduce(torch.ones(2))
     dist.barrier()
     table = dist.log_summary()
-    return counts(table), [
-        str(op) for op in recording.trace.to_pandas()["op"]
-    ] if rank == 0 else None
+    return counts(table), recording.trace.to_pandas()["op"].tolist() if rank == 0 else None
 
 
 def one_stays_away(directory: str, rank: int) -> Any:
@@ -282,20 +249,9 @@ def everywhere(directory: str, rank: int) -> Any:
     return data, table.to_pandas()[["name", "group_size", "count", "first_count"]].values.tolist()
 
 
-def forking(directory: str, rank: int) -> Any:
-    dist.configure(enabled=True)
-    child = os.fork()
-    if not child:
-        dist.configure(enabled=False)
-        os._exit(0)
-    os.waitpid(child, 0)
-    dist.barrier()
-    return dist.get_comm_operation_count()
-
-
 PARTS: dict[int, tuple[Callable[[str, int], Any], ...]] = {
-    2: (toggling, on_another_backend, around_a_recording, one_stays_away),
-    3: (everywhere, forking),
+    2: (toggling, around_a_recording, one_stays_away),
+    3: (everywhere,),
 }
 
 
@@ -303,9 +259,8 @@ def do_all(directory: str, rank: int, size: int) -> dict[str, Any]:
     tempfile.tempdir = directory
     torch.set_num_threads(1)
     store = torch_dist.FileStore(f"{directory}/store", size)
-    torch_dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=30)
-    )
+    limit = timedelta(seconds=30)
+    torch_dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
     found = {}
     for part in PARTS[size]:
         found[part.__name__] = part(directory, rank)
@@ -318,18 +273,15 @@ def do_all(directory: str, rank: int, size: int) -> dict[str, Any]:
 EXPECTED = {
     # DeepSpeed 0.19.8 fails with unbound names if the log is switched while an operation runs.
     "toggling": [[True, {"all_reduce": 1, "later": 1}, {"barrier": 1}, [2, 0, 0], 32.0]] * 2,
-    # The gathering itself is not logged.
-    "on_another_backend": [[{"built": 2, "meeting": 1}] * 2] * 2,
     # One recorder serves both.
     "around_a_recording": [
         ({"all_reduce": 1, "barrier": 2}, ops) for ops in (["all_reduce", "all_reduce"], None)
     ],
     # DeepSpeed 0.19.8 begins its summary with a barrier on the group whose operations it reports.
     "one_stays_away": [
-        ({"barrier": 1}, (0,), ("ranks [1] did not call log_summary within 1 s of rank 0",)),
+        ({"barrier": 1}, (0,), ("rank 1 did not call log_summary within 1 s of rank 0",)),
         None,
     ],
-    "forking": [1] * 3,
 }
 
 

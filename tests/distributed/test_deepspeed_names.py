@@ -50,34 +50,11 @@ def place(port: str, rank: int, size: int) -> None:
     ("name", "arguments"),  # as in DeepSpeed 0.19.8; all of them are in the golden names
     [
         (
-            "all_reduce",
-            (
-                "tensor, op=ReduceOp.SUM, group=None, async_op=False, prof=False, "
-                "log_name='all_reduce', debug=None"
-            ),
-        ),
-        (
             "inference_all_reduce",
-            (
-                "tensor, op=ReduceOp.SUM, group=None, async_op=False, prof=False, "
-                "log_name='all_reduce', debug=None"
-            ),
+            "tensor, op=ReduceOp.SUM, group=None, async_op=False, prof=False, "
+            "log_name='all_reduce', debug=None",
         ),
         ("allgather_fn", "output_tensor, input_tensor, group=None, async_op=False, debug=None"),
-        (
-            "reduce_scatter_fn",
-            (
-                "output_tensor, tensor, op=ReduceOp.SUM, group=None, async_op=False, "
-                "prof=False, debug=None"
-            ),
-        ),
-        (
-            "scatter",
-            (
-                "tensor, scatter_list=None, src=0, group=None, async_op=False, prof=False, "
-                "log_name='scatter', debug=None"
-            ),
-        ),
         ("has_reduce_scatter_tensor", ""),
     ],
 )
@@ -163,21 +140,11 @@ def test_a_program_for_deepspeed_runs_with_the_import_changed(server: RankServer
         assert found["gradients"] == {4: 1}
         assert {"all_gather_into_tensor", "broadcast", "barrier", "isend", "irecv"} <= set(found)
         entry = stats["summary"]["all_reduce"][4]
-        assert set(entry) == {
-            *(
-                "count",
-                "total_latency_ms",
-                "avg_latency_ms",
-                "tput_avg_gbps",
-                "busbw_avg_gbps",
-                "msg_size_bytes",
-                "msg_size_str",
-            ),
-        }
+        measured = "total_latency_ms avg_latency_ms tput_avg_gbps busbw_avg_gbps".split()
+        assert set(entry) == {"count", "msg_size_bytes", "msg_size_str", *measured}
         late = stats["straggler_analysis"]["all_reduce"][4]
-        assert late["avg_comm_lat_ms"] + late["avg_straggler_ms"] == pytest.approx(
-            entry["avg_latency_ms"]
-        )
+        whole_ms = late["avg_comm_lat_ms"] + late["avg_straggler_ms"]
+        assert whole_ms == pytest.approx(entry["avg_latency_ms"])
         assert stats["metadata"]["world_size"] == 2
 
 
@@ -218,32 +185,14 @@ def faults(port: str, rank: int, size: int) -> Any:
     has = dist.has_all_gather_into_tensor(), dist.has_reduce_scatter_tensor()
     dist.destroy_process_group()
     sums = [each.sum().item() for each in (*coalesced, *tensors)]
-    return (
-        sorted(stats["summary"]),
-        sums,
-        [each.tolist() for each in (gathered, share, *outputs)],
-        has,
-    )  # type: ignore[index]
+    built = [each.tolist() for each in (gathered, share, *outputs)]
+    return sorted(stats["summary"]), sums, built, has  # type: ignore[index]
 
 
 def test_what_fails_in_deepspeed_works(server: RankServer) -> None:
     logged = ["all_gather_object", "all_reduce", "all_to_all", "broadcast_object_list"]
     built = [[1.0, 1.0, 2.0, 2.0], [2.0, 2.0], [1.0, 1.0]]
     assert run(server, faults) == [(logged, [4.0, 6.0, 4.0, 6.0], built, (True, True))] * 2
-
-
-def test_barrier_passes_the_devices_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    # DeepSpeed dropped device_ids.
-    seen: list[Any] = []
-    torch_dist.init_process_group("gloo", store=torch_dist.HashStore(), rank=0, world_size=1)
-
-    def take(_: Any, opts: Any) -> None:
-        seen.append(opts.device_ids)
-
-    monkeypatch.setattr(torch_dist.ProcessGroup, "barrier", take)
-    dist.barrier(None, False, [3])
-    torch_dist.destroy_process_group()
-    assert seen == [[3]]
 
 
 def test_a_reduction_of_deepspeed_is_torchs_of_that_name() -> None:
@@ -257,20 +206,15 @@ def test_a_reduction_of_deepspeed_is_torchs_of_that_name() -> None:
 # -- the environment
 
 OPEN_MPI = {
-    "OMPI_COMM_WORLD_RANK": "3",
-    "OMPI_COMM_WORLD_SIZE": "4",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    f"OMPI_COMM_WORLD_{name}": value
+    for name, value in zip(("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"), "3412", strict=True)
 }
 
 
 def test_azure_needs_no_interface_to_be_set(five_unset: pytest.MonkeyPatch) -> None:
     # DeepSpeed 0.19.8 reads NCCL_SOCKET_IFNAME unguarded when verbose.
-    for name, value in {
-        **OPEN_MPI,
-        "AZUREML_EXPERIMENT_ID": "x",
-        "AZ_BATCH_MASTER_NODE": "10.0.0.4:6000",
-    }.items():
+    azure = {"AZUREML_EXPERIMENT_ID": "x", "AZ_BATCH_MASTER_NODE": "10.0.0.4:6000"}
+    for name, value in {**OPEN_MPI, **azure}.items():
         five_unset.setenv(name, value)
     assert dist.in_aml()
     assert not dist.in_dlts()
@@ -302,18 +246,13 @@ def test_sagemaker_sets_all_that_it_says(
     [
         (
             dist.patch_aml_env_for_torch_nccl_backend,
-            "OMPI_COMM_WORLD_RANK must both be set in the environment, got none of them",
-        ),
-        (
-            dist.patch_aws_sm_env_for_torch_nccl_backend,
-            "OMPI_COMM_WORLD_RANK must both be set in the environment, got none of them",
+            r"reads \w+ and OMPI_COMM_WORLD_RANK, but the first is not set",
         ),
         # DeepSpeed 0.19.8 ends in `No module named 'mpi4py'`.
-        (dist.mpi_discovery, "must come from a launcher or from arguments(.|\n)*torchrun"),
-        (dist.init_distributed, "must come from a launcher or from arguments(.|\n)*torchrun"),
+        (dist.init_distributed, "no launcher started this process(.|\n)*torchrun"),
         (
             lambda: dist.init_distributed(dist_init_required=False),
-            "must exist if dist_init_required is False",
+            "dist_init_required is False, but no default process group exists",
         ),
         (
             lambda: dist.init_distributed("gloo", timeout=30),
@@ -333,9 +272,8 @@ def test_init_distributed_takes_a_url_a_configuration_and_a_second_call(
 ) -> None:
     config = {"comms_logger": {"enabled": True, "prof_all": False, "prof_ops": ["barrier"]}}
     url = f"file://{tmp_path}/store"
-    dist.init_distributed(
-        "gloo", init_method=url, rank=0, world_size=1, config=config, timeout=timedelta(seconds=20)
-    )
+    place = {"init_method": url, "rank": 0, "world_size": 1}
+    dist.init_distributed("gloo", config=config, timeout=timedelta(seconds=20), **place)
     dist.init_distributed("gloo")
     dist.barrier()
     dist.all_reduce(torch.ones(1))

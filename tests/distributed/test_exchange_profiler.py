@@ -22,12 +22,9 @@ def worker(directory: str) -> None:
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
         with record_function("compute"):
             some = some + 1
-        for work in dist.batch_isend_irecv(
-            [
-                dist.P2POp(dist.isend, some, (rank + 1) % size, tag=3),
-                dist.P2POp(dist.irecv, parts[0], (rank - 1) % size, tag=3),
-            ]
-        ):
+        send = dist.P2POp(dist.isend, some, (rank + 1) % size, tag=3)
+        receive = dist.P2POp(dist.irecv, parts[0], (rank - 1) % size, tag=3)
+        for work in dist.batch_isend_irecv([send, receive]):
             work.wait()
         if rank == 0:
             dist.send(some.double(), 1, tag=5)
@@ -44,23 +41,16 @@ def worker(directory: str) -> None:
         dist.barrier()
         dist.monitored_barrier()
         dist.all_reduce(some.to(torch.int64))
-    profiler.export_chrome_trace(
-        f"{directory}/rank-{rank}.json.gz" if rank else f"{directory}/rank-0.json"
-    )
+    profiler.export_chrome_trace(f"{directory}/rank-{rank}.json{'.gz' if rank else ''}")
 
 
 def told(trace: Trace, spelled: dict[str, str]) -> list[list[Any]]:
-    """Returns, by rank and in posting order, the facts that both record of each operation.
-
-    Only the root's profiler knows the size of a scatter.
-    """
+    """Returns, by rank and in posting order, the facts that both record of each operation."""
     frame = trace.to_pandas().query("kind not in ('span', 'mark')")
     frame = frame.assign(op=frame["op"].replace(spelled), size_bytes=frame["size_bytes"].fillna(0))
     frame.loc[(frame["op"] == "scatter") & (frame["rank"] != 1), "size_bytes"] = 0
-    frame = frame.assign(
-        tag=frame["tag"].where(frame["kind"] != "collective").fillna(-1),
-        peer=frame["peer"].fillna(-1),
-    )
+    tag = frame["tag"].where(frame["kind"] != "collective").fillna(-1)
+    frame = frame.assign(tag=tag, peer=frame["peer"].fillna(-1))
     return frame[["rank", "op", "peer", "tag", "size_bytes", "group", "status"]].to_numpy().tolist()
 
 
@@ -81,6 +71,4 @@ def test_the_profiler_saw_what_was_recorded(tmp_path: Path) -> None:
     barriers = imported.to_pandas().query("op == 'monitored_barrier'")
     assert (barriers["done_ns"] > barriers["post_ns"]).all()
     read_in_full(imported, draw=True)
-    assert read_profiler([tmp_path / "rank-2.json.gz"]).world_size == 3, (
-        "the file of one rank must be enough"
-    )
+    assert read_profiler([tmp_path / "rank-2.json.gz"]).world_size == 3, "one file is enough"

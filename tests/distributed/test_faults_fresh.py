@@ -1,8 +1,4 @@
-"""The rows of tests/distributed/faults.md in new ranks, one run each, as users start them.
-
-The other tests of the table share the cost of a first use: torch's modules are loaded early, or the
-ranks are simulated.
-"""
+"""The rows of tests/distributed/faults.md in new ranks, one run each, as users start them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Dumps of torch's flight recorder.
-
-They are read unchanged, and other files are refused.
-"""
+"""Dumps of torch's flight recorder. They are read unchanged, and other files are refused."""
 
 from __future__ import annotations
 
@@ -26,10 +23,7 @@ def dump_json() -> bytes:
 
 
 def worker(directory: str) -> None:
-    """Ranks 0 and 1 of three have begun an all_reduce that rank 2 has not.
-
-    Each dumps torch's record.
-    """
+    """Ranks 0 and 1 of three have begun an all_reduce that rank 2 has not."""
     rank, tensor = dist.get_rank(), torch.ones(3, 4)
     pair = dist.new_group([0, 1], group_desc="pair")
     dist.all_reduce(tensor)
@@ -105,10 +99,7 @@ def write(directory: Path, *entries: list[dict[str, Any]]) -> Path:
 
 
 def test_what_one_rank_has_forgotten_is_left_out_on_all(tmp_path: Path) -> None:
-    """The k-th collective of one rank matches the k-th of the others.
-
-    The ring buffers may begin at different places.
-    """
+    """The k-th collective of one rank matches the k-th of the others."""
     trace = read_flight_recorder(
         write(tmp_path, [entry(k) for k in range(1, 6)], [entry(k) for k in range(3, 6)])
     )
@@ -133,14 +124,9 @@ class Call:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (pickle.dumps(Call()), "more than containers, strings and numbers"),
         (
             pickle.dumps({"version": "2.10", "entries": [Call()]}),
             "more than containers, strings and numbers",
-        ),
-        (
-            b"\x80\x05\x96" + (2**62).to_bytes(8, "little"),
-            "expected 4611686018427387904 bytes in a bytearray8|more than containers",
         ),
         # which took 16 GiB
         (
@@ -148,7 +134,6 @@ class Call:
             "more than containers, .*LONG_BINPUT",
         ),
         (b"", "exhausted before seeing STOP"),
-        (b"\x80\x02}q\x00.", "version 2"),
         (pickle.dumps({"version": "2.10", "entries": [{}]}), "record_id"),
         (
             pickle.dumps({"version": "2.10", "entries": [entry(1, time_created_ns=2**70)]}),

@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -17,14 +16,8 @@ from ringsim.launch import gathering
 from ringsim.launch.block import Store, never, place_of
 from ringsim.launch.gathering import Gathering, Offer
 
-FAR = {
-    "host": "node2",
-    "clock": "far",
-    "directory": "/there",
-    "id": "there",
-    "pid": 7,
-    "start_ns": 1,
-}
+FAR = {"host": "node2", "clock": "far", "directory": "/there", "id": "there"}
+FAR |= {"pid": 7, "start_ns": 1}
 FILES = ["rank-1.events", "rank-1.names"]
 
 
@@ -53,18 +46,6 @@ def test_a_rank_that_fails_before_rank_0_is_there_leaves_its_part_in_the_store(
     fetching = Gathering(keys, here, 2)
     fetching.fetch([1], never)
     assert (fetching.missing, sorted(path.name for path in here.iterdir())) == ([], FILES)
-
-
-def test_a_rank_leaves_though_rank_0_has_removed_the_directory_that_they_share(
-    tmp_path: Path,
-) -> None:
-    (shared := tmp_path / "shared").mkdir()
-    keys = Store(dist.HashStore(), "run")
-    offer(keys, 0, shared)
-    leaving = offer(keys, 1, shared)
-    shared.rmdir()
-    leaving.make()
-    finish_sending()
 
 
 ENDED = """
@@ -119,27 +100,6 @@ def test_a_process_that_ends_long_before_rank_0_leaves_the_block_still_gives_its
     assert not there.exists()
 
 
-def test_hosts_are_asked_one_after_the_other_and_told_when_it_is_soon_their_turn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gathering, "AHEAD", 1)
-    monkeypatch.setattr(gathering, "CHUNK_BYTES", 1 << 10)
-    store, directories = dist.HashStore(), [tmp_path / str(rank) for rank in range(5)]
-    for rank, directory in enumerate(directories):
-        write_part(directory, rank, 10_000)
-    offers = [offer(Store(store, "run", 1000), rank, directories[rank]) for rank in range(5)]
-    for each in offers[1:]:
-        each.make()
-    fetching = Gathering(Store(store, "run"), directories[0], 5)
-    fetching.fetch(range(1, 5), lambda: True)
-    fetching.acknowledge(whole=True, keep=True)
-    finish_sending()
-    assert fetching.missing == []
-    for rank in range(5):
-        assert (directories[0] / f"rank-{rank}.events").read_bytes() == bytes([rank]) * 10_000
-    assert [path.exists() for path in directories] == [True] + [False] * 4
-
-
 GOOD = [["rank-1.events", 3], ["rank-1.names", 0]]
 
 
@@ -182,20 +142,3 @@ def test_what_arrives_is_not_trusted(
     gathered.acknowledge(whole=True, keep=True)
     # it did not wait for a request, so it does not wait for a receipt
     assert store.check(["receipt/1"]) is False
-
-
-def test_one_rank_of_a_host_says_how_to_join_the_parts_that_nobody_took(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class Gone:
-        def check(self, keys: list[str]) -> bool:
-            raise RuntimeError(f"the store went with rank 0: {keys}")
-
-    gone: Any = Store(Gone(), "run")
-    for rank in (2, 3):
-        (tmp_path / f"rank-{rank}.names").touch()
-        path = Path("run.ringtrace")
-        Offer(gone, rank, tmp_path, place_of(tmp_path), path, failed=False).give()
-    said = capsys.readouterr().err
-    told = re.findall(r"\[rank (\d)\].*They are in (.*)\. Join .*ringsim merge run.ringtrace", said)
-    assert told == [("2", str(tmp_path))]

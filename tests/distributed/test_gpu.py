@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from one_gpu_rank import PROMPTS, make_step
+from one_gpu_rank import make_step
 from rank_server import free_port
 from torch import nn
 
 import ringsim
 from ringsim.errors import ArgumentError
 from ringsim.exchange import read_flight_recorder
-from ringsim.pipeline import cross_entropy, generate
+from ringsim.pipeline import cross_entropy
 from ringsim.schedules import SCHEDULE_NAMES
 
 GPUS = torch.cuda.device_count() if dist.is_nccl_available() else 0
@@ -52,44 +52,13 @@ def test_every_rank_has_a_gpu_of_its_own() -> None:
     trace = ringsim.trace(pass_once, world_size=GPUS, comm_device="gpu")
     assert trace.results == [float((rank - 1) % GPUS) for rank in range(GPUS)]
     assert trace.metadata["backend"] == "nccl"
-    said = [
-        sentence
-        for sentence in trace.metadata["not_recorded"]
-        if "with the times of CUDA events" in sentence
-    ]
-    assert len(said) == GPUS
+    said = "".join(trace.metadata["not_recorded"])
+    assert said.count("come from CUDA events") == GPUS
     assert len(trace.messages) == (GPUS if GPUS > 1 else 0)
 
 
-def receive_first() -> float:
-    """Posts a receive before the send, on every rank.
-
-    On connected pairs, no call waits for a neighbour.
-    """
-    ring = ringsim.current_ring()
-    arriving = torch.empty(4, device=ring.device)
-    recv = dist.irecv(arriving, ring.pred, group=ring.pred_group)
-    send = dist.isend(
-        torch.full((4,), float(ring.rank), device=ring.device), ring.succ, group=ring.succ_group
-    )
-    for work in (recv, send):
-        assert work is not None
-        work.wait()
-    torch.cuda.synchronize()
-    return float(arriving[0])
-
-
-@pytest.mark.skipif(GPUS < 2, reason="needs two GPUs")
-def test_a_ring_may_receive_first() -> None:
-    trace = ringsim.trace(receive_first, world_size=GPUS, comm_device="gpu", limit_s=60)
-    assert trace.results == [float((rank - 1) % GPUS) for rank in range(GPUS)]
-
-
 def reduce_after_work() -> None:
-    """Reduces after work that takes the GPU about a tenth of a second.
-
-    The program continues meanwhile.
-    """
+    """Reduces after work that takes the GPU about a tenth of a second."""
     tensor = torch.ones(1 << 20, device="cuda")
     dist.all_reduce(tensor)  # connects
     torch.cuda.synchronize()
@@ -127,7 +96,7 @@ def test_an_operation_is_done_when_the_gpu_is() -> None:
 
 def test_more_ranks_than_gpus_are_refused() -> None:
     with pytest.raises(
-        ArgumentError, match=rf"less than the number of GPUs of this machine, {GPUS}, got {GPUS}"
+        ArgumentError, match=rf"less than {GPUS}, the number of GPUs on this machine, got {GPUS}"
     ):
         ringsim.trace(pass_once, world_size=GPUS + 1, comm_device="gpu")
 
@@ -140,23 +109,13 @@ def run(job: str, directory: Path, ranks: int, **more: str) -> list[tuple[int, s
 
     Returns each rank's exit code and output.
     """
-    port = free_port()
+    common = {"LOCAL_RANK": "0", "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", **more}
+    common |= {"MASTER_PORT": str(free_port()), "NCCL_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     program = str(Path(__file__).with_name("one_gpu_rank.py"))
     processes = [
         subprocess.Popen(
             [sys.executable, program, job, str(directory)],
-            env={
-                **os.environ,
-                "RANK": str(rank),
-                "LOCAL_RANK": "0",
-                "WORLD_SIZE": str(ranks),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-                "NCCL_HOSTID": f"of rank {rank}",
-                "NCCL_SOCKET_IFNAME": "lo",
-                "OMP_NUM_THREADS": "1",
-                **more,
-            },
+            env={**os.environ, **common, "RANK": str(rank), "NCCL_HOSTID": f"of rank {rank}"},
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -190,7 +149,7 @@ def test_ranks_on_one_gpu_may_receive_first(ranks: int, tmp_path: Path) -> None:
     assert len(trace.messages) == ranks
     assert not trace.unmatched
     said = "".join(trace.metadata["not_recorded"])
-    assert said.count("2 operations with the times of CUDA events") == ranks, said
+    assert said.count("the times of 2 operations come from CUDA events") == ranks, said
 
 
 def test_batches_go_round_and_their_messages_are_paired(tmp_path: Path) -> None:
@@ -228,12 +187,6 @@ def test_replicas_have_the_mean_of_their_gradients(tmp_path: Path) -> None:
     assert results == [[[0.5], [4.0, 4.0]]] * 2
 
 
-def test_the_tokens_are_those_of_one_process(tmp_path: Path) -> None:
-    results, _ = results_of("generation", tmp_path)
-    model, _, _ = make_step(torch.device("cuda", 0))
-    assert results == [[generate(model, PROMPTS, 6)] * 2] * 2
-
-
 def test_the_reductions_of_ddp_are_seen(tmp_path: Path) -> None:
     results, trace = results_of("data_parallel", tmp_path)
     torch.manual_seed(0)
@@ -247,15 +200,9 @@ def test_the_reductions_of_ddp_are_seen(tmp_path: Path) -> None:
 
 
 def test_a_hang_ends_by_torchs_watchdog_and_its_dump_names_the_rank(tmp_path: Path) -> None:
-    dumps = str(tmp_path / "dump_")
-    ended = run(
-        "hang",
-        tmp_path,
-        2,
-        TORCH_NCCL_DUMP_ON_TIMEOUT="1",
-        TORCH_FR_BUFFER_SIZE="2000",
-        TORCH_FR_DUMP_TEMP_FILE=dumps,
-    )
+    options = {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1", "TORCH_FR_BUFFER_SIZE": "2000"}
+    options["TORCH_FR_DUMP_TEMP_FILE"] = str(tmp_path / "dump_")
+    ended = run("hang", tmp_path, 2, **options)
     assert ended[0][0] != 0, ended[0][1]
     said = str(read_flight_recorder(sorted(tmp_path.glob("dump_*"))).explain())
     assert "all_reduce" in said, said

@@ -1,7 +1,4 @@
-"""torchrun on three hosts that share no directory, process numbers, name or clock.
-
-There is one trace per attempt.
-"""
+"""torchrun on three hosts that share no directory, process numbers, name or clock."""
 
 from __future__ import annotations
 
@@ -71,9 +68,7 @@ def on_hosts(machines: tuple[str, ...], tmp_path: Path, *options: list[str]) -> 
 
 def environment(**more: str) -> dict[str, str]:
     """Returns this process's environment without a launcher's variables."""
-    kept = {
-        name: value for name, value in os.environ.items() if not name.startswith(RANK_VARIABLES)
-    }
+    kept = {name: os.environ[name] for name in os.environ if not name.startswith(RANK_VARIABLES)}
     return {**kept, "OMP_NUM_THREADS": "1", **more}
 
 
@@ -121,10 +116,8 @@ def test_one_trace_an_attempt_without_a_shared_directory(
         slow = "dev cable root tbf rate 50mbit burst 64kb latency 1s"
         command("tc", "-n", machines[-1], "qdisc", "add", *slow.split())
     program.write_text(text)
-    ahead = [
-        [sys.executable, str(PROGRAMS / "shift_clock.py"), str(ahead_ns)]
-        for ahead_ns in AHEAD_NS[:size]
-    ]
+    shift = [sys.executable, str(PROGRAMS / "shift_clock.py")]
+    ahead = [[*shift, str(ahead_ns)] for ahead_ns in AHEAD_NS[:size]]
     hosts = on_hosts(machines, tmp_path, *(PROCESSES + options for options in ahead))
     variables = {} if store == "torchrun's" else {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     said = on_each(hosts, "trace", "-o", "run.ringtrace", str(program), **variables)
@@ -136,9 +129,8 @@ def test_one_trace_an_attempt_without_a_shared_directory(
     assert told["listening"][0], "ringsim must not listen on every network"
     assert told["ring"] == (True, f"crosses hosts {size} times")
     assert "wrote" in said[0]
-    first, second = (
-        ringsim.load(tmp_path / "node0" / name) for name in ("run.ringtrace", "run.1.ringtrace")
-    )
+    files = [tmp_path / "node0" / name for name in ("run.ringtrace", "run.1.ringtrace")]
+    first, second = map(ringsim.load, files)
     assert (first.hosts[0], first.hosts[-1], second.hosts) == (names[0], names[-1], names), (
         "the first trace must name at least the first and the last host"
     )
@@ -153,26 +145,22 @@ def test_one_trace_an_attempt_without_a_shared_directory(
         "only links of the host with a slow network must be found"
     )
     assert all(one.hint.startswith("Check the interface of host node2 first") for one in slow)
-    reference, *clocks = second.clocks
-    assert (reference.ranks, reference.how) == ((0,), "reference")
-    assert [(clock.ranks, clock.how) for clock in clocks] == [
-        ((rank,), "store") for rank in range(1, size)
+    hows = ["reference"] + ["store"] * (size - 1)
+    assert [(clock.ranks, clock.how) for clock in second.clocks] == [
+        ((rank,), how) for rank, how in enumerate(hows)
     ]
-    for clock in clocks:
+    for clock in second.clocks[1:]:
         assert clock.uncertainty_ns is not None
         assert abs(clock.offset_ns + AHEAD_NS[clock.ranks[0]]) <= clock.uncertainty_ns < 10**9
     assert second.makespan_s < 5, "the offset of a clock must not count"
     rows = [label.get_text() for label in second.plot_timeline().get_yticklabels()]
     assert [row.split()[0] for row in rows] == names, "there must be a group of rows per host"
     assert first.metadata["run_id"] != second.metadata["run_id"]
-    assert [end["rank"] for end in first.metadata["ends"] if "sys.exit(no)" in end["about"]] == [
-        size - 1
-    ]
+    exited = [end["rank"] for end in first.metadata["ends"] if "sys.exit(no)" in end["about"]]
+    assert exited == [size - 1]
     for name in names[1:]:
         left = {path.name for path in (tmp_path / name).iterdir()} - {"failed"}
-        assert left == {"run.ringtrace.parts"}, (
-            "only the parts of an attempt without a receipt must be left"
-        )
+        assert left == {"run.ringtrace.parts"}, "of an attempt without a receipt"
 
 
 RESTARTED = """
@@ -193,10 +181,7 @@ signal.pause()
 def test_a_restart_in_the_store_of_torchrun_may_fail_in_torch_and_the_error_says_why(
     tmp_path: Path,
 ) -> None:
-    """The agent keeps its store, with the data of the first ranks.
-
-    Gloo's error did not show this.
-    """
+    """The agent keeps its store, with the data of the first ranks."""
     program = tmp_path / "program.py"
     program.write_text(RESTARTED)
     options = "--standalone --nproc-per-node=2 --max-restarts=1 --monitor-interval=0.05 -m ringsim"
@@ -206,7 +191,4 @@ def test_a_restart_in_the_store_of_torchrun_may_fail_in_torch_and_the_error_says
     assert ended.returncode
     # without an address, it would not connect
     (note,) = re.findall(r"RuntimeError: Gloo connectFullMesh failed .*\n(.*)", ended.stderr)
-    assert (
-        "Set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on all machines, or call "
-        "ringsim.initialize_distributed()."
-    ) in note
+    assert "Set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on all machines" in note

@@ -95,10 +95,7 @@ def _sleeps(worker: Callable[..., Any], *args: Any) -> tuple[Any, list[float]]:
 
 
 def _check_delays(trace: ringsim.Trace, slow_src: int) -> None:
-    """Messages from one rank are held back by their receivers, others are not.
-
-    Each is held back for at least as long as its receiver slept.
-    """
+    """Messages from one rank are held back by their receivers, others are not."""
     size = trace.world_size
     for src in range(size):
         took_ns, (_, slept_s) = _transfers(trace, src), trace.results[(src + 1) % size]
@@ -111,10 +108,7 @@ def _check_delays(trace: ringsim.Trace, slow_src: int) -> None:
 
 
 def test_degraded_link_is_slow_one_way_and_carries_the_same() -> None:
-    """Checks the injected sleeps of each direction.
-
-    On a busy machine, one direction may be slower than the other without them.
-    """
+    """Checks the injected sleeps of each direction."""
     inject = [ringsim.Degrade(0, 1, 30)]
     trace = ringsim.trace(
         _sleeps, world_size=2, args=(_talk, 20, 1 << 18), inject=inject, check="full"
@@ -123,23 +117,6 @@ def test_degraded_link_is_slow_one_way_and_carries_the_same() -> None:
         [float(number) for number in range(20)]
     ] * 2
     _check_delays(trace, slow_src=0)
-
-
-def test_degraded_link_slows_batched_messages_too() -> None:
-    def worker() -> None:
-        import torch
-        import torch.distributed as dist
-
-        ring = ringsim.current_ring()
-        for _ in range(10):
-            out, inbox = torch.ones(1 << 18), torch.empty(1 << 18)
-            ops = [dist.P2POp(dist.isend, out, ring.succ), dist.P2POp(dist.irecv, inbox, ring.pred)]
-            for work in dist.batch_isend_irecv(ops):
-                work.wait()
-
-    inject = [ringsim.Degrade(1, 2, 30)]
-    trace = ringsim.trace(_sleeps, world_size=3, args=(worker,), inject=inject, check="off")
-    _check_delays(trace, slow_src=1)
 
 
 def test_failing_rank_raises_in_place_of_its_operation_on_both_clocks() -> None:
@@ -155,14 +132,3 @@ def test_failing_rank_raises_in_place_of_its_operation_on_both_clocks() -> None:
     for error in (real.value, virtual.value):
         assert error.rank == 1
         assert _operations(error.trace) == ["recv", "send", "recv", "send"][:at_op]
-
-
-def test_slow_ranks_and_links_mean_the_same_on_a_virtual_clock() -> None:
-    slow = [ringsim.Slow(1, 10)]
-    trace = ringsim.simulate(_compute_alike, world_size=3, link=LINK, inject=slow)
-    assert _computed_ns(trace).T.tolist() == [[2_000_000, 20_000_000, 2_000_000]] * 8
-    trace = ringsim.simulate(
-        _talk, world_size=2, args=(3, 1000), link=LINK, inject=[ringsim.Degrade(0, 1, 30)]
-    )
-    assert _transfers(trace, 0).tolist() == [30 * 104_000] * 3
-    assert _transfers(trace, 1).tolist() == [104_000] * 3

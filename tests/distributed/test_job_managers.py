@@ -1,7 +1,4 @@
-"""Tests of Slurm and MPI on two hosts without a common directory.
-
-The script stays unchanged, and produces one trace.
-"""
+"""Tests of Slurm and MPI on two hosts without a common directory."""
 
 from __future__ import annotations
 
@@ -90,15 +87,11 @@ def check(trace: ringsim.Trace) -> None:
 
 @pytest.mark.timeout(900)
 def test_a_batch_file_of_slurm(machines: tuple[str, ...], tmp_path: Path) -> None:
-    missing = [
-        name for name in ("slurmctld", "slurmd", "srun", "munged") if shutil.which(name) is None
-    ]
-    if missing:
-        pytest.skip(f"Slurm must be installed, with munge: {', '.join(missing)}")
+    if None in map(shutil.which, ("slurmctld", "slurmd", "srun", "munged")):
+        pytest.skip("Slurm must be installed, with munge")
     hosts = on_hosts(machines, tmp_path, PROCESSES, PROCESSES)
-    (tmp_path / "slurm.conf").write_text(
-        SLURM.format(private=tmp_path / "private", here=HERE, there=THERE)
-    )
+    slurm = SLURM.format(private=tmp_path / "private", here=HERE, there=THERE)
+    (tmp_path / "slurm.conf").write_text(slurm)
     (tmp_path / "cgroup.conf").write_text(
         "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\nConstrainCores=no\nConstrainRAMSpace=no\n"
     )
@@ -120,10 +113,7 @@ def test_a_batch_file_of_slurm(machines: tuple[str, ...], tmp_path: Path) -> Non
 
 @contextmanager
 def remote_shell(machines: tuple[str, ...], tmp_path: Path) -> Iterator[tuple[list[str], str]]:
-    """Yields the prefix that runs a command on the first host, and the path of a program.
-
-    The program runs on the given host.
-    """
+    """Yields the prefix that runs a command on the first host, and the path of a program."""
     nodes = start(on_hosts(machines, tmp_path, [], []), "echo $$; read end")
     try:
         enter = {
@@ -145,12 +135,8 @@ def remote_shell(machines: tuple[str, ...], tmp_path: Path) -> Iterator[tuple[li
 
 
 def run_words(words: list[str], *options: list[str]) -> list[subprocess.CompletedProcess[str]]:
-    return [
-        subprocess.run(
-            [*words, *more], env=environment(), capture_output=True, text=True, check=False
-        )
-        for more in options
-    ]
+    pipes = {"capture_output": True, "text": True, "check": False}
+    return [subprocess.run([*words, *more], env=environment(), **pipes) for more in options]
 
 
 TRACE = [sys.executable, "-m", "ringsim", "trace", "-o", "run.ringtrace", str(PROGRAM)]
@@ -176,21 +162,4 @@ def test_mpirun_with_a_remote_shell(
     assert not run.returncode, run.stdout + run.stderr
     for one in asked:
         check_doctor(one.stdout)
-    check(ringsim.load(tmp_path / "node0" / "run.ringtrace"))
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(900)
-def test_mpirun_of_open_mpi_with_a_remote_shell(machines: tuple[str, ...], tmp_path: Path) -> None:
-    mpirun = shutil.which("mpirun.openmpi")
-    if mpirun is None:
-        pytest.skip("Open MPI must be installed, as mpirun.openmpi")
-    with remote_shell(machines, tmp_path) as (enter, remote):
-        options = f"--allow-run-as-root --mca plm_rsh_agent {remote} --wdir {tmp_path / 'private'}"
-        options += " --mca oob_tcp_if_include cable --host node0:3,node1:1 -n 4"
-        options += f" -x MASTER_ADDR={HERE} -x GLOO_SOCKET_IFNAME=cable"
-        words = [*enter, mpirun, *options.split()]
-        run, asked = run_words(words, TRACE, DOCTOR)
-    assert not run.returncode, run.stdout + run.stderr
-    check_doctor(asked.stdout)
     check(ringsim.load(tmp_path / "node0" / "run.ringtrace"))

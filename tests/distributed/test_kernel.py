@@ -1,7 +1,4 @@
-"""Tests in a real Jupyter kernel.
-
-They cover functions from cells, pictures, errors, Interrupt, and processes and files left behind.
-"""
+"""Tests in a real Jupyter kernel."""
 
 from __future__ import annotations
 
@@ -23,11 +20,7 @@ Output = tuple[str, dict[str, Any]]  # kind and content, as in the notebook form
 
 
 class Reply:
-    """The outputs of a cell.
-
-    It has the printed text, the text of each error without colours, and the content of each rich
-    output.
-    """
+    """The outputs of a cell."""
 
     def __init__(self, outputs: Iterator[Output]) -> None:
         self.text, self.errors, self.shown, self.value = "", [], [], ""
@@ -71,10 +64,7 @@ class Kernel:
 
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
-    """Yields one kernel for all tests, which must not change its state.
-
-    No process or file remains after it is shut down.
-    """
+    """Yields one kernel for all tests, which must not change its state."""
     directory = tmp_path_factory.mktemp("kernel")
     manager = KernelManager(kernel_name="python3", transport="ipc", ip=str(directory / "channel"))
     manager.start_kernel(cwd=str(directory), env={**os.environ, "TMPDIR": str(directory)})
@@ -152,8 +142,8 @@ def test_a_script_runs_in_ipython(kernel: Kernel, tmp_path: Path, how: str) -> N
 def test_ring_magic_runs_the_cell_on_every_rank(kernel: Kernel) -> None:
     kernel.run("base = 100\nlarge = object()\nclass Box:\n    large = 3")
     reply = kernel.run(
-        "%%ring -n 3\nprint('rank', ring.rank, 'sends to', ring.succ)\nbox = Box()\nbase + "
-        "ring.rank + box.large"
+        "%%ring -n 3 -o mine\nprint('rank', ring.rank, 'sends to', ring.succ)\nbox = Box()\n"
+        "base + ring.rank + box.large"
     )
     assert sorted(reply.text.splitlines()) == [
         f"[rank {rank}] rank {rank} sends to {(rank + 1) % 3}" for rank in range(3)
@@ -161,18 +151,9 @@ def test_ring_magic_runs_the_cell_on_every_rank(kernel: Kernel) -> None:
     assert reply.errors == []
     (shown,) = reply.shown
     assert_picture(shown, "Trace of 3 ranks", "Trace of 3 ranks")
-    assert kernel.run("trace.results").value == "[103, 104, 105]"
-    assert (
-        kernel.run("'box' in globals(), trace.output[2]").value == r"(False, 'rank 2 sends to 0\n')"
-    )
-
-
-def test_ring_magic_keeps_the_trace_under_the_name_asked_for(kernel: Kernel) -> None:
-    assert kernel.run("%%ring -n 2 -o mine\nimport threading\nthreading.Lock()").errors == []
-    assert (
-        kernel.run("[result[:13] for result in mine.results]").value
-        == "['<unlocked _th', '<unlocked _th']"
-    )
+    assert kernel.run("mine.results").value == "[103, 104, 105]"
+    box = kernel.run("'box' in globals(), mine.output[2]").value
+    assert box == r"(False, 'rank 2 sends to 0\n')"
 
 
 # -- errors
@@ -209,11 +190,7 @@ LOCK = "import threading\nlock = threading.Lock()\nget_ipython().run_cell_magic(
         # lines are counted as in the notebook
         ("%%ring -n 2\nx = 1\nif ring.rank == 1:\n    x / 0", "line 4, in <module>\n      x / 0"),
         ("%%ring -n 2\nx = = 1", "    x = = 1\n        ^\nSyntaxError: invalid syntax"),
-        ("%%ring -n 0\n1", "ArgumentError: world_size must be an integer from 1 to 1024, got 0."),
-        (
-            "%%ring --limit 0\n1",
-            "ArgumentError: --limit must be a positive number of seconds, got 0.0.",
-        ),
+        ("%%ring --limit 0\n1", "ArgumentError: --limit must be a positive number of seconds"),
         (LOCK, "ArgumentError: the variable 'lock'"),
         (
             "%%ring -n 2 --limit 0.5\nimport time\ntime.sleep(30)",
@@ -227,16 +204,9 @@ def test_mistakes_in_a_ring_cell_are_told_in_short(kernel: Kernel, cell: str, wo
     assert "ringsim/" not in error
 
 
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("-m 2", "unrecognized arguments: -m 2"),
-        ("-o 1x", "-o must be the name of a variable, got '1x'"),
-    ],
-)
-def test_ring_magic_says_how_it_is_used(kernel: Kernel, line: str, words: str) -> None:
-    reply = kernel.run(f"%%ring {line}\n1")
-    assert words in reply.text
+def test_ring_magic_says_how_it_is_used(kernel: Kernel) -> None:
+    reply = kernel.run("%%ring -o 1x\n1")
+    assert "-o must be the name of a variable, got '1x'" in reply.text
     assert "Usage: %%ring [-n RANKS]" in reply.text
 
 
@@ -272,11 +242,7 @@ def test_interrupt_ends_a_blocked_cell(kernel: Kernel) -> None:
         name for name in descendants(kernel.pid).values() if name.startswith("ringsim-rank")
     ]
     frame = "sys.last_value.trace.to_pandas()"
-    assert (
-        kernel.run(f"sorted({frame}['rank']), set({frame}['status'])").value
-        == "([1, 2], {'in_flight'})"
-    )
-    assert (
-        kernel.run("ringsim.trace(lambda: ringsim.current_ring().rank, world_size=3).results").value
-        == "[0, 1, 2]"
-    )
+    waiting = kernel.run(f"sorted({frame}['rank']), set({frame}['status'])").value
+    assert waiting == "([1, 2], {'in_flight'})"
+    again = "ringsim.trace(lambda: ringsim.current_ring().rank, world_size=3).results"
+    assert kernel.run(again).value == "[0, 1, 2]"

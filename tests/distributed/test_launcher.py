@@ -1,13 +1,9 @@
-"""Tests of the fork server and parked ranks.
-
-The tests cover the calls that take them, their ends, and access from other processes.
-"""
+"""Tests of the fork server and parked ranks."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import socket
 import time
@@ -52,10 +48,7 @@ def park(park_s: float) -> tuple[ForkedRanks, list[int]]:
 
 @contextlib.contextmanager
 def going_on(there: Path) -> Iterator[tuple[Future[ringsim.Trace], list[int]]]:
-    """Keeps a run of another thread alive during a block.
-
-    Yields its future, and the processes of its ranks.
-    """
+    """Keeps a run of another thread alive during a block."""
 
     def worker() -> int:
         rank = ringsim.current_ring().rank
@@ -181,21 +174,6 @@ def test_ranks_do_without_a_fork_server_that_is_stopped_and_replaced(
             dying.result()
     assert other.result().results == [0, 1]
     assert gone(stopped._process.pid)
-
-
-def test_a_fork_server_obeys_to_the_last_word(tmp_path: Path) -> None:
-    server = call()
-    directory = tmp_path / "ringsim-of-a-run"
-    directory.mkdir()
-    # the answer is not read, so the server's next look at the socket is an error
-    server._put("answer", "")
-    assert select.select([server._control], [], [], 5.0)[0]
-    os.kill(server._process.pid, signal.SIGSTOP)
-    server.send({"do": "end", "set": "that has ended", "directory": str(directory)})
-    server._control.close()
-    os.kill(server._process.pid, signal.SIGCONT)
-    get_launcher().close()
-    assert not directory.exists()
 
 
 def test_a_forked_child_has_ranks_of_its_own() -> None:

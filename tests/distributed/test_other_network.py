@@ -31,11 +31,7 @@ def command(*words: str) -> str:
 def make_machines(
     label: str, count: int = 2, cables: Sequence[str] = ("cable",)
 ) -> Iterator[tuple[str, ...]]:
-    """Yields the names of network namespaces, each with a cable to a switch.
-
-    There may be several switches, each with its own network. The test is skipped if the namespaces
-    cannot be created.
-    """
+    """Yields the names of network namespaces, each with a cable to a switch."""
     names = [f"ringsim-{label}-{number}-{os.getpid()}" for number in range(count)]
     switch = f"ringsim-{label}-switch-{os.getpid()}"
     made = []
@@ -52,21 +48,8 @@ def make_machines(
             command("ip", "-n", switch, "link", "add", cable, "up", "type", "bridge")
             for number, name in enumerate(names):
                 plug = f"{cable}{number}"
-                command(
-                    "ip",
-                    "-n",
-                    name,
-                    "link",
-                    "add",
-                    cable,
-                    "type",
-                    "veth",
-                    "peer",
-                    "name",
-                    plug,
-                    "netns",
-                    switch,
-                )
+                ends = f"{cable} type veth peer name {plug} netns {switch}"
+                command("ip", "-n", name, "link", "add", *ends.split())
                 command("ip", "-n", switch, "link", "set", plug, "master", cable, "up")
                 address = ipaddress.ip_address(ADDRESSES[number]) + 8 * network
                 command("ip", "-n", name, "address", "add", f"{address}/29", "dev", cable)

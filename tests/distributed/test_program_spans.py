@@ -1,17 +1,11 @@
-"""Spans that a program already has.
-
-They are record_function blocks and the computations of torch's pipelines.
-"""
+"""Spans that a program already has."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
-from torch.distributed.pipelining.stage import _PipelineStageBase
 
 import ringsim
 from ringsim import Trace
@@ -65,23 +59,3 @@ def test_blocks_of_record_function_are_spans(trace: Trace) -> None:
         computing = spans[spans["label"].isin(["forward", "backward"])]
         assert len(computing) == 2 * 2 * 4
         assert computing["post_ns"].between(first.post_ns, second.done_ns).all()
-
-
-def test_torchs_own_functions_are_replaced_only_while_something_is_recorded(
-    tmp_path: Path,
-) -> None:
-    places = [
-        (torch.profiler.record_function, "__enter__"),
-        (_PipelineStageBase, "forward_one_chunk"),
-        (torch.cuda.nvtx, "range_push"),
-    ]
-
-    def ours() -> list[bool]:
-        return [vars(owner)[name].__module__.startswith("ringsim") for owner, name in places]
-
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    with ringsim.trace(tmp_path / "run.ringtrace"):
-        dist.barrier()  # imports are looked for at each new group
-        during = ours()
-    dist.destroy_process_group()
-    assert (during, ours()) == ([True] * 3, [False] * 3)

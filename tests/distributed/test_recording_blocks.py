@@ -23,10 +23,7 @@ def ops(trace: ringsim.Trace) -> list[str]:
 
 
 def blocks(directory: str, rank: int) -> list[Any]:
-    """Runs all blocks of one job.
-
-    Returns the operations in each, from rank 0, and the errors.
-    """
+    """Runs all blocks of one job. Returns the operations in each, from rank 0, and the errors."""
     path = join(directory, rank, 2)
     tensor = torch.zeros(2)
     with ringsim.trace(path) as outer:

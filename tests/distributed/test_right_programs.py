@@ -1,7 +1,4 @@
-"""Correct programs, as users write them, unchanged.
-
-Each is recorded completely, with its exact number of calls and without a finding.
-"""
+"""Correct programs, as users write them, unchanged."""
 
 from __future__ import annotations
 
@@ -39,9 +36,8 @@ def run_all(names: list[str]) -> None:
 
 @pytest.fixture(scope="module")
 def trace() -> Trace:
-    return ringsim.trace(
-        run_all, world_size=right_messages.SIZE, args=(list(PROGRAMS),), limit_s=100
-    )
+    size = right_messages.SIZE
+    return ringsim.trace(run_all, world_size=size, args=(list(PROGRAMS),), limit_s=100)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -50,11 +46,8 @@ def test_every_call_is_recorded(trace: Trace, name: str) -> None:
     calls = frame[frame["kind"].isin(CALLS)]
     found: Counter[str] = Counter()
     for span in frame[frame["label"] == name].itertuples():
-        found.update(
-            calls[
-                (calls["rank"] == span.rank) & calls["post_ns"].between(span.post_ns, span.done_ns)
-            ]["op"]
-        )
+        within = calls["post_ns"].between(span.post_ns, span.done_ns)
+        found.update(calls[(calls["rank"] == span.rank) & within]["op"])
     assert found == PROGRAMS[name][1]
 
 
@@ -66,20 +59,11 @@ def test_nobody_is_accused(trace: Trace) -> None:
 # The number of ranks and their calls. FSDP2 has four units, gathered for the forward pass and,
 # except for the outermost, again for the backward pass; the norm of sharded gradients is one
 # all_reduce. GPipe and 1F1B send one message in each direction per boundary and microbatch.
+OBJECTS = {"send_object_list": 4, "recv_object_list": 4}
 SCRIPTS = {
     "data_parallel": (2, {"all_gather": 2, "broadcast": 8, "all_reduce": 6}),
     "fully_sharded": (2, {"all_gather_single": 28, "reduce_scatter_single": 16, "all_reduce": 4}),
-    "pipelining": (
-        2,
-        {
-            "send": 2,
-            "recv": 2,
-            "send_object_list": 4,
-            "recv_object_list": 4,
-            "isend": 8,
-            "irecv": 8,
-        },
-    ),
+    "pipelining": (2, {"send": 2, "recv": 2, "isend": 8, "irecv": 8, **OBJECTS}),
     "one_forward_one_backward": (4, {"batch_isend": 36, "batch_irecv": 36, "all_reduce": 8}),
 }
 
@@ -87,10 +71,8 @@ SCRIPTS = {
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_runs_as_it_is(name: str, tmp_path: Path) -> None:
     file, (size, calls) = tmp_path / "run.ringtrace", SCRIPTS[name]
-    assert (
-        main(["trace", "-n", str(size), "-o", str(file), str(PLACE / "scripts" / f"{name}.py")])
-        == 0
-    )
+    script = str(PLACE / "scripts" / f"{name}.py")
+    assert main(["trace", "-n", str(size), "-o", str(file), script]) == 0
     trace = ringsim.load(file)
     frame = trace.to_pandas()
     assert Counter(frame[frame["kind"].isin(CALLS)]["op"]) == calls

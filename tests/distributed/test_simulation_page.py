@@ -1,7 +1,4 @@
-"""Tests that the programs in the explanations of the virtual clock run.
-
-Another test compares the keys in docs/reference/descriptions.md with those that ringsim reads.
-"""
+"""Tests that the programs in the explanations of the virtual clock run."""
 
 from __future__ import annotations
 

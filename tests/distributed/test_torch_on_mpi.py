@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import pickle
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -35,20 +33,15 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     **two_clocks.CLOSE,
 }
 del PROGRAMS["barriers"]  # torch's monitored_barrier only supports Gloo
-OF_TWO = (  # programs for any number of ranks; a sum of two has one order
-    *("ring_attention", "odd_even_sort", "top_k_by_gathered_pairs", "tokens_to_their_experts"),
-    *("zero_redundancy", "ddp_without_sync", "ddp_with_unused_layers", "checkpoints_under_ddp"),
-    *("fsdp_in_low_precision", "fsdp_and_the_whole_state", "a_transformer_layer_under_ddp"),
-)
 ONE_OF_EACH = ("data_parallel", "fully_sharded", "redistributed", "functional", "pipeline_of_1f1b")
-FIRST = tuple(  # a program's own communication, and one of each of torch's modules that communicate
-    name
-    for name, program in PROGRAMS.items()
-    if program.__module__ == "right_messages" or name in ONE_OF_EACH
+CHOSEN = (
+    tuple(  # a program's own communication, and one of each of torch's modules that communicate
+        name
+        for name, program in PROGRAMS.items()
+        if program.__module__ == "right_messages" or name in ONE_OF_EACH
+    )
 )
-MORE = tuple(name for name in PROGRAMS if name not in FIRST)
-# the number of ranks, and the programs that they run one after the other
-JOBS = {"first": (4, FIRST), "more": (4, MORE), "two": (2, OF_TWO)}
+SIZE = 4
 
 
 def run_all(names: tuple[str, ...]) -> dict[str, Any]:
@@ -59,53 +52,26 @@ def run_all(names: tuple[str, ...]) -> dict[str, Any]:
     return found
 
 
-@functools.cache
-def on_gloo(job: str) -> list[dict[str, Any]]:
-    size, names = JOBS[job]
-    return ringsim.trace(run_all, world_size=size, args=(names,), limit_s=250).results
-
-
-Ended = tuple["subprocess.CompletedProcess[str]", list[Path]]
+Results = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def on_mpi(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Ended]:
-    """Runs the programs of a job once; returns the completed process and the ranks' results."""
+def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Results, Results]:
+    """Returns the results of the programs on each rank, over MPI and on Gloo."""
     require_mpi()
-
-    @functools.cache
-    def run(job: str) -> Ended:
-        size, names = JOBS[job]
-        directory = tmp_path_factory.mktemp("programs")
-        (directory / "names.json").write_text(json.dumps(names))
-        ended = run_mpi(size, SCRIPT, str(directory), "run_programs", limit_s=250)
-        return ended, [directory / f"{rank}.pickle" for rank in range(size)]
-
-    return run
-
-
-def compare(job: str, name: str, on_mpi: Callable[[str], Ended]) -> None:
-    exact = job == "two" or name not in two_clocks.CLOSE
-    tolerance = {"atol": 0.0, "rtol": 0.0} if exact else {"atol": 1e-5, "rtol": 1e-4}
-    ended, files = on_mpi(job)
+    directory = tmp_path_factory.mktemp("programs")
+    (directory / "names.json").write_text(json.dumps(CHOSEN))
+    ended = run_mpi(SIZE, SCRIPT, str(directory), "run_programs", limit_s=250)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    for file, theirs in zip(files, on_gloo(job), strict=True):
-        mine = pickle.loads(file.read_bytes())
+    on_mpi = [pickle.loads((directory / f"{rank}.pickle").read_bytes()) for rank in range(SIZE)]
+    return on_mpi, ringsim.trace(run_all, world_size=SIZE, args=(CHOSEN,), limit_s=250).results
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_results_over_mpi_are_those_of_gloo(name: str, both: tuple[Results, Results]) -> None:
+    tolerance = {"atol": 1e-5, "rtol": 1e-4} if name in two_clocks.CLOSE else {"atol": 0, "rtol": 0}
+    for mine, theirs in zip(*both, strict=True):
         torch.testing.assert_close(mine[name], theirs[name], **tolerance)
-
-
-@pytest.mark.parametrize("name", FIRST)
-def test_results_over_mpi_are_those_of_gloo(name: str, on_mpi: Callable[[str], Ended]) -> None:
-    compare("first", name, on_mpi)
-
-
-@pytest.mark.parametrize(
-    ("job", "name"), [(job, name) for job in ("more", "two") for name in JOBS[job][1]]
-)
-def test_more_results_over_mpi_are_those_of_gloo(
-    job: str, name: str, on_mpi: Callable[[str], Ended]
-) -> None:
-    compare(job, name, on_mpi)
 
 
 # MPI does not compare the sizes of a collective: this one ends, with wrong numbers

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import sys
 import threading
@@ -70,7 +69,6 @@ def work(rounds: int, *, greeting: str) -> dict[str, Any]:
     everybody: list[Any] = [None] * size
     dist.all_gather_object(everybody, {"rank": rank})
     inputs = torch.arange(4.0 * size).reshape(size, 4)
-    mapped = Path("/proc/self/maps").read_text()
     return {
         "token": token,
         "everybody": everybody,
@@ -80,7 +78,6 @@ def work(rounds: int, *, greeting: str) -> dict[str, Any]:
             getattr(group, "timeout", None)
             for group in (dist.group.WORLD, ringsim.current_ring().pred_group)
         ],
-        "named memory": re.findall(r"/mpich_shm\w+$", mapped, re.MULTILINE),
     }
 
 
@@ -120,14 +117,7 @@ def test_gradients_of_ddp_are_those_of_one_process(traces: dict[str, Any]) -> No
     alone = gradients(torch.arange(4.0 * RANKS).reshape(RANKS, 4), parallel=False)
     for result in traces["mpi"].results:
         torch.testing.assert_close(result["gradients"], alone)
-
-
-def test_groups_have_the_limit_of_a_blocked_operation(traces: dict[str, Any]) -> None:
     assert traces["mpi"].results[0]["limits"] == [timedelta(seconds=77)] * 2
-
-
-def test_the_shared_memory_of_mpi_has_no_name_that_could_be_left(traces: dict[str, Any]) -> None:
-    assert [result["named memory"] for result in traces["mpi"].results] == [[]] * RANKS
 
 
 def test_a_worker_joins_the_ranks_itself_and_one_is_made_to_fail(mpi: None) -> None:
@@ -165,18 +155,6 @@ def test_a_rank_that_raises(mpi: None) -> None:
     assert f'{__file__}", line {line}, in look_up' in str(error)
     assert "stopped as a result: rank 0" in str(error)
     assert error.trace.to_pandas()["op"].tolist() == ["barrier"]
-
-
-def test_a_rank_that_is_killed(mpi: None) -> None:
-    """``mpirun`` also ends the other ranks."""
-
-    def be_killed() -> None:
-        if ringsim.current_ring().rank == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        dist.barrier()
-
-    error = fails(errors.RankFailed, "rank 1 of 2 failed: its process is gone", be_killed)
-    assert "stopped as a result: rank 0" in str(error)
 
 
 def test_a_deadlock_is_found_and_can_be_caught(mpi: None) -> None:
@@ -252,5 +230,5 @@ def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    words = r"requires mpirun and mpi4py, not found here\. Run pip install 'ringsim\[mpi\]'"
+    words = r"cannot find mpirun and mpi4py, .* Run pip install 'ringsim\[mpi\]'"
     fails(errors.RingError, words, print)

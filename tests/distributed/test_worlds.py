@@ -1,7 +1,4 @@
-"""Programs that create their own world.
-
-They do so in a rank that already has one, or in processes that they start.
-"""
+"""Programs that create their own world."""
 
 from __future__ import annotations
 
@@ -26,10 +23,7 @@ WRONG = {"world_size": 3, "rank": 7, "backend": "cpu:gloo,cuda:nccl"}
 
 
 def make_worlds(library: Any) -> list[Any]:
-    """Requests different worlds, then the existing one, twice.
-
-    After that one is gone, it requests another.
-    """
+    """Requests different worlds, then the existing one, twice."""
     said: list[Any] = []
     for wrong in [{name: value} for name, value in WRONG.items()] + [
         {"backend": "cpu:gloo", "timeout": timedelta(seconds=7)},
@@ -37,11 +31,8 @@ def make_worlds(library: Any) -> list[Any]:
     ]:
         try:
             library.init_process_group(**wrong)
-            said.append(
-                dist.distributed_c10d._get_default_group()
-                ._get_backend(torch.device("cpu"))
-                .options._timeout
-            )
+            world = dist.distributed_c10d._get_default_group()
+            said.append(world._get_backend(torch.device("cpu")).options._timeout)
         except ValueError as error:
             said.append(f"{type(error).__name__}: {error}")
     for last in (False, True):
@@ -59,13 +50,8 @@ def test_a_worker_joins_the_world_that_is_there(library: Any) -> None:
     trace = ringsim.trace(make_worlds, args=(library,), world_size=2)
     for rank, (*refused, timeout, again, first, second) in enumerate(trace.results):
         for (name, given), text in zip(WRONG.items(), refused, strict=True):
-            assert re.fullmatch(
-                (
-                    rf"ArgumentError: {name} must be .* got {given!r} \(rank {rank} of "
-                    r"2\)\..*ring=False.*"
-                ),
-                text,
-            )
+            told = rf"ArgumentError: {name} must be .* got {given!r} \(rank {rank} of 2\)\..*"
+            assert re.fullmatch(f"{told}ring=False.*", text)
         assert (timeout, first, second) == (timedelta(seconds=7), 2, 2)
         assert again == "ValueError: trying to initialize the default process group twice!"
     assert [text.count("joined") for text in trace.output] == [1, 0]
@@ -104,33 +90,6 @@ def test_messages_of_two_worlds_never_meet(tmp_path: Path) -> None:
         assert [finding.kind for finding in each.explain().findings] == ["leaked_request"]
 
 
-def meet_anywhere(directory: Path, *ports: int) -> list[float]:
-    """Meets the other rank in a file, in ringsim's directory, and at the program's ports."""
-    numbers = torch.ones(1)
-    places = {"rank": int(os.environ["RANK"]), "world_size": 2}
-    for url in (
-        f"file://{directory}/met",
-        f"tcp://127.0.0.1:{os.environ['MASTER_PORT']}",
-        f"tcp://127.0.0.1:{ports[0]}",
-        "env://",
-    ):
-        if url == "env://":
-            os.environ["MASTER_PORT"] = str(ports[1])
-        dist.init_process_group("gloo", init_method=url, **places)  # type: ignore[arg-type]
-        dist.all_reduce(numbers)
-        dist.destroy_process_group()
-    return numbers.tolist()
-
-
-def test_ranks_may_meet_at_a_port_of_the_programs_own(tmp_path: Path) -> None:
-    assert (
-        ringsim.trace(
-            meet_anywhere, args=(tmp_path, free_port(), free_port()), world_size=2, ring=False
-        ).results
-        == [[16.0]] * 2
-    )
-
-
 SCRIPT = """
 import os, sys
 import torch, torch.distributed as dist, torch.multiprocessing as mp
@@ -155,10 +114,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
-    """Follows the pattern of torch's tutorials.
-
-    A script starts its ranks, which meet at their own port.
-    """
+    """Follows the pattern of torch's tutorials."""
     path = tmp_path / "tutorial.py"
     path.write_text(SCRIPT)
     return path
@@ -167,24 +123,11 @@ def script(tmp_path: Path) -> Path:
 def test_a_script_that_starts_its_ranks_is_told_to_leave_n_out(
     script: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert (
-        main(
-            [
-                "trace",
-                "-n",
-                "2",
-                "-o",
-                str(script.parent / "run.ringtrace"),
-                str(script),
-                str(free_port()),
-                "fork",
-                "fork",
-            ]
-        )
-        == 2
-    )
+    file = str(script.parent / "run.ringtrace")
+    words = ["-n", "2", "-o", file, str(script), str(free_port()), "fork", "fork"]
+    assert main(["trace", *words]) == 2
     said = capsys.readouterr()
-    assert "ranks must be started by ringsim or by the program, not by both" in said.err
+    assert "both ringsim and the program start ranks" in said.err
     assert "all joined" not in said.out
 
 
