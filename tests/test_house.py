@@ -22,10 +22,7 @@ TEXT_SUFFIXES = {"", *".cfg .ini .ipynb .json .md .py .sh .svg .toml .txt .yaml 
 
 
 def tracked_files() -> list[Path]:
-    """Returns the files under version control, and new files that are not ignored.
-
-    In an unpacked archive, returns all files.
-    """
+    """Returns all files that are not ignored; in an unpacked archive, all files."""
     try:
         command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
         listed = subprocess.run(

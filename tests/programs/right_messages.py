@@ -1,7 +1,4 @@
-"""Correct programs with messages and collectives, as users write them.
-
-Each is listed with the total number of calls of each operation by its four ranks.
-"""
+"""Correct programs with messages and collectives, and the calls of their four ranks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Correct programs with torch's modules.
-
-They use DistributedDataParallel, FSDP2, DTensor, pipelines, optimizers and checkpoints.
-"""
+"""Correct programs with torch's modules."""
 
 from __future__ import annotations
 
