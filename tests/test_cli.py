@@ -165,7 +165,7 @@ def test_compare_says_where_two_runs_differ_and_shows_both(
 def test_several_runs_are_opened_in_one_page(two_runs: list[Path], tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     assert main(["open", "--no-browser", "-o", str(page), *map(str, two_runs)]) == 0
-    assert page.read_text().count("application/x-ringsim") == len(two_runs)
+    assert page.read_text().count('"application/x-ringsim">') == len(two_runs)
 
 
 def test_explain_tells_whether_the_script_ended_well(
