@@ -138,7 +138,7 @@ def messages(*pairs: tuple[Any, Any], **metadata: Any) -> Any:
 
 
 def differences(*pairs: tuple[Any, Any], **metadata: Any) -> list[str]:
-    """Returns what differs in each message that disagrees."""
+    """Returns the differing property of each mismatched message."""
     findings = messages(*pairs, **metadata).findings
     assert all((one.kind, one.ranks) == ("message_mismatch", (0, 1)) for one in findings)
     return [one.message.partition("\n")[0].rpartition("the ")[2] for one in findings]
