@@ -1,7 +1,4 @@
-"""Random message programs, for a ``Machine`` or for real ranks.
-
-The module also works out the right diagnosis of programs that get stuck.
-"""
+"""Random message programs, and the right diagnosis of those that get stuck."""
 
 from __future__ import annotations
 
@@ -38,15 +35,9 @@ def programs_of_messages(
     """Draws programs, about half of which finish.
 
     They consist of complete messages, some of them damaged. Ranks wait for their operations in any
-    order, never, or twice.
-
-    Args:
-        draw: the function that hypothesis passes.
-        groups: the groups for messages; the first contains all ranks.
-        collectives: whether to include collectives.
-        anybody: whether some messages are received from any source.
-        apart: whether messages received from any source have a separate tag.
-        at_once: whether programs end with one wait for all open operations.
+    order, never, or twice. The first group contains all ranks. ``anybody``: some messages are
+    received from any source, and ``apart``: those have a separate tag. ``at_once``: programs end
+    with one wait for all open operations.
     """
     posts: Programs = [[] for _ in groups[0].ranks]
     for _ in range(draw(st.integers(0, 8))):
@@ -113,27 +104,6 @@ def _with_waits(draw: st.DrawFn, posts: list[Instruction], at_once: bool) -> lis
         if at_once
         else program + [("wait", handle) for handle in draw(st.permutations(later))]
     )
-
-
-def joined(parts: Sequence[Programs], size: int) -> Programs:
-    """Concatenates message programs, each with its own tags."""
-    whole: Programs = [[] for _ in range(size)]
-    for number, part in enumerate(parts):
-        for program, mine in zip(whole, part, strict=True):
-            handles = sum(op in ("isend", "irecv") for op, *_ in program)
-            for op, *about in mine:
-                if op == "wait":
-                    program.append(("wait", about[0] + handles))
-                else:
-                    peer, tag, group = about
-                    program.append((op, peer, tag + 10 * number, group))
-    return whole
-
-
-def run_to_the_end(programs: Programs, groups: Sequence[Any]) -> Machine:
-    machine = Machine(programs, groups)
-    machine.run(lambda ranks: ranks[0])
-    return machine
 
 
 def awaited(machine: Machine) -> set[Awaits]:

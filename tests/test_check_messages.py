@@ -1,13 +1,9 @@
-"""The checks of the lessons on messages, on simulated ranks.
-
-Right answers pass, and each wrong answer fails for its own reason.
-"""
+"""The checks of the lessons on messages: right answers pass, wrong ones fail for their reason."""
 
 from __future__ import annotations
 
 import functools
 import html
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -127,11 +123,6 @@ def rounds_of_zeros(token: Tensor) -> float:
     return sum(verdicts.BOARD[rank] for rank in range(ring.world_size))
 
 
-def sends_first(token: Tensor) -> Tensor:
-    send(token)()
-    return receive(token)
-
-
 # -- no_deadlock: exchanges that end
 
 
@@ -229,24 +220,6 @@ def all_reduce(
 reduced = all_reduce()
 
 
-def reduced_by_turns(tensor: Tensor) -> Tensor:
-    """Reduces in place without isend: even ranks send first, one number per message."""
-    ring = current_ring()
-    n = ring.world_size
-    chunks = tensor.view(n, -1)
-    for step in range(2 * (n - 1)):
-        out, into = (ring.rank - step) % n, (ring.rank - step - 1) % n
-        for place in range(chunks.shape[1]):
-            received, sent = torch.empty(1), chunks[out, place : place + 1]
-            if is_even():
-                dist.send(sent, ring.succ, group=ring.succ_group)
-            dist.recv(received, ring.pred, group=ring.pred_group)
-            if not is_even():
-                dist.send(sent, ring.succ, group=ring.succ_group)
-            chunks[into, place] = received[0] + (chunks[into, place] if step < n - 1 else 0)
-    return tensor
-
-
 def meets_itself(tensor: Tensor) -> Tensor:
     if current_ring().world_size == 1:
         dist.barrier()
@@ -294,22 +267,6 @@ def into_another_tensor(output: Tensor | None, space: Tensor | None) -> None:
 # -- timed_op: a decorator that changes nothing
 
 
-def timed_by_hand(function: Answer) -> Answer:
-    """Times a function correctly, without functools.wraps and without ``with``."""
-
-    def timed(*args: Any, **kwargs: Any) -> Any:
-        span = ringsim.span(function.__name__)
-        span.__enter__()
-        try:
-            return function(*args, **kwargs)
-        finally:
-            span.__exit__(None, None, None)
-
-    timed.__name__, timed.__doc__ = function.__name__, function.__doc__
-    timed.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
-    return timed
-
-
 Call = Callable[[Answer, tuple[Any, ...], dict[str, Any]], Any]
 
 
@@ -349,13 +306,6 @@ def swallows_errors(*call: Any) -> Any:
         return None
 
 
-def raises_another_error(*call: Any) -> Any:
-    try:
-        return calls(*call)
-    except LookupError as error:
-        raise KeyError("failed") from error
-
-
 def copies(function: Answer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return function(*(each.clone() if torch.is_tensor(each) else each for each in args), **kwargs)
 
@@ -370,65 +320,41 @@ RIGHT: dict[Answer, list[Answer]] = {
     check.hello: [share, share_as_tensor],
     check.pair_groups: [pairs, lambda n: tuple([a, b] for a, b in pairs(n))],
     check.ring: [pass_round, pass_round_by_turns],
-    check.ring_all_reduce: [reduced, reduced_by_turns],
+    check.ring_all_reduce: [reduced],
     check.token_ring: [rank_0_receives_first, posted_first],
-    check.timed_op: [timed_op, timed_by_hand],
+    check.timed_op: [timed_op],
 }
-ZEROS = "With 2 ranks your answer is the same even if every message contains only zeros"
+ZEROS = "With 2 ranks, your answer is the same even if every message contains only zeros"
 COLLECTIVE = "Rank 0 of 3 called all_reduce, but only messages between neighbours are allowed."
 UNREADABLE = ", but returned a tensor whose numbers cannot be read."
-STUCK = "In a ring of 3, ranks 0, 1 and 2 wait for each other."
+STUCK = "In a ring of 3 ranks, ranks 0, 1 and 2 wait for each other."
 WORLD = 'on the group "world", but must use its '
 # answers, with words of the reason and of the hint
 WRONG: dict[Answer, list[tuple[Any, ...]]] = {
     check.hello: [
-        (lambda numbers: None, "Rank 0 of 3 must return the sum of its share, "),
         (lambda numbers: 7, "All 3 ranks returned 7, but each must return the sum of its own"),
         (sharing(lambda numbers, _: sum(numbers)), "Every rank added up all the numbers"),
-        (
-            sharing(lambda numbers, ring: sum(numbers[ring.rank :: 4])),
-            "Rank 0 of 3 took every 4th number, but must take every 3rd",
-        ),
+        (sharing(lambda numbers, ring: sum(numbers[ring.rank :: 4])), "Rank 0 of 3 took every 4th"),
         (share_of_the_next, "Rank 0 of 3 returned the share of rank 1."),
         (share_before_span, 'Rank 0 of 3 took no number inside its span named "share": the work'),
         (share_without_span, 'Rank 0 of 3 must record one span named "share", but recorded 0.'),
-        (sharing(lambda *args: sum(own(*args)) + 1), "Rank 0 of 3 must return the sum of its sha"),
         (lambda numbers: numbers[len(numbers)], "of 3 raised IndexError: list index out of range"),
         (3, "Your answer must be a function, got 3."),
     ],
     check.pair_groups: [
-        (
-            lambda n: [],
-            "A ring of 2 ranks has 2 pairs, (0, 1) and (1, 0), but your answer has none.",
-        ),
         (lambda n: None, "For 1 rank, your answer must be a list of pairs of ranks, got None."),
-        (
-            lambda n: [(r, (r + 1) % n) for r in range(n)],
-            "A ring of 1 rank has no pairs, but your answer has 1: (0, 0).",
-        ),
+        (lambda n: [(r, (r + 1) % n) for r in range(n)], "A ring of 1 rank has no pairs, but your"),
         (lambda n: pairs(n)[:-1], "The ring of 2 ranks is not closed: (1, 0) is missing."),
-        (
-            pairs_unless(lambda n: n > 2, lambda due: [(b, a) for a, b in due]),
-            "the wrong way around: (1, 0) instead of (0, 1).",
-        ),
-        (
-            lambda n: pairs(n) * 2,
-            "The ring of 2 ranks has 2 pairs, but your answer has 4: some pairs occur twice.",
-        ),
-        (pairs_unless(lambda n: n > 2, lambda due: due[::-1]), "must come in order"),
-        (
-            pairs_unless(lambda n: n > 4, lambda due: pairs(4)),
-            "has no pair (3, 0), because rank 3's",
-        ),
+        (pairs_unless(lambda n: n > 2, lambda due: [(b, a) for a, b in due]), "the wrong way"),
+        (lambda n: pairs(n) * 2, "The ring of 2 ranks has 2 pairs, but your answer has 4: some"),
+        (pairs_unless(lambda n: n > 2, lambda due: due[::-1]), "must be in order"),
+        (pairs_unless(lambda n: n > 4, lambda due: pairs(4)), "has no pair (3, 0), because rank"),
         (pairs_unless(lambda n: n > 4, lambda due: due[:3]), "missing, beginning with (3, 4)."),
     ],
     check.ring: [
-        (after(pass_round, lambda token: None), "Rank 0 of 3 must return the sum of all numbers, "),
         (lambda token: (token.clone(), pass_round(token))[0], ", which is only its own number."),
         (with_calls(more=1), "Rank 0 of 3 must send 2 tokens to its successor, but sent 3."),
         (with_calls(to="pred", source="succ"), "Rank 0 of 3 sent to rank 2, its predecessor"),
-        (with_calls(source="succ"), "Rank 0 of 3 received from rank 1, its successor"),
-        (with_calls(on="world", source_on="world"), f'{WORLD}successor group "ring:0>1".'),
         (with_calls(source_on="world"), f'{WORLD}predecessor group "ring:2>0".'),
         (lambda token: dist.all_reduce(token), COLLECTIVE),
         (
@@ -437,53 +363,32 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {
             "Keep the handle that isend returns, and call its wait()",
         ),
         (rounds_of_zeros, f"{ZEROS}, so your numbers do not travel in the messages."),
-        (sends_first, STUCK),
     ],
     check.no_deadlock: [
-        (
-            turns_round,
-            "Rank 0 of 3 must send 3 tensors to its successor, but sent none and 3 others.",
-        ),
-        (
-            after(by_isend, lambda mine: None),
-            "its predecessor's tensor, of shape (1,), but returned None",
-        ),
+        (turns_round, "Rank 0 of 3 must send 3 tensors to its successor, but sent none and 3"),
+        (after(by_isend, lambda mine: None), "its predecessor's tensor, of shape (1,), but"),
         (after(by_isend, lambda mine: mine), "of shape (1,), but returned its own."),
         (lambda mine: by_isend(mine)[:1], ", but returned a tensor of shape (1,)."),
         (exchange_of_zeros, ZEROS),
         (returns_before_it_is_there, ", but number 0 of the returned tensor differs."),
-        (lambda mine: dist.all_reduce(mine), COLLECTIVE),
-        (lambda mine: by_isend(mine).to_sparse(), UNREADABLE),
         (lambda mine: by_isend(mine).to("meta"), UNREADABLE),
     ],
     check.ring_all_reduce: [
         (lambda tensor: tensor, "Rank 0 of 3 must send 2 * 2/3 * 492 = 656 bytes, but sent none."),
-        (
-            all_reduce(lambda n: n - 1),
-            "must send 2 * 2/3 * 492 = 656 bytes, but sent 328 in 2 messages.",
-            "That is one of the two halves.",
-        ),
+        (all_reduce(lambda n: n - 1), "but sent 328 in 2 messages", "only half of the algorithm"),
         (
             all_reduce(lambda n: n - 1, whole=True),
             "must send 2 * 2/3 * 492 = 656 bytes, but sent 984 in 2 messages.",
             "Your whole tensor goes around the ring.",
         ),
-        (all_reduce(on="world"), f'{WORLD}successor group "ring:0>1".'),
         (all_reduce(always_add=True), "must return the sum of all tensors: number "),
-        (
-            after(reduced, lambda tensor: tensor),
-            "sum of all tensors: number 0, in chunk 0, must be ",
-        ),
-        (
-            after(reduced, lambda tensor: None),
-            "must return a tensor of shape (123,), but returned None.",
-        ),
+        (after(reduced, lambda tensor: tensor), "sum of all tensors: number 0, in chunk 0, must"),
         (meets_itself, "A single rank has no other rank to talk to, but called barrier."),
     ],
     check.token_ring: [
         (all_send_first, STUCK, "before they receive"),
-        (all_receive_first, "In a ring of 3, ranks 0, 2 and 1 wait for each", "before they send"),
-        (into_another_tensor, "Token 0 of batch 0 must be ", "Receive into space itself"),
+        (all_receive_first, "ranks 0, 2 and 1 wait for each other", "before they send"),
+        (into_another_tensor, "token 0 of batch 0 must be ", "Receive into space itself"),
         (exchange_tokens(waits=False), "rank 0 posted isend to 1 ("),
         (exchange_tokens(on="world"), WORLD, "Pass the group"),
         (
@@ -494,40 +399,16 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {
         (lambda *_: None, "Rank 0 of 3 must send 12 outputs, but sent none.", "Send output unless"),
     ],
     check.timed_op: [
-        (
-            lambda function: function,
-            "called share_gradients twice and must record one span with that name",
-        ),
-        (
-            lambda function: None,
-            "On rank 0 of 3 the decorator must return a function, but returned None.",
-        ),
-        (
-            lambda function: function(torch.ones(1)),
-            "the decorator called share_gradients, but must",
-        ),
+        (lambda function: function, "called share_gradients twice and must record one span with"),
+        (lambda function: function(torch.ones(1)), "the decorator called share_gradients, but"),
         (around(assigned=("__doc__",)), "keep its name, share_gradients, but is called timed."),
-        (
-            around(assigned=("__name__",)),
-            "share_gradients must keep its docstring, but its docstring is None.",
-        ),
-        (
-            unwrapped,
-            "(tensor, factor=2.0, *, group=None), but its signature is (*args, **kwargs).",
-        ),
+        (unwrapped, "(tensor, factor=2.0, *, group=None), but its signature is (*args, **kwargs)."),
         (around(waits), "returns a handle, but the decorator waited for it."),
-        (
-            around(after(calls, lambda *_: None)),
-            "must return the function's result, but returned None.",
-        ),
+        (around(after(calls, lambda *_: None)), "must return the function's result, but returned"),
         (around(swallows_errors), " must raise the function's error, but raised nothing."),
-        (around(raises_another_error), "the function's error, but raised KeyError: 'failed'."),
-        (around(copies), "share_gradients must get the arguments that it was called with"),
-        (around(after(calls, calls)), "must call the function once, but it was called 7 times."),
-        (
-            around(after(lambda *_: dist.barrier(), calls)),
-            "Rank 0 of 3 called barrier in the decorator, which must not communicate.",
-        ),
+        (around(copies), "share_gradients must get the arguments that the caller"),
+        (around(after(calls, calls)), "the originals 4 times, but called them 7 times"),
+        (around(after(lambda *_: dist.barrier(), calls)), "Rank 0 of 3 called barrier in the"),
         (around(name="all_reduce"), "with that name per call, but recorded 0 and one named all_r"),
     ],
 }
@@ -593,13 +474,8 @@ def test_a_failing_result_shows_text_and_then_the_picture(displayed: list[Any]) 
     ("answer", "reason"),
     [
         (exchange("send", "recv"), STUCK),
-        (exchange("recv", "send"), "In a ring of 3, ranks 0, 2 and 1 wait for each other."),
-        (
-            exchange("send", "recv", sends="isend", tag=1),
-            "receives with tag 1.",
-        ),
+        (exchange("send", "recv", sends="isend", tag=1), "receives with tag 1."),
         (exchange("send", "recv", sends="isend", group=None), "receives on group "),
-        (exchange("send", "recv", "recv", sends="isend"), "wait for each other"),
     ],
 )
 def test_no_deadlock_names_who_waits_for_whom(
@@ -622,11 +498,9 @@ WAYS = [
     (by_isend, "isend", ""),
     (by_batch, "batch", ""),
     (by_one_batch_on_the_world, "batch", ""),
-    (by_isend, None, ""),
-    (by_isend, "order", 'with isend and recv: this exercise asks for the way "order".'),
-    (by_order, "isend", "with recv and send: this exercise"),
-    (by_order, "batch", "with recv and send: this exercise"),
-    (by_batch, "isend", "with batch_irecv and batch_isend: this exercise"),
+    (by_isend, "order", 'uses isend and recv: this exercise asks for the way "order".'),
+    (by_order, "isend", "uses recv and send: this exercise"),
+    (by_batch, "isend", "uses batch_irecv and batch_isend: this exercise"),
 ]
 
 

@@ -75,31 +75,11 @@ def test_diagnose_takes_no_other_kind_ranks_or_event(name: str) -> None:
 
 WRONGLY_READ: list[tuple[str, Any, Any, str]] = [
     ("", (), None, "kind must be the name of a fault, got ''."),
-    (
-        "straggler",
-        (2, 3),
-        0,
-        "A straggler is found in runs that finished, but this one did not: some",
-    ),
-    (
-        "tag_mismatch",
-        (2, 3),
-        0,
-        "It is not a tag_mismatch: then a send and a recv of two ranks, both in",
-    ),
-    ("race", (2, 3), 0, "It is not a race: nothing of this kind was recorded."),
-    (
-        "deadlock",
-        (1, 2),
-        0,
-        "It is a deadlock, but you named the wrong ranks: 2 ranks. The fault concerns 1, 2.",
-    ),
-    (
-        "deadlock",
-        (3, 2),
-        0,
-        "The kind and the ranks are right, but event 0 does not show the fault.",
-    ),
+    ("straggler", (2, 3), 0, "The fault is not straggler, which occurs in runs that finish: "),
+    ("tag_mismatch", (2, 3), 0, "The fault is not tag_mismatch: if it were, a send and a recv"),
+    ("race", (2, 3), 0, "The fault is not race: nothing of this kind was recorded."),
+    ("deadlock", (1, 2), 0, "you named the wrong ranks: 1, 2. The fault concerns 2 ranks."),
+    ("deadlock", (3, 2), 0, "The kind and the ranks are right, but event 0 does not show"),
     ("deadlock", (2, 3), None, "event None does not show the fault."),
     ("deadlock", (2, 3), -1, "event -1 does not show the fault."),
 ]
@@ -117,7 +97,8 @@ def test_diagnose_says_what_is_wrong(kind: str, ranks: Any, event: Any, reason: 
 def test_diagnose_tells_runs_that_finished_from_those_that_did_not() -> None:
     assert (
         check.diagnose(load("patient_1"), "deadlock", (0, 1), 0).reason
-        == "A deadlock keeps a run from finishing, but this one finished: it was slow."
+        == "The fault is not deadlock, which keeps a run from finishing: this run was slow, but "
+        "finished."
     )
 
 
@@ -234,7 +215,7 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {
     check.slow_link: [
         (lambda *_: None, f"{NO_NAMES}None", "Return the names"),
         (lambda *_: ("host1", "host2"), f"{NO_NAMES}('host1', 'host2')", "Return the names"),
-        (by_total, NOT_THERE, "Divide the size of each message by its own time"),
+        (by_total, NOT_THERE, "Divide the size of each message by the message's own time"),
         (by_sums, NOT_THERE, "but not a median"),
         (with_waits, NOT_THERE, "without late_sender_ns"),
         (partial(by_median, least=0), NOT_THERE, "Compare messages of 64 KiB and more"),
@@ -264,9 +245,8 @@ def only_for_made_up_links(sizes: Any, times: Any) -> tuple[float, float]:
 
 @pytest.mark.usefixtures("on_the_clock")
 def test_a_line_is_judged_by_the_medians_of_real_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert verdict(check.alphabeta, only_for_made_up_links).reason == (
-        "Between two real ranks, a message of 8 B took a median of 10 µs, but your line gives 80 µs."
-    )
+    reason = verdict(check.alphabeta, only_for_made_up_links).reason
+    assert "message of 8 B took a median of 10 µs, but your line gives 80 µs." in reason
     simulated = examination.run
 
     def run(job: Any, kind: Any, options: Any) -> Trace:

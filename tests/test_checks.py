@@ -1,7 +1,4 @@
-"""The checks before torch is called, and the findings of the teaching mode.
-
-The tests use torch's fake backend, and check the line of each error.
-"""
+"""The checks before torch is called, and the teaching mode, on torch's fake backend."""
 
 from __future__ import annotations
 
@@ -31,10 +28,7 @@ def world() -> Iterator[None]:
 def run(
     program: Mistake, directory: Path, check: str
 ) -> tuple[RingError | None, list[str], list[str]]:
-    """Records a program.
-
-    Returns its error, the kinds of mistakes in the trace, and the failed operations.
-    """
+    """Returns a program's error, the kinds of mistakes in its trace, and the failed operations."""
     error = None
     with recorded(directory, check) as stop:
         try:
@@ -45,11 +39,8 @@ def run(
     frame = trace.to_pandas()
     kinds = [finding.kind for finding in trace.explain().findings]
     mistakes = ("invalid_argument", "buffer_hazard")
-    return error, [kind for kind in kinds if kind in mistakes], _failed(frame)
-
-
-def _failed(frame: Any) -> list[str]:
-    return [str(op) for op in frame[frame["status"] == "error"]["op"]]
+    failed = [str(op) for op in frame[frame["status"] == "error"]["op"]]
+    return error, [kind for kind in kinds if kind in mistakes], failed
 
 
 def check_mistake(
@@ -61,10 +52,7 @@ def check_mistake(
     error: type[RingError],
     wrong: Callable[..., Any] | None = None,
 ) -> list[str]:
-    """Checks that a program ends with this error at the line of ``wrong``.
-
-    Returns the failed operations.
-    """
+    """Checks a program's error and its line, that of ``wrong``; returns the failed operations."""
     raised, found, failed = run(mistake, directory, check)
     assert type(raised) is error
     assert words in str(raised)
@@ -81,10 +69,10 @@ def check_mistake(
 # Gloo 2.13 ignores gaps: it reduces, or sends, the first elements in memory and leaves the others
 # unchanged.
 GAPS, WHOLE = (lambda: torch.zeros(4, 4)[:, :2]), (lambda: torch.zeros(4, 2))
-GAPPY = "must have no gaps in memory, got one with shape (4, 2) and stride (4, 1)"
+GAPPY = "must have no gaps in memory, got a tensor with shape (4, 2) and stride (4, 1)"
 OUTSIDE = "was called on a group that does not include this rank"
 ITSELF = "must be another rank, got this rank"
-NO_DATA = "must hold data, got one on the meta device"
+NO_DATA = "must hold data, got a tensor on the meta device"
 
 
 def outside() -> Any:
@@ -93,34 +81,26 @@ def outside() -> Any:
 
 # The message, and the operation recorded as failed.
 REFUSED: dict[Mistake, tuple[str, list[str]]] = {
-    lambda: dist.isend(WHOLE(), 5): ("a rank of its group, from 0 to 2, got 5", ["isend"]),
-    lambda: dist.isend(WHOLE(), -1): ("a rank of its group, from 0 to 2, got -1", ["isend"]),
+    lambda: dist.isend(WHOLE(), 5): ("a rank of the group, from 0 to 2, got 5", ["isend"]),
+    lambda: dist.isend(WHOLE(), -1): ("a rank of the group, from 0 to 2, got -1", ["isend"]),
     lambda: dist.isend(torch.zeros(4, device="meta"), 1): (NO_DATA, ["isend"]),
     lambda: dist.all_reduce(torch.zeros(4, device="meta")): (NO_DATA, ["all_reduce"]),
     lambda: dist.all_reduce(GAPS()): (GAPPY, ["all_reduce"]),
-    lambda: dist.broadcast(GAPS(), 0): (GAPPY, ["broadcast"]),
-    lambda: dist.reduce(GAPS(), 0): (GAPPY, ["reduce"]),
-    lambda: dist.scatter(GAPS(), [WHOLE()] * 3): (GAPPY, ["scatter"]),
     lambda: dist.scatter(WHOLE(), [GAPS()] * 3): (GAPPY, ["scatter"]),
     lambda: dist.recv(WHOLE(), 1, group=outside()): (f"irecv {OUTSIDE}", []),
-    lambda: dist.irecv(WHOLE(), 1, group=outside()): (f"irecv {OUTSIDE}", []),
     lambda: dist.isend(WHOLE(), 1, group=outside()): (f"isend {OUTSIDE}", []),
     lambda: dist.send(WHOLE(), 0): (ITSELF, []),
 }
 # The same cases if torch itself rejects the operation with its own message.
 EXPLAINED: dict[Mistake, tuple[str, list[str]]] = {
     lambda: dist.isend(WHOLE(), 0): (ITSELF, ["isend"]),
-    lambda: dist.isend(WHOLE(), 1, tag=-1): (
-        "a tag must be an integer from 0 to 2,147,483,647, got -1",
-        ["isend"],
-    ),
-    lambda: dist.isend(WHOLE(), 1, tag=2**31): ("got 2147483648", ["isend"]),
+    lambda: dist.isend(WHOLE(), 1, tag=-1): ("from 0 to 2,147,483,647, got -1", ["isend"]),
     lambda: dist.isend(torch.zeros(2, 3).t(), 1): (
-        "contiguous, got one with shape (3, 2) and stride (1, 3)",
+        "contiguous, got a tensor with shape (3, 2) and stride (1, 3)",
         ["isend"],
     ),
     lambda: dist.isend(torch.zeros(2, 3).to_sparse(), 1): (
-        "dense, got one with layout sparse_coo",
+        "got a tensor with layout sparse_coo",
         ["isend"],
     ),
 }
@@ -136,51 +116,37 @@ def test_an_operation_that_cannot_be_right_raises(
     if mistake in EXPLAINED:
         monkeypatch.setattr(ProcessGroup, "send", refuse)
     words, failed = (REFUSED | EXPLAINED)[mistake]
-    assert (
-        check_mistake(mistake, tmp_path, "basic", "invalid_argument", words, ArgumentError)
-        == failed
-    )
+    found = check_mistake(mistake, tmp_path, "basic", "invalid_argument", words, ArgumentError)
+    assert found == failed
 
 
 def test_an_order_without_gaps_passes_and_a_collective_outside_its_group_warns(
     tmp_path: Path,
 ) -> None:
     """As in torch, because programs call it on all ranks."""
-    group = dist.new_group([1, 2])
+    group, right = dist.new_group([1, 2]), (None, [], [])
     with pytest.warns(UserWarning, match="does not belong to the given group") as caught:
-        assert run(
-            lambda: dist.all_reduce(torch.ones(1), group=group), tmp_path / "outside", "basic"
-        ) == (None, [], [])
+        assert run(lambda: dist.all_reduce(torch.ones(1), group=group), tmp_path, "basic") == right
     assert len(caught) == 1
-    assert run(lambda: dist.all_reduce(torch.zeros(3, 4).t()), tmp_path / "order", "basic") == (
-        None,
-        [],
-        [],
-    )
+    turned = torch.zeros(3, 4).t()
+    assert run(lambda: dist.all_reduce(turned), tmp_path / "turned", "basic") == right
 
 
 # -- the teaching mode: uses of a buffer of 4 x 4, and of its handle, after a message was posted
 
-CHANGED = "must not be changed before its message has been waited for"
+CHANGED = "would change a buffer whose message has not been waited for"
 TWO = "two messages in flight use overlapping buffers"
 MISUSES: dict[Callable[[torch.Tensor, Any], Any], tuple[Callable[..., Any], str]] = {
-    lambda data, _: data.add_(1): (dist.isend, f"{CHANGED}, got add_"),
-    lambda data, _: data[2, 1:].fill_(1.0): (dist.isend, CHANGED),
-    lambda data, _: torch.add(torch.ones(4, 4), 1, out=data): (dist.irecv, f"{CHANGED}, got add"),
+    lambda data, _: data.add_(1): (dist.isend, f"add_ {CHANGED}"),
+    lambda data, _: torch.add(torch.ones(4, 4), 1, out=data): (dist.irecv, f"add {CHANGED}"),
     lambda data, work: (data.numpy().fill(1.0), work.wait()): (
         dist.isend,
-        "was changed before its send was waited for",
+        "the program changed a buffer before it waited for the send",
     ),
-    lambda data, _: float(data[2, 1]): (
-        dist.irecv,
-        "must not be read would _local_scalar_dense",
-    ),
+    lambda data, _: float(data[2, 1]): (dist.irecv, "_local_scalar_dense would read a buffer"),
     lambda data, _: dist.irecv(data[3:], 1, tag=2): (dist.irecv, TWO),
     lambda data, _: dist.isend(data, 1): (dist.irecv, TWO),
-    lambda _, work: (work.wait(), work.wait()): (
-        dist.isend,
-        "wait() was called twice on one handle",
-    ),
+    lambda _, work: (work.wait(), work.wait()): (dist.isend, "wait() was called twice on one"),
 }
 
 
@@ -215,7 +181,7 @@ def test_a_recv_that_autograd_does_not_see_is_warned_of_once_a_line(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         assert run(receive, tmp_path, check)[0] is None
-    words = "a message is received into a tensor that requires grad"
+    words = "this rank receives a message into a tensor that requires grad"
     assert [
         str(each.message).startswith(words) for each in caught if each.category is UserWarning
     ] == [True] * (check == "full")

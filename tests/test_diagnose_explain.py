@@ -30,7 +30,7 @@ ends = st.one_of(
             {
                 "rank": st.one_of(st.integers(-1, WORLD_SIZE), json_values),
                 "state": st.sampled_from(
-                    ["exited", "failed", "killed", "running", "blocked", "stopped", "asleep"]
+                    "exited failed killed running blocked stopped asleep".split()
                 ),
                 "about": st.text(max_size=12),
             }
@@ -74,9 +74,8 @@ def named(diagnosis: Any) -> list[tuple[str, tuple[int, ...]]]:
     ("lines", "collective", "places"),
     [
         ([[1, 2, 3, 2, 3, 9], [1, 2, 3, 3, 9]], 4, "rank 0 at ring.py:2, rank 1 at ring.py:3"),
-        ([[8, 10, 12, 14], [10, 12, 14]], 1, "rank 0 at ring.py:8, rank 1 at ring.py:10"),
         (
-            [[1, 2, 5, 7, 9], [1, 2, 5, 7, 9], [1, 5, 7, 9]],
+            [[1, 2, 5, 9], [1, 2, 5, 9], [1, 5, 9]],
             2,
             "ranks 0 and 1 at ring.py:2, rank 2 at ring.py:5",
         ),
@@ -90,7 +89,7 @@ def named(diagnosis: Any) -> list[tuple[str, tuple[int, ...]]]:
         ([[4, 4, 8], [5, 5, 5, 9]], 0, ""),
     ],
     ids=[
-        *("one left out of a loop", "one too many", "three ranks", "after a line of its role"),
+        *("one left out of a loop", "three ranks", "after a line of its role"),
         *("lines of their roles", "the finding names the lines", "all lines by role"),
     ],
 )
@@ -138,45 +137,40 @@ def messages(*pairs: tuple[Any, Any], **metadata: Any) -> Any:
     return story.trace(**metadata).explain()
 
 
+def differences(*pairs: tuple[Any, Any], **metadata: Any) -> list[str]:
+    """Returns the differing property of each mismatched message."""
+    findings = messages(*pairs, **metadata).findings
+    assert all((one.kind, one.ranks) == ("message_mismatch", (0, 1)) for one in findings)
+    return [one.message.partition("\n")[0].rpartition("the ")[2] for one in findings]
+
+
 def test_messages_that_disagree() -> None:
     pairs = (FLOAT8, SHAPED), (TURNED, SHAPED), (FLOAT8, INT8), (FLOAT8, FLOAT4)
-    diagnosis = messages(*pairs)
-    assert named(diagnosis) == [("message_mismatch", (0, 1))] * 3
-    assert str(diagnosis).startswith("message mismatch: rank 0 sends ")
-    assert [one.message.partition("\n")[0].rpartition("the ")[2] for one in diagnosis.findings] == [
-        "size differs.",
-        "dtype differs.",
-        "shape differs.",
-    ]
-    assert len(messages(*[(FLOAT8, FLOAT4)] * 7).findings) == 5, "the first ones"
+    assert differences(*pairs) == ["size differs.", "dtype differs.", "shape differs."]
+    assert str(messages(*pairs)).startswith("message mismatch: rank 0 sends ")
+    assert len(differences(*[(FLOAT8, FLOAT4)] * 7)) == 5, "the first ones"
     # groups that were used before the recording began cannot be compared
-    assert messages(*pairs, used_before=["ring:0>1"]).kind == "message_mismatch"
-    assert messages(*pairs, used_before=["world"]).findings == ()
+    assert len(differences(*pairs, used_before=["ring:0>1"])) == 3
+    assert differences(*pairs, used_before=["world"]) == []
 
 
 @pytest.mark.parametrize(
     ("sent", "received", "what"),
     [
-        (((2, 3), "float32"), ((3, 2), "float32"), "shape"),
-        (((2, 3), "float32"), ((6,), "float32"), ""),  # a flat buffer
-        (((1, 2, 3), "float32"), ((2, 3, 1), "float32"), ""),
-        (((2, 3), "float32"), ((2, 3), "int32"), "dtype"),
-        (((0, 3), "float32"), ((3, 0), "int32"), ""),  # nothing is carried
-        (((), "float32"), ((1,), "float32"), ""),
-        (((2, 2, 3), "float32"), ((4, 3), "float32"), "shape"),
-        (((2,), "float32"), ((3,), "int32"), "size"),
+        (((2, 3), "float32"), ((6,), "float32"), []),  # a flat buffer
+        (((1, 2, 3), "float32"), ((2, 3, 1), "float32"), []),
+        (((2, 3), "float32"), ((2, 3), "int32"), ["dtype differs."]),
+        (((0, 3), "float32"), ((3, 0), "int32"), []),  # nothing is carried
+        (((), "float32"), ((1,), "float32"), []),
+        (((2, 2, 3), "float32"), ((4, 3), "float32"), ["shape differs."]),
+        (((2,), "float32"), ((3,), "int32"), ["size differs."]),
     ],
 )
 def test_what_counts_as_disagreement(
-    sent: tuple[Any, str], received: tuple[Any, str], what: str
+    sent: tuple[Any, str], received: tuple[Any, str], what: list[str]
 ) -> None:
-    sides = [(dtype, shape, 4 * math.prod(shape)) for shape, dtype in (sent, received)]
-    for pair in (sides, sides[::-1]):
-        said = [
-            one.message.partition("\n")[0].rpartition("the ")[2]
-            for one in messages(tuple(pair)).findings
-        ]
-        assert said == ([f"{what} differs."] if what else [])
+    one, other = ((dtype, shape, 4 * math.prod(shape)) for shape, dtype in (sent, received))
+    assert differences((one, other)) == differences((other, one)) == what
 
 
 def test_a_refused_operation_takes_no_place() -> None:
@@ -219,13 +213,13 @@ def test_if_tags_are_ignored_messages_are_compared_in_the_order_of_posting(
         (
             ("all_to_all", UNEVEN),
             ("all_to_all", UNEVEN),
-            "rank 0 gives rank 1 24 bytes, but rank 1 takes 16.",
+            "24 bytes to rank 1, but rank 1 expects 16.",
         ),
         (("all_to_all", UNEVEN), ("all_to_all", ODD), "dtype"),
         (
             ("all_to_all", FITTING),
             ("all_to_all", FITTING),
-            "rank 0 gives rank 1 16 bytes, but rank 1 takes 24.",
+            "16 bytes to rank 1, but rank 1 expects 24.",
         ),
         (("all_gather", SUM), ("all_gather_into_tensor", SUM), ""),
         # the same elements
@@ -239,20 +233,11 @@ def test_collectives_that_disagree(
     story = Story(2)
     for rank, (op, carries, *root) in enumerate((first, second)):
         story.op(rank, op, (0, 0, 1), group="world", carries=carries, peer=root[0] if root else -1)
-    said = what if what.startswith("rank ") else f"the {what} differs."
-    assert [
-        (one.kind, one.message.partition("\n")[0].rpartition(": ")[2])
-        for one in story.trace().explain().findings
-    ] == [("collective_mismatch", said)] * bool(what)
-
-
-def test_the_first_collective_that_differs_is_named() -> None:
-    story = Story(2)
-    for rank, op in enumerate(("barrier", "all_reduce")):
-        for time in (0, 1):
-            story.op(rank, op, (time, time, 2), group="world")
-    (finding,) = story.trace().explain().findings
-    assert "disagree on collective 1 of group world" in finding.message
+    findings = story.trace().explain().findings
+    assert [one.kind for one in findings] == ["collective_mismatch"] * bool(what)
+    for one in findings:
+        words = what if what.endswith(".") else f"the {what} differs."
+        assert one.message.partition("\n")[0].endswith(words)
 
 
 def test_groups_made_in_another_order() -> None:
@@ -331,6 +316,7 @@ CUT_OFF: dict[str, Any] = {"ends": [], "complete": False}
         ([LEFT_OPEN], {}, [("leaked_request", (0,))]),
         ([LEFT_OPEN], {"ends": []}, []),  # unknown for a rank that has not returned
         ([SENT, ALSO_SENT], {}, [("race", (0,))]),
+        ([SENT, ALSO_SENT], {"backend": "nccl"}, []),  # messages complete long after the thread
         ([SENT, {**ALSO_SENT, "times": (8, 4, 8)}], {}, []),  # in turn
         ([SENT, {**ALSO_SENT, "tag": 1}], {}, []),
         ([{**SENT, "op": "isend", "times": (4, 6, 8)}, ALSO_SENT], {}, []),  # posted in turn
@@ -384,23 +370,17 @@ def test_handles_that_nobody_waited_for_are_counted() -> None:
     assert finding.message == (
         "rank 0 never waited for its isend (2 times).\n"
         "  rank 0 posted isend to 1 (world, tag 0)\n"
-        "  its other side was never posted"
+        "  the other side of the message was never posted"
     )
 
 
-def test_a_notice_comes_first_and_what_follows_is_folded() -> None:
+def test_the_error_of_a_refused_operation_is_no_consequence_of_its_notice() -> None:
     said = "tag must be 0 or more, got -1."
-    ends = {
-        "rank": 0,
-        "state": "failed",
-        "about": f"raised ArgumentError: {said}",
-        "error": "ArgumentError",
-    }
+    about = {"about": f"raised ArgumentError: {said}", "error": "ArgumentError"}
     mark = {"rank": 0, "op": "mark", "label": f"! invalid_argument: {said}"}
-    (finding,) = run_of({**TURNED_DOWN, "op": "send"}, mark, ends=[ends]).findings
-    assert (finding.kind, finding.message) == ("invalid_argument", f"rank 0: {said}")
-    assert [one.op for one in finding.operations] == ["send"]
-    assert finding.consequences == ()
+    ends = [{"rank": 0, "state": "failed", **about}]
+    (finding,) = run_of({**TURNED_DOWN, "op": "send"}, mark, ends=ends).findings
+    assert (finding.message, finding.consequences) == (f"rank 0: {said}", ())
 
 
 def test_what_ended_a_thread_is_why_others_wait_and_by_itself_no_finding() -> None:
@@ -408,10 +388,8 @@ def test_what_ended_a_thread_is_why_others_wait_and_by_itself_no_finding() -> No
     assert run_of(mark).findings == ()
     waits = {"rank": 1, "op": "recv", "peer": 0, "times": (4, 4, -1), "status": IN_FLIGHT}
     (finding,) = run_of(mark, waits, ends=[{"rank": 0, "state": "exited"}]).findings
-    assert (finding.kind, finding.message) == (
-        "rank_failed",
-        "a thread of rank 0 raised ValueError: no more batches.",
-    )
+    assert finding.kind == "rank_failed"
+    assert finding.message == "a thread of rank 0 raised ValueError: no more batches."
     assert [one.kind for one in finding.consequences] == ["peer_exited"]
     story = Story(3)  # the end of a thread of rank 2 may be the cause of the standstill
     story.op(0, "recv", (4, 4, -1), peer=1, tag=0, group="world")
@@ -420,22 +398,6 @@ def test_what_ended_a_thread_is_why_others_wait_and_by_itself_no_finding() -> No
     (finding,) = story.trace(complete=False, ends=running).explain().findings
     assert (finding.kind, finding.ranks) == ("rank_failed", (2,))
     assert [one.kind for one in finding.consequences] == ["stalled"]
-
-
-def test_ranks_that_raised_the_same_are_one_finding() -> None:
-    ends = [
-        {
-            "rank": rank,
-            "state": "failed",
-            "about": "raised MessageMismatch: a step is another "
-            f"schedule on rank {1 - rank} than on rank {rank}. Call it alike.",
-            "error": "MessageMismatch",
-        }
-        for rank in (0, 1)
-    ]
-    (finding,) = run_of(ends=ends, complete=False).findings
-    assert (finding.kind, finding.ranks) == ("message_mismatch", (0, 1))
-    assert finding.message.startswith("ranks 0 and 1 raised MessageMismatch: a step is another ")
 
 
 @pytest.mark.parametrize(("status", "kind"), [(OK, "rank_failed"), (REFUSED, "stalled")])
@@ -455,9 +417,7 @@ def test_a_lost_host_is_named_and_not_the_rank_that_lost_its_peer() -> None:
     about: dict[str, Any] = {"complete": False, "ranks": [{"rank": 1, "host": "node1"}]}
     (finding,) = run_of(row, ends=[{"rank": 1, **said}, {"rank": 0, **gone}], **about).findings
     assert (finding.kind, finding.ranks) == ("lost", (0, 1))
-    assert finding.message.startswith(
-        "rank 0 went silent: no word for 5 s.\n  rank 1 waits for 4 ms in recv"
-    )
+    assert finding.message.startswith("rank 0 went silent: no word for 5 s.\n  rank 1 waits ")
     (finding,) = run_of(row, ends=[{"rank": 1, **said}], **about).findings
     assert "\n  rank 0 was not recorded" in finding.message
     story = Story(3)
@@ -465,9 +425,7 @@ def test_a_lost_host_is_named_and_not_the_rank_that_lost_its_peer() -> None:
     ends = [{"rank": rank, **gone} for rank in (0, 1)]
     (finding,) = story.trace(ends=ends, complete=False).explain().findings
     assert (finding.kind, finding.ranks) == ("lost", (0, 1, 2))
-    assert finding.message.startswith(
-        "ranks 0 and 1 went silent: no word for 5 s.\n  rank 2 waits "
-    )
+    assert finding.message.startswith("ranks 0 and 1 went silent: no word for 5 s.\n")
 
 
 @pytest.mark.parametrize(
@@ -501,19 +459,15 @@ def test_failures_come_in_order_of_time_and_first_those_whose_time_is_known(
         (
             {"state": "failed"},
             "rank_failed",
-            "rank 0 has failed.\n  rank 0's last operation was send to 1 (world, tag 0)",
+            "rank 0 has failed.\n  rank 0's last operation was send to 1",
         ),
         ({"state": "killed", "about": "was ended by signal 9"}, "peer_exited", "Hint: Find out"),
         (
             {"state": "exited", "about": "called sys.exit(0)", "error": "SystemExit"},
             "peer_exited",
-            "Let rank 0 do its part and then return: it ended in the",
+            "Complete rank 0's part before it exits: ",
         ),
-        (
-            {"state": "running"},
-            "stalled",
-            "\n  rank 0 was busy outside any span",
-        ),
+        ({"state": "running"}, "stalled", "\n  rank 0 was busy outside any span"),
     ],
 )
 def test_what_became_of_a_rank_that_another_waits_for(
@@ -557,14 +511,9 @@ def test_what_is_caught_and_tried_again_to_the_end_is_why_the_run_did_not_end(
             about = {"peer": 1 - rank, "tag": 0, "status": REFUSED} if op == "recv" else {}
             story.op(rank, op, (begin, begin, begin + 50), group="world", **about)
     doing = {"state": "running", "about": "computing at train.py:7"}
+    ends = [{"rank": rank, **doing} for rank in (0, 1)]
     episode = {"kind": "deadlock", "ranks": [0, 1], "message": "They wait.", "at_ns": 10_000_000}
-    findings = (
-        story.trace(
-            complete=False, ends=[{"rank": rank, **doing} for rank in (0, 1)], caught=[episode] * 2
-        )
-        .explain()
-        .findings
-    )
+    findings = story.trace(complete=False, ends=ends, caught=[episode] * 2).explain().findings
     assert ("tried again" in findings[0].message) is retried
     assert [one.kind for one in findings] == (
         ["deadlock"] if retried else ["stalled", "deadlock", "deadlock"]
@@ -574,25 +523,22 @@ def test_what_is_caught_and_tried_again_to_the_end_is_why_the_run_did_not_end(
 # -- runs that were ended from outside
 
 
-@pytest.mark.parametrize("beats", [(50, 50, 60), (50, 50, -1)], ids=["between two", "on their way"])
 @pytest.mark.parametrize("circle", [True, False])
-def test_threads_that_go_on_do_not_hide_a_circle_of_the_others(
-    circle: bool, beats: tuple[int, int, int]
-) -> None:
+def test_threads_that_go_on_do_not_hide_a_circle_of_the_others(circle: bool) -> None:
     """The other threads might have helped, so nothing is proved."""
     story = Story(2)
     for rank in (0, 1)[: 1 + circle]:
         story.op(rank, "recv", (0, 0, -1), peer=1 - rank, tag=0, group="world")
     for rank in (0, 1):
         for op in ("irecv", "isend"):
-            story.op(rank, op, beats, thread=1, peer=1 - rank, tag=9, group="ring:0>1")
+            story.op(rank, op, (50, 50, -1), thread=1, peer=1 - rank, tag=9, group="ring:0>1")
     doing = [{"rank": rank, "state": "running", "about": "asleep at train.py:7"} for rank in (0, 1)]
     finding = story.trace(complete=False, ends=doing, end_ns=10**9).explain().findings[0]
     assert finding.kind == "stalled"
     for words, text in (
         ("wait for each other.\n  rank 0 waits for ", finding.message),
         ("rank 1's last operation was isend to 0 (ring:0>1, tag 9)", finding.message),
-        ("not proved", finding.hint),
+        ("does not prove this", finding.hint),
     ):
         assert (words in text) is circle
 

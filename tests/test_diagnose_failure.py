@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from synthetic import Story
 
 import ringsim
@@ -25,7 +26,6 @@ from ringsim.diagnose.failure import (
     error_of_kind,
     find_cause,
     impose,
-    is_internal,
     note_failed_threads,
     raise_verdict,
     read_verdict,
@@ -38,10 +38,7 @@ from ringsim.traces.findings import KINDS
 from ringsim.traces.recorder import Recorder
 
 LOST = "[../gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:4182"
-TIMED_OUT = (
-    "[../gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting "
-    "300ms for recv operation to complete"
-)
+TIMED_OUT = "[../unbound_buffer.cc:78] Timed out waiting 300ms for recv operation to complete"
 
 
 def compiled(name: str) -> Callable[..., Any]:
@@ -77,17 +74,11 @@ def test_every_kind_of_finding_has_a_heading_in_the_page() -> None:
         (fail_inside, RuntimeError(LOST), PEER),
         (fail_inside, RuntimeError(TIMED_OUT), WAIT),
         (fail_inside, RuntimeError("shapes differ"), OWN),
-        (
-            fail_inside,
-            RuntimeError("Caught RuntimeError in DataLoader worker process 0.\nBroken pipe"),
-            OWN,
-        ),
+        (fail_inside, RuntimeError("Caught RuntimeError in process 0.\nBroken pipe"), OWN),
         (fail_inside, ConnectionResetError(LOST), OWN),
         (fail_outside, RuntimeError(LOST), OWN),
-        (fail_outside, RuntimeError(TIMED_OUT), OWN),
         (fail_inside, verdict(), PEER),
         (fail_inside, error_of_kind("deadlock")("of a run of its own"), OWN),
-        (fail_inside, ExceptionGroup("two threads", [verdict(), verdict()]), PEER),
         (fail_inside, ExceptionGroup("two threads", [verdict(), ValueError("b")]), OWN),
     ],
 )
@@ -123,13 +114,6 @@ def test_an_operation_that_fails_after_a_time_out_was_caught_fails_by_itself() -
     assert find_cause(caught(lambda: wrap(RuntimeError(LOST), later=closed))).echo == PEER
 
 
-def waits_in_finally() -> None:
-    try:
-        raise ValueError("root cause")
-    finally:
-        fail_inside(verdict())
-
-
 def waits_and_raises_again() -> None:
     try:
         raise ValueError("root cause")
@@ -138,34 +122,17 @@ def waits_and_raises_again() -> None:
         raise
 
 
-def deals_with_it_and_waits() -> None:
-    try:
-        raise ValueError("root cause")
-    except ValueError:
-        fail_inside(verdict())
-
-
-@pytest.mark.parametrize("wait", [waits_in_finally, waits_and_raises_again])
-def test_what_a_wait_holds_up_is_the_cause(
-    wait: Callable[[], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    error = caught(wait)
+def test_what_a_wait_holds_up_is_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = caught(waits_and_raises_again)
     report = report_exception(1, error)
     assert (report.error, report.text, report.echo) == ("ValueError", "root cause", OWN)
-    assert report.waited.endswith(f", in {wait.__name__}")
     about = describe_end(report)["about"]
     assert "root cause" in about
-    assert f"and then got stuck in a wait during cleanup ({report.waited})" in about
+    assert "and then got stuck in a wait during cleanup (" in about
+    assert ", in waits_and_raises_again)" in about
     # without the source, it may have been handled
     monkeypatch.setattr(linecache, "getlines", lambda *_: [])
     assert find_cause(error).echo == PEER
-
-
-def test_what_was_dealt_with_is_no_cause() -> None:
-    report = report_exception(1, caught(deals_with_it_and_waits))
-    assert (report.echo, report.waited) == (PEER, "")
-    assert describe_end(report)["state"] == "unknown"
-    assert report.after.startswith("ValueError: root cause (")
 
 
 def test_a_generator_that_is_closed_has_not_failed() -> None:
@@ -191,29 +158,19 @@ def test_a_cause_is_found_in_a_circle() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "internal"),
-    [
-        (error_of_kind.__code__.co_filename, True),
-        (caught.__code__.co_filename, False),
-        (linecache.__file__, False),
-        ("<frozen runpy>", True),
-        ("/venv/site-packages/typing_extensions.py", True),  # deprecated functions of torch
-        ("<stdin>", False),
-        ("/home/me/torch/train.py", False),
-    ],
+    "name", ["<frozen runpy>", "/venv/site-packages/typing_extensions.py", torch.__file__]
 )
-def test_frames_of_ringsim_and_torch_are_internal(name: str, internal: bool) -> None:
-    assert is_internal(name) is internal
+def test_frames_of_ringsim_and_torch_are_not_the_users(name: str) -> None:
+    """A deprecated function of torch is called through typing_extensions."""
+    place = report_exception(0, caught(lambda: compiled(name)(ValueError()))).where
+    assert place.startswith(f"{__file__}, line ")
 
 
 def test_an_error_has_the_place_of_the_users_line() -> None:
     place = report_exception(0, caught(lambda: json.loads("{"))).where
     assert place.startswith(f"{__file__}, line ")
-    frames = [
-        (linecache.__file__, 3, "f"),
-        ("t.py", 7, "step"),
-        (error_of_kind.__code__.co_filename, 9, "main"),
-    ]
+    ours = error_of_kind.__code__.co_filename
+    frames = [(linecache.__file__, 3, "f"), ("t.py", 7, "step"), (ours, 9, "main")]
     written = "".join(f'  File "{file}", line {line} in {name}\n' for file, line, name in frames)
     report = report_death(1, -6, 0, "what(): size", f"Fatal Python error: Aborted\n\n{written}")
     assert (report.where, report.printed) == ("t.py, line 7, in step", "what(): size")

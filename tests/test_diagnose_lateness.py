@@ -22,10 +22,7 @@ def findings(story: Story) -> Any:
 
 
 def late_sender(wait_ms: float, length_ms: float = 1000.0) -> Story:
-    """Rank 1 computes until ``wait_ms``, then sends to rank 2, which has waited since 0.
-
-    The run takes ``length_ms``.
-    """
+    """Rank 1 computes until ``wait_ms``, then sends to rank 2, which has waited since 0."""
     story = Story(3)
     story.span(1, "compute", 0, wait_ms, stage=1, microbatch=3)
     story.message(1, 2, (wait_ms, wait_ms, wait_ms), (0, 0, wait_ms), line=41, file=0)
@@ -86,7 +83,7 @@ def test_waits_at_one_line_are_one_finding() -> None:
         late = begin + 50
         story.message(0, 1, (late, late, late), (begin, begin, late), line=7, file=0)
     (finding,) = findings(story)
-    assert "rank 1 waited there 5 times, 250 ms in total" in finding.message
+    assert "rank 1 waited there 5 times, for 250 ms in total" in finding.message
 
 
 def test_a_rank_that_works_while_its_message_travels_waits_for_nobody() -> None:
@@ -151,10 +148,8 @@ def test_who_is_last_at_every_barrier_is_a_straggler(late: str, straggler: bool)
     found = findings(story)
     assert [(one.kind, one.ranks) for one in found] == [("straggler", (2,))] * straggler
     if straggler:
-        assert (
-            f"times, for {8 * 3 * 75 / 1000:g} s in total.\n  that is 100 % of all waiting"
-            in found[0].message
-        )
+        words = f"times, for {8 * 3 * 75 / 1000:g} s in total.\n  that is 100 % of all waiting"
+        assert words in found[0].message
 
 
 def works_and_meets(seconds: list[list[float]]) -> None:
@@ -198,8 +193,8 @@ def test_a_run_with_little_waiting_is_told_how_much_and_for_whom() -> None:
     assert diagnosis.findings == ()
     assert re.search(
         r"^Nothing wrong was found in this run of 2 ranks\.\n"
-        r"Ranks waited \d+ µs in total for late ranks, \d % of the time of all ranks\. "
-        r"Rank [01] caused \d+ µs \(5\d %\) of it, in 5 of 1\d waits, "
+        r"Ranks waited \d+ µs in total for late ranks, \d % of all ranks' time\. "
+        r"Rank [01] caused \d+ µs \(5\d %\) of this waiting, in 5 of 1\d waits, "
         r"and caused the most waiting in [234] of 4 quarters of the run\.$",
         str(diagnosis),
     )

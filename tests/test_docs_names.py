@@ -1,7 +1,4 @@
-"""Tests that names in the docs exist: dotted names, command options, variables and modules.
-
-For keys of a description, see test_simulation_page.
-"""
+"""Names in the docs exist: dotted names, command options, variables and modules."""
 
 from __future__ import annotations
 

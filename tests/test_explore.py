@@ -82,18 +82,15 @@ def test_an_order_ends_where_the_rule_says_so() -> None:
     for seed in range(40):
         text = explorer.frame(**choose(explorer, seed)).text
         assert re.match(r"It (ends|never ends)\b.* The rule predicts \1:", text)
-    assert explorer.frame(semantics="eager up to 64 KiB").text.startswith("It ends")
-    assert explorer.frame(semantics="eager up to 64 KiB", size=1024).text.startswith(
-        "It never ends"
-    )
+    eager = {"semantics": "eager up to 64 KiB"}
+    assert explorer.frame(**eager).text.startswith("It ends")
+    assert explorer.frame(**eager, size=1024).text.startswith("It never ends")
 
 
 @pytest.mark.parametrize(
     "make", [explore.deadlock, explore.ring, explore.generation, explore.bandwidth]
 )
-def test_no_operation_of_an_explorer_has_a_line_of_ringsims_own(
-    make: Callable[[], Any],
-) -> None:
+def test_no_operation_of_an_explorer_has_a_line_of_ringsims_own(make: Callable[[], Any]) -> None:
     """0.2.0 cited comm/backend.py and compute_costs.py, which the operations pass through."""
     for trace in make().frame().traces:
         assert trace.events.tables.files == ()

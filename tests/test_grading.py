@@ -6,8 +6,6 @@ import csv
 import doctest
 import io
 import json
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -95,9 +93,9 @@ def test_points_are_printed_for_people_and_for_tables(
     if form:
         assert [each["verdict"] for each in csv.DictReader(io.StringIO(printed))] == ["undecided"]
     else:
-        assert (
-            printed == f"{'pairs':<24} 0/1  undecided  Busy, \\x1b[31m.\n0 of 1 points (seed 7)\n"
-        )
+        line, total = printed.splitlines()
+        assert line == f"{'pairs':<24} 0/1  undecided  Busy, \\x1b[31m."
+        assert total == "0 of 1 points (seed 7)"
 
 
 def test_what_is_no_lesson_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,10 +115,8 @@ def test_an_assignment_has_locked_checks_and_tests_for_otter(tmp_path: Path) -> 
     assert [test.stem for test in tests] == [
         cell.id.removesuffix("-check").replace("-", "_") for cell in graded
     ]
-    assert all(
-        cell.metadata["nbgrader"]["locked"] and cell.metadata["nbgrader"]["points"] == 1
-        for cell in graded
-    )
+    about = [cell.metadata["nbgrader"] for cell in graded]
+    assert {(each["locked"], each["points"]) for each in about} == {(True, 1)}
     names: dict[str, Any] = {}
     exec(tests[0].read_text(), names)
     (case,) = names["test"]["suites"][0]["cases"]
@@ -132,26 +128,3 @@ def test_an_assignment_has_locked_checks_and_tests_for_otter(tmp_path: Path) -> 
     runner = doctest.DocTestRunner(verbose=False)
     wrong = doctest.DocTestParser().get_doctest(case["code"], told, "otter", None, None)
     assert runner.run(wrong, out=lambda _: None).failed == 1
-
-
-@pytest.mark.skipif(
-    shutil.which("otter") is None, reason="otter is not installed: pip install otter-grader"
-)
-def test_otter_gives_the_points(tmp_path: Path) -> None:
-    lesson = write(
-        tmp_path / "lesson.ipynb",
-        {name: CELLS[name][0] for name in ("right", "wrong")},
-        "from ringsim import check",
-    )
-    notebook, *tests = grading.write_assignment(lesson, tmp_path / "assignment")
-    answers = nbformat.read(notebook, as_version=4)
-    for cell in answers.cells:
-        if cell.id in ("right", "wrong"):
-            cell.source = grading.take_apart(cell.id, CELLS[cell.id][1]).answer
-    nbformat.write(answers, tmp_path / "answers.ipynb")
-    generate = f"otter generate -t {tests[0].parent} -o autograder.zip"
-    for command in (generate, "otter run -a autograder.zip answers.ipynb"):
-        subprocess.run(command.split(), cwd=tmp_path, check=True, capture_output=True)
-    graded = json.loads((tmp_path / "results.json").read_text())["tests"]
-    scores = {test["name"]: test["score"] for test in graded if "score" in test}
-    assert scores == {"right": 1, "wrong": 0}

@@ -1,7 +1,4 @@
-"""Both sides of an operation, compared in the growing records of ranks.
-
-No rank is started.
-"""
+"""Both sides of an operation, compared in the growing records of ranks; no rank is started."""
 
 from __future__ import annotations
 
@@ -52,9 +49,6 @@ class Rank:
             self.recorder.complete(slot)
         return slot
 
-    def refuse(self, slot: int) -> None:
-        self.recorder.complete(slot, ERROR)
-
 
 class Run:
     """Ranks, and a reader of their records."""
@@ -64,18 +58,12 @@ class Run:
         self.live = LiveRecords(directory, size)
 
     def look(self) -> list[str]:
-        """Returns the new mismatches.
-
-        It reads twice, to see which ranks continue.
-        """
+        """Returns the new mismatches; it reads twice, to see which ranks continue."""
         self.live.look()
         self.live.look()
         found = self.live.find_mismatch()
-        return (
-            [one.message.partition("\n")[0].rpartition(": ")[2] for one in found.findings]
-            if found
-            else []
-        )
+        findings = found.findings if found else ()
+        return [one.message.partition("\n")[0].rpartition(": ")[2] for one in findings]
 
     def send(self, sent: int = 0, received: int = 1) -> None:
         """Rank 0 sends one payload, and rank 1 receives another."""
@@ -92,10 +80,7 @@ def run(tmp_path: Path) -> Run:
 def test_a_mismatch_is_found_and_nothing_else_is(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    """Random messages on several channels, with the posts of two ranks interleaved at random.
-
-    The k-th of each side belong together.
-    """
+    """Of random messages on several channels, the k-th of each side belong together."""
     run = Run(tmp_path_factory.mktemp("run"))
     channel = st.tuples(st.booleans(), st.integers(0, 1))  # does rank 0 send?, tag
     messages = data.draw(
@@ -157,7 +142,7 @@ def test_an_operation_that_may_still_be_refused_accuses_nobody(run: Run) -> None
     slot = one.post("irecv", 0, 1, waits=False)
     zero.post("isend", 1, 0)
     assert run.look() == run.look() == []
-    one.refuse(slot)  # the program catches that, and receives again
+    one.recorder.complete(slot, ERROR)  # the program catches that, and receives again
     one.post("irecv", 0, 0)
     assert run.look() == []
     run.send()
@@ -181,7 +166,7 @@ def test_a_collective_that_was_refused_takes_no_place(run: Run, refused_first: b
     if not refused_first:
         zero.post("all_reduce")
         assert run.look() == []
-    one.refuse(slot)
+    one.recorder.complete(slot, ERROR)
     one.post("all_reduce")
     if refused_first:
         zero.post("all_reduce")

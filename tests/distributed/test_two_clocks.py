@@ -33,14 +33,11 @@ SIZE = two_clocks.SIZE
 NEW = {**two_clocks.EXACT, **two_clocks.CLOSE}
 THREADED = {  # a simulated rank communicates in one thread
     "a_thread_for_each_peer",
-    "an_executor",
-    "an_executor_in_turn",
-    "threads_one_after_another",
     "asyncio_in_turn",
     "fetched_ahead",
     "sent_by_a_timer",
 }
-IN_ANY_ORDER = {"served_by_whoever_comes", "work_for_whoever_is_free"}  # real ranks race here
+IN_ANY_ORDER = {"served_by_whoever_comes"}  # real ranks race here
 RIGHT = {
     name: program
     for name, (program, _) in right_messages.PROGRAMS.items()

@@ -1,7 +1,4 @@
-"""Correct programs with torch's modules.
-
-They use DistributedDataParallel, FSDP2, DTensor, pipelines, optimizers and checkpoints.
-"""
+"""Correct programs with torch's modules."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from right_messages import SIZE, place, right
+from right_messages import SIZE, right
 from torch import nn
 
 CPU = torch.device("cpu")
@@ -39,14 +36,6 @@ def data_parallel() -> None:
         step(module)
 
 
-@right(all_gather=4, broadcast=8, all_reduce=4)
-def gradients_are_added_up_first() -> None:
-    module = nn.parallel.DistributedDataParallel(model())
-    with module.no_sync():
-        module(torch.randn(4, 8)).sum().backward()
-    module(torch.randn(4, 8)).sum().backward()
-
-
 @right(all_gather=4, broadcast=16, all_reduce=8)
 def compressed_gradients() -> None:
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
@@ -64,14 +53,6 @@ def a_layer_that_is_not_used() -> None:
     )
     module.module.forward = lambda batch: module.module["used"](batch)
     module(torch.randn(4, 8)).sum().backward()
-
-
-@right(all_reduce=16)
-def gradients_averaged_by_hand() -> None:
-    module = model()
-    module(torch.randn(4, 8)).sum().backward()
-    for parameter in module.parameters():
-        dist.all_reduce(parameter.grad)
 
 
 @right(all_reduce=16)
@@ -97,45 +78,12 @@ def futures() -> None:
     )
 
 
-@right(broadcast=16, all_reduce=32)
-def parameters_averaged_now_and_then() -> None:
-    module = model()
-    for parameter in module.parameters():
-        dist.broadcast(parameter.data, src=0)
-    for turn in range(4):
-        step(module)
-        if turn % 2:
-            for parameter in module.parameters():
-                dist.all_reduce(
-                    parameter.data,
-                    op=dist.ReduceOp.AVG if dist.get_backend() == "nccl" else dist.ReduceOp.SUM,
-                )
-
-
 @right(broadcast=16)
 def a_sharded_optimizer() -> None:
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     module = model()
     step(module, ZeroRedundancyOptimizer(module.parameters(), torch.optim.SGD, lr=0.1))
-
-
-@right(send=12, recv=12)
-def a_parameter_server() -> None:
-    rank, _, _ = place()
-    weights = torch.zeros(8)
-    for _ in range(2):
-        if rank == 0:
-            gradient = torch.zeros(8)
-            for worker in range(1, SIZE):
-                dist.recv(gradient, worker)
-                weights -= gradient
-            for worker in range(1, SIZE):
-                dist.send(weights, worker)
-        else:
-            dist.send(torch.ones(8), 0)
-            dist.recv(weights, 0)
-    assert float(weights[0]) == -6
 
 
 # -- FSDP2, DTensor, tensor parallelism, functional collectives
@@ -218,15 +166,6 @@ def collectives_with_gradients() -> None:
     assert value.grad.tolist() == [8.0, 8.0]
 
 
-@right(all_to_all_single=8)
-def experts() -> None:
-    """Tokens travel to the rank of their expert and back."""
-    tokens, at_expert, back = torch.arange(8.0).reshape(4, 2), torch.zeros(4, 2), torch.zeros(4, 2)
-    dist.all_to_all_single(at_expert, tokens)
-    dist.all_to_all_single(back, at_expert * 2)
-    assert torch.equal(back, tokens * 2)
-
-
 # -- pipelines, data, checkpoints
 
 
@@ -249,11 +188,6 @@ def pipeline(name: str, stages: int = 1, **options: Any) -> None:
     )
 
 
-@right(send=6, recv=6, send_object_list=12, recv_object_list=12, isend=24, irecv=24)
-def pipeline_of_gpipe() -> None:
-    pipeline("ScheduleGPipe")
-
-
 @right(
     send=6,
     recv=6,
@@ -271,22 +205,6 @@ def pipeline_of_1f1b() -> None:
 @right(send=14, recv=14, send_object_list=28, recv_object_list=28, isend=56, irecv=56)
 def pipeline_with_two_stages_each() -> None:
     pipeline("ScheduleInterleaved1F1B", 2)
-
-
-@right(all_gather=4, all_reduce=4)
-def a_sampler_and_its_metrics() -> None:
-    from torch.utils.data import DataLoader, TensorDataset
-    from torch.utils.data.distributed import DistributedSampler
-
-    data = TensorDataset(torch.arange(16.0))
-    seen = torch.cat(
-        [batch for (batch,) in DataLoader(data, 2, sampler=DistributedSampler(data, shuffle=False))]
-    )
-    everything = [torch.zeros(4) for _ in range(SIZE)]
-    dist.all_gather(everything, seen)
-    assert sorted(torch.cat(everything).tolist()) == list(range(16))
-    correct = seen.sum()
-    dist.all_reduce(correct)
 
 
 @right(all_reduce=4)

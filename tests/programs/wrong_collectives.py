@@ -1,7 +1,4 @@
-"""Wrong programs as people write them, using only ``torch.distributed``.
-
-They are rows 72 to 84 of tests/distributed/faults.md.
-"""
+"""Wrong programs with ``torch.distributed`` alone: rows 72 to 84 of faults.md."""
 
 from __future__ import annotations
 
