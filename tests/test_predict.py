@@ -151,7 +151,7 @@ def test_early_sends_and_late_receives_are_told_apart() -> None:
         at = 500.0 + 20 * number
         send, recv = (at, at + 0.030, at + 10), (at + 5, at + 5.009, at + 10)
         early.message(0, 1, send, recv, size_bytes=262144)
-        # nobody waited for it: "done" does not show when it arrived
+        # no rank waited for it: "done" does not show when it arrived
         send, recv = (at, at, at + 5), (at - 1, at + 8, at + 8.001)
         late.message(1, 0, send, recv, size_bytes=1024)
         late.span(0, "work", at + 1, at + 7)
