@@ -82,12 +82,11 @@ def test_what_the_clocks_showed_comes_back(
         {"ranks": [1], "how": "store", "samples": samples},
     ]
     shown = [(0, 5), *((1, time_ns) for time_ns in sorted(times))]
-    rows = ({"rank": rank, "op": "mark", "times": (at, at, NONE)} for rank, at in shown)
-    raw = make_trace(rows).events
-    events, moved, _ = align_run(raw, clocks, None)
+    raw = make_trace({"rank": rank, "op": "mark", "times": (at, at, NONE)} for rank, at in shown)
+    events, moved, _ = align_run(raw.events, clocks, None)
     assert events.post_ns.min() == 0
     back = unalign(events, moved).post_ns
-    apart = (back - back.min()) - (raw.post_ns - raw.post_ns.min())
+    apart = (back - back.min()) - (raw.events.post_ns - raw.events.post_ns.min())
     assert np.abs(apart).max() <= 1, "times must be restored up to rounding"
     again = align(unalign(events, moved), moved)
     for name in ("post_ns", "wait_ns", "done_ns"):

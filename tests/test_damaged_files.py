@@ -6,6 +6,7 @@ a million files (benchmarks/soak_files.py).
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import resource
@@ -62,9 +63,8 @@ def write_run(path: Path) -> None:
     parts = path / "run.ringtrace.parts"
     parts.mkdir(parents=True)
     two_ranks(parts)
-    (parts / "run.json").write_text(
-        '{"run_id": "r1", "world_size": 2, "start_ns": 1000000000, "notes": ["n"]}'
-    )
+    about = {"run_id": "r1", "world_size": 2, "start_ns": 10**9, "notes": ["n"]}
+    (parts / "run.json").write_text(json.dumps(about))
 
 
 def ask_table(table: bandwidths.Bandwidths, draw: bool) -> None:
@@ -143,10 +143,9 @@ def read_many(name: str, path: Path, numbers: range) -> int:
     ]
     loaded = 0
     for number in numbers:
+        choose = random.Random(f"{name} {number}").randint
         try:
-            loaded += read_damaged(
-                KINDS[name], path, whole, random.Random(f"{name} {number}").randint
-            )
+            loaded += read_damaged(KINDS[name], path, whole, choose)
         except Exception as error:
             raise AssertionError(f"{name}, number {number}: {error!r}") from error
     return loaded
@@ -158,10 +157,8 @@ def limited_memory() -> Iterator[None]:
     statm = Path("/proc/self/statm")
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     if statm.exists():
-        resource.setrlimit(
-            resource.RLIMIT_AS,
-            (int(statm.read_text().split()[0]) * resource.getpagesize() + MEMORY_BYTES, hard),
-        )
+        now_bytes = int(statm.read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (now_bytes + MEMORY_BYTES, hard))
     yield
     resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 

@@ -75,18 +75,6 @@ def near(value: Any) -> Any:
     return pytest.approx(value, rel=1e-3)
 
 
-def test_constants_are_those_that_the_trace_was_made_with() -> None:
-    found = calibrate(talk().trace())
-    assert constants(found.link, found.sending) == near(constants(LINK, SENDING))
-    assert (found.receiving_s, found.sleep_s) == near((RECEIVING_MS * 1e-3, SLEEP_MS * 1e-3))
-    assert found.topology == OneMachine(found.link, cores=2)
-    assert (found.num_messages, found.sizes_bytes, found.notes) == (8, (1024, 262144), ())
-    assert (found.post_s(True, 2048), found.post_s(False, 2048)) == (
-        found.sending.time_s(2048),
-        found.receiving_s,
-    )
-
-
 @given(
     alpha_us=st.floats(5, 500),
     beta_ns=st.floats(0.05, 5),
@@ -101,33 +89,30 @@ def test_any_constants_are_found(
     found = calibrate(story.trace())
     for size_bytes in (1024, 65536, 1 << 20):
         assert found.link.time_s(size_bytes) == near(link.time_s(size_bytes))
+    assert constants(found.sending) == near(constants(SENDING))
     assert found.sleep_s == pytest.approx(sleep_us * 1e-6, abs=2e-9)
     assert found.receiving_s == pytest.approx(receiving_us * 1e-6, abs=2e-9)
+    assert found.topology == OneMachine(found.link, cores=2)
+    assert (found.num_messages, found.sizes_bytes) == (8, (1024, 262144))
 
 
 def test_several_traces_count_together_and_one_size_is_all_latency() -> None:
     found = calibrate(talk((1024,)).trace(), talk((262144,)).trace())
-    assert found.sizes_bytes == (1024, 262144)
     assert found.link.time_s(65536) == near(LINK.time_s(65536))
     found = calibrate(talk((65536,)).trace())
     assert constants(found.link) == [near(LINK.time_s(65536)), 0]
-    assert "doubtful: all messages had the same size" in str(found)
 
 
 def test_a_busy_machine_is_doubtful_and_a_single_disturbance_does_not_count() -> None:
     assert calibrate(talk(disturbed={3: 40.0}).trace()).sleep_s == near(SLEEP_MS * 1e-3)
-    busy, rule = "the machine was busy with other work: ", "(usually less than {} ms)"
     found = calibrate(talk(rounds=8, disturbed=dict.fromkeys(range(0, 16, 3), 4.0)).trace())
-    assert found.notes == (f"{busy}the ends of sleeps varied by 4.0 ms {rule.format(1)}",)
+    assert "busy with other work: the ends of sleeps varied by 4.0 ms" in found.notes[0]
     found = calibrate(talk(receiving_ms=0.8).trace())
-    assert found.notes == (f"{busy}posting a receive took up to 0.8 ms {rule.format(0.5)}",)
+    assert "busy with other work: posting a receive took up to 0.8 ms" in found.notes[0]
     story = Story(2)
     for begin in (0.0, 5.0, 10.0, 15.0):  # with at least 4 ms of other work between two messages
         story.message(0, 1, (begin + 0.5, begin + 0.6, begin + 1), (begin, begin + 0.01, begin + 1))
-    assert calibrate(story.trace()).notes[1:] == (
-        "ranks computed for 4.2 ms at a time outside ringsim.compute, which takes no time in "
-        "predictions",
-    )
+    assert "computed for 4.2 ms at a time outside" in calibrate(story.trace()).notes[1]
 
 
 def test_times_of_the_stages_are_medians() -> None:
@@ -147,14 +132,11 @@ def test_times_of_the_stages_are_medians() -> None:
 @pytest.mark.parametrize(
     ("traces", "says"),
     [
-        ([], "calibrate needs at least one trace, got none"),
+        ([], "at least one trace"),
         ([talk().trace(source="simulated")], "must be measured, got a simulated one"),
-        (
-            [talk(rounds=1).trace()],
-            "must have 3 messages of one size whose receiver waited for them, got 2 of any size",
-        ),
-        ([Story(1).trace()], "must have 3 messages"),
-        ([talk().trace(machine={})], "a trace does not contain the number of cores"),
+        ([talk(rounds=1).trace()], "requires 3 messages of one size .*, got 2 of any size"),
+        ([Story(1).trace()], "3 messages .*, got 0"),
+        ([talk().trace(machine={})], "does not contain the number of cores"),
     ],
 )
 def test_what_cannot_be_calibrated_from(traces: list[Trace], says: str) -> None:
@@ -162,24 +144,21 @@ def test_what_cannot_be_calibrated_from(traces: list[Trace], says: str) -> None:
         _ = calibrate(*traces).topology
 
 
-def test_early_sends_are_told_apart() -> None:
-    story = talk()
-    for number in range(6):  # posted before its receive: cheap at every size
+def test_early_sends_and_late_receives_are_told_apart() -> None:
+    early, late = talk(), talk()
+    for number in range(9):
+        # posted before its receive: cheap at every size
         at = 500.0 + 20 * number
         send, recv = (at, at + 0.030, at + 10), (at + 5, at + 5.009, at + 10)
-        story.message(0, 1, send, recv, size_bytes=262144)
-    found = calibrate(story.trace())
-    assert found.sending_early_s == found.post_s(True, 262144, met=False) == near(30e-6)
+        early.message(0, 1, send, recv, size_bytes=262144)
+        # no rank waited for it: "done" does not show when it arrived
+        send, recv = (at, at, at + 5), (at - 1, at + 8, at + 8.001)
+        late.message(1, 0, send, recv, size_bytes=1024)
+        late.span(0, "work", at + 1, at + 7)
+    found = calibrate(early.trace())
+    assert found.post_s(True, 262144, met=False) == near(30e-6)
     assert found.sending.alpha_s == near(SENDING.alpha_s)
-
-
-def test_messages_that_came_before_anybody_waited_do_not_count() -> None:
-    story = talk()
-    for number in range(9):  # "done" does not show when the message arrived
-        at = 200.0 + 10 * number
-        story.message(1, 0, (at, at, at + 5), (at - 1, at + 8, at + 8.001), size_bytes=1024)
-        story.span(0, "work", at + 1, at + 7)
-    found = calibrate(story.trace())
+    found = calibrate(late.trace())
     assert (found.num_messages, found.link.alpha_s) == (8, near(LINK.alpha_s))
 
 
@@ -226,27 +205,6 @@ def measured(trace: Trace) -> Trace:
     return Trace(trace.events, {**trace.metadata, "source": "measured", "machine": {"cores": 2}})
 
 
-def test_constants_go_round() -> None:
-    def worker() -> None:
-        for size_bytes in (1024, 262144):
-            rehearse(
-                make_schedule("1f1b", 2, 8),
-                Costs(forward=0.005, backward=0.010),
-                size_bytes=size_bytes,
-                ahead=0,
-            )
-
-    trace = simulate(worker, world_size=2, link=CALIBRATION.link, compute=CALIBRATION)
-    found, made = calibrate(measured(trace)), CALIBRATION
-    assert constants(found.link, found.sending) == near(constants(made.link, made.sending))
-    # the trace combines the last two
-    assert (found.sending_early_s, found.receiving_s, found.sleep_s) == near(
-        (made.sending_early_s, made.receiving_s, made.sleep_s + made.around_s)
-    )
-    assert found.costs is not None
-    assert found.costs.forward == pytest.approx((0.0051, 0.0051))
-
-
 def train() -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(*(torch.nn.Linear(3, 3) for _ in range(4)))
@@ -257,23 +215,15 @@ def test_stages_take_the_times_that_were_measured_and_others_are_refused() -> No
     trace = simulate(train, world_size=2, compute=CALIBRATION, link=CALIBRATION.link)
     spans = trace.to_pandas().query("label in ['forward', 'backward']")
     took_ms = ((spans.done_ns - spans.post_ns) * 1e-6).groupby([spans.label, spans.stage]).mean()
-    assert took_ms.round(9).to_dict() == {
-        ("forward", 0): 1,
-        ("forward", 1): 2,
-        ("backward", 0): 3,
-        ("backward", 1): 4,
-    }
-    with pytest.raises(ArgumentError, match="forward must have one time for each stage, got 2"):
+    assert took_ms.round(9).tolist() == [1, 2, 3, 4]  # forward, then backward
+    with pytest.raises(ArgumentError, match="contains no time for stage 2"):
         simulate(train, world_size=4, compute=CALIBRATION, link=CALIBRATION.link)
 
 
 # from a trace with one size, where everything counts as latency
 SLOW_LINK = Link(alpha_s=200e-6, beta_s_per_byte=0.0)
 SIZE_BYTES = 4096
-DOUBT = (
-    "doubtful constants: all messages had the same size, so their whole time counts as latency, "
-    "and the times of other sizes are not predicted"
-)
+DOUBT = "doubtful constants: all messages had the same size"
 
 
 def recorded(name: str, world_size: int, costs: Costs) -> Trace:
@@ -302,8 +252,8 @@ def test_every_prediction_says_what_makes_its_constants_doubtful() -> None:
     for told in (virtual, by_name, scale(real, world_size=4), compare(real, virtual)):
         assert DOUBT in repr(told)
     for drawn, doubtful in ((by_name.plot(), True), (real.plot_timeline(), False)):
-        said = [text.get_text() for text in (*drawn.texts, *drawn.figure.texts)]
-        assert any("from doubtful constants" in text for text in said) is doubtful
+        said = str([text.get_text() for text in (*drawn.texts, *drawn.figure.texts)])
+        assert ("from doubtful constants" in said) is doubtful
 
 
 def test_a_worker_is_predicted_with_all_that_the_trace_tells() -> None:
@@ -313,17 +263,13 @@ def test_a_worker_is_predicted_with_all_that_the_trace_tells() -> None:
 
     def worker(rounds: int) -> None:
         for _ in range(rounds):
-            if dist.get_world_size() == 2:
-                talk_then_wait()
+            talk_then_wait()
             train()
 
     virtual = predict(worker, world_size=2, from_trace=real, kwargs={"rounds": 2})
-    by_hand = simulate(
-        worker, world_size=2, args=(2,), topology=OneMachine(found.link, 2), compute=found
-    )
+    by_hand = simulate(worker, world_size=2, args=(2,), topology=found.topology, compute=found)
     assert virtual.to_pandas().equals(by_hand.to_pandas())
-    # stages that were not recorded
-    assert predict(worker, world_size=4, from_trace=real, args=(1,)).world_size == 4
+    assert predict(train, world_size=4, from_trace=real).world_size == 4  # unrecorded stages
     on_gpus = Trace(real.events, {**real.metadata, "backend": "nccl"})
     alone = predict(talk_then_wait, world_size=2, from_trace=on_gpus)
     assert alone.metadata["constants"]["semantics"] == "grouped"  # if messages need no core
@@ -339,51 +285,43 @@ def test_a_schedule_is_predicted_by_name_or_as_it_is() -> None:
     assert makespan("gpipe", 8) == makespan(same, 8)
     assert makespan("1f1b", 16) == scale(real, world_size=16).makespan
     assert makespan("1f1b", 4, split) > makespan("zb_h1", 4, split)
-    wrong: list[tuple[Any, int, dict[str, Any], str]] = [
-        ("zb_h1", 4, {}, "a step with a split backward, as in zb_h1, got '1f1b'"),
-        (same, 4, {}, "world_size must be the schedule's number of ranks, 8, got 4"),
-        (7, 4, {}, "must be a function, a Schedule or the name of a schedule, got 7"),
-        (same, 8, {"args": (1,)}, "args and kwargs must be omitted with a schedule"),
-    ]
-    for asked, world_size, more, says in wrong:
+    for asked, more, says in (
+        ("zb_h1", {}, "a split backward to predict zb_h1, got .*1f1b"),
+        (same, {}, "world_size must be the schedule's number of ranks, 8, got 4"),
+        (7, {}, "must be a function, a Schedule or the name of a schedule, got 7"),
+        (same, {"args": (1,)}, "args and kwargs must be omitted with a schedule"),
+    ):
         with pytest.raises(ArgumentError, match=says):
-            predict(asked, world_size=world_size, from_trace=real, **more)
+            predict(asked, world_size=4, from_trace=real, **more)
 
 
-@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb_h1"])
-@pytest.mark.parametrize("world_size", [2, 16])
-def test_like_stages_scale_to_the_schedule_itself(name: str, world_size: int) -> None:
-    costs = Costs(forward=0.003, input=0.004, weight=0.002)
-    found = scale(recorded(name, 4, costs), world_size=world_size)
-    wanted = simulate_schedule(
-        name, costs, num_ranks=world_size, num_microbatches=8, link=SLOW_LINK, size_bytes=SIZE_BYTES
-    )
-    assert found.makespan == pytest.approx(wanted.makespan, rel=1e-5)
-
-
+# found for all ranks: outer stages keep their times, and inner stages take the mean of the inner
+# stages, or of both if there are only two
 @pytest.mark.parametrize(
     ("name", "forward", "expected"),
     [
-        # The end stages keep their times, inner stages take the mean.
         ("1f1b", (0.001, 0.002, 0.004, 0.006), (0.001, *[0.003] * 7, 0.006)),
-        # with two stages, inner stages take the mean of both
         ("gpipe", (0.001, 0.003), (0.001, 0.002, 0.002, 0.002, 0.003)),
+        ("zb_h1", (0.003,) * 4, (0.003,) * 16),
+        ("1f1b", (0.003,) * 4, (0.003,) * 2),
     ],
 )
-def test_unlike_stages_scale(
+def test_stages_scale_to_other_numbers_of_ranks(
     name: str, forward: tuple[float, ...], expected: tuple[float, ...]
 ) -> None:
-    trace = recorded(name, len(forward), Costs(forward=forward, backward=0.002))
-    found = scale(trace, world_size=len(expected), num_microbatches=32)
-    wanted = simulate_schedule(
+    costs, wanted = (Costs(forward=each, input=0.004, weight=0.002) for each in (forward, expected))
+    found = scale(
+        recorded(name, len(forward), costs), world_size=len(expected), num_microbatches=32
+    )
+    by_hand = simulate_schedule(
         name,
-        Costs(forward=expected, backward=0.002),
+        wanted,
         num_ranks=len(expected),
         num_microbatches=32,
         link=SLOW_LINK,
         size_bytes=SIZE_BYTES,
     )
-    assert found.makespan == pytest.approx(wanted.makespan, rel=1e-5)
+    assert found.makespan == pytest.approx(by_hand.makespan, rel=1e-5)
     assert (found.num_ranks, found.num_microbatches) == (len(expected), 32)
 
 
@@ -393,14 +331,14 @@ SCHEDULE = make_schedule("1f1b", 3, 4)
 def test_what_cannot_be_scaled() -> None:
     trace = recorded("1f1b", 2, ONE_TWO)
     without = Trace(trace.events.select(trace.events.label < 0), trace.metadata)
-    mine = type(SCHEDULE)("mine", *list(vars(make_schedule("gpipe", 2, 2)).values())[1:])
+    mine = replace(make_schedule("gpipe", 2, 2), name="mine")
     odd = simulate(
         rehearse, world_size=2, args=(mine, Costs()), kwargs={"size_bytes": 8}, link=SLOW_LINK
     )
     for given_trace, world_size, says in [
         (trace, 1, "world_size must be an integer of at least 2, got 1"),
         (without, 4, "trace contains no pipeline step"),
-        (odd, 4, "must have a step of a known schedule on at least 2 ranks, got 'mine' on 2"),
+        (odd, 4, "must contain a step of a known schedule on at least 2 ranks, got .*mine"),
     ]:
         with pytest.raises(ArgumentError, match=says):
             scale(given_trace, world_size=world_size)
@@ -431,12 +369,10 @@ def test_no_communication_is_the_same_schedule_without_messages() -> None:
     comparison = compare(step(latency=0.25), step(latency=0.25))
     without = evaluate(SCHEDULE, Costs(forward=1, backward=2)).makespan * 2e-3  # 2 ms per unit
     assert comparison.no_communication_s == pytest.approx(float(without))
-    assert comparison.baseline("no communication").bias == pytest.approx(
-        float(without) / comparison.real_steps_s[0] - 1
-    )
+    bias = comparison.baseline("no communication").bias
+    assert bias == pytest.approx(float(without) / comparison.real_steps_s[0] - 1)
     assert comparison.nominal_s is None  # no seconds were requested
-    says = r"name must be one of the baselines \['no communication'\], got 'nominal'"
-    with pytest.raises(ArgumentError, match=says):
+    with pytest.raises(ArgumentError, match=r"baselines \['no communication'\], got 'nominal'"):
         comparison.baseline("nominal")
 
 
@@ -490,13 +426,10 @@ def test_runs_with_nothing_in_common_are_refused_and_others_say_what_they_lack()
         (one_message(1, 3, 3), one_message(2, 3, 3)),
         (Story(3).trace(), Story(2).trace()),
     ):
-        with pytest.raises(ArgumentError, match="have no finished operation in common"):
+        with pytest.raises(ArgumentError, match="no finished operation in common"):
             compare(real, virtual)
     longer = compare(step(steps=2), step(steps=1))
-    assert (longer.steps.count, longer.unpaired) == (1, (0, 0)), (
-        "extra steps of one run are left out"
-    )
-    assert compare(step(), one_message(1, 3, 3)).unpaired[0] > 0
+    assert (longer.steps.count, longer.unpaired) == (1, (0, 0))
     wide, narrow = make_schedule("1f1b", 4, 4), make_schedule("gpipe", 2, 4)
     wider = compare(trace_of(evaluate(wide)), trace_of(evaluate(narrow)))
     assert wider.unpaired == (4 * 4, 0), "the computations of the stages that only one run has"
@@ -532,8 +465,7 @@ def test_a_change_is_found_where_it_was_made(stage: int, since: int, by_ms: floa
     assert where == (since, stage, stage, "forward")
     event = after[int(found.began[row])]
     assert (event.rank, event.stage, event.microbatch) == (stage, stage, 0)
-    said = f"largest change: step {since}, rank {stage}: forward of stage {stage} took "
-    assert said in repr(comparison)
+    assert f"step {since}, rank {stage}: forward of stage {stage} took " in repr(comparison)
     other = compare(after, before).to_pandas().set_index(["step", "rank", "operation"]).sort_index()
     assert other.longer_s.tolist() == pytest.approx((-table.longer_s).tolist())
 
@@ -568,9 +500,8 @@ def test_all_of_a_ranks_time_is_shared_out(
     before, after = run(first), run(second, name)
     table = compare(before, after).to_pandas().groupby("rank")[["first_s", "second_s"]].sum()
     for column, trace in (("first_s", before), ("second_s", after)):
-        steps = trace.to_pandas().query(
-            "label.str.startswith('step') == True", engine="python"
-        )  # pandas 2 has no answer without a label
+        spans = trace.to_pandas()
+        steps = spans[spans.label.astype(str).str.startswith("step")]
         took_s = ((steps.done_ns - steps.post_ns) * 1e-9).tolist()
         assert table[column].tolist() == pytest.approx(took_s, abs=1e-8)
 
@@ -588,10 +519,9 @@ def test_two_schedules_and_an_unnamed_change_of_a_run_without_steps() -> None:
     before, after = (
         simulate(work, world_size=4, link=LINK, args=(slow_s,)) for slow_s in (0.0, 0.001)
     )
-    assert (
-        "rank 2: compute took 3 ms longer. It began with rank 2: span 'compute 0.002 s' from 2."
-        in repr(compare(before, after))
-    )
+    said = repr(compare(before, after))
+    assert "rank 2: compute took 3 ms longer." in said
+    assert "span 'compute 0.002 s' from 2." in said
     unnamed = compare(*(trace.filter(ops="all_reduce") for trace in (before, after)))
     assert unnamed.where_it_began() == "rank 2: (program) took 3 ms longer."
     table = unnamed.to_pandas().query("operation == 'all_reduce'").set_index("rank")

@@ -44,8 +44,7 @@ def arrivals(world_size: int, messages: Sequence[Message], **network: Any) -> li
 def test_each_edge_may_have_its_link() -> None:
     links = {(0, 1): PLAIN, (1, 0): Link(0.0, 0.0)}
     assert arrivals(3, [(0, 1, 4, 10.0), (1, 0, 4, 10.0)], link=links) == [13.0, 10.0]
-    words = r"link must have an entry for each pair that communicates, got none for \(1, 2\)"
-    with pytest.raises(ArgumentError, match=words):
+    with pytest.raises(ArgumentError, match=r"link .*\(1, 2\)"):
         arrivals(3, [(1, 2, 4, 10.0)], link=links)
 
 
@@ -153,23 +152,16 @@ def programs(draw: st.DrawFn) -> list[list[Step]]:
         bytes_ = draw(st.integers(1, 40))
         for rank, op, peer in ((src, "send", dst), (dst, "recv", src)):
             if draw(st.booleans()):
-                steps[rank].append(
-                    (
-                        "work",
-                        draw(st.integers(1, 30)) + Fraction(2 * number + (rank == src) + 1, 64),
-                    )
-                )
+                apart = Fraction(2 * number + (rank == src) + 1, 64)
+                steps[rank].append(("work", draw(st.integers(1, 30)) + apart))
             steps[rank].append((op, peer, bytes_))
             posted[rank] += 1
             if draw(st.booleans()):
                 steps[rank].append(("wait", draw(st.integers(0, posted[rank] - 1))))
     for rank, its in enumerate(steps):
-        its += [
-            ("wait", handle)
-            for handle in draw(
-                st.lists(st.integers(0, max(posted[rank] - 1, 0)), max_size=3 * bool(posted[rank]))
-            )
-        ]
+        handles = st.integers(0, max(posted[rank] - 1, 0))
+        waits = draw(st.lists(handles, max_size=3 * bool(posted[rank])))
+        its += [("wait", handle) for handle in waits]
         its += [("work", Fraction(3))] * draw(st.integers(0, 1))
     return steps
 
@@ -239,10 +231,7 @@ def exact_end(topology: Topology, steps: list[list[Step]]) -> Fraction:
 def test_a_program_ends_with_its_last_rank_recorded_or_not(
     topology: Topology, steps: list[list[Step]], limits: bool
 ) -> None:
-    """Version 0.1.0 moved the clock to every end that was once expected.
-
-    This included the time limits of waits that had ended long before.
-    """
+    """Version 0.1.0 moved the clock to the time limits of waits that had ended long before."""
     size = len(steps)
     runs = [
         ringsim.simulate(
@@ -278,13 +267,9 @@ print(trace.to_pandas("messages").to_csv())
 
 def test_the_order_of_hashes_decides_nothing() -> None:
     one, other = (
-        subprocess.run(
-            [sys.executable, "-c", HASHED],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
+        subprocess.check_output(
+            [sys.executable, "-c", HASHED], env={**os.environ, "PYTHONHASHSEED": seed}, text=True
+        )
         for seed in ("1", "2")
     )
     assert one == other
