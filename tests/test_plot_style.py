@@ -17,7 +17,7 @@ import pytest
 import torch
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgba
-from pictures import CONTRAST, assert_within, contrast, distance, lab
+from pictures import CONTRAST, assert_within, contrast, distance, drawn, lab
 from synthetic import Story, known, pipeline, trace_of
 
 import ringsim
@@ -107,6 +107,14 @@ def test_everybody_can_tell_the_looks_apart(draw: Callable[[], Axes], looks: int
     for patch in patches:
         ink = lab(patch.get_facecolor()) - lab(patch.get_edgecolor())
         assert not patch.get_hatch() or np.linalg.norm(ink) > 12, "the texture is invisible"
+
+
+def test_neighbours_in_the_ring_differ_also_without_colour() -> None:
+    ax = pipeline(5).plot_ring()
+    colours = {to_hex(one.get_facecolor()) for one in drawn(ax.patches, "forward-").values()}
+    assert len(colours) == 4, "three alternating colours, and one for the edge that closes the ring"
+    assert min(distance(one, other) for one, other in combinations(colours, 2)) > 15
+    assert len({line.get_linestyle() for line in ax.lines}) >= 2
 
 
 @every_picture
