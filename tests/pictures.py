@@ -33,10 +33,7 @@ def drawn(artists: Any, prefix: str) -> dict[str, Any]:
 def boxes(
     ax: Axes, gid: str | None = None, row: int | None = None
 ) -> list[tuple[float, float, float, float]]:
-    """Returns (left, right, top, bottom) of the boxes, sorted.
-
-    Selects an id and a row if given. Y grows downwards.
-    """
+    """Returns (left, right, top, bottom) of the boxes with an id and in a row, sorted."""
     corners = [
         path.vertices
         for group in ax.collections
@@ -66,18 +63,12 @@ def bars(ax: Axes) -> dict[str, list[tuple[float, float]]]:
 
 def overlap(one: Bbox, other: Bbox) -> float:
     """Returns the overlap of two boxes in pixels, zero or negative if they do not overlap."""
-    return float(
-        min(
-            min(one.x1, other.x1) - max(one.x0, other.x0),
-            min(one.y1, other.y1) - max(one.y0, other.y0),
-        )
-    )
+    width = min(one.x1, other.x1) - max(one.x0, other.x0)
+    return float(min(width, min(one.y1, other.y1) - max(one.y0, other.y0)))
 
 
 def assert_apart(found: list[Bbox], most: float = 1.5) -> None:
-    assert all(overlap(one, other) < most for one, other in combinations(found, 2)), (
-        f"texts overlap by {most} pixels or more"
-    )
+    assert all(overlap(one, other) < most for one, other in combinations(found, 2))
 
 
 def assert_within(ax: Axes) -> list[Bbox]:
@@ -85,11 +76,8 @@ def assert_within(ax: Axes) -> list[Bbox]:
     ax.figure.canvas.draw()
     beside = [*ax.texts, *(ax.get_legend().get_texts() if ax.get_legend() else [])]
     canvas, (low, high) = ax.figure.bbox, sorted(ax.get_ylim())
-    ticks = [
-        label
-        for label in ax.get_yticklabels()
-        if ax.axison and low <= label.get_position()[1] <= high
-    ]
+    ticks = [label for label in ax.get_yticklabels() if low <= label.get_position()[1] <= high]
+    ticks = ticks if ax.axison else []
     for text in [*beside, *ticks, ax.title, *([ax.xaxis.label] if ax.axison else [])]:
         if text.get_text() and text.get_visible():
             box = text.get_window_extent()

@@ -1,8 +1,7 @@
 """The parts of Perfetto's published schema that ringsim writes or reads.
 
 They are copied from protos/perfetto/trace of https://github.com/google/perfetto, independently of
-``exchange/schemas.py``. If ringsim wrote a field with another number or type, the parser would
-report an unknown field.
+``exchange/schemas.py``.
 """
 
 from __future__ import annotations
@@ -40,20 +39,14 @@ PERFETTO = {
 
 
 def compile_schema(messages: dict[str, str]) -> dict[str, Any]:
-    """Returns the message classes by name.
-
-    A field is "number name type", with a star if it repeats.
-    """
-    package = "perfetto"
-    file = descriptor_pb2.FileDescriptorProto(
-        name=f"{package}.proto", package=package, syntax="proto2"
-    )
+    """Returns the message classes; a field is "number name type", with a star if it repeats."""
+    file = descriptor_pb2.FileDescriptorProto(name="p.proto", package="p", syntax="proto2")
     for name, text in messages.items():
         message = file.message_type.add(name=name)
         for number, field, kind in (one.split() for one in text.split(",")):
             repeated, base = kind.endswith("*"), kind.rstrip("*")
             told: dict[str, Any] = (
-                {"type": FieldType.TYPE_MESSAGE, "type_name": f".{package}.{base}"}
+                {"type": FieldType.TYPE_MESSAGE, "type_name": f".p.{base}"}
                 if base in messages
                 else {"type": getattr(FieldType, f"TYPE_{base.upper()}")}
             )
@@ -62,7 +55,7 @@ def compile_schema(messages: dict[str, str]) -> dict[str, Any]:
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file) if hasattr(pool, "Add") else pool.AddSerializedFile(file.SerializeToString())
     return {
-        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{package}.{name}"))
+        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"p.{name}"))
         for name in messages
     }
 
@@ -77,9 +70,7 @@ def parse_whole(kind: Any, data: bytes) -> Any:
 
 
 def assert_known(message: Any) -> None:
-    assert len(UnknownFieldSet(message)) == 0, (
-        f"{message.DESCRIPTOR.name} has a field that the schema does not have"
-    )
+    assert len(UnknownFieldSet(message)) == 0, f"{message.DESCRIPTOR.name} has an unknown field"
     for field, value in message.ListFields():
         if field.type == FieldType.TYPE_MESSAGE:
             for one in [value] if hasattr(value, "ListFields") else value:

@@ -1,7 +1,4 @@
-"""Matching of sends and recvs.
-
-The rules are checked by hand and against a simple matcher, as are the causes of blocked time.
-"""
+"""Matching of sends and recvs, and the causes of blocked time, by hand and by a simple matcher."""
 
 from __future__ import annotations
 
@@ -33,40 +30,14 @@ def pairs(trace: Trace) -> list[tuple[int, int]]:
     return sorted(zip(messages.send.tolist(), messages.recv.tolist(), strict=True))
 
 
-# Rows of `program`, and the matched sends and recvs, given by row.
-PROGRAMS: dict[str, tuple[Rows, list[tuple[int, int]]]] = {
-    "messages of one tag keep their order, and tags do not wait for each other": (
-        [
-            *((0, "isend", 1, tag, "world") for tag in (7, 9, 7)),
-            *((1, "irecv", 0, tag, "world") for tag in (9, 7, 7)),
-        ],
-        [(0, 4), (1, 3), (2, 5)],
-    ),
-    "groups over the same ranks are apart": (
-        [
-            *((0, "send", 1, 0, group) for group in ("ring:0>1", "ring:1>0")),
-            *((1, "recv", 0, 0, group) for group in ("ring:1>0", "ring:0>1")),
-        ],
-        [(0, 3), (1, 2)],
-    ),
-    "opposite directions are apart": (
-        [(rank, op, 1 - rank, 0, "world") for rank in (0, 1) for op in ("send", "recv")],
-        [(0, 3), (2, 1)],
-    ),
-    "a rank may send to itself": ([(0, op, 0, 0, "a") for op in ("isend", "irecv")], [(0, 1)]),
-    "others take no part": (
-        [(0, op, 1, 0, "world") for op in ("all_reduce", "barrier", "span", "mark")],
-        [],
-    ),
-}
-
-
-@pytest.mark.parametrize("what", PROGRAMS)
-def test_which_send_became_which_recv(what: str) -> None:
-    rows, expected = PROGRAMS[what]
-    trace = program(rows)
-    assert pairs(trace) == sorted(expected)
+def test_messages_of_one_tag_keep_their_order_and_groups_over_the_same_ranks_are_apart() -> None:
+    sends: Rows = [(0, "isend", 1, tag, "world") for tag in (7, 9, 7)]
+    recvs: Rows = [(1, "irecv", 0, tag, "world") for tag in (9, 7, 7)]
+    assert pairs(trace := program(sends + recvs)) == [(0, 4), (1, 3), (2, 5)]
     assert trace.unmatched == []
+    sends = [(0, "send", 1, 0, group) for group in ("ring:0>1", "ring:1>0")]
+    recvs = [(1, "recv", 0, 0, group) for group in ("ring:1>0", "ring:0>1")]
+    assert pairs(program(sends + recvs)) == [(0, 3), (1, 2)]
 
 
 def test_nccl_ignores_tags_and_messages_stand_by_the_time_of_sending() -> None:
@@ -74,12 +45,10 @@ def test_nccl_ignores_tags_and_messages_stand_by_the_time_of_sending() -> None:
     rows += [(1, "irecv", 0, tag, "world") for tag in (2, 1)]
     assert pairs(program(rows, backend="gloo")) == [(0, 3), (1, 2)]
     assert pairs(program(rows, backend="nccl")) == [(0, 2), (1, 3)]
-    late = {"rank": 0, "op": "send", "peer": 1, "post_ns": 50}, {"rank": 1, "op": "recv", "peer": 0}
-    early = (
-        {"rank": 1, "op": "send", "peer": 0, "post_ns": 10},
-        {"rank": 0, "op": "recv", "peer": 1},
-    )
-    assert make_trace([*late, *early]).messages.src.tolist() == [1, 0]
+    late, early = ({"rank": rank, "op": "send", "peer": 1 - rank} for rank in (0, 1))
+    recvs = [{"rank": rank, "op": "recv", "peer": 1 - rank} for rank in (0, 1)]
+    trace = make_trace([late | {"post_ns": 50}, early | {"post_ns": 10}, *recvs])
+    assert trace.messages.src.tolist() == [1, 0]
 
 
 @pytest.mark.parametrize(
@@ -120,10 +89,9 @@ def test_a_message_never_meets_a_send_that_was_refused() -> None:
 
 
 def naive(trace: Trace, by_tag: bool) -> tuple[set[tuple[int, int]], list[int]]:
-    """Applies the rule to one event after another.
+    """Each send joins its queue, and each recv takes the first send of its own queue.
 
-    Each send joins its queue, and each recv takes the first send of its own queue. An operation
-    that failed before its rank waited for it was refused when it was posted.
+    An operation that failed before its rank waited for it was refused when it was posted.
     """
     queues: dict[tuple[object, ...], deque[int]] = defaultdict(deque)
     found, alone = set(), []
@@ -171,33 +139,18 @@ def test_equals_the_naive_matcher(rows: list[tuple[int, ...]], by_tag: bool) -> 
     )
     found, alone = naive(trace, by_tag)
     assert (set(pairs(trace)), trace.messages.unmatched.tolist()) == (found, alone)
-    assert all((one.src, one.dst) == (one.send.rank, one.recv.rank) for one in trace.messages)
 
 
-# (send), (recv) as (post, wait, done) -> late_sender and transfer of the recv, late_receiver and
+# send and recv as (post, wait, done); then late_sender and transfer of the recv, late_receiver and
 # transfer of the send
 CASES = {
-    # send          10====50
-    # recv  0=============50
     "late sender": ((10, 10, 50), (0, 0, 50), (10, 40, 0, 40)),
-    # send  0=============50
-    # recv          10====50
     "late receiver": ((0, 0, 50), (10, 10, 50), (0, 40, 10, 40)),
-    # send  10====20
-    # recv  0..........30=40     it computed while it could have waited
-    "overlapped": ((10, 10, 20), (0, 30, 40), (0, 10, 0, 10)),
-    # send  5..8====40
-    # recv    20====30
+    "overlapped with computing": ((10, 10, 20), (0, 30, 40), (0, 10, 0, 10)),
     "posted early, waited for early": ((5, 8, 40), (20, 20, 30), (0, 10, 12, 20)),
-    # send             30
-    # recv  0=======20           it gave up earlier: the wait ends then
-    "done before the partner": ((30, 30, 40), (0, 0, 20), (20, 0, 0, 10)),
-    "not done, and has waited for its late sender already": (
-        (70, 70, NONE),
-        (0, 20, NONE),
-        (50, 0, 0, 0),
-    ),
-    "never waited, and was not blocked": ((70, NONE, NONE), (0, NONE, NONE), (0, 0, 0, 0)),
+    "given up before the partner": ((30, 30, 40), (0, 0, 20), (20, 0, 0, 10)),
+    "in flight, after a late sender": ((70, 70, NONE), (0, 20, NONE), (50, 0, 0, 0)),
+    "never waited, and not blocked": ((70, NONE, NONE), (0, NONE, NONE), (0, 0, 0, 0)),
 }
 
 

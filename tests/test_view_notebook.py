@@ -62,24 +62,24 @@ def test_python_reads_and_leads_the_view_without_a_notebook() -> None:
     assert view.selection.index.tolist() == sorted([met.messages.send[0], met.messages.recv[0]])
     for wrong in (4, -1, "recv", ringsim.errors):
         with pytest.raises(ArgumentError, match="what must be a finding"):
-            stuck().view().goto(wrong)
+            trace.view().goto(wrong)
     for window in ((1, 1), (2, 1), (float("nan"), 1)):
         with pytest.raises(ArgumentError, match="window must be two times"):
             view.window = window
+
+
+def run(begins_ms: float) -> Trace:
+    story = Story(1)
+    for number in range(3):
+        begin_ms = begins_ms + 10 * number
+        story.span(0, f"part {number}", begin_ms, begin_ms + 4)
+    return story.trace()
 
 
 def test_traces_on_one_axis_are_aligned_at_their_first_operations(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In 0.2.0 each trace began at its own time, unlike on a page."""
-
-    def run(begins_ms: float) -> Trace:
-        story = Story(1)
-        for number in range(3):
-            begin_ms = begins_ms + 10 * number
-            story.span(0, f"part {number}", begin_ms, begin_ms + 4)
-        return story.trace()
-
     sent: list[bytes] = []
     shown = run(0).view()
     monkeypatch.setattr(shown.widget, "send", lambda message, buffers: sent.extend(buffers))
@@ -88,12 +88,9 @@ def test_traces_on_one_axis_are_aligned_at_their_first_operations(
     assert posts == [[300_000_000, 310_000_000, 320_000_000]] * 2
     assert shown.window == pytest.approx((0.3, 0.324))
     shown.window = (0.309, 0.315)
+    # of the first trace, in its own times
     assert shown.selection["label"].tolist() == ["part 1"]
-    assert shown.selection["post_ns"].tolist() == [10_000_000], (
-        "the selection must be of the first trace, in its own times"
-    )
-    shown.traces = shown.traces[::-1]
-    assert shown.selection["post_ns"].tolist() == [310_000_000]
+    assert shown.selection["post_ns"].tolist() == [10_000_000]
 
 
 HERE = str(Path(__file__).parent)
@@ -117,7 +114,7 @@ def test_a_saved_notebook_holds_the_picture_and_not_the_trace() -> None:
     ran = NotebookClient(notebook(1), timeout=240).execute()
     widget, picture = ran.cells[0].outputs
     assert set(widget.data) == {"application/vnd.jupyter.widget-view+json", "text/plain"}
-    assert "run this cell" in widget.data["text/plain"]
+    assert "Run this cell" in widget.data["text/plain"]
     assert "image/png" in picture.data
     widgets = ran.metadata.widgets["application/vnd.jupyter.widget-state+json"]["state"]
     (state,) = (each["state"] for each in widgets.values() if "_esm" in each["state"])
@@ -133,11 +130,9 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
     with closing(socket()) as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    names = (
-        "JUPYTER_CONFIG_DIR JUPYTER_DATA_DIR JUPYTERLAB_SETTINGS_DIR JUPYTERLAB_WORKSPACES_DIR "
-        "IPYTHONDIR"
-    ).split()
-    environment = os.environ | dict.fromkeys(names, str(own))
+    names = "JUPYTER_CONFIG JUPYTER_DATA JUPYTERLAB_SETTINGS JUPYTERLAB_WORKSPACES".split()
+    environment = os.environ | {f"{name}_DIR": str(own) for name in names}
+    environment["IPYTHONDIR"] = str(own)
     environment["PYTHONPATH"] = str(Path(ringsim.__file__).parent.parent)
     options = [
         f"--port={port}",
@@ -150,9 +145,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
     ]
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", *options]
     url = f"http://127.0.0.1:{port}"
-    with subprocess.Popen(
-        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as server:
+    quiet: dict[str, Any] = dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL)
+    with subprocess.Popen(command, env=environment, **quiet) as server:
         try:
             until(lambda: answers(f"{url}/api"))
             yield url, folder
@@ -229,9 +223,8 @@ def test_in_jupyterlab_the_view_moves_and_python_knows(lab: tuple[str, Path], pa
     for key in ("d", "d", "w", "w", "w"):  # D D deletes a cell if JupyterLab receives it
         stage.press(key)
     assert page.locator(".jp-Cell").count() == cells
-    assert page.evaluate("document.activeElement.hasAttribute('data-lm-suppress-shortcuts')"), (
-        "this element must have the attribute, because Notebook 7 checks it first"
-    )
+    # Notebook 7 checks this element first
+    assert page.evaluate("document.activeElement.hasAttribute('data-lm-suppress-shortcuts')")
     # the view reports its position once it has settled
     until(lambda: window_of(page)[1] < stuck().makespan_s)
     assert 0 <= window_of(page)[0] < window_of(page)[1]
@@ -242,9 +235,9 @@ def test_in_jupyterlab_the_view_moves_and_python_knows(lab: tuple[str, Path], pa
     page.locator('.ringsim[data-theme="dark"]').wait_for()
     run_cell(page, 2, ".ringsim.ready")  # an explorer: a choice shows another run and text
     explorer = page.locator(".jp-CodeCell").nth(2)
-    explorer.get_by_text("It never ends.").first.wait_for()
+    explorer.get_by_text("The run never ends.").first.wait_for()
     explorer.locator("select").first.select_option("receives")
-    explorer.get_by_text("It ends after").first.wait_for()
+    explorer.get_by_text("The run ends after").first.wait_for()
     explorer.get_by_text("blocked: late sender").wait_for()
     page.keyboard.press("Control+s")
     until(lambda: "image/png" in (folder / "run.ipynb").read_text())
