@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,16 +11,14 @@ import pytest
 from watched_parts import TICK_S, Bench
 
 from ringsim.diagnose.failure import Verdict
-from ringsim.launch.system import Process, look_at
+from ringsim.launch.system import Process
 from ringsim.launch.threads import Threads
-from ringsim.launch.watcher import COLLECTIVE_S, POLL_MAX, POLL_S, STALL_S, THREADS_S, Watcher
+from ringsim.launch.watcher import COLLECTIVE_S, STALL_S, THREADS_S, Watcher
 from ringsim.traces.events import (
     ANY_SOURCE,
     ERROR,
-    IN_FLIGHT,
     NONE,
     OK,
-    RECORD,
     THREAD_FAILED,
     word_notice,
 )
@@ -91,33 +88,27 @@ def test_who_is_stuck_is_told_and_not_before_its_time(
         assert set(bench.asked) == (set() if after_s == STALL_S else {0, 1})
 
 
-@pytest.mark.parametrize("theirs", ["broadcast", "barrier"])
-def test_a_rank_that_has_posted_another_collective_and_computes_is_named(
-    bench: Bench, theirs: str
-) -> None:
+def test_a_rank_that_has_posted_another_collective_and_computes_is_named(bench: Bench) -> None:
     """No later operation of its rank can help. 0.2.0 gave a verdict without a finding."""
     bench.writers[0].post("all_reduce", 0, NONE, NONE)
-    bench.waits(1, theirs, NONE, NONE)
+    bench.waits(1, "broadcast", NONE, NONE)
     verdict, after_s = bench.look_for(10.0)
-    assert (kind_of(verdict), after_s) == (
-        "collective_mismatch",
-        pytest.approx(COLLECTIVE_S, abs=2 * TICK_S),
-    )
     assert verdict is not None
+    assert verdict.diagnosis.kind == "collective_mismatch"
+    assert after_s == pytest.approx(COLLECTIVE_S, abs=2 * TICK_S)
     assert (verdict.ranks, verdict.diagnosis.findings[0].ranks) == ((1,), (0, 1))
 
 
-@pytest.mark.parametrize(
-    ("idle", "settle_s", "after_s"), [({7: None}, 0.0, THREADS_S), ({}, 0.5, 0.5)]
-)
-def test_idle_threads_and_ranks_that_settle_slowly_get_their_time(
-    bench: Bench, idle: dict[int, None], settle_s: float, after_s: float
-) -> None:
-    bench.watcher = Watcher(bench.records, 2, tell=bench.answer, settle_s=settle_s)
-    bench.threads[0] = bench.threads[0]._replace(idle=idle)
+@pytest.mark.parametrize("slow", ["threads", "ranks"])
+def test_idle_threads_and_ranks_that_settle_slowly_get_their_time(bench: Bench, slow: str) -> None:
+    if slow == "threads":
+        bench.threads[0] = bench.threads[0]._replace(idle={7: None})
+    else:
+        bench.watcher = Watcher(bench.records, 2, tell=bench.answer, settle_s=0.5)
     bench.both_receive()
-    verdict, after = bench.look_for(10.0)
-    assert (kind_of(verdict), after) == ("deadlock", pytest.approx(after_s, abs=2 * TICK_S))
+    verdict, after_s = bench.look_for(10.0)
+    expected_s = pytest.approx(THREADS_S if slow == "threads" else 0.5, abs=2 * TICK_S)
+    assert (kind_of(verdict), after_s) == ("deadlock", expected_s)
 
 
 @pytest.mark.parametrize(
@@ -145,28 +136,11 @@ def test_something_that_happens_between_two_looks_begins_the_proof_anew(bench: B
     assert kind_of(bench.look_for(1.0)[0]) == "deadlock"
 
 
-def test_a_message_that_is_there_ends_the_suspicion(bench: Bench) -> None:
-    bench.both_receive()
-    assert bench.look() is None
-    bench.writers[0].post("isend", 0, 1, 0)
-    assert bench.look_for(1.0)[0] is None
-
-
 def test_a_rank_that_does_not_answer_is_not_judged(bench: Bench) -> None:
     bench.silent = {1}
     bench.both_receive()
     assert bench.look_for(20.0, 0.1)[0] is None
     bench.watcher.hear(1, bench.threads[1])
-    assert kind_of(bench.look_for(1.0)[0]) == "deadlock"
-
-
-def test_what_a_rank_said_counts_until_it_is_asked_again(bench: Bench) -> None:
-    bench.threads[0] = bench.threads[0]._replace(idle={7: None})
-    bench.both_receive()
-    assert bench.look_for(TICK_S)[0] is None
-    bench.silent = {0}
-    assert bench.look_for(3 * THREADS_S, 0.1)[0] is None
-    bench.watcher.hear(0, bench.threads[0])
     assert kind_of(bench.look_for(1.0)[0]) == "deadlock"
 
 
@@ -186,23 +160,16 @@ def test_what_disagrees_is_looked_for_again_before_ranks_are_called_stuck(bench:
     assert (kind_of(verdict), after_s) == ("message_mismatch", pytest.approx(TICK_S))
 
 
-@pytest.mark.parametrize(
-    "failures", [(), ("raised ValueError: no such layer", "raised KeyError: 7")]
-)
-def test_what_ended_a_thread_comes_before_what_follows_from_it(
-    bench: Bench, failures: tuple[str, ...]
-) -> None:
+def test_what_ended_a_thread_comes_before_what_follows_from_it(bench: Bench) -> None:
     bench.writers[0].recorder.mark("begins")
-    for about in failures:
+    for about in ("raised ValueError: no such layer", "raised KeyError: 7"):
         bench.writers[0].recorder.mark(word_notice(THREAD_FAILED, about))
     bench.both_receive()
     verdict, _ = bench.look_for(1.0)
     assert verdict is not None
     (finding,) = verdict.diagnosis.findings
-    if not failures:
-        assert finding.kind == "deadlock"
-        return
-    assert (finding.kind, finding.message) == ("rank_failed", f"a thread of rank 0 {failures[0]}.")
+    assert finding.kind == "rank_failed"
+    assert "thread of rank 0 raised ValueError: no such layer" in finding.message
     assert [one.kind for one in finding.consequences] == ["deadlock"]
 
 
@@ -292,14 +259,6 @@ class TestSilentRank:
         assert len(bench.asked) < 15
 
 
-def test_who_has_returned_will_take_part_in_nothing(bench: Bench) -> None:
-    bench.waits(0, "barrier", NONE, NONE)
-    assert bench.look_for(10.0, 0.1)[0] is None
-    bench.states[1] = "exited"
-    verdict, after_s = bench.look_for(10.0)
-    assert (kind_of(verdict), after_s) == ("missing_participant", pytest.approx(TICK_S))
-
-
 def test_a_message_in_doubt_is_hoped_for_while_a_rank_is_at_work(bench: Bench) -> None:
     bench.writers[0].post("irecv", 0, ANY_SOURCE, 9)
     bench.waits(0, "recv", 1, tag=9)
@@ -310,29 +269,6 @@ def test_a_message_in_doubt_is_hoped_for_while_a_rank_is_at_work(bench: Bench) -
     assert (kind_of(verdict), after_s) == ("peer_exited", pytest.approx(STALL_S, abs=2 * TICK_S))
 
 
-def test_an_operation_that_is_just_being_finished_is_not_awaited(bench: Bench) -> None:
-    bench.waits(0, "recv", 1)
-    slot = bench.writers[0].open[-1][0]
-    records = bench.writers[0].recorder._store.records
-    bench.waits(1, "recv", 0)
-    bench.writers[0].recorder.complete(slot)
-    records["status"][slot * 8 // RECORD.itemsize] = IN_FLIGHT  # the status is written last
-    assert bench.look_for(1.0)[0] is None
-
-
-def test_it_looks_less_often_while_all_goes_well_and_closely_when_it_does_not(bench: Bench) -> None:
-    pauses = []
-    for _ in range(8):
-        bench.look()
-        pauses.append(bench.watcher.pause_s)
-        bench.writers[0].recorder.mark("step")
-    assert pauses == sorted(pauses)
-    assert pauses[-1] == pytest.approx(POLL_S * POLL_MAX)
-    bench.both_receive()
-    assert bench.look() is None
-    assert bench.watcher.pause_s == POLL_S
-
-
 class TestStall:
     """Both sides are posted, as far as is recorded, and nothing moves."""
 
@@ -341,7 +277,7 @@ class TestStall:
         bench.waits(0, "send", 1)
         bench.waits(1, "recv", 0)
 
-    @pytest.mark.parametrize("state", ["T", "R", "t"])
+    @pytest.mark.parametrize("state", ["T", "R"])
     def test_not_while_a_rank_is_stopped_or_runs(self, bench: Bench, state: str) -> None:
         bench.process = Process(state, 5)
         assert bench.look_for(30.0, 0.5)[0] is None
@@ -354,12 +290,12 @@ class TestStall:
             assert bench.look() is None
             bench.now_s += TICK_S
 
-    def test_not_while_a_rank_is_not_blocked(self, bench: Bench, tmp_path: Path) -> None:
-        bench.writers[1].act("finish", -1)
-        assert bench.look_for(30.0, 0.5)[0] is None
-
-    def test_not_while_a_rank_does_not_record_what_it_does(self, bench: Bench) -> None:
-        bench.writers[1].recorder.close()
+    @pytest.mark.parametrize("what", ["is not blocked", "does not record"])
+    def test_not_while_a_rank_may_go_on(self, bench: Bench, what: str) -> None:
+        if what == "is not blocked":
+            bench.writers[1].act("finish", -1)
+        else:
+            bench.writers[1].recorder.close()
         assert bench.look_for(30.0, 0.5)[0] is None
 
     def test_large_messages_get_longer(self, bench: Bench) -> None:
@@ -368,10 +304,3 @@ class TestStall:
         bench.writers[0].post("isend", 0, 1, 5)
         after_s = bench.look_for(60.0, 0.5)[1]
         assert after_s == pytest.approx(STALL_S + 20, abs=2 * 0.5)
-
-
-def test_processes_are_looked_at() -> None:
-    mine = look_at(os.getpid())
-    assert mine is not None
-    assert mine.state == "R"
-    assert mine.ticks >= 0
