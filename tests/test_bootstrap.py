@@ -10,8 +10,9 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
-from functools import partial
+from functools import partial, partialmethod
 from typing import Any
 
 import pytest
@@ -19,7 +20,6 @@ import torch.distributed as dist
 
 from ringsim.comm import bootstrap
 from ringsim.comm.bootstrap import (
-    BackgroundCall,
     Card,
     LeftAlready,
     RollCall,
@@ -28,45 +28,32 @@ from ringsim.comm.bootstrap import (
 )
 from ringsim.errors import RendezvousFailed
 
-
-def pair(other: Card) -> list[Card]:
-    return [
-        Card(2, other.comm_device if other.gpu else "cpu", (0, 1), "A" if other.gpu else ""),
-        other,
-    ]
+CARD = Card(2, "cpu", (0, 1))
+GPU_A = Card(2, "gpu", (0, 1), "A")
 
 
 @pytest.mark.parametrize(
     ("cards", "fault"),
     [
-        (pair(Card(2, "cpu", (0, 1))), None),
         ([Card(4, "cpu", (rank % 2, rank % 2 + 2)) for rank in range(4)], None),
         ([Card(3, "cpu", (1, 0)), Card(3, "cpu", (1, 0)), Card(3, "cpu", (2,))], None),
-        (pair(Card(2, "gpu", (0, 1), "B")), None),
+        ([GPU_A, replace(GPU_A, gpu="B")], None),
+        ([CARD, replace(CARD, world_size=3)], "world_size is 2 on rank 0, but 3 on rank 1"),
+        ([CARD, Card(2, "gpu", (0, 1))], "comm_device is 'cpu' on rank 0, but 'gpu' on rank 1"),
         (
-            pair(Card(3, "cpu", (0, 1))),
-            "world_size is 2 on rank 0 and 3 on rank 1",
+            [CARD, replace(CARD, ring=(1,))],
+            "ring_ranks .* rank 0 passed [0, 1], but rank 1 passed [1]",
         ),
-        (
-            pair(Card(2, "gpu", (0, 1))),
-            "comm_device is 'cpu' on rank 0 and 'gpu' on rank 1",
-        ),
-        (
-            pair(Card(2, "cpu", (1,))),
-            ("ring_ranks differs within a ring, because [0, 1] on rank 0 and [1] on rank 1"),
-        ),
-        (
-            pair(Card(2, "cpu", (0, 1), host="node1")),
-            "only rank 1",
-        ),
-        (
-            pair(Card(2, "gpu", (0, 1), "A")),
-            "ranks 0 and 1 on GPU A",
-        ),
+        ([CARD, replace(CARD, host="node1")], "only rank 1 passed ring_order"),
+        ([GPU_A, GPU_A], "ranks 0 and 1 use the same GPU, A"),
     ],
 )
 def test_find_fault(cards: list[Card], fault: str | None) -> None:
-    assert find_fault(cards) == fault
+    found = find_fault(cards)
+    assert (found is None) is (fault is None)
+    start, _, end = (fault or "").partition(" .* ")
+    assert (found or "").startswith(start)
+    assert end in (found or "")
 
 
 class CountingStore(dist.Store):
@@ -79,17 +66,13 @@ class CountingStore(dist.Store):
     def has_extended_api(self) -> bool:
         return True
 
-
-def _counted(name: str) -> Callable[..., Any]:
-    def ask(self: CountingStore, *args: Any) -> Any:
+    def ask(self, *args: Any, name: str) -> Any:
         self.operations += 1
         return getattr(self.inner, name)(*args)
 
-    return ask
-
 
 for method in ("set", "get", "multi_get", "add", "compare_set", "check", "wait"):
-    setattr(CountingStore, method, _counted(method))
+    setattr(CountingStore, method, partialmethod(CountingStore.ask, name=method))
 
 
 @pytest.fixture(autouse=True)
@@ -105,22 +88,14 @@ def together(parts: list[Callable[[], Any]]) -> list[Any]:
         return [each.exception(20) or each.result() for each in ended]
 
 
-def start(
-    store: dist.Store, rank: int, card: Card, *, limit_s: float = 10, reused: bool = True
-) -> Any:
-    return RollCall(store, rank, card.world_size, hosts=rank == 0, reused=reused).start(
-        card, time.monotonic() + limit_s
-    )
+def start(store: dist.Store, rank: int, card: Card, *, reused: bool = True) -> Any:
+    roll = RollCall(store, rank, card.world_size, hosts=rank == 0, reused=reused)
+    return roll.start(card, time.monotonic() + 10)
 
 
 def starts(store: dist.Store, cards: dict[int, Card], **options: Any) -> list[Any]:
     """Starts one rank per card."""
-    return together(
-        [
-            lambda rank=rank, card=card: start(store, rank, card, **options)
-            for rank, card in cards.items()
-        ]
-    )
+    return together([partial(start, store, rank, cards[rank], **options) for rank in cards])
 
 
 def whole_world(count: int) -> dict[int, Card]:
@@ -129,10 +104,8 @@ def whole_world(count: int) -> dict[int, Card]:
 
 def test_everybody_learns_of_every_ring_by_a_fixed_number_of_questions() -> None:
     rings = [(0, 2), (3, 1)]
-    assert (
-        starts(CountingStore(), {rank: Card(4, "cpu", rings[rank % 2]) for rank in range(4)})
-        == [rings] * 4
-    )
+    cards = {rank: Card(4, "cpu", rings[rank % 2]) for rank in range(4)}
+    assert starts(CountingStore(), cards) == [rings] * 4
     asked = []
     for count in (64, 8, 2):
         store = CountingStore()
@@ -150,21 +123,16 @@ def test_a_rank_that_comes_twice_ends_it_for_all_who_do_not_run_yet() -> None:
         store.wait(["ringsim/0/start/0"], timedelta(seconds=10))
         return start(store, 1, whole_world(3)[1])
 
-    ended = together(
-        [lambda: start(store, 0, whole_world(3)[0]), start_after_rank_0, start_after_rank_0]
-    )
-    assert [
-        "two processes have rank 1: ranks 0-1 present, rank 2 missing" in str(error)
-        for error in ended
-    ] == [True] * 3
+    first = partial(start, store, 0, whole_world(3)[0])
+    for error in together([first, start_after_rank_0, start_after_rank_0]):
+        assert "two processes have rank 1: ranks 0-1 present, rank 2 missing" in str(error)
     store = CountingStore()
     assert starts(store, whole_world(2), reused=False) == [[(0, 1)]] * 2
-    assert "two processes have rank 1" in str(
-        starts(store, {1: whole_world(2)[1]}, reused=False)[0]
-    )
+    (late,) = starts(store, {1: whole_world(2)[1]}, reused=False)
+    assert "two processes have rank 1" in str(late)
 
 
-@pytest.mark.parametrize(("odd", "size"), [(0, 3), (0, 5), (1, 3), (3, 5)])
+@pytest.mark.parametrize(("odd", "size"), [(0, 5), (1, 3)])
 def test_another_world_size_ends_it_for_all_and_names_it(odd: int, size: int) -> None:
     cards = {rank: Card(size if rank == odd else 4, "cpu", (rank,)) for rank in range(4)}
     ended = starts(CountingStore(), cards, reused=False)
@@ -172,8 +140,8 @@ def test_another_world_size_ends_it_for_all_and_names_it(odd: int, size: int) ->
     (words,) = {str(error).partition(":")[0] for error in ended}
     # if rank 0 is the one that differs, the first other rank is named
     named = odd or int(words.rpartition(" ")[2])
-    sides = f"{cards[0].world_size} on rank 0 and {cards[named].world_size} on rank {named}"
-    assert words == f"world_size is {sides}"
+    sizes = cards[0].world_size, cards[named].world_size
+    assert words == "world_size is {} on rank 0, but {} on rank {}".format(*sizes, named)
 
 
 def test_the_host_stays_until_the_others_have_left_and_then_sends_others_away() -> None:
@@ -190,7 +158,7 @@ def test_the_host_stays_until_the_others_have_left_and_then_sends_others_away() 
         RollCall(store, 0, 1, hosts=True, reused=False)
 
 
-@pytest.mark.parametrize("left_behind", [[0], [1], [0, 1], [0, 1, 2], [0, 2]])
+@pytest.mark.parametrize("left_behind", [[1], [0, 1, 2], [0, 2]])
 def test_restarted_ranks_follow_rank_0_and_not_what_an_earlier_attempt_left(
     left_behind: list[int],
 ) -> None:
@@ -231,18 +199,3 @@ def test_restarted_ranks_follow_rank_0_and_not_what_an_earlier_attempt_left(
         return join(0)
 
     assert together([join_late, partial(join, 1), partial(join, 2)]) == [[(0, 1, 2)]] * 3
-
-
-# -- calls that may never return
-
-
-def test_a_call_in_the_background_returns_raises_or_is_left_behind() -> None:
-    assert BackgroundCall(lambda: None).result(10) is None
-    with pytest.raises(ZeroDivisionError):
-        BackgroundCall(lambda: 1 // 0).result(10)
-    gate = threading.Event()
-    call = BackgroundCall(lambda: gate.wait(30))
-    with pytest.raises(TimeoutError, match="no answer within"):
-        call.result(0.01)
-    gate.set()
-    assert call.result(10) is True

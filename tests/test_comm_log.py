@@ -41,7 +41,7 @@ def log_of(program: Callable[[], Any], **options: Any) -> Any:
     return ringsim.simulate(worker, world_size=RANKS, link=LINK).results[0]
 
 
-def log_with(program: Callable[[], Any], **options: Any) -> dict[str, Any]:
+def rows_of(program: Callable[[], Any], **options: Any) -> dict[str, Any]:
     return {row.name: row for row in log_of(program, **options).rows}
 
 
@@ -62,7 +62,7 @@ SOME = [11, 13, 17, 19, 23, 29, 400]
 
 def test_each_operation_counts_its_own_time_and_first_ones_are_kept_apart() -> None:
     """DeepSpeed 0.19.8 never resets its timer, so each time includes all earlier ones."""
-    rows = log_with(lambda: pass_on(700, *SOME))
+    rows = rows_of(lambda: pass_on(700, *SOME))
     send, recv, times = rows["send"], rows["recv"], [TOOK_US + late for late in SOME]
     assert (send.count, send.first_count, send.size_bytes, send.group_size) == (8, 1, 1000, RANKS)
     assert send.first_mean_us == pytest.approx(TOOK_US + 700)
@@ -188,7 +188,7 @@ def meet_late() -> None:
 
 
 def test_straggler_time_is_the_wait_for_the_last_rank() -> None:
-    rows = log_with(meet_late, prof_all=False)
+    rows = rows_of(meet_late, prof_all=False)
     assert rows["barrier"].straggler_mean_us == pytest.approx(30)  # 60, 40, 0 and 20
     assert math.isnan(rows["broadcast"].straggler_mean_us)
 
@@ -198,8 +198,8 @@ def test_the_table_in_pandas_and_an_empty_one_as_text(capsys: pytest.CaptureFixt
     assert frame.loc["send", ["count", "mean_us"]].tolist() == [2, pytest.approx(TOOK_US)]
     capsys.readouterr()
     empty = dist.log_summary()
-    assert str(empty) == "Communication of 1 rank: nothing was logged"
     assert capsys.readouterr().out == f"{empty}\n"
+    assert "nothing was logged" in str(empty)
     assert list(empty.to_pandas().set_index("name")) == list(frame)
     assert empty.to_dict()["summary"] == {}
 
@@ -281,7 +281,7 @@ def sum_up(tensor: torch.Tensor, begin: Callable[[], Any]) -> Any:
     return begin()
 
 
-@pytest.mark.filterwarnings("ignore:the backend 'slow' has no all_reduce")
+@pytest.mark.filterwarnings("ignore:the backend 'slow' does not support")
 def test_it_ends_with_the_wait_and_one_in_vain_fails_it(
     tmp_path: Path, stopped: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,7 +50,7 @@ def node07(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize(
-    ("head", "local"), [("127.0.0.1", True), (DEBIAN, True), ("localhost", True), ("node07", False)]
+    ("head", "local"), [(DEBIAN, True), ("localhost", True), ("node07", False)]
 )
 def test_gloo_is_kept_on_loopback_only_where_the_head_says_so_everywhere(
     node07: str, head: str, local: bool
@@ -82,11 +82,11 @@ def test_missing_ranks_may_be_those_that_cannot_reach_loopback(node07: str) -> N
         join(node07, free_port(DEBIAN), world_size=2, timeout_s=0.3)
     with pytest.raises(RendezvousFailed) as caught:
         join("127.0.0.1", free_port("127.0.0.1"), world_size=2, timeout_s=0.3)
-    assert "own machine" not in str(caught.value)
+    assert "resolves to" not in str(caught.value)
 
 
-ELSEWHERE = "head_ip must be an address of rank 0's own machine, got"
-UNKNOWN = "head_ip must be an address or a name that this machine can resolve, got"
+ELSEWHERE = r"cannot listen on .* as head_ip"
+UNKNOWN = r".*this machine cannot resolve head_ip"
 EVERYWHERE = "head_ip must be an address that the ranks can reach"
 
 
@@ -95,8 +95,7 @@ EVERYWHERE = "head_ip must be an address that the ranks can reach"
     [
         ("192.0.2.1", 0, ELSEWHERE),
         ("2001:db8::1", 0, ELSEWHERE),
-        ("no-such-machine.invalid", 0, UNKNOWN),
-        ("a name with spaces", 1, UNKNOWN),
+        ("a name with spaces", 0, UNKNOWN),
         ("x" * 300, 1, UNKNOWN),
         ("0.0.0.0", 0, EVERYWHERE),
         ("::", 1, EVERYWHERE),
@@ -110,7 +109,7 @@ def test_a_head_that_cannot_be(head: str, rank: int, words: str) -> None:
 def test_a_name_that_is_not_answered_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     never = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: never.wait(30))
-    words = r"this machine can resolve, got 'slow\.example': no answer within"
+    words = r"cannot resolve head_ip 'slow\.example': no answer within"
     with pytest.raises(RendezvousFailed, match=words):
         join("slow.example", 29500, timeout_s=0.1)
     never.set()

@@ -47,16 +47,13 @@ def test_several_multiply_and_the_earliest_failure_counts() -> None:
     assert seconds_of(slow, "span") == pytest.approx([9, 3, 1, 1])
     degraded = simulate(exchange_in_pairs, Degrade(0, 1, 5), Degrade(0, 1, 2), Degrade(2, 3, 4))
     assert seconds_of(degraded, "recv") == pytest.approx([1, 10, 1, 4])
-    with pytest.raises(
-        RankFailed, match="rank 2 of 4 was made to fail instead of posting operation 1"
-    ):
+    with pytest.raises(RankFailed, match=r"rank 2 of 4 was made to fail .* operation 1"):
         simulate(exchange_in_pairs, Fail(2, 7), Fail(2, 1))
 
 
 RANKS = "every rank in inject must be from 0 to 3, got"
 WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: Slow(-1, 2), r"rank must be a non-negative integer, got -1 \(Slow\)"),
-    (lambda: Slow(True, 2), "rank must be a non-negative integer, got True"),
     (lambda: Slow(0, 0.5), r"factor must be a number of at least 1, got 0.5 \(Slow\)"),
     (lambda: Slow(0, math.inf), "factor must be a number of at least 1, got inf"),
     (lambda: Slow(0, "2"), "factor must be a number of at least 1, got '2'"),  # type: ignore[arg-type]
@@ -66,16 +63,13 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: Jitter(math.nan), "fraction must be positive and at most 1, got nan"),
     (lambda: Jitter(0.1, seed=-1), r"seed must be a non-negative integer, got -1 \(Jitter\)"),
     (lambda: Fail(0, -1), r"at_op must be a non-negative integer, got -1 \(Fail\)"),
-    (
-        lambda: simulate(print, "slow"),
-        "inject must contain only Slow, Degrade, Fail or Jitter, got",
-    ),
+    (lambda: simulate(print, "slow"), "inject must contain only .* got 'slow'"),
     (lambda: simulate(print, Slow(4, 2)), RANKS),
     (lambda: simulate(print, Degrade(0, 4, 2)), RANKS),
     (lambda: simulate(print, Fail(9, 0)), RANKS),
     (
         lambda: ringsim.simulate(print, world_size=SIZE, link=LINK, inject=Slow(0, 2)),  # type: ignore[arg-type]
-        "inject must be a list of Slow, Degrade, Fail and Jitter objects, got Slow",
+        "inject must be a list of .*, got Slow",
     ),
 ]
 
@@ -103,9 +97,10 @@ def test_jitter_differs_by_rank_and_draw_and_not_by_run() -> None:
     assert max(factors) > 1.24
 
 
-def test_jitters_multiply() -> None:
+def test_jitters_multiply_what_is_slow() -> None:
     one, other, both = (
         seconds_of(simulate(compute_for_a_second, *inject), "span")
-        for inject in ([Jitter(0.5)], [Jitter(0.1, 4)], [Jitter(0.5), Jitter(0.1, 4)])
+        for inject in ([Jitter(0.5)], [Jitter(0.1, 4)], [Jitter(0.5), Jitter(0.1, 4), Slow(0, 2)])
     )
-    assert both == pytest.approx([a * b for a, b in zip(one, other, strict=True)])
+    products = [a * b * c for a, b, c in zip(one, other, [2, 1, 1, 1], strict=True)]
+    assert both == pytest.approx(products)

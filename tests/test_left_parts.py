@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -45,18 +44,10 @@ def test_two_ranks_become_one_trace(parts: Path) -> None:
     assert [event.label for event in trace] == [None, "compute", None, "compute"]
     assert (len(events.tables.payloads), events.tables.files) == (1, ("/home/student/ring.py",))
     assert len(trace.messages) == 1
-    about = {"host": "a", "num_threads": 1}
-    assert (
-        trace.metadata.items()
-        >= {
-            "world_size": 2,
-            "ranks": [{"rank": 0, "pid": 10, **about}, {"rank": 1, "pid": 11, **about}],
-            "not_recorded": ["C++"],
-            "backend": "gloo",
-            "start_unix_ns": 5000 * BILLION,
-            "date": "1970-01-01",
-        }.items()
-    )
+    ranks = [{"rank": rank, "pid": 10 + rank, "host": "a", "num_threads": 1} for rank in (0, 1)]
+    about = {"world_size": 2, "ranks": ranks, "not_recorded": ["C++"], "backend": "gloo"}
+    about |= {"start_unix_ns": 5000 * BILLION, "date": "1970-01-01"}
+    assert trace.metadata.items() >= about.items()
 
 
 @pytest.mark.parametrize(
@@ -102,9 +93,9 @@ def test_what_the_ranks_say_of_themselves(parts: Path) -> None:
     write(parts, 1, [], meta(world_size=5) + meta(world_size=2, host="b", stopped_at_max=True))
     trace = load(parts)
     assert trace.world_size == 2, "the last value must count"
-    stopped = "rank 1 stopped recording at the maximum number of records"
-    assert trace.metadata["notes"][:2] == [note, stopped]
-    assert "2 hosts, whose clocks were not compared" in trace.metadata["notes"][2]
+    assert trace.metadata["notes"][0] == note
+    assert "rank 1 stopped recording" in trace.metadata["notes"][1]
+    assert "clocks of the 2 hosts were not compared" in trace.metadata["notes"][2]
     assert (trace.hosts, trace.metadata["complete"]) == (["a", "b"], False)
 
 
@@ -123,7 +114,7 @@ def test_run_json_says_what_the_ranks_cannot(parts: Path) -> None:
 
 
 DAMAGED_RUNS = (
-    *(None, b"", b"[]", b"{", b'{"world_size": "x", "start_ns": 1.5, "notes": 3}'),
+    *(None, b"[]", b"{", b'{"world_size": "x", "start_ns": 1.5, "notes": 3}'),
     b'{"world_size": 1e99, "machine": 7, "start_ns": -99999999999999999999999}',
     b'{"world_size": 99999999999999999999999, "date": 3, "start_unix_ns": 99999999999999999999999}',
 )
@@ -180,26 +171,18 @@ def test_any_damage_gives_a_trace_that_can_be_saved(data: st.DataObject) -> None
 
 
 def test_a_record_that_a_thread_still_writes_ends_no_record(parts: Path) -> None:
-    """Tests a rank that was killed while writing slot 63, the last slot of the first read.
-
-    The rank has left records after this slot.
-    """
-    record = {"op": "isend", "peer": 0}
-    records = [record | {"tag": tag, "post_ns": tag} for tag in range(200)]
+    """The rank was killed while writing slot 63, the last of the first read."""
+    records = [{"op": "isend", "peer": 0, "tag": tag, "post_ns": tag} for tag in range(200)]
     records[63]["status"] = 0
     write(parts, 0, records, meta(world_size=1))
     assert load(parts).events.tag.tolist() == [tag for tag in range(200) if tag != 63]
 
 
-@pytest.mark.parametrize("ended", [False, True])
-def test_an_end_without_its_status_is_not_shown(ended: bool, parts: Path) -> None:
-    """Tests a rank that was killed after writing the end time, but before the status.
-
-    The operation is still in flight.
-    """
-    record: dict[str, Any] = {"op": "irecv", "peer": 0, "post_ns": 3, "wait_ns": 4, "done_ns": 5}
-    facts = {"world_size": 1} | ({"end_ns": 9} if ended else {})
-    write(parts, 0, [record | {"status": 1}], meta(start_ns=0, **facts))
+@pytest.mark.parametrize("end", [{}, {"end_ns": 9}])
+def test_an_end_without_its_status_is_not_shown(end: dict[str, int], parts: Path) -> None:
+    """The rank was killed after writing the end time, before the status: it is in flight."""
+    record = {"op": "irecv", "peer": 0, "post_ns": 3, "wait_ns": 4, "done_ns": 5, "status": 1}
+    write(parts, 0, [record], meta(start_ns=0, world_size=1, **end))
     (event,) = load(parts)
     assert (event.wait_ns, event.done_ns, event.status) == (4, None, "in_flight")
 
@@ -208,8 +191,8 @@ def test_parts_stand_in_for_a_missing_or_damaged_file(parts: Path) -> None:
     path = parts.with_suffix("")
     two_ranks(parts)
     missing = load(path)
-    note = "recovered from run.ringtrace.parts: the run ended before it wrote its file"
-    assert missing.metadata["notes"][-1] == note
+    note = missing.metadata["notes"][-1]
+    assert note.startswith("recovered from run.ringtrace.parts")
     assert note in missing.summary()
     missing.save(path)
     assert load(path) == missing
@@ -220,21 +203,17 @@ def test_parts_stand_in_for_a_missing_or_damaged_file(parts: Path) -> None:
     assert load(path) == other
 
 
-@pytest.mark.parametrize("longer_first", [True, False])
-def test_of_two_copies_of_a_part_the_longer_one_is_merged(
-    tmp_path: Path, longer_first: bool
-) -> None:
-    copies = [tmp_path / name for name in ("a.parts", "b.parts")]
-    for copy in copies:
+def test_of_two_copies_of_a_part_the_longer_one_is_merged(tmp_path: Path) -> None:
+    longer, shorter = (tmp_path / name for name in ("a.parts", "b.parts"))
+    for copy in (longer, shorter):
         copy.mkdir()
         two_ranks(copy)
-    cut = copies[1] / "rank-1.events"
-    os.truncate(cut, cut.stat().st_size // 3)
+    os.truncate(shorter / "rank-1.events", RECORD.itemsize)
 
     def merge(*directories: Path) -> Trace:
         assert main(["merge", str(tmp_path / "run"), *map(str, directories)]) == 0
         return load(tmp_path / "run")
 
-    whole = merge(copies[0])
-    assert merge(*(copies if longer_first else copies[::-1])) == whole
-    assert len(merge(copies[1])) < len(whole)
+    whole = merge(longer)
+    assert merge(longer, shorter) == merge(shorter, longer) == whole
+    assert len(merge(shorter)) < len(whole)

@@ -40,9 +40,8 @@ def test_the_fit_minimises_relative_errors() -> None:
     assert fit_link(SIZES, times).alpha_s == pytest.approx(40e-6, rel=0.05)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_the_errors_say_how_far_fits_scatter(seed: int) -> None:
-    rng = np.random.default_rng(seed)
+def test_the_errors_say_how_far_fits_scatter() -> None:
+    rng = np.random.default_rng(0)
     fits = [fit_link(SIZES, EXACT * rng.normal(1, 0.05, len(SIZES))) for _ in range(300)]
     for value, error in (
         ("alpha_s", "alpha_error_s"),
@@ -62,10 +61,8 @@ def test_two_points_leave_nothing_to_tell_an_error_from() -> None:
 def test_neither_number_comes_out_negative() -> None:
     level = [3e-6, 2e-6, 1e-6]  # the best level line weighs relative errors: sum(1/t) / sum(1/t**2)
     falling = fit_link([8, 16, 32], level)
-    assert falling.beta_s_per_byte == 0
-    assert falling.alpha_s == pytest.approx(
-        sum(1 / t for t in level) / sum(1 / t**2 for t in level)
-    )
+    best_s = sum(1 / t for t in level) / sum(1 / t**2 for t in level)
+    assert (falling.alpha_s, falling.beta_s_per_byte) == (pytest.approx(best_s), 0)
     steep = fit_link([10, 20, 30], [1e-6, 3e-6, 5e-6])  # would start at -1e-6
     assert steep.alpha_s == 0
     assert 1e-7 < steep.beta_s_per_byte < 5e-6 / 30

