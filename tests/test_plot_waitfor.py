@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import combinations
 from typing import Any
 
@@ -51,7 +52,7 @@ def assert_readable(ax: Axes) -> None:
     for one, box in labels.items():
         assert all(overlap(box, other) < 1 for other in taken), f"{one!r} covers a text or a node"
         assert ax.figure.bbox.x0 <= box.x0 < box.x1 <= ax.figure.bbox.x1
-    missing = [line.split()[6] for line in words(ax).splitlines() if line.startswith("No room was")]
+    missing = re.findall(r"^Not labelled, for lack of room: (\d+) arrow", words(ax), re.MULTILINE)
     assert len(labels) + sum(map(int, missing)) == len(patches(ax, "waits-"))
 
 
