@@ -76,7 +76,7 @@ def test_who_is_stuck_is_told_and_not_before_its_time(
     if verdict is not None:
         assert (verdict.ranks, after) == ((0, 1), pytest.approx(after_s, abs=2 * TICK_S))
         assert verdict.proved is (after_s != STALL_S)
-        assert ("not proved" in verdict.diagnosis.findings[0].hint) is (
+        assert ("do not prove" in verdict.diagnosis.findings[0].hint) is (
             kind == "deadlock" and after_s == STALL_S
         )
         words = "nothing has moved for 3 s.\n  rank 0 waits in send to 1"
