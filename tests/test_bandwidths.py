@@ -151,7 +151,7 @@ def column(name: str, value: Any, count: int = 12) -> Any:
 DAMAGE: list[tuple[Any, str]] = [
     (lambda whole: [1], "it is not a table of bandwidths"),
     (put("what", "a poem"), "it is not a table of bandwidths"),
-    (put("format", 2), "it has format 2, and this version reads format 1. Install a later version"),
+    (put("format", 2), "it has format 2, and this version reads format 1. A later version"),
     (put("metadata", []), "the metadata is not an object"),
     (put("columns", {}), "does not have the columns of a table"),
     (column("n", 30, 11), "different lengths"),

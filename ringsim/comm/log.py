@@ -625,8 +625,10 @@ def _gather(default: Store, mine: Logged, rank: int, world_size: int) -> LogTabl
             logs.append(_unpack(store.get(str(other))))
             store.delete_key(str(other))
             readers.append(f"read by {other}")
-        missing = f"{name_ranks(late)} did not call log_summary within {_WAIT_S:g} s of rank 0"
-        table = _make_table(logs, world_size, [missing] if late else [])
+        notes = []
+        if late:
+            notes = [f"{name_ranks(late)} did not call log_summary within {_WAIT_S:g} s of rank 0"]
+        table = _make_table(logs, world_size, notes)
         store.set("table", table.to_json())
         with contextlib.suppress(RuntimeError):  # a rank that has ended does not read
             for reader in readers:

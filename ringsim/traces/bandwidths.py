@@ -386,7 +386,7 @@ def load(path: str | PathLike[str]) -> Bandwidths:
         if value["format"] != FORMAT:
             raise ValueError(
                 f"it has format {value['format']!r}, and this version reads format {FORMAT}. "
-                "Install a later version of ringsim"
+                "A later version of ringsim may read it"
             )
         metadata = readable(value["metadata"])
         check_metadata(metadata, _FORMS)
