@@ -74,10 +74,10 @@ def take_part(role: str, port: int, directories: tuple[Path, Path], ranks: int) 
     import torch.distributed as dist
 
     from ringsim.launch import gathering
-    from ringsim.launch.block import Store, place_of
+    from ringsim.launch.block import BlockStore, place_of
     from ringsim.launch.merging import Merge
 
-    store = Store(dist.TCPStore("127.0.0.1", port, timeout=timedelta(seconds=60)), RUN_ID)
+    store = BlockStore(dist.TCPStore("127.0.0.1", port, timeout=timedelta(seconds=60)), RUN_ID)
     mine = directories[0 if role == "rank 0" else 1]
     place = {**place_of(mine), "id": role, "start_ns": 1}
     if role != "rank 0":

@@ -29,7 +29,7 @@ from paired import where
 
 from ringsim.errors import RankFailed, RingError, RunTimeout
 from ringsim.launch.api import make_kind
-from ringsim.launch.job import Job, Kind, pack_call, pack_script
+from ringsim.launch.job import Job, RankKind, pack_call, pack_script
 from ringsim.launch.ranks import get_launcher
 from ringsim.launch.run import RunOptions, run
 
@@ -50,7 +50,7 @@ class Program:
     """
 
     job: Job
-    kind: Kind
+    kind: RankKind
     results: list[Any] | None = None
     alarms: int = 0
     failures: int = 0

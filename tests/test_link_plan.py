@@ -16,7 +16,14 @@ from synthetic import Story
 from ringsim.errors import ArgumentError
 from ringsim.measuring import worker
 from ringsim.measuring.api import _gpus
-from ringsim.measuring.plan import Block, is_steady, make_plan, make_rows, samples_of, steps_wanted
+from ringsim.measuring.plan import (
+    PlannedRow,
+    is_steady,
+    make_plan,
+    make_rows,
+    samples_of,
+    steps_wanted,
+)
 
 
 def test_a_plan_goes_by_size_then_pattern_then_edge() -> None:
@@ -47,7 +54,7 @@ def test_steady_means_that_the_median_is_known_to_2_5_percent(n: int) -> None:
 
 
 def test_steps_that_wait_for_a_core_do_not_take_the_time_of_the_sizes_that_follow() -> None:
-    block, found, share_s = Block("gloo", "pingpong", 0, 1, 8), np.zeros(0), 3.0
+    block, found, share_s = PlannedRow("gloo", "pingpong", 0, 1, 8), np.zeros(0), 3.0
     # the mean is seven times the median, which stays uncertain
     times = np.random.default_rng(0).lognormal(np.log(200e3), 2, 5000)
     fresh = times[:3]

@@ -16,7 +16,7 @@ from simulated_runs import run
 import ringsim
 from ringsim.errors import ArgumentError, MessageMismatch
 from ringsim.pipeline import can_finish, messages, steady_use
-from ringsim.pipeline.messages import HEADER_SIZE, Header, Payload, Route
+from ringsim.pipeline.messages import HEADER_SIZE, BufferSpec, Header, Route
 from ringsim.pipeline.sharing import gather_over_ring, sum_over
 from ringsim.plot.charts import MeasuredUse, plot_inner_iterations
 
@@ -30,7 +30,7 @@ def test_what_is_no_header_is_refused(numbers: list[int]) -> None:
 @pytest.mark.parametrize("payload", [((1,) * 9, torch.float32), ((1,), torch.quint8)])
 def test_what_no_header_can_name_is_refused(payload: Any) -> None:
     with pytest.raises(ArgumentError, match="at most 8 dimensions and a dtype among float32"):
-        Header("activation", 0, Payload(*payload)).pack()
+        Header("activation", 0, BufferSpec(*payload)).pack()
 
 
 @pytest.mark.parametrize("first", ["sent", "received"])

@@ -11,7 +11,7 @@ import pytest
 from watched_parts import TICK_S, Bench
 
 from ringsim.diagnose.failure import Verdict
-from ringsim.launch.system import Process
+from ringsim.launch.system import ProcessState
 from ringsim.launch.threads import Threads
 from ringsim.launch.watcher import COLLECTIVE_S, STALL_S, THREADS_S, Watcher
 from ringsim.traces.events import (
@@ -223,10 +223,10 @@ class TestSilentRank:
     def test_is_judged_once_all_sleep_and_its_threads_have_been_asked_twice(
         self, bench: Bench
     ) -> None:
-        bench.process = Process("R", 5)
+        bench.process = ProcessState("R", 5)
         assert bench.look_for(5.0, 0.1)[0] is None
         assert bench.asked == []  # a computing rank is not asked
-        bench.process = Process("S", 5)
+        bench.process = ProcessState("S", 5)
         verdict, after_s = bench.look_for(10.0, 0.1)
         assert verdict is not None
         (finding,) = verdict.diagnosis.findings
@@ -275,14 +275,14 @@ class TestStall:
         elif why == "does not record":
             bench.writers[1].recorder.close()
         else:
-            bench.process = Process(why, 5)
+            bench.process = ProcessState(why, 5)
         assert bench.look_for(30.0, 0.5)[0] is None
-        bench.process = Process("S", 5)
+        bench.process = ProcessState("S", 5)
         assert (kind_of(bench.look_for(30.0, 0.5)[0]) == "stalled") is (len(why) == 1)
 
     def test_not_while_a_rank_computes(self, bench: Bench) -> None:
         for tick in range(400):
-            bench.process = Process("S", tick // 20)
+            bench.process = ProcessState("S", tick // 20)
             assert bench.look() is None
             bench.now_s += TICK_S
 

@@ -13,7 +13,7 @@ from rendezvous_machine import Machine, Op
 
 from ringsim.diagnose.failure import Verdict
 from ringsim.launch import watcher as module
-from ringsim.launch.system import Process
+from ringsim.launch.system import ProcessState
 from ringsim.launch.threads import Threads
 from ringsim.launch.watcher import LiveRecords, Watcher
 from ringsim.traces.events import ANY_SOURCE, OP_CODES
@@ -34,7 +34,7 @@ class Bench(AbstractContextManager["Bench"]):
         self.asked: list[int] = []
         self.threads = dict.fromkeys(range(size), Threads({threading.get_ident()}, {}))
         self.silent: set[int] = set()
-        self.process = Process("S", 5)
+        self.process = ProcessState("S", 5)
         self.records = LiveRecords(directory, size)
         self.watcher = Watcher(self.records, size, tell=self.answer)
         self._patch = mock.patch.multiple(module, time=self, look_at=lambda _pid: self.process)

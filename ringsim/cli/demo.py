@@ -276,7 +276,7 @@ TEMPERATURE = 0.5
 REPORT_EVERY = 5  # steps
 
 
-class Task(NamedTuple):
+class DemoTask(NamedTuple):
     """The data and the model, which every rank creates identically.
 
     Attributes:
@@ -319,7 +319,7 @@ class Task(NamedTuple):
         return "".join(self.letters[token] for token in token_ids)
 
 
-def make_task() -> Task:
+def make_task() -> DemoTask:
     """Reads the sonnets and creates the model, on each rank separately.
 
     Example:
@@ -336,7 +336,7 @@ def make_task() -> Task:
     place = {letter: index for index, letter in enumerate(letters)}
     torch.manual_seed(0)
     model = SmallTransformer(len(letters), HIDDEN, NUM_LAYERS, HEADS, max_length=2 * LENGTH)
-    return Task(
+    return DemoTask(
         letters,
         torch.tensor([place[letter] for letter in text]),
         model,

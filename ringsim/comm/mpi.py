@@ -34,7 +34,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from ringsim.comm.bootstrap import host, listen, reach
-from ringsim.comm.mpi_group import LEAVE_S, Job, MpiGroup
+from ringsim.comm.mpi_group import LEAVE_S, MpiGroup, MpiJob
 from ringsim.comm.python_group import DEFAULT_TIMEOUT
 from ringsim.comm.torch_private import HAS_MPI, MAKE_GROUP
 from ringsim.environment import HERE, address_towards
@@ -213,7 +213,7 @@ class _Maker:
         mpi = import_mpi()
         everybody = mpi.COMM_WORLD
         rank, size = everybody.Get_rank(), everybody.Get_size()
-        job = Job(mpi, everybody, None, itertools.count(1), {}, lambda: None)
+        job = MpiJob(mpi, everybody, None, itertools.count(1), {}, lambda: None)
         world = MpiGroup(job, everybody, range(size), 0, timeout)
         world.complete(everybody.Ibarrier(), f"init_process_group (rank {rank} of {size})")
         world.comm, job.control = everybody.Dup(), everybody.Dup()

@@ -25,7 +25,7 @@ from ringsim.comm.mpi_collectives import Started, as_bytes, as_mpi, start
 from ringsim.comm.python_group import DEFAULT_TIMEOUT
 from ringsim.errors import ArgumentError, MessageMismatch, RingError, RunTimeout
 
-__all__ = ["LEAVE_S", "Job", "MpiGroup", "MpiWork"]
+__all__ = ["LEAVE_S", "MpiGroup", "MpiJob", "MpiWork"]
 
 # tests of a request with only a yield in between, before sleeping
 _YIELDS: Final = 200
@@ -182,7 +182,7 @@ class MpiWork(Handle):
 
 
 @dataclass(eq=False)
-class Job:
+class MpiJob:
     """This process's use of MPI, from ``init_process_group`` to ``destroy_process_group``."""
 
     mpi: Any  # the module ``mpi4py.MPI``
@@ -227,7 +227,7 @@ class MpiGroup(MessageGroup):
 
     def __init__(
         self,
-        job: Job,
+        job: MpiJob,
         comm: Any,
         ranks: Sequence[int],
         number: int,

@@ -52,7 +52,7 @@ from ringsim.exchange.slices import (
     unpack_run,
 )
 from ringsim.traces.documents import parse_json, write_whole
-from ringsim.traces.event_rows import Rows
+from ringsim.traces.event_rows import EventRows
 from ringsim.traces.events import (
     ANY_SOURCE,
     IN_FLIGHT,
@@ -331,7 +331,7 @@ def read_profiler(paths: str | PathLike[str] | Sequence[str | PathLike[str]]) ->
         torch 2.13: torch/csrc/distributed/c10d/Ops.cpp (operators and their arguments) and
         ProcessGroupGloo.cpp (names of works).
     """
-    rows, found_by_rank = Rows(), dict[int, _File]()
+    rows, found_by_rank = EventRows(), dict[int, _File]()
     files = list_files(paths, lambda path: path.name.endswith((".json", ".json.gz")))
     for path in files:
         data = read_bytes(path)
@@ -417,7 +417,7 @@ def _is_within(event: dict[str, Any], others: list[dict[str, Any]]) -> bool:
     )
 
 
-def _add_events(rows: Rows, found: _File) -> None:
+def _add_events(rows: EventRows, found: _File) -> None:
     world = Group("world", tuple(range(found.world_size)))
     in_order = sorted(found.calls + found.spans, key=lambda event: event["start_ns"])
     threads: dict[Any, int] = {}

@@ -33,7 +33,7 @@ from ringsim.exchange.reading import (
 )
 from ringsim.traces.collectives import COLLECTIVES
 from ringsim.traces.documents import parse_json
-from ringsim.traces.event_rows import Rows
+from ringsim.traces.event_rows import EventRows
 from ringsim.traces.events import IN_FLIGHT, NONE, OK, OP_CODES, Group, Payload
 from ringsim.traces.units import count
 from ringsim.traces.value import Trace
@@ -245,7 +245,7 @@ class _Run:
 
     def trace(self) -> Trace:
         """Returns the trace."""
-        rows, first = Rows(), self._first_known()
+        rows, first = EventRows(), self._first_known()
         for rank, dump in self.dumps.items():
             waits = True  # until the first operation that is not done, which delays all later ones
             for entry in dump["entries"]:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from ringsim.traces.documents import saving
-from ringsim.traces.event_rows import Rows, whole_rows
+from ringsim.traces.event_rows import EventRows, whole_rows
 from ringsim.traces.events import (
     ANY_SOURCE,
     COLUMN_DTYPES,
@@ -336,7 +336,7 @@ class Boxes:
             raise ValueError("it contains no slices")
         ranks = {process: rank for rank, process in enumerate(sorted(set(processes.values())))}
         threads: Counter[int] = Counter()
-        rows = Rows()
+        rows = EventRows()
         for lane, slices in self.lanes.items():
             rank = ranks[processes[lane]]
             for op, name, start, end in slices:

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from ringsim.diagnose.failure import describe_death, indent, interrupted_once
 from ringsim.errors import Interrupted, RankFailed, RingError, RunTimeout
-from ringsim.launch.job import ALONE, INTERRUPT, Kind, pack_caller, start_environment
+from ringsim.launch.job import ALONE, INTERRUPT, RankKind, pack_caller, start_environment
 from ringsim.launch.output import RankOutput
 from ringsim.launch.ranks import RankSet, get_launcher
 from ringsim.launch.results import read_result
@@ -52,7 +52,7 @@ def run_alone(
         RunTimeout: the limit was exceeded; the error's ``trace`` is the partial result.
         RankFailed: the process died.
     """
-    kind = Kind(1, ALONE, 1.0, ring=False, environment=start_environment())
+    kind = RankKind(1, ALONE, 1.0, ring=False, environment=start_environment())
     ranks = get_launcher().get_fresh(kind)
     with interrupted_once():
         try:

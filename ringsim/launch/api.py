@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, overload
 
 from ringsim.errors import ArgumentError, check_seed, check_worker, is_integer, is_number
 from ringsim.faults import Degrade, Injection, check_injections
-from ringsim.launch.job import CHECKS, Kind, pack_call, start_environment
+from ringsim.launch.job import CHECKS, RankKind, pack_call, start_environment
 from ringsim.launch.recorded_cells import is_replaying, name_run, refuse, replay
 from ringsim.launch.run import RunOptions, run
 from ringsim.traces.value import Trace
@@ -186,7 +186,7 @@ def make_kind(
     *,
     ring: bool,
     backend: str | None = None,
-) -> Kind:
+) -> RankKind:
     """Checks the ranks' properties, and that torch is installed."""
     if is_replaying():
         refuse("cannot start ranks")
@@ -213,7 +213,9 @@ def make_kind(
     if not is_number(timeout_s) or not timeout_s > 0:
         raise ArgumentError(f"timeout_s must be a positive number of seconds, got {timeout_s!r}.")
     environment = start_environment()
-    return Kind(int(world_size), comm_device, float(timeout_s), ring, environment, backend=backend)
+    return RankKind(
+        int(world_size), comm_device, float(timeout_s), ring, environment, backend=backend
+    )
 
 
 def traced(*nothing: Any, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Trace]]:

@@ -47,7 +47,7 @@ _PLACE: Final = {
 }
 
 
-class Store:
+class BlockStore:
     """The store keys of one recorded block; all values are sealed with the block's name.
 
     Args:
@@ -66,13 +66,13 @@ class Store:
         self.store, self.run_id, self.waiting = store, run_id, waiting
         self.asked_s = math.inf
 
-    def within(self, prefix: str) -> Store:
+    def within(self, prefix: str) -> BlockStore:
         """Returns keys that begin with a prefix."""
-        return Store(PrefixStore(prefix, self.store), self.run_id)
+        return BlockStore(PrefixStore(prefix, self.store), self.run_id)
 
-    def clone(self) -> Store:
+    def clone(self) -> BlockStore:
         """Returns the same keys on a new connection."""
-        return Store(self.store.clone(), self.run_id)
+        return BlockStore(self.store.clone(), self.run_id)
 
     def put(self, key: str, data: bytes) -> None:
         """Writes data and their checksum under a key."""
@@ -142,7 +142,7 @@ def never() -> bool:
     return False
 
 
-def enter_block(rank: int, world_size: int) -> Store:
+def enter_block(rank: int, world_size: int) -> BlockStore:
     """Returns the keys of the block that a rank enters; the n-th block is the same on all ranks."""
     store = default_store()
     if store is None:
@@ -155,7 +155,7 @@ def enter_block(rank: int, world_size: int) -> Store:
     # The first rank that enters names the block, because rank 0 may be late and no rank waits for
     # it.
     run_id = own.compare_set("run_id", "", uuid.uuid4().hex[:12]).decode()
-    return Store(own, run_id, world_size if rank else 1)
+    return BlockStore(own, run_id, world_size if rank else 1)
 
 
 def store_port() -> int:
@@ -181,7 +181,7 @@ def place_of(directory: Path) -> dict[str, Any]:
     }
 
 
-def find_place(keys: Store, rank: int, patience: Callable[[], bool]) -> dict[str, Any]:
+def find_place(keys: BlockStore, rank: int, patience: Callable[[], bool]) -> dict[str, Any]:
     """Returns the location of a rank's part.
 
     The result is empty if the rank has not entered the block, or if its data are invalid.

@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ringsim.comm.bootstrap import BackgroundCall
-from ringsim.launch.block import Store, find_place, lasts, never, place_of
+from ringsim.launch.block import BlockStore, find_place, lasts, never, place_of
 from ringsim.state import OUR_THREADS
 from ringsim.traces.parts import FILE_NAME, PartReader
 
@@ -75,7 +75,7 @@ class Offer:
             any moment.
     """
 
-    keys: Store
+    keys: BlockStore
     rank: int
     directory: Path
     place: Mapping[str, Any]
@@ -167,7 +167,9 @@ def _fits(files: Sequence[tuple[Path, int]]) -> bool:
     return sum(-(-size // CHUNK_BYTES) for _, size in files) <= WINDOW
 
 
-def send(keys: Store, rank: int, directory: Path, ranks: Sequence[int], *, asked: bool) -> bool:
+def send(
+    keys: BlockStore, rank: int, directory: Path, ranks: Sequence[int], *, asked: bool
+) -> bool:
     """Sends the given ranks' parts.
 
     Returns whether rank 0 has all parts or, if it has not asked, whether the store has them.
@@ -213,7 +215,7 @@ class Gathering:
         missing: notes on the parts that did not arrive.
     """
 
-    def __init__(self, keys: Store, directory: Path, world_size: int) -> None:
+    def __init__(self, keys: BlockStore, directory: Path, world_size: int) -> None:
         self._keys, self._directory = keys, directory
         places = {rank: find_place(keys, rank, never) for rank in range(1, world_size)}
         self._places = {rank: place for rank, place in places.items() if place}

@@ -56,7 +56,7 @@ from ringsim.diagnose.snapshot import Snapshot, read_ends, snapshot_of_events
 from ringsim.diagnose.verdict import waits_text
 from ringsim.diagnose.waitfor import analyse, hindering
 from ringsim.errors import TraceFileError, name_ranks
-from ringsim.launch.block import Store, find_place, never, place_of
+from ringsim.launch.block import BlockStore, find_place, never, place_of
 from ringsim.launch.gathering import Gathering, send
 from ringsim.state import OUR_THREADS
 from ringsim.traces.documents import are_all
@@ -85,7 +85,7 @@ class Beat(NamedTuple):
     answered: int = 0  # the last question that it has answered
     took_s: float = 0.0  # the longest time of a store operation since the previous beat
 
-    def put(self, keys: Store, place: str) -> None:
+    def put(self, keys: BlockStore, place: str) -> None:
         """Writes the beat to the store."""
         keys.put(f"beat/{_key(place)}", json.dumps(self).encode())
 
@@ -116,7 +116,9 @@ class _Doubt:
     told: bool = False
 
 
-def watch_hosts(keys: Store, recorder: Recorder, stands: Callable[[], str | None]) -> HostWatch:
+def watch_hosts(
+    keys: BlockStore, recorder: Recorder, stands: Callable[[], str | None]
+) -> HostWatch:
     """Starts this rank's role in the watch; every rank of the block has a role.
 
     Args:
@@ -137,7 +139,9 @@ class HostWatch(ABC):
         said: the printed findings, on rank 0.
     """
 
-    def __init__(self, keys: Store, recorder: Recorder, stands: Callable[[], str | None]) -> None:
+    def __init__(
+        self, keys: BlockStore, recorder: Recorder, stands: Callable[[], str | None]
+    ) -> None:
         self._given, self._directory, self._stands = keys, recorder.directory, stands
         self._world_size, self.said = recorder.world_size, list[str]()
         self._place = place_of(self._directory)
@@ -155,12 +159,12 @@ class HostWatch(ABC):
         leave_thread(self._thread)
 
     @cached_property
-    def _block_keys(self) -> Store:
+    def _block_keys(self) -> BlockStore:
         # a separate connection, because a wait on a connection blocks all other calls on it
         return self._given.clone()
 
     @cached_property
-    def _keys(self) -> Store:
+    def _keys(self) -> BlockStore:
         return self._block_keys.within("hosts")
 
     def _run(self) -> None:
@@ -178,7 +182,9 @@ class HostWatch(ABC):
 class Witness(HostWatch):
     """The role of a rank that may watch a host other than rank 0's host."""
 
-    def __init__(self, keys: Store, recorder: Recorder, stands: Callable[[], str | None]) -> None:
+    def __init__(
+        self, keys: BlockStore, recorder: Recorder, stands: Callable[[], str | None]
+    ) -> None:
         super().__init__(keys, recorder, stands)
         self._beat, self._beat_s = Beat(), 0.0  # the last beat and its time
         # the state while it stands still, its beginning, and whether a beat has reported it
@@ -226,7 +232,9 @@ class Judge(HostWatch):
         hosts: the other hosts, by place.
     """
 
-    def __init__(self, keys: Store, recorder: Recorder, stands: Callable[[], str | None]) -> None:
+    def __init__(
+        self, keys: BlockStore, recorder: Recorder, stands: Callable[[], str | None]
+    ) -> None:
         super().__init__(keys, recorder, stands)
         self.hosts: dict[str, Host] = {}
         self._places: dict[int, dict[str, Any]] = {}
@@ -446,12 +454,12 @@ class Judge(HostWatch):
         sys.stderr.flush()
 
 
-def _copies(keys: Store, number: int) -> Store:
+def _copies(keys: BlockStore, number: int) -> BlockStore:
     """Returns the keys for the parts that rank 0 reads at a standstill."""
     return keys.within(f"copy/{number}")
 
 
-def stay_unwatched(keys: Store, directory: Path) -> None:
+def stay_unwatched(keys: BlockStore, directory: Path) -> None:
     """Reports to rank 0 that this host is not watched, so that rank 0 ignores its silence."""
     Beat(number=OVER).put(keys.within("hosts"), place_of(directory)["id"])
 
@@ -461,7 +469,7 @@ def _key(text: str) -> int:
     return zlib.crc32(text.encode())
 
 
-def _read_beat(keys: Store, place: str) -> Beat | None:
+def _read_beat(keys: BlockStore, place: str) -> Beat | None:
     said: Any = json.loads(keys.read(f"beat/{_key(place)}", never) or b"null")
     return Beat(*said) if are_all(said, (int, float)) and len(said) == len(Beat()) else None
 

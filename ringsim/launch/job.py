@@ -39,7 +39,7 @@ def start_environment() -> tuple[tuple[str, str], ...]:
 
 
 @dataclass(frozen=True)
-class Kind:
+class RankKind:
     """The properties that ranks and a call must share."""
 
     world_size: int

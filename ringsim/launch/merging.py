@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from ringsim.diagnose.failure import read_verdict
 from ringsim.errors import RingError
-from ringsim.launch.block import Store, lasts, never
+from ringsim.launch.block import BlockStore, lasts, never
 from ringsim.launch.ends import find_ends, find_told, gather_ends, is_gone
 from ringsim.traces.clocks import count_from, find_start, reference_ns
 from ringsim.traces.events import NONE, Events
@@ -28,7 +28,7 @@ LOOK_S: Final = 0.1  # between two checks for ranks that are gone, or for the en
 
 
 def collect_announcements(
-    keys: Store,
+    keys: BlockStore,
     directory: Path,
     path: Path,
     world_size: int,

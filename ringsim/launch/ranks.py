@@ -33,7 +33,7 @@ from typing import IO, Any, Final
 from ringsim.diagnose.failure import Report, report_death
 from ringsim.errors import RingError
 from ringsim.launch.forkserver import FDS_PER_MESSAGE
-from ringsim.launch.job import Kind, RankConfig, start_environment
+from ringsim.launch.job import RankConfig, RankKind, start_environment
 from ringsim.launch.output import RankOutput
 
 EXIT_S: Final = 5.0  # a killed process is gone much earlier
@@ -69,7 +69,7 @@ class RankSet(ABC):
         channels: the channel of each rank; a closed channel means that the rank has ended.
     """
 
-    def __init__(self, kind: Kind, keep_at: Path | None = None) -> None:
+    def __init__(self, kind: RankKind, keep_at: Path | None = None) -> None:
         self.kind = kind
         self.keep = keep_at is not None
         self._mark = f"\x0e{secrets.token_hex(8)}\x0f"
@@ -317,7 +317,7 @@ class ForkedRanks(RankSet):
     def __init__(
         self,
         server: ForkServer,
-        kind: Kind,
+        kind: RankKind,
         *,
         park_s: float | None = None,
         keep_at: Path | None = None,
@@ -384,7 +384,7 @@ class SpawnedRanks(RankSet):
         keep_at: the directory for their files, or None for a private one.
     """
 
-    def __init__(self, kind: Kind, keep_at: Path | None = None) -> None:
+    def __init__(self, kind: RankKind, keep_at: Path | None = None) -> None:
         super().__init__(kind, keep_at)
         # other processes on this machine do not have the key, so they cannot pass for a rank
         key = secrets.token_bytes(32)
@@ -466,7 +466,7 @@ class SpawnedRanks(RankSet):
 class MpiRanks(SpawnedRanks):
     """Ranks on this machine, started by ``mpirun`` from this environment or from ``PATH``."""
 
-    def __init__(self, kind: Kind, keep_at: Path | None = None) -> None:
+    def __init__(self, kind: RankKind, keep_at: Path | None = None) -> None:
         places = [os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)]
         found = {
             "mpirun": shutil.which("mpirun", path=os.pathsep.join(places)),
@@ -548,7 +548,7 @@ class Launcher:
         self._parked: ForkedRanks | None = None
         atexit.register(self.close)
 
-    def get(self, kind: Kind, *, keep_at: Path | None = None) -> RankSet:
+    def get(self, kind: RankKind, *, keep_at: Path | None = None) -> RankSet:
         """Returns ranks of the given kind, preferably parked ranks.
 
         Raises:
@@ -565,7 +565,7 @@ class Launcher:
                 f"cannot start ranks: {error}. Check the limits (ulimit -a) and the disk space."
             ) from None
 
-    def get_fresh(self, kind: Kind) -> RankSet:
+    def get_fresh(self, kind: RankKind) -> RankSet:
         """Returns new ranks of the given kind; parked ranks stay parked.
 
         Raises:
@@ -578,7 +578,7 @@ class Launcher:
                 self._retire_server()
             return ForkedRanks(self._get_server(kind), kind)
 
-    def _get_forked(self, kind: Kind, keep_at: Path | None) -> ForkedRanks:
+    def _get_forked(self, kind: RankKind, keep_at: Path | None) -> ForkedRanks:
         with self._lock:
             parked, self._parked = self._parked, None
             if self._server is not None and self._server.alive and not self._server.answers():
@@ -594,7 +594,7 @@ class Launcher:
                 parked.close()
             return ForkedRanks(self._get_server(kind), kind, keep_at=keep_at)
 
-    def park(self, kind: Kind) -> None:
+    def park(self, kind: RankKind) -> None:
         """Forks new ranks of the given kind ahead of the next call; returns immediately."""
         if (
             not has_fork_server()
@@ -618,7 +618,7 @@ class Launcher:
             if parked is not None:
                 parked.close()  # last: without a server, it removes their directory itself
 
-    def _get_server(self, kind: Kind) -> ForkServer:
+    def _get_server(self, kind: RankKind) -> ForkServer:
         """Returns a server that was started in the environment of ``kind``."""
         if self._server is not None and (
             not self._server.alive or self._server.environment != kind.environment

@@ -45,7 +45,7 @@ from ringsim.comm.log import interrupt_log, resume_log
 from ringsim.diagnose.failure import clear_verdict, error_of_kind, note_failed_threads, read_verdict
 from ringsim.diagnose.parting import tell_partings
 from ringsim.errors import RingError
-from ringsim.launch.block import Store, enter_block, find_place, lasts, place_of, store_port
+from ringsim.launch.block import BlockStore, enter_block, find_place, lasts, place_of, store_port
 from ringsim.launch.clocks import ClockComparison
 from ringsim.launch.ends import find_culprits, find_ends, tell_end
 from ringsim.launch.gathering import Gathering, Offer
@@ -88,7 +88,7 @@ class _Block:
         start_unix_ns: the same time on the wall clock.
     """
 
-    keys: Store
+    keys: BlockStore
     path: Path
     attempt: int | None
     recorder: Recorder
@@ -434,7 +434,7 @@ def _describe(block: _Block) -> dict[str, Any]:
     return described
 
 
-def _agree_on_attempt(keys: Store, path: Path, rank: int, world_size: int) -> int:
+def _agree_on_attempt(keys: BlockStore, path: Path, rank: int, world_size: int) -> int:
     """Returns the number of the current attempt of a restarted job.
 
     Rank 0 chooses the directory; the other ranks wait until rank 0 enters the block.

@@ -26,7 +26,7 @@ from ringsim.diagnose.failure import (
 from ringsim.diagnose.parting import tell_partings
 from ringsim.diagnose.snapshot import operation_of, until
 from ringsim.errors import Interrupted, RankFailed, RingError, RunTimeout
-from ringsim.launch.job import Job, Kind
+from ringsim.launch.job import Job, RankKind
 from ringsim.launch.ranks import START_S, RankSet, get_launcher
 from ringsim.launch.results import read_result
 from ringsim.launch.supervisor import RunOptions, Supervisor
@@ -43,7 +43,7 @@ _SHOWN: Final = 4  # ranks whose lines are shown in an error
 _Error = TypeVar("_Error", RingError, Interrupted)
 
 
-def run(job: Job, kind: Kind, options: RunOptions) -> Trace:
+def run(job: Job, kind: RankKind, options: RunOptions) -> Trace:
     """Runs a job on ranks of the given kind.
 
     Returns the trace with the results and output of every rank. The function blocks until all ranks

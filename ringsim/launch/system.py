@@ -11,7 +11,7 @@ _CALLED: Final = {"T": "stopped", "t": "stopped", "S": "asleep"}  # in any other
 _EXITING: Final = 0x4  # PF_EXITING in Linux's include/linux/sched.h
 
 
-class Process(NamedTuple):
+class ProcessState(NamedTuple):
     """A process's state at one moment."""
 
     # R runs or would like to, S sleeps, D waits for a disk, T and t are stopped, Z has ended, X is
@@ -25,7 +25,7 @@ class Process(NamedTuple):
         return _CALLED.get(self.state, "computing")
 
 
-def look_at(pid: int) -> Process | None:
+def look_at(pid: int) -> ProcessState | None:
     """Returns a process's state (on Linux), or None if there is no such process.
 
     Example:
@@ -42,10 +42,10 @@ def look_at(pid: int) -> Process | None:
     # A process that exits closes its connections before it becomes a zombie.
     state = "X" if int(words[6]) & _EXITING and words[0] != b"Z" else words[0].decode()
     # Ticks show a rank whose other threads compute while its main thread sleeps.
-    return Process(state, int(words[11]) + int(words[12]))
+    return ProcessState(state, int(words[11]) + int(words[12]))
 
 
-def look_at_living(pid: int) -> Process | None:
+def look_at_living(pid: int) -> ProcessState | None:
     """Returns the state of a process, or None if the process has ended or is ending."""
     process = look_at(pid)
     return None if process is None or process.state in "ZX" else process

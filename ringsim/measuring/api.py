@@ -15,7 +15,7 @@ from ringsim import provenance
 from ringsim.environment import find_launched
 from ringsim.errors import ArgumentError, Interrupted
 from ringsim.launch.api import make_kind
-from ringsim.launch.job import Kind, pack_call
+from ringsim.launch.job import RankKind, pack_call
 from ringsim.launch.run import RunOptions, run
 from ringsim.link import Link
 from ringsim.measuring.plan import (
@@ -24,8 +24,8 @@ from ringsim.measuring.plan import (
     STEADY_S,
     STEPS_MAX,
     STEPS_MIN,
-    Block,
     Plan,
+    PlannedRow,
     Samples,
     join_samples,
     make_plan,
@@ -207,7 +207,7 @@ def _ranks_run_already() -> bool:
 
 
 def _launch(
-    kind: Kind, make: Callable[[Sequence[int]], Plan]
+    kind: RankKind, make: Callable[[Sequence[int]], Plan]
 ) -> tuple[Plan, Samples, list[Any], list[str]]:
     """Starts ranks that measure; returns the results so far if the user presses Ctrl-C."""
     if kind.comm_device == "gpu":
@@ -249,7 +249,7 @@ def _doing(directory: Path, total: int) -> str:
     for names in directory.glob("rank-*.names"):
         for line in names.read_text(encoding="utf-8").splitlines():
             if '"label"' in line and line.endswith("}"):
-                known.add(Block.from_label(json.loads(line)["name"]))
+                known.add(PlannedRow.from_label(json.loads(line)["name"]))
     known.discard(None)
     if not known:
         return ""

@@ -39,7 +39,7 @@ _WORD: Final = "bandwidth"
 _LABEL: Final = re.compile(rf"{_WORD} (\w+) (\w+) (-?\d+) (-?\d+) (\d+)")
 
 
-class Block(NamedTuple):
+class PlannedRow(NamedTuple):
     """One pattern on one edge with one message size, which becomes one row of the table.
 
     Attributes:
@@ -90,7 +90,7 @@ class Plan:
         timeout_s: the time limit for each blocked operation, in seconds, which no block may exceed.
     """
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[PlannedRow, ...]
     limit_s: float
     timeout_s: float
 
@@ -135,13 +135,13 @@ def make_plan(
     for size in checked:
         for name in patterns:
             if name == "all_reduce" or (name == "shift" and edges):  # these use all edges at once
-                blocks.append(Block(backend, name, -1, -1, size))
+                blocks.append(PlannedRow(backend, name, -1, -1, size))
             else:
-                blocks += [Block(backend, name, src, dst, size) for src, dst in edges]
+                blocks += [PlannedRow(backend, name, src, dst, size) for src, dst in edges]
         if ceilings and edges and backend == "gloo":
-            blocks.append(Block("tcp", "pingpong", *edges[0], size))
+            blocks.append(PlannedRow("tcp", "pingpong", *edges[0], size))
         if ceilings:
-            blocks.append(Block("memcpy", "copy", -1, -1, size))
+            blocks.append(PlannedRow("memcpy", "copy", -1, -1, size))
     return Plan(tuple(blocks), float(limit_s), timeout_s)
 
 
@@ -188,7 +188,7 @@ STEADY_S: Final = 0.03
 STEPS_MAX: Final = 5000
 
 
-def timed_ranks(block: Block, ranks: Sequence[int]) -> list[int]:
+def timed_ranks(block: PlannedRow, ranks: Sequence[int]) -> list[int]:
     """Returns the ranks that time a block's steps; the first one is the leader."""
     if block.pattern == "copy":
         return [ranks[0]]
@@ -197,7 +197,7 @@ def timed_ranks(block: Block, ranks: Sequence[int]) -> list[int]:
     return [block.dst if block.pattern == "oneway" else block.src]
 
 
-def step_ns(block: Block, post_ns: Floats, done_ns: Floats) -> Floats:
+def step_ns(block: PlannedRow, post_ns: Floats, done_ns: Floats) -> Floats:
     """Returns the time per message, in ns, in each step of a block on one rank.
 
     Incomplete steps are left out.
@@ -213,7 +213,7 @@ def step_ns(block: Block, post_ns: Floats, done_ns: Floats) -> Floats:
     return found
 
 
-def parts_of(block: Block) -> int:
+def parts_of(block: PlannedRow) -> int:
     """Returns the number of successive messages in a step, by which the step's time is divided."""
     return {"pingpong": 2, "oneway": STREAM, "copy": block.copies}.get(block.pattern, 1)
 
@@ -254,7 +254,7 @@ def is_steady(samples: Floats) -> bool:
     return bool((high - low) / 2 <= STEADY * np.median(ordered))
 
 
-def steps_wanted(block: Block, found: Floats, share_s: float, fresh: Floats) -> int:
+def steps_wanted(block: PlannedRow, found: Floats, share_s: float, fresh: Floats) -> int:
     """Returns the number of steps to run next, or 0 if the block is finished.
 
     A block is finished when the estimate is steady or the block's time is up.
@@ -285,14 +285,14 @@ def steps_wanted(block: Block, found: Floats, share_s: float, fresh: Floats) -> 
     return max(min(wished, affordable, STEPS_MAX - n), LEAST_STEPS - n, 0)
 
 
-Samples = dict[Block, dict[int, Floats]]
+Samples = dict[PlannedRow, dict[int, Floats]]
 
 
 def samples_of(events: Events) -> Samples:
     """Returns the times per message in an interrupted run, in ns, keyed by block and rank."""
     found: Samples = {}
     for number, label in enumerate(events.tables.labels):
-        block = Block.from_label(label)
+        block = PlannedRow.from_label(label)
         if block is None:
             continue
         chosen = np.flatnonzero((events.label == number) & (events.post_ns != NONE))
@@ -304,7 +304,7 @@ def samples_of(events: Events) -> Samples:
     return found
 
 
-def join_samples(told: Sequence[Mapping[Block, Floats]]) -> Samples:
+def join_samples(told: Sequence[Mapping[PlannedRow, Floats]]) -> Samples:
     """Returns all ranks' times by block and rank."""
     found: Samples = {}
     for rank, times_ns in enumerate(told):
@@ -336,13 +336,13 @@ def make_rows(
     return rows
 
 
-def _place(block: Block) -> tuple[int, int, int, int]:
+def _place(block: PlannedRow) -> tuple[int, int, int, int]:
     backend = CEILINGS.index(block.backend) + 1 if block.backend in CEILINGS else 0
     pattern = (*PATTERNS, "copy").index(block.pattern)
     return backend, pattern, block.src, block.size_bytes
 
 
-def _row(block: Block, times_ns: Floats, group_size: int, kind: str) -> dict[str, Any]:
+def _row(block: PlannedRow, times_ns: Floats, group_size: int, kind: str) -> dict[str, Any]:
     # The bandwidth's percentiles are the time's percentiles in reverse order, because the slowest
     # steps have the lowest bandwidth.
     p10_ns, median_ns, p90_ns = np.percentile(times_ns, [10, 50, 90]).tolist()
@@ -361,6 +361,6 @@ def _row(block: Block, times_ns: Floats, group_size: int, kind: str) -> dict[str
     }
 
 
-def _rate(block: Block, time_ns: float) -> float:
+def _rate(block: PlannedRow, time_ns: float) -> float:
     """Returns the bandwidth in GB/s, or NaN for a simulated link that takes no time."""
     return block.size_bytes / time_ns if time_ns else math.nan

@@ -20,9 +20,9 @@ from ringsim.errors import ArgumentError
 from ringsim.launch.api import make_kind
 from ringsim.link import Link
 from ringsim.measuring.plan import (
-    Block,
     Floats,
     Plan,
+    PlannedRow,
     join_samples,
     make_rows,
     parts_of,
@@ -139,13 +139,13 @@ def measure_simulated(
     return _tabulate(trace.results, {name: trace.metadata[name] for name in told})
 
 
-def _tabulate(told: Sequence[dict[Block, Floats]], about: dict[str, Any]) -> Bandwidths:
+def _tabulate(told: Sequence[dict[PlannedRow, Floats]], about: dict[str, Any]) -> Bandwidths:
     """Returns the table for all ranks' times."""
     rows = make_rows(join_samples(told), range(len(told)), kind=_SIMULATED)
     return make_bandwidths(rows, {**about, "interrupted": False, "notes": []})
 
 
-def _measure(plan: Plan) -> dict[Block, Floats]:
+def _measure(plan: Plan) -> dict[PlannedRow, Floats]:
     """Runs the plan on this rank; returns the ns per message for each block that the rank times."""
     ring, clock = current_ring(), get_state().clock
     assert clock is not None

@@ -33,9 +33,9 @@ from ringsim.comm import torch_hooks
 from ringsim.errors import ArgumentError
 from ringsim.measuring.plan import (
     STREAM,
-    Block,
     Floats,
     Plan,
+    PlannedRow,
     list_edges,
     parts_of,
     step_ns,
@@ -48,7 +48,7 @@ from ringsim.traces.bandwidths import ONE_GPU
 from ringsim.traces.recorder import Recorder
 
 
-def group_of(block: Block, ring: Ring) -> dist.ProcessGroup:
+def group_of(block: PlannedRow, ring: Ring) -> dist.ProcessGroup:
     """Returns the pair group for a block's edge; this rank must be at one end of the edge."""
     group = ring.succ_group if ring.rank == block.src else ring.pred_group
     assert group is not None
@@ -56,7 +56,7 @@ def group_of(block: Block, ring: Ring) -> dist.ProcessGroup:
 
 
 def make_step(
-    block: Block, ring: Ring, outgoing: torch.Tensor, incoming: torch.Tensor
+    block: PlannedRow, ring: Ring, outgoing: torch.Tensor, incoming: torch.Tensor
 ) -> Callable[[], None] | None:
     """Returns a function that runs this rank's part of one step, or None if the rank has no part.
 
@@ -122,7 +122,7 @@ def _wait(work: dist.Work | None) -> None:
 _WORD_BYTES: Final = 16
 
 
-def make_copy(block: Block, source: torch.Tensor, target: torch.Tensor) -> Callable[[], None]:
+def make_copy(block: PlannedRow, source: torch.Tensor, target: torch.Tensor) -> Callable[[], None]:
     """Returns a function that runs one step of "memcpy".
 
     The step copies between two buffers in the same memory; on a CPU, it uses one thread.
@@ -147,7 +147,9 @@ class Loopback:
     different machines.
     """
 
-    def __init__(self, block: Block, ring: Ring, timeout_s: float, device: torch.device) -> None:
+    def __init__(
+        self, block: PlannedRow, ring: Ring, timeout_s: float, device: torch.device
+    ) -> None:
         self._first = ring.rank == block.src
         group = group_of(block, ring)
         # the port, and a secret that identifies the peer
@@ -337,9 +339,9 @@ class _Meter:
         self._device = torch.device("cuda", ring.local_rank) if self._gpu else torch.device("cpu")
         self._buffers = self._make_buffers(0)
         self._loopback: Loopback | None = None
-        self._times_ns: dict[Block, Floats] = {}
+        self._times_ns: dict[PlannedRow, Floats] = {}
 
-    def run(self) -> dict[Block, Floats]:
+    def run(self) -> dict[PlannedRow, Floats]:
         deadline_s = time.monotonic() + self._plan.limit_s
         blocks = self._without_loopback_between_machines()
         try:
@@ -353,7 +355,7 @@ class _Meter:
                 self._loopback.close()
         return self._times_ns
 
-    def _without_loopback_between_machines(self) -> list[Block]:
+    def _without_loopback_between_machines(self) -> list[PlannedRow]:
         blocks = list(self._plan.blocks)
         if not any(block.backend == "tcp" for block in blocks):
             return blocks
@@ -376,7 +378,7 @@ class _Meter:
         dist.broadcast(told, src=self._ring.ranks[0])
         return float(told.item())
 
-    def _measure(self, block: Block, share_s: float) -> None:
+    def _measure(self, block: PlannedRow, share_s: float) -> None:
         step = self._step_of(block)
         if step is None:
             return
@@ -395,7 +397,7 @@ class _Meter:
         if tells:
             self._times_ns[block] = found
 
-    def _step_of(self, block: Block) -> Callable[[], None] | None:
+    def _step_of(self, block: PlannedRow) -> Callable[[], None] | None:
         """Returns a function that runs this rank's part of a step, or None if it has no part."""
         rank = self._ring.rank
         if (block.src >= 0 and rank not in (block.src, block.dst)) or (
@@ -411,7 +413,7 @@ class _Meter:
             return self._loopback.make_step(outgoing, incoming)
         return make_step(block, self._ring, outgoing, incoming)
 
-    def _buffers_of(self, block: Block) -> tuple[torch.Tensor, torch.Tensor]:
+    def _buffers_of(self, block: PlannedRow) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns a step's send and receive buffers after touching all of their pages."""
         size = block.size_bytes
         if len(self._buffers[0]) < size:
@@ -428,7 +430,7 @@ class _Meter:
         ]
 
     def _repeat(
-        self, block: Block, step: Callable[[], None], count: int, name: str | None
+        self, block: PlannedRow, step: Callable[[], None], count: int, name: str | None
     ) -> Floats:
         """Runs ``count`` steps and returns their times in ns.
 
@@ -450,7 +452,7 @@ class _Meter:
         records = recorder.records_since(before)
         return step_ns(block, records["post_ns"], records["done_ns"])
 
-    def _agree(self, block: Block, count: int) -> int:
+    def _agree(self, block: PlannedRow, count: int) -> int:
         if block.backend == "memcpy" or self._ring.world_size == 1:
             return count
         told = torch.tensor([count], dtype=torch.int64, device=self._device)

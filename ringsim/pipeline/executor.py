@@ -38,7 +38,7 @@ from ringsim.compute_costs import charge, compute, stretched
 from ringsim.errors import ArgumentError, check_duration, check_integer, say
 from ringsim.pipeline.flops import Flops
 from ringsim.pipeline.mailbox import Mailbox, about, find_boundary
-from ringsim.pipeline.messages import Payload, Transfer, find_ring, find_routes, place_in
+from ringsim.pipeline.messages import BufferSpec, Transfer, find_ring, find_routes, place_in
 from ringsim.pipeline.stage import backward_input, backward_stage, backward_weight, forward_stage
 from ringsim.schedules.costs import Costs
 from ringsim.schedules.lowering import get_recv, lower, lower_in_step
@@ -279,7 +279,7 @@ def rehearse(
     place, routes = place_in(ring), find_routes(ring, lowered.stage_ranks)
     is_real = get_state().clock is None
     # on a virtual clock, the zeros need not be copied
-    payload = Payload((size_bytes,), torch.uint8, has_data=is_real)
+    payload = BufferSpec((size_bytes,), torch.uint8, has_data=is_real)
     zeros = torch.zeros(size_bytes, dtype=torch.uint8, device="cpu" if is_real else "meta")
     for _ in range(steps):
         with span(f"{STEP}{schedule.name}"):

@@ -60,8 +60,8 @@ from ringsim.errors import ArgumentError, MessageMismatch, check_integer, say
 from ringsim.pipeline.adapters import Adapter
 from ringsim.pipeline.messages import (
     HEADER_TAG,
+    BufferSpec,
     Header,
-    Payload,
     Route,
     Transfer,
     find_ring,
@@ -70,7 +70,13 @@ from ringsim.pipeline.messages import (
 from ringsim.pipeline.partition import partition_model
 from ringsim.pipeline.stage import build_stages, count_stage_flops
 from ringsim.ring import Ring
-from ringsim.schedules.generation import Job, check_can_finish, plan_batches, plan_jobs, plan_steps
+from ringsim.schedules.generation import (
+    TokenJob,
+    check_can_finish,
+    plan_batches,
+    plan_jobs,
+    plan_steps,
+)
 from ringsim.traces.spans import span
 
 __all__ = ["GenerationLink", "PromptBatch", "TokenChoice", "generate"]
@@ -204,7 +210,7 @@ class GenerationLink:
         self._device = device
         # The closing edge needs no announcement, because it carries token ids.
         self._has_announced = self._is_last
-        self._arriving = Payload((), torch.int64) if self._is_first else None
+        self._arriving = BufferSpec((), torch.int64) if self._is_first else None
 
     def exchange(self, output: Tensor | None, input_shape: tuple[int, int] | None) -> Tensor | None:
         """Sends the last job's output to the successor, and receives the next job's input.
@@ -237,7 +243,7 @@ class GenerationLink:
         until the tokens have arrived.
         """
         if not self._is_last:
-            tokens = self._from_pred.irecv(Payload.of(tokens)).wait()
+            tokens = self._from_pred.irecv(BufferSpec.of(tokens)).wait()
         if not self._ends_at_succ:
             self._to_succ.isend(tokens).wait()
         return tokens
@@ -250,12 +256,12 @@ class GenerationLink:
 
     def _announce(self, hidden: Tensor) -> None:
         """Sends the shape of the hidden states to the successor, and checks the answer."""
-        card = Header("activation", 0, Payload.of(hidden), alike=True, digest=self._fingerprint)
+        card = Header("activation", 0, BufferSpec.of(hidden), alike=True, digest=self._fingerprint)
         self._to_succ.isend(card.pack(), HEADER_TAG).wait()
         self._compare(Header.unpack(self._to_succ.irecv_header().wait()), self._to_succ.peer)
         self._has_announced = True
 
-    def _expect(self, shape: tuple[int, int]) -> Payload:
+    def _expect(self, shape: tuple[int, int]) -> BufferSpec:
         """Returns the shape of the next message.
 
         The first call waits for the predecessor's announcement and answers it.
@@ -415,12 +421,12 @@ class _StageWork:
         self._caches: list[Any] = [None] * in_turn  # of the batches in flight
         self._tokens: list[list[Tensor]] = [[] for _ in batches]  # each shape (batch, 1)
 
-    def input_shape(self, job: Job) -> tuple[int, int]:
+    def input_shape(self, job: TokenJob) -> tuple[int, int]:
         """Returns the shape of a job's input, (batch, tokens)."""
         rows, length = self._batches[job.batch].token_ids.shape
         return rows, length if job.token == 0 else 1
 
-    def compute(self, job: Job, received: Tensor | None) -> Tensor:
+    def compute(self, job: TokenJob, received: Tensor | None) -> Tensor:
         """Runs a job.
 
         Returns hidden states or, on the last stage, the chosen tokens, shape (batch, 1).

@@ -29,8 +29,8 @@ from ringsim.errors import MessageMismatch
 from ringsim.pipeline.messages import (
     HEADER_TAG,
     SHARED_TAG,
+    BufferSpec,
     Header,
-    Payload,
     Route,
     Transfer,
     find_routes,
@@ -86,7 +86,7 @@ class Mailbox:
         route = self._routes[find_boundary(action)]
         with about(action):
             if action.kind == "SEND_F":
-                self._announce(action, Payload.of(tensor), route)
+                self._announce(action, BufferSpec.of(tensor), route)
             self._sent[action] = route.isend(tensor)
 
     def post(self, action: Action) -> None:
@@ -159,7 +159,7 @@ class Mailbox:
             words.append(f"the partitions of the model on ranks {rank} and {peer} differ")
         return ", and ".join(words)
 
-    def _announce(self, action: Action, payload: Payload, route: Route) -> None:
+    def _announce(self, action: Action, payload: BufferSpec, route: Route) -> None:
         """Sends an activation's header, unless an earlier header applies to the activation."""
         announced = self._shapes.find(action)
         if announced is None:
@@ -185,12 +185,12 @@ class _Shapes:
     """
 
     def __init__(self) -> None:
-        self._known: dict[Action | tuple[int, str], Payload] = {}
+        self._known: dict[Action | tuple[int, str], BufferSpec] = {}
 
-    def learn(self, action: Action, payload: Payload, *, every: bool) -> None:
+    def learn(self, action: Action, payload: BufferSpec, *, every: bool) -> None:
         self._known[action[:2] if every else action] = payload
 
-    def find(self, action: Action) -> Payload | None:
+    def find(self, action: Action) -> BufferSpec | None:
         return self._known.get(action[:2]) or self._known.get(action)
 
 

@@ -55,8 +55,8 @@ __all__ = [
     "MAX_DIMS",
     "PAYLOAD_TAG",
     "SHARED_TAG",
+    "BufferSpec",
     "Header",
-    "Payload",
     "Route",
     "Transfer",
     "find_ring",
@@ -89,7 +89,7 @@ _DTYPES: Final = (
 )
 
 
-class Payload(NamedTuple):
+class BufferSpec(NamedTuple):
     """The properties of a buffer for a message.
 
     Attributes:
@@ -104,7 +104,7 @@ class Payload(NamedTuple):
     has_data: bool = True
 
     @classmethod
-    def of(cls, tensor: Tensor) -> Payload:
+    def of(cls, tensor: Tensor) -> BufferSpec:
         """Returns the properties of a buffer that can hold this tensor."""
         return cls(tuple(tensor.shape), tensor.dtype, not tensor.is_meta)
 
@@ -136,7 +136,7 @@ class Header(NamedTuple):
 
     kind: str
     microbatch: int
-    payload: Payload = Payload((), torch.float32)
+    payload: BufferSpec = BufferSpec((), torch.float32)
     alike: bool = False
     digest: int = 0
 
@@ -188,7 +188,7 @@ class Header(NamedTuple):
         return cls(
             KINDS[kind],
             microbatch,
-            Payload(tuple(dims[:ndim]), _DTYPES[dtype], bool(has_data)),
+            BufferSpec(tuple(dims[:ndim]), _DTYPES[dtype], bool(has_data)),
             bool(alike),
             digest,
         )
@@ -278,7 +278,7 @@ class Route:
         work = dist.isend(buffer, self.peer, group=self.group, tag=tag) if buffer.numel() else None
         return Transfer(work, buffer)
 
-    def irecv(self, payload: Payload, tag: int = PAYLOAD_TAG) -> Transfer:
+    def irecv(self, payload: BufferSpec, tag: int = PAYLOAD_TAG) -> Transfer:
         """Posts a receive into a new buffer without blocking."""
         buffer = torch.empty(
             payload.shape, dtype=payload.dtype, device=self.device if payload.has_data else "meta"
@@ -288,7 +288,7 @@ class Route:
 
     def irecv_header(self) -> Transfer:
         """Posts the receive of a header without blocking."""
-        return self.irecv(Payload((HEADER_SIZE,), torch.int64), HEADER_TAG)
+        return self.irecv(BufferSpec((HEADER_SIZE,), torch.int64), HEADER_TAG)
 
     def iswap(self, tensor: Tensor, tag: int) -> tuple[Transfer, Transfer]:
         """Posts a send and a receive of tensors of the same shape and dtype, in one batch.
@@ -482,9 +482,9 @@ def _send(kind: str, tensor: Tensor, microbatch: int, route: Route) -> None:
             "x.requires_grad_() on the received tensor before the forward pass and keep the "
             "tensor, as forward_stage does."
         )
-    header = Header(kind, microbatch, Payload.of(tensor))
+    header = Header(kind, microbatch, BufferSpec.of(tensor))
     parts = [route.isend(header.pack(), HEADER_TAG), route.isend(tensor)]
-    answer = route.irecv(Payload((2,), torch.int64), ANSWER_TAG).wait()
+    answer = route.irecv(BufferSpec((2,), torch.int64), ANSWER_TAG).wait()
     for part in parts:  # the receiver receives both parts even if it refuses the message
         part.wait()
     wanted = KINDS[int(answer[0])], int(answer[1])

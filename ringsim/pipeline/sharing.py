@@ -37,7 +37,7 @@ from torch import Tensor, nn
 
 from ringsim import comm as dist
 from ringsim.errors import ArgumentError
-from ringsim.pipeline.messages import SHARED_TAG, Payload, Route, find_ring, place_in
+from ringsim.pipeline.messages import SHARED_TAG, BufferSpec, Route, find_ring, place_in
 from ringsim.pipeline.stage import Stage, find_holders
 from ringsim.ring import Ring, current_ring
 
@@ -70,7 +70,7 @@ def pass_back(ring: Ring, value: Tensor, owner: int) -> Tensor:
         tensor(2.5000)
     """
     if ring.rank != ring.ranks[owner]:
-        value = Route.to_succ(ring).irecv(Payload.of(value), SHARED_TAG).wait()
+        value = Route.to_succ(ring).irecv(BufferSpec.of(value), SHARED_TAG).wait()
     if ring.pred != ring.ranks[owner]:
         Route.to_pred(ring).isend(value, SHARED_TAG).wait()
     return value
@@ -112,7 +112,7 @@ def gather_over_ring(ring: Ring, value: Tensor) -> list[Tensor]:
     values = {own: value}
     for distance in range(1, size):
         sent = Route.to_succ(ring).isend(values[(own - distance + 1) % size], SHARED_TAG)
-        received = Route.to_pred(ring).irecv(Payload.of(value), SHARED_TAG)
+        received = Route.to_pred(ring).irecv(BufferSpec.of(value), SHARED_TAG)
         values[(own - distance) % size] = received.wait()
         sent.wait()
     return [values[place].to(value.device) for place in range(size)]

@@ -40,7 +40,7 @@ from ringsim.errors import ArgumentError, ScheduleError
 from ringsim.pipeline.adapters import Adapter
 from ringsim.pipeline.executor import Executor, StageRun
 from ringsim.pipeline.mailbox import Mailbox
-from ringsim.pipeline.messages import Header, Payload, find_ring, place_in
+from ringsim.pipeline.messages import BufferSpec, Header, find_ring, place_in
 from ringsim.pipeline.partition import partition_model
 from ringsim.pipeline.sharing import pass_back, pass_object_back, tied_gradients
 from ringsim.pipeline.stage import (
@@ -446,7 +446,7 @@ def _greeting(schedule: Schedule, ranges: Sequence[range]) -> Header:
         zlib.crc32(repr(part).encode()) for part in ((schedule.stage_ranks, rows), ranges)
     )
     return Header(
-        "greeting", schedule.num_microbatches, Payload((cut,), torch.float32), digest=order
+        "greeting", schedule.num_microbatches, BufferSpec((cut,), torch.float32), digest=order
     )
 
 

@@ -26,7 +26,7 @@ from ringsim.plot.bars import make_bars
 from ringsim.plot.rows import (
     LEAST_ROW_POINTS,
     Lanes,
-    Rows,
+    RankRows,
     TimeAxis,
     label_time,
     lay_rows,
@@ -116,9 +116,9 @@ class StepPicture:
     time: str
     metadata: dict[str, Any]
     about: str
-    draw_messages: Callable[[Rows], list[Artist]] | None
+    draw_messages: Callable[[RankRows], list[Artist]] | None
     notes: tuple[str, ...] = ()
-    draw_over: Callable[[Rows], list[Artist]] | None = None
+    draw_over: Callable[[RankRows], list[Artist]] | None = None
 
 
 def step_picture(picture: StepPicture, *, with_curve: bool = False) -> Picture:
@@ -212,7 +212,7 @@ def name_schedule(name: str) -> str:
 # -- the computations
 
 
-def draw_actions(actions: StageActions, rows: Rows) -> list[Artist]:
+def draw_actions(actions: StageActions, rows: RankRows) -> list[Artist]:
     """Draws a step's boxes, the gaps between the boxes, and the phases.
 
     Returns the legend entries.
@@ -256,7 +256,7 @@ def microbatch_entry() -> Artist:
         return style.entry("number: microbatch", linestyle="none", marker="$0$", markersize=6)
 
 
-def _draw_gaps(actions: StageActions, rows: Rows) -> bool:
+def _draw_gaps(actions: StageActions, rows: RankRows) -> bool:
     """Shades the idle times of ranks between the start and the end of the step.
 
     Returns whether there are any such times.
@@ -273,7 +273,7 @@ def _draw_gaps(actions: StageActions, rows: Rows) -> bool:
     return len(places) > 0
 
 
-def _draw_phases(actions: StageActions, rows: Rows) -> None:
+def _draw_phases(actions: StageActions, rows: RankRows) -> None:
     """Draws a bracket over each phase, with the phase's name in the top row."""
     ax, (top, bottom), per_point = rows.ax, rows.lanes.marks, rows.per_point
     for place, rank in enumerate(actions.ranks):
@@ -306,7 +306,9 @@ def _draw_phases(actions: StageActions, rows: Rows) -> None:
                 )
 
 
-def _draw_numbers(actions: StageActions, rows: Rows, place: Ints, colours: Sequence[str]) -> bool:
+def _draw_numbers(
+    actions: StageActions, rows: RankRows, place: Ints, colours: Sequence[str]
+) -> bool:
     """Writes microbatch numbers into the boxes in which the highest number would fit.
 
     Starts with the widest boxes. Returns whether any box has room.
@@ -330,7 +332,9 @@ def _draw_numbers(actions: StageActions, rows: Rows, place: Ints, colours: Seque
     return len(chosen) > 0
 
 
-def draw_flights(rows: Rows, sources: Ints, targets: Ints, start: Ints, end: Ints) -> list[Artist]:
+def draw_flights(
+    rows: RankRows, sources: Ints, targets: Ints, start: Ints, end: Ints
+) -> list[Artist]:
     """Draws each message in flight in both the sender's row and the receiver's row.
 
     Returns the legend entry.
@@ -429,7 +433,7 @@ def _list_notes(trace: Trace) -> tuple[str, ...]:
 
 
 def _draw_recorded(
-    rows: Rows, trace: Trace, step: int, ranks: list[int], axis: TimeAxis
+    rows: RankRows, trace: Trace, step: int, ranks: list[int], axis: TimeAxis
 ) -> list[Artist]:
     """Draws a step's sends and recvs, coloured by state; returns the legend entries."""
     events = trace.events

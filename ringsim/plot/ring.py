@@ -21,7 +21,7 @@ from ringsim.plot import sheet, style
 from ringsim.plot.matrix import draw_matrix
 from ringsim.plot.paths import Points, arc, arrow, beside, chord, node, node_angle
 from ringsim.plot.sheet import Picture
-from ringsim.plot.traffic import Edge, Traffic, count_traffic
+from ringsim.plot.traffic import Traffic, TrafficEdge, count_traffic
 from ringsim.traces.display import Style
 from ringsim.traces.units import bytes_text, count
 
@@ -220,7 +220,7 @@ def _draw_messages(traffic: Traffic, ax: Axes, radius: float) -> list[str]:
 
 
 def _draw_chord(
-    ax: Axes, edge: Edge, traffic: Traffic, width: float, gap: float, *, is_named: bool
+    ax: Axes, edge: TrafficEdge, traffic: Traffic, width: float, gap: float, *, is_named: bool
 ) -> None:
     """Draws a labelled arrow for messages outside the ring's groups."""
     ranks = traffic.trace.world_size
@@ -299,7 +299,7 @@ def _circle_legend(traffic: Traffic) -> list[Artist]:
     return [Patch(label=label, **look) for is_shown, label, look in entries if is_shown]
 
 
-def _amount(edges: list[Edge]) -> str:
+def _amount(edges: list[TrafficEdge]) -> str:
     messages = sum(edge.messages for edge in edges)
     return f"{bytes_text(sum(edge.size_bytes for edge in edges))}\n{count(messages, 'message')}"
 

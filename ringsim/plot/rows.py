@@ -99,7 +99,7 @@ class Lanes(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class RankRows:
     """The ranks' rows on axes; the middle of rank 0's row is at 0.
 
     One point is ``per_point`` long on the time axis. Each row combines ``ranks`` ranks and is
@@ -222,7 +222,7 @@ def lay_rows(
     *,
     ranks: int = 1,
     above: float = 0.0,
-) -> Rows:
+) -> RankRows:
     """Divides axes that already have their final size into one row per name.
 
     The time axis ends at ``length``. Above the first row, ``above`` points remain free.
@@ -238,7 +238,7 @@ def lay_rows(
     ax.grid(axis="x", color=style.GRID, linewidth=0.8)
     ax.set_axisbelow(True)
     label_time(ax, time)
-    return Rows(ax, lanes, 1.016 * length / width, height / (len(names) + above / row), ranks)
+    return RankRows(ax, lanes, 1.016 * length / width, height / (len(names) + above / row), ranks)
 
 
 def label_time(ax: Axes, text: str) -> None:

@@ -19,7 +19,7 @@ from ringsim.plot.rows import (
     LEAST_ROW_POINTS,
     SLOTS,
     Lanes,
-    Rows,
+    RankRows,
     TimeAxis,
     lay_rows,
     looks_of,
@@ -192,7 +192,7 @@ def _draw(trace: Trace, ax: Axes) -> None:
     style.dress(ax, *words, notes, handles, metadata=trace.metadata)
 
 
-def _lay_out(trace: Trace, bars: Bars, axis: TimeAxis, ax: Axes) -> Rows:
+def _lay_out(trace: Trace, bars: Bars, axis: TimeAxis, ax: Axes) -> RankRows:
     """Divides the axes into rows with a time axis and draws lines between hosts.
 
     If rows would be too low, each row combines 2, 4, 8 ... ranks.
@@ -243,7 +243,7 @@ def _divide(trace: Trace, bars: Bars) -> Lanes:
     )
 
 
-def _draw_open_ends(rows: Rows, bars: Bars, axis: TimeAxis) -> None:
+def _draw_open_ends(rows: RankRows, bars: Bars, axis: TimeAxis) -> None:
     """Draws an arrowhead at the end of each unfinished bar.
 
     The arrowhead shows that the trace ends there, but the operation does not.
@@ -263,7 +263,7 @@ def _draw_open_ends(rows: Rows, bars: Bars, axis: TimeAxis) -> None:
         )
 
 
-def _draw_span_names(rows: Rows, trace: Trace, bars: Bars, axis: TimeAxis) -> None:
+def _draw_span_names(rows: RankRows, trace: Trace, bars: Bars, axis: TimeAxis) -> None:
     """Writes names, stages and microbatches into spans with room, starting with the widest."""
     spans = np.flatnonzero(bars.look >= FIRST_SPAN)
     if len(spans) == 0:
@@ -341,7 +341,7 @@ def _message(trace: Trace, bars: Bars) -> tuple[str, str]:
     return title, said
 
 
-def _draw_marks(rows: Rows, trace: Trace, axis: TimeAxis) -> None:
+def _draw_marks(rows: RankRows, trace: Trace, axis: TimeAxis) -> None:
     """Draws a tick for each mark, with its name if there is room before the next mark."""
     ax, events = rows.ax, trace.events
     marks = np.flatnonzero(events.kind == MARK)
@@ -376,7 +376,7 @@ def _draw_marks(rows: Rows, trace: Trace, axis: TimeAxis) -> None:
         named += 1
 
 
-def _draw_arrows(rows: Rows, trace: Trace, send_lane: int, axis: TimeAxis) -> int:
+def _draw_arrows(rows: RankRows, trace: Trace, send_lane: int, axis: TimeAxis) -> int:
     """Draws arrows from the post of each send to the end of its recv; returns how many it drew."""
     messages, events = trace.messages, trace.events
     chosen = choose_messages(trace, rows.ranks)

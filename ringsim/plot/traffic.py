@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 RING_NAME: Final = re.compile(r"ring:(\d{1,9})>(\d{1,9})")
 
 
-class Edge(NamedTuple):
+class TrafficEdge(NamedTuple):
     """The messages between two ranks on one process group; ``lane`` is their direction."""
 
     src: int
@@ -49,7 +49,7 @@ class Traffic:
 
     trace: Trace
     ring: dict[str, tuple[int, int]]
-    edges: list[Edge]
+    edges: list[TrafficEdge]
     unfinished: int
     collectives: int
 
@@ -106,7 +106,7 @@ def count_traffic(trace: Trace) -> Traffic:
         name = events.tables.groups[group].name if group != NONE else "no group"
         ends = ring.get(name)
         lane = "forward" if ends == (src, dst) else "backward" if ends == (dst, src) else "outside"
-        edges.append(Edge(src, dst, name, lane, number, total))
+        edges.append(TrafficEdge(src, dst, name, lane, number, total))
     collectives = int((events.kind == COLLECTIVE).sum())
     return Traffic(trace, ring, edges, int((sends & ~sent).sum()), collectives)
 

@@ -17,7 +17,7 @@ import numpy as np
 from ringsim.errors import ArgumentError, RingError
 from ringsim.prediction.calibration import find_asked, median_costs
 from ringsim.prediction.differences import Differences, differ, pair
-from ringsim.prediction.time_shares import Parts, share_out
+from ringsim.prediction.time_shares import PartsTable, share_out
 from ringsim.schedules.engine import evaluate
 from ringsim.schedules.schedule import Schedule
 from ringsim.traces.display import Bundle, Style, bundle
@@ -120,7 +120,7 @@ class Comparison:
     lag_s: Ints
     unpaired: tuple[int, int]
     differences: Differences
-    parts: Parts
+    parts: PartsTable
     called: tuple[str, str] | None = None
 
     @property

@@ -32,7 +32,7 @@ import numpy as np
 from ringsim.link import Link
 from ringsim.simulator.links import PrivateLinks
 from ringsim.traces.collectives import count_rounds
-from ringsim.traces.event_rows import Rows
+from ringsim.traces.event_rows import EventRows
 from ringsim.traces.events import (
     COLLECTIVE,
     IN_FLIGHT,
@@ -395,7 +395,7 @@ class _Replay:
 
     def trace(self) -> Trace:
         """Returns the trace of the replay."""
-        rows = Rows()
+        rows = EventRows()
         for mine in self._nodes:
             waits = _find_waits(mine)
             for node, wait_s in zip(mine, waits, strict=True):
@@ -407,7 +407,7 @@ class _Replay:
             {"world_size": len(self._nodes), "source": "simulated", "link": link, "notes": notes}
         )
 
-    def _add(self, rows: Rows, node: _Node, begun_s: float, wait_s: float) -> None:
+    def _add(self, rows: EventRows, node: _Node, begun_s: float, wait_s: float) -> None:
         step, done_s = node.step, node.done_s
         columns: dict[str, Any] = {
             "stage": step.stage,

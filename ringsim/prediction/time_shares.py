@@ -28,14 +28,14 @@ from ringsim.traces.value import Trace
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["PARTS", "Parts", "share_out"]
+__all__ = ["PARTS", "PartsTable", "share_out"]
 
 PARTS: Final = ("first use", "posting", "waiting", "transfer", "computing", "program")
 _FIRST_USE, _POSTING, _WAITING, _TRANSFER, _COMPUTING, _PROGRAM = range(len(PARTS))
 
 
 @dataclass(frozen=True, eq=False)
-class Parts:
+class PartsTable:
     """The table in ``Comparison.parts``.
 
     The columns have equal length, with a row for each step, operation and part. The times are sums
@@ -82,7 +82,7 @@ class Parts:
         )
 
 
-def share_out(traces: Sequence[Trace], numbers: Sequence[Ints]) -> Parts:
+def share_out(traces: Sequence[Trace], numbers: Sequence[Ints]) -> PartsTable:
     """Splits two runs' time into parts.
 
     Args:
@@ -104,7 +104,7 @@ def share_out(traces: Sequence[Trace], numbers: Sequence[Ints]) -> Parts:
     np.add.at(sums, (row, run_of), seconds)
     spent = sums.any(axis=1)
     some = some[spent]
-    return Parts(
+    return PartsTable(
         step[some],
         tuple([*words, ""][number] for number in name[some].tolist()),
         tuple(PARTS[number] for number in part[some].tolist()),

@@ -53,8 +53,8 @@ from ringsim.schedules.engine import Compute, Instruction, Receive, Run, Send, W
 from ringsim.schedules.partition import by_count
 
 __all__ = [
-    "Job",
     "RingStep",
+    "TokenJob",
     "can_finish",
     "check_can_finish",
     "count_messages",
@@ -66,7 +66,7 @@ __all__ = [
 ]
 
 
-class Job(NamedTuple):
+class TokenJob(NamedTuple):
     """One token of one batch at one stage. ``token`` 0 reads the prompts; later tokens decode."""
 
     batch: int
@@ -85,9 +85,9 @@ class RingStep(NamedTuple):
     three may be None.
     """
 
-    send: Job | None
-    receive: Job | None
-    compute: Job | None
+    send: TokenJob | None
+    receive: TokenJob | None
+    compute: TokenJob | None
 
 
 def plan_batches(
@@ -120,7 +120,7 @@ def plan_batches(
     return [list(numbers) or [0] for numbers in by_count(num_prompts, num_batches)]
 
 
-def plan_jobs(num_batches: int, num_inner_iterations: int, num_tokens: int) -> list[Job]:
+def plan_jobs(num_batches: int, num_inner_iterations: int, num_tokens: int) -> list[TokenJob]:
     """Lists the jobs in the order in which every stage takes them.
 
     The number of batches must be a multiple of T. The T batches of a round take turns.
@@ -137,11 +137,16 @@ def plan_jobs(num_batches: int, num_inner_iterations: int, num_tokens: int) -> l
         for first in range(0, num_batches, num_inner_iterations)
     ]
     return [
-        Job(batch, token) for batches in rounds for token in range(num_tokens) for batch in batches
+        TokenJob(batch, token)
+        for batches in rounds
+        for token in range(num_tokens)
+        for batch in batches
     ]
 
 
-def plan_steps(stage: int, num_stages: int, jobs: list[Job], num_tokens: int) -> Iterator[RingStep]:
+def plan_steps(
+    stage: int, num_stages: int, jobs: list[TokenJob], num_tokens: int
+) -> Iterator[RingStep]:
     """Yields a stage's steps: one step per job, and a final step that sends the last output.
 
     The jobs come from `plan_jobs`.
@@ -156,7 +161,7 @@ def plan_steps(stage: int, num_stages: int, jobs: list[Job], num_tokens: int) ->
         -- b1 b1
         -- -- --
     """
-    before: Job | None = None
+    before: TokenJob | None = None
     for job in (*jobs, None):
         sends = (
             before is not None

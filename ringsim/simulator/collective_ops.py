@@ -53,7 +53,7 @@ from ringsim.simulator.clock import Rank
 from ringsim.simulator.gloo import GlooCollective
 from ringsim.simulator.links import Links, SharedCores, SharedLinks
 from ringsim.simulator.work import (
-    Kind,
+    PayloadKind,
     SimulatedWork,
     Team,
     check_storage,
@@ -88,7 +88,7 @@ class _Choice(NamedTuple):
 class Part(SimulatedWork):
     """One rank's part in a collective, as described by ``call``."""
 
-    def __init__(self, rank: Rank, slots: tuple[int, ...], kind: Kind, call: Call) -> None:
+    def __init__(self, rank: Rank, slots: tuple[int, ...], kind: PayloadKind, call: Call) -> None:
         self.call, self.name, self.root = call, call.recorded_name, call.root
         group: Any = call.group
         super().__init__(OP_CODES[self.name], rank, slots, group, kind)

@@ -36,7 +36,7 @@ RECEIVER_LATE: Final = "receiver late"
 REASONS: Final = (START, PROGRAM, DATA, LINK_BUSY, RECEIVER_LATE)
 
 
-class Hop(NamedTuple):
+class PathPart(NamedTuple):
     """One part of the critical path.
 
     Attributes:
@@ -70,7 +70,7 @@ class CriticalPath:
         See ``ScheduleRun.critical_path``.
     """
 
-    hops: tuple[Hop, ...]
+    hops: tuple[PathPart, ...]
 
     def __len__(self) -> int:
         """Returns the number of hops."""
@@ -110,7 +110,7 @@ def find_critical_path(times: Times) -> CriticalPath:
     Each hop leads back to the cause of the longest wait. If two causes end at the same time,
     program order takes precedence over data.
     """
-    operations, ends, hops = times.columns, times.ends, list[Hop]()
+    operations, ends, hops = times.columns, times.ends, list[PathPart]()
     zero: Any = ends[:0].sum()
     here = int(ends.argmax()) if len(ends) else -1
     while here >= 0:
@@ -119,7 +119,7 @@ def find_critical_path(times: Times) -> CriticalPath:
         waited = arrived > own
         reason = DATA if waited else PROGRAM if before >= 0 else START
         hops.append(
-            Hop(
+            PathPart(
                 operations.action(here),
                 int(operations.rank[here]),
                 -1,
@@ -132,7 +132,7 @@ def find_critical_path(times: Times) -> CriticalPath:
     return CriticalPath(tuple(reversed(hops)))
 
 
-def _walk_messages(hops: list[Hop], times: Times, here: int) -> int:
+def _walk_messages(hops: list[PathPart], times: Times, here: int) -> int:
     """Adds a computation's message and the messages that it was queued behind.
 
     Returns the computation that the first of these messages waited for.
@@ -149,7 +149,7 @@ def _walk_messages(hops: list[Hop], times: Times, here: int) -> int:
             reason, next_place = (RECEIVER_LATE, posted) if is_late else (LINK_BUSY, queued)
         kind, step = ("SEND_F", -1) if operations.kind[here] == FORWARD else ("SEND_B", 1)
         send = Action(int(operations.stage[here]) + step, kind, int(operations.microbatch[here]))
-        hops.append(Hop(send, rank, source, plain(start), plain(until), reason))
+        hops.append(PathPart(send, rank, source, plain(start), plain(until), reason))
         if reason != LINK_BUSY:
             return next_place
         here, until = next_place, start

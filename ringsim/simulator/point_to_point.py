@@ -39,7 +39,7 @@ from ringsim.simulator.clock import Clock, Rank
 from ringsim.simulator.links import Arrived, Links, SharedCores
 from ringsim.simulator.work import (
     NEVER,
-    Kind,
+    PayloadKind,
     SimulatedWork,
     Team,
     check_storage,
@@ -48,7 +48,7 @@ from ringsim.simulator.work import (
 )
 from ringsim.traces.events import ANY_SOURCE, ERROR
 
-__all__ = ["Channel", "Rendezvous", "SimulatedMessage", "make_matcher"]
+__all__ = ["Channel", "RendezvousMatcher", "SimulatedMessage", "make_matcher"]
 
 
 class SimulatedMessage(SimulatedWork):
@@ -74,7 +74,7 @@ class SimulatedMessage(SimulatedWork):
         rank: Rank,
         slots: tuple[int, ...],
         channel: Channel,
-        kind: Kind,
+        kind: PayloadKind,
         tensor: torch.Tensor,
         tag: int,
         sends: bool,
@@ -140,7 +140,7 @@ class Channel:
 # -- matching
 
 
-class Rendezvous:
+class RendezvousMatcher:
     """The messages that wait for their other side.
 
     A message moves when both sides are posted.
@@ -268,7 +268,7 @@ class Rendezvous:
             arrived(arrives_s)
 
 
-class Buffered(Rendezvous):
+class Buffered(RendezvousMatcher):
     """Like `Rendezvous`, but a message up to a size limit leaves as soon as it is sent.
 
     The tensor is copied, and the send is done immediately.
@@ -320,7 +320,7 @@ class _Entry:
     end_s: float = 0.0  # the latest arrival so far
 
 
-class InOrder(Rendezvous):
+class InOrder(RendezvousMatcher):
     """Like `Rendezvous`, but a rank's messages on a group start in order, whatever their tags.
 
     Each rank's send waits for the other rank's recv, which is queued behind that rank's own send.
@@ -399,14 +399,14 @@ class InOrder(Rendezvous):
                 message.complete(self._clock.now)
 
 
-def make_matcher(semantics: object, clock: Clock, links: Links) -> Rendezvous:
+def make_matcher(semantics: object, clock: Clock, links: Links) -> RendezvousMatcher:
     """Creates the object that matches messages, for semantics given by name.
 
     Raises ArgumentError if the name is unknown.
     """
     name = str(semantics)
     if name == "rendezvous":
-        return Rendezvous(clock, links)
+        return RendezvousMatcher(clock, links)
     if name == "grouped":
         return InOrder(clock, links)
     buffered = re.fullmatch(r"buffered(?:\((\d+)\))?", name)

@@ -33,8 +33,8 @@ from ringsim.faults import make_failure
 from ringsim.simulator.clock import Clock, Rank
 from ringsim.simulator.collective_ops import Part, meet
 from ringsim.simulator.links import Links, SharedCores
-from ringsim.simulator.point_to_point import Channel, Rendezvous, SimulatedMessage
-from ringsim.simulator.work import Kind, Team
+from ringsim.simulator.point_to_point import Channel, RendezvousMatcher, SimulatedMessage
+from ringsim.simulator.work import PayloadKind, Team
 from ringsim.traces.events import ANY_SOURCE, ERROR, NONE, OP_CODES, Payload
 from ringsim.traces.recorder import Post, Recorder
 
@@ -49,9 +49,9 @@ class Shared:
     recorder: Recorder
     records: bool  # whether operations are recorded
     links: Links
-    matcher: Rendezvous
+    matcher: RendezvousMatcher
     costs: PostingCosts | None  # the cost of posting a message
-    kinds: dict[Any, Kind] = field(default_factory=dict)
+    kinds: dict[Any, PayloadKind] = field(default_factory=dict)
     on_new_kind: Callable[[], None] = lambda: None
     checks: Prechecks = field(init=False)
     post_send: Post = field(init=False)
@@ -64,7 +64,7 @@ class Shared:
         self.post_send = recorder.make_post(OP_CODES["isend"], SEND_NAMES)
         self.post_recv = recorder.make_post(OP_CODES["irecv"], RECV_NAMES)
 
-    def kind_of(self, tensors: Sequence[Tensor], copies: int = 1, op: Any = None) -> Kind:
+    def kind_of(self, tensors: Sequence[Tensor], copies: int = 1, op: Any = None) -> PayloadKind:
         """Returns the kind of an operation on given tensors.
 
         Args:
@@ -86,7 +86,7 @@ class Shared:
             kind = self.kinds[key] = self.make_kind(payload)
         return kind
 
-    def kind_of_message(self, tensor: Tensor) -> Kind:
+    def kind_of_message(self, tensor: Tensor) -> PayloadKind:
         """Returns the kind of a message that carries a tensor."""
         key = tensor.dtype, tensor.shape
         kind = self.kinds.get(key)
@@ -94,9 +94,9 @@ class Shared:
             kind = self.kinds[key] = self.kind_of([tensor])
         return kind
 
-    def make_kind(self, payload: Payload) -> Kind:
+    def make_kind(self, payload: Payload) -> PayloadKind:
         """Returns the kind of operations with a given payload."""
-        return Kind(self.recorder.payload(*payload), payload, payload.size_bytes)
+        return PayloadKind(self.recorder.payload(*payload), payload, payload.size_bytes)
 
     def poster_of(self, name: str) -> Post:
         """Returns the function that records the post of a collective."""
@@ -181,7 +181,7 @@ class SimulatedRank(Rank):
 
     def _check_message(
         self, sends: bool, team: Team, place: int | None, tensors: Any, tag: Any, post: Post
-    ) -> tuple[int, Kind]:
+    ) -> tuple[int, PayloadKind]:
         """Checks a message, and returns the other side's global rank and the kind."""
         other = ANY_SOURCE if place is None else NONE
         if isinstance(place, int) and 0 <= place < len(team.ranks):
@@ -268,7 +268,7 @@ class SimulatedRank(Rank):
         kind, post = self.shared.kind_of(()), self.shared.poster_of("monitored_barrier")
         return self.take_part(Call("monitored_barrier", team, (), ()), kind, post)
 
-    def take_part(self, call: Call, kind: Kind, post: Post) -> Part:
+    def take_part(self, call: Call, kind: PayloadKind, post: Post) -> Part:
         """Posts this rank's part in a collective."""
         if self._hooked:
             self._before_operation()
@@ -284,7 +284,7 @@ class SimulatedRank(Rank):
         meet(part, self.shared.links)
         return part
 
-    def _refuse_gaps(self, call: Call, kind: Kind, post: Post) -> None:
+    def _refuse_gaps(self, call: Call, kind: PayloadKind, post: Post) -> None:
         """Raises ArgumentError for a tensor with gaps, whose memory Gloo would misread."""
         team: Any = call.group
         for tensor in call.tensors:

@@ -23,7 +23,7 @@ from ringsim.traces.recorder import Recorder
 
 __all__ = [
     "NEVER",
-    "Kind",
+    "PayloadKind",
     "SimulatedWork",
     "Team",
     "check_storage",
@@ -69,7 +69,7 @@ class Team(Members):
 # -- tensors
 
 
-class Kind(NamedTuple):
+class PayloadKind(NamedTuple):
     """The payload shared by operations on tensors of one dtype and shape.
 
     Attributes:
@@ -177,7 +177,7 @@ class SimulatedWork(Work):
     future: Any = None
 
     def __init__(
-        self, op: int, rank: Rank, slots: tuple[int, ...], group: Team, kind: Kind
+        self, op: int, rank: Rank, slots: tuple[int, ...], group: Team, kind: PayloadKind
     ) -> None:
         super().__init__()
         self.op, self.rank, self.slots, self.group, self.kind = op, rank, slots, group, kind

@@ -41,7 +41,7 @@ from ringsim.simulator.group import SimulatedGroup
 from ringsim.simulator.isolation import Isolation
 from ringsim.simulator.rank import Shared, SimulatedRank
 from ringsim.simulator.stores import let_stores_give_way
-from ringsim.simulator.work import Kind, SimulatedWork, Team
+from ringsim.simulator.work import PayloadKind, SimulatedWork, Team
 from ringsim.traces.events import DESTROYED, MADE_ANEW, NONE, OP_CODES, Payload
 
 __all__ = ["Worlds"]
@@ -112,7 +112,7 @@ class _Making:
     """
 
     group: SimulatedGroup
-    kind: Kind
+    kind: PayloadKind
     missing: int
     first: SimulatedWork | None = None
     waiting: list[SimulatedWork] = field(default_factory=list)
@@ -256,7 +256,7 @@ class Worlds:
         group = SimulatedGroup(team, name, desc, self.make_group)
         return _Making(group, self._kind_of(members), len(members))
 
-    def _kind_of(self, members: tuple[int, ...]) -> Kind:
+    def _kind_of(self, members: tuple[int, ...]) -> PayloadKind:
         return self._shared.make_kind(Payload("ranks", tuple(sorted(members)), 0))
 
     def _meet(self, making: _Making, makers: Team, members: tuple[int, ...]) -> None:

@@ -32,7 +32,7 @@ from ringsim.traces.documents import are_all
 from ringsim.traces.events import NONE, Events, Ints
 
 __all__ = [
-    "Clock",
+    "RunClock",
     "align",
     "align_run",
     "are_clocks",
@@ -56,7 +56,7 @@ REFERENCE, STORE, UNKNOWN = "reference", "store", "not compared"
 Sample = Sequence[int]  # time_ns, offset_ns, uncertainty_ns
 
 
-class Clock(NamedTuple):
+class RunClock(NamedTuple):
     """One clock of a run, compared with rank 0's clock.
 
     Attributes:
@@ -81,7 +81,7 @@ class Clock(NamedTuple):
 
 def list_clocks(
     events: Events, entries: Sequence[Mapping[str, Any]], hosts: Sequence[str]
-) -> list[Clock]:
+) -> list[RunClock]:
     """Returns the clocks of a run; see ``Trace.clocks``."""
     raw = unalign(events, entries)
     clocks = []
@@ -97,7 +97,7 @@ def list_clocks(
         )
         span_ns, change_ns = samples[-1, :2] - samples[0, :2]
         clocks.append(
-            Clock(
+            RunClock(
                 ranks,
                 hosts[ranks[0]],
                 int(samples[0, 1]) - entries[0]["samples"][0][1],

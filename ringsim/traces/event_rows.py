@@ -21,18 +21,18 @@ from ringsim.traces.events import (
 from ringsim.traces.files import check_run
 from ringsim.traces.value import Trace
 
-__all__ = ["Rows", "whole_rows"]
+__all__ = ["EventRows", "whole_rows"]
 
 _NAMED: Final = ("group", "payload", "label", "file")  # in the order of Tables
 _DEFAULTS: Final = dict.fromkeys(COLUMN_DTYPES, NONE) | {"thread": 0, "status": OK}
 
 
-class Rows:
+class EventRows:
     """Collects events in any order and builds a trace from them.
 
     Example:
         >>> from ringsim.traces.events import Group
-        >>> rows = Rows()
+        >>> rows = EventRows()
         >>> rows.add(1, "recv", 500, peer=0, group=Group("world", (0, 1)), done_ns=900)
         >>> rows.add(0, "send", 400, peer=1, group=Group("world", (0, 1)), done_ns=700)
         >>> trace = rows.trace({"world_size": 2})

@@ -67,7 +67,7 @@ from ringsim.traces.events import (
 )
 from ringsim.traces.sites import CallSites
 from ringsim.traces.spans import label_in_force, stage_and_microbatch
-from ringsim.traces.store import CHUNK, RECORD_BYTES, FileStore, Full, Store
+from ringsim.traces.store import CHUNK, RECORD_BYTES, FileStore, Full, RecordStore
 
 __all__ = ["LOST_PEER", "Hooks", "Recorder", "fail_posting"]
 
@@ -191,7 +191,7 @@ class Recorder:
             lambda name: self._number("file", name, self.files, name, {"name": name})
         )
         self._store = (
-            Store(bytearray(CHUNK * RECORD_BYTES))
+            RecordStore(bytearray(CHUNK * RECORD_BYTES))
             if directory is None
             else FileStore(directory, rank, max_records)
         )

@@ -29,7 +29,7 @@ class Full(OSError):
     """The file has reached its maximum number of records."""
 
 
-class Store:
+class RecordStore:
     """Stores records in memory, but no names, because the recorder itself keeps the names.
 
     Args:
@@ -74,7 +74,7 @@ class Store:
         self._use(bytearray(self.memory))
 
 
-class FileStore(Store):
+class FileStore(RecordStore):
     """Stores records and names in a rank's two files: a memory-mapped array, and lines of JSON.
 
     Args:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex, Unpack
 import numpy as np
 
 from ringsim.errors import ArgumentError, RingError, escape, say
-from ringsim.traces.clocks import Clock, list_clocks
+from ringsim.traces.clocks import RunClock, list_clocks
 from ringsim.traces.display import Bundle, Style, bundle
 from ringsim.traces.events import (
     ANY_SOURCE,
@@ -182,7 +182,7 @@ class Trace:
         return crosses
 
     @cached_property
-    def clocks(self) -> list[Clock]:
+    def clocks(self) -> list[RunClock]:
         """The clocks of the machines that ran the ranks, starting with rank 0's clock.
 
         Each entry shows how the clock was compared with rank 0's clock. The list is empty if all

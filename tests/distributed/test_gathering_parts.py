@@ -13,7 +13,7 @@ import torch.distributed as dist
 from test_gathering import finish_sending
 
 from ringsim.launch import gathering
-from ringsim.launch.block import Store, never, place_of
+from ringsim.launch.block import BlockStore, never, place_of
 from ringsim.launch.gathering import Gathering, Offer
 
 FAR = {"host": "node2", "clock": "far", "directory": "/there", "id": "there"}
@@ -21,7 +21,7 @@ FAR |= {"pid": 7, "start_ns": 1}
 FILES = ["rank-1.events", "rank-1.names"]
 
 
-def offer(keys: Store, rank: int, directory: Path, *, failed: bool = False) -> Offer:
+def offer(keys: BlockStore, rank: int, directory: Path, *, failed: bool = False) -> Offer:
     """Makes the offer of a rank, and writes it to the store."""
     place = {**place_of(directory), "start_ns": rank}
     keys.put(f"at/{rank}", json.dumps(place).encode())
@@ -37,7 +37,7 @@ def write_part(directory: Path, rank: int, size_bytes: int) -> None:
 def test_a_rank_that_fails_before_rank_0_is_there_leaves_its_part_in_the_store(
     tmp_path: Path,
 ) -> None:
-    here, there, keys = tmp_path / "here", tmp_path / "there", Store(dist.HashStore(), "run")
+    here, there, keys = tmp_path / "here", tmp_path / "there", BlockStore(dist.HashStore(), "run")
     here.mkdir()
     write_part(there, 1, 3)
     offer(keys, 1, there, failed=True).make()
@@ -128,11 +128,11 @@ def test_what_arrives_is_not_trusted(
     monkeypatch.setattr(gathering, "STOPPED_S", 0)
     (here := tmp_path / "here").mkdir()
     store = dist.HashStore()
-    keys = Store(store, "run")
+    keys = BlockStore(store, "run")
     keys.put("at/1", json.dumps(FAR).encode())
     keys.put("files/1", json.dumps(listed).encode())
     if chunk is not None:
-        Store(store, sealed_by).put("chunk/1/0", chunk)
+        BlockStore(store, sealed_by).put("chunk/1/0", chunk)
     gathered = Gathering(keys, here, 2)
     gathered.fetch([0, 1], lambda: True)
     came = [path.name for path in tmp_path.rglob("rank-*") if path.suffix != ".arriving"]

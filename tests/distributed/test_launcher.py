@@ -20,7 +20,7 @@ from processes import gone, listening_ports, until
 import ringsim
 from ringsim.errors import RankFailed, RingError
 from ringsim.launch import ranks, supervisor
-from ringsim.launch.job import Kind, start_environment
+from ringsim.launch.job import RankKind, start_environment
 from ringsim.launch.ranks import ForkedRanks, get_launcher
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
@@ -41,7 +41,7 @@ def call() -> Any:
 
 def park(park_s: float) -> tuple[ForkedRanks, list[int]]:
     """Parks two ranks; returns them, and their processes."""
-    kind = Kind(2, "cpu", 30.0, ring=True, environment=start_environment())
+    kind = RankKind(2, "cpu", 30.0, ring=True, environment=start_environment())
     parked = ForkedRanks(call(), kind, park_s=park_s)
     return parked, [channel.recv()[1] for channel in parked.channels]
 
