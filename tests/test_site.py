@@ -25,7 +25,7 @@ SHOWN = {  # by page: patterns that its cells must print
         "straggler: rank 2 made others wait ",
         r"run: first \d.*, second \d",
         "deadlock: ranks ",
-        r"Hint: Let one rank send first",
+        r"Hint: Send first on one rank",
         r"closed form +27\.3%",
         r"Trace of 1,000 ranks \(simulated, ",
         r"1f1b, 64 ranks, 8 microbatches: \d",
