@@ -249,5 +249,5 @@ def test_a_step_that_no_trace_can_hold() -> None:
         "1f1b", Costs(1e10, 1e10, 1e10), num_ranks=2, num_microbatches=2
     )
     assert run.makespan == 9e10
-    with pytest.raises(RingError, match=r"the step must take 9e\+09 s .* for a trace, got 9e"):
+    with pytest.raises(RingError, match=r"a step in a trace must take at most 9e\+09 s .*, got 9e"):
         run.trace()

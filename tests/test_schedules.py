@@ -252,7 +252,7 @@ def test_every_form_is_what_the_evaluator_finds(name: str, num_chunks: int | Non
         if name not in ("zb_v", "dualpipe_v"):
             assert forms.peak_live(step) == found.peak_live, step
         if m < fewest(name, p):
-            with pytest.raises(ScheduleError, match=f"{CLOSED} {name} on {p} ranks, got {m}"):
+            with pytest.raises(ScheduleError, match=rf"{CLOSED} {name} on {p} ranks?, got {m}\."):
                 makespan(step)
             continue
         assert makespan(step) == found.makespan, step
