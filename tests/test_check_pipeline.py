@@ -307,7 +307,7 @@ RIGHT: dict[Answer, list[Answer]] = {
 }
 BEFORE = "the gradients of rank 0 are unchanged."
 ZEROS = "Stage 0 of 3 has a gradient of zeros for its parameter 0.weight"
-DIFFERENT = "Stage 0 of 3 and one process have different gradients for 0.weight after a"
+DIFFERENT = "Stage 0 of 3 and a single process have different gradients for 0.weight after a"
 HELD = "With 2 ranks and 4 microbatches, rank 0 holds 4 live activations, but may hold only 2."
 LONG = "the step takes 24 units, but must take at most 15."
 NO_NUMBER = "must be a number of microbatches, got "
@@ -346,10 +346,14 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {
     check.gradients: [
         (lambda *_: None, "no gradient for its parameter 0.weight", "recv_gradient"),
         (stepping(scale=1), "gradients of stage 0 of 3 are 4 times as large", "divide each loss"),
-        (stepping(scale=16), "are 0.25 times as large as in one process", "divide the loss twice"),
+        (
+            stepping(scale=16),
+            "are 0.25 times as large as in a single process",
+            "divide the loss twice",
+        ),
         (stepping(leaf=zeroed), ZEROS, "requires_grad_()"),
         (stepping(leaf=lambda x: x), "must be a tensor, got None", "requires_grad_()"),
-        (forgets_the_first_microbatches, DIFFERENT, "do not set gradients to zero"),
+        (forgets_the_first_microbatches, DIFFERENT, "do not reset the gradients"),
         (stepping(turned=is_first), DIFFERENT, "microbatch i goes with the x and the y"),
     ],
     check.schedule: [
@@ -357,16 +361,22 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {
         (one_at_a_time, f"With 2 ranks and 4 microbatches, {LONG}"),
         (only_with_enough, f"With 4 ranks and 2 microbatches, {LONG}"),
         (with_halves, "1F1B runs each backward as a whole, but your schedule contains 0I0."),
-        (turned_round, "must let every rank finish, got a cycle: rank "),
+        (turned_round, "the schedule cannot finish, because ranks wait for each other: rank "),
         (with_messages, "your answer must not contain sends or receives: ringsim adds"),
-        (lambda rank, p, m: ["forward 0"], "an action must be a stage, one of F, B, I, W, "),
+        (
+            lambda rank, p, m: ["forward 0"],
+            "an action must consist of a stage, one of F, B, I, W, ",
+        ),
     ],
     check.fast_schedule: [
         (written_down, "the step takes 15 units, but must take at most 13."),
         (with_halves, HELD),
         (lambda rank, p, m: iter(zb_h1(p, m).actions[rank]), "Your answer calls ringsim's zb_h1"),
         (lambda rank, p, m: zero_bubble(rank, p, 4), "With 4 ranks and 8 microbatches: stage 0"),
-        (lambda rank, p, m: zero_bubble(rank, p, m)[:-1], "must compute the weights' gradients of"),
+        (
+            lambda rank, p, m: zero_bubble(rank, p, m)[:-1],
+            "does not compute its weights' gradients for",
+        ),
         (lambda rank, p, m: None, "your answer must be a list of actions, got None."),
     ],
     check.fewest_microbatches: [

@@ -207,18 +207,18 @@ def disagree(options: list[dict[str, Any]]) -> None:
     train_step_pipeline(model, [torch.ones(2, 3)] * count, [torch.tensor([0, 1])] * count, **mine)
 
 
-DIFFERENT = r"different {} on ranks \d and \d"
+DIFFERENT = r"the {} on ranks \d and \d differ"
 
 
 @pytest.mark.parametrize(
     ("odd", "words"),
     [
-        ({"count": 7}, r"[78] microbatches on rank \d but [78] on rank \d"),
+        ({"count": 7}, r"the number of microbatches is [78] on rank \d but [78] on rank \d"),
         ({"schedule": "gpipe"}, DIFFERENT.format("schedules")),
         ({"partition": [1, 3, 2, 2]}, DIFFERENT.format("partitions of the model")),
         (
             {"schedule": "gpipe", "partition": [1, 3, 2, 2]},
-            DIFFERENT.format("schedules") + " and " + DIFFERENT.format("partitions of the model"),
+            DIFFERENT.format("schedules") + ", and " + DIFFERENT.format("partitions of the model"),
         ),
     ],
 )
@@ -231,4 +231,6 @@ def test_a_step_that_differs_is_one_finding_that_says_in_what(
     assert finding.kind == "message_mismatch"
     # the first rank with the error ends the others, so not all of them raise it
     assert 1 in finding.ranks
-    assert re.search(rf"ranks .*: a step must be the same .*, got {words}\. Call", finding.message)
+    assert re.search(
+        rf"ranks .*: the ranks do not perform the same step: {words}\. Call", finding.message
+    )

@@ -144,6 +144,7 @@ def check(function: Callable[..., Any], arguments: dict[str, Any]) -> None:
         raise AssertionError(f"{arguments} ended in {type(error).__name__}: {error}") from error
 
 
+NUM_TIMES = "the length of forward must be the number of stages, 2, got 3"
 RULES: dict[str, list[tuple[dict[str, Any], str]]] = {  # invalid arguments, and words of the error
     "simulate": [
         ({"link": {"a": LINK}}, "the keys of link must be pairs of ranks from 0 to 1, got 'a'"),
@@ -160,21 +161,24 @@ RULES: dict[str, list[tuple[dict[str, Any], str]]] = {  # invalid arguments, and
         *(({"semantics": wrong}, "semantics must be") for wrong in ("eager", "buffered(-1)", None)),
     ],
     "simulate_schedule": [
-        ({"costs": Costs(forward=[1, 2, 3])}, "forward must have one time for each stage, got 3"),
+        ({"costs": Costs(forward=[1, 2, 3])}, NUM_TIMES),
         ({"costs": Costs(forward=-1)}, r"must be from 0 to .*, got -1 \(F of every stage\)"),
         ({"costs": Costs(weight=[1, float("nan")])}, r"from 0 to .*, got nan \(W of stage 1\)"),
         ({"costs": Costs(latency=float("inf"))}, "a time must be from 0 to .*, got inf"),
         ({"costs": Costs(forward=10**400)}, "a time must be from 0 to .*, got 1000"),
         ({"costs": Costs(latency=1)}, "latency must be 0 if link is given, got 1"),
-        ({"costs": []}, "costs and link must have the same length, at least 1, got 0 and 0"),
-        ({"costs": [Costs()], "link": [LINK] * 2}, "costs and link must have the same .* 1 and 2"),
-        ({"costs": [Costs(), 3]}, "costs must be Costs, or a list of Costs, got"),
+        ({"costs": []}, "must be lists of the same length, at least 1, got 0 and 0"),
+        (
+            {"costs": [Costs()], "link": [LINK] * 2},
+            "costs and link must be lists of the same .* 1 and 2",
+        ),
+        ({"costs": [Costs(), 3]}, "costs must be Costs or a list of Costs, got"),
         ({"link": [LINK]}, r"link must be a Link, got \[Link"),
         ({"link": "x"}, "link must be a Link, got 'x'"),
-        ({"link": {(0, 1): LINK}}, r"link must have an entry for each pair .* for \(1, 0\)"),
+        ({"link": {(0, 1): LINK}}, r"link contains no entry for \(1, 0\), but rank 1 sends"),
         ({"link": {(0, 1): 3}}, r"link\[\(0, 1\)\] must be a Link, got 3"),
-        ({"link": None, "size_bytes": 8}, "size_bytes needs a link, got 8 without one"),
-        ({"size_bytes": [1, 2]}, "must be one number, or one for each of 1 boundaries, got 2"),
+        ({"link": None, "size_bytes": 8}, "size_bytes requires a link, got 8 without a link"),
+        ({"size_bytes": [1, 2]}, "must be the number of boundaries between stages, 1, got 2"),
         ({"size_bytes": -1}, r"size_bytes must be from 0 to 2\*\*53, got -1"),
         ({"size_bytes": 2**63}, r"size_bytes must be from 0 to 2\*\*53, got 92233"),
         ({"size_bytes": 1.5}, "size_bytes must be an integer or a list of integers, got 1.5"),
@@ -182,17 +186,17 @@ RULES: dict[str, list[tuple[dict[str, Any], str]]] = {  # invalid arguments, and
         ({"ahead": -1}, "ahead must be a non-negative integer, got -1"),
         ({"num_ranks": 0}, "num_ranks must be a positive integer, got 0"),
         ({"num_ranks": True}, "num_ranks must be a positive integer, got True"),
-        ({"num_ranks": 10**20}, "must make a step of at most 100,000,000 forward passes"),
-        ({"num_chunks": 2}, "num_chunks of 1f1b must be 1, got 2"),
+        ({"num_ranks": 10**20}, "for a step of at most 100,000,000 forward passes, got 10000"),
+        ({"num_chunks": 2}, "num_chunks must be 1 for 1f1b, got 2"),
     ],
     "schedule": [
         ({"schedule": "2f2b"}, "a schedule must be one of gpipe, .*, got '2f2b'"),
-        ({"schedule": make_schedule("1f1b", 2, 2)}, "must be omitted if a schedule is given"),
+        ({"schedule": make_schedule("1f1b", 2, 2)}, "must be omitted if a Schedule is given"),
     ],
     "rehearse": [
-        ({"costs": Costs(forward=[1, 2, 3])}, "forward must have one time for each stage, got 3"),
+        ({"costs": Costs(forward=[1, 2, 3])}, NUM_TIMES),
         ({"costs": Costs(1.0, 1e10)}, "input must be from 0 to 9e.09 s, got 10000000000.0"),
-        ({"costs": Costs(latency=1)}, "latency must be 0, got 1"),
+        ({"costs": Costs(latency=1)}, "latency must be 0 because .*, got 1"),
         ({"size_bytes": -1}, "size_bytes must be a non-negative integer, got -1"),
         ({"steps": 0}, "steps must be a positive integer, got 0"),
         ({"schedule": make_schedule("gpipe", 3, 1)}, "as many ranks as the ring, 2, got 3"),
@@ -245,5 +249,5 @@ def test_a_step_that_no_trace_can_hold() -> None:
         "1f1b", Costs(1e10, 1e10, 1e10), num_ranks=2, num_microbatches=2
     )
     assert run.makespan == 9e10
-    with pytest.raises(RingError, match=r"the step must take 9e\+09 s .* for a trace, got 9e"):
+    with pytest.raises(RingError, match=r"a step in a trace must take at most 9e\+09 s .*, got 9e"):
         run.trace()

@@ -169,6 +169,9 @@ def test_what_is_refused_would_really_jam(size: int, turns: int, async_comm: boo
     assert len(due) == size
 
 
+DIFFERENT = "ranks {} and {} called generate with different arguments"
+
+
 def test_ranks_that_were_asked_for_different_things_say_so() -> None:
     differing: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({}, {"max_new_tokens": 5}),
@@ -181,7 +184,7 @@ def test_ranks_that_were_asked_for_different_things_say_so() -> None:
         rank = ringsim.current_ring().rank
         for settings in differing:
             arguments: Any = {"prompts": PROMPTS, "max_new_tokens": 4, **settings[rank]}
-            with pytest.raises(MessageMismatch, match=f"ranks {1 - rank} and {rank} differ"):
+            with pytest.raises(MessageMismatch, match=DIFFERENT.format(1 - rank, rank)):
                 generate(small_model(), **arguments)
 
     simulate(worker, 2)
@@ -207,11 +210,17 @@ def test_arguments_are_checked(arguments: dict[str, Any], words: str) -> None:
 
 
 NEAREST = [
-    (4, 5, False, "2 to 4 with 4 stages and synchronous messages, got 5", "4, or async_comm=True."),
+    (
+        4,
+        5,
+        False,
+        "must be from 2 to 4 with 4 stages and synchronous messages, got 5",
+        "4, or async_comm=True.",
+    ),
     (4, 1, False, "got 1: stage 0 receives before it sends", "Use 2, or async_comm=True."),
     (2, 1, False, "must be 2 with 2 stages", "Use 2, or async_comm=True."),
     (4, 8, False, "got 8", "Use 4."),
-    (4, 8, True, "must be 1 to 7 with 4 stages and asynchronous messages, got 8", "Use 7."),
+    (4, 8, True, "must be from 1 to 7 with 4 stages and asynchronous messages, got 8", "Use 7."),
 ]
 
 

@@ -29,7 +29,7 @@ def test_what_is_no_header_is_refused(numbers: list[int]) -> None:
 
 @pytest.mark.parametrize("payload", [((1,) * 9, torch.float32), ((1,), torch.quint8)])
 def test_what_no_header_can_name_is_refused(payload: Any) -> None:
-    with pytest.raises(ArgumentError, match="at most 8 dimensions and a dtype among float32"):
+    with pytest.raises(ArgumentError, match="at most 8 dimensions and one of the dtypes float32"):
         Header("activation", 0, BufferSpec(*payload)).pack()
 
 

@@ -444,7 +444,7 @@ def test_each_known_mistake_has_its_verdict() -> None:
     report = gradient_report(right, INPUTS, TARGETS)
     assert report
     assert report.worst < 1e-14
-    head = f"{len(list(right.parameters()))} gradients equal those of one process"
+    head = f"{len(list(right.parameters()))} gradients equal those of a single process"
     assert str(report).startswith(head)
     backward(undivided, 1.0)  # by the number of microbatches
     report = gradient_report(undivided, INPUTS, TARGETS)
@@ -592,10 +592,13 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: by_weight([1, -1], 2), r"got -1 \(layer 1\)"),
     (lambda: by_weight([1, math.nan], 2), r"got nan \(layer 1\)"),
     (lambda: by_weight([1], 2, last=math.inf), r"got inf \(last\)"),
-    (lambda: partition_model(TWO, 2, by=[2, 2]), r"must add up to 2 layers, got \[2, 2\] = 4"),
+    (
+        lambda: partition_model(TWO, 2, by=[2, 2]),
+        r"the number of layers, 2, got \[2, 2\] \(total 4\)",
+    ),
     (lambda: partition_model(TWO, 2, by=[3, -1]), "sizes must be non-negative"),
     (lambda: partition_model(TWO, 3, by="size"), '"count", "parameters", "time" or a list'),
-    (lambda: partition_model(TWO, 3, by=[1, 1]), r"one number for each of 3 stages, got \[1, 1\]"),
+    (lambda: partition_model(TWO, 3, by=[1, 1]), r"one number per stage \(3\), got \[1, 1\]"),
     (lambda: partition_model(TWO, 3, by="time"), "sample is required"),
     (lambda: partition_model(nn.Linear(2, 2), 2), r"type Linear \(known .*\)\. Write a"),
     (lambda: adapter_of(Doubled(nn.ReLU())), "Doubled overrides the forward .*Adapter"),
@@ -605,7 +608,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: single_process_step(SMALL, [], []), "one tensor"),
     (lambda: single_process_step(SMALL, INPUTS[:2], TARGETS), "one tensor"),
     (lambda: train_step_pipeline(SMALL, INPUTS[:2], TARGETS), "one tensor"),
-    (lambda: build("small", num_heads=3), "num_heads must divide hidden_size, got 3 heads for 16"),
+    (lambda: build("small", num_heads=3), "num_heads must divide hidden_size, got 3 for 16"),
     (lambda: forward_stage(TWO, OFF), r"a leaf of .*, got the result of Clone.*\. .*x\.detach"),
     *(
         (partial(FlopCosts, value), "flops_per_s must be a positive number")

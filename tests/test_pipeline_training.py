@@ -740,11 +740,11 @@ def test_ranks_that_run_different_steps_all_hear_of_it() -> None:
         return found
 
     for rank, found in enumerate(simulate(differ, 2).results):
-        other, rule = 1 - rank, "a step is "
-        count = f"{4 - rank} microbatches on rank {rank} but {4 - other} on rank"
-        assert found[0].startswith(f"{rule}{count} {other}. Call")
+        other, rule = 1 - rank, "the ranks do not perform the same step: the"
+        numbers = f"is {4 - rank} on rank {rank} but {4 - other} on rank {other}"
+        assert found[0].startswith(f"{rule} number of microbatches {numbers}. Call")
         for text, what in zip(found[1:], ("schedules", "partitions of the model"), strict=True):
-            assert f"{rule}different {what} on ranks {rank} and {other}. Call" in text
+            assert f"{rule} {what} on ranks {rank} and {other} differ. Call" in text
 
 
 def test_an_activation_that_is_not_as_announced_is_an_error() -> None:
@@ -758,15 +758,17 @@ def test_an_activation_that_is_not_as_announced_is_an_error() -> None:
         layers = (nn.Linear(3, 3), Growing(), nn.Linear(3, 3), nn.Linear(3, 3))
         sequential_step(nn.Sequential(*layers), count=2)
 
-    with pytest.raises(MessageMismatch, match="must give activations of one shape at a boundary"):
+    with pytest.raises(
+        MessageMismatch, match="the same shape caused different activations at a stage boundary"
+    ):
         simulate(grow, 2)
 
 
 def test_a_ring_of_one_has_nobody_to_send_to_and_another_schedule() -> None:
     (found,) = simulate(lambda: catch(send_activation, torch.ones(1), 0), 1).results
-    assert found.startswith("messages need a ring of at least two ranks, got one. Pass")
+    assert found.startswith("a ring with only one rank has no neighbours to send messages to. Pass")
     other = read((0, 1), "0F0 0B0", "1F0 1B0")
-    with pytest.raises(RingError, match=r"1 ranks and 1 microb.*, got mine with 2 ranks and 2 m"):
+    with pytest.raises(RingError, match=r"1 rank and 1 microbatch, got mine with 2 ranks and 2 m"):
         sequential_step(nn.Linear(3, 3), count=1, schedule=other, partition=[1])
 
 
@@ -824,12 +826,12 @@ def test_the_first_example_runs_and_another_model_is_added_as_the_document_says(
     exec(blocks(TEXT)[0], names)  # as one rank
     loss, report = names["worker"]()
     assert 3 < loss < 6
-    assert report.startswith("65 gradients equal those of one process")
+    assert report.startswith("65 gradients equal those of a single process")
     added = (ROOT / "docs" / "how-to" / "add-a-model.md").read_text()
     for block in blocks(added)[:3]:  # the last one trains it on ranks
         exec(block, names)
     assert names["report"], str(names["report"])
-    assert capsys.readouterr().out.startswith("13 gradients equal those of one process")
+    assert capsys.readouterr().out.startswith("13 gradients equal those of a single process")
     arguments = [names[name] for name in ("model", "partition", "tokens")]
     boundaries = names["boundary_shapes"](*arguments, adapter=names["adapter"])
     assert [boundary.shape for boundary in boundaries] == [(2, 9, 16)] * 2

@@ -452,7 +452,7 @@ def test_part_of_a_trace() -> None:
 def test_too_many_events_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ringsim.simulator.step_trace.MOST_EVENTS", 100)
     run = simulate_small("1f1b", p=4, m=20)
-    words = r"a trace must have 100 events or fewer, got 400. Select a part"
+    words = r"a trace must have at most 100 events, got 400. Select a part"
     with pytest.raises(ArgumentError, match=words):
         run.trace()
     assert len(run.trace(ranks=[0]).events) == 41

@@ -53,6 +53,7 @@ ALL = [(name, None) for name in SCHEDULE_NAMES] + [
     ("interleaved_1f1b", 3),
     ("looped_bfs", 3),
 ]
+CLOSED = "for the closed form of"
 # Schedules that torch lacks: each rank at each unit of time, where F, I and W take one unit, and B
 # two; digits are microbatches, -- the rest of a B.
 DRAWN = {
@@ -107,7 +108,7 @@ SCHEDULES = st.builds(
 def test_other_text_is_refused() -> None:
     others = ("", "F0", "2F", "-1F0", "2f0", "2F0\n", "2F0,2F1", "٢F0", "1UNSHARD")
     for text in (*others, "1F" + "0" * 5000):
-        with pytest.raises(ScheduleError, match="an action must be a stage"):
+        with pytest.raises(ScheduleError, match="an action must consist of a stage"):
             parse_action(text)
 
 
@@ -251,7 +252,7 @@ def test_every_form_is_what_the_evaluator_finds(name: str, num_chunks: int | Non
         if name not in ("zb_v", "dualpipe_v"):
             assert forms.peak_live(step) == found.peak_live, step
         if m < fewest(name, p):
-            with pytest.raises(ScheduleError, match="for its closed form"):
+            with pytest.raises(ScheduleError, match=rf"{CLOSED} {name} on {p} ranks?, got {m}\."):
                 makespan(step)
             continue
         assert makespan(step) == found.makespan, step
@@ -384,50 +385,50 @@ BROKEN = read_table("""
 0 | 0 |
     num_microbatches must be at least 1, got 0
 0 2 | 1 | 0F0 0B0 /
-    stage 1 must be on a rank below 2, got 2
+    the rank of stage 1 must be non-negative and below 2, got 2
 0 | 1 | 0F0 1F0 0B0
-    1F0 must have a stage below 1, got 1 (rank 0, position 1)
+    the stage of 1F0 must be non-negative and below 1, got 1 (rank 0, position 1)
 0 1 | 1 | 0F0 0B0 1F0 / 1B0
-    1F0 must be on rank 1, which has stage 1, got rank 0 (rank 0, position 2)
+    1F0 is on rank 0, but stage 1 is on rank 1 (rank 0, position 2)
 0 | 1 | 0F0 0B0 0F1 0B1
-    0F1 must have a microbatch below 1, got 1 (rank 0, position 2)
+    the microbatch of 0F1 must be non-negative and below 1, got 1 (rank 0, position 2)
 0 | 1 | 0F0 0B0 0B0
-    0B0 must occur once, got a duplicate (rank 0, position 2)
+    the schedule lists 0B0 twice (rank 0, position 2)
 0 | 1 | 0F0 0I0 0W0 0B0
-    0B0 must be the only backward of its input, got I before it (rank 0, position 3)
+    the schedule lists 0B0 after 0I0, but B already contains I and W (rank 0, position 3)
 0 0 | 1 | 0F0 0SEND_F0 1F0 1B0 0B0
-    0SEND_F0 must connect two ranks, got stage 1, which is also on rank 0,
+    the other side of 0SEND_F0 would be stage 1, which is also on rank 0 (rank 0, position 1)
 0 1 | 1 | 0F0 0SEND_B0 / 1F0
-    0SEND_B0 must connect two ranks, got stage -1, which does not exist,
+    the other side of 0SEND_B0 would be stage -1, which does not exist (rank 0, position 1)
 0 | 1 | 0B0 0F0
-    0B0 must come after 0F0, which is later or missing (rank 0, position 0)
+    0B0 needs 0F0, which comes later or is missing (rank 0, position 0)
 0 | 1 | 0F0 0W0 0I0
-    0W0 must come after 0I0, which is later or missing (rank 0, position 1)
+    0W0 needs 0I0, which comes later or is missing (rank 0, position 1)
 0 0 | 1 | 1F0 0F0 1B0 0B0
-    1F0 must come after 0F0, which is later or missing (rank 0, position 0)
+    1F0 needs 0F0, which comes later or is missing (rank 0, position 0)
 0 0 | 1 | 0F0 1F0 0B0 1B0
-    0B0 must come after 1B0 or 1I0, which is later or missing (rank 0, position 2)
+    0B0 needs 1B0 or 1I0, which comes later or is missing (rank 0, position 2)
 0 1 | 1 | 0SEND_F0 0F0 0RECV_B0 0B0 / 1RECV_F0 1F0 1B0 1SEND_B0
-    0SEND_F0 must come after 0F0, which is later or missing (rank 0, position 0)
+    0SEND_F0 needs 0F0, which comes later or is missing (rank 0, position 0)
 0 1 | 1 | 0F0 0SEND_F0 0RECV_B0 0B0 / 1F0 1RECV_F0 1B0 1SEND_B0
-    1F0 must come after 1RECV_F0, which is later or missing (rank 1, position 0)
+    1F0 needs 1RECV_F0, which comes later or is missing (rank 1, position 0)
 0 1 | 1 | 0F0 0SEND_F0 0RECV_B0 0B0 / 1RECV_F0 1F0 1B0
-    0RECV_B0 must match 1SEND_B0, got nothing (rank 0, position 2, from rank 1)
+    0RECV_B0 needs 1SEND_B0 on the other side, but meets nothing (rank 0, position 2, from rank 1)
 """)
 BROKEN.append((Schedule("x", 1, (0,), ((Action(0, "G", 0),),)), "got 0G0 (rank 0, position 0)"))
 INCOMPLETE = read_table("""
 0 1 | 2 | 0F0 0F1 0B0 0B1 / 1F0 1B0
-    stage 1 must do the forward pass of microbatch 1, got none (rank 1). Add 1F1
+    stage 1 has no forward pass for microbatch 1 (rank 1). Add 1F1
 0 | 1 | 0F0
-    stage 0 must do the backward pass of microbatch 0, got none (rank 0). Add 0B0, or 0I0 and 0W0
+    stage 0 has no backward pass for microbatch 0 (rank 0). Add 0B0, or 0I0 and 0W0
 0 | 1 | 0F0 0I0
-    the weights' gradients of microbatch 0, got none (rank 0). Add 0W0 after 0I0
+    stage 0 does not compute its weights' gradients for microbatch 0 (rank 0). Add 0W0 after 0I0
 """)
 PARTS = read_table("""
 0 1 | 1 | 0F0 0SEND_F0 /
-    0SEND_F0 must match 1RECV_F0, got nothing
+    0SEND_F0 needs 1RECV_F0 on the other side, but meets nothing
 0 1 | 2 | 0F0 0F1 0SEND_F0 0SEND_F1 / 1RECV_F1 1RECV_F0 1F0 1F1
-    0SEND_F0 must match 1RECV_F0, got 1RECV_F1
+    0SEND_F0 needs 1RECV_F0 on the other side, but meets 1RECV_F1
 """)  # parts of a step, for which only the timing finds the error
 NEVER_MEET = read_table("""
 0 1 | 1 | 0F0 0B0 / 1B0
@@ -435,9 +436,9 @@ NEVER_MEET = read_table("""
 0 1 | 1 | 0B0 / 1F0 1B0
     1F0 needs 0SEND_F0, which is missing (rank 1)
 0 1 | 1 | 0F0 0B0 / 1F0 1B0 1I0
-    1SEND_B0 must occur once, got it again (rank 1, after 1I0)
+    two computations produce the data for 1SEND_B0; the second is 1I0 (rank 1)
 0 1 | 1 | 0F0 0B0 0I0 / 1F0 1B0
-    0RECV_B0 must occur once, got it again for 0I0 (rank 0)
+    two computations need 0RECV_B0; the second is 0I0 (rank 0)
 """)
 
 
@@ -469,9 +470,9 @@ def test_says_who_waits_for_whom(semantics: forms.Semantics) -> None:
     with pytest.raises(ScheduleError) as refused:
         validate(CIRCLE)
     assert str(refused.value) == (
-        "a schedule must let every rank finish, got a cycle: rank 0 waits in 0B1 for 1SEND_B1 of "
-        "rank 1; rank 1 waits in 1F0 for 0SEND_F0 "
-        "of rank 0. Move one of the awaited actions earlier. The first is 0B1 (rank 0, position 1)."
+        "the schedule cannot finish, because ranks wait for each other: rank 0 waits in 0B1 for "
+        "1SEND_B1 on rank 1; rank 1 waits in 1F0 for 0SEND_F0 on rank 0. Move one of the awaited "
+        "actions earlier. The first action that waits is 0B1 (rank 0, position 1)."
     )
     one_f_one_b = make_schedule("1f1b", 4, 4)
     turned = tuple(map(parse_action, "0F3 0B3 0F0 0B0 0F1 0B1 0F2 0B2".split()))
@@ -501,18 +502,27 @@ def test_every_action_is_missed(name: str) -> None:
 MAKE = make_schedule
 UNKNOWN: list[tuple[Callable[[], object], str]] = [
     (lambda: MAKE("1f2b", 2, 2), "a schedule must be one of gpipe, afab, 1f1b, "),
-    (lambda: MAKE("zb_v", 2, 2, 3), "must be 2, got 3. Omit it, or use interleaved_1f1b"),
-    (lambda: MAKE("1f1b", 2, 2, 2), "num_chunks of 1f1b must be 1, got 2"),
+    (lambda: MAKE("zb_v", 2, 2, 3), "must be 2 for zb_v, got 3. Omit it, or use interleaved"),
+    (lambda: MAKE("1f1b", 2, 2, 2), "num_chunks must be 1 for 1f1b, got 2"),
     (lambda: Step("own", 2, 2), "a schedule must be one of"),
-    (lambda: makespan(Step("zb_h1", 4, 3)), "must be at least 4 for its closed form, got 3"),
+    (
+        lambda: makespan(Step("zb_h1", 4, 3)),
+        f"num_microbatches must be at least 4 {CLOSED} zb_h1 on 4 ranks, got 3",
+    ),
     (
         lambda: makespan(Step("zb_v", 4, 8), Costs(2)),
-        "f, i, w of zb_v must be equal for its closed",
+        f"f, i and w must be equal {CLOSED} zb_v, and b must be i + w, got 2, 1, 1 (and b = 2)",
     ),
     (lambda: makespan(Step("dualpipe_v", 2, 8), Costs(backward=3)), "got 1, 1, 1 (and b = 3)"),
     (lambda: makespan(Step("1f1b", 2, 8), Costs([1, 2])), "costs must be the same for all stages"),
-    (lambda: makespan(Step("zb_h2", 2, 8), Costs(latency=1)), "latency of zb_h2 must be 0 for its"),
-    (lambda: lower_in_step(CIRCLE), "got ranks that all wait: 0B1 on rank 0, 1F0 on rank 1"),
+    (
+        lambda: makespan(Step("zb_h2", 2, 8), Costs(latency=1)),
+        f"latency must be 0 {CLOSED} zb_h2, got 1",
+    ),
+    (
+        lambda: lower_in_step(CIRCLE),
+        "no rank can perform its next action: 0B1 on rank 0, 1F0 on rank 1",
+    ),
     (
         lambda: simulate_schedule(typed("0 1", 1, "0F0 0SEND_F0", "1RECV_F0")),
         "1RECV_F0 receives a message that no computation needs",
@@ -528,7 +538,10 @@ JUNK: list[tuple[Callable[[], object], str]] = [
         "one of rendezvous, buffered, got",
     ),
     (lambda: evaluate(CIRCLE, semantics="grouped"), "one of rendezvous, buffered, got 'grouped'"),
-    (lambda: evaluate(MAKE("gpipe", 3, 1), Costs([1, 2])), "forward must have one time for each"),
+    (
+        lambda: evaluate(MAKE("gpipe", 3, 1), Costs([1, 2])),
+        "the length of forward must be the number of stages, 3, got 2",
+    ),
     (
         lambda: evaluate(CIRCLE, Costs(latency=-1)),
         "a time must be from 0 to 1e+100, got -1 (latency)",
@@ -537,18 +550,21 @@ JUNK: list[tuple[Callable[[], object], str]] = [
     (lambda: forms.one_f_one_b_bound(0, [1], [1]), "must be a positive integer, got 0"),
 ]
 UNREADABLE = [
-    ("0F0,0B0\n1F0,1X0", "got '1X0'. Examples: 2F0, 1SEND_F0. (row 2, column 2)"),
+    ("0F0,0B0\n1F0,1X0", "got '1X0'. Write, for example, 2F0 or 1SEND_F0. (row 2, column 2)"),
     ("0F0,(0F1;0B0)OVERLAP_F_B", "got '(0F1;0B0)OVERLAP_F_B' (row 1, column 2)"),
     ("9" * 5000 + "F0", f"got '{'9' * 199}..."),
-    ("0F0,0B0\n1F0,0F1", "got 0F1 on rank 1, but stage 0 is on rank 0 (row 2, column 2)"),
-    ("0F0,0B0\n2F0,2B0", "numbered from 0 without gaps, got 2 but no stage 1"),
-    ("999999999F0", "got 999999999 but no stage 0"),
-    (",,\n,,", "at least one action, got none"),
+    ("0F0,0B0\n1F0,0F1", "0F1 is on rank 1, but stage 0 is on rank 0 (row 2, column 2)"),
+    ("0F0,0B0\n2F0,2B0", "numbered from 0 without gaps, got stage 2 but no stage 1"),
+    ("999999999F0", "got stage 999999999 but no stage 0"),
+    (",,\n,,", "the schedule contains no actions"),
     ('0F0,"0B0', "cannot read the schedule as CSV"),
-    ("", "at least one action, got none"),
+    ("", "the schedule contains no actions"),
     ("rank 0: 0F0 0B0\nrank 2: 1F0", "begin with 'rank 1:', got 'rank 2: 1F0' (line 2)"),
     ("rank: 0F0 0B0", "a line must begin with 'rank 0:', got 'rank: 0F0 0B0' (line 1)"),
-    ("rank 0: 0F0 0B0\nrank 1: 1F0 1Q0", "Examples: 2F0, 1SEND_F0. (row 2, column 2)"),
+    (
+        "rank 0: 0F0 0B0\nrank 1: 1F0 1Q0",
+        "got '1Q0'. Write, for example, 2F0 or 1SEND_F0. (row 2, column 2)",
+    ),
 ]
 
 

@@ -57,7 +57,18 @@ def test_the_use_of_a_stage_is_that_of_the_time_until_the_last_token(
     assert measure_stage_use(generation(jobs)) == [pytest.approx((0.01, 0.006, use, idle_s))]
 
 
-@pytest.mark.parametrize("jobs", ["", "a0", "a0 a1", "a0 a1 a2 " * 2])
-def test_the_use_of_stages_is_asked_of_one_call_of_generate(jobs: str) -> None:
-    with pytest.raises(ArgumentError, match=r"the trace .* call of generate"):
+NO_ONE_CALL = "the trace does not contain exactly one call to generate with max_new_tokens of 3 or"
+
+
+@pytest.mark.parametrize(
+    ("jobs", "words"),
+    [
+        ("", "the trace contains no jobs from generate"),
+        ("a0", NO_ONE_CALL),
+        ("a0 a1", NO_ONE_CALL),
+        ("a0 a1 a2 " * 2, NO_ONE_CALL),
+    ],
+)
+def test_the_use_of_stages_is_asked_of_one_call_of_generate(jobs: str, words: str) -> None:
+    with pytest.raises(ArgumentError, match=words):
         measure_stage_use(generation(jobs))

@@ -56,6 +56,7 @@ from ringsim.schedules import make_schedule
 from ringsim.schedules.engine import validate
 from ringsim.schedules.lowering import lower, lower_in_step
 from ringsim.schedules.schedule import Schedule
+from ringsim.traces.units import count
 
 __all__ = [
     "check_microbatches",
@@ -464,9 +465,11 @@ def _prepare(
         schedule = make_schedule(schedule, num_ranks, num_microbatches)
     elif (schedule.num_ranks, schedule.num_microbatches) != (num_ranks, num_microbatches):
         raise ScheduleError(
-            f"the schedule must have {num_ranks} ranks and {num_microbatches} microbatches, "
-            f"got {schedule.name} with {schedule.num_ranks} ranks and "
-            f"{schedule.num_microbatches} microbatches. Create a schedule for this ring and batch."
+            f"the schedule must have {count(num_ranks, 'rank')} and "
+            f"{count(num_microbatches, 'microbatch')}, got {schedule.name} with "
+            f"{count(schedule.num_ranks, 'rank')} and "
+            f"{count(schedule.num_microbatches, 'microbatch')}. Create a schedule for this ring "
+            "and batch."
         )
     else:
         validate(schedule)

@@ -393,8 +393,8 @@ def _check_enough(step: Step) -> None:
     if step.num_microbatches < least:
         raise ScheduleError(
             f"num_microbatches must be at least {least} for the closed form of {step.name} on {p} "
-            f"ranks, got {step.num_microbatches}. "
-            "Use evaluate, or more microbatches."
+            f"rank{'s' if p > 1 else ''}, got {step.num_microbatches}. Use evaluate, or more "
+            "microbatches."
         )
 
 
