@@ -204,7 +204,9 @@ def step_ns(block: PlannedRow, post_ns: Floats, done_ns: Floats) -> Floats:
 
     Example:
         >>> step_ns(
-        ...     Block("gloo", "pingpong", 0, 1, 8), np.array([0, 100, 200]), np.array([80, 180, -1])
+        ...     PlannedRow("gloo", "pingpong", 0, 1, 8),
+        ...     np.array([0, 100, 200]),
+        ...     np.array([80, 180, -1]),
         ... )
         array([40., 40.])
     """
@@ -268,7 +270,7 @@ def steps_wanted(block: PlannedRow, found: Floats, share_s: float, fresh: Floats
     Example:
         >>> few = np.array([50e3, 50e3, 20e6])  # the last step waited for a core
         >>> [
-        ...     steps_wanted(Block("gloo", "exchange", 0, 1, 8), few, share_s, few)
+        ...     steps_wanted(PlannedRow("gloo", "exchange", 0, 1, 8), few, share_s, few)
         ...     for share_s in (0.01, 0.05, 1.0)
         ... ]
         [0, 4, 10]

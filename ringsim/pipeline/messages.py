@@ -129,7 +129,7 @@ class Header(NamedTuple):
             greeting, the schedule), or 0 if there are no such values.
 
     Example:
-        >>> header = Header("activation", 3, Payload((2, 16), torch.float32))
+        >>> header = Header("activation", 3, BufferSpec((2, 16), torch.float32))
         >>> Header.unpack(header.pack()) == header
         True
     """

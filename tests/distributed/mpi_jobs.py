@@ -234,7 +234,7 @@ def go_round(directory: str, **given: int) -> None:
             result = worker(3)
         ringsim.initialize_distributed()
         assert ringsim.current_ring() is ring
-        with pytest.raises(ArgumentError, match="must be 'cpu' as in the existing ring"):
+        with pytest.raises(ArgumentError, match="must be 'cpu', as in the existing ring"):
             initialize_distributed(comm_device="gpu")
         print(f"from rank {ring.rank}\n", end="")
         place = ring.rank, ring.world_size, ring.pred, ring.succ, ring.ranks

@@ -90,7 +90,7 @@ def around() -> list[Any]:
     dist.all_reduce(torch.ones(4))
     assert ringsim.current_ring() is ring, "the ring must not change"
     for wrong, words in (
-        ({"world_size": 3}, "world_size must be 2, or omitted"),
+        ({"world_size": 3}, "world_size must be 2, the number of running ranks, got 3"),
         ({"comm_device": "gpu"}, "as in the existing ring"),
     ):
         with pytest.raises(ArgumentError, match=words):
@@ -115,7 +115,10 @@ def test_a_worker_measures_and_all_ranks_have_the_same_table(inside: Any) -> Non
     assert second.columns["size_bytes"].tolist() == [512]
     assert [backend for _, backend, _, _ in apart.series()] == ["gloo", "memcpy"]
     notes = apart.metadata["notes"]
-    assert "no TCP over loopback: ranks 0 and 1 are on different machines." in notes
+    assert (
+        "TCP over loopback was not measured, because ranks 0 and 1 are on different machines."
+        in notes
+    )
     assert not any("the time" in note for note in notes)
     frame = inside.to_pandas().query("op == 'all_reduce' and size_bytes == 16")
     assert sorted(frame["rank"]) == [0, 0, 1, 1], (

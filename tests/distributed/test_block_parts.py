@@ -18,15 +18,15 @@ from ringsim.traces.clocks import find_clocks
 
 def raise_together(directory: str, rank: int) -> None:
     """Both ranks raise; rank 1 announces its end some time after recording it."""
-    path, put = join(directory, rank, 2), block.Store.put
+    path, put = join(directory, rank, 2), block.BlockStore.put
 
-    def put_late(self: block.Store, key: str, data: bytes) -> None:
+    def put_late(self: block.BlockStore, key: str, data: bytes) -> None:
         if key == "left/1":
             time.sleep(0.7)
         put(self, key, data)
 
     merging.WAIT_AFTER_ERROR_S = 60.0  # only of this process
-    block.Store.put = put_late
+    block.BlockStore.put = put_late
     with ringsim.trace(path):
         dist.barrier()
         raise ValueError("boom")

@@ -52,7 +52,7 @@ def sends_doubles(token: torch.Tensor) -> None:
 NOT_SAME = messages.around(loses_keywords)
 OUTSIDE = messages.around(encloses=False)
 REAL: list[tuple[Answer, Answer, str]] = [
-    (check.timed_op, NOT_SAME, "share_gradients must get the arguments that the caller passes"),
+    (check.timed_op, NOT_SAME, "share_gradients must receive the arguments that the caller passes"),
     (check.timed_op, OUTSIDE, "Rank 0 of 3 called share_gradients outside its span."),
     (check.ring, sends_doubles, "Message mismatch: rank "),
     (check.hello, share_after_span, 'Rank 0 of 3 took no number inside its span named "share"'),
@@ -98,7 +98,7 @@ def computes_forever(*_: Any) -> None:
 
 WAITING = messages.around(looks_until_it_is_done)
 UNENDED: list[tuple[Answer, Answer, str, float, str]] = [
-    (check.no_deadlock, computes_forever, "CPU_S", 0.5, " after 0.5 s of CPU time."),
+    (check.no_deadlock, computes_forever, "CPU_S", 0.5, " within 0.5 s of CPU time."),
     (check.timed_op, WAITING, "ASLEEP_S", 0.2, ": for 0.2 s"),
     (check.hello, never_ends, "LIMIT_S", 0.5, " in time and got only "),
 ]

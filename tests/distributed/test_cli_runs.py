@@ -38,7 +38,7 @@ def test_demo_learns_records_and_draws(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert len(losses) == 3
     assert losses[0] > 3.9  # 62 letters, all as likely
     assert losses[-1] < 3.4
-    assert "the losses of the first 3 steps are the same in one process" in shown
+    assert "the losses of the first 3 steps are the same as in a single process" in shown
     files = sorted(file.name for file in Path("demo").iterdir())
     assert files == ["ring.png", "run.ringtrace", "timeline.png"]
     trace = ringsim.load("demo/run.ringtrace")

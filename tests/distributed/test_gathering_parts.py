@@ -57,7 +57,7 @@ from test_gathering_parts import offer
 
 gathering.CHUNK_BYTES, gathering.ENDING_S, looks = 1 << 10, 0.0, 0
 
-class Store(block.Store):
+class Store(block.BlockStore):
     def has(self, key):
         global looks
         looks += not threading.main_thread().is_alive()
@@ -73,7 +73,7 @@ def gather():
     print(fetching.missing)
 
 store = dist.HashStore()
-keys = block.Store(store, "run")
+keys = block.BlockStore(store, "run")
 offer(keys, 0, Path(sys.argv[2]))
 offer(Store(store, "run"), 1, Path(sys.argv[1])).make()
 (offering,) = [one for one in threading.enumerate() if one.name == "ringsim-parts"]

@@ -121,7 +121,7 @@ FAILURES: dict[str, tuple[list[Start], str, float]] = {
     "a rank is there twice": (ranks(3, [0, 1, 1], LONG_S), "two processes have rank 1", 0),
     "rings differ": (
         [(3, rank, LONG_S, {"ring": ring}) for rank, ring in enumerate([[0, 1], [0, 1, 2], [2]])],
-        ("differs within a ring, because rank 0 passed [0, 1], but rank 1 passed [0, 1, 2]"),
+        "different values of ring_ranks: rank 0 passed [0, 1], but rank 1 passed [0, 1, 2]",
         0,
     ),
 }
@@ -172,12 +172,12 @@ def test_a_wrong_argument_opens_nothing_and_waits_for_nobody() -> None:
 def test_a_port_where_somebody_else_listens(failed: dict[str, list[Ended]]) -> None:
     """Torch's client waits for an unrelated listener without any limit."""
     for name in ANSWERS:
-        refused(failed[name], f"{UNANSWERED} the process that listens there", limit_s=SHORT_S)
+        refused(failed[name], f"{UNANSWERED} the process listening there", limit_s=SHORT_S)
     first, second = failed["port taken"]
     refused([first], "cannot listen on 127.0.0.1, port", limit_s=0)
     refused(
         [second],
-        "the process that listens there does not answer like rank 0 (rank 1 of 2, head 127.0.0.1:",
+        "listening there does not respond as rank 0 would (rank 1 of 2, head 127.0.0.1:",
         limit_s=SHORT_S,
     )
     # The second rank 0 finds the port in use; the first reports the missing rank.

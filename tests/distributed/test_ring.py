@@ -240,7 +240,7 @@ def ring_over_the_scripts_group(port: int, rank: int) -> list[Any]:
 
 
 def test_ring_over_the_scripts_group(server: RankServer) -> None:
-    refused = "world_size must be 3 as in the existing default process group, got 4"
+    refused = "world_size must be 3, as in the existing default process group, got 4"
     assert results(run(server, ring_over_the_scripts_group, 3)) == [
         [refused, *[(rank - 1) % 3, 1] * 3] for rank in range(3)
     ]

@@ -327,11 +327,11 @@ def wait_in_a_thread() -> None:
 def test_a_thread_that_communicates_ends_the_run_with_one_sentence(
     worker: Worker, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(RingError, match="may communicate only in the thread") as caught:
+    with pytest.raises(RingError, match="other than the one that runs its worker") as caught:
         simulate(worker)
     assert type(caught.value) is RingError
     assert "\n" not in str(caught.value)
-    assert f"at {line_of(worker)} in another thread" in str(caught.value)
+    assert f"communicated at {line_of(worker)} in a thread" in str(caught.value)
     shown = capsys.readouterr()
     assert (shown.out, shown.err) == ("", "")
 

@@ -57,7 +57,7 @@ def keys_of(text: str, file: Path, capsys: pytest.CaptureFixture[str]) -> dict[s
         file.write_text(text.replace(header, f"{header}\nzzz = 1\n", 1))
         assert main(["simulate", str(file)]) == 2
         said = capsys.readouterr().err
-        told = re.search(r"unknown key: zzz \(.*\)\. Known keys: (.*)\.$", said)
+        told = re.search(r"unknown key: zzz \(.*\)\. Use one of these keys: (.*)\.$", said)
         assert told is not None, said
         found[header] = {UNIT.sub("", key) for key in told[1].split(", ")}
     return found
