@@ -77,4 +77,4 @@ def test_the_picture_of_inner_iterations_shows_the_forms_and_the_points() -> Non
     stuck = [(turns, 0) for turns in range(1, 9) if not can_finish(4, turns)] + [(8, 0)]
     assert sorted(drawn) == sorted([*stuck, (4, 0.9), (2, 0.45)])
     words = " ".join(text.get_text() for text in ax.texts)
-    assert "synchronous from 5, asynchronous from 8" in words
+    assert "5 or more (asynchronous: 8) jam the ring" in words
