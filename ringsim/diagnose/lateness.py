@@ -79,7 +79,7 @@ def find_lateness(trace: Trace) -> tuple[Finding, ...]:
         rank 1 waited 50 ms for rank 0.
           rank 1 waited in recv from 0 (tag 0)
           rank 0 was busy outside any span
-          Hint: Send earlier on rank 0, give that rank less to do, or do other work on rank 1 meanwhile (irecv).
+          Hint: Send earlier on rank 0, give that rank less to do, or have rank 1 do other work meanwhile (irecv).
     """  # noqa: E501
     waits = _collect(trace)
     if len(waits.late) == 0:

@@ -89,7 +89,7 @@ def count_traffic(trace: Trace) -> Traffic:
         ...     "payload": [0, 0],
         ... }
         >>> count_traffic(Trace(make_events(send, tables), {"world_size": 2})).edges
-        [Edge(src=0, dst=1, group='ring:0>1', lane='forward', messages=2, size_bytes=16)]
+        [TrafficEdge(src=0, dst=1, group='ring:0>1', lane='forward', messages=2, size_bytes=16)]
     """
     events, messages, ring = trace.events, trace.messages, _find_ring(trace)
     sends = events.kind == SEND
