@@ -106,6 +106,27 @@ def _with_waits(draw: st.DrawFn, posts: list[Instruction], at_once: bool) -> lis
     )
 
 
+def joined(parts: Sequence[Programs], size: int) -> Programs:
+    """Concatenates message programs, each with its own tags."""
+    whole: Programs = [[] for _ in range(size)]
+    for number, part in enumerate(parts):
+        for program, mine in zip(whole, part, strict=True):
+            handles = sum(op in ("isend", "irecv") for op, *_ in program)
+            for op, *about in mine:
+                if op == "wait":
+                    program.append(("wait", about[0] + handles))
+                else:
+                    peer, tag, group = about
+                    program.append((op, peer, tag + 10 * number, group))
+    return whole
+
+
+def run_to_the_end(programs: Programs, groups: Sequence[Any]) -> Machine:
+    machine = Machine(programs, groups)
+    machine.run(lambda ranks: ranks[0])
+    return machine
+
+
 def awaited(machine: Machine) -> set[Awaits]:
     """Returns the ranks that a machine leaves waiting at the end, with their messages."""
     return {

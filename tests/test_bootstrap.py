@@ -42,7 +42,7 @@ GPU_A = Card(2, "gpu", (0, 1), "A")
         ([CARD, Card(2, "gpu", (0, 1))], "comm_device is 'cpu' on rank 0, but 'gpu' on rank 1"),
         (
             [CARD, replace(CARD, ring=(1,))],
-            "ring_ranks .* rank 0 passed [0, 1], but rank 1 passed [1]",
+            "the ranks .* of ring_ranks: rank 0 passed [0, 1], but rank 1 passed [1]",
         ),
         ([CARD, replace(CARD, host="node1")], "only rank 1 passed ring_order"),
         ([GPU_A, GPU_A], "ranks 0 and 1 use the same GPU, A"),

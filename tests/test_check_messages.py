@@ -332,7 +332,10 @@ WORLD = 'on the group "world", but must use its '
 # answers, with words of the reason and of the hint
 WRONG: dict[Answer, list[tuple[Any, ...]]] = {
     check.hello: [
-        (lambda numbers: 7, "All 3 ranks returned 7, but each must return the sum of its own"),
+        (
+            lambda numbers: 7,
+            "All 3 ranks returned 7, but each should have returned the sum of its own",
+        ),
         (sharing(lambda numbers, _: sum(numbers)), "Every rank added up all the numbers"),
         (sharing(lambda numbers, ring: sum(numbers[ring.rank :: 4])), "Rank 0 of 3 took every 4th"),
         (share_of_the_next, "Rank 0 of 3 returned the share of rank 1."),

@@ -67,7 +67,7 @@ def test_diagnose_takes_no_other_kind_ranks_or_event(name: str) -> None:
         assert not result.passed
         assert kind not in f"{result.reason} {result.hint}", "the answer is not given away"
     for wrong in ((), (0,), 3, (0, 1, 2, 3), [9]):
-        assert "concerns" in check.diagnose(trace, kind, wrong, event).reason
+        assert "The fault involves " in check.diagnose(trace, kind, wrong, event).reason
     if kind != "straggler":  # many events show a straggler
         every = range(len(trace.events))
         assert {e for e in every if check.diagnose(trace, kind, ranks, e).passed} == right
@@ -78,7 +78,7 @@ WRONGLY_READ: list[tuple[str, Any, Any, str]] = [
     ("straggler", (2, 3), 0, "The fault is not straggler, which occurs in runs that finish: "),
     ("tag_mismatch", (2, 3), 0, "The fault is not tag_mismatch: if it were, a send and a recv"),
     ("race", (2, 3), 0, "The fault is not race: nothing of this kind was recorded."),
-    ("deadlock", (1, 2), 0, "you named the wrong ranks: 1, 2. The fault concerns 2 ranks."),
+    ("deadlock", (1, 2), 0, "you named the wrong ranks: 1, 2. The fault involves 2 ranks."),
     ("deadlock", (3, 2), 0, "The kind and the ranks are right, but event 0 does not show"),
     ("deadlock", (2, 3), None, "event None does not show the fault."),
     ("deadlock", (2, 3), -1, "event -1 does not show the fault."),

@@ -71,7 +71,7 @@ def check_mistake(
 GAPS, WHOLE = (lambda: torch.zeros(4, 4)[:, :2]), (lambda: torch.zeros(4, 2))
 GAPPY = "must have no gaps in memory, got a tensor with shape (4, 2) and stride (4, 1)"
 OUTSIDE = "was called on a group that does not include this rank"
-ITSELF = "must be another rank, got this rank"
+ITSELF = "must be a different rank, got this rank"
 NO_DATA = "must hold data, got a tensor on the meta device"
 
 
@@ -146,7 +146,10 @@ MISUSES: dict[Callable[[torch.Tensor, Any], Any], tuple[Callable[..., Any], str]
     lambda data, _: float(data[2, 1]): (dist.irecv, "_local_scalar_dense would read a buffer"),
     lambda data, _: dist.irecv(data[3:], 1, tag=2): (dist.irecv, TWO),
     lambda data, _: dist.isend(data, 1): (dist.irecv, TWO),
-    lambda _, work: (work.wait(), work.wait()): (dist.isend, "wait() was called twice on one"),
+    lambda _, work: (work.wait(), work.wait()): (
+        dist.isend,
+        "wait() was called twice on the same handle",
+    ),
 }
 
 

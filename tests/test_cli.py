@@ -373,7 +373,7 @@ ringsim.simulate_schedule("zb_h1", num_ranks=4, num_microbatches=8).plot()
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["--inner", "5"], 1, "num_inner_iterations must be 2 to 4 with 4 stages"),
+        (["--inner", "5"], 1, "num_inner_iterations must be from 2 to 4 with 4 stages"),
         (["--tokens", "2"], 2, "--tokens must be at least 3"),
         (["-n", "1"], 2, "--ranks at least 2"),
     ],

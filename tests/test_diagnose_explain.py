@@ -104,7 +104,7 @@ def test_the_collective_at_which_the_ranks_parted_is_named(
             story.op(rank, op, (place, place, done), group="world", line=line, file=0)
     (finding,) = story.trace().explain().findings
     assert finding.kind == "collective_mismatch"
-    said = finding.hint.partition("Compare the paths of the ranks: ")[2].partition("\n")[0]
+    said = finding.hint.partition("Compare the paths that the ranks took: ")[2].partition("\n")[0]
     first = f"their lines first differ in collective {collective} of group world"
     assert said == (f"{first} ({places})." if places else "")
 

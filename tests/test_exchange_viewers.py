@@ -253,7 +253,7 @@ def test_a_run_on_nccl_has_its_messages_and_gpu_times_and_its_profile_is_refused
         single = mine[~mine["op"].str.startswith("batch")]
         assert single["done_ns"].is_monotonic_increasing  # on one stream
     for rank in range(2):
-        with pytest.raises(TraceFileError, match="backend 'nccl', and ringsim reads only Gloo"):
+        with pytest.raises(TraceFileError, match="backend 'nccl', but ringsim reads only Gloo"):
             read_profiler([run / f"profile-{rank}.json.gz"])
 
 

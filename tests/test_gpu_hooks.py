@@ -182,7 +182,7 @@ def test_tensors_of_the_host_have_the_times_of_the_host(
     trace = read()
     assert trace.to_pandas()["done_ns"].notna().all()
     # also the sentence in the trace if the rank is killed before its record is read
-    assert times_of(trace).startswith("On NCCL, wait() returns once the work is queued")
+    assert times_of(trace).startswith("With NCCL, wait() returns once the work is queued")
 
 
 def test_the_log_has_the_times_of_the_gpu(

@@ -64,7 +64,7 @@ def test_a_file_that_hides_a_package_is_named(name: str, tmp_path: Path) -> None
     ended = subprocess.run(
         [sys.executable, "script.py"], cwd=tmp_path, stderr=subprocess.PIPE, text=True
     )
-    assert re.search(rf"ImportError: cannot import {name}: .*{name}\.py hides ", ended.stderr)
+    assert re.search(rf"ImportError: cannot import {name}: .*{name}\.py shadows ", ended.stderr)
 
 
 def test_names_of_the_seed_are_in_the_pipeline() -> None:
@@ -206,7 +206,7 @@ def _check_sections(name: str, value: Any, text: str) -> None:
 def test_a_removed_function_tells_what_to_use() -> None:
     trace = ringsim.simulate_schedule("1f1b", num_ranks=1, num_microbatches=1).trace()
     for name in ("goal", "chakra", "otf2"):
-        said = rf"_{name} was removed in ringsim 0\.3: use Perfetto's format \(\w+\), or "
+        said = rf"_{name} was removed in ringsim 0\.3\. Use Perfetto's format \(\w+\), or "
         with pytest.raises(ringsim.errors.RingError, match=said):
             getattr(trace, f"to_{name}")("run")
         with pytest.raises(ringsim.errors.RingError, match=said):

@@ -150,7 +150,7 @@ def test_computing_takes_what_it_takes_where_that_is_asked_for() -> None:
     took = (frame.done_ns - frame.post_ns)[frame.op == "span"].tolist()
     assert took[2] > took[0] > 0
     assert measured.metadata["constants"]["compute"] == "measured"
-    assert "gives different times" in measured.metadata["notes"][0]
+    assert "will produce different times" in measured.metadata["notes"][0]
 
 
 def twice(what: Any) -> None:

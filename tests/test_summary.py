@@ -152,4 +152,4 @@ def test_runs(run: str, rows: int) -> None:
 
 def test_what_one_rank_did_not_do_is_no_step() -> None:
     assert "2 steps" in TWICE.summary()
-    assert "1 step, the last one of" in one_step_less(TWICE).summary()
+    assert "1 step, the last one (1f1b) with a bubble of" in one_step_less(TWICE).summary()

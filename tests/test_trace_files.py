@@ -151,7 +151,7 @@ def test_what_cannot_be_written_or_read_again_is_not_saved(
 def test_a_file_has_limits(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before, trace = path.read_bytes(), small()
     monkeypatch.setattr("ringsim.traces.files.MAX_FILE_BYTES", len(before))
-    says = f"does not fit into a trace file of {len(before)} bytes. Save only a part"
+    says = f"does not fit into a trace file of at most {len(before)} bytes. Save only part"
     with pytest.raises(TraceFileError, match=says):
         trace.save(path)
     assert path.read_bytes() == before
@@ -223,7 +223,7 @@ HOSTILE: list[tuple[Callable[[Any, Any], Any], str]] = [
     (put("tag", [0, 0, 0], "i8"), "does not have the columns"),
     (lambda meta, columns: columns.pop("tag"), "does not have the columns"),
     (say(events=4), "has 3 rows, but meta.json states 4"),
-    (say(events=10**12), "does not state a number of events"),
+    (say(events=10**12), "does not specify a number of events"),
     (say(tables=None), "names are not in the four tables"),
     (say("tables", labels=[3]), "a name is not a string"),
     (say("tables", groups=[["world", [0]]]), "a group is not an object"),

@@ -14,7 +14,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from random_traces import WORLD_SIZE, traces
 from synthetic import Story, pipeline, trace_of
-from test_summary import simulated
 from trace_file import COLUMNS, OPS
 
 import ringsim
@@ -177,7 +176,7 @@ def test_a_rank_is_read_without_the_pages_of_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ringsim.traces.files.GROUP_ROWS", 10)
-    run = simulated()
+    run = ringsim.simulate_schedule("1f1b", num_ranks=4, num_microbatches=6).trace()
     run.save(file := tmp_path / "run.ringtrace")
     assert ringsim.load(file) == run
     whole = file.read_bytes()

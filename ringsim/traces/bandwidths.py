@@ -55,6 +55,7 @@ from typing import TYPE_CHECKING, Any, Final, Unpack
 import numpy as np
 import numpy.typing as npt
 
+from ringsim.errors import escape
 from ringsim.link import Link, fit_link
 from ringsim.traces.display import Bundle, Style, bundle
 from ringsim.traces.documents import (
@@ -295,7 +296,7 @@ class Bandwidths:
         for (pattern, backend, src, dst), link in self.fits.items():
             lines.append(f"fit {pattern} {backend} {_edge(src, dst)}: {_fit_text(link)}")
         lines += [f"path {edge}: {path}" for edge, path in self.metadata.get("paths", {}).items()]
-        lines += [f"note: {note}" for note in self.metadata.get("notes", ())]
+        lines += [f"note: {escape(note, lines=False)}" for note in self.metadata.get("notes", ())]
         return "\n".join(lines)
 
     def __eq__(self, other: object) -> bool:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ringsim.environment import count_crossings
-from ringsim.errors import TraceFileError
+from ringsim.errors import TraceFileError, escape
 from ringsim.traces.collectives import COLLECTIVES
 from ringsim.traces.events import (
     COLLECTIVE,
@@ -245,7 +245,7 @@ class Totals:
             [f"    {operation!r}" for _, _, operation in self._unmatched], self.num_unmatched
         )
         for name, key in (("note", "notes"), ("not recorded", "not_recorded")):
-            said = [f"  {name}: {what}" for what in metadata.get(key, ())]
+            said = [f"  {name}: {escape(what, lines=False)}" for what in metadata.get(key, ())]
             lines += _some(said, len(said))
         return "\n".join(lines)
 
