@@ -337,7 +337,10 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {
             "All 3 ranks returned 7, but each should have returned the sum of its own",
         ),
         (sharing(lambda numbers, _: sum(numbers)), "Every rank added up all the numbers"),
-        (sharing(lambda numbers, ring: sum(numbers[ring.rank :: 4])), "Rank 0 of 3 took every 4th"),
+        (
+            sharing(lambda numbers, ring: sum(numbers[ring.rank :: 4])),
+            "Rank 0 of 3 took every 4th number, but should have taken every 3rd",
+        ),
         (share_of_the_next, "Rank 0 of 3 returned the share of rank 1."),
         (share_before_span, 'Rank 0 of 3 took no number inside its span named "share": the work'),
         (share_without_span, 'Rank 0 of 3 must record one span named "share", but recorded 0.'),
@@ -346,7 +349,10 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {
     ],
     check.pair_groups: [
         (lambda n: None, "For 1 rank, your answer must be a list of pairs of ranks, got None."),
-        (lambda n: [(r, (r + 1) % n) for r in range(n)], "A ring of 1 rank has no pairs, but your"),
+        (
+            lambda n: [(r, (r + 1) % n) for r in range(n)],
+            "A ring of 1 rank has no pairs, but your answer has 1: (0, 0).",
+        ),
         (lambda n: pairs(n)[:-1], "The ring of 2 ranks is not closed: (1, 0) is missing."),
         (pairs_unless(lambda n: n > 2, lambda due: [(b, a) for a, b in due]), "the wrong way"),
         (lambda n: pairs(n) * 2, "The ring of 2 ranks has 2 pairs, but your answer has 4: some"),
@@ -422,7 +428,7 @@ test_a_right_answer_passes, test_a_wrong_answer_is_told_why = make_tests(RIGHT, 
 
 def test_an_answer_for_one_size_alone_does_not_pass() -> None:
     result = verdict(check.hello, sharing(lambda numbers, ring: sum(numbers[ring.rank :: 3])))
-    assert "took every 3rd number, but must take every" in result.reason
+    assert "took every 3rd number, but should have taken every" in result.reason
     assert result.world_size != 3
 
 

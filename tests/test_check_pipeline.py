@@ -315,7 +315,11 @@ NO_NUMBER = "must be a number of microbatches, got "
 WRONG: dict[Answer, list[tuple[Any, ...]]] = {
     check.average_gradients: [
         (averaging(put=lambda gradients, bucket: None), BEFORE, "copy_"),
-        (averaging(by=lambda replicas: 1), "are the sum over the replicas, but must be", "Divide"),
+        (
+            averaging(by=lambda replicas: 1),
+            "are the sum over the replicas, but must be the mean",
+            "Divide",
+        ),
         (averaging(by=lambda replicas: dist.get_world_size()), "ranks in the world", "Divide"),
         (averaging(world=True), "are mixed with the gradients of other stages.", "Pass the group"),
         (averaging(padding=100), "108 bytes, the size of its gradients, but reduced 508.", "Join"),
@@ -325,7 +329,7 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {
     ],
     check.partition: [
         (rest_to_the_last, "stages must differ by at most one layer, got [2, 2, 2, 4] layers."),
-        (without_empty_stages, "stages, your answer must have one entry for each stage"),
+        (without_empty_stages, "stages, your answer must have one entry for each stage, but has 3"),
         (dealt_out, "the layers must be in order, got [[0, 4], [1, 5], [2, 6], [3, 7]]."),
         (lambda layers, stages: [range(layers)] * stages, "With 8 layers and 4 stages, layer 0"),
         (lambda *_: [range(i, i + 2) for i in (1, 3, 5, 7)], "there is no layer 8."),
@@ -345,7 +349,11 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {
     ],
     check.gradients: [
         (lambda *_: None, "no gradient for its parameter 0.weight", "recv_gradient"),
-        (stepping(scale=1), "gradients of stage 0 of 3 are 4 times as large", "divide each loss"),
+        (
+            stepping(scale=1),
+            "gradients of stage 0 of 3 are 4 times as large as in a single process",
+            "divide each loss",
+        ),
         (
             stepping(scale=16),
             "are 0.25 times as large as in a single process",

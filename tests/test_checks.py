@@ -184,7 +184,7 @@ def test_a_recv_that_autograd_does_not_see_is_warned_of_once_a_line(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         assert run(receive, tmp_path, check)[0] is None
-    words = "this rank receives a message into a tensor that requires grad"
+    words = "this rank is receiving a message into a tensor that requires grad"
     assert [
         str(each.message).startswith(words) for each in caught if each.category is UserWarning
     ] == [True] * (check == "full")

@@ -184,7 +184,7 @@ MISTAKES_OF_MORE: dict[str, Called] = {
         "collective_mismatch",
         (0, 1),
         [(0,)],
-        ["got all_reduce here and barrier in"],
+        ["all_reduce here and barrier in"],
     ),
     "send 1, barrier | barrier | barrier | barrier": (
         "collective_mismatch",

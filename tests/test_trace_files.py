@@ -158,7 +158,7 @@ def test_a_file_has_limits(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ringsim.traces.files.MAX_META_BYTES", 100)
     refused(path, "meta.json is longer than 100 bytes")
     monkeypatch.setattr("ringsim.traces.files.MAX_FILE_BYTES", 100)
-    refused(path, "a trace file has at most 100")
+    refused(path, "a trace file can have at most 100")
 
 
 # -- files that are not traces
@@ -233,7 +233,7 @@ HOSTILE: list[tuple[Callable[[Any, Any], Any], str]] = [
     (say("metadata", world_size=10**9), "world_size is not a number of ranks"),
     (say("metadata", notes=[{}]), "notes is not a list"),
     (say("metadata", part={"of": [], "apart": [3]}), "apart does not exist"),
-    (say(format=True), "does not state a format"),
+    (say(format=True), "does not specify a format"),
     (say(format=2, needs="0.9.0", tables="another form"), LATER),
     *((say("metadata", ring_groups=value), "not a list of pairs") for value in NOT_PAIRS),
     *((say("metadata", ranks=value), "ranks is not a list of objects") for value in NOT_RANKS),
