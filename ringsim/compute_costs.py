@@ -220,7 +220,7 @@ class PostingCosts(Protocol):
 
     @property
     def around_s(self) -> float:
-        """The time that the program itself spends around each ``ringsim.compute`` call."""
+        """The time that the program spends in its own code before and after each computation."""
         ...
 
     def post_s(self, sends: bool, size_bytes: int, *, met: bool = True) -> float:

@@ -157,7 +157,7 @@ DAMAGE: list[tuple[Any, str]] = [
     (column("n", 30, 11), "different lengths"),
     (column("n", True), "column n has values of the wrong type"),
     (column("n", 10**30), "Python int too large|too big"),
-    (column("size_bytes", 2**60), "size_bytes contains a number outside 0 to"),
+    (column("size_bytes", 2**60), "size_bytes contains a number outside the range 0 to"),
     (column("latency_us", 1e-300), "latency_us contains a number outside"),
     (column("latency_us", math.nan), "NaN is not valid JSON"),
     (column("kind", "guessed"), "a kind other than measured, published, simulated"),

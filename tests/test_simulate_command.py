@@ -224,7 +224,7 @@ def test_a_schedule_of_ones_own_is_written_out(
         (changed("model", layers=8, hidden_size=32, heads=4, kv_heads=5, sequence_length=8,
                  flops_per_s=1), "multiple of kv_heads (5), got 4"),
         (changed("model", activation_kib=0.0001),
-         "activation must be 0 or at least 1 byte, got 0.1024 bytes"),
+         "activation must be either 0 or at least 1 byte, got 0.1024 bytes"),
         (changed("model", activation_kib=2**63),
          "activation_kib must be at most 9,007,199,254,740,992 bytes, got 9223372036854775808"),
         (changed("model", forward_ms=1e13),

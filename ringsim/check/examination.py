@@ -383,7 +383,7 @@ def examine(
     judge: Callable[[Examination], str],
     seed: int | None,
 ) -> CheckResult:
-    """Examines an answer with a judge and returns the verdict.
+    """Submits an answer to a judge and returns the verdict.
 
     The judge returns a sentence if the answer is right, and raises ``Wrong`` otherwise. The verdict
     shows the examination's trace.

@@ -66,7 +66,7 @@ _MORE_HINT: Final = (
 
 
 def schedule(function: Answer, *, seed: int | None = None) -> CheckResult:
-    """Checks a function that writes 1F1B.
+    """Checks a function that generates a 1F1B schedule.
 
     ``function(rank, num_ranks, num_microbatches)`` returns the actions of one rank, in order, as a
     list of strings: ``"2F0"`` is the forward of microbatch 0 on stage 2, and ``B`` is a backward.
@@ -97,7 +97,7 @@ def fast_schedule(function: Answer, *, seed: int | None = None) -> CheckResult:
     ``function(rank, num_ranks, num_microbatches)`` is the same as for `schedule`; ``I`` and ``W``
     are the halves of a backward. If a forward, an ``I`` and a ``W`` take one unit each, the step
     must take at most 3 m + p - 1 units (1F1B takes 3 (m + p - 1)). No rank may hold more than p
-    live activations, which is the memory of 1F1B's first rank. The check uses p microbatches and
+    live activations, as many as the first rank holds in 1F1B. The check uses p microbatches and
     more. Finally, it trains a small model with the schedule on real ranks.
 
     Args:

@@ -66,7 +66,7 @@ Network = Hosts | FullBisection | RingLinks
 
 @dataclass(frozen=True)
 class Description:
-    """A step to simulate, with message costs for links without competing messages.
+    """A step to simulate, with message costs that assume uncontended links.
 
     The costs include slow ranks and degraded links.
     """
@@ -303,7 +303,7 @@ def _read_times(model: TomlTable) -> tuple[Costs, int]:
     size = model.quantity("activation", SIZE, 0)
     if 0 < size < 1:
         raise model.wrong(
-            "activation", "0 or at least 1 byte", f"{size:g} bytes", "Check its unit."
+            "activation", "either 0 or at least 1 byte", f"{size:g} bytes", "Check its unit."
         )
     return costs, round(size)
 

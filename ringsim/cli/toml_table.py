@@ -163,7 +163,7 @@ class TomlTable:
     def quantity(
         self, what: str, units: Units, default: Any = None, *, by_stage: bool = False
     ) -> Any:
-        """Returns a quantity, in the unit whose factor is 1.
+        """Returns a quantity in its base unit (the one whose factor is 1).
 
         The key ends in the unit, such as ``latency_us``. With ``by_stage``, the file may contain a
         list with one quantity per stage, which is returned as a tuple.

@@ -143,7 +143,7 @@ class Prechecks:
         self.refuse(what, "Pass tensor.contiguous(), and copy the result back", attempt, post)
 
     def refuse_outsider(self, op_name: str) -> None:
-        """Raises ArgumentError, instead of torch's warning, for a message outside its group.
+        """Raises ArgumentError for a message outside its group, where torch only warns.
 
         Such a message would be lost. A collective outside its group only gets the warning, because
         it does nothing, and many programs intentionally call it on all ranks.

@@ -233,7 +233,7 @@ def _wait_for_all(
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """A group in DeepSpeed's form; operations take torch's groups.
+    """A group as DeepSpeed represents it; the operations themselves take torch groups.
 
     Attributes:
         comm_id: the name of the group.

@@ -23,7 +23,7 @@ __all__ = ["make_replacements"]
 
 
 def make_replacements(sites: CallSites) -> Replacements:
-    """Creates functions that remember these lines, and makes ``sites`` use the functions."""
+    """Creates functions that remember these lines, and makes ``sites`` use them."""
     start = threading.Thread.start
     submit: Hook = ThreadPoolExecutor.submit
     to_thread: Hook = asyncio.to_thread

@@ -190,7 +190,7 @@ class Handle(Work):
         return self._future
 
     def _fulfil_or_raise(self) -> None:
-        """Waits and completes the future; an error also ends the backward pass."""
+        """Waits, then completes the future; an error also ends the backward pass."""
         self._fulfil()
         if self._error is not None:
             raise self._error

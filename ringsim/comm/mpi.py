@@ -259,7 +259,7 @@ class _Maker:
                         values["group_name"] = desc
                 else:
                     raise RingError(
-                        "cannot create a group on the backend 'mpi', because the default process "
+                        "cannot create a group with the 'mpi' backend, because the default process "
                         f'group uses {dist.get_backend()!r}. Call init_process_group("mpi").'
                     )
             return call(*given.args, **given.kwargs)

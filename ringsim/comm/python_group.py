@@ -170,7 +170,7 @@ class PythonGroup(ProcessGroup):
     # -- messages
 
     def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
-        """Begins to send a tensor to a rank of the group."""
+        """Starts sending a tensor to a rank in the group."""
         return self.begin_message(True, dst, tensors, tag)
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:

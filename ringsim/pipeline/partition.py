@@ -34,7 +34,7 @@ _REPEATS: Final = 5  # the fastest run counts; the first run also loads kernels 
 
 
 def measure_times(parts: Sequence[Stage], sample: Tensor) -> list[float]:
-    """Measures the time in seconds of each part of a model, forward and backward.
+    """Measures how long each part of a model takes, forward and backward, in seconds.
 
     Each part gets the output of the previous part. The first part gets the sample, which should be
     as large as a microbatch in training. Gradients and the state of random numbers do not change.

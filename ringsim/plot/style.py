@@ -159,7 +159,7 @@ def least(points: float, wanted: float) -> float:
 
 
 def tint(part: Figure | Axes, theme: str | None) -> None:
-    """Adapts the greys in a picture that was drawn for white paper to a theme.
+    """Adjusts the greys of a picture drawn for a white background to suit a theme.
 
     White becomes the theme's ground, and black becomes its ink. Hues, and text on them, do not
     change. If ``theme`` is None, ground and ink come from the user's matplotlib settings, or else

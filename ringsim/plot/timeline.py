@@ -76,7 +76,7 @@ def plot_timeline(
     parts: waiting for a late partner, and transfer. Bars shorter than a pixel are merged, and a
     note below the picture reports this.
 
-    A trace of ``train_step_pipeline`` is drawn the way papers do, one step at a time. Forwards and
+    A trace of ``train_step_pipeline`` is drawn as in the papers, one step at a time. Forwards and
     backwards are labelled with their microbatch numbers, bubbles are shaded, and brackets mark the
     warm-up, the steady phase and the cool-down. A new figure also shows the live activations. If an
     operation is stuck or has failed, the trace is drawn like any other trace. If there are several

@@ -443,7 +443,7 @@ class _GlooBuild:
     def group(self, store: Store) -> dist.ProcessGroup:
         """Waits until both members are connected and returns the group.
 
-        The group is registered in torch's tables, as ``new_group`` does.
+        Registers the group in torch's tables, as ``new_group`` does.
         """
         backend = self._backend.result(self._timeout.total_seconds())
         group_store = PrefixStore(f"{self.name}/", store)
@@ -609,7 +609,7 @@ def _store_of_default_group(wanted: RingArguments) -> Store:
 
 
 def _select_gpu(wanted: RingArguments) -> str:
-    """Selects this rank's GPU and returns a string that identifies the GPU among all GPUs.
+    """Selects this rank's GPU and returns a string that uniquely identifies it.
 
     The text includes ``NCCL_HOSTID``, if this variable is set: NCCL treats ranks with different
     values as ranks on different machines, so these ranks may share a GPU.

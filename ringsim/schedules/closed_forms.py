@@ -110,9 +110,9 @@ def makespan(step: Step, costs: Costs = _UNIT, semantics: Semantics = "buffered"
         step: the schedule and its counts.
         costs: the costs of the actions, the same for all stages. ``latency`` may be positive for
             ``gpipe`` and ``1f1b``.
-        semantics: when a message starts to travel, if messages take time. ``buffered``: as soon as
-            it is sent. ``rendezvous``: when the receiver has nothing else to do, as with
-            ``lower(schedule, ahead=0)``.
+        semantics: when a message starts to travel; matters only if messages take time.
+            ``buffered``: as soon as it is sent. ``rendezvous``: when the receiver has nothing else
+            to do, as with ``lower(schedule, ahead=0)``.
 
     Returns:
         The time from the start of the first action to the end of the last. The time is exact if the

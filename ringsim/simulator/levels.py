@@ -55,7 +55,7 @@ class Times:
 
     @cached_property
     def arrivals(self) -> Ints:
-        """The arrival of each computation's message, or -inf if there is no message."""
+        """The arrival time of each computation's message, or -inf if there is no message."""
         way = self.columns.direction, self.columns.stage
         arrivals: Ints = self.message_starts + self.prices.occupancy[way] + self.prices.latency[way]
         return arrivals

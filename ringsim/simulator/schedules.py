@@ -102,7 +102,7 @@ class Source:
             # raises an error that lists the ranks that wait for each other
             evaluate(lower(self.schedule, ahead=self.ahead), semantics=self.semantics)
             raise AssertionError(
-                "the evaluator finished a schedule although its ranks wait for each other"
+                "the evaluator finished a schedule even though its ranks are waiting for each other"
             )
         return levels
 

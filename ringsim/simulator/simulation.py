@@ -426,7 +426,7 @@ class _Simulation:
         return error
 
     def _find_place(self, rank: SimulatedRank) -> str:
-        """Returns the program's file and line where a rank waits."""
+        """Returns the file and line in the program at which a rank is waiting."""
         frame = self._recorder.sites.find(rank.stack.find_frame(current_frames()))
         return "" if frame is None else place_text((frame.f_code.co_filename, frame.f_lineno))
 

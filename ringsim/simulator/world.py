@@ -260,7 +260,7 @@ class Worlds:
         return self._shared.make_kind(Payload("ranks", tuple(sorted(members)), 0))
 
     def _meet(self, making: _Making, makers: Team, members: tuple[int, ...]) -> None:
-        """Waits for the other members, and records a collective of all ranks, as on real ranks."""
+        """Waits for the other members and, as real ranks do, records a collective of all ranks."""
         rank: Any = self._clock.current
         shared, team, now_s = self._shared, making.group.team, self._clock.now
         if makers.number == NONE:

@@ -105,7 +105,7 @@ def save(trace: Trace, path: str | PathLike[str]) -> None:
     Saving the same trace again writes the same bytes. Results and output are not saved.
 
     Args:
-        trace: the trace to save; its metadata must be plain data for JSON.
+        trace: the trace to save; its metadata must be JSON-serializable.
         path: the file to write; an existing file is replaced.
 
     Raises:
@@ -184,7 +184,7 @@ def load(
     ranks: Numbers | None = None,
     between_s: Stretch | None = None,
 ) -> Trace | list[Trace]:
-    """Reads a trace file or part of its run, or several files from different runs.
+    """Reads a trace file, part of the run that it contains, or several files from different runs.
 
     If you pass ``ranks`` or ``between_s``, only that part of the file is read. The result is the
     same as that of ``Trace.filter``, with one difference. ``load`` does not read the other side of
@@ -730,7 +730,9 @@ def check_run(events: Events, metadata: Any) -> None:
     for name, (low, high) in ranges.items():
         values = getattr(events, name)
         if values.min() < low or values.max() > high:
-            raise ValueError(f"the column {name} contains a number outside {low} to {high}")
+            raise ValueError(
+                f"the column {name} contains a number outside the range {low} to {high}"
+            )
     step, same_rank = np.diff(events.seq), np.diff(events.rank) == 0
     if (np.diff(events.rank) < 0).any() or (step[same_rank] <= 0).any():
         raise ValueError("the events are not ordered by rank and posting")

@@ -463,7 +463,7 @@ class Recorder:
         return self._number("payload", value, self.payloads, value, write_payload(value))
 
     def label(self, name: str) -> int:
-        """Numbers the name of a span, a mark or an operation."""
+        """Assigns a number to the name of a span, a mark or an operation."""
         return self._number("label", name, self.labels, name, {"name": name})
 
     def _number(

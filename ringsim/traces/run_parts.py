@@ -299,7 +299,7 @@ def _make_piece(
 
 
 def _close_gaps(numbers: Ints, known: list[int]) -> Ints:
-    """Converts a rank's numbers to indices into the known names, or -1 for a missing name."""
+    """Converts a rank's numbers to indices into the known names, with -1 for each missing name."""
     place = np.searchsorted(known, numbers)
     there = np.array([*known, NONE])[place] == numbers
     return np.where(there & (numbers >= 0), place, NONE)
@@ -373,7 +373,7 @@ def join_events(parts: Sequence[Events]) -> Events:
 
 
 def share_tables(parts: Iterable[Events]) -> Iterator[Events]:
-    """Yields the parts of a run with shared tables, which grow from each part to the next.
+    """Yields the parts of a run; the parts share tables, which grow from one part to the next.
 
     Only the last part's tables contain all names.
     """

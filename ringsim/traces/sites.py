@@ -121,7 +121,7 @@ class CallSites:
         return self._name(file, frame), (posted, tuple(way))
 
     def _name(self, file: int, frame: FrameType) -> int:
-        """Returns the place of a user's frame.
+        """Returns the source location of a user frame.
 
         The place of a thin wrapper includes its caller's line, because the wrapper's own line is
         not informative.

@@ -335,7 +335,7 @@ def _find_outermost(parents: Ints, busy: set[int]) -> Ints:
 
 
 def is_step(events: Events) -> Ints:
-    """Returns a mask of the spans that are named like steps."""
+    """Returns a mask that selects the spans whose names denote steps."""
     return events.spans(lambda label: label.startswith(STEP))
 
 

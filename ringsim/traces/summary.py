@@ -200,7 +200,7 @@ class Totals:
 
     @cached_property
     def stats(self) -> Stats:
-        """The table that ``Trace.stats`` returns, but for the counted operations."""
+        """The same table as ``Trace.stats`` returns, restricted to the counted operations."""
         return self.tally.table(self.run.events.tables, self.run.world_size, self.run.makespan_s)
 
     @property

@@ -91,7 +91,7 @@ class Trace:
 
     Args:
         events: the events, one row each.
-        metadata: where and how the run was measured or simulated; must be plain data for JSON.
+        metadata: where and how the run was measured or simulated; must be JSON-serializable.
         results: the worker's return value on each rank, in rank order. The list is empty if there
             was no worker, or if the trace was loaded from a file.
         output: the output of each rank, in rank order; empty in the same cases as ``results``.

@@ -36,7 +36,7 @@ _STYLE = ".ringsim { height: 560px; min-height: 0; border: 1px solid var(--line)
 
 
 class _Widget(anywidget.AnyWidget):
-    """The widget's state that a notebook stores: the program and a few numbers."""
+    """The widget state that a notebook stores: the program and a few numbers."""
 
     _page = page_body("", ())
     _esm = (

@@ -1,4 +1,7 @@
-"""Correct programs that look stuck or mismatched."""
+"""Correct programs that look stuck or mismatched.
+
+There is no finding, and the results are right.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +41,60 @@ LIMIT_S = 60
 # -- programs that look stuck; each returns a number that is known in advance
 
 
+def odd_ring_in_mixed_order(rounds: int = 60) -> float:
+    """One rank receives first, all others send first: the messages pass one after the other."""
+    ring = ringsim.current_ring()
+    token, fresh = torch.tensor([float(ring.rank)]), torch.empty(1)
+    for _ in range(rounds):
+        if ring.rank == 0:
+            dist.recv(fresh, ring.pred, group=ring.pred_group)
+            dist.send(token, ring.succ, group=ring.succ_group)
+        else:
+            dist.send(token, ring.succ, group=ring.succ_group)
+            dist.recv(fresh, ring.pred, group=ring.pred_group)
+        token = fresh.clone()
+    return float(token)
+
+
+def scrambled_waits(count: int = 40) -> float:
+    """All messages are posted, with a different size under each tag.
+
+    The order of the waits differs from rank to rank.
+    """
+    rank, size = dist.get_rank(), dist.get_world_size()
+    order = random.Random(rank)
+    others = [other for other in range(size) if other != rank]
+    received = [torch.empty(1 + tag) for _ in others for tag in range(count)]
+    works: list[Any] = []
+    for number, peer in enumerate(others):
+        tags, other_tags = (order.sample(range(count), count) for _ in range(2))
+        works += [dist.isend(torch.full((1 + tag,), float(tag)), peer, tag=tag) for tag in tags]
+        mine = received[number * count :]
+        works += [dist.irecv(mine[tag], peer, tag=tag) for tag in other_tags]
+    order.shuffle(works)
+    for work in works:
+        if order.random() < 0.1:
+            time.sleep(0.002)
+        work.wait()
+    return sum(float(tensor[-1]) for tensor in received)
+
+
+def long_compute() -> float:
+    """All ranks wait for rank 0, which computes and sleeps."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    tensor = torch.zeros(1)
+    if rank == 0:
+        end = time.monotonic() + 0.4
+        while time.monotonic() < end:
+            sum(range(1000))
+        time.sleep(0.4)
+        for peer in range(1, size):
+            dist.send(tensor + peer, peer)
+    else:
+        dist.recv(tensor, 0)
+    return float(tensor)
+
+
 def early_finisher() -> float:
     """The last rank posts its message and returns; the message is received much later."""
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -53,7 +110,11 @@ def early_finisher() -> float:
 
 
 def refused_and_tried_again(rounds: int = 60) -> float:
-    """A refusal may be read later than the post, which may look like the recv's other side."""
+    """Sends of unsupported tensors raise when they are posted.
+
+    The program catches the error, and sends the expected size. The refusal may be read later than
+    the post: until then, the post may look like the other side of the recv.
+    """
     ring, total = ringsim.current_ring(), 0.0
     for turn in range(rounds):
         for wrong in (torch.zeros(2, turn + 3).t(), torch.zeros(turn + 2).to_sparse()):
@@ -67,8 +128,25 @@ def refused_and_tried_again(rounds: int = 60) -> float:
     return total
 
 
+def large_message_for_anybody(size_bytes: int = 1 << 27) -> float:
+    """A message is in flight to a recv from any source; the receiver waits for the next one."""
+    rank = dist.get_rank()
+    large, small = torch.zeros(size_bytes, dtype=torch.uint8), torch.zeros(1)
+    if rank == 0:
+        work: Any = dist.irecv(large, tag=1)
+        dist.recv(small, 1, tag=2)
+        work.wait()
+    else:
+        dist.send(large + 1, 0, tag=1)
+        dist.send(small + 1, 0, tag=2)
+    return float(large[-1]) + float(small)
+
+
 def beside_a_recv_from_anybody(size_bytes: int = 1 << 26) -> float:
-    """All wait for a message that a recv from any source might have got, as far as is recorded."""
+    """All wait for a message that a recv from any source might have got, as far as is recorded.
+
+    The message is slow.
+    """
     rank = dist.get_rank()
     large, small = torch.zeros(size_bytes, dtype=torch.uint8), torch.zeros(1)
     if rank == 0:
@@ -102,7 +180,10 @@ def stopped_and_continued() -> float:
 
 
 def help_from_another_thread() -> float:
-    """The main threads wait for each other."""
+    """The main threads wait for each other.
+
+    A second thread, which has posted nothing yet, will free them.
+    """
     rank = dist.get_rank()
     tensor = torch.zeros(1)
 
@@ -121,8 +202,51 @@ def help_from_another_thread() -> float:
     return float(tensor)
 
 
+def collectives_between() -> float:
+    """Messages and collectives alternate; some arrive late, and some need not wait."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    tensor, total = torch.zeros(1), torch.ones(1)
+    for turn in range(6):
+        work = dist.all_reduce(total, async_op=True)
+        if rank == turn % size:
+            time.sleep(0.05)
+            for peer in range(size):
+                if peer != rank:
+                    dist.send(tensor + turn, peer)
+        else:
+            dist.recv(torch.empty(1), turn % size)
+        work.wait()
+        dist.broadcast(tensor, turn % size)
+        dist.barrier()
+    return float(total)
+
+
+def monitored_barriers() -> float:
+    """One rank after the other is late, once for longer than ranks may stay in one state.
+
+    Meanwhile, messages are in flight.
+    """
+    rank, size = dist.get_rank(), dist.get_world_size()
+    arrived, total = torch.empty(1), 0.0
+    for turn in range(2 * size):
+        works = [
+            dist.isend(torch.ones(1), (rank + 1) % size),
+            dist.irecv(arrived, (rank - 1) % size),
+        ]
+        if rank == turn % size:
+            time.sleep(1.2 if turn == 1 else 0.05)
+        dist.monitored_barrier()
+        for work in works:
+            work.wait()
+        total += float(arrived)
+    return total
+
+
 def random_storm(steps: int = 150) -> float:
-    """All draw the same messages, of any size, and send or receive their part in the same order."""
+    """All draw the same messages, of any size, and send or receive their part in the same order.
+
+    Returns the number of wrong messages.
+    """
     rank, size = dist.get_rank(), dist.get_world_size()
     order, mine = random.Random(7), random.Random(rank)
     left: list[Any] = []
@@ -147,11 +271,17 @@ def random_storm(steps: int = 150) -> float:
 
 # program -> (number of ranks, expected result of rank r)
 PROGRAMS: dict[Callable[..., float], tuple[int, Callable[[int, int], float]]] = {
+    odd_ring_in_mixed_order: (5, lambda rank, size: (rank - 60) % size),
+    scrambled_waits: (3, lambda rank, size: (size - 1) * sum(range(40))),
+    long_compute: (4, lambda rank, size: rank),
     early_finisher: (3, lambda rank, size: 0 if rank == 1 else 7),
     refused_and_tried_again: (3, lambda rank, size: sum(range(61))),
+    large_message_for_anybody: (2, lambda rank, size: 0 if rank else 2),
     beside_a_recv_from_anybody: (2, lambda rank, size: 0 if rank else 1),
     stopped_and_continued: (3, lambda rank, size: 5 if rank else 0),
     help_from_another_thread: (2, lambda rank, size: 3),
+    collectives_between: (3, lambda rank, size: size**6),
+    monitored_barriers: (3, lambda rank, size: 2 * size),
     random_storm: (4, lambda rank, size: 0),
 }
 
@@ -204,14 +334,34 @@ def among_many_buffers() -> Any:
     return sums, str(weight.grad)
 
 
+def other_shapes() -> Any:
+    """Flat and shaped tensors, dimensions of 1, and empty tensors."""
+    ring, received = ringsim.current_ring(), []
+    for sent, size in [
+        ((2, 3), (6,)),
+        ((6,), (3, 2)),
+        ((1, 4), (4, 1)),
+        ((0, 3), (3, 0)),
+        ((), (1,)),
+        ((2, 1, 3), (2, 3)),
+    ]:
+        data, buffer = torch.full(sent, float(ring.rank)), torch.zeros(size)
+        work: Any = dist.isend(data, ring.succ, group=ring.succ_group)
+        dist.recv(buffer, ring.pred, group=ring.pred_group)
+        work.wait()
+        received.append(buffer.tolist())
+    return received
+
+
+COMPARED = among_many_buffers, other_shapes, scrambled_waits
 RIGHT = [name for name in right_messages.PROGRAMS if name != "a_mistake_is_caught"]
 
 
-def all_of_them() -> Any:
+def all_of_them() -> list[Any]:
     for name in RIGHT:  # they check their own results
         right_messages.PROGRAMS[name][0]()
         dist.barrier()
-    return among_many_buffers()
+    return [(worker.__name__, worker()) for worker in COMPARED]
 
 
 def test_nothing_is_refused_and_the_results_are_those_of_an_unchecked_run() -> None:

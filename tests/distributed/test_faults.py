@@ -1,4 +1,9 @@
-"""Faults that need real ranks: signals, limits, threads, and the behavior of Gloo and torch."""
+"""Faults that need real ranks: signals, limits, threads, and the behavior of Gloo and torch.
+
+All programs run at the same time before the first test, because most of them wait; each test checks
+the end of its own program. Faults that follow from the records are tested on simulated ranks, in
+test_fault_causes and test_simulated_faults.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +33,8 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import ringsim
 from ringsim import Trace
-from ringsim.errors import Deadlock, MessageMismatch, RankFailed, RingError, RunTimeout
+from ringsim.cli import main
+from ringsim.errors import Deadlock, MessageMismatch, PeerExited, RankFailed, RingError, RunTimeout
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 for module in (sys.modules[__name__], causes):
@@ -40,7 +46,10 @@ LIMIT_S = 3.0  # limit of runs that only a limit ends
 
 
 class Case(NamedTuple):
-    """A program with its options, and the expected error, finding and words."""
+    """A program with its options, and the expected error, finding and words.
+
+    The finding must name its marked lines.
+    """
 
     worker: Callable[..., Any]
     size: int
@@ -108,6 +117,60 @@ def two_of_four() -> None:
     time.sleep(20)  # the others compute for long
 
 
+@on_ranks(2, (PeerExited, "peer_exited", {0, 1}, "do not prove this"))
+def anybody_got_it() -> None:
+    """The recv from any source was posted first, and gets the only message.
+
+    Nothing moves for 3 s; the posted operations prove nothing.
+    """
+    if dist.get_rank() == 0:
+        works = [dist.irecv(tensor(), tag=3)]
+        dist.recv(tensor(), 1, tag=4)
+        dist.recv(tensor(), 1, tag=3)  # here
+        works[0].wait()
+    else:
+        dist.send(tensor(), 0, tag=3)
+        dist.send(tensor(), 0, tag=4)
+
+
+@on_ranks(3, (PeerExited, "missing_participant", {0, 2}))
+def its_members_alone() -> None:
+    """Ranks 0 and 2 should create a group, without rank 1."""
+    if dist.get_rank() == 2:
+        dist.new_group([0, 2], use_local_synchronization=True)  # here
+
+
+@on_ranks(
+    2,
+    (
+        Deadlock,
+        "deadlock",
+        {0, 1},
+        "after 4 others",
+        "Create the same groups on all members of this group first",
+    ),
+)
+def in_different_numbers_of_groups() -> None:
+    """Torch names a group created only by its members by the number of groups of each member.
+
+    Here, the names differ.
+    """
+    if dist.get_rank() == 0:
+        dist.new_group([0], use_local_synchronization=True)
+    dist.new_group([0, 1], use_local_synchronization=True)  # here
+
+
+@on_ranks(
+    2, (MessageMismatch, "collective_mismatch", {0, 1}, "the order of elements in memory differs")
+)
+def over_memory_in_another_order() -> None:
+    """Gloo reads the memory as it is: a tensor and its transpose would be mixed up.
+
+    All ranks have returned when it is found.
+    """
+    dist.all_reduce(torch.zeros(3, 4) if dist.get_rank() else torch.zeros(4, 3).t())
+
+
 APART = "their lines first differ in collective 6 of group world (ranks 0 and 2 at test_faults.py:"
 
 
@@ -127,10 +190,50 @@ def leaves_one_collective_out() -> None:
 # -- programs that catch the errors of their waits
 
 
+@on_ranks(2)
+def tries_again() -> tuple[list[str], float]:
+    """Catches a verdict, then two of its own limits.
+
+    It continues for longer than a woken rank has to raise.
+    """
+    other, said = 1 - dist.get_rank(), []
+    try:
+        dist.recv(tensor(), other)
+    except RuntimeError as error:
+        said.append(type(error).__name__)
+    # longer than the watcher's patience with messages, and with collectives
+    for limit_s in (0.6, 1.6):
+        limit = dt.timedelta(seconds=limit_s)
+        group = dist.new_group()  # an expired limit breaks the connections of its group
+        begin_s = time.monotonic()
+        try:
+            if limit_s > 1 and other:
+                dist.monitored_barrier(group, limit)
+            else:
+                dist.irecv(tensor(), other, group).wait(limit)
+        except RuntimeError as error:
+            said.append(f"{type(error).__name__} {time.monotonic() - begin_s > limit_s - 0.1}")
+    total = torch.ones(1)
+    dist.all_reduce(total, group=dist.new_group())
+    return said, total.item()
+
+
+def test_what_a_program_catches_ends_no_run(ended: Callable[..., Ended]) -> None:
+    error, trace = ended("tries_again")
+    assert error is None
+    assert trace.results == [(["Deadlock", "RuntimeError True", "RuntimeError True"], 2.0)] * 2
+    (finding,) = trace.explain().findings
+    assert (finding.kind, finding.ranks) == ("deadlock", (0, 1))
+    assert finding.message.endswith(CAUGHT)
+
+
 @on_ranks(2, (), "recv", name="the limit of a recv's group")
 @on_ranks(2, (), "all_reduce", name="the limit of a collective's group")
 def reaches_the_limit_of_its_group(op: str) -> tuple[str, float]:
-    """Only rank 0 uses a group with a timeout, and rank 1 waits for rank 0."""
+    """Only rank 0 uses a group with a timeout, and rank 1 waits for rank 0.
+
+    Torch lets both continue after 1.6 s.
+    """
     # longer than the watcher's patience with collectives
     group = dist.new_group(timeout=dt.timedelta(seconds=1.6))
     said = ""
@@ -210,6 +313,32 @@ def test_of_two_ranks_the_one_that_comes_last_is_named(ended: Callable[..., Ende
     assert f"rank {late.argmax()} " in said.replace(",", " ")
 
 
+@on_ranks(2, (RankFailed, "deadlock", {0, 1}))
+def catches_no_limit_of_its_group() -> None:
+    group = dist.new_group(timeout=dt.timedelta(seconds=1.6))
+    other = 1 - dist.get_rank()
+    dist.recv(tensor(), other, dist.group.WORLD if other == 0 else group)  # here
+
+
+@on_ranks(2)
+def catches_one_of_two() -> None:
+    try:
+        dist.recv(tensor(), 1 - dist.get_rank())
+    except RuntimeError:
+        group = dist.new_group()
+    time.sleep(2.5)  # like a program that computes
+    dist.recv(tensor(), 1 - dist.get_rank(), group)  # here
+
+
+def test_the_verdict_that_was_not_caught_is_the_error(ended: Callable[..., Ended]) -> None:
+    error, trace = ended("catches_one_of_two")
+    assert type(error) is Deadlock
+    first, earlier = trace.explain().findings
+    assert error.diagnosis.findings == (first,)
+    assert {one.line for one in first.operations} == marked_lines(catches_one_of_two)
+    assert earlier.message.endswith(CAUGHT)
+
+
 # -- ranks that fail, die or leave
 
 
@@ -226,20 +355,63 @@ def wraps_in_a_chain() -> None:
         raise RuntimeError(f"rank {dist.get_rank()} failed in step") from error
 
 
+DEAD = "rank 1's last operation was barrier (world) at test_faults.py:"
+
+
+@on_ranks(3, (RankFailed, "peer_exited", {0, 1, 2}, "its process was ended by signal 9", DEAD))
+def wraps_a_death() -> None:
+    dist.barrier()
+    if dist.get_rank() == 1:
+        time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        dist.recv(tensor(), 1)
+    except Exception as error:
+        raise RuntimeError("lost my peer") from error
+
+
 IN_VAIN = "and then got stuck in a wait during cleanup: "
 on_ranks(3, (RankFailed, "rank_failed", {1}, "ValueError: root cause", IN_VAIN))(
     causes.finish_in_a_barrier
 )
 
 
+@on_ranks(2, (RankFailed, "peer_exited", {0, 1}, "SIGKILL"), "send", name="send after the end")
+@on_ranks(2, (RankFailed, "peer_exited", {0, 1}, "SIGKILL"), "irecv", name="irecv after the end")
+def posts_after_the_end(op: str) -> None:
+    number = torch.zeros(1, dtype=torch.int64)
+    if dist.get_rank() == 1:
+        dist.send(number.fill_(os.getpid()), 0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.recv(number, 1)
+    while is_alive(int(number)):
+        time.sleep(0.001)
+    # Gloo's thread sees the connection end: most of these raise when they are posted, and all must
+    # be explained
+    time.sleep(0.05)
+    work = getattr(dist, op)(torch.zeros(4), 1)  # here
+    if op == "irecv":
+        work.wait()
+
+
+def is_alive(process: int) -> bool:
+    """Returns whether a process runs; an ended one may still wait to be reaped."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 DESTROYED = r"rank 2 has destroyed its process groups at test_faults.py:"
 
 
+NEVER_THERE = RankFailed, "missing_participant", {0, 1, 2}, DESTROYED
 GONE = RankFailed, "peer_exited", {0, 1, 2}, DESTROYED
 
 
-@on_ranks(3, GONE, ring=False)
-def destroys_its_groups() -> None:
+@on_ranks(3, NEVER_THERE, "barrier", name="destroyed before a barrier", ring=False)
+@on_ranks(3, GONE, "recv", name="destroyed before a recv", ring=False)
+def destroys_its_groups(op: str) -> None:
     dist.init_process_group("gloo")
     if dist.get_rank() == 2:
         dist.recv(torch.zeros(1), 0)
@@ -247,7 +419,10 @@ def destroys_its_groups() -> None:
         time.sleep(30)
     elif dist.get_rank() == 0:
         dist.send(torch.zeros(1), 2)
-    dist.recv(torch.zeros(4), 2)  # here
+    if op == "barrier":
+        dist.barrier()  # here
+    else:
+        dist.recv(torch.zeros(4), 2)  # here
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.expected])
@@ -298,7 +473,10 @@ def test_the_ranks_themselves_raise_on_the_users_line(ended: Callable[..., Ended
 
 @on_ranks()
 def waits_for_one_that_disagreed() -> None:
-    """Gloo silently reads one dtype as the other."""
+    """Gloo silently reads one dtype as the other.
+
+    The program continues, and one rank waits for the other.
+    """
     store = dist.distributed_c10d._get_default_store()
     if dist.get_rank() == 1:
         store.wait(["posted"])
@@ -321,6 +499,22 @@ def test_whoever_waits_when_sides_disagree_is_woken(ended: Callable[..., Ended])
     assert trace.output[0].startswith("heard: message mismatch: rank 0 sends float32[4]")
     assert trace.metadata["end_ns"] < 20e9
     assert (trace.explain().kind, trace.explain().findings[0].ranks) == ("message_mismatch", (0, 1))
+
+
+def test_a_script_is_watched_and_the_command_explains_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "script.py").write_text(
+        'import torch\nimport torch.distributed as dist\ndist.init_process_group("gloo")\n'
+        "dist.recv(torch.zeros(4), 1 - dist.get_rank())\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert main(["explain", "-n", "2", "-o", "waits.png", "script.py"]) == 1
+    said = capsys.readouterr().out
+    assert said.startswith("deadlock: ranks 0 and 1 wait for each other.\n  rank 0 waits")
+    assert "script.py:4" in said
+    assert (tmp_path / "waits.png").read_bytes()[:4] == b"\x89PNG"
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["script.py", "waits.png"]
 
 
 def test_without_the_watcher_the_limit_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

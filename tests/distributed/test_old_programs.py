@@ -55,19 +55,25 @@ VALUES = torch.arange(12.0)
 CASES: dict[str, tuple[Worker, int, tuple[Any, ...], list[Any]]] = {
     "README": (pages.worker, 4, (3,), [(rank - 3) % 4 + 3.0 for rank in range(4)]),
     "simulation.md": (pages_comm.pass_round, 4, (), [4.0, 1.0, 2.0, 3.0]),
+    "using.md": (pages_comm.pass_on, 5, (), of_pred(5)),
     "00 squares": (lessons.worker, 4, (), [0, 1, 4, 9]),
     "00 lists": (lessons.remember, 4, (), [[rank] for rank in range(4)]),
+    "00 work": (lessons.work_and_pass, 4, (), of_pred(4)),
     "00 shares": (lessons.sum_share_solution, 3, ([1, 2, 3, 4, 5],), [5, 7, 3]),
     "01 one rank": (lessons.pass_once, 1, (), [None]),
     "01 two ranks": (lessons.pass_once, 2, (), [1.0, 0.0]),
+    "01 five ranks": (lessons.pass_once, 5, (), of_pred(5)),
     "01 groups": (lessons.my_groups, 4, (), [pairs_of(rank, 4) for rank in range(4)]),
     "01 no groups": (lessons.pass_without_groups, 4, (), of_pred(4)),
     "01 round": (lessons.pass_round_solution, 4, (VALUES,), [4 * VALUES] * 4),
+    "01 pairs": (lessons.list_pairs, 3, (), [[(0, 1), (1, 2), (2, 0)]] * 3),
     "02 in order": (lessons.exchange_in_order, 3, ("RSS",), [None] * 3),
+    "02 by turns": (lessons.exchange_in_order, 4, ("SRSR", 20_000), [None] * 4),
     "02 order": (lessons.by_order_solution, 3, (VALUES,), [VALUES] * 3),
     "02 isend": (lessons.by_isend_solution, 3, (VALUES,), [VALUES] * 3),
     "02 batch": (lessons.by_batch_solution, 2, (VALUES,), [VALUES] * 2),
     "08 all_reduce": (communication.ring_all_reduce_solution, 3, (VALUES,), [3 * VALUES] * 3),
+    "08 swap": (communication.swap, 2, ("isend, then irecv",), [True] * 2),
     "08 tags": (communication.by_tag, 2, ("",), [True] * 2),
 }
 
@@ -84,6 +90,12 @@ def test_an_old_worker_gives_what_it_gave(name: str, clock: str) -> None:
 
 
 @pytest.mark.parametrize("clock", ["real", "virtual"])
+def test_prints_of_an_old_worker_are_kept(clock: str) -> None:
+    output = run(clock, lessons.quiet_worker, 4).output
+    assert output == [f"said by rank {rank}\n" for rank in range(4)]
+
+
+@pytest.mark.parametrize("clock", ["real", "virtual"])
 def test_an_old_worker_that_is_wrong_ends_as_it_did(clock: str) -> None:
     for worker, args in ((lessons.all_send_first, ()), (lessons.exchange_in_order, ("SSS",))):
         with pytest.raises(Deadlock) as stuck:
@@ -97,6 +109,15 @@ def test_an_old_worker_that_is_wrong_ends_as_it_did(clock: str) -> None:
 
 
 @pytest.mark.parametrize("clock", ["real", "virtual"])
+def test_stages_by_hand_have_the_gradient_of_one_process(clock: str) -> None:
+    first, second = lessons.first, lessons.second
+    loss = second(first(lessons.data)).square().mean()
+    (expected,) = torch.autograd.grad(loss, [first.weight])
+    results = run(clock, lessons.one_microbatch, 2).results
+    torch.testing.assert_close(results[0], expected)
+
+
+@pytest.mark.parametrize("clock", ["real", "virtual"])
 def test_a_step_of_a_pipeline_has_the_loss_of_one_process(clock: str) -> None:
     torch.manual_seed(0)
     model = SmallTransformer(vocab_size=50, num_layers=5)
@@ -107,6 +128,23 @@ def test_a_step_of_a_pipeline_has_the_loss_of_one_process(clock: str) -> None:
     for loss, report in run(clock, pages_comm.worker, 2).results:
         assert loss == pytest.approx(alone, rel=1e-5)
         assert report
+
+
+def test_a_round_takes_what_the_link_says() -> None:
+    trace = run("virtual", pages_comm.pass_round, 100)
+    assert trace.results[0] == 100.0
+    message_s = LINK.alpha_s + 1024 * LINK.beta_s_per_byte
+    assert trace.makespan_s == pytest.approx(100 * (1e-3 + message_s))
+
+
+def test_a_rehearsal_sends_what_its_schedule_says() -> None:
+    """With GPipe, each of eight microbatches needs one message in each direction."""
+    for clock in ("real", "virtual"):
+        messages = run(clock, pages.two_sizes, 2).to_pandas("messages")
+        counts = messages.groupby(["src", "dst", "size_bytes"]).size()
+        assert counts.to_dict() == {
+            (src, 1 - src, size): 8 for src in (0, 1) for size in (1024, 262_144)
+        }
 
 
 # -- ringsim.comm
@@ -134,6 +172,34 @@ def test_the_semantics_of_three_backends() -> None:
     assert by_tag == ["right", "WRONG NUMBERS", "right"]
 
 
+@pytest.mark.parametrize("clock", ["real", "virtual"])
+def test_the_log_has_busy_bandwidths(clock: str) -> None:
+    for log in run(clock, communication.train, 4).results:
+        reductions = log[log["name"] == "all_reduce"]
+        assert sorted(reductions["group_size"]) == [2, 4]
+        for row in reductions.itertuples():
+            expected = 2 * (row.group_size - 1) / row.group_size
+            assert row.busbw_gb_per_s / row.algbw_gb_per_s == pytest.approx(expected)
+        assert {"loss", "average"} <= set(log["name"])
+
+
+def reduce_with_the_names_of_deepspeed() -> tuple[float, list[str]]:
+    from ringsim.comm import deepspeed as dist
+
+    dist.configure(enabled=True, prof_all=True)
+    tensor = torch.full((4,), float(dist.get_rank()))
+    dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+    dist.all_reduce(tensor, log_name="gradients")
+    summary = dist.log_summary(show_straggler=False)
+    return tensor[0].item(), sorted(summary or [])
+
+
+@pytest.mark.parametrize("clock", ["real", "virtual"])
+def test_a_program_with_the_names_of_deepspeed(clock: str) -> None:
+    results = run(clock, reduce_with_the_names_of_deepspeed, 2).results
+    assert [value for value, _ in results] == [2.0, 2.0]  # the maximum 1, doubled by the sum
+
+
 @pytest.mark.parametrize("file", ["backend.py", "communication_backend.py"])
 def test_a_backend_that_is_an_object_is_told_what_takes_its_place(file: str) -> None:
     """Backends of 0.2.0 no longer run, because ringsim now uses torch's backends."""
@@ -157,3 +223,17 @@ def test_the_sessions_of_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = doctest.DocTestRunner(optionflags=flags)
     runner.run(session, out=lines.append)
     assert not lines, "".join(lines)
+
+
+def test_a_cell_of_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    """Runs a cell of lesson 00."""
+    from IPython.core.interactiveshell import InteractiveShell
+
+    shell = InteractiveShell()
+    shell.run_line_magic("load_ext", "ringsim")
+    code = 'print("rank", ring.rank, "hears from", ring.pred, "and talks to", ring.succ)'
+    shell.run_cell_magic("ring", "-n 4", code)
+    shown = capsys.readouterr().out
+    for rank in range(4):
+        words = f"rank {rank} hears from {(rank - 1) % 4} and talks to {(rank + 1) % 4}"
+        assert words in shown
