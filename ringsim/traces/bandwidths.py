@@ -429,7 +429,9 @@ def _read_columns(value: Any) -> dict[str, Ints]:
     for name, (low, high) in limits.items():
         known = columns[name][columns[name] != 0]
         if ((known < low) | (known > high)).any():
-            raise ValueError(f"the column {name} contains a number outside {low:g} to {high:g}")
+            raise ValueError(
+                f"the column {name} contains a number outside the range {low:g} to {high:g}"
+            )
     return columns
 
 
