@@ -94,7 +94,8 @@ def _columns_of(columns: dict[str, list[int]]) -> dict[str, Any]:
             raise ValueError(f"the column {name} contains a value that is not a whole number")
         if values and not (limits.min <= min(values) and max(values) <= limits.max):
             raise ValueError(
-                f"the column {name} contains a number outside the range {limits.min} to {limits.max}"
+                f"the column {name} contains a number outside the range {limits.min} to "
+                f"{limits.max}"
             )
         arrays[name] = np.array(values, dtype=COLUMN_DTYPES[name])
     return arrays
