@@ -371,7 +371,7 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {
             "Rank 0 never waited for its isend",
             "Keep the handle that isend returns, and call its wait()",
         ),
-        (rounds_of_zeros, f"{ZEROS}, so your numbers do not travel in the messages."),
+        (rounds_of_zeros, f"{ZEROS}, so your numbers bypass the messages."),
     ],
     check.no_deadlock: [
         (turns_round, "Rank 0 of 3 must send 3 tensors to its successor, but sent none and 3"),
@@ -397,7 +397,7 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {
     check.token_ring: [
         (all_send_first, STUCK, "before they receive"),
         (all_receive_first, "ranks 0, 2 and 1 wait for each other", "before they send"),
-        (into_another_tensor, "token 0 of batch 0 must be ", "Receive into space itself"),
+        (into_another_tensor, "token 0 of batch 0 must be ", "Receive into `space` itself"),
         (exchange_tokens(waits=False), "rank 0 posted isend to 1 ("),
         (exchange_tokens(on="world"), WORLD, "Pass the group"),
         (
@@ -415,7 +415,7 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {
         (around(waits), "returns a handle, but the decorator waited for it."),
         (around(after(calls, lambda *_: None)), "must return the function's result, but returned"),
         (around(swallows_errors), " must raise the function's error, but raised nothing."),
-        (around(copies), "share_gradients must get the arguments that the caller"),
+        (around(copies), "share_gradients must receive the arguments that the caller"),
         (around(after(calls, calls)), "the originals 4 times, but called them 7 times"),
         (around(after(lambda *_: dist.barrier(), calls)), "Rank 0 of 3 called barrier in the"),
         (around(name="all_reduce"), "with that name per call, but recorded 0 and one named all_r"),
@@ -507,7 +507,7 @@ WAYS = [
     (by_isend, "isend", ""),
     (by_batch, "batch", ""),
     (by_one_batch_on_the_world, "batch", ""),
-    (by_isend, "order", 'uses isend and recv: this exercise asks for the way "order".'),
+    (by_isend, "order", 'uses isend and recv: this exercise asks you to solve it with "order".'),
     (by_order, "isend", "uses recv and send: this exercise"),
     (by_batch, "isend", "uses batch_irecv and batch_isend: this exercise"),
 ]

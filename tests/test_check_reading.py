@@ -215,9 +215,9 @@ WRONG: dict[Answer, list[tuple[Any, ...]]] = {
     check.slow_link: [
         (lambda *_: None, f"{NO_NAMES}None", "Return the names"),
         (lambda *_: ("host1", "host2"), f"{NO_NAMES}('host1', 'host2')", "Return the names"),
-        (by_total, NOT_THERE, "Divide the size of each message by the message's own time"),
+        (by_total, NOT_THERE, "Divide the size of each message by that message's own time"),
         (by_sums, NOT_THERE, "but not a median"),
-        (with_waits, NOT_THERE, "without late_sender_ns"),
+        (with_waits, NOT_THERE, "late_sender_ns is not part of it"),
         (partial(by_median, least=0), NOT_THERE, "Compare messages of 64 KiB and more"),
         (within_hosts_too, "the slow link is not within ", "leave out messages within one host"),
         (lambda messages, hosts: messages["rate"], "KeyError"),

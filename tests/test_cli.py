@@ -367,7 +367,7 @@ ringsim.simulate_schedule("zb_h1", num_ranks=4, num_microbatches=8).plot()
         f"ringsim: this command needs {name}" for name in ("torch", "protobuf", "shtab")
     ]
     # the second time: the user's answers may be in the files
-    assert "files already there" in done.stdout
+    assert "files that already existed" in done.stdout
 
 
 @pytest.mark.parametrize(
