@@ -38,7 +38,7 @@ class Shown:
     def get(self, script: str, *values: Any) -> Any:
         """Returns the value of an expression; ``values`` are its ``a``, ``b``, ..."""
         names = ", ".join("abcd"[: len(values)])
-        head = f"const view = window.ringsim, timeline = view.timeline, [{names}] = values;"
+        head = f"const view = window.ringsim, timeline = view?.timeline, [{names}] = values;"
         return self.page.evaluate(f"(values) => {{ {head} return {script}; }}", list(values))
 
     def until(self, script: str) -> None:
