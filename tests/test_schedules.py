@@ -358,6 +358,20 @@ def test_messages_are_written_down_where_they_are_posted() -> None:
 
 
 @pytest.mark.parametrize("name", SCHEDULE_NAMES)
+def test_posting_a_receive_earlier_never_costs_time(name: str) -> None:
+    costs = Costs(forward=3, input=3, weight=2, latency=2)
+    for p, m in product((2, 3, 5), (1, 3, 8)):
+        schedule = make_schedule(name, p, m)
+        times = [evaluate(lower(schedule, ahead=k), costs).makespan for k in (0, 1, 2, 1000)]
+        assert times == sorted(times, reverse=True)
+        # if posted at the very start, no receive delays a message
+        assert times[-1] == evaluate(schedule, costs, "buffered").makespan
+        if name == "gpipe" and m > 1:
+            # one computation ahead is enough if it lasts longer than the message
+            assert times[0] > times[1] == times[-1]
+
+
+@pytest.mark.parametrize("name", SCHEDULE_NAMES)
 def test_a_pair_posts_in_one_order(name: str) -> None:
     for p, m in product((1, 2, 3, 4, 6), (1, 2, 3, 5, 8)):
         schedule = make_schedule(name, p, m)

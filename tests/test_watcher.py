@@ -13,7 +13,7 @@ from watched_parts import TICK_S, Bench
 from ringsim.diagnose.failure import Verdict
 from ringsim.launch.system import ProcessState
 from ringsim.launch.threads import Threads
-from ringsim.launch.watcher import COLLECTIVE_S, STALL_S, THREADS_S, Watcher
+from ringsim.launch.watcher import COLLECTIVE_S, POLL_MAX, POLL_S, STALL_S, THREADS_S, Watcher
 from ringsim.traces.events import (
     ANY_SOURCE,
     ERROR,
@@ -258,6 +258,19 @@ def test_a_message_in_doubt_is_hoped_for_while_a_rank_is_at_work(bench: Bench) -
     bench.states[1] = "exited"  # its message may still arrive from its process
     verdict, after_s = bench.look_for(10.0)
     assert (kind_of(verdict), after_s) == ("peer_exited", pytest.approx(STALL_S, abs=2 * TICK_S))
+
+
+def test_it_looks_less_often_while_all_goes_well_and_closely_when_it_does_not(bench: Bench) -> None:
+    pauses = []
+    for _ in range(8):
+        bench.look()
+        pauses.append(bench.watcher.pause_s)
+        bench.writers[0].recorder.mark("step")
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == pytest.approx(POLL_S * POLL_MAX)
+    bench.both_receive()
+    assert bench.look() is None
+    assert bench.watcher.pause_s == POLL_S
 
 
 class TestStall:
