@@ -117,3 +117,11 @@ def test_still_page_explorer_and_lesson_show_a_run_in_the_same_colours(
         seen = {name: colour_of(view, names.index(name)) for name in COMPUTING if name in names}
         assert seen == {name: getattr(LOOKS[name], theme) for name in seen}
         assert "forward" in seen
+
+
+def test_a_colour_on_light_paper_has_one_colour_on_dark_paper() -> None:
+    drawn = [
+        name for family in TABLE if family not in ("verdict", "paper") for name in TABLE[family]
+    ]
+    pairs = {(LOOKS[name].light, LOOKS[name].dark) for name in drawn}
+    assert len(pairs) == len(dict(pairs))
