@@ -15,6 +15,8 @@ from importlib.resources import files
 from typing import Any, Final, NamedTuple
 from zlib import crc32
 
+from ringsim.traces.units import span_text
+
 __all__ = ["LOOKS", "Meaning", "contrast", "find_meanings", "read_table", "readable_ink"]
 
 
@@ -67,15 +69,16 @@ def find_meanings(labels: Iterable[str]) -> list[str]:
         >>> find_meanings(["forward", "step 1f1b", "Optimizer.step#SGD.step"])
         ['forward', 'step', 'optimizer']
     """
-    labels = list(labels)
-    stems = [re.sub(r"[\d.…]+", "", label) for label in labels]
+    stems = [
+        re.sub(r"(?<=^compute )[\d.]+ \S*s$|[\d.…]+", "", label) for label in map(span_text, labels)
+    ]
     looks = _share_out(sorted({stem for stem in stems if not _known(stem)}))
     return [_known(stem) or looks[stem] for stem in stems]
 
 
 def _known(stem: str) -> str:
-    if stem in _COMPUTATIONS:
-        return stem
+    if (kind := stem.partition(" (")[0]) in _COMPUTATIONS:  # such as "forward (DDP)"
+        return kind
     if stem.startswith(_STEP):
         return "step"
     return "optimizer" if stem.lower().startswith(_OPTIMIZER) else ""
