@@ -46,7 +46,7 @@ from ringsim.traces.program import find_program
 if TYPE_CHECKING:
     from ringsim.traces.value import Trace
 
-STUCK_PART: Final = 12  # stuck operations last at least this part of the run
+STUCK_PART: Final = 12  # stuck operations are drawn for at least this part of the run
 
 # the states of operations' bars, and the program's time between them; spans have numbers from
 # FIRST_SPAN
@@ -94,14 +94,16 @@ class Bars:
 def time_range(events: Events) -> tuple[int, int]:
     """Returns the first and last times in a trace, in ns, or (0, 0) if the trace has no events.
 
-    If an operation is stuck, some time is added at the end, so that it can be seen.
+    If an operation is stuck at the end, some time is added, so that the operation can be seen.
     """
     if len(events) == 0:
         return 0, 0
     first = int(events.post_ns.min())
     last = int(max(events.post_ns.max(), events.wait_ns.max(), events.done_ns.max()))
-    is_stuck = ((events.status == IN_FLIGHT) & (events.wait_ns != NONE)).any()
-    return first, last + (last - first) // STUCK_PART if is_stuck else last
+    stuck = (events.status == IN_FLIGHT) & (events.wait_ns != NONE)
+    if stuck.any():
+        last = max(last, int(events.wait_ns[stuck].max()) + (last - first) // STUCK_PART)
+    return first, last
 
 
 def make_bars(trace: Trace) -> Bars:

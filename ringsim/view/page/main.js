@@ -322,7 +322,8 @@ class View {
     this.pointers.delete(event.pointerId);
     if (!drag) return;
     if (this.pointers.size) return this.beginDrag([...this.pointers.values()][0]); // the remaining finger continues from here
-    if (!drag.moved) {
+    if (!drag.moved && drag.x < GUTTER && drag.y > RULER) timeline.unfold(timeline.rowAt(drag.y));
+    else if (!drag.moved) {
       const flag = event.offsetY < RULER ? timeline.flags().find(({ x }) => Math.abs(x - event.offsetX) < 7) : null;
       timeline.tape = null;
       if (flag) return this.select({ run: flag.run, event: flag.event }, true);
@@ -364,6 +365,7 @@ class View {
       "+": () => timeline.setRowHeight(timeline.rowHeight * 1.25), "-": () => timeline.setRowHeight(timeline.rowHeight / 1.25),
       c: () => this.toggle("path"), b: () => this.toggle("bubbles"),
       p: () => timeline.selected && this.pin(timeline.selected), m: () => timeline.notes.push(timeline.head), " ": () => this.play(), ",": () => this.step(false), ".": () => this.step(true),
+      u: () => timeline.unfold(timeline.selected ? timeline.rowOf(timeline.selected.run, timeline.selected.run.rank[timeline.selected.event]) : timeline.rowAt(timeline.height / 2)),
       "/": () => this.part("search").focus(), escape: () => this.clear(), enter: () => this.goAcross(),
       arrowright: () => this.walk(1), arrowleft: () => this.walk(-1), arrowdown: () => this.changeRow(1), arrowup: () => this.changeRow(-1),
       home: () => this.walk(-Infinity), end: () => this.walk(Infinity),
@@ -403,7 +405,9 @@ class View {
     const { timeline } = this, one = timeline.selected;
     if (!one) return this.changeRow(0);
     const { run } = one, rank = run.rank[one.event];
-    const event = Math.min(Math.max(run.first[rank], one.event + by), run.first[rank + 1] - 1);
+    // the program's own time is between two events
+    const from = one.event < run.size ? one.event : run.before[one.event - run.size] + (by < 0);
+    const event = Math.min(Math.max(run.first[rank], from + by), run.first[rank + 1] - 1);
     this.select({ run, event }, true);
   }
 
