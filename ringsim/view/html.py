@@ -263,6 +263,7 @@ def encode(trace: Trace, later_ns: int = 0, name: str = "") -> bytes:
         "title": f"{escape(name, lines=False)}: {_title(trace)}" if name else _title(trace),
         "source": footer(trace.metadata),
         "summary": trace.summary(),
+        "begin": find_begin_ns(trace),
         # operations in flight are drawn as stuck until this time
         "end": min((read_end_ns(trace.metadata) or 0) + later_ns, 2**53)
         if (events.status == IN_FLIGHT).any()

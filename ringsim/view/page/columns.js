@@ -2,8 +2,9 @@
 
 // LOOKS, the table of meanings from `data/looks.json`, precedes this file. Bars have the states of
 // operations, then the meanings of spans.
-const STATES = ["state", "computing", "span"].flatMap((family) => Object.values(LOOKS[family]));
-const STATE_KEYS = ["state", "computing", "span"].flatMap((family) => Object.keys(LOOKS[family]));
+const BAR_FAMILIES = ["state", "computing", "span"];
+const STATES = BAR_FAMILIES.flatMap((family) => Object.values(LOOKS[family]));
+const STATE_KEYS = BAR_FAMILIES.flatMap((family) => Object.keys(LOOKS[family]));
 const [
   POSTED, TRANSFER, LATE_SENDER, LATE_RECEIVER, BLOCKED, COLLECTIVE, UNWAITED, UNFINISHED, FAILED,
 ] = Object.keys(LOOKS.state).keys();
@@ -70,14 +71,25 @@ class Run {
     this.flags = head.findings.map((finding) => ({ ...finding, event: finding.events[0] ?? -1 }));
   }
 
-  /** Adds up the times, which are stored as differences, and finds the end and the marks. */
+  /**
+   * Adds up the times, which are stored as differences, and finds the end and the marks. Times count
+   * from the first operation or span, which began `start` ns after the start of the run.
+   */
   readTimes() {
     const { size, first, kinds } = this, { post, wait, done, op } = this.columns;
     const [ranks, posts, waits, dones] = [new Int32Array(size), new Float64Array(size), new Float64Array(size), new Float64Array(size)];
-    let begin = Infinity, end = Math.max(1, this.head.end);
-    this.marks = [];
+    let start = Infinity;
     for (let rank = 0; rank < this.ranks; rank++) {
       for (let i = first[rank], time = 0; i < first[rank + 1]; i++) {
+        time += post[i];
+        if (kinds[op[i]] !== "mark") start = Math.min(start, time);
+      }
+    }
+    this.start = start < Infinity ? start : 0;
+    let begin = Infinity, end = Math.max(1, this.head.end - this.start);
+    this.marks = [];
+    for (let rank = 0; rank < this.ranks; rank++) {
+      for (let i = first[rank], time = -this.start; i < first[rank + 1]; i++) {
         time += post[i];
         ranks[i] = rank;
         posts[i] = time;

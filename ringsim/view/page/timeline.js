@@ -1,9 +1,9 @@
 // The timeline draws ranks as rows, pixel by pixel, with the ruler above, the whole run below, and the selection on top.
 
-const GUTTER = 76, RULER = 34; // the space for names to the left of the rows, and for times above them, in pixels
-const [LEAST_ROW, FULL_ROW] = [3, 96]; // row heights in pixels
+const GUTTER = 92, RULER = 34; // the space for names to the left of the rows, and for times above them, in pixels
 const FOLDED_ROW = 14; // if whole ranks would be lower than 5 pixels, several share a row this high
 const [MOST_ODD, STRIPS] = [12, 12]; // the most ranks with a row of their own; strips of the overview
+const LEAST_ROW = 3; // the least row height in pixels
 const SLOW_KINDS = new Set(["link", "slow_link", "late_sender", "late_receiver", "straggler"]); // kinds of findings in runs that finished
 const MOST_ARROWS = 400, MOST_NAMES = 1000; // more would look like a grey area
 const MOST_CROSSED = 24; // with more rows in view, only arrows near the pointer are drawn
@@ -31,22 +31,20 @@ class Timeline {
     Object.assign(this, { canvas, overlay, overview, runs });
     this.pyramids = runs.map((run) => new Pyramid(run));
     this.end = Math.max(...runs.map((run) => run.end));
-    this.begin = Math.min(...runs.map((run) => run.begin));
-    if (this.begin < 0.3 * this.end) this.begin = 0; // show the start of the run, unless the recording began much later
+    this.begin = Math.min(0, ...runs.map((run) => run.begin)); // marks may precede the first event
     this.top = 0;
-    this.hidden = new Set(); // keys of LOOKS, and "mark", that are not drawn
     this.unfolded = new Set(); // the keys of rows of several ranks that are shown rank by rank
     this.ghost = runs.length === 2 && runs[1].head.predicted ? runs[0] : null;
     this.fit();
     this.steps = runs.map(findSteps);
     this.paths = runs.map(() => null); // the critical paths, found when first needed
-    this.shown = new Set(["bubbles"]); // may also contain "path"
+    this.hidden = new Set(["critical_path"]); // keys of LOOKS, or "mark"
     this.groupBy("rank");
     this.selected = this.hovered = null; // {run, event}
     this.pins = []; // the events of pinned cards
     this.head = 0; // the playhead's time
-    this.tape = null; // the time range [from, until] being measured
-    this.box = null; // the top and bottom of a box being drawn, in pixels
+    this.tape = null; // the time range [from, until] of the selected area
+    this.box = null; // the first and the last row of the selected area, or null for all rows
     this.notes = []; // the times of the user's marks
     this.found = null; // the hits of a search: for each run, an array with 1 for each hit
   }
@@ -92,8 +90,13 @@ class Timeline {
   unfold(place) {
     const { part } = this.rows[place] ?? {};
     if (!this.unfolded.delete(part)) this.unfolded.add(part);
-    this.fold();
-    this.scroll(0);
+    this.resize(this.width, this.height);
+  }
+
+  /** Returns the row of the selection or, without one, the row in the middle. */
+  selectedRow() {
+    const one = this.selected;
+    return one ? this.rowOf(one.run, one.run.rank[one.event]) : this.rowAt(this.height / 2);
   }
 
   /** Returns how unlike the others each rank is; above 1, its computing or blocked time deviates. */
@@ -148,7 +151,8 @@ class Timeline {
     this.overview.width = width;
     this.overview.height = 48;
     this.fold();
-    if (!this.rowHeight) this.rowHeight = Math.min(FULL_ROW, Math.max(LEAST_ROW, Math.floor((height - RULER) / this.rows.length)));
+    const fills = Math.floor((height - RULER) / this.rows.length);
+    if (!this.hasOwnHeight) this.rowHeight = Math.max(LEAST_ROW, fills);
     this.scroll(0);
   }
 
@@ -187,7 +191,7 @@ class Timeline {
   /** Shows a time range, moved if necessary so that it includes a part of the run. */
   show(from, until) {
     const span = until - from;
-    from = Math.min(Math.max(from, -0.1 * span), Math.max(this.end - 0.5 * span, -0.1 * span));
+    from = Math.max(Math.min(from, this.end - 0.5 * span), this.begin - 0.1 * span);
     [this.from, this.until] = [from, from + span];
   }
 
@@ -197,15 +201,15 @@ class Timeline {
 
   setRowHeight(height) {
     const row = (this.top + (this.height - RULER) / 2) / this.rowHeight;
-    this.rowHeight = Math.min(FULL_ROW * 2, Math.max(LEAST_ROW, height));
+    this.rowHeight = Math.min(this.height - RULER, Math.max(LEAST_ROW, height));
+    this.hasOwnHeight = true; // otherwise the rows fill the window
     this.top = row * this.rowHeight - (this.height - RULER) / 2;
     this.scroll(0);
   }
 
-  /** Makes the ranks between two positions fill the view. */
-  showRows(...heights) {
-    const [first, last] = heights.sort((a, b) => a - b).map((y) => this.rowAt(Math.max(RULER, y)));
-    this.rowHeight = Math.min(2 * FULL_ROW, Math.max(LEAST_ROW, (this.height - RULER) / (Math.min(last, this.rows.length - 1) - first + 1)));
+  /** Makes rows fill the view. */
+  showRows(first, last) {
+    this.setRowHeight((this.height - RULER) / (last - first + 1));
     this.top = first * this.rowHeight;
     this.scroll(0);
   }
@@ -283,12 +287,15 @@ class Timeline {
     this.fill(0, width, 0, Math.round(RULER * ratio), pixel(this.ground, this.ground));
     context.putImageData(this.image, 0, 0);
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
-    if (this.shown.has("bubbles") && !this.hidden.has("bubble")) this.drawBubbles(context, first, last);
+    if (!this.hidden.has("bubble")) this.drawBubbles(context, first, last);
     this.drawNames(context, first, last);
     this.drawRuler(context);
     this.drawOverlay();
     this.drawOverview();
   }
+
+  /** Returns whether each of STATES is hidden. */
+  hiddenStates() { return STATE_KEYS.map((key) => this.hidden.has(key)); }
 
   /** Counts the visible bars. */
   countBars(first, last) {
@@ -321,12 +328,12 @@ class Timeline {
     if (low === high) return;
     const y0 = Math.round((this.y(index) + low) * this.ratio), y1 = Math.max(y0 + 1, Math.round((this.y(index) + high) * this.ratio));
     const line = new Uint32Array(width);
-    const colours = this.pixels[stripe], pale = this.found ? 2 : 0;
+    const colours = this.pixels[stripe], pale = this.found ? 2 : 0, isOff = this.hiddenStates();
     for (let x = left; x < width; x++) {
       const bin = Math.floor((this.from - begin + (x - left) * perPixel) / binTime);
-      if (bin >= 0 && bin < bins && share[at + bin]) line[x] = colours[state[at + bin]][share[at + bin] >> pale];
+      if (bin >= 0 && bin < bins && share[at + bin] && !isOff[state[at + bin]]) line[x] = colours[state[at + bin]][share[at + bin] >> pale];
     }
-    if (this.found) this.addFound(row, band, line, left, perPixel, colours);
+    if (this.found) this.addFound(row, band, line, left, perPixel, colours, isOff);
     const empty = pixel(stripe ? this.stripe : this.ground, this.ground);
     for (let x = left; x < width; x++) line[x] ||= empty;
     const shown = line.subarray(left);
@@ -334,11 +341,11 @@ class Timeline {
   }
 
   /** Draws the hits of a search into a line of pixels, even in bins that are mostly in a different state. */
-  addFound({ run, rank }, band, line, left, perPixel, colours) {
+  addFound({ run, rank }, band, line, left, perPixel, colours, isOff) {
     const found = this.found.get(run), x = (time) => Math.max(left, left + Math.floor((time - this.from) / perPixel));
     for (let event = run.first[rank]; event < run.first[rank + 1]; event++) {
       if (!found[event] || run.post[event] > this.until || run.endOf(event) < this.from || run.bandOf(event) !== band) continue;
-      run.parts(event, (from, until, state) => line.fill(colours[state][255], x(from), Math.max(x(from) + 1, x(until))));
+      run.parts(event, (from, until, state) => isOff[state] || line.fill(colours[state][255], x(from), Math.max(x(from) + 1, x(until))));
     }
   }
 
@@ -346,7 +353,7 @@ class Timeline {
   drawBars(row, index, band, left, stripe) {
     const { run, rank } = row, ratio = this.ratio, width = this.canvas.width;
     const scale = (width - left) / (this.until - this.from);
-    const found = this.found?.get(run);
+    const found = this.found?.get(run), isOff = this.hiddenStates();
     for (const [number, lane] of run.lanesOf(rank)[band].entries()) {
       const [low, high] = this.laneSpan(row, band, number).map((y) => Math.round((this.y(index) + y) * ratio));
       const bottom = Math.max(low + 1, high - (high - low > 4 ? 1 : 0));
@@ -354,7 +361,7 @@ class Timeline {
         const dim = found && !found[event];
         if (band === "step" && low === high) return;
         run.parts(event, (from, until, state) => {
-          if (this.hidden.has(STATE_KEYS[state])) return;
+          if (isOff[state]) return;
           const x0 = Math.max(left, Math.round(left + (from - this.from) * scale));
           const x1 = Math.max(x0 + 1, Math.min(width, Math.round(left + (until - this.from) * scale)));
           const colour = this.pixels[stripe][state][dim ? 50 : 255];
@@ -366,11 +373,11 @@ class Timeline {
         if (end - begin > 12 && bottom - low > 8 * ratio && this.names.length < MOST_NAMES && !dim) {
           let first;
           run.parts(event, (from, until, state) => { if (until > this.from) first ??= state; });
-          if (first === PROGRAM || this.hidden.has(STATE_KEYS[first])) return;
-          const { short } = first > SPANS ? STATES[first] : {}, microbatch = run.columns.microbatch[event];
+          if (first === PROGRAM || isOff[first]) return;
+          const short = first >= SPANS ? STATES[first].short : "", microbatch = run.columns.microbatch[event];
           const ground = band === "step" ? this.ground : this.colours[first];
           const place = [begin, (low + bottom) / 2 / ratio, end - begin];
-          this.names.push([run.text(event), ...place, ground, short && microbatch >= 0 ? short + microbatch : ""]);
+          this.names.push([run.text(event), ...place, ground, short && short + (microbatch >= 0 ? microbatch : "")]);
         }
       });
     }
@@ -429,7 +436,9 @@ class Timeline {
     }
     if (!places.length) return;
     context.fillStyle = this.hatch ??= makeHatch(this.muted);
+    context.globalAlpha = this.found ? 0.25 : 1;
     for (const place of places) context.fillRect(...place);
+    context.globalAlpha = 1;
   }
 
   /** Writes the names of ranks, and of bars that are wide enough. */
@@ -471,7 +480,7 @@ class Timeline {
     context.lineWidth = 1;
     context.beginPath();
     const digits = Math.max(3, Math.ceil(Math.log10(Math.max(1, Math.abs(this.until) / step))) + 1);
-    for (let tick = Math.max(0, Math.ceil(this.from / step)) * step; tick <= this.until; tick += step) {
+    for (let tick = Math.ceil(Math.max(this.begin, this.from) / step) * step; tick <= this.until; tick += step) {
       const x = Math.round(this.x(tick)) + 0.5;
       context.moveTo(x, RULER - 6);
       context.lineTo(x, RULER);
@@ -491,13 +500,14 @@ class Timeline {
       const [from, until] = [strip, strip + 1].map((at) => Math.floor((at * this.all.length) / strips));
       return until - from > 1 ? this.all.slice(from, until).reduce(worst) : this.all[from];
     });
+    const isOff = this.hiddenStates();
     for (let line = 0; line < lines; line++) {
       const row = chosen[line >> 1];
       const perPixel = this.end / (width - GUTTER);
       const { state, share, at, bins, binTime } = this.pyramids[row.number].level(row.rank, line % 2, perPixel);
       for (let x = GUTTER; x < width; x++) {
         const bin = Math.floor(((x - GUTTER) * perPixel) / binTime);
-        if (bin >= bins || !share[at + bin]) continue;
+        if (bin >= bins || !share[at + bin] || isOff[state[at + bin]]) continue;
         const colour = this.pixels[1][state[at + bin]][share[at + bin]];
         for (let y = Math.floor((line * height) / lines); y < Math.floor(((line + 1) * height) / lines); y++) buffer[y * width + x] = colour;
       }
@@ -533,9 +543,11 @@ class Timeline {
     context.beginPath();
     context.rect(GUTTER, RULER, this.width, this.height);
     context.clip();
-    if (!this.hidden.has("mark")) this.drawMarks(context);
-    for (const one of this.messagesInView()) this.drawArrow(context, one, 1, 0.55);
-    if (this.shown.has("path") && !this.hidden.has("critical_path")) for (const number of this.runs.keys()) this.drawPath(context, number);
+    this.drawMarks(context);
+    for (const one of this.messagesInView()) {
+      this.drawArrow(context, one, 1, this.isFaded(one) ? 0.1 : 0.55);
+    }
+    if (!this.hidden.has("critical_path")) for (const number of this.runs.keys()) this.drawPath(context, number);
     for (const one of [...this.pins, this.hovered, this.selected]) {
       if (!one) continue;
       this.outline(context, one, one === this.selected ? 2.5 : 1.5);
@@ -546,7 +558,7 @@ class Timeline {
     }
     context.restore();
     this.drawLine(context, this.head, this.ink, "");
-    for (const [index, time] of this.notes.entries()) {
+    for (const [index, time] of this.hidden.has("your_mark") ? [] : this.notes.entries()) {
       const since = index ? ` ${timeText(Math.abs(time - this.notes[index - 1]), 4)} from M${index}` : "";
       this.drawLine(context, time, this.marks.your_mark, `M${index + 1}${since}`);
     }
@@ -579,17 +591,19 @@ class Timeline {
     if (name) context.fillText(name, this.x(time) + 3, 8);
   }
 
-  /** Draws the time range being measured, or the box being drawn. */
+  /** Draws the selected area. */
   drawTape(context) {
     if (!this.tape) return;
     const [x0, x1] = this.tape.map((time) => this.x(time)).sort((a, b) => a - b);
     context.fillStyle = this.marks.focus;
     context.globalAlpha = 0.15;
-    const [y0, y1] = this.box ?? [0, this.height];
+    const [y0, y1] = this.box ? [this.y(this.box[0]), this.y(this.box[1] + 1)] : [0, this.height];
     context.fillRect(x0, y0, x1 - x0, y1 - y0);
     context.globalAlpha = 1;
+    context.strokeStyle = this.marks.focus;
+    context.strokeRect(x0, y0, x1 - x0, y1 - y0);
     context.fillStyle = this.ink;
-    context.fillText(timeText(Math.abs(this.tape[1] - this.tape[0]), 4), x0 + 4, RULER + 10);
+    context.fillText(timeText(Math.abs(this.tape[1] - this.tape[0]), 4), x0 + 4, Math.max(RULER, y0) + 10);
   }
 
   /** Draws a flag on the ruler for each finding. */
@@ -607,14 +621,15 @@ class Timeline {
   /** Returns the findings whose events are visible, with the positions of their flags. */
   flags() {
     const flags = this.runs.flatMap((run) => run.flags.filter((flag) => flag.event >= 0).map((flag) => ({ ...flag, run, x: this.x(run.post[flag.event]) })));
-    return flags.filter(({ x }) => x >= GUTTER && x <= this.width);
+    const isHidden = (kind) => this.hidden.has(SLOW_KINDS.has(kind) ? "slow" : "problem");
+    return flags.filter(({ x, kind }) => x >= GUTTER && x <= this.width && !isHidden(kind));
   }
 
   drawMarks(context) {
     context.strokeStyle = this.ink;
     context.lineWidth = 1;
     for (const run of this.runs) {
-      if (run.marks.length > 5000) continue;
+      if (run.marks.length > 5000 || this.hidden.has("mark")) continue;
       for (const event of run.marks) {
         const x = this.x(run.post[event]), y = this.y(this.rowOf(run, run.rank[event]));
         if (x < GUTTER || x > this.width || y < 0 || y > this.height) continue;
@@ -662,6 +677,12 @@ class Timeline {
     return this.laneSpan(this.rows[row], run.bandOf(event), run.lane[event]).map((inside) => y + inside);
   }
 
+  /** Returns whether a search has found neither side of a message. */
+  isFaded({ run, event }) {
+    const found = this.found?.get(run);
+    return Boolean(found) && !found[event] && !found[run.partner(event)];
+  }
+
   middleOf(run, event) {
     const [low, high] = this.placeOf(run, event);
     return (low + high) / 2;
@@ -671,6 +692,8 @@ class Timeline {
   drawArrow(context, { run, event }, thick, alpha) {
     const other = run.partner(event);
     const [send, recv] = run.kind(event) === "send" ? [event, other] : [other, event];
+    if (this.hidden.has("message")) return;
+    if (this.hidden.has("across") && run.crosses(run.rank[send], run.rank[recv])) return;
     const [x0, y0] = [this.x(run.post[send]), this.middleOf(run, send)], [x1, y1] = [this.x(run.endOf(recv)), this.middleOf(run, recv)];
     const angle = Math.atan2(y1 - y0, x1 - x0);
     context.globalAlpha = alpha;
