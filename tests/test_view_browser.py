@@ -194,21 +194,34 @@ def test_wheel_drag_keys_overview_and_two_fingers_move_the_window(open_page: Ope
     view.until(f"timeline.until - timeline.from < {0.6 * (whole[1] - whole[0])}")
 
 
-def test_shift_measures_along_the_ruler_and_zooms_into_a_box(open_page: Open) -> None:
+def test_an_area_has_sums_and_can_fill_the_view(open_page: Open) -> None:
+    """A drag on the ruler selects times of all ranks, and one with Shift those of some ranks."""
     view = open_page(two_that_meet())
     whole, low, page = view.window, view.get("timeline.rowHeight"), view.page
-    box = view.part("stage").bounding_box()
-    for y, is_measured in ((10, True), (150, False)):
+    stage = view.part("stage").bounding_box()
+    x0, x1 = view.get("[timeline.x(2e6), timeline.x(7.5e6)]")
+    for y, sums in (
+        (10, ("2 ranks: 2 messages sent, 4.063 KiB", "blocked: late sender\t3 ms")),
+        (150, ("1 rank: 1 message sent, 4 KiB", "compute\t2 ms\t36.4 %")),
+    ):
         page.keyboard.down("Shift")
-        page.mouse.move(box["x"] + 200, box["y"] + y)
+        page.mouse.move(stage["x"] + x0, stage["y"] + y)
         page.mouse.down()
-        page.mouse.move(box["x"] + 400, box["y"] + y + 30, steps=2)
-        tape = view.get("timeline.tape")
-        assert tape == pytest.approx(view.get("[timeline.time(200), timeline.time(400)]"))
+        page.mouse.move(stage["x"] + x1, stage["y"] + y + 30, steps=2)
         page.mouse.up()
         page.keyboard.up("Shift")
-        assert view.window == (whole if is_measured else pytest.approx(tape))
-    assert view.get("timeline.rowHeight") == 2 * low
+        assert view.get("timeline.tape") == pytest.approx([2e6, 7.5e6], rel=0.01)
+        panel = view.text("panel")
+        assert [said for said in sums if said not in panel] == [], panel
+        assert view.window == whole
+    view.press("z")
+    assert view.window == pytest.approx([2e6, 7.5e6], rel=0.01)
+    assert view.get("timeline.rowHeight") == pytest.approx(2 * low, abs=2)
+    view.press("f", "ArrowRight", "Shift+ArrowRight", "Shift+ArrowDown")
+    assert view.get("[...timeline.tape, ...timeline.box]") == [0, 6e6, 0, 1]
+    view.press("Escape")
+    assert view.get("timeline.tape") is None
+    assert view.get("timeline.rowHeight") == low
 
 
 def test_arrow_keys_walk_and_say_where_they_are(open_page: Open) -> None:
@@ -305,7 +318,8 @@ def test_a_flag_leads_to_the_finding_and_notes_stand_below(
 
 def test_a_link_keeps_the_view_and_two_runs_share_an_axis(open_page: Open) -> None:
     kept = "#t=1000000,3000000&h=2000000&y=7,128"
-    shown = f"{kept}&e=1,5&p=0,3,1,2&m=1500000,2500000&q=op%3Arecv+rank%3A1&tab=table&show=bubbles"
+    marked = "m=1500000,2500000&q=op%3Arecv+rank%3A1"
+    shown = f"{kept}&e=1,5&p=0,3,1,2&{marked}&tab=table&hide=transfer,critical_path"
     view = open_page(pipeline(4), pipeline(2), fragment=shown)
     names = ("from", "until", "head", "top", "rowHeight")
     assert [view.get(f"timeline.{name}") for name in names] == [1e6, 3e6, 2e6, 7, 128]
@@ -315,7 +329,7 @@ def test_a_link_keeps_the_view_and_two_runs_share_an_axis(open_page: Open) -> No
     assert view.get("location.hash") == shown
     view.get("view.clear()")
     view.text("panel")
-    assert view.get("location.hash") == f"{kept}&p=0,3,1,2&tab=table&show=bubbles"
+    assert view.get("location.hash") == f"{kept}&p=0,3,1,2&tab=table&hide=transfer,critical_path"
     rows = view.get("timeline.rows.map((row) => [row.number, row.rank])")
     assert rows == [[0, 0], [1, 0], [0, 1], [1, 1], [0, 2], [0, 3]]
 
@@ -387,7 +401,7 @@ def test_steps_bubbles_and_the_critical_path_are_those_of_the_schedule(open_page
         for name, chunks in (("interleaved_1f1b", 2), ("1f1b", 1))
     ]
     traces = [run.trace() for run in runs]
-    view = open_page(*traces, fragment="#by=stage&show=path,bubbles&tab=steps")
+    view = open_page(*traces, fragment="#by=stage&hide=&tab=steps")
     for number, (run, trace) in enumerate(zip(runs, traces, strict=True)):
         found = view.get(READ_STEP, number)
         assert (found["more"], found["joined"]) == (0, True)
@@ -404,10 +418,10 @@ def test_steps_bubbles_and_the_critical_path_are_those_of_the_schedule(open_page
     rows = view.get("timeline.rows.map(({ group, rank, number }) => [group, rank, number])")
     assert rows[:3] == [[0, 0, 0], [0, 0, 1], [1, 1, 0]]
     view.press("c")
-    view.page.get_by_role("button", name="bubbles").click()
+    view.page.get_by_role("button", name="bubble").click()
     view.page.get_by_label("order of the rows").select_option("rank")
     view.text("panel")
-    assert view.get("location.hash").endswith("&tab=steps&show=")
+    assert view.get("location.hash").endswith("&tab=steps&hide=critical_path,bubble")
 
 
 def test_a_hostile_trace_is_only_shown(open_page: Open, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Unpack
 
 import numpy as np
 
+from ringsim.diagnose.snapshot import reopen
 from ringsim.plot import sheet, style
 from ringsim.plot.bars import FIRST_SPAN, UNFINISHED, Bars, choose_messages, make_bars, merge
 from ringsim.plot.pipeline_step import microbatch_entry, picture_step, step_picture
@@ -28,7 +29,7 @@ from ringsim.plot.sheet import Picture
 from ringsim.traces.clocks import unalign
 from ringsim.traces.display import Style
 from ringsim.traces.events import COLLECTIVE, ERROR, MARK, NONE, OP_NAMES, SEND, SPAN, read_notice
-from ringsim.traces.looks import LOOKS
+from ringsim.traces.looks import LOOKS, find_meanings
 from ringsim.traces.steps import count_steps
 from ringsim.traces.units import count, span_text, time_text
 
@@ -138,6 +139,7 @@ def timeline_picture(trace: Trace, step: int | None = None, *, with_curve: bool 
     has failed, and no step is given, it shows the whole run instead. ``with_curve`` adds the live
     activations below the rows of a step.
     """
+    trace = replace(trace, events=reopen(trace.events, trace.metadata))
     events = trace.events
     is_operation = (events.kind != SPAN) & (events.kind != MARK)
     is_stuck = (events.wait_ns != NONE) & (events.done_ns == NONE) | (events.status == ERROR)
@@ -295,7 +297,9 @@ def _span_texts(trace: Trace, event: int) -> tuple[str, ...]:
     name = span_text(events.tables.labels[label]) if label != NONE else ""
     number = str(microbatch) if microbatch != NONE else ""
     full = (name, f"stage {stage}" if stage != NONE else "", number and f"microbatch {number}")
-    return ", ".join(filter(None, full)), " ".join(filter(None, (name, number))), number
+    short = LOOKS[find_meanings([name])[0]].short
+    names = " ".join(filter(None, (name, number))), number and short + number
+    return ", ".join(filter(None, full)), *names, number
 
 
 def _message(trace: Trace, bars: Bars) -> tuple[str, str]:

@@ -19,6 +19,7 @@ import json
 import re
 import struct
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ringsim.diagnose.snapshot import read_end_ns
+from ringsim.diagnose.snapshot import read_end_ns, reopen
 from ringsim.errors import ArgumentError, escape
 from ringsim.provenance import footer
 from ringsim.traces.documents import write_whole
@@ -253,14 +254,16 @@ def encode(trace: Trace, later_ns: int = 0, name: str = "") -> bytes:
 
     The result consists of the head, followed by the columns in little-endian order.
     """
+    diagnosis = trace.explain()
+    trace = replace(trace, events=reopen(trace.events, trace.metadata))
     events = trace.events
     labels, label = _stems(events)
-    diagnosis = trace.explain()
     columns = {name: _narrow(values) for name, values in _columns(trace, label, later_ns).items()}
     head = {
         "title": f"{escape(name, lines=False)}: {_title(trace)}" if name else _title(trace),
         "source": footer(trace.metadata),
         "summary": trace.summary(),
+        "begin": find_begin_ns(trace),
         # operations in flight are drawn as stuck until this time
         "end": min((read_end_ns(trace.metadata) or 0) + later_ns, 2**53)
         if (events.status == IN_FLIGHT).any()
@@ -276,6 +279,8 @@ def encode(trace: Trace, later_ns: int = 0, name: str = "") -> bytes:
         "meanings": find_meanings(labels),
         "files": [escape(name, lines=False) for name in events.tables.files],
         "error": int(ERROR),
+        "name": escape(name, lines=False),
+        "predicted": trace.metadata.get("source") == "predicted",
         "findings": [_finding(events, one) for one in diagnosis.findings],
         "notes": [escape(note) for note in diagnosis.notes],
         "columns": [
@@ -319,7 +324,10 @@ def _columns(trace: Trace, label: Ints, later_ns: int) -> dict[str, Ints]:
         "label": label,
         **{
             name: getattr(events, name)
-            for name in ("group", "peer", "tag", "payload", "stage", "microbatch", "file", "line")
+            for name in (
+                *("thread", "group", "peer", "tag", "payload"),
+                *("stage", "microbatch", "file", "line"),
+            )
         },
     }
 

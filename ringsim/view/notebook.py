@@ -32,7 +32,7 @@ from ringsim.view.html import (
 
 __all__ = ["View", "view"]
 
-_STYLE = ".ringsim { height: 560px; min-height: 0; border: 1px solid var(--line); }"
+_STYLE = ".ringsim { min-height: 560px; border: 1px solid var(--line); }"
 
 
 class _Widget(anywidget.AnyWidget):

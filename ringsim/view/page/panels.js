@@ -48,6 +48,18 @@ function reason(run, event) {
   return `Rank ${run.rank[event]} waited ${timeText(late)} because rank ${run.rank[other]} was late to ${run.kind(event) === "send" ? "receive" : "send"}.`;
 }
 
+/** Returns at most four lines about an event; the card in the panel has everything. */
+function shortCard(run, event) {
+  const begin = run.post[event], done = run.done[event], isMark = run.kind(event) === "mark";
+  const times = isMark ? "" : Number.isNaN(done) ? `from ${timeText(begin, 6)}, never finished`
+    : `${timeText(begin, 6)} to ${timeText(done, 6)} (${timeText(done - begin, 4)})`;
+  const payload = run.payload(event) ? bytesText(run.bytes(event)) : "";
+  const about = [run.group(event), payload, run.place(event)].filter(Boolean).join(", ");
+  const stage = run.columns.stage[event];
+  const where = `rank ${run.rank[event]}${stage < 0 ? "" : `, stage ${stage}`}, ${times || timeText(begin, 6)}`;
+  return [run.text(event), where, otherSide(run, event) || about, reason(run, event)].filter(Boolean);
+}
+
 /** Returns a line about the other side of a message, or "" if there is none. */
 function otherSide(run, event) {
   const other = run.partner(event);
@@ -66,6 +78,51 @@ function card(run, event, goTo, ...buttons) {
     parts.push(make("h2", {}, run.text(other), " ", make("button", { type: "button", onclick: () => goTo({ run, event: other }) }, "go there")), facts(other));
   }
   return parts;
+}
+
+/** Adds up the selected area by rank: the time of each state, the messages sent and their bytes. */
+function sumArea({ rows, runs, tape: [from, until], box }) {
+  const [first, last] = box ?? [0, rows.length - 1], used = new Set();
+  const sums = rows.slice(first, last + 1).map(({ run, rank, number }) => {
+    const times = new Float64Array(STATES.length);
+    let [messages, bytes] = [0, 0];
+    for (const lane of BANDS.flatMap((band) => run.lanesOf(rank)[band])) {
+      run.between(lane, from, until, (event) => {
+        run.parts(event, (begin, end, state) => {
+          const time = Math.min(end, until) - Math.max(begin, from);
+          if (time > 0) times[state] += time;
+          if (time > 0) used.add(state);
+        });
+        if (run.kind(event) === "send" && run.post[event] >= from) {
+          messages += 1;
+          bytes += run.bytes(event);
+        }
+      });
+    }
+    return { name: `${rank}${runs.length > 1 ? " ABCDEFGH"[number + 1] : ""}`, times, messages, bytes };
+  });
+  return { sums, states: [...used].sort((a, b) => a - b) };
+}
+
+/** Returns tables of the sums of the selected area: in total, and by rank; `names` has those of the states. */
+function areaTables(timeline, names) {
+  const { sums, states } = sumArea(timeline), [from, until] = timeline.tape, ranks = sums.length;
+  const total = (of) => sums.reduce((sum, one) => sum + of(one), 0);
+  const name = (state) => [...(names.get(STATE_KEYS[state]) ?? [STATES[state].name])].slice(0, 3).join(", ");
+  const share = (time) => `${((100 * time) / Math.max(1, (until - from) * ranks)).toFixed(1)} %`;
+  const sent = (one) => [one.messages.toLocaleString("en"), bytesText(one.bytes)];
+  const all = states.map((state) => [state, total(({ times }) => times[state])]);
+  const count = (number, what) => `${number.toLocaleString("en")} ${what}${number === 1 ? "" : "s"}`;
+  const messages = count(total((one) => one.messages), "message");
+  return [
+    make("p", {}, `${timeText(until - from, 4)} from ${timeText(from, 4)} to ${timeText(until, 4)}, `
+      + `${count(ranks, "rank")}: ${messages} sent, ${bytesText(total(({ bytes }) => bytes))}. `
+      + "If spans are nested, each of them counts."),
+    table("Time of all ranks", ["state", "time", "share"],
+      all.map(([state, time]) => [name(state), timeText(time, 4), share(time)])),
+    table("By rank", ["rank", ...states.map((state) => STATES[state].short || name(state)), "messages", "bytes"],
+      sums.slice(0, MOST_TABLE).map((one) => [one.name, ...states.map((state) => timeText(one.times[state])), ...sent(one)])),
+  ];
 }
 
 /** Returns statistics of the operations in a window, as rows with a name, a count, bytes, blocked times and bandwidths. */
@@ -176,19 +233,27 @@ function visibleTable(timeline) {
   return table(caption, ["rank", "event", "start", "end", "line"], rows);
 }
 
-/** Converts a search text to a test for events. The text consists of words, or of terms such as `rank:2 op:recv peer:3 group:x tag:7 size>1024 stage:1 microbatch:0 label:loss`. */
+const NUMBERS = { // of a run's event, for a search
+  rank: (run, i) => run.rank[i], size: (run, i) => (run.payload(i) ? run.bytes(i) : NaN),
+  ...Object.fromEntries(["peer", "tag", "stage", "microbatch"].map((name) => [name, (run, i) => run.columns[name][i]])),
+};
+const TEXTS = { op: (run, i) => run.op(i), group: (run, i) => run.group(i), label: (run, i) => run.label(i) };
+const FIELDS = [...Object.keys(NUMBERS), ...Object.keys(TEXTS)];
+
+/**
+ * Converts a search text to {test, unknown}: a test for events, and the first field that does not
+ * exist. The text consists of words, or of terms such as `rank:2 op:recv size>1024`.
+ */
 function parseSearch(text) {
+  let unknown;
   const tests = text.trim().toLowerCase().split(/\s+/).filter(Boolean).map((word) => {
-    const [, name, sign, value] = /^(\w+)(:|<|>)(.+)$/.exec(word) ?? [];
-    const number = Number(value);
-    const compare = (one) => (sign === "<" ? one < number : sign === ">" ? one > number : one === number);
-    if (name === "rank") return (run, i) => compare(run.rank[i]);
-    if (["peer", "tag", "stage", "microbatch"].includes(name)) return (run, i) => compare(run.columns[name][i]);
-    if (name === "size") return (run, i) => run.payload(i) !== null && compare(run.bytes(i));
-    if (name === "op") return (run, i) => run.op(i).includes(value);
-    if (name === "label") return (run, i) => run.label(i).toLowerCase().includes(value);
-    if (name === "group") return (run, i) => run.group(i).toLowerCase().includes(value);
+    const [, name, sign, value] = /^([a-z]+)(:|<|>)(.*)$/.exec(word) ?? [];
+    const number = value ? Number(value) : NaN, { [name]: read } = { ...NUMBERS, ...TEXTS };
+    if (name && !read) unknown ??= name;
+    if (name in NUMBERS && sign === ":") return (run, i) => read(run, i) === number;
+    if (name in NUMBERS) return (run, i) => (sign === "<" ? read(run, i) < number : read(run, i) > number);
+    if (name in TEXTS) return (run, i) => read(run, i).toLowerCase().includes(value);
     return (run, i) => run.text(i).toLowerCase().includes(word) || run.place(i).toLowerCase().includes(word);
   });
-  return (run, i) => tests.every((test) => test(run, i));
+  return { test: (run, i) => tests.every((test) => test(run, i)), unknown };
 }

@@ -9,13 +9,22 @@ class NotebookView extends View {
   remember() {
     const { timeline, model } = this, one = timeline.selected;
     if (this.closed) return;
-    model.set("window", [timeline.from, timeline.until]);
+    model.set("window", [timeline.from, timeline.until].map((time) => time + this.runs[0].start));
     model.set("selected", one ? [this.runs.indexOf(one.run), one.event] : []);
     model.save_changes();
   }
 
+  /** In a notebook, keys are the view's only if it has the focus or the pointer. */
+  hears(event) {
+    const isHere = event.composedPath().includes(this.root) || this.root.matches(":hover");
+    return isHere && super.hears(event);
+  }
+
+  /** Returns the model's window on the axis; the model counts from the start of the run. */
+  windowOf() { return this.model.get("window").map((time) => time - this.runs[0].start); }
+
   restore() {
-    const [from, until] = this.model.get("window"), [number, event] = this.model.get("selected");
+    const [from, until] = this.windowOf(), [number, event] = this.model.get("selected");
     if (number !== undefined) this.select({ run: this.runs[number], event }, until === undefined);
     if (until > from) this.timeline.show(from, until);
     this.draw();
@@ -23,8 +32,8 @@ class NotebookView extends View {
 
   /** Shows the window that the kernel, or a different view of the same model, has set. */
   follow() {
-    const { timeline } = this, [from, until] = this.model.get("window");
-    if (from === timeline.from && until === timeline.until) return;
+    const { timeline } = this, [from, until] = this.windowOf();
+    if (Math.abs(from - timeline.from) + Math.abs(until - timeline.until) < 1e-3) return;
     if (until > from) timeline.show(from, until); else timeline.fit();
     this.draw();
   }
@@ -68,6 +77,7 @@ function render({ model, el }) {
   model.on("change:window", follow);
   model.send({ ask: "runs" });
   return () => {
+    view?.close();
     themes.disconnect();
     model.off("msg:custom", show);
     model.off("change:window", follow);
