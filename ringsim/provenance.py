@@ -127,6 +127,9 @@ def footer(metadata: Mapping[str, Any]) -> str:
     ]
     details = ", ".join(str(part) for part in parts if part)
     begin = ("part of a run, " if "part" in metadata else "") + str(source or "origin unknown")
+    error = metadata.get("replay_error")
+    if source == "predicted" and isinstance(error, float):
+        begin += f" (the replay itself is {abs(error):.0%} off) from a run".replace("%", " %")
     if any(str(note).startswith(_DOUBTFUL) for note in metadata.get("notes") or ()):
         begin += ", from doubtful constants"
     if not details:

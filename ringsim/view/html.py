@@ -62,6 +62,7 @@ __all__ = [
     "page_body",
     "part",
     "to_html",
+    "with_recorded",
     "write_page",
 ]
 
@@ -90,6 +91,7 @@ def to_html(
 
     Args:
         traces: a trace, or up to 8 traces to draw on one axis, aligned at their first operations.
+            Before a trace from ``what_if``, its recorded run is also drawn.
         path: the file to write; an existing file is replaced.
         names: the names of the traces, if there are several.
 
@@ -110,7 +112,7 @@ def to_html(
         ...     Path(directory, "run.html").read_text()[:15]
         '<!DOCTYPE html>'
     """
-    several = check_runs(traces)
+    several, names = with_recorded(check_runs(traces), names)
     title = "ringsim: " + ", ".join(count(trace.world_size, "rank") for trace in several)
     write_page(path, title, "page.js", page_body(title, several), pack_all(several, names))
 
@@ -128,6 +130,15 @@ def check_runs(traces: Trace | Sequence[Trace]) -> tuple[Trace, ...]:
             f"{MOST_RUNS} traces to compare."
         )
     return several
+
+
+def with_recorded(
+    traces: tuple[Trace, ...], names: Sequence[str]
+) -> tuple[tuple[Trace, ...], Sequence[str]]:
+    """Returns the traces and their names, with the recorded run before a single predicted one."""
+    if len(traces) == 1 and traces[0].recorded is not None:
+        return (traces[0].recorded, *traces), ("recorded", "predicted")
+    return traces, names
 
 
 def page_body(title: str, traces: Iterable[Trace]) -> str:
@@ -247,6 +258,7 @@ def encode(trace: Trace, later_ns: int = 0, name: str = "") -> bytes:
     head = {
         "title": f"{escape(name, lines=False)}: {_title(trace)}" if name else _title(trace),
         "source": footer(trace.metadata),
+        "predicted": trace.metadata.get("source") == "predicted",
         "summary": trace.summary(),
         # operations in flight are drawn as stuck until this time
         "end": min((read_end_ns(trace.metadata) or 0) + later_ns, 2**53)
