@@ -62,7 +62,6 @@ __all__ = [
     "page_body",
     "part",
     "to_html",
-    "with_recorded",
     "write_page",
 ]
 
@@ -112,33 +111,26 @@ def to_html(
         ...     Path(directory, "run.html").read_text()[:15]
         '<!DOCTYPE html>'
     """
-    several, names = with_recorded(check_runs(traces), names)
+    several = check_runs(traces)
     title = "ringsim: " + ", ".join(count(trace.world_size, "rank") for trace in several)
     write_page(path, title, "page.js", page_body(title, several), pack_all(several, names))
 
 
 def check_runs(traces: Trace | Sequence[Trace]) -> tuple[Trace, ...]:
-    """Returns one or more traces as a tuple.
+    """Returns one or more traces as a tuple, with the recorded run before a predicted one.
 
     Raises:
         ArgumentError: there are no traces, or too many.
     """
     several = tuple(traces) if isinstance(traces, Sequence) else (traces,)
+    if len(several) == 1 and several[0].recorded is not None:
+        several = (several[0].recorded, *several)
     if not 1 <= len(several) <= MOST_RUNS:
         raise ArgumentError(
             f"the number of traces must be from 1 to {MOST_RUNS}, got {len(several)}. Choose up to "
             f"{MOST_RUNS} traces to compare."
         )
     return several
-
-
-def with_recorded(
-    traces: tuple[Trace, ...], names: Sequence[str]
-) -> tuple[tuple[Trace, ...], Sequence[str]]:
-    """Returns the traces and their names, with the recorded run before a single predicted one."""
-    if len(traces) == 1 and traces[0].recorded is not None:
-        return (traces[0].recorded, *traces), ("recorded", "predicted")
-    return traces, names
 
 
 def page_body(title: str, traces: Iterable[Trace]) -> str:
@@ -229,7 +221,12 @@ def pack(data: bytes) -> bytes:
 
 
 def pack_all(traces: Sequence[Trace], names: Sequence[str] = ()) -> list[bytes]:
-    """Returns traces encoded for the view, on one axis, with their first operations aligned."""
+    """Returns traces encoded for the view, on one axis, with their first operations aligned.
+
+    A recorded run and the run predicted from it need no names.
+    """
+    if not names and len(traces) == 2 and traces[1].recorded is traces[0]:
+        names = ("recorded", "predicted")
     each = zip(traces, align(traces), [*names, *[""] * (len(traces) - len(names))], strict=True)
     return [pack(encode(*one)) for one in each]
 
