@@ -14,6 +14,7 @@ import numpy as np
 from ringsim.diagnose.snapshot import reopen
 from ringsim.plot import sheet, style
 from ringsim.plot.bars import FIRST_SPAN, UNFINISHED, Bars, choose_messages, make_bars, merge
+from ringsim.plot.ghosts import draw_recorded, fit_axis, make_room
 from ringsim.plot.pipeline_step import microbatch_entry, picture_step, step_picture
 from ringsim.plot.ring import ring_picture
 from ringsim.plot.rows import (
@@ -156,7 +157,7 @@ def timeline_picture(trace: Trace, step: int | None = None, *, with_curve: bool 
 
 
 def _draw(trace: Trace, ax: Axes) -> None:
-    axis, bars = TimeAxis.of(trace.events), make_bars(trace)
+    axis, bars = fit_axis(trace), make_bars(trace)
     rows = _lay_out(trace, bars, axis, ax)
     slot_ns = max(axis.last_ns - axis.first_ns, 1) / (SLOTS if rows.ranks == 1 else MERGED_SLOTS)
     short = (bars.end_ns - bars.start_ns < slot_ns) | (rows.ranks > 1)
@@ -192,6 +193,8 @@ def _draw(trace: Trace, ax: Axes) -> None:
             f"Arrows show {arrows:,} of {count(arrived, 'message')}, spread evenly over time."
         )
     words, handles = _message(trace, bars), _legend(trace, bars, arrows)
+    if trace.recorded is not None and rows.ranks == 1:
+        handles += draw_recorded(rows, trace.recorded, axis)
     style.dress(ax, *words, notes, handles, metadata=trace.metadata)
 
 
@@ -220,7 +223,10 @@ def _lay_out(trace: Trace, bars: Bars, axis: TimeAxis, ax: Axes) -> RankRows:
             "after the start of the run"
         )
     length = max(axis.last_ns - axis.first_ns, 1) / axis.unit_ns
-    rows = lay_rows(ax, names, length, time, _divide(trace, bars), ranks=ranks)
+    lanes = _divide(trace, bars)
+    if trace.recorded is not None:
+        lanes = make_room(lanes)
+    rows = lay_rows(ax, names, length, time, lanes, ranks=ranks)
     firsts = np.arange(ranks, trace.world_size, ranks)
     borders = np.flatnonzero(trace.crosses(firsts - 1, firsts)) + 0.5
     if len(borders):

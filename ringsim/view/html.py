@@ -92,6 +92,7 @@ def to_html(
 
     Args:
         traces: a trace, or up to 8 traces to draw on one axis, aligned at their first operations.
+            Before a trace from ``what_if``, its recorded run is also drawn.
         path: the file to write; an existing file is replaced.
         names: the names of the traces, if there are several.
 
@@ -118,12 +119,14 @@ def to_html(
 
 
 def check_runs(traces: Trace | Sequence[Trace]) -> tuple[Trace, ...]:
-    """Returns one or more traces as a tuple.
+    """Returns one or more traces as a tuple, with the recorded run before a predicted one.
 
     Raises:
         ArgumentError: there are no traces, or too many.
     """
     several = tuple(traces) if isinstance(traces, Sequence) else (traces,)
+    if len(several) == 1 and several[0].recorded is not None:
+        several = (several[0].recorded, *several)
     if not 1 <= len(several) <= MOST_RUNS:
         raise ArgumentError(
             f"the number of traces must be from 1 to {MOST_RUNS}, got {len(several)}. Choose up to "
@@ -232,7 +235,12 @@ def pack(data: bytes) -> bytes:
 
 
 def pack_all(traces: Sequence[Trace], names: Sequence[str] = ()) -> list[bytes]:
-    """Returns traces encoded for the view, on one axis, with their first operations aligned."""
+    """Returns traces encoded for the view, on one axis, with their first operations aligned.
+
+    A recorded run and the run predicted from it need no names.
+    """
+    if not names and len(traces) == 2 and traces[1].recorded is traces[0]:
+        names = ("recorded", "predicted")
     each = zip(traces, align(traces), [*names, *[""] * (len(traces) - len(names))], strict=True)
     return [pack(encode(*one)) for one in each]
 
@@ -262,6 +270,7 @@ def encode(trace: Trace, later_ns: int = 0, name: str = "") -> bytes:
     head = {
         "title": f"{escape(name, lines=False)}: {_title(trace)}" if name else _title(trace),
         "source": footer(trace.metadata),
+        "predicted": trace.metadata.get("source") == "predicted",
         "summary": trace.summary(),
         "begin": find_begin_ns(trace),
         # operations in flight are drawn as stuck until this time
