@@ -52,6 +52,7 @@ __all__ = [
 ]
 
 SIZE_INCHES: Final = (6.6, 3.6)  # the size of the upper panel
+STRIP_INCHES: Final = 1.2  # the height of the upper panel of a compact chart
 MOST_NAMED: Final = 3  # the most measurements in the title
 
 
@@ -108,7 +109,7 @@ def plot_bandwidth(
     if isinstance(trace, Bandwidths):
         picture = _table_picture(trace, published=published and not look.get("compact"))
     else:
-        picture = Picture(lambda ax: _draw_trace(trace, curve, ax), *SIZE_INCHES)
+        picture = Picture(lambda ax: _draw_trace(trace, curve, ax), *SIZE_INCHES, STRIP_INCHES)
     return sheet.show([picture], ax, **look)
 
 
@@ -121,7 +122,9 @@ def bandwidth_png(table: Bandwidths) -> bytes:
 
 
 def _table_picture(table: Bandwidths, *, published: bool) -> Picture:
-    return Picture(lambda ax: _draw_table(table, ax, published=published), *SIZE_INCHES)
+    return Picture(
+        lambda ax: _draw_table(table, ax, published=published), *SIZE_INCHES, STRIP_INCHES
+    )
 
 
 def _draw_table(table: Bandwidths, ax: Axes, *, published: bool) -> None:
