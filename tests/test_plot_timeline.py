@@ -192,9 +192,11 @@ def test_many_ranks_share_plain_rows_and_arrows_connect_different_rows() -> None
 
 
 def test_each_name_of_a_span_has_a_look_and_is_written_where_there_is_room() -> None:
-    ax = one_rank(*((f"name {at}", at, at + 1, {}) for at in range(10))).plot_timeline()
-    assert legend(ax) == [f"name {at}" for at in range(8)] + ["and 2 more span names"]
-    assert [bars(ax)[f"name {at}"][0][0] for at in range(8)] == list(range(8))
+    names = [f"name {letter}" for letter in "abcdefghij"]
+    ax = one_rank(*((name, at, at + 1, {}) for at, name in enumerate(names))).plot_timeline()
+    assert legend(ax) == [*names[:8], "and 2 more span names"]
+    ax = one_rank(*((name, at, at + 1, {}) for at, name in enumerate(names[:6]))).plot_timeline()
+    assert [bars(ax)[name][0][0] for name in names[:6]] == list(range(6))
     ax = one_rank(
         ("compute", 0, 90, {"stage": 2, "microbatch": 3}), ("compute", 90, 98, {"microbatch": 4}),
         ("compute", 98, 100, {"microbatch": 5}),

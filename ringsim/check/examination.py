@@ -28,6 +28,7 @@ from ringsim.launch.run import RunOptions, run
 from ringsim.launch.system import look_at
 from ringsim.traces.events import COLLECTIVE, NONE, OP_NAMES, RECV, SEND, Ints
 from ringsim.traces.findings import Diagnosis
+from ringsim.traces.looks import LOOKS, readable_ink
 from ringsim.traces.units import count
 from ringsim.traces.value import Trace
 
@@ -65,9 +66,9 @@ _STUCK_HINT: Final = (
 )
 _SENTENCE: Final = re.compile(r"(?<=[.?:]) (?=[A-Z])")
 _SIGNS: Final = {
-    "passed": ("\N{CHECK MARK}", "#009E73"),
-    "not yet": ("\N{BALLOT X}", "#D55E00"),
-    "undecided": ("?", "#0072B2"),
+    "passed": ("\N{CHECK MARK}", LOOKS["passed"].light),
+    "not yet": ("\N{BALLOT X}", LOOKS["not_yet"].light),
+    "undecided": ("?", LOOKS["undecided"].light),
 }
 _MOTIONS: Final = {
     SEND: ("sent to", "go to", "successor", "predecessor"),
@@ -195,7 +196,8 @@ class CheckResult:
         return (
             f'<div style="border-left: 4px solid {colour}; padding: 2px 12px; word-break: '
             'normal; overflow-wrap: normal">'
-            f'<b><span style="color: {colour}">{sign}</span> check.{html.escape(self.check)}: '
+            f'<b><span style="background: {colour}; color: {readable_ink(colour)}; '
+            f'padding: 0 5px; border-radius: 3px">{sign}</span> check.{html.escape(self.check)}: '
             f"{self.verdict}</b>{seed}"
             f'<div style="white-space: pre-line">{html.escape(self.reason)}</div>{hints}</div>'
         )

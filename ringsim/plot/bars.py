@@ -55,7 +55,7 @@ class Bars:
 
     The first ``depths`` lanes are for spans, and the next three for sends, recvs and collectives.
     ``look`` is the state of the bar; for a span, it is ``FIRST_SPAN`` plus the index of the span's
-    label in ``labels``, which ascend and contain -1 for spans without a label. ``is_open`` marks
+    label in ``labels``, which contain "" if there are spans without a label. ``is_open`` marks
     unfinished bars, which last to the end of the trace.
     """
 
@@ -67,7 +67,7 @@ class Bars:
     event: Ints
     is_open: Ints
     depths: int
-    labels: tuple[int, ...]
+    labels: tuple[str, ...]
 
     def __len__(self) -> int:
         """Returns the number of bars."""
@@ -113,7 +113,9 @@ def make_bars(trace: Trace) -> Bars:
     end = np.maximum(end, start)
     is_open = (look == UNFINISHED) | (look == UNWAITED) | (is_span & ~is_done)[event]
     rank = events.rank[event]
-    return Bars(rank, lane, start, end, look, event, is_open, depths, tuple(labels.tolist()))
+    known = (*events.tables.labels, "")  # the last is for spans without a label
+    names = tuple(known[label] for label in labels.tolist())
+    return Bars(rank, lane, start, end, look, event, is_open, depths, names)
 
 
 def _cut_operations(trace: Trace, end: Ints) -> list[tuple[Ints, Ints, Ints, int | Ints]]:

@@ -30,12 +30,12 @@ from ringsim.link import Link
 from ringsim.plot import sheet, style
 from ringsim.plot.published import FIGURES, LINE_RATES
 from ringsim.plot.sheet import Picture
-from ringsim.plot.style import BLUE, GREEN, MUTED, ORANGE, PURPLE
 from ringsim.provenance import footer
 from ringsim.schedules.generation import steady_use
 from ringsim.traces.bandwidths import CEILINGS, ONE_GPU, Bandwidths, Regime, find_regimes
 from ringsim.traces.display import Style
 from ringsim.traces.events import NONE, OK, Ints
+from ringsim.traces.looks import LOOKS, read_table
 from ringsim.traces.units import bytes_text, count, time_text
 from ringsim.traces.value import Trace
 
@@ -279,26 +279,23 @@ def _left_out(found: Achieved) -> list[str]:
 
 @dataclass(frozen=True)
 class Pen:
-    """A backend's look in all charts: a name, colours for lines and text, and a line style."""
+    """A backend's look in all charts: a name, a colour and a line style."""
 
     name: str
     colour: str
-    ink: str
     line: tuple[float, tuple[float, ...]] | str = "-"
 
 
-PENS: Final = {
-    "gloo": Pen("Gloo", BLUE, BLUE),
-    "nccl": Pen("NCCL", ORANGE, "#8A5A00"),
-    "mpi": Pen("MPI", GREEN, "#007556"),
-    "tcp": Pen("TCP, no torch", MUTED, MUTED, (0, (6, 1.5, 1.2, 1.5))),
-    "memcpy": Pen("memory copy", MUTED, MUTED, (0, (1.2, 1.6))),
-}
+_BACKEND_LINES: Final[dict[str, Any]] = {"tcp": (0, (6, 1.5, 1.2, 1.5)), "memcpy": (0, (1.2, 1.6))}
 
 
 def pen(backend: str) -> Pen:
     """Returns the look of a backend, which may be one that the user wrote."""
-    return PENS.get(backend, Pen(backend or "unknown backend", PURPLE, "#96527D"))
+    known = read_table()["backend"]
+    name = known[backend]["name"] if backend in known else backend
+    other = LOOKS["other_backend"]
+    colour = known.get(backend, {"light": other.light})["light"]
+    return Pen(name or other.name, colour, _BACKEND_LINES.get(backend, "-"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -452,7 +449,7 @@ def _draw_curves(
                 line: Any = {"color": look.colour, "linestyle": look.line, "linewidth": 1.5}
                 line |= {"marker": marker, "gid": f"ceiling {curve.backend}"}
                 panels.plot(*curve.points(part), **line)
-            labels.append((curve.gb_per_s[-1], look.name, look.ink))
+            labels.append((curve.gb_per_s[-1], look.name, look.colour))
     groups = _group(curves)
     for (backend, pattern, kind), edges in groups.items():
         for curve in edges:
@@ -465,7 +462,7 @@ def _draw_curves(
         if kind != "measured":
             words += f", {kind}"
         height = np.median([curve.gb_per_s[-1] for curve in edges])
-        labels.append((float(height), words, look.ink))
+        labels.append((float(height), words, look.colour))
     for edges in groups.values():
         _draw_fit(_slowest(edges), panels, name=name_half and len(groups) == 1)
     return labels
@@ -593,7 +590,7 @@ def _draw_fit(curve: Curve, panels: _Panels, *, name: bool) -> None:
         if low <= half <= high and _is_sure(link):
             panels.plot(
                 half, rate, 2e6 * link.alpha_s, marker="D", linestyle="none", color=style.INK,
-                markerfacecolor="white", markersize=6,
+                markerfacecolor=style.GROUND, markersize=6,
                 gid="n half", zorder=7,
             )  # fmt: skip
             if name:
@@ -606,7 +603,7 @@ def _draw_fit(curve: Curve, panels: _Panels, *, name: bool) -> None:
                     va="top",
                     fontsize=style.letters(9),
                     zorder=7,
-                    path_effects=[withStroke(linewidth=2.5, foreground="white")],
+                    path_effects=[withStroke(linewidth=2.5, foreground=style.GROUND)],
                 )
 
 
@@ -772,8 +769,8 @@ def achieved(trace: Trace) -> Achieved:
 # the share of the chart's width, at the right edge, for figures about "large" messages
 PUBLISHED_SHARE: Final = 0.12
 PUBLISHED_LOOK: Final[dict[str, Any]] = {
-    "color": PENS["nccl"].colour, "linestyle": (0, (3, 2)), "marker": "s", "markersize": 4.5,
-    "markerfacecolor": "white",
+    "color": LOOKS["nccl"].light, "linestyle": (0, (3, 2)), "marker": "s", "markersize": 4.5,
+    "markerfacecolor": style.GROUND,
 }  # fmt: skip
 
 
@@ -784,7 +781,7 @@ def _draw_published(panels: _Panels) -> list[Label]:
     the labels of the dashes.
     """
     ax, below = panels
-    ink, labels = pen("nccl").ink, []
+    ink, labels = pen("nccl").colour, []
     times: dict[tuple[str, str], list[Any]] = {}
     low, high = ax.get_xlim()
     for figure in FIGURES:
@@ -810,7 +807,7 @@ def _draw_published(panels: _Panels) -> list[Label]:
             below, link, shown[0], (7, 0) if beside else (-3, -6), where="data",
             va="center" if beside else "top", color=ink,
             fontsize=style.letters(8), zorder=8,
-            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.6},
+            bbox={"facecolor": style.GROUND, "edgecolor": "none", "alpha": 0.85, "pad": 0.6},
         )  # fmt: skip
     return labels
 
@@ -820,8 +817,8 @@ def _draw_published(panels: _Panels) -> list[Label]:
 USE_INCHES: Final = (7.2, 3.8)
 # matplotlib types its line styles as literals
 _LINES: Final[tuple[tuple[bool, str, str, str, Any], ...]] = (
-    (False, "synchronous", style.BLUE, "o", "-"),
-    (True, "asynchronous", style.VERMILLION, "s", "--"),
+    (False, "synchronous", LOOKS["activations"].light, "o", "-"),
+    (True, "asynchronous", LOOKS["across"].light, "s", "--"),
 )
 
 
@@ -881,7 +878,7 @@ def _draw_use(
     handles = []
     for async_comm, name, colour, marker, line in _LINES:
         look: dict[str, Any] = {
-            "color": colour, "marker": marker, "markersize": 7, "markerfacecolor": "white"
+            "color": colour, "marker": marker, "markersize": 7, "markerfacecolor": style.GROUND
         }  # fmt: skip
         uses = [float(steady_use(num_stages, number, async_comm)) for number in turns]
         ax.plot(turns, uses, line, linewidth=1.6, zorder=3, **look)

@@ -13,6 +13,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocat
 from ringsim.plot import style
 from ringsim.plot.traffic import Traffic
 from ringsim.traces.events import Ints
+from ringsim.traces.looks import LOOKS
 from ringsim.traces.units import bytes_text
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def draw_matrix(traffic: Traffic, ax: Axes) -> list[str]:
     crosses = traffic.trace.crosses
     borders = [rank - 0.5 for rank in range(1, ranks) if crosses(rank - 1, rank)]
     if borders and len(borders) < MOST_OUTLINES:
-        look: Any = {"color": style.VERMILLION, "linewidth": 0.8, "gid": "hosts"}
+        look: Any = {"color": LOOKS["across"].light, "linewidth": 0.8, "gid": "hosts"}
         for border in borders:
             ax.axhline(border, **look)
             ax.axvline(border, **look)
@@ -84,7 +85,7 @@ def _draw_cells(ax: Axes, sent: Any, shared: int) -> None:
     widened = 1 if low < high else 2
     picture = ax.imshow(
         sent,
-        cmap=mpl.colormaps["cividis_r"].with_extremes(bad="white"),
+        cmap=mpl.colormaps["cividis_r"].with_extremes(bad=style.GROUND),
         norm=LogNorm(low / widened, high * widened),
         extent=(-0.5, edge, edge, -0.5),
         interpolation="antialiased",

@@ -38,16 +38,11 @@ ROW_INCHES: Final = 0.66
 LANES: Final = Lanes(np.array([-0.33, 0.06]), np.array([0.02, 0.42]), (-0.44, -0.37))
 MEASURED_LANE, PREDICTED_LANE = 0, 1
 DASHES: Final[tuple[Any, ...]] = ((0, ()), (0, (4, 2)))  # for the lines at the ends of the runs
-MEASURED_LOOK: Final = Look("measured", "#C9C9C9", edge=0.6)
+MEASURED_LOOK: Final = Look.of("measured")
 # The bounds between the looks, as shares of the step. An end that is off by up to 1 % is on time.
 BOUNDS: Final = (-0.05, -0.01, 0.01, 0.05)
-INDIGO: Final = "#4B4A9E"  # not blue, because blue means a forward
-LOOKS: Final = (
-    Look("> 5 % of the step earlier", INDIGO, "\\\\\\\\", edge=0.6),
-    Look("1 to 5 % earlier", "#C3C1E8", "\\\\\\\\", edge=0.6),
-    Look("within 1 %", "#EDEDED", "", "#9A9A9A", edge=0.6),
-    Look("1 to 5 % later", "#F1BE99", "////", edge=0.6),
-    Look("> 5 % later", style.VERMILLION, "////", edge=0.6),
+LATENESS_LOOKS: Final = tuple(
+    map(Look.of, ("much_earlier", "earlier", "alike", "later", "much_later"))
 )
 
 
@@ -144,9 +139,9 @@ def _draw_overlay(comparison: Comparison, step: int, ax: Axes) -> None:
     index = comparison.virtual_index[chosen]
     times = _times(virtual.events, index, comparison.virtual_begin_ns[step], unit_ns)
     off = np.searchsorted(BOUNDS, comparison.lag_s[chosen] / lengths_s[0])
-    looks = dict(enumerate(LOOKS))
+    looks = dict(enumerate(LATENESS_LOOKS))
     rows.draw_each(looks, "predicted", off, virtual.events.rank[index], PREDICTED_LANE, *times)
-    early, *others = LOOKS
+    early, *others = LATENESS_LOOKS
     handles.append(style.swatch(early, f"{comparison.names[1]}, {early.name}"))
     handles += map(style.swatch, others)
     for length_s, dash, name in zip(lengths_s, DASHES, comparison.names, strict=True):

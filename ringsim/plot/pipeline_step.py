@@ -40,6 +40,7 @@ from ringsim.schedules.schedule import Schedule
 from ringsim.traces.display import Style
 from ringsim.traces.events import COLLECTIVE, MARK, SPAN, Ints
 from ringsim.traces.filtering import take
+from ringsim.traces.looks import LOOKS
 from ringsim.traces.steps import (
     Bubble,
     StageActions,
@@ -60,13 +61,14 @@ if TYPE_CHECKING:
 __all__ = ["plot_schedule"]
 
 ACTION_LOOKS: Final = {
-    "F": Look("forward", "#8CCBF2"),
-    "B": Look("backward", "#F3E77A", "////", "#D2C12E"),
-    "I": Look("backward: input's gradient", "#7FCBB4", "\\\\\\\\"),
-    "W": Look("backward: weights' gradients", "#DFA6C6", "...."),
+    LOOKS[name].short: Look.of(name, edge=0.0)
+    for name in ("forward", "backward", "input_grad", "weight_grad")
 }
-BUBBLE_LOOK: Final = Look("bubble", "#F8F8F8", "xxx", "#D2D2D2", zorder=2)
-MESSAGE_LOOK: Final = Look("message in flight", style.BLUE)
+BUBBLE_LOOK: Final = replace(
+    Look.of("bubble", edge=0.0, zorder=2), hatch="xxx", ink=style.fade(style.MUTED, 0.65)
+)
+CURVE_COLOUR: Final = LOOKS["activations"].light
+MESSAGE_LOOK: Final = Look("message in flight", LOOKS["transfer"].light)
 SCHEDULE_NAMES: Final = {
     "gpipe": "GPipe",
     "1f1b": "1F1B",
@@ -395,7 +397,9 @@ def _draw_live_curve(ax: Axes, actions: StageActions) -> None:
             np.concatenate([[0.0], times, [end]]),
             np.concatenate([[0], live, live[-1:]]),
             where="post",
-            color=style.fade(style.BLUE, PALEST_CURVE * number / max(len(chosen) - 1, 1)),
+            color=style.fade(
+                LOOKS["activations"].light, PALEST_CURVE * number / max(len(chosen) - 1, 1)
+            ),
             linewidth=1.6,
             zorder=4 - number / 10,
             gid=f"live-{rank}",
@@ -410,7 +414,7 @@ def _draw_live_curve(ax: Axes, actions: StageActions) -> None:
     for bound in sorted({bounds[place] for place in chosen} if bounds else ()):
         ax.axhline(
             bound,
-            color=style.VERMILLION,
+            color=style.INK,
             linewidth=0.9,
             linestyle=(0, (4, 3)),
             zorder=2,

@@ -23,6 +23,7 @@ from ringsim.plot.paths import Points, arc, arrow, beside, chord, node, node_ang
 from ringsim.plot.sheet import Picture
 from ringsim.plot.traffic import Traffic, TrafficEdge, count_traffic
 from ringsim.traces.display import Style
+from ringsim.traces.looks import LOOKS
 from ringsim.traces.units import bytes_text, count
 
 if TYPE_CHECKING:
@@ -42,16 +43,17 @@ LIMITS: Final = (1.8, 1.55)  # the limits of the axes to each side
 LETTER: Final = 0.58  # the width of a letter, as a share of the font's size
 PID_SIZE: Final = 8.0  # points
 TUBE: Final = 0.17  # the thickness of a group's tube, relative to the circle's radius
-TUBE_COLOUR: Final = "#F6F6F6"
+TUBE_COLOUR: Final = LOOKS["field"].light
 UNUSED: Final = (0, (4, 3))  # the outline of a tube without messages
 WIDEST: Final = 0.054  # the width of the arrow for the edge with the most bytes
 THINNEST: Final = 0.008  # the least width at which an arrow is visible
 
 # The looks of pair groups repeat, but neighbouring groups always differ. The texture is a line
 # along the middle of the arrow.
-PAIR_COLOURS: Final = (style.BLUE, style.VERMILLION, style.GREEN)
+PAIR_COLOURS: Final = tuple(LOOKS[name].light for name in ("pair_1", "pair_2", "pair_3"))
 PAIR_TEXTURES: Final[tuple[Any, ...]] = (None, "solid", (0, (3, 2)))
-CLOSING_COLOUR: Final = style.PURPLE  # the edge from the last rank back to the first
+CLOSING_COLOUR: Final = LOOKS["closing"].light  # the edge from the last rank back to the first
+ACROSS_COLOUR: Final = LOOKS["across"].light
 CLOSING_TEXTURE: Final = (0, (0.5, 1.8))
 OUTSIDE_TEXTURE: Final = (0, (2, 2))
 
@@ -143,7 +145,7 @@ def _draw_circle(traffic: Traffic, ax: Axes) -> list[str]:
     for rank in range(ranks):
         x, y = node(rank, ranks)
         look: Any = {"edgecolor": style.INK, "linewidth": 1.6, "zorder": 6, "gid": f"rank-{rank}"}
-        ax.add_patch(Circle((x, y), radius, facecolor="white", **look))
+        ax.add_patch(Circle((x, y), radius, facecolor=style.GROUND, **look))
         pid = about.get(rank, {}).get("pid")
         below = hosts[rank] if len(set(hosts)) > 1 else f"pid {pid}" if pid is not None else ""
         fits = len(below) * LETTER * PID_SIZE * style.per_point(ax) < 1.5 * radius
@@ -169,7 +171,7 @@ def _draw_groups(traffic: Traffic, ax: Axes, radius: float) -> None:
         if len(on_it) == 2 and not detailed:
             words = [_amount(on_it)]
         across = traffic.trace.crosses(pred, succ)
-        outline = style.VERMILLION if across else CLOSING_COLOUR if succ < pred else style.MUTED
+        outline = ACROSS_COLOUR if across else CLOSING_COLOUR if succ < pred else style.MUTED
         line = _centre_line(ranks, pred, succ, radius * 0.7)
         tube = np.concatenate([beside(line, TUBE / 2), beside(line, -TUBE / 2)[::-1]])
         look: Any = {"edgecolor": outline, "linewidth": 2.0 if across else 1.0}
@@ -227,7 +229,7 @@ def _draw_chord(
     clockwise = (edge.dst - edge.src) % ranks <= ranks // 2  # the way back bends further in
     ends = node(edge.src, ranks), node(edge.dst, ranks)
     path = chord(*ends, pull=0.4 if clockwise else 1.0, gap=gap)
-    colour = style.VERMILLION if traffic.trace.crosses(edge.src, edge.dst) else style.MUTED
+    colour = ACROSS_COLOUR if traffic.trace.crosses(edge.src, edge.dst) else style.MUTED
     gid = f"outside-{edge.src}-{edge.dst}-{edge.group}"
     _draw_arrow(ax, path, width, colour, OUTSIDE_TEXTURE, 3, gid)
     if is_named:
@@ -248,7 +250,7 @@ def _draw_arrow(
     ax.add_patch(Polygon(outline, facecolor=colour, edgecolor="none", zorder=zorder, gid=gid))
     if texture is not None and width > 2.5 * THINNEST:
         inner = path[np.hypot(*(path - path[-1]).T) > 0.12]
-        ax.plot(*inner.T, color="white", linewidth=1.2, linestyle=texture, zorder=zorder + 0.5)
+        ax.plot(*inner.T, color=style.GROUND, linewidth=1.2, linestyle=texture, zorder=zorder + 0.5)
 
 
 def _write(
@@ -293,7 +295,7 @@ def _circle_legend(traffic: Traffic) -> list[Artist]:
         (
             any(crosses(*pair) for pair in ends),
             "from host to host",
-            tube | {"edgecolor": style.VERMILLION, "linewidth": 2},
+            tube | {"edgecolor": ACROSS_COLOUR, "linewidth": 2},
         ),
     )
     return [Patch(label=label, **look) for is_shown, label, look in entries if is_shown]

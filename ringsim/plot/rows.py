@@ -17,36 +17,18 @@ from matplotlib.collections import PolyCollection
 from matplotlib.ticker import MaxNLocator
 
 from ringsim.plot import style
-from ringsim.plot.bars import FIRST_SPAN, Bars, time_range
-from ringsim.plot.style import BLUE, INK, MUTED, ORANGE, PURPLE, VERMILLION, Look
+from ringsim.plot.bars import Bars, time_range
+from ringsim.plot.style import Look
 from ringsim.traces.events import NONE, Events, Ints
+from ringsim.traces.looks import find_meanings, read_table, readable_ink
 from ringsim.traces.units import time_unit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-WHITE: Final = "#FFFFFF"  # a bar of this colour is only an outline
-OPERATION_LOOKS: Final = (  # indexed by the states in ``bars``
-    Look("posted, not waited for yet", "#E4E4E4", "", MUTED, edge=0.5, zorder=2),
-    Look("transfer", BLUE, edge=0.5),
-    Look("blocked: late sender", VERMILLION, "////", "white"),
-    Look("blocked: late receiver", ORANGE, "\\\\\\\\", INK),
-    Look("blocked, other side unknown", "#9A9A9A", "||", "white"),
-    Look("collective", PURPLE, "++", "white"),
-    Look("never waited for", WHITE, "----", MUTED, edge=0.8, zorder=2),
-    Look("never finished", WHITE, "xxxx", VERMILLION, edge=0.8),
-    Look("failed", INK, "xxxx", "white"),
-)
-# paler than the looks for waiting and sending, so that names inside a span are readable
-SPAN_LOOKS: Final = (
-    Look("span", "#9AD2F4", edge=0.5),
-    Look("span", "#F6EE96", "////", "#DDCF3A"),
-    Look("span", "#8AD0BB", "||", "white"),
-    Look("span", "#CFCFCF", "\\\\\\\\", "white"),
-    Look("span", "#9AD2F4", "--", "white"),
-    Look("span", "#F6EE96", "xx", "#DDCF3A"),
-    Look("span", "#8AD0BB", "++", "white"),
-    Look("span", "#CFCFCF", "/|", "white"),
+OPERATION_LOOKS: Final = tuple(  # indexed by the states in ``bars``
+    Look.of(state, zorder=2 if state in ("posted", "unwaited") else 3)
+    for state in read_table()["state"]
 )
 
 LEAST_ROW_POINTS: Final = 4.0  # the least height of a row that belongs to one rank
@@ -157,18 +139,17 @@ class RankRows:
         more: Any = {"zorder": look.zorder if zorder is None else zorder, "gid": gid}
         boxes = []
         if not wide.all():
-            plain = look.ink if look.colour == WHITE else look.colour  # a white bar is an outline
             # Boxes only a pixel high are not smoothed, because soft edges would blur the rows.
             smooth = points[~wide] >= 1
-            more_plain: Any = {"facecolors": plain, "linewidths": 0, "antialiaseds": smooth, **more}
-            boxes.append(PolyCollection(corners[~wide], **more_plain))
+            plain: Any = {"facecolors": look.colour, "linewidths": 0, "antialiaseds": smooth}
+            boxes.append(PolyCollection(corners[~wide], **plain, **more))
         if wide.any():
             textured: Any = {"edgecolors": look.ink, "hatch": look.hatch or None, **more}
             textured |= {"facecolors": look.colour, "linewidths": look.edge}
             boxes.append(PolyCollection(corners[wide], **textured))
             if outlined:  # drawn separately, because a hatch takes the colour of the edge
                 white: Any = {
-                    "edgecolors": "white",
+                    "edgecolors": style.GROUND,
                     "linewidths": 0.6,
                     "zorder": more["zorder"] + 0.1,
                 }
@@ -201,7 +182,7 @@ class RankRows:
             ha="center",
             va="center_baseline",
             fontsize=size,
-            color=style.BLACK,
+            color=readable_ink(colour),
             zorder=7,
             clip_on=True,
             bbox={"boxstyle": "square,pad=0.1", "facecolor": colour, "edgecolor": "none"},
@@ -209,17 +190,11 @@ class RankRows:
 
 
 def looks_of(bars: Bars) -> dict[int, Look]:
-    """Returns the looks that bars use, keyed by number.
-
-    If there are more span names than looks, the looks repeat.
-    """
-    numbers = np.unique(bars.look).tolist()
-    return {
-        number: OPERATION_LOOKS[number]
-        if number < FIRST_SPAN
-        else SPAN_LOOKS[(number - FIRST_SPAN) % len(SPAN_LOOKS)]
-        for number in numbers
-    }
+    """Returns the looks that bars use, keyed by number."""
+    meanings = find_meanings(bars.labels)
+    spans = {meaning: Look.of(meaning) for meaning in set(meanings)}
+    looks = (*OPERATION_LOOKS, *map(spans.__getitem__, meanings))
+    return {number: looks[number] for number in np.unique(bars.look).tolist()}
 
 
 def lay_rows(

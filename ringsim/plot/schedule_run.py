@@ -38,6 +38,7 @@ from ringsim.simulator.critical_path import (
 )
 from ringsim.traces.display import Style
 from ringsim.traces.events import Ints
+from ringsim.traces.looks import LOOKS
 from ringsim.traces.steps import StageActions
 from ringsim.traces.units import bytes_text, count, time_text, time_unit
 
@@ -63,16 +64,11 @@ MOST_ROWS: Final = 64  # schedules with more ranks are drawn as a map
 MAP_INCHES: Final = (9.6, 4.6)
 MAP_COLUMNS: Final = 960
 MAP_ROWS: Final = 512
-IDLE: Final = "#FFFFFF"
-PATH_COLOURS: Final = {
-    PROGRAM: style.INK,
-    DATA: style.BLUE,
-    LINK_BUSY: style.VERMILLION,
-    RECEIVER_LATE: style.PURPLE,
-}
+IDLE: Final = style.GROUND
+PATH_COLOUR: Final = LOOKS["critical_path"].light
 PATH_DASHES: Final[dict[str, Any]] = {
     PROGRAM: "solid",
-    DATA: "solid",
+    DATA: (0, (6, 1)),
     LINK_BUSY: (0, (1, 0.7)),
     RECEIVER_LATE: (0, (3, 1)),
 }
@@ -245,7 +241,7 @@ def draw_path(
     reasons = np.array([PROGRAM if hop.reason == START else hop.reason for hop in hops])
     halo = LineCollection(
         list(lines),
-        colors="white",
+        colors=style.GROUND,
         linewidths=width * (1 + 2 * HALO),
         zorder=7.9,
         capstyle="round",
@@ -253,10 +249,10 @@ def draw_path(
     )
     ax.add_collection(halo, autolim=False)
     handles: list[Artist] = []
-    for reason, colour in PATH_COLOURS.items():
+    for reason, dashes in PATH_DASHES.items():
         some = reasons == reason
         if some.any():
-            look: dict[str, Any] = {"color": colour, "linestyle": PATH_DASHES[reason]}
+            look: dict[str, Any] = {"color": PATH_COLOUR, "linestyle": dashes}
             drawn = LineCollection(
                 list(lines[some]), linewidths=width, zorder=8, capstyle="butt",
                 gid=f"critical-path-{reason.replace(' ', '-')}", **look,
@@ -348,4 +344,4 @@ def _draw_shares(ax: Axes, shares: Ints, length: float, ranks: int) -> list[Arti
         for code, letter in enumerate(COMPUTE_KINDS)
         if shares[..., code].any()
     ]
-    return [*handles, Patch(facecolor=IDLE, edgecolor="#B0B0B0", linewidth=0.5, label="bubble")]
+    return [*handles, Patch(facecolor=IDLE, edgecolor=style.MUTED, linewidth=0.5, label="bubble")]

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import io
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +34,7 @@ from matplotlib.transforms import ScaledTranslation
 
 from ringsim.errors import ArgumentError, say
 from ringsim.provenance import footer
+from ringsim.traces.looks import LOOKS, Meaning, contrast, read_table, readable_ink
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -41,18 +42,23 @@ if TYPE_CHECKING:
 
 __all__ = ["figure_png", "figure_svg", "save_figure"]
 
-BLACK: Final = "#000000"
-ORANGE: Final = "#E69F00"
-GREEN: Final = "#009E73"
-YELLOW: Final = "#F0E442"
-BLUE: Final = "#0072B2"
-VERMILLION: Final = "#D55E00"
-PURPLE: Final = "#CC79A7"
-
-INK: Final = "#222222"
-MUTED: Final = "#5F5F5F"  # the contrast with white is 6.4 : 1
-GRID: Final = "#E9E9E9"
-FAINT: Final = "#D9D9D9"
+GROUND: Final = LOOKS["ground"].light
+INK: Final = LOOKS["ink"].light
+MUTED: Final = LOOKS["muted"].light
+GRID: Final = LOOKS["grid"].light
+FAINT: Final = LOOKS["line"].light
+_DARK: Final = {
+    look.light: look.dark
+    for family, looks in read_table().items()
+    for look in (Meaning(**one) for one in looks.values())
+    if family not in ("paper", "verdict")
+}
+# matplotlib repeats a texture's character to draw it more densely
+_HATCHES: Final = {
+    "": "", "/": "////", "\\": "\\\\\\\\", "x": "xxxx", ".": "....",
+    "|": "||", "-": "--", "+": "++",
+}  # fmt: skip
+_HATCH_SHARE: Final = 0.4  # how far a texture's colour is from the bar's towards black or white
 
 TITLE_SIZE: Final = 12.5
 SUBTITLE_SIZE: Final = 10.0
@@ -73,11 +79,11 @@ SETTINGS: Final[dict[Any, Any]] = {  # matplotlib types its own names as literal
     "axes.labelsize": 10,
     "axes.edgecolor": MUTED,
     "axes.labelcolor": INK,
-    "axes.facecolor": "white",
+    "axes.facecolor": GROUND,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.unicode_minus": False,
-    "figure.facecolor": "white",  # not transparent, so that text is visible on a dark page
+    "figure.facecolor": GROUND,  # not transparent, so that text is visible on a dark page
     "figure.dpi": 100,
     "savefig.facecolor": "auto",
     "text.color": INK,
@@ -107,12 +113,27 @@ class Look:
     name: str
     colour: str
     hatch: str = ""
-    ink: str = "white"
+    ink: str = GROUND
     edge: float = 0.0
     zorder: float = 3.0
 
+    @classmethod
+    def of(cls, meaning: str, *, edge: float = 0.5, zorder: float = 3.0) -> Look:
+        """Returns the look of bars with a meaning, which is a key of ``LOOKS``."""
+        look = LOOKS[meaning]
+        ink = _mix(look.light, readable_ink(look.light), _HATCH_SHARE)
+        return cls(look.name, look.light, _HATCHES[look.texture], ink, edge, zorder)
 
-THEMES: Final = {"light": ("#FFFFFF", INK), "dark": ("#15181C", "#E6E6E6")}  # ground, ink
+
+def _mix(colour: str, other: str, share: float) -> str:
+    one, two = np.array(to_rgb(colour)), np.array(to_rgb(other))
+    return to_hex(one + (two - one) * share)
+
+
+THEMES: Final = {  # ground, ink
+    "light": (GROUND, INK),
+    "dark": (LOOKS["ground"].dark, LOOKS["ink"].dark),
+}
 SMALL: Final = 6.5  # points
 COMPACT_LEGEND: Final = {
     "handlelength": 1.2, "handleheight": 0.8, "handletextpad": 0.4, "columnspacing": 0.9
@@ -189,9 +210,9 @@ def letters(points: float) -> float:
 def tint(part: Figure | Axes, theme: str | None) -> None:
     """Adjusts the greys of a picture drawn for a white background to suit a theme.
 
-    White becomes the theme's ground, and black becomes its ink. Hues, and text on them, do not
-    change. If ``theme`` is None, ground and ink come from the user's matplotlib settings, or else
-    from the light theme.
+    White becomes the theme's ground, and black becomes its ink. On a dark ground, the colours of
+    the table become their dark versions. If ``theme`` is None, ground and ink come from the user's
+    matplotlib settings, or else from the light theme.
     """
     ground, ink = THEMES[theme or "light"]
     if theme is None:
@@ -200,23 +221,23 @@ def tint(part: Figure | Axes, theme: str | None) -> None:
             ground = to_hex(known["figure.facecolor"])
         if known["text.color"] != default["text.color"]:
             ink = to_hex(known["text.color"])
-    if (ground.lower(), ink.lower()) == ("#ffffff", INK):
+    if (ground.upper(), ink.upper()) == (GROUND, INK):
         return
 
+    dark = _DARK if contrast(ground, INK) < contrast(ground, GROUND) else {}
+
     def turn(colours: Any) -> Any:
-        return _turn(to_rgba_array(colours), to_rgb(ground), to_rgb(ink))
+        return _turn(to_rgba_array(colours), to_rgb(ground), to_rgb(ink), dark)
 
     shapes = part.findobj(Patch)
     for text in part.findobj(Text):
         patch = text.get_bbox_patch()
         if patch is not None:
             shapes.append(patch)
-        if (
-            patch is None
-            or text.get_color() != BLACK
-            or _is_grey(to_rgba_array(patch.get_facecolor())).all()
-        ):
+        if patch is None:
             text.set_color(turn(text.get_color())[0])
+        else:  # text on a bar
+            text.set_color(readable_ink(to_hex(turn(patch.get_facecolor())[0])))
     for shape in shapes:
         shape.set(
             facecolor=turn(shape.get_facecolor())[0], edgecolor=turn(shape.get_edgecolor())[0]
@@ -241,12 +262,21 @@ def _is_grey(colours: Any) -> Any:
     return np.ptp(colours[:, :3], axis=1, keepdims=True) < 0.04
 
 
-def _turn(colours: Any, ground: Sequence[float], ink: Sequence[float]) -> Any:
-    """Returns colours of shape (n, 4), in which greys are scaled to lie between ink and ground."""
-    dark = to_rgb(INK)[0]
-    share = np.clip((colours[:, :3].mean(axis=1, keepdims=True) - dark) / (1 - dark), 0, 1)
+def _turn(
+    colours: Any, ground: Sequence[float], ink: Sequence[float], dark: Mapping[str, str]
+) -> Any:
+    """Returns colours of shape (n, 4) as a theme shows them.
+
+    The table's colours become those in ``dark``; other greys are scaled to lie between ink and
+    ground.
+    """
+    black = to_rgb(INK)[0]
+    share = np.clip((colours[:, :3].mean(axis=1, keepdims=True) - black) / (1 - black), 0, 1)
     turned = share * np.array(ground) + (1 - share) * np.array(ink)
-    return np.hstack([np.where(_is_grey(colours), turned, colours[:, :3]), colours[:, 3:]])
+    turned = np.hstack([np.where(_is_grey(colours), turned, colours[:, :3]), colours[:, 3:]])
+    for light in dark:
+        turned[(colours[:, :3] == to_rgb(light)).all(axis=1), :3] = to_rgb(dark[light])
+    return turned
 
 
 def reach(ax: Axes) -> Any:
@@ -283,8 +313,7 @@ def entry(label: str, **look: Any) -> Line2D:
 
 def fade(colour: str, share: float) -> str:
     """Returns a paler colour; a share of 0 leaves it unchanged, and a share of 1 makes it white."""
-    red, green, blue = (channel + (1 - channel) * share for channel in to_rgb(colour))
-    return to_hex((red, green, blue))
+    return _mix(colour, GROUND, share)
 
 
 def percent(share: float) -> str:

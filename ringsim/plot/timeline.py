@@ -29,6 +29,7 @@ from ringsim.plot.sheet import Picture
 from ringsim.traces.clocks import unalign
 from ringsim.traces.display import Style
 from ringsim.traces.events import COLLECTIVE, ERROR, MARK, NONE, OP_NAMES, SEND, SPAN, read_notice
+from ringsim.traces.looks import LOOKS
 from ringsim.traces.steps import count_steps
 from ringsim.traces.units import count, span_text, time_text
 
@@ -228,7 +229,7 @@ def _lay_out(trace: Trace, bars: Bars, axis: TimeAxis, ax: Axes) -> RankRows:
     if len(borders):
         ax.hlines(borders, *ax.get_xlim(), color=style.MUTED, linewidth=0.8, zorder=1, gid="hosts")
     for row in range(0, len(names) if len(names) <= MOST_STRIPES else 0, 2):
-        ax.axhspan(row - 0.5, row + 0.5, color="#F7F7F7", linewidth=0, zorder=0)
+        ax.axhspan(row - 0.5, row + 0.5, color=LOOKS["field"].light, linewidth=0, zorder=0)
     return rows
 
 
@@ -263,7 +264,7 @@ def _draw_open_ends(rows: RankRows, bars: Bars, axis: TimeAxis) -> None:
             rows.middle(bars.rank[some], bars.lane[some]),
             s=26,
             marker=">",
-            c=np.where(bars.look[some] == UNFINISHED, style.VERMILLION, style.MUTED),
+            c=np.where(bars.look[some] == UNFINISHED, LOOKS["stuck"].light, style.MUTED),
             linewidths=0,
             zorder=6,
             clip_on=False,
@@ -399,8 +400,8 @@ def _draw_arrows(rows: RankRows, trace: Trace, send_lane: int, axis: TimeAxis) -
     # arrows across many rows are paler
     far, across = abs(dst // rows.ranks - src // rows.ranks) > 1, trace.crosses(src, dst)
     looks = (
-        (far & ~across, "#8C8C8C", 4.0, "arrows-far"),
-        (across, style.VERMILLION, 4.4, "arrows-across"),
+        (far & ~across, style.fade(style.INK, 0.5), 4.0, "arrows-far"),
+        (across, LOOKS["across"].light, 4.4, "arrows-across"),
         (~far & ~across, style.INK, 4.5, "arrows"),
     )
     head = COMPACT_HEAD_POINTS if style.is_compact() else HEAD_POINTS
@@ -419,8 +420,7 @@ def _legend(trace: Trace, bars: Bars, arrows: int) -> list[Artist]:
     events, looks = trace.events, looks_of(bars)
     handles: list[Artist] = []
     for number, label in enumerate(bars.labels[:MOST_SPAN_NAMES], FIRST_SPAN):
-        name = span_text(events.tables.labels[label]) if label != NONE else "span"
-        handles.append(style.swatch(looks[number], name))
+        handles.append(style.swatch(looks[number], span_text(label) or "span"))
     if len(bars.labels) > MOST_SPAN_NAMES:
         more = f"and {len(bars.labels) - MOST_SPAN_NAMES} more span names"
         handles.append(style.entry(more, linestyle="none"))
@@ -433,7 +433,7 @@ def _legend(trace: Trace, bars: Bars, arrows: int) -> list[Artist]:
         words = "message" if style.is_compact() else "send posted → recv done"
         handles.append(style.entry(words, **line))
         if trace.crosses(trace.messages.src, trace.messages.dst).any():
-            handles.append(style.entry("from host to host", color=style.VERMILLION, **line))
+            handles.append(style.entry("from host to host", color=LOOKS["across"].light, **line))
     if (events.kind == MARK).any():
         handles.append(style.entry("mark", linestyle="none", marker="v", markersize=4))
     return handles

@@ -22,6 +22,7 @@ from ringsim.plot.timeline import timeline_picture
 from ringsim.traces.display import Style
 from ringsim.traces.events import COLLECTIVE, NONE, OP_CODES, Tables, make_events
 from ringsim.traces.findings import Diagnosis, Edge, Finding, Operation, kind_text
+from ringsim.traces.looks import LOOKS
 from ringsim.traces.run_parts import join_events
 from ringsim.traces.units import count
 
@@ -67,13 +68,13 @@ COVERED: Final = 0.15
 
 # for each state: the text next to the rank, the fill, the outline, and the dashes
 _LOOKS: Final[dict[str, tuple[str, str, str, Any]]] = {
-    "blocked": ("", "white", style.VERMILLION, "solid"),
-    "exited": ("has exited", "#EDEDED", style.MUTED, (0, (2, 2))),
+    "blocked": ("", style.GROUND, LOOKS["stuck"].light, "solid"),
+    "exited": (LOOKS["exited"].name, LOOKS["exited"].light, style.MUTED, (0, (2, 2))),
     "failed": ("failed", style.INK, style.INK, "solid"),
     "killed": ("dead", style.INK, style.INK, "solid"),
-    "running": ("not blocked", "white", style.GREEN, "solid"),
-    "stopped": ("stopped", style.YELLOW, style.INK, "solid"),
-    "unknown": ("not blocked", "white", style.GREEN, "solid"),
+    "running": (LOOKS["running"].name, style.GROUND, LOOKS["running"].light, "solid"),
+    "stopped": (LOOKS["stopped"].name, LOOKS["stopped"].light, style.INK, "solid"),
+    "unknown": (LOOKS["running"].name, style.GROUND, LOOKS["running"].light, "solid"),
 }
 
 
@@ -244,7 +245,7 @@ def _draw_edges(
     paths, labels = [], []
     for (rank, peer), waits in pairs.items():
         start, end = at[rank], at[peer]
-        colour = style.VERMILLION if waits[0].in_cycle else style.MUTED
+        colour = LOOKS["stuck"].light if waits[0].in_cycle else style.MUTED
         if rank == peer:
             ax.add_patch(
                 Circle(
@@ -291,7 +292,7 @@ def _draw_rank(ax: Axes, rank: int, x: float, y: float, radius: float, state: st
 
     Returns the boxes around the node and the text.
     """
-    words, fill, outline, dashes = _LOOKS.get(state, ("", "white", style.INK, "solid"))
+    words, fill, outline, dashes = _LOOKS.get(state, ("", style.GROUND, style.INK, "solid"))
     ax.add_patch(
         Circle(
             (x, y),
@@ -304,7 +305,7 @@ def _draw_rank(ax: Axes, rank: int, x: float, y: float, radius: float, state: st
             gid=f"rank-{rank}",
         )
     )
-    ink = "white" if fill == style.INK else style.INK
+    ink = style.GROUND if fill == style.INK else style.INK
     size = style.letters(13 * min(1.0, radius / 0.17))
     ax.text(
         x, y, str(rank), ha="center", va="center", weight="bold", fontsize=size, color=ink, zorder=7
@@ -319,13 +320,16 @@ def _draw_rank(ax: Axes, rank: int, x: float, y: float, radius: float, state: st
 
 def _legend(diagnosis: Diagnosis, edges: list[Edge], ranks: list[int]) -> list[Artist]:
     handles: list[Artist] = []
+    look: dict[str, Any]
     if any(edge.in_cycle for edge in edges):
-        handles.append(style.entry("waits for, in a cycle", color=style.VERMILLION, linewidth=2.6))
+        handles.append(
+            style.entry("waits for, in a cycle", color=LOOKS["stuck"].light, linewidth=2.6)
+        )
     if not all(edge.in_cycle for edge in edges):
-        look: dict[str, Any] = {"linewidth": 1.2, "linestyle": (0, (4, 2))}
+        look = {"linewidth": 1.2, "linestyle": (0, (4, 2))}
         handles.append(style.entry("waits for", color=style.MUTED, **look))
     if diagnosis.states and any(diagnosis.states[rank] == "blocked" for rank in ranks):
-        look = {"markerfacecolor": "white", "markeredgecolor": style.VERMILLION}
+        look = {"markerfacecolor": style.GROUND, "markeredgecolor": LOOKS["stuck"].light}
         handles.append(style.entry("blocked", linestyle="none", marker="o", markersize=9, **look))
     return handles
 

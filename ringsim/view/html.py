@@ -41,6 +41,7 @@ from ringsim.traces.events import (
     Events,
     Ints,
 )
+from ringsim.traces.looks import LOOKS, find_meanings, read_table
 from ringsim.traces.units import count, span_text
 from ringsim.traces.value import Trace
 
@@ -166,10 +167,22 @@ def write_page(
 
 @cache
 def part(*names: str) -> str:
-    """Returns the concatenated content of files in ``page/``."""
+    """Returns the concatenated content of files in ``page/``, after the colours that they use."""
     here = files("ringsim.view") / "page"
     text = "\n".join((here / name).read_text("utf-8") for name in names)
-    return f'"use strict";\n{text}' if names[0].endswith(".js") else text
+    if names[0].endswith(".js"):
+        return f'"use strict";\nconst LOOKS = {json.dumps(read_table())};\n{text}'
+    return _variables() + text if names[0].endswith(".css") else text
+
+
+def _variables() -> str:
+    """Returns the colours of texts, borders and areas as variables of the style, for each theme."""
+    looks = {name: LOOKS[name] for name in (*read_table()["paper"], "focus")}
+    light, dark = (
+        " ".join(f"--{name}: {getattr(look, theme)};" for name, look in looks.items())
+        for theme in ("light", "dark")
+    )
+    return f'.ringsim {{ {light} }}\n.ringsim[data-theme="dark"] {{ {dark} }}\n'
 
 
 def _hash(text: str) -> str:
@@ -260,6 +273,7 @@ def encode(trace: Trace, later_ns: int = 0, name: str = "") -> bytes:
             [one.dtype, list(one.shape), one.size_bytes] for one in events.tables.payloads
         ],
         "labels": labels,
+        "meanings": find_meanings(labels),
         "files": [escape(name, lines=False) for name in events.tables.files],
         "error": int(ERROR),
         "findings": [_finding(events, one) for one in diagnosis.findings],

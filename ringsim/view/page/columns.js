@@ -1,24 +1,13 @@
 // Reads the data from Python into typed arrays, and finds the lanes of bars and the states of operations.
 
-// The states that fill bars. Each has a name, a colour for a light and a dark background, and a texture, so that states never differ only in colour.
-const STATES = [
-  { name: "posted, not waited for yet", light: "#dcdcdc", dark: "#474c54", texture: "" },
-  { name: "transfer", light: "#0072b2", dark: "#3d9be0", texture: "" },
-  { name: "blocked: late sender", light: "#d55e00", dark: "#ee7a1c", texture: "/" },
-  { name: "blocked: late receiver", light: "#e69f00", dark: "#f0b429", texture: "\\" },
-  { name: "blocked, other side unknown", light: "#9a9a9a", dark: "#7d838c", texture: "|" },
-  { name: "collective", light: "#cc79a7", dark: "#d98cb7", texture: "-" },
-  { name: "never waited for", light: "#f4f4f4", dark: "#2c3036", texture: "-" },
-  { name: "never finished", light: "#f0a58c", dark: "#8a3a22", texture: "x" },
-  { name: "failed", light: "#222222", dark: "#e6e6e6", texture: "x" },
-];
-const [POSTED, TRANSFER, LATE_SENDER, LATE_RECEIVER, BLOCKED, COLLECTIVE, UNWAITED, UNFINISHED, FAILED] = STATES.keys();
-const SPANS = STATES.length; // the states from here on are the looks of spans
-const SPAN_LOOKS = [
-  ["#9ad2f4", "#2f6a8e", ""], ["#f6ee96", "#7d7423", "/"], ["#8ad0bb", "#2a7561", "|"], ["#cfcfcf", "#565c65", "\\"],
-  ["#b9d7ee", "#3a5f7a", "-"], ["#efe3b0", "#6b6432", "x"], ["#b5ddd0", "#3b6a5d", "\\"], ["#e2e2e2", "#6a7079", "/"],
-];
-for (const [light, dark, texture] of SPAN_LOOKS) STATES.push({ name: "span", light, dark, texture });
+// LOOKS, the table of meanings from `data/looks.json`, precedes this file. Bars have the states of
+// operations, then the meanings of spans.
+const STATES = ["state", "computing", "span"].flatMap((family) => Object.values(LOOKS[family]));
+const [
+  POSTED, TRANSFER, LATE_SENDER, LATE_RECEIVER, BLOCKED, COLLECTIVE, UNWAITED, UNFINISHED, FAILED,
+] = Object.keys(LOOKS.state).keys();
+const SPANS = Object.keys(LOOKS.state).length; // the first meaning of spans
+const SPAN_MEANINGS = [...Object.keys(LOOKS.computing), ...Object.keys(LOOKS.span)];
 
 const MOST_LANES = { span: 4, operation: 6 }; // any further bars share the last lane
 const ARRAYS = { i1: Int8Array, i2: Int16Array, i4: Int32Array, f8: Float64Array };
@@ -68,12 +57,7 @@ class Run {
     this.first = [0];
     for (const count of head.counts) this.first.push(this.first.at(-1) + count);
     this.readTimes();
-    const stems = new Map(); // spans whose names differ only in their numbers look the same
-    this.looks = head.labels.map((label) => {
-      const stem = label.replace(/[\d.…]+/g, "");
-      if (!stems.has(stem)) stems.set(stem, SPANS + (stems.size % SPAN_LOOKS.length));
-      return stems.get(stem);
-    });
+    this.looks = head.meanings.map((meaning) => SPANS + SPAN_MEANINGS.indexOf(meaning));
     this.lane = new Uint8Array(size); // the lane of each event; valid once the lanes of its rank are known
     this.lanes = [];
     this.hosts = head.hosts;
@@ -231,10 +215,18 @@ function firstAbove(list, value) {
   return low;
 }
 
-/** Returns whether black text is readable on a colour. */
-function isBright(colour) {
-  const [red, green, blue] = [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
-  return 0.3 * red + 0.59 * green + 0.11 * blue > 128;
+/** Returns the relative luminance of a colour "#rrggbb" (WCAG 2.1). */
+function luminance(colour) {
+  const linear = [1, 3, 5].map((at) => {
+    const share = parseInt(colour.slice(at, at + 2), 16) / 255;
+    return share <= 0.04045 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4;
+  });
+  return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2];
+}
+
+/** Returns black or white, whichever is easier to read on a colour. */
+function readableInk(colour) {
+  return (luminance(colour) + 0.05) ** 2 > 1.05 * 0.05 ? "#000000" : "#FFFFFF";
 }
 
 const UNITS = [[1e9, "s"], [1e6, "ms"], [1e3, "µs"], [1, "ns"]];

@@ -137,7 +137,7 @@ function drawBandwidth(canvas, timeline, run) {
   const range = (at) => [Math.floor(Math.min(...points.map((one) => one[at]))), Math.ceil(Math.max(...points.map((one) => one[at])) + 1e-9)];
   const [x0, x1] = range(0), [y0, y1] = range(1);
   const x = (value) => 46 + ((value - x0) / Math.max(1, x1 - x0)) * (width - 60), y = (value) => height - 24 - ((value - y0) / Math.max(1, y1 - y0)) * (height - 40);
-  context.strokeStyle = timeline.dark ? "#333a42" : "#e4e4e4";
+  context.strokeStyle = timeline.grid;
   for (let power = x0; power <= x1; power++) {
     context.strokeRect(x(power), 12, 0, height - 36);
     context.fillText(`1e${power} B`, x(power) - 10, height - 10);

@@ -122,7 +122,7 @@ class RingPicture {
     traffic.between(view.head, view.head, (send, recv) => {
       const begin = run.post[send], end = run.endOf(recv);
       const [x, y] = this.onWay(run.rank[send], run.rank[recv], Math.min(1, (view.head - begin) / Math.max(1, end - begin)), ranks, size);
-      context.fillStyle = view.dark ? "#8cc8ff" : "#0072b2";
+      context.fillStyle = view.marks.message;
       context.strokeStyle = view.ground;
       context.lineWidth = 1.5;
       context.beginPath();
@@ -153,7 +153,7 @@ class RingPicture {
       context.fillRect(36 + place(dst), 20 + place(src), width, width);
     }
     context.globalAlpha = 1;
-    context.strokeStyle = view.colours[LATE_SENDER];
+    context.strokeStyle = view.ink;
     const { rank } = traffic.run;
     traffic.between(view.head, view.head, (send, recv) => context.strokeRect(36 + place(rank[recv]), 20 + place(rank[send]), width, width));
     context.fillStyle = view.muted;

@@ -64,12 +64,15 @@ class Timeline {
 
   setTheme(dark) {
     this.dark = dark;
-    this.ground = dark ? "#15181c" : "#ffffff";
-    this.stripe = dark ? "#1a1e23" : "#f7f8fa";
-    this.ink = dark ? "#e6e6e6" : "#222222";
-    this.muted = dark ? "#9aa2ad" : "#5f5f5f";
+    const theme = dark ? "dark" : "light";
+    const colours = (family) => Object.entries(LOOKS[family]).map(([key, look]) => [key, look[theme]]);
+    this.marks = Object.fromEntries(colours("mark")); // by meaning, such as "critical_path"
+    const paper = Object.fromEntries(colours("paper"));
+    [this.ground, this.stripe, this.ink] = [paper.ground, paper.field, paper.ink];
+    [this.muted, this.grid] = [paper.muted, paper.grid];
     this.hatch = null; // created when first needed
-    this.colours = STATES.map((state) => state[dark ? "dark" : "light"]);
+    this.colours = STATES.map((state) => state[theme]);
+    this.textures = this.colours.map((colour) => pixel(readableInk(colour), colour, 100));
     this.pixels = [this.ground, this.stripe].map((ground) =>
       this.colours.map((colour) => Uint32Array.from({ length: 256 }, (_, share) => pixel(colour, ground, share))));
   }
@@ -276,7 +279,7 @@ class Timeline {
           const x0 = Math.max(left, Math.round(left + (from - this.from) * scale));
           const x1 = Math.max(x0 + 1, Math.min(width, Math.round(left + (until - this.from) * scale)));
           this.fill(x0, x1, low, bottom, this.pixels[stripe][state][dim ? 50 : 255]);
-          if (x1 - x0 > 5 && bottom - low > 5 && !dim) this.drawTexture(x0, x1, low, bottom, STATES[state].texture, stripe, state);
+          if (x1 - x0 > 5 && bottom - low > 5 && !dim) this.drawTexture(x0, x1, low, bottom, state);
         });
         const begin = this.x(Math.max(run.post[event], this.from)), end = this.x(Math.min(run.endOf(event), this.until));
         if (end - begin > 24 && bottom - low > 8 * ratio && this.names.length < MOST_NAMES && !dim) {
@@ -288,14 +291,16 @@ class Timeline {
     }
   }
 
-  /** Draws a texture of fine lines, in a slightly lighter colour, into a bar. */
-  drawTexture(x0, x1, y0, y1, texture, stripe, state) {
+  /** Draws a texture of fine lines, in a darker or lighter colour, into a bar. */
+  drawTexture(x0, x1, y0, y1, state) {
+    const { texture } = STATES[state];
     if (!texture) return;
-    const ink = this.pixels[stripe][state][170], width = this.canvas.width, top = Math.round(RULER * this.ratio);
+    const ink = this.textures[state], width = this.canvas.width, top = Math.round(RULER * this.ratio);
     for (let y = Math.max(top, y0); y < Math.min(this.canvas.height, y1); y++) {
       for (let x = x0; x < x1; x++) {
         const hit = (texture === "/" && (x + y) % 6 === 0) || (texture === "\\" && (x - y + 6e6) % 6 === 0) || (texture === "|" && x % 5 === 0)
-          || (texture === "-" && y % 4 === 0) || (texture === "x" && ((x + y) % 8 === 0 || (x - y + 8e6) % 8 === 0));
+          || (texture === "-" && y % 4 === 0) || (texture === "+" && (x % 6 === 0 || y % 6 === 0))
+          || (texture === "." && x % 5 === 0 && y % 5 === 0) || (texture === "x" && ((x + y) % 8 === 0 || (x - y + 8e6) % 8 === 0));
         if (hit) this.buffer[y * width + x] = ink;
       }
     }
@@ -326,7 +331,7 @@ class Timeline {
     context.textBaseline = "middle";
     context.font = "11px system-ui, sans-serif";
     for (const [name, x, y, room, ground] of this.names) {
-      context.fillStyle = isBright(ground) ? "#111111" : "#f6f6f6";
+      context.fillStyle = readableInk(ground);
       const fits = Math.floor(room / 6.5);
       // If there is little room, "backward 3" is abbreviated to B3, as in drawings of schedules.
       const text = name.length > fits ? name.replace(/^(\p{L})\S* (\d+)$/u, (_, letter, number) => letter.toUpperCase() + number) : name;
@@ -384,9 +389,11 @@ class Timeline {
     }
     context.putImageData(image, 0, 0);
     const [x0, x1] = [this.from, this.until].map((time) => GUTTER + (Math.min(Math.max(0, time), this.end) / this.end) * (width - GUTTER));
-    context.fillStyle = this.dark ? "rgb(0 0 0 / 0.5)" : "rgb(255 255 255 / 0.6)";
+    context.fillStyle = this.ground;
+    context.globalAlpha = 0.6;
     context.fillRect(GUTTER, 0, x0 - GUTTER, height);
     context.fillRect(x1, 0, width - x1, height);
+    context.globalAlpha = 1;
     context.strokeStyle = this.ink;
     context.strokeRect(x0 + 0.5, 0.5, Math.max(2, x1 - x0 - 1), height - 1);
     context.fillStyle = this.muted;
@@ -423,7 +430,7 @@ class Timeline {
     this.drawLine(context, this.head, this.ink, "");
     for (const [index, time] of this.notes.entries()) {
       const since = index ? ` ${timeText(Math.abs(time - this.notes[index - 1]), 4)} from M${index}` : "";
-      this.drawLine(context, time, this.dark ? "#2fc79a" : "#007a59", `M${index + 1}${since}`);
+      this.drawLine(context, time, this.marks.your_mark, `M${index + 1}${since}`);
     }
   }
 
@@ -437,7 +444,7 @@ class Timeline {
       context.moveTo(this.x(from), y(rank));
       context.lineTo(this.x(until), y(to ?? rank));
     }
-    for (const [colour, width] of [[this.ground, 5], ["#c2185b", 2.5]]) {
+    for (const [colour, width] of [[this.ground, 5], [this.marks.critical_path, 2.5]]) {
       [context.strokeStyle, context.lineWidth] = [colour, width];
       context.stroke();
     }
@@ -458,9 +465,11 @@ class Timeline {
   drawTape(context) {
     if (!this.tape) return;
     const [x0, x1] = this.tape.map((time) => this.x(time)).sort((a, b) => a - b);
-    context.fillStyle = this.dark ? "rgb(120 180 255 / 0.18)" : "rgb(0 114 178 / 0.12)";
+    context.fillStyle = this.marks.focus;
+    context.globalAlpha = 0.15;
     const [y0, y1] = this.box ?? [0, this.height];
     context.fillRect(x0, y0, x1 - x0, y1 - y0);
+    context.globalAlpha = 1;
     context.fillStyle = this.ink;
     context.fillText(timeText(Math.abs(this.tape[1] - this.tape[0]), 4), x0 + 4, RULER + 10);
   }
@@ -468,7 +477,7 @@ class Timeline {
   /** Draws a flag on the ruler for each finding. */
   drawFlags(context) {
     for (const { x, kind } of this.flags()) {
-      context.fillStyle = SLOW_KINDS.has(kind) ? "#b36b00" : "#c62828";
+      context.fillStyle = this.marks[SLOW_KINDS.has(kind) ? "slow" : "problem"];
       context.beginPath();
       context.moveTo(x, RULER - 2);
       context.lineTo(x - 5, RULER - 13);
@@ -531,7 +540,7 @@ class Timeline {
     const [x0, y0] = [this.x(run.post[send]), this.middleOf(run, send)], [x1, y1] = [this.x(run.endOf(recv)), this.middleOf(run, recv)];
     const angle = Math.atan2(y1 - y0, x1 - x0);
     context.globalAlpha = alpha;
-    context.strokeStyle = context.fillStyle = this.dark ? "#8cc8ff" : "#004f7d";
+    context.strokeStyle = context.fillStyle = this.marks.message;
     context.lineWidth = thick;
     context.setLineDash(run.crosses(run.rank[send], run.rank[recv]) ? [7, 4] : []);
     context.beginPath();
