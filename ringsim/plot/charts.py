@@ -33,7 +33,7 @@ from ringsim.plot.sheet import Picture
 from ringsim.provenance import footer
 from ringsim.schedules.generation import steady_use
 from ringsim.traces.bandwidths import CEILINGS, ONE_GPU, Bandwidths, Regime, find_regimes
-from ringsim.traces.display import Style
+from ringsim.traces.display import Images, Style
 from ringsim.traces.events import NONE, OK, Ints
 from ringsim.traces.looks import LOOKS, read_table
 from ringsim.traces.units import bytes_text, count, time_text
@@ -113,12 +113,9 @@ def plot_bandwidth(
     return sheet.show([picture], ax, **look)
 
 
-def bandwidth_png(table: Bandwidths) -> bytes:
-    """Draws a table's chart for a notebook.
-
-    The PNG has 100 pixels per inch, and contains a description of the table.
-    """
-    return sheet.picture_png([_table_picture(table, published=True)], table.describe())
+def bandwidth_images(table: Bandwidths) -> Images:
+    """Draws a table's chart for a notebook."""
+    return sheet.draw_images([_table_picture(table, published=True)], table.describe())
 
 
 def _table_picture(table: Bandwidths, *, published: bool) -> Picture:

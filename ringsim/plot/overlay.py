@@ -21,7 +21,7 @@ from ringsim.plot.rows import Lanes, lay_rows, strip_inches
 from ringsim.plot.sheet import Picture
 from ringsim.plot.style import Look
 from ringsim.provenance import footer
-from ringsim.traces.display import Style
+from ringsim.traces.display import Images, Style
 from ringsim.traces.events import NONE, SPAN, Events, Ints
 from ringsim.traces.steps import count_steps, find_step, is_action
 from ringsim.traces.units import count, time_text, time_unit
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from ringsim.prediction.comparison import Comparison
 
-__all__ = ["overlay_png", "plot_overlay"]
+__all__ = ["overlay_images", "plot_overlay"]
 
 WIDTH_INCHES: Final = 9.6
 ROW_INCHES: Final = 0.66
@@ -94,12 +94,9 @@ def plot_overlay(
     return sheet.show([_overlay(comparison, step)], ax, **look)
 
 
-def overlay_png(comparison: Comparison) -> bytes:
-    """Draws the step with the median length for a notebook.
-
-    The bytes of the PNG depend only on the comparison.
-    """
-    return sheet.picture_png([_overlay(comparison, None)], comparison.describe())
+def overlay_images(comparison: Comparison) -> Images:
+    """Draws the step with the median length for a notebook."""
+    return sheet.draw_images([_overlay(comparison, None)], comparison.describe())
 
 
 def _overlay(comparison: Comparison, step: int | None) -> Picture:

@@ -36,7 +36,7 @@ from ringsim.simulator.critical_path import (
     START,
     CriticalPath,
 )
-from ringsim.traces.display import Style
+from ringsim.traces.display import Images, Style
 from ringsim.traces.events import Ints
 from ringsim.traces.looks import LOOKS
 from ringsim.traces.steps import StageActions
@@ -56,7 +56,7 @@ __all__ = [
     "list_actions",
     "measure_shares",
     "plot_schedule_run",
-    "schedule_run_png",
+    "schedule_run_images",
 ]
 
 MOST_BOXES: Final = 20_000  # schedules with more computations are drawn as a map
@@ -108,12 +108,9 @@ def plot_schedule_run(run: ScheduleRun, *, ax: Axes | None = None, **look: Unpac
     return sheet.show([_picture(run, with_curve=ax is None)], ax, **look)
 
 
-def schedule_run_png(run: ScheduleRun) -> bytes:
-    """Draws a simulated schedule for a notebook.
-
-    The bytes of the PNG depend only on the schedule and its costs.
-    """
-    return sheet.picture_png([_picture(run)], repr(run))
+def schedule_run_images(run: ScheduleRun) -> Images:
+    """Draws a simulated schedule for a notebook."""
+    return sheet.draw_images([_picture(run)], repr(run))
 
 
 def _picture(run: ScheduleRun, *, with_curve: bool = False) -> Picture:

@@ -67,7 +67,8 @@ LINE_POINTS: Final = 13.0  # the height of a line below the legend
 GAP_POINTS: Final = 6.0  # the gaps between the axis, the legend and the lines
 LETTER: Final = 0.55  # the average width of a letter, as a share of the font's size
 LEAST_SHRUNK: Final = 0.8  # a long title shrinks to no less than this share of its size
-MOST_LETTERS: Final = 160  # the most letters of a label; longer ones lose their middle
+MOST_LETTERS: Final = 40  # the most letters of a label; longer ones lose their middle
+LEAST_LETTERS: Final = 20  # in a line of a note
 BESIDE_INCHES: Final = 3.1  # the width of text beside a picture
 
 SETTINGS: Final[dict[Any, Any]] = {  # matplotlib types its own names as literals
@@ -258,6 +259,12 @@ def tint(part: Figure | Axes, theme: str | None) -> None:
                 )
 
 
+def turn_dark(colours: Sequence[str]) -> list[str]:
+    """Returns the dark theme's versions of colours for a light ground."""
+    ground, ink = map(to_rgb, THEMES["dark"])
+    return [to_hex(colour) for colour in _turn(to_rgba_array(list(colours)), ground, ink, _DARK)]
+
+
 def _is_grey(colours: Any) -> Any:
     return np.ptp(colours[:, :3], axis=1, keepdims=True) < 0.04
 
@@ -395,14 +402,17 @@ def dress(
         _add_heading(ax, title, subtitle, end - start)
     room = (end - start) * to_points
     if _beside.get():
-        x, below = points(ax)[0] + 3 * GAP_POINTS, -points(ax)[1] * 0.6
+        x = (max(right, ax.bbox.x1) - ax.bbox.x0) * to_points + 3 * GAP_POINTS
+        below = -points(ax)[1] * 0.6
         room = BESIDE_INCHES * 72
     if handles:
         below += _add_legend(ax, handles, columns, room, (x, -below)) + GAP_POINTS
     if compact:
         return
     for size, colour, line in [*((9, INK, note) for note in notes[:-1]), (8.5, MUTED, notes[-1])]:
-        folded = textwrap.wrap(line, int(room / (size * LETTER)), subsequent_indent="  ")
+        folded = textwrap.wrap(
+            line, max(int(room / (size * LETTER)), LEAST_LETTERS), subsequent_indent="  "
+        )
         for part in folded:
             write_beside(ax, part, (0, 0), (x, -below), va="top", fontsize=size, color=colour)
             below += LINE_POINTS
@@ -437,7 +447,8 @@ def _add_legend(
     to_points = 72 / ax.figure.dpi
     for handle in handles:
         label = str(handle.get_label())
-        handle.set_label(shorten(label, int((room - 3 * LEGEND_SIZE) / (LEGEND_SIZE * LETTER))))
+        most = int((room - 3 * LEGEND_SIZE) / (LEGEND_SIZE * LETTER))
+        handle.set_label(shorten(label, min(most, MOST_LETTERS)))
 
     def write(some: Sequence[Artist], number: int, below: float = 0.0) -> Any:
         shift = ScaledTranslation(
@@ -499,26 +510,33 @@ def save_figure(
 ) -> None:
     """Saves a figure as PNG, SVG or PDF, depending on the path's extension.
 
-    Writing the same figure again writes the same bytes.
+    Writing the same figure again writes the same bytes. The words that a compact figure leaves to
+    its caption are written next to it, for example in ``timeline.caption.txt``.
 
     Args:
         figure: the figure to write.
         path: the file to write, with the extension ``.png``, ``.svg`` or ``.pdf``.
         dpi: the resolution of a PNG, in pixels per inch.
         title: the title of an SVG or PDF, for screen readers.
-        description: a description of the picture for screen readers; a PDF does not contain it.
+        description: a description of the picture for screen readers, by default the caption of a
+            compact figure.
 
     Raises:
         ArgumentError: the path has a different extension.
     """
-    path = Path(path)
+    path, words = Path(path), caption(figure)
+    description = description or words
     if path.suffix == ".png":
         path.write_bytes(figure_png(figure, dpi=dpi, description=description))
     elif path.suffix == ".svg":
         text = figure_svg(figure, title=title, description=description)
         path.write_text(text, encoding="utf-8")
     elif path.suffix == ".pdf":
-        about = {"CreationDate": None, "Creator": None, "Producer": None, "Title": title or None}
+        about = {
+            **dict.fromkeys(("CreationDate", "Creator", "Producer")),
+            "Title": title or None,
+            "Subject": description or None,
+        }
         with drawing():
             figure.savefig(path, metadata=about)
     else:
@@ -526,6 +544,8 @@ def save_figure(
             f"path must end in .png, .svg or .pdf, got {say(str(path))}. Choose one of these "
             "extensions."
         )
+    if words:
+        path.with_suffix(".caption.txt").write_text(f"{words}\n", encoding="utf-8")
 
 
 def figure_svg(figure: Figure, *, title: str = "", description: str = "") -> str:

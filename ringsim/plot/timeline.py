@@ -27,7 +27,7 @@ from ringsim.plot.rows import (
 )
 from ringsim.plot.sheet import Picture
 from ringsim.traces.clocks import unalign
-from ringsim.traces.display import Style
+from ringsim.traces.display import Images, Style
 from ringsim.traces.events import COLLECTIVE, ERROR, MARK, NONE, OP_NAMES, SEND, SPAN, read_notice
 from ringsim.traces.looks import LOOKS
 from ringsim.traces.steps import count_steps
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from ringsim.traces.value import Trace
 
-__all__ = ["plot_timeline", "timeline_picture", "trace_png"]
+__all__ = ["plot_timeline", "timeline_picture", "trace_images"]
 
 WIDTH_INCHES: Final = 9.6
 MOST_STRIPES: Final = 64  # with more rows, there are no stripes behind them
@@ -122,17 +122,17 @@ def plot_timeline(
     return sheet.show([timeline_picture(trace, step, with_curve=ax is None)], ax, **look)
 
 
-def trace_png(trace: Trace) -> bytes:
+def trace_images(trace: Trace, *, themed: bool = True) -> Images:
     """Draws the ring and the timeline for a notebook; without events, draws only the ring.
 
-    The bytes of the PNG depend only on the trace.
+    If ``themed`` is False, draws them only as PNG.
     """
     ring = ring_picture(trace)
     pictures = [ring._replace(width=ring.width * SMALLER, height=ring.height * SMALLER)]
     if len(trace.events):
         times = timeline_picture(trace)
         pictures.append(times._replace(width=times.width * SMALLER, height=max(times.height, 2.6)))
-    return sheet.picture_png(pictures, trace.describe())
+    return sheet.draw_images(pictures, trace.describe(), themed=themed)
 
 
 def timeline_picture(trace: Trace, step: int | None = None, *, with_curve: bool = False) -> Picture:
@@ -369,19 +369,26 @@ def _draw_marks(rows: RankRows, trace: Trace, axis: TimeAxis) -> None:
     size = min(MARK_NAME_SIZE, (bottom - top) * rows.points * 0.95)
     if size < LEAST_SIZE:
         return
-    right, per_point = ax.get_xlim()[1], rows.per_point
-    until = np.append(np.where(row[1:] == row[:-1], x[1:], right), right)
+    (left, right), per_point = ax.get_xlim(), rows.per_point
+    same = row[1:] == row[:-1]
+    until = np.append(np.where(same, x[1:], right), right)
+    since = np.append(left, np.where(same, x[:-1], left))
     named = 0
-    for index, at, y, end in zip(marks, x, row + (top + bottom) / 2, until, strict=True):
+    for index, at, y, begin, end in zip(
+        marks, x, row + (top + bottom) / 2, since, until, strict=True
+    ):
         name = events.tables.labels[events.label[index]] if events.label[index] != NONE else ""
         notice = read_notice(name)
         # write only the kind of a notice, because its sentence is too long
-        name = notice[0] if notice is not None else name
+        name = style.shorten(notice[0] if notice is not None else name)
         if not name or named == MOST_MARK_NAMES:
             continue
-        if at + (len(name) * 0.6 * size + 5) * per_point <= end:
+        room = (len(name) * LETTER * size + 5) * per_point
+        if at + room <= end:
             side, offset = "left", 4
-        elif end == right:  # the last mark of its row has its name on the left
+        elif (
+            end == right and at - room >= begin
+        ):  # the last mark of its row has its name on the left
             side, offset = "right", -4
         else:
             continue

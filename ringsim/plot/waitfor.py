@@ -19,7 +19,7 @@ from ringsim.plot.bars import time_range
 from ringsim.plot.paths import Points, bow, node
 from ringsim.plot.sheet import Picture
 from ringsim.plot.timeline import timeline_picture
-from ringsim.traces.display import Style
+from ringsim.traces.display import Images, Style
 from ringsim.traces.events import COLLECTIVE, NONE, OP_CODES, Tables, make_events
 from ringsim.traces.findings import Diagnosis, Edge, Finding, Operation, kind_text
 from ringsim.traces.looks import LOOKS
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from ringsim.traces.value import Trace
 
-__all__ = ["plot_waitfor", "waitfor_png"]
+__all__ = ["plot_waitfor", "waitfor_images"]
 
 MOST_RANKS: Final = 12  # the most nodes; of more ranks, the most important are drawn
 MOST_LABELS: Final = 8
@@ -105,9 +105,9 @@ def plot_waitfor(diagnosis: Diagnosis, *, ax: Axes | None = None, **look: Unpack
     return sheet.show(_pictures(diagnosis), ax, **look)
 
 
-def waitfor_png(diagnosis: Diagnosis) -> bytes:
-    """Draws the graph and the timeline for a notebook, as a PNG with reproducible bytes."""
-    return sheet.picture_png(_pictures(diagnosis), str(diagnosis))
+def waitfor_images(diagnosis: Diagnosis) -> Images:
+    """Draws the graph and the timeline for a notebook."""
+    return sheet.draw_images(_pictures(diagnosis), str(diagnosis))
 
 
 def _pictures(diagnosis: Diagnosis) -> list[Picture]:
