@@ -246,8 +246,9 @@ def tint(part: Figure | Axes, theme: str | None) -> None:
     for many in part.findobj(Collection):
         many.set(facecolor=turn(many.get_facecolor()), edgecolor=turn(many.get_edgecolor()))
     for line in part.findobj(Line2D):
-        for name in ("color", "markerfacecolor", "markeredgecolor"):
-            colour = plt.getp(line, name)
+        names = ("color", "markerfacecolor", "markeredgecolor")
+        before = {name: plt.getp(line, name) for name in names}  # the marker may take the line's
+        for name, colour in before.items():
             if str(colour) not in ("none", "auto"):
                 plt.setp(line, name, turn(colour)[0])
     for ax in part.get_axes() if isinstance(part, Figure) else [part, *part.child_axes]:

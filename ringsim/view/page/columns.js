@@ -226,7 +226,8 @@ function luminance(colour) {
 
 /** Returns black or white, whichever is easier to read on a colour. */
 function readableInk(colour) {
-  return (luminance(colour) + 0.05) ** 2 > 1.05 * 0.05 ? "#000000" : "#FFFFFF";
+  const isLight = (luminance(colour) + 0.05) ** 2 > 1.05 * 0.05;
+  return LOOKS.paper[isLight ? "on_light" : "on_dark"].light;
 }
 
 const UNITS = [[1e9, "s"], [1e6, "ms"], [1e3, "µs"], [1, "ns"]];
