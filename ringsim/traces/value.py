@@ -19,7 +19,7 @@ import numpy as np
 
 from ringsim.errors import ArgumentError, RingError, escape, say
 from ringsim.traces.clocks import RunClock, list_clocks
-from ringsim.traces.display import Bundle, Style, bundle
+from ringsim.traces.display import Bundle, Images, Style, bundle
 from ringsim.traces.events import (
     ANY_SOURCE,
     COLUMN_DTYPES,
@@ -676,10 +676,10 @@ class Trace:
         """Returns the pictures and the text for Jupyter to show."""
         return bundle(self.summary(), self.describe(), self._draw)
 
-    def _draw(self) -> bytes:
-        from ringsim.plot.timeline import trace_png
+    def _draw(self) -> Images:
+        from ringsim.plot.timeline import trace_images
 
-        return trace_png(self)
+        return trace_images(self)
 
 
 def check_trace(name: str, value: object) -> None:

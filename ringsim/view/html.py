@@ -30,6 +30,7 @@ import numpy as np
 from ringsim.diagnose.snapshot import read_end_ns, reopen
 from ringsim.errors import ArgumentError, escape
 from ringsim.provenance import footer
+from ringsim.traces.display import image_html
 from ringsim.traces.documents import write_whole
 from ringsim.traces.events import (
     ERROR,
@@ -201,15 +202,10 @@ def _picture(trace: Trace) -> str:
     if len(trace.events) > MOST_PICTURED:
         return ""
     try:
-        from ringsim.plot.timeline import trace_png
-
-        png = trace_png(trace)
+        from ringsim.plot.timeline import trace_images
     except ImportError:
         return ""
-    return (
-        f'<img alt="{html.escape(trace.describe())}" '
-        f'src="data:image/png;base64,{base64.b64encode(png).decode("ascii")}">'
-    )
+    return image_html(trace_images(trace, themed=False), trace.describe())
 
 
 # the most distinct span names; if there are more, the numbers in the names are left out
