@@ -3,7 +3,7 @@
 const SPEEDS = [0.1, 0.2, 0.5, 1, 2, 5]; // windows per ten seconds
 const CALM_MS = 700; // the pause between messages if the reader prefers reduced motion
 const MOST_AT_ONCE = 20000; // in runs with fewer events, the messages in the window are added up in every frame
-const TABS = ["selection", "findings", "statistics", "bandwidth", "steps", "table"];
+const TABS = ["selection", "findings", "statistics", "bandwidth", "steps", "code", "table"];
 const KEYS = [
   ["W, S or Ctrl+wheel", "zoom in or out"], ["A, D or Shift+wheel", "move earlier or later"], ["wheel", "scroll through the ranks"], ["+, -", "make rows taller or shorter"],
   ["F", "show the whole run"], ["drag", "move the view; with Shift, zoom to a box; on the ruler, measure a time"], ["arrow keys", "go to the previous or next event, or to the rank above or below"],
@@ -23,6 +23,8 @@ class View {
     this.which = 0; // the run that the panels show
     this.speed = 3;
     this.pins = []; // pinned cards: {run, event}
+    this.code = new CodePanel(this);
+    this.tabs = TABS.filter((tab) => tab !== "code" || this.code.exists);
     this.tab = runs.some((run) => run.flags.length) ? "findings" : "selection";
     this.describeRuns();
     this.showMatrix(this.ring.asMatrix);
@@ -42,7 +44,7 @@ class View {
     const heads = this.runs.map(({ head }, number) => (this.runs.length > 1 ? `${"ABCDEFGH"[number]}: ` : "") + `${head.title} · ${head.source}`);
     this.part("source").textContent = heads.join("  |  ");
     this.part("keys").replaceChildren(...KEYS.flatMap(([key, what]) => [make("dt", {}, key), make("dd", {}, what)]));
-    this.part("tabs").replaceChildren(...TABS.map((tab) => make("button", {
+    this.part("tabs").replaceChildren(...this.tabs.map((tab) => make("button", {
       type: "button", role: "tab", id: `tab-${tab}`, "aria-controls": "panel", onclick: () => this.showTab(tab),
     }, tab)));
     this.part("which").replaceChildren(...this.runs.map((_, number) => make("option", { value: `${number}` }, `run ${"ABCDEFGH"[number]}`)));
@@ -171,6 +173,8 @@ class View {
       const steps = timeline.steps[this.which];
       panel.replaceChildren(...stepsPanel(timeline, run, steps));
       if (steps.length) drawActivations(panel.querySelector("canvas"), timeline, run, steps);
+    } else if (this.tab === "code") {
+      this.code.show(panel);
     } else {
       panel.replaceChildren(visibleTable(timeline));
     }
@@ -210,7 +214,7 @@ class View {
       this.part("which").value = `${this.which}`;
       if (reveals) this.timeline.reveal(one);
       if (reveals || this.timeline.head === 0) this.timeline.head = one.run.post[one.event];
-      this.tab = "selection";
+      if (this.tab !== "code") this.tab = "selection";
       this.part("live").textContent = `rank ${one.run.rank[one.event]}: ${one.run.text(one.event)}, ${describe(one.run, one.event).slice(1, 4).map((fact) => fact.join(" ")).join(", ")}`;
     }
     this.draw();
@@ -242,7 +246,7 @@ class View {
     this.part("tabs").addEventListener("keydown", (event) => {
       const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
       if (!by) return;
-      this.tab = TABS[(TABS.indexOf(this.tab) + by + TABS.length) % TABS.length];
+      this.tab = this.tabs[(this.tabs.indexOf(this.tab) + by + this.tabs.length) % this.tabs.length];
       this.drawPanel();
       this.part("tabs").querySelector('[aria-selected="true"]').focus();
     });
@@ -481,6 +485,7 @@ class View {
       last = now;
       timeline.drawOverlay();
       this.ring.draw(this.which);
+      this.code.update();
       if (timeline.head >= Math.min(timeline.until, timeline.end)) return this.play();
       this.frame = requestAnimationFrame(tick);
     };

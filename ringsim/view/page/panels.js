@@ -187,6 +187,7 @@ function parseSearch(text) {
     if (name === "size") return (run, i) => run.payload(i) !== null && compare(run.bytes(i));
     if (name === "op") return (run, i) => run.op(i).includes(value);
     if (name === "label") return (run, i) => run.label(i).toLowerCase().includes(value);
+    if (name === "line") return (run, i) => run.places(i).some((place) => placeWord(place).toLowerCase() === value);
     if (name === "group") return (run, i) => run.group(i).toLowerCase().includes(value);
     return (run, i) => run.text(i).toLowerCase().includes(word) || run.place(i).toLowerCase().includes(word);
   });
