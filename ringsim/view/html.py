@@ -76,6 +76,7 @@ PROGRAM: Final = (
     "panels.js",
     "steps.js",
     "critical.js",
+    "code.js",
     "main.js",
 )  # followed by page.js, explorer.js or widget.js
 MOST_RUNS: Final = 8
@@ -84,7 +85,11 @@ MOST_PICTURED: Final = 100_000
 
 
 def to_html(
-    traces: Trace | Sequence[Trace], path: str | PathLike[str], names: Sequence[str] = ()
+    traces: Trace | Sequence[Trace],
+    path: str | PathLike[str],
+    names: Sequence[str] = (),
+    *,
+    source: bool = False,
 ) -> None:
     """Writes traces as an interactive page, in a single file that you can open from disk.
 
@@ -96,6 +101,7 @@ def to_html(
             Before a trace from ``what_if``, its recorded run is also drawn.
         path: the file to write; an existing file is replaced.
         names: the names of the traces, if there are several.
+        source: whether the page contains the traces' source code.
 
     Raises:
         ArgumentError: there are no traces, or too many.
@@ -116,7 +122,8 @@ def to_html(
     """
     several = check_runs(traces)
     title = "ringsim: " + ", ".join(count(trace.world_size, "rank") for trace in several)
-    write_page(path, title, "page.js", page_body(title, several), pack_all(several, names))
+    data = pack_all(several, names, source=source)
+    write_page(path, title, "page.js", page_body(title, several), data)
 
 
 def check_runs(traces: Trace | Sequence[Trace]) -> tuple[Trace, ...]:
@@ -230,7 +237,9 @@ def pack(data: bytes) -> bytes:
     return gzip.compress(data, _LEVEL, mtime=0)
 
 
-def pack_all(traces: Sequence[Trace], names: Sequence[str] = ()) -> list[bytes]:
+def pack_all(
+    traces: Sequence[Trace], names: Sequence[str] = (), *, source: bool = False
+) -> list[bytes]:
     """Returns traces encoded for the view, on one axis, with their first operations aligned.
 
     A recorded run and the run predicted from it need no names.
@@ -238,7 +247,7 @@ def pack_all(traces: Sequence[Trace], names: Sequence[str] = ()) -> list[bytes]:
     if not names and len(traces) == 2 and traces[1].recorded is traces[0]:
         names = ("recorded", "predicted")
     each = zip(traces, align(traces), [*names, *[""] * (len(traces) - len(names))], strict=True)
-    return [pack(encode(*one)) for one in each]
+    return [pack(encode(*one, source=source)) for one in each]
 
 
 def align(traces: Sequence[Trace]) -> list[int]:
@@ -253,10 +262,11 @@ def find_begin_ns(trace: Trace) -> int:
     return int(posts.min()) if len(posts) else 0
 
 
-def encode(trace: Trace, later_ns: int = 0, name: str = "") -> bytes:
+def encode(trace: Trace, later_ns: int = 0, name: str = "", *, source: bool = False) -> bytes:
     """Returns a trace encoded for the view, uncompressed, with all times shifted by ``later_ns``.
 
-    The result consists of the head, followed by the columns in little-endian order.
+    The result consists of the head, followed by the columns in little-endian order. The head
+    contains the source code if ``source`` is True.
     """
     diagnosis = trace.explain()
     trace = replace(trace, events=reopen(trace.events, trace.metadata))
@@ -277,15 +287,20 @@ def encode(trace: Trace, later_ns: int = 0, name: str = "") -> bytes:
         "hosts": _hosts(trace),
         "ops": [[name, KIND_NAMES[OP_KINDS[code]]] for code, name in enumerate(OP_NAMES)],
         "groups": [escape(group.name, lines=False) for group in events.tables.groups],
+        "members": [list(group.ranks) for group in events.tables.groups],
         "payloads": [
             [one.dtype, list(one.shape), one.size_bytes] for one in events.tables.payloads
         ],
         "labels": labels,
         "meanings": find_meanings(labels),
         "files": [escape(name, lines=False) for name in events.tables.files],
+        "sources": {
+            escape(name, lines=False): escape(text)
+            for name, text in trace.sources.items()
+            if source
+        },
         "error": int(ERROR),
         "name": escape(name, lines=False),
-        "predicted": trace.metadata.get("source") == "predicted",
         "findings": [_finding(events, one) for one in diagnosis.findings],
         "notes": [escape(note) for note in diagnosis.notes],
         "columns": [

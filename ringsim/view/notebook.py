@@ -185,7 +185,8 @@ class View:
         self._send()
 
     def _send(self) -> None:
-        self.widget.send({"version": self._version, "tab": self.tab}, buffers=pack_all(self.traces))
+        packed = pack_all(self.traces, source=True)
+        self.widget.send({"version": self._version, "tab": self.tab}, buffers=packed)
 
     def __repr__(self) -> str:
         """Returns a description of the view; saved notebooks show it without a kernel."""

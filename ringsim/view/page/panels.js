@@ -238,7 +238,7 @@ const NUMBERS = { // of a run's event, for a search
   ...Object.fromEntries(["peer", "tag", "stage", "microbatch"].map((name) => [name, (run, i) => run.columns[name][i]])),
 };
 const TEXTS = { op: (run, i) => run.op(i), group: (run, i) => run.group(i), label: (run, i) => run.label(i) };
-const FIELDS = [...Object.keys(NUMBERS), ...Object.keys(TEXTS)];
+const FIELDS = [...Object.keys(NUMBERS), ...Object.keys(TEXTS), "line"];
 
 /**
  * Converts a search text to {test, unknown}: a test for events, and the first field that does not
@@ -249,7 +249,8 @@ function parseSearch(text) {
   const tests = text.trim().toLowerCase().split(/\s+/).filter(Boolean).map((word) => {
     const [, name, sign, value] = /^([a-z]+)(:|<|>)(.*)$/.exec(word) ?? [];
     const number = value ? Number(value) : NaN, { [name]: read } = { ...NUMBERS, ...TEXTS };
-    if (name && !read) unknown ??= name;
+    if (name && !FIELDS.includes(name)) unknown ??= name;
+    if (name === "line") return (run, i) => run.places(i).some((one) => placeWord(one).toLowerCase() === value);
     if (name in NUMBERS && sign === ":") return (run, i) => read(run, i) === number;
     if (name in NUMBERS) return (run, i) => (sign === "<" ? read(run, i) < number : read(run, i) > number);
     if (name in TEXTS) return (run, i) => read(run, i).toLowerCase().includes(value);
