@@ -70,6 +70,7 @@ PROGRAM: Final = (
     "columns.js",
     "pyramid.js",
     "timeline.js",
+    "waits.js",
     "ring.js",
     "panels.js",
     "steps.js",
