@@ -72,6 +72,7 @@ PROGRAM: Final = (
     "columns.js",
     "pyramid.js",
     "timeline.js",
+    "waits.js",
     "ring.js",
     "panels.js",
     "steps.js",
