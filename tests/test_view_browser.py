@@ -540,17 +540,55 @@ def test_printers_and_browsers_without_scripts_get_the_still_picture(open_page: 
 
 def test_choices_of_an_explorer_bring_their_runs(open_page: Open) -> None:
     view = open_page(explore.deadlock())
-    page, words = view.page, view.page.locator("pre").first
+    page, words = view.page, view.page.locator(".words")
     assert words.inner_text().startswith("The run never ends.")
+    circle = page.get_by_role("img", name="Ranks 0, 1, 2, 3 wait for each other in a circle.")
+    assert circle.locator("text").all_text_contents() == [*["send"] * 4, *"0123"]
     view.tab("table")
     page.get_by_role("button", name="light/dark").click()
-    outer, inner = page.locator(".explorer"), page.locator(".explorer > .ringsim")
+    outer, inner = page.locator(".explorer"), page.locator(".parts > .ringsim")
     dark = outer.get_attribute("data-theme")
     page.get_by_role("combobox", name="rank 2 first").select_option("receives")
-    view.until("document.querySelector('pre').innerText.startsWith('The run ends after')")
+    says = "document.querySelector('.words').innerText.startsWith('The run ends after"
+    view.until(f"{says}')")
+    assert circle.count() == 0
     assert "recv" in view.text("panel")  # the table is still open, and shows the new run
     slider = page.get_by_role("slider", name="size")
     slider.press("ArrowRight")
-    view.until("!document.querySelector('pre').innerText.startsWith('The run ends after 51.6')")
+    view.until(f"!{says} 51.6')")
     assert slider.get_attribute("aria-valuetext") == "1024 KiB"
     assert inner.get_attribute("data-theme") == dark == outer.get_attribute("data-theme")
+    field = page.get_by_role("spinbutton", name="size")
+    assert field.input_value() == "1024"
+    field.fill("70")
+    field.press("Enter")
+    view.until(f"{says} 51.6')")
+    assert (field.input_value(), slider.get_attribute("aria-valuetext")) == ("4", "4 KiB")
+    said = "size is one of 4, 1024 on this page: 4 KiB is nearest to 70."
+    assert page.get_by_role("status").inner_text() == said
+
+
+def test_an_explorer_is_an_aligned_grid_with_its_picture_first(open_page: Open) -> None:
+    view = open_page(explore.bandwidth())
+    for width in (1400, 1000, 390):
+        view.page.set_viewport_size({"width": width, "height": 900})
+        rows = view.get(
+            "[...document.querySelectorAll('.choices label')].map((label) => "
+            "[label, document.getElementById(label.htmlFor), label.nextSibling.nextSibling]"
+            ".map((one) => one.getBoundingClientRect())"
+            ".map(({left, right, top, bottom}) => [left, right, (top + bottom) / 2]))"
+        )
+        assert len(rows) == 4
+        for label, slider, field in rows:
+            assert label[1] <= slider[0] < slider[1] <= field[0] < field[1] <= width
+            assert label[2] == pytest.approx(slider[2], abs=2)
+            assert label[2] == pytest.approx(field[2], abs=2)
+        assert len({tuple(edge for part in row for edge in part[:2][1:]) for row in rows}) <= 2
+        chart, table, drawn = (
+            view.get(f"document.querySelector('{part}').getBoundingClientRect().toJSON()")
+            for part in (".picture canvas", ".words table", ".parts > .ringsim")
+        )
+        assert chart["bottom"] < 900, "the chart is above the fold"
+        assert chart["bottom"] < drawn["top"]
+        assert table["left"] > chart["right"] or table["top"] >= drawn["bottom"]
+        assert view.get("document.documentElement.scrollWidth") <= width

@@ -56,6 +56,7 @@ __all__ = [
     "PROGRAM",
     "align",
     "check_runs",
+    "draw_still",
     "encode",
     "find",
     "find_begin_ns",
@@ -79,7 +80,7 @@ PROGRAM: Final = (
     "critical.js",
     "code.js",
     "main.js",
-)  # followed by page.js, explorer.js or widget.js
+)  # followed by page.js, widget.js or explorer.js, and by choices.js before the latter two
 MOST_RUNS: Final = 8
 # the page includes a picture only of traces with at most this many events
 MOST_PICTURED: Final = 100_000
@@ -124,7 +125,7 @@ def to_html(
     several = check_runs(traces)
     title = "ringsim: " + ", ".join(count(trace.world_size, "rank") for trace in several)
     data = pack_all(several, names, source=source)
-    write_page(path, title, "page.js", page_body(title, several), data)
+    write_page(path, title, page_body(title, several), data, "page.js")
 
 
 def check_runs(traces: Trace | Sequence[Trace]) -> tuple[Trace, ...]:
@@ -152,15 +153,15 @@ def page_body(title: str, traces: Iterable[Trace]) -> str:
     return (
         part("page.html")
         .replace("{title}", html.escape(title))
-        .replace("{picture}", "".join(map(_picture, traces)))
+        .replace("{picture}", "".join(map(draw_still, traces)))
     )
 
 
 def write_page(
-    path: str | PathLike[str], title: str, entry: str, body: str, data: Iterable[bytes]
+    path: str | PathLike[str], title: str, body: str, data: Iterable[bytes], *entry: str
 ) -> None:
-    """Writes a page with a body, data and the program; the program's last file is ``entry``."""
-    program, look = part(*PROGRAM, entry), part("style.css")
+    """Writes a page with a body, data and the program; the program's last files are ``entry``."""
+    program, look = part(*PROGRAM, *entry), part("style.css")
     policy = (
         f"default-src 'none'; script-src {_hash(program)}; style-src {_hash(look)}; img-src data:"
     )
@@ -202,7 +203,7 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode('ascii')}'"
 
 
-def _picture(trace: Trace) -> str:
+def draw_still(trace: Trace) -> str:
     """Returns a still picture, for printing and for browsers that run no scripts.
 
     The result is "" if matplotlib is missing or the trace has too many events.
