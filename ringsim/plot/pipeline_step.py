@@ -150,8 +150,8 @@ def _draw_step(picture: StepPicture, ax: Axes, inches: float | None) -> None:
         if draw is not None:
             handles += draw(rows)
     if recorded is not None:
-        place = np.searchsorted(actions.ranks, recorded.rank)
-        handles += draw_boxes(rows, place, recorded.start, recorded.end)
+        places = np.searchsorted(actions.ranks, recorded.rank)
+        handles += draw_boxes(rows, places, recorded.start, recorded.end)
     bubble = measure_bubble(actions)
     if len(bubble.ranks) <= MOST_IDLE_SHARES:
         for place, share in enumerate(bubble.of_total_by_rank):
