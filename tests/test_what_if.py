@@ -167,9 +167,9 @@ def test_pictures_and_pages_show_the_recorded_run(tmp_path: Path) -> None:
     assert predicted.filter(ranks=1).recorded == LATE.filter(ranks=1)
     predicted.to_html(tmp_path / "page.html")
     heads = read_heads((tmp_path / "page.html").read_text())
-    assert [(head["title"].partition(":")[0], head["predicted"]) for head in heads] == [
-        ("recorded", False),
-        ("predicted", True),
+    assert [(head["title"], head["predicted"]) for head in heads] == [
+        ("2 ranks", False),
+        ("2 ranks, predicted", True),
     ]
     predicted.save(tmp_path / "run.ringtrace")
     loaded = ringsim.load(tmp_path / "run.ringtrace")

@@ -23,7 +23,7 @@ from matplotlib.ticker import MaxNLocator
 
 from ringsim.plot import sheet, style
 from ringsim.plot.bars import make_bars
-from ringsim.plot.ghosts import draw_boxes, make_room
+from ringsim.plot.ghosts import COMPUTING, make_room
 from ringsim.plot.rows import (
     LEAST_ROW_POINTS,
     Lanes,
@@ -151,7 +151,8 @@ def _draw_step(picture: StepPicture, ax: Axes, inches: float | None) -> None:
             handles += draw(rows)
     if recorded is not None:
         places = np.searchsorted(actions.ranks, recorded.rank)
-        handles += draw_boxes(rows, places, recorded.start, recorded.end)
+        rows.draw(COMPUTING, "ghosts", places, -1, recorded.start, recorded.end)
+        handles.append(style.swatch(COMPUTING))
     bubble = measure_bubble(actions)
     if len(bubble.ranks) <= MOST_IDLE_SHARES:
         for place, share in enumerate(bubble.of_total_by_rank):
@@ -416,9 +417,8 @@ def picture_step(trace: Trace, step: int | None = None) -> StepPicture:
     recorded = None
     if trace.recorded is not None:
         recorded = find_step(trace.recorded, step)
-        begin = recorded.start.min()
-        start, end = ((times - begin) / axis.unit_ns for times in (recorded.start, recorded.end))
-        recorded = replace(recorded, start=start, end=end)
+        before = replace(axis, first_ns=int(recorded.start.min()))
+        recorded = replace(recorded, start=before.at(recorded.start), end=before.at(recorded.end))
     return StepPicture(
         actions=actions,
         time=f"time since the step began ({axis.unit})",

@@ -39,7 +39,7 @@ from ringsim.link import Link
 from ringsim.prediction.calibration import find_typical
 from ringsim.prediction.gloo_costs import fit_by_size
 from ringsim.traces.collectives import count_rounds
-from ringsim.traces.events import COLLECTIVE, NONE, OP_CODES, OP_NAMES, SPAN, Events, Ints
+from ringsim.traces.events import NONE, OP_CODES, OP_NAMES, SPAN, Events, Ints
 from ringsim.traces.matching import CollectiveCalls, number_rows
 from ringsim.traces.value import Trace
 
@@ -211,11 +211,11 @@ class _Clock:
         self._leaves = moves & (events.op == _SEND) & (edits.sends == "isend")
         waits = (order.kind == _DONE) & (moves & order.is_waited)[order.event]
         gaps[waits] = 0
-        took, old = order.took_ns, order.link or Link(0, 0)
+        old = order.link or Link(0, 0)
         new = edits.link or old
-        longer_s = new.alpha_s - old.alpha_s
-        longer_s += order.size_bytes * (new.beta_s_per_byte - old.beta_s_per_byte)
-        took = np.maximum(took + order.rounds * longer_s * 1e9, 0)
+        slower_s = new.beta_s_per_byte - old.beta_s_per_byte
+        longer_s = order.rounds * (new.alpha_s - old.alpha_s + slower_s * order.size_bytes)
+        took = np.maximum(order.took_ns + longer_s * 1e9, 0)
         self._alpha_ns = new.alpha_s * 1e9
         # plain lists, because their items are faster to read
         self._gaps, self._took, self._event = gaps.tolist(), took.tolist(), order.event.tolist()
@@ -304,10 +304,8 @@ class _Clock:
         post, wait, done = np.full((3, len(events)), float(NONE))
         for kind, column in enumerate((post, wait, done)):
             column[order.event[order.kind == kind]] = at[order.kind == kind]
-        unwaited = ~order.is_waited & (events.kind <= COLLECTIVE) & (events.done_ns != NONE)
+        unwaited = (done == NONE) & (events.done_ns != NONE)
         done[unwaited] = (post + events.done_ns - events.post_ns)[unwaited]
-        ends = unwaited & np.isfinite(ended)
-        done[ends] = ended[ends]
         # a send that became an isend is waited for when its thread has ended
         left = self._leaves & order.is_waited
         length = np.diff(order.begin, append=len(at))

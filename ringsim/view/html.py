@@ -221,12 +221,7 @@ def pack(data: bytes) -> bytes:
 
 
 def pack_all(traces: Sequence[Trace], names: Sequence[str] = ()) -> list[bytes]:
-    """Returns traces encoded for the view, on one axis, with their first operations aligned.
-
-    A recorded run and the run predicted from it need no names.
-    """
-    if not names and len(traces) == 2 and traces[1].recorded is traces[0]:
-        names = ("recorded", "predicted")
+    """Returns traces encoded for the view, on one axis, with their first operations aligned."""
     each = zip(traces, align(traces), [*names, *[""] * (len(traces) - len(names))], strict=True)
     return [pack(encode(*one)) for one in each]
 
