@@ -39,7 +39,7 @@ const SIDE_STEP = 24; // pixels by which an arrow key moves the divider
 const [LEAST_SIDE, LEAST_LEFT] = [240, 300]; // the least widths of the panel and of the timeline
 const GLYPHS = { // in the legend, for what is not a bar
   bubble: "▨", critical_path: "━", message: "→", across: "⇢", problem: "▼", slow: "▼", mark: "□",
-  your_mark: "│",
+  your_mark: "│", recorded: "▭",
 };
 const SHORTCUTS = { bubble: "B", critical_path: "C" };
 
@@ -113,6 +113,7 @@ class View {
           names.get(key).add(key in LOOKS.span ? run.label(i) : STATES[state].name);
         });
       }
+      if (run.post.length > run.size) names.set("program", new Set([STATES[PROGRAM].name]));
       for (const { event, kind } of run.flags) {
         if (event >= 0) used.add(SLOW_KINDS.has(kind) ? "slow" : "problem");
       }
@@ -123,6 +124,7 @@ class View {
     }
     if (timeline.steps.some((steps) => steps.length)) used.add("bubble");
     if (timeline.notes.length) used.add("your_mark");
+    if (timeline.ghost) used.add("recorded");
     const ordered = STATE_KEYS.filter((key) => names.has(key)).map((key) => [key, names.get(key)]);
     const marks = Object.keys(GLYPHS).filter((key) => used.has(key));
     return [...ordered, ...marks.map((key) => [key, [LOOKS.mark[key]?.name ?? "mark in the program"]])];
