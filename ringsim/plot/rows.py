@@ -37,8 +37,6 @@ SLOTS: Final = 1600  # about one per pixel; bars shorter than a slot are merged 
 LEAST_TEXTURED: Final = 8 / SLOTS
 LEAST_TEXTURED_POINTS: Final = 3.0  # the least height of a box with texture
 ROW_NAME_POINTS: Final = 18.0  # the least distance between the names of rows
-# if more than this share of the time precedes the first event, the axis begins at that event
-LATE_START: Final = 0.15
 
 
 @dataclass(frozen=True)
@@ -56,12 +54,8 @@ class TimeAxis:
 
     @classmethod
     def of(cls, events: Events) -> TimeAxis:
-        """Returns an axis that begins at the start of the run.
-
-        If the ranks took long to start, the axis begins at the first event instead.
-        """
+        """Returns an axis that begins at the first event."""
         first, last = time_range(events)
-        first = 0 if first < LATE_START * last else first
         return cls(first, last, *time_unit(max(last - first, 1)))
 
     def at(self, time_ns: Ints | float) -> Ints:

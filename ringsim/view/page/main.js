@@ -96,7 +96,7 @@ class View {
     return this;
   }
 
-  /** Returns the names of everything that is drawn in the runs, by its key. */
+  /** Returns pairs of a key and names, for everything that is drawn in the runs. */
   drawnNames() {
     const { timeline, runs } = this, names = new Map(), used = new Set();
     for (const run of runs) {
@@ -117,7 +117,6 @@ class View {
       if (run.size > run.marks.length) used.add("critical_path");
     }
     if (timeline.steps.some((steps) => steps.length)) used.add("bubble");
-    if (timeline.notes.length) used.add("your_mark");
     const ordered = STATE_KEYS.filter((key) => names.has(key)).map((key) => [key, names.get(key)]);
     const marks = Object.keys(GLYPHS).filter((key) => used.has(key));
     return [...ordered, ...marks.map((key) => [key, [LOOKS.mark[key]?.name ?? "mark in the program"]])];
@@ -126,7 +125,8 @@ class View {
   /** Explains everything that is drawn in the runs; a click on an entry hides or shows it. */
   drawLegend() {
     const { timeline } = this;
-    this.part("legend").replaceChildren(...this.drawnNames().map(([key, names]) => {
+    this.names ??= new Map(this.drawnNames());
+    this.part("legend").replaceChildren(...[...this.names].map(([key, names]) => {
       const state = STATE_KEYS.indexOf(key), all = [...names].join(", ");
       const swatch = make("span", { class: "swatch", "aria-hidden": "true" });
       swatch.textContent = (GLYPHS[key] ?? STATES[state].texture) || "\u00a0";
@@ -168,7 +168,7 @@ class View {
   setTheme(dark) {
     this.root.dataset.theme = dark ? "dark" : "light";
     this.timeline.setTheme(dark);
-    if (this.frame !== undefined) this.drawLegend();
+    this.drawLegend();
     this.draw();
   }
 
@@ -193,7 +193,6 @@ class View {
       clearTimeout(this.later);
       this.later = setTimeout(() => { // once the view has settled
         this.later = 0;
-        if (!this.part("legend").children.length) this.drawLegend();
         if (!small) this.ring.draw(this.which);
         this.drawPanel();
         this.remember();
@@ -260,7 +259,8 @@ class View {
 
   card(one) {
     const pinned = this.pins.some((pin) => isSame(pin, one));
-    const pin = make("button", { type: "button", onclick: () => this.pin(one) }, pinned ? "unpin" : "pin");
+    const about = { type: "button", title: "pin or unpin the card (P)", onclick: () => this.pin(one) };
+    const pin = make("button", about, pinned ? "unpin" : "pin");
     return card(one.run, one.event, (target) => this.select(target, true), pin);
   }
 
@@ -268,7 +268,7 @@ class View {
   areaCard() {
     const zoom = { type: "button", title: "zoom to the area (Z)", onclick: () => this.zoomToArea() };
     const title = make("h2", {}, "Selected area ", make("button", zoom, "zoom to it"));
-    return [title, ...areaTables(this.timeline, new Map(this.drawnNames()))];
+    return [title, ...areaTables(this.timeline, this.names)];
   }
 
   /** Selects the area between two times, on the rows from `first` to `last`, or on all rows. */
@@ -306,7 +306,8 @@ class View {
   }
 
   finding(run, flag) {
-    const jump = make("button", { type: "button", disabled: flag.event < 0, onclick: () => this.select({ run, event: flag.event }, true) }, "show");
+    const about = { type: "button", title: "go to the event", disabled: flag.event < 0 };
+    const jump = make("button", { ...about, onclick: () => this.select({ run, event: flag.event }, true) }, "show");
     return make("div", { class: "finding" }, make("h2", {}, flag.kind.replaceAll("_", " "), " ", ...(flag.event < 0 ? [] : [jump])), make("p", {}, flag.text));
   }
 
@@ -456,6 +457,8 @@ class View {
     const [dx, dy] = [event.offsetX - drag.x, event.offsetY - drag.y];
     drag.moved ||= Math.hypot(dx, dy) > 4;
     if (!drag.moved) return;
+    timeline.hovered = null;
+    this.part("tip").hidden = true;
     if (drag.mode === "move") {
       const by = (dx / (timeline.width - GUTTER)) * (drag.until - drag.from);
       timeline.show(drag.from - by, drag.until - by);
@@ -566,6 +569,7 @@ class View {
 
   setMark() {
     this.timeline.notes.push(this.timeline.head);
+    this.names.set("your_mark", [LOOKS.mark.your_mark.name]);
     this.drawLegend();
   }
 

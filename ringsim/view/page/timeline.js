@@ -481,8 +481,11 @@ class Timeline {
     context.globalAlpha = 1;
     context.strokeStyle = this.marks.focus;
     context.strokeRect(x0, y0, x1 - x0, y1 - y0);
+    const text = timeText(this.tape[1] - this.tape[0], 4), y = Math.max(RULER, y0) + 10;
+    context.fillStyle = this.ground;
+    context.fillRect(x0 + 1, y - 8, context.measureText(text).width + 6, 16);
     context.fillStyle = this.ink;
-    context.fillText(timeText(Math.abs(this.tape[1] - this.tape[0]), 4), x0 + 4, Math.max(RULER, y0) + 10);
+    context.fillText(text, x0 + 4, y);
   }
 
   /** Draws a flag on the ruler for each finding. */
