@@ -41,7 +41,7 @@ def draw_matrix(traffic: Traffic, ax: Axes) -> list[str]:
         for border in borders:
             ax.axhline(border, **look)
             ax.axvline(border, **look)
-        notes.append("Orange lines separate hosts.")
+        notes.append("Purple lines separate hosts.")
     unused = [ends for name, ends in traffic.ring.items() if name not in traffic.used]
     if unused and ranks <= MOST_OUTLINES:
         dashed: Any = {"edgecolor": style.MUTED, "linestyle": (0, (2, 2)), "linewidth": 0.8}

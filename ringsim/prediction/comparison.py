@@ -20,7 +20,7 @@ from ringsim.prediction.differences import Differences, differ, pair
 from ringsim.prediction.time_shares import PartsTable, share_out
 from ringsim.schedules.engine import evaluate
 from ringsim.schedules.schedule import Schedule
-from ringsim.traces.display import Bundle, Style, bundle
+from ringsim.traces.display import Bundle, Images, Style, bundle
 from ringsim.traces.events import MARK, NONE, Events, Ints
 from ringsim.traces.steps import count_steps, find_step, is_step, number_steps
 from ringsim.traces.units import count, time_text
@@ -125,10 +125,12 @@ class Comparison:
 
     @property
     def predicts(self) -> bool:
-        """Whether only the second run is a simulation."""
-        return (
-            self.virtual.metadata.get("source") == "simulated" != self.real.metadata.get("source")
+        """Whether only the second run is simulated or predicted."""
+        real, virtual = (
+            run.metadata.get("source") in ("simulated", "predicted")
+            for run in (self.real, self.virtual)
         )
+        return virtual and not real
 
     @property
     def names(self) -> tuple[str, str]:
@@ -280,10 +282,10 @@ class Comparison:
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Bundle:
         return bundle(repr(self), self.describe(), self._draw)
 
-    def _draw(self) -> bytes:
-        from ringsim.plot.overlay import overlay_png
+    def _draw(self) -> Images:
+        from ringsim.plot.overlay import overlay_images
 
-        return overlay_png(self)
+        return overlay_images(self)
 
 
 def compare(real: Trace, virtual: Trace) -> Comparison:

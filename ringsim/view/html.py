@@ -19,6 +19,7 @@ import json
 import re
 import struct
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -26,9 +27,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ringsim.diagnose.snapshot import read_end_ns
+from ringsim.diagnose.snapshot import read_end_ns, reopen
 from ringsim.errors import ArgumentError, escape
 from ringsim.provenance import footer
+from ringsim.traces.display import image_html
 from ringsim.traces.documents import write_whole
 from ringsim.traces.events import (
     ERROR,
@@ -91,6 +93,7 @@ def to_html(
 
     Args:
         traces: a trace, or up to 8 traces to draw on one axis, aligned at their first operations.
+            Before a trace from ``what_if``, its recorded run is also drawn.
         path: the file to write; an existing file is replaced.
         names: the names of the traces, if there are several.
 
@@ -117,12 +120,14 @@ def to_html(
 
 
 def check_runs(traces: Trace | Sequence[Trace]) -> tuple[Trace, ...]:
-    """Returns one or more traces as a tuple.
+    """Returns one or more traces as a tuple, with the recorded run before a predicted one.
 
     Raises:
         ArgumentError: there are no traces, or too many.
     """
     several = tuple(traces) if isinstance(traces, Sequence) else (traces,)
+    if len(several) == 1 and several[0].recorded is not None:
+        several = (several[0].recorded, *several)
     if not 1 <= len(several) <= MOST_RUNS:
         raise ArgumentError(
             f"the number of traces must be from 1 to {MOST_RUNS}, got {len(several)}. Choose up to "
@@ -197,15 +202,10 @@ def _picture(trace: Trace) -> str:
     if len(trace.events) > MOST_PICTURED:
         return ""
     try:
-        from ringsim.plot.timeline import trace_png
-
-        png = trace_png(trace)
+        from ringsim.plot.timeline import trace_images
     except ImportError:
         return ""
-    return (
-        f'<img alt="{html.escape(trace.describe())}" '
-        f'src="data:image/png;base64,{base64.b64encode(png).decode("ascii")}">'
-    )
+    return image_html(trace_images(trace, themed=False), trace.describe())
 
 
 # the most distinct span names; if there are more, the numbers in the names are left out
@@ -231,7 +231,12 @@ def pack(data: bytes) -> bytes:
 
 
 def pack_all(traces: Sequence[Trace], names: Sequence[str] = ()) -> list[bytes]:
-    """Returns traces encoded for the view, on one axis, with their first operations aligned."""
+    """Returns traces encoded for the view, on one axis, with their first operations aligned.
+
+    A recorded run and the run predicted from it need no names.
+    """
+    if not names and len(traces) == 2 and traces[1].recorded is traces[0]:
+        names = ("recorded", "predicted")
     each = zip(traces, align(traces), [*names, *[""] * (len(traces) - len(names))], strict=True)
     return [pack(encode(*one)) for one in each]
 
@@ -253,13 +258,15 @@ def encode(trace: Trace, later_ns: int = 0, name: str = "") -> bytes:
 
     The result consists of the head, followed by the columns in little-endian order.
     """
+    diagnosis = trace.explain()
+    trace = replace(trace, events=reopen(trace.events, trace.metadata))
     events = trace.events
     labels, label = _stems(events)
-    diagnosis = trace.explain()
     columns = {name: _narrow(values) for name, values in _columns(trace, label, later_ns).items()}
     head = {
         "title": f"{escape(name, lines=False)}: {_title(trace)}" if name else _title(trace),
         "source": footer(trace.metadata),
+        "predicted": trace.metadata.get("source") == "predicted",
         "summary": trace.summary(),
         "begin": find_begin_ns(trace),
         # operations in flight are drawn as stuck until this time
@@ -277,6 +284,8 @@ def encode(trace: Trace, later_ns: int = 0, name: str = "") -> bytes:
         "meanings": find_meanings(labels),
         "files": [escape(name, lines=False) for name in events.tables.files],
         "error": int(ERROR),
+        "name": escape(name, lines=False),
+        "predicted": trace.metadata.get("source") == "predicted",
         "findings": [_finding(events, one) for one in diagnosis.findings],
         "notes": [escape(note) for note in diagnosis.notes],
         "columns": [
@@ -320,7 +329,10 @@ def _columns(trace: Trace, label: Ints, later_ns: int) -> dict[str, Ints]:
         "label": label,
         **{
             name: getattr(events, name)
-            for name in ("group", "peer", "tag", "payload", "stage", "microbatch", "file", "line")
+            for name in (
+                *("thread", "group", "peer", "tag", "payload"),
+                *("stage", "microbatch", "file", "line"),
+            )
         },
     }
 

@@ -11,7 +11,9 @@ const [
 const SPANS = Object.keys(LOOKS.state).length; // the first meaning of spans
 const SPAN_MEANINGS = [...Object.keys(LOOKS.computing), ...Object.keys(LOOKS.span)];
 
-const MOST_LANES = { span: 4, operation: 6 }; // any further bars share the last lane
+const PROGRAM = SPANS + SPAN_MEANINGS.indexOf("program");
+
+const MOST_LANES = { span: 4, operation: 6, step: 1 }; // any further bars share the last lane
 const ARRAYS = { i1: Int8Array, i2: Int16Array, i4: Int32Array, f8: Float64Array };
 
 /** Decodes base64. */
@@ -59,8 +61,10 @@ class Run {
     this.first = [0];
     for (const count of head.counts) this.first.push(this.first.at(-1) + count);
     this.readTimes();
+    this.isStep = head.labels.map((label) => label.startsWith("step "));
+    this.findProgram();
     this.looks = head.meanings.map((meaning) => SPANS + SPAN_MEANINGS.indexOf(meaning));
-    this.lane = new Uint8Array(size); // the lane of each event; valid once the lanes of its rank are known
+    this.lane = new Uint8Array(this.post.length); // the lane of each event; valid once the lanes of its rank are known
     this.lanes = [];
     this.hosts = head.hosts;
     this.stages = this.findStages();
@@ -99,6 +103,58 @@ class Run {
     Object.assign(this, { rank: ranks, post: posts, wait: waits, done: dones, begin: Math.min(begin, end), end });
   }
 
+  /**
+   * Finds the stretches in which ranks ran their own program, as `traces/program.py` does: the time
+   * on the first thread that is neither in a span nor in a wait. They become events after the last.
+   */
+  findProgram() {
+    const { size, first, kinds, post, wait, done } = this, { op, thread, label } = this.columns;
+    const begins = [], ends = [], before = [], after = [];
+    this.programs = []; // for each rank, its first stretch and the one after its last
+    for (let rank = 0; rank < this.ranks; rank++) {
+      const most = 2 * (first[rank + 1] - first[rank]), from = begins.length;
+      const start = new Float64Array(most), end = new Float64Array(most), event = new Int32Array(most);
+      let count = 0;
+      const add = (i, begin, until) => { // keeps the moments sorted; they come almost in order
+        let at = count++;
+        for (; at && start[at - 1] > begin; at--) {
+          [start[at], end[at], event[at]] = [start[at - 1], end[at - 1], event[at - 1]];
+        }
+        [start[at], end[at], event[at]] = [begin, until, i];
+      };
+      for (let i = first[rank]; i < first[rank + 1]; i++) {
+        const kind = kinds[op[i]];
+        if (thread[i] || kind === "mark") continue;
+        const isStep = this.isStep[label[i]], until = done[i] >= 0 ? done[i] : Infinity;
+        add(i, post[i], kind === "span" && !isStep ? until : post[i]);
+        if (kind !== "span" && wait[i] >= 0) add(i, wait[i], until);
+        else if (kind === "span" && isStep && done[i] >= 0) add(i, done[i], done[i]);
+      }
+      for (let k = 0, free = start[0], last = event[0]; k < count; k++) {
+        if (start[k] > free) {
+          begins.push(free);
+          ends.push(start[k]);
+          before.push(last);
+          after.push(event[k]);
+        }
+        if (end[k] >= free) [free, last] = [end[k], event[k]];
+      }
+      this.programs.push([size + from, size + begins.length]);
+    }
+    const grow = (column, values) => {
+      const grown = new column.constructor(size + begins.length);
+      grown.set(column);
+      if (typeof values === "number") grown.fill(values, size); else grown.set(values, size);
+      return grown;
+    };
+    Object.assign(this, { before, after, post: grow(post, begins), done: grow(done, ends) });
+    [this.wait, this.rank] = [grow(wait, NaN), grow(this.rank, before.map((i) => this.rank[i]))];
+    for (const name of Object.keys(this.columns)) this.columns[name] = grow(this.columns[name], -1);
+    this.columns.partner.fill(0, size);
+    this.columns.op.fill(kinds.push("program") - 1, size);
+    this.head.ops.push(["program", "program"]);
+  }
+
   /** Returns the lowest stage of each rank, or -1 if it has none; returns undefined for a run without stages. */
   findStages() {
     if (!this.columns.stage.some((stage) => stage >= 0)) return undefined;
@@ -124,7 +180,11 @@ class Run {
   isMessage(i) { const kind = this.kind(i); return kind === "send" || kind === "recv"; }
   isOperation(i) { return this.isMessage(i) || this.kind(i) === "collective"; }
 
-  bandOf(i) { return this.kind(i) === "span" ? "span" : "operation"; }
+  bandOf(i) {
+    const kind = this.kind(i);
+    if (kind === "program") return "span";
+    return kind !== "span" ? "operation" : this.isStep[this.columns.label[i]] ? "step" : "span";
+  }
 
   /** Returns the bytes per second of a finished message or collective, or NaN if there is no such rate. */
   rate(i) {
@@ -135,6 +195,10 @@ class Run {
 
   /** Returns an event's place in the program, such as "train.py:12", or "" if unknown. */
   place(i) {
+    if (i >= this.size) { // between two lines
+      const [from, to] = [this.before, this.after].map((side) => this.place(side[i - this.size]));
+      return from === to ? from : [from, to].filter(Boolean).join(" to ");
+    }
     const file = this.columns.file[i];
     return file < 0 ? "" : `${this.head.files[file].split("/").at(-1)}:${this.columns.line[i]}`;
   }
@@ -143,6 +207,7 @@ class Run {
   text(i) {
     const kind = this.kind(i);
     const microbatch = this.columns.microbatch[i];
+    if (kind === "program") return LOOKS.computing.program.name;
     if (kind === "mark") return this.label(i) || kind;
     if (kind === "span") return (this.label(i) || kind) + (microbatch < 0 ? "" : ` ${microbatch}`);
     const peer = this.columns.peer[i];
@@ -154,6 +219,7 @@ class Run {
   parts(i, each) {
     const kind = this.kind(i);
     const post = this.post[i], wait = this.wait[i], done = this.done[i], end = this.endOf(i);
+    if (kind === "program") return each(post, done, PROGRAM);
     if (kind === "span") return each(post, end, this.looks[this.columns.label[i]] ?? SPANS);
     const waited = !Number.isNaN(wait), finished = !Number.isNaN(done);
     if (this.columns.status[i] === this.head.error) return each(post, end, FAILED);
@@ -172,7 +238,7 @@ class Run {
   lanesOf(rank) { return (this.lanes[rank] ??= this.layOut(rank)); }
 
   layOut(rank) {
-    const bands = { span: [], operation: [] }, order = this.inOrder(rank), { post } = this;
+    const bands = { step: [], span: [], operation: [] }, order = this.inOrder(rank), { post } = this;
     for (const i of order) {
       const band = this.bandOf(i), lanes = bands[band];
       let number = 0;
@@ -185,7 +251,7 @@ class Run {
       lanes[number].size++;
       this.lane[i] = number;
     }
-    for (const lane of [...bands.span, ...bands.operation]) {
+    for (const lane of Object.values(bands).flat()) {
       const { size } = lane;
       Object.assign(lane, { events: new Int32Array(size), begins: new Float64Array(size), ends: new Float64Array(size), size: 0, end: 0 });
     }
@@ -201,13 +267,16 @@ class Run {
 
   /** Returns a rank's events except marks, sorted by post time, because events of several threads may not be in order. */
   inOrder(rank) {
-    const order = new Int32Array(this.first[rank + 1] - this.first[rank]), { post } = this;
-    let size = 0, sorted = true;
+    const [from, until] = this.programs[rank], { post } = this;
+    const order = new Int32Array(this.first[rank + 1] - this.first[rank] + until - from);
+    let size = 0, sorted = true, gap = from;
     for (let i = this.first[rank]; i < this.first[rank + 1]; i++) {
       if (this.kind(i) === "mark") continue;
+      while (gap < until && post[gap] < post[i]) order[size++] = gap++;
       sorted &&= !(size && post[i] < post[order[size - 1]]);
       order[size++] = i;
     }
+    while (gap < until) order[size++] = gap++;
     const own = order.subarray(0, size);
     return sorted ? own : own.sort((a, b) => post[a] - post[b]);
   }
@@ -239,7 +308,8 @@ function luminance(colour) {
 
 /** Returns black or white, whichever is easier to read on a colour. */
 function readableInk(colour) {
-  return (luminance(colour) + 0.05) ** 2 > 1.05 * 0.05 ? "#000000" : "#FFFFFF";
+  const isLight = (luminance(colour) + 0.05) ** 2 > 1.05 * 0.05;
+  return LOOKS.paper[isLight ? "on_light" : "on_dark"].light;
 }
 
 const UNITS = [[1e9, "s"], [1e6, "ms"], [1e3, "µs"], [1, "ns"]];

@@ -22,6 +22,7 @@ const KEYS = [
   ["drag on the ruler; Shift + drag", "select an area, for which the panel shows sums"],
   ["Shift + arrow keys", "extend the area from event to event"],
   ["Z", "zoom to the selected area"],
+  ["U; click on a row's name", "show the ranks of a row one by one, or in one row"],
   ["P", "pin or unpin the card"],
   ["C, B", "show or hide the critical path or the bubbles"],
   ["M", "set a mark, which shows the time since the previous mark"],
@@ -488,7 +489,8 @@ class View {
     this.pointers.delete(event.pointerId);
     if (!drag) return;
     if (this.pointers.size) return this.beginDrag([...this.pointers.values()][0]); // the remaining finger continues from here
-    if (!drag.moved) {
+    if (!drag.moved && drag.x < GUTTER && drag.y > RULER) timeline.unfold(timeline.rowAt(drag.y));
+    else if (!drag.moved) {
       const flag = event.offsetY < RULER ? timeline.flags().find(({ x }) => Math.abs(x - event.offsetX) < 7) : null;
       timeline.tape = timeline.box = null;
       this.part("tip").hidden = true;
@@ -551,6 +553,7 @@ class View {
       c: () => this.toggle("critical_path"), b: () => this.toggle("bubble"),
       p: () => timeline.selected && this.pin(timeline.selected), m: () => this.setMark(),
       " ": () => this.play(), ",": () => this.step(false), ".": () => this.step(true),
+      u: () => timeline.unfold(timeline.selectedRow()),
       "/": () => this.part("search").focus(), "?": () => this.part("help").showModal(),
       q: () => this.toggleSide(), escape: () => this.clear(), enter: () => this.goAcross(),
       arrowright: () => this.walk(1, grows), arrowleft: () => this.walk(-1, grows),
@@ -612,7 +615,9 @@ class View {
     const { timeline } = this, one = timeline.selected;
     if (!one) return this.changeRow(0);
     const { run } = one, rank = run.rank[one.event];
-    const event = Math.min(Math.max(run.first[rank], one.event + by), run.first[rank + 1] - 1);
+    // the program's own time is between two events
+    const from = one.event < run.size ? one.event : run.before[one.event - run.size] + (by < 0);
+    const event = Math.min(Math.max(run.first[rank], from + by), run.first[rank + 1] - 1);
     this.select({ run, event }, true);
     if (grows) this.extend(one, { run, event });
   }

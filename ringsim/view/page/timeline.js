@@ -1,9 +1,12 @@
 // The timeline draws ranks as rows, pixel by pixel, with the ruler above, the whole run below, and the selection on top.
 
-const GUTTER = 76, RULER = 34; // the space for names to the left of the rows, and for times above them, in pixels
+const GUTTER = 92, RULER = 34; // the space for names to the left of the rows, and for times above them, in pixels
+const FOLDED_ROW = 14; // if whole ranks would be lower than 5 pixels, several share a row this high
+const [MOST_ODD, STRIPS] = [12, 12]; // the most ranks with a row of their own; strips of the overview
 const LEAST_ROW = 3; // the least row height in pixels
 const SLOW_KINDS = new Set(["link", "slow_link", "late_sender", "late_receiver", "straggler"]); // kinds of findings in runs that finished
-const MOST_ARROWS = 400, MOST_NAMES = 400; // more would look like a grey area
+const MOST_ARROWS = 400, MOST_NAMES = 1000; // more would look like a grey area
+const MOST_CROSSED = 24; // with more rows in view, only arrows near the pointer are drawn
 const MOST_BUBBLES = 4000; // the most bubbles to hatch at the same time
 const MOST_BARS = 20000; // above this number, bins are drawn instead of single bars
 const MOST_PIXELS = 4e6; // the most pixels of the canvas; a larger screen gets larger pixels
@@ -30,6 +33,8 @@ class Timeline {
     this.end = Math.max(...runs.map((run) => run.end));
     this.begin = Math.min(0, ...runs.map((run) => run.begin)); // marks may precede the first event
     this.top = 0;
+    this.unfolded = new Set(); // the keys of rows of several ranks that are shown rank by rank
+    this.ghost = runs.length === 2 && runs[1].head.predicted ? runs[0] : null;
     this.fit();
     this.steps = runs.map(findSteps);
     this.paths = runs.map(() => null); // the critical paths, found when first needed
@@ -52,20 +57,79 @@ class Timeline {
   /** Sorts the rows by "rank", "stage" or "host", so that the ranks of a stage or on a host are together. */
   groupBy(by) {
     this.grouping = by;
-    this.rows = [];
+    this.all = [];
     for (const [number, run] of this.runs.entries()) {
-      for (let rank = 0; rank < run.ranks; rank++) this.rows.push({ run, number, rank, group: by === "rank" ? 0 : run[`${by}s`]?.[rank] ?? -1 });
+      if (run === this.ghost) continue;
+      for (let rank = 0; rank < run.ranks; rank++) this.all.push({ run, number, rank, group: by === "rank" ? 0 : run[`${by}s`]?.[rank] ?? -1 });
     }
-    this.rows.sort((a, b) => (a.group >>> 0) - (b.group >>> 0) || a.rank - b.rank || a.number - b.number);
-    this.places = this.runs.map((run) => new Int32Array(run.ranks));
-    for (const [place, row] of this.rows.entries()) this.places[row.number][row.rank] = place;
+    this.all.sort((a, b) => (a.group >>> 0) - (b.group >>> 0) || a.rank - b.rank || a.number - b.number);
+    this.fold();
   }
+
+  /** Puts neighbouring ranks into one row if there are too many, but not ranks unlike the others. */
+  fold() {
+    const room = (this.height ?? 600) - RULER, { all } = this, rows = new Map();
+    const folds = all.length * 5 > room;
+    const size = 2 ** Math.ceil(Math.log2(all.length / Math.max(4, room / FOLDED_ROW - MOST_ODD)));
+    for (const row of all) {
+      const part = `${row.number} ${row.group} ${Math.floor(row.rank / size)}`;
+      const alone = !folds || this.isOdd(row) || this.unfolded.has(part);
+      const key = alone ? rows.size : part;
+      if (rows.has(key)) rows.get(key).ranks.push(row.rank);
+      else rows.set(key, { ...row, part, ranks: [row.rank] });
+    }
+    this.rows = [...rows.values()];
+    this.places = this.runs.map((run) => new Int32Array(run.ranks));
+    for (const [place, { number, ranks }] of this.rows.entries()) {
+      for (const rank of ranks) this.places[number][rank] = place;
+    }
+    if (this.ghost) this.places[0].set(this.places[1].subarray(0, this.ghost.ranks));
+  }
+
+  /** Shows the ranks of a row one by one or, if they are shown so, in one row. */
+  unfold(place) {
+    const { part } = this.rows[place] ?? {};
+    if (!this.unfolded.delete(part)) this.unfolded.add(part);
+    this.resize(this.width, this.height);
+  }
+
+  /** Returns the row of the selection or, without one, the row in the middle. */
+  selectedRow() {
+    const one = this.selected;
+    return one ? this.rowOf(one.run, one.run.rank[one.event]) : this.rowAt(this.height / 2);
+  }
+
+  /** Returns how unlike the others each rank is; above 1, its computing or blocked time deviates. */
+  oddness(run) {
+    if (run.odd) return run.odd;
+    const times = [new Float64Array(run.ranks), new Float64Array(run.ranks)];
+    for (let rank = 0; rank < run.ranks; rank++) {
+      const { span, operation } = run.lanesOf(rank);
+      for (const i of span[0]?.events ?? []) times[0][rank] += run.endOf(i) - run.post[i];
+      for (const i of operation.flatMap((lane) => [...lane.events])) {
+        run.parts(i, (from, until, state) => {
+          if (state !== POSTED && state !== TRANSFER) times[1][rank] += until - from;
+        });
+      }
+    }
+    run.odd = new Float64Array(run.ranks);
+    for (const time of times) {
+      const usual = median(time), spread = median(time.map((one) => Math.abs(one - usual)));
+      const most = Math.max(4 * spread, 0.02 * (run.end - run.begin));
+      time.forEach((one, rank) => { run.odd[rank] = Math.max(run.odd[rank], Math.abs(one - usual) / most); });
+    }
+    run.oddest = Array.from(run.odd.keys()).sort((a, b) => run.odd[b] - run.odd[a]).slice(0, MOST_ODD);
+    return run.odd;
+  }
+
+  isOdd({ run, rank }) { return this.oddness(run)[rank] > 1 && run.oddest.includes(rank); }
 
   setTheme(dark) {
     this.dark = dark;
     const theme = dark ? "dark" : "light";
     const colours = (family) => Object.entries(LOOKS[family]).map(([key, look]) => [key, look[theme]]);
     this.marks = Object.fromEntries(colours("mark")); // by meaning, such as "critical_path"
+    this.comparison = Object.fromEntries(colours("comparison"));
     const paper = Object.fromEntries(colours("paper"));
     [this.ground, this.stripe, this.ink] = [paper.ground, paper.field, paper.ink];
     [this.muted, this.grid] = [paper.muted, paper.grid];
@@ -86,6 +150,7 @@ class Timeline {
     }
     this.overview.width = width;
     this.overview.height = 48;
+    this.fold();
     const fills = Math.floor((height - RULER) / this.rows.length);
     if (!this.hasOwnHeight) this.rowHeight = Math.max(LEAST_ROW, fills);
     this.scroll(0);
@@ -102,8 +167,12 @@ class Timeline {
 
   /** Returns the top and the bottom of a lane's bars in a row, in pixels from the row's top. */
   laneSpan(row, band, lane) {
-    const pad = this.rowHeight >= 12 ? 2 : 0, inner = this.rowHeight - 2 * pad;
-    const lanes = row.run.lanesOf(row.rank);
+    const lanes = row.run.lanesOf(row.rank), height = this.rowHeight;
+    const bracket = !lanes.step.length || height < 16 ? 0 : height < 64 ? 5 : 13; // of steps
+    let pad = height >= 12 ? 2 : 0;
+    if (band === "step") return [pad, pad + bracket];
+    const inner = height - 2 * pad - bracket;
+    pad += bracket;
     const both = lanes.span.length && lanes.operation.length;
     const [low, high] = !both ? [0, inner] : band === "span" ? [0, inner * 0.55] : [inner * 0.55, inner];
     const share = (high - low) / Math.max(1, lanes[band].length);
@@ -171,12 +240,20 @@ class Timeline {
         if (away > (this.rowHeight < 12 ? this.rowHeight : 1)) continue;
         row.run.between(lane, time - slack, time + slack, (event) => {
           const from = row.run.post[event], until = row.run.endOf(event);
+          if (this.hides(row.run, event)) return;
           const off = away * slack + (time < from ? from - time : time > until ? time - until : 0);
           if (off <= distance && (!this.found || this.found.get(row.run)[event])) [best, distance] = [event, off];
         });
       }
     }
     return best === null ? null : { run: row.run, event: best };
+  }
+
+  /** Returns whether all of an event is hidden. */
+  hides(run, event) {
+    let shows = !this.hidden.size;
+    if (!shows) run.parts(event, (_, __, state) => { shows ||= !this.hidden.has(STATE_KEYS[state]); });
+    return !shows;
   }
 
   // -- bars
@@ -200,6 +277,9 @@ class Timeline {
       if (stripe) this.fill(0, width, top, bottom, pixel(this.stripe, this.stripe));
       const pyramid = this.pyramids[row.number];
       for (const band of BANDS) {
+        if (this.ghost && !many && !this.hidden.has("recorded")) {
+          this.drawGhosts({ run: this.ghost, rank: row.rank }, index, band, left);
+        }
         if (many) this.drawBins(row, index, band, pyramid, left, perPixel, stripe);
         else this.drawBars(row, index, band, left, stripe);
       }
@@ -245,6 +325,7 @@ class Timeline {
     const { state, share, at, bins, begin, binTime } = perPixel >= pyramid.binTime ? pyramid.level(row.rank, number, perPixel)
       : pyramid.window(row.rank, number, this.from, this.until, width - left);
     const [low] = this.laneSpan(row, band, 0), [, high] = this.laneSpan(row, band, lanes.length - 1);
+    if (low === high) return;
     const y0 = Math.round((this.y(index) + low) * this.ratio), y1 = Math.max(y0 + 1, Math.round((this.y(index) + high) * this.ratio));
     const line = new Uint32Array(width);
     const colours = this.pixels[stripe], pale = this.found ? 2 : 0, isOff = this.hiddenStates();
@@ -278,21 +359,49 @@ class Timeline {
       const bottom = Math.max(low + 1, high - (high - low > 4 ? 1 : 0));
       run.between(lane, this.from, this.until, (event) => {
         const dim = found && !found[event];
+        if (band === "step" && low === high) return;
         run.parts(event, (from, until, state) => {
           if (isOff[state]) return;
           const x0 = Math.max(left, Math.round(left + (from - this.from) * scale));
           const x1 = Math.max(x0 + 1, Math.min(width, Math.round(left + (until - this.from) * scale)));
-          this.fill(x0, x1, low, bottom, this.pixels[stripe][state][dim ? 50 : 255]);
+          const colour = this.pixels[stripe][state][dim ? 50 : 255];
+          if (band === "step") return this.drawFrame(x0, x1, low, bottom, this.textures[state], true);
+          this.fill(x0, x1, low + (this.ghost ? (bottom - low) >> 2 : 0), bottom, colour);
           if (x1 - x0 > 5 && bottom - low > 5 && !dim) this.drawTexture(x0, x1, low, bottom, state);
         });
         const begin = this.x(Math.max(run.post[event], this.from)), end = this.x(Math.min(run.endOf(event), this.until));
-        if (end - begin > 24 && bottom - low > 8 * ratio && this.names.length < MOST_NAMES && !dim) {
-          let ground;
-          run.parts(event, (from, until, state) => { if (ground === undefined && until > this.from && !isOff[state]) ground = this.colours[state]; });
-          if (ground) this.names.push([run.text(event), begin + 3, (low + bottom) / 2 / ratio, end - begin - 6, ground]);
+        if (end - begin > 12 && bottom - low > 8 * ratio && this.names.length < MOST_NAMES && !dim) {
+          let first;
+          run.parts(event, (from, until, state) => { if (until > this.from) first ??= state; });
+          if (first === PROGRAM || isOff[first]) return;
+          const short = first >= SPANS ? STATES[first].short : "", microbatch = run.columns.microbatch[event];
+          const ground = band === "step" ? this.ground : this.colours[first];
+          const place = [begin, (low + bottom) / 2 / ratio, end - begin];
+          this.names.push([run.text(event), ...place, ground, short && short + (microbatch >= 0 ? microbatch : "")]);
         }
       });
     }
+  }
+
+  /** Draws the outlines of the recorded bars, behind the predicted ones. */
+  drawGhosts(row, index, band, left) {
+    const colour = pixel(this.marks.recorded, this.ground), { run, rank } = row;
+    const scale = (this.canvas.width - left) / (this.until - this.from);
+    for (const [number, lane] of run.lanesOf(rank)[band].entries()) {
+      const [low, high] = this.laneSpan(row, band, number).map((y) => Math.round((this.y(index) + y) * this.ratio));
+      run.between(lane, this.from, this.until, (event) => run.parts(event, (from, until) => {
+        const [x0, x1] = [from, until].map((time) => Math.round(left + (time - this.from) * scale));
+        if (x1 > left) this.drawFrame(Math.max(left, x0), x1, low, high, colour, false);
+      }));
+    }
+  }
+
+  /** Draws the outline of a box or, if it is open, a bracket. */
+  drawFrame(x0, x1, y0, y1, colour, isOpen) {
+    this.fill(x0, x1, y0, y0 + 1, colour);
+    this.fill(x0, x0 + 1, y0, y1, colour);
+    this.fill(x1 - 1, x1, y0, y1, colour);
+    if (!isOpen) this.fill(x0, x1, y1 - 1, y1, colour);
   }
 
   /** Draws a texture of fine lines, in a darker or lighter colour, into a bar. */
@@ -336,25 +445,29 @@ class Timeline {
   drawNames(context, first, last) {
     context.textBaseline = "middle";
     context.font = "11px system-ui, sans-serif";
-    for (const [name, x, y, room, ground] of this.names) {
+    for (const [name, x, y, width, ground, short] of this.names) {
       context.fillStyle = readableInk(ground);
-      const fits = Math.floor(room / 6.5);
-      // If there is little room, "backward 3" is abbreviated to B3, as in drawings of schedules.
-      const text = name.length > fits ? name.replace(/^(\p{L})\S* (\d+)$/u, (_, letter, number) => letter.toUpperCase() + number) : name;
-      if (fits >= 2) context.fillText(text.length > fits ? `${text.slice(0, fits - 1)}…` : text, x, y);
+      const fits = Math.floor((width - 6) / 6.5);
+      if (name.length <= fits) context.fillText(name, x + 3, y);
+      else if (short) { // in narrow bars "B3" instead of "backward 3", as in drawings of schedules
+        const free = width - context.measureText(short).width;
+        if (free >= 1) context.fillText(short, x + free / 2, y);
+      } else if (fits >= 3) context.fillText(`${name.slice(0, fits - 1)}…`, x + 3, y);
     }
     context.fillStyle = this.ground;
     context.fillRect(0, RULER, GUTTER - 2, this.height);
     context.fillStyle = this.ink;
     let free = -Infinity; // the next name may be written from this position on
     for (let index = first; index <= last; index++) {
-      const { rank, number, group } = this.rows[index], y = Math.max(RULER + 7, this.y(index) + this.rowHeight / 2);
+      const { rank, ranks, number, group } = this.rows[index], y = Math.max(RULER + 7, this.y(index) + this.rowHeight / 2);
       const begins = this.grouping !== "rank" && group !== this.rows[index - 1]?.group;
       if (begins) context.fillRect(0, this.y(index), this.width, 1);
       if (y < free) continue;
       const which = this.runs.length > 1 && this.rowHeight >= 13 ? ` ${"ABCDEFGH"[number]}` : "";
       const two = begins && this.rowHeight >= 28;
-      const name = `${begins && !two ? `${this.grouping} ${group} ·` : "rank"} ${rank}${which}`;
+      const last = ranks.at(-1), span = last === rank ? "" : `–${last}`;
+      const kind = begins && !two ? `${this.grouping} ${group} ·` : span ? "ranks" : "rank";
+      const name = `${kind} ${rank}${span}${which}`;
       context.fillText(name, 8, two ? y + 7 : y);
       if (two) context.fillText(group < 0 ? `no ${this.grouping}` : `${this.grouping} ${group}`, 8, y - 7);
       free = y + 13;
@@ -381,12 +494,17 @@ class Timeline {
     const { width, height } = this.overview, context = this.overview.getContext("2d");
     const image = new ImageData(width, height), buffer = new Uint32Array(image.data.buffer);
     buffer.fill(pixel(this.stripe, this.stripe));
+    const strips = this.all.length > 2 * STRIPS ? STRIPS : this.all.length, lines = strips * 2;
+    const worst = (one, row) => (this.oddness(row.run)[row.rank] > this.oddness(one.run)[one.rank] ? row : one);
+    const chosen = Array.from({ length: strips }, (_, strip) => { // of many ranks, the most unlike
+      const [from, until] = [strip, strip + 1].map((at) => Math.floor((at * this.all.length) / strips));
+      return until - from > 1 ? this.all.slice(from, until).reduce(worst) : this.all[from];
+    });
     const isOff = this.hiddenStates();
-    const lines = Math.min(this.rows.length * BANDS.length, height);
     for (let line = 0; line < lines; line++) {
-      const row = this.rows[Math.floor((line * this.rows.length) / lines)];
+      const row = chosen[line >> 1];
       const perPixel = this.end / (width - GUTTER);
-      const { state, share, at, bins, binTime } = this.pyramids[row.number].level(row.rank, line % BANDS.length, perPixel);
+      const { state, share, at, bins, binTime } = this.pyramids[row.number].level(row.rank, line % 2, perPixel);
       for (let x = GUTTER; x < width; x++) {
         const bin = Math.floor(((x - GUTTER) * perPixel) / binTime);
         if (bin >= bins || !share[at + bin] || isOff[state[at + bin]]) continue;
@@ -405,7 +523,10 @@ class Timeline {
     context.strokeRect(x0 + 0.5, 0.5, Math.max(2, x1 - x0 - 1), height - 1);
     context.fillStyle = this.muted;
     context.font = "11px system-ui, sans-serif";
-    context.fillText("whole run", 8, height / 2);
+    const odd = strips < this.all.length ? chosen.reduce(worst) : null;
+    const named = odd && this.isOdd(odd);
+    context.fillText("whole run", 8, height / 2 - (named ? 7 : 0));
+    if (named) context.fillText(`rank ${odd.rank}!`, 8, height / 2 + 8);
   }
 
   // -- above the bars
@@ -522,8 +643,11 @@ class Timeline {
 
   /** Returns the sends of the visible messages, or an empty list if there are too many. */
   messagesInView() {
-    const sends = [];
-    for (let index = Math.max(0, this.rowAt(RULER)); index <= this.rowAt(this.height - 1) && index < this.rows.length; index++) {
+    const sends = [], first = Math.max(0, this.rowAt(RULER));
+    const last = Math.min(this.rows.length - 1, this.rowAt(this.height - 1));
+    if (this.hidden.has("message")) return sends;
+    if (last - first >= MOST_CROSSED) return this.messagesNear();
+    for (let index = first; index <= last; index++) {
       const { run, rank } = this.rows[index];
       for (const lane of run.lanesOf(rank).operation) {
         if (firstAbove(lane.begins, this.until) - firstAbove(lane.ends, this.from) > 2 * MOST_ARROWS) return [];
@@ -532,6 +656,19 @@ class Timeline {
         });
         if (sends.length > MOST_ARROWS) return [];
       }
+    }
+    return sends;
+  }
+
+  /** Returns the sends of the messages of the rank under the pointer, near the pointer. */
+  messagesNear() {
+    const sends = [], { hovered } = this;
+    if (!hovered) return sends;
+    const { run, event } = hovered, reach = (40 * (this.until - this.from)) / (this.width - GUTTER);
+    for (const lane of run.lanesOf(run.rank[event]).operation) {
+      run.between(lane, run.post[event] - reach, run.endOf(event) + reach, (near) => {
+        if (run.partner(near) >= 0 && sends.length < 40) sends.push({ run, event: near });
+      });
     }
     return sends;
   }
