@@ -38,7 +38,7 @@ const SIDE_STEP = 24; // pixels by which an arrow key moves the divider
 const [LEAST_SIDE, LEAST_LEFT] = [240, 300]; // the least widths of the panel and of the timeline
 const GLYPHS = { // in the legend, for what is not a bar
   bubble: "▨", critical_path: "━", message: "→", across: "⇢", problem: "▼", slow: "▼", mark: "□",
-  your_mark: "│",
+  your_mark: "│", recorded: "▭",
 };
 const SHORTCUTS = { bubble: "B", critical_path: "C" };
 
@@ -116,8 +116,10 @@ class View {
       if (run.columns.partner.some(Boolean)) used.add("message");
       if (run.hosts) used.add("across");
       if (run.size > run.marks.length) used.add("critical_path");
+      if (run.post.length > run.size) names.set("program", new Set([LOOKS.computing.program.name]));
     }
     if (timeline.steps.some((steps) => steps.length)) used.add("bubble");
+    if (timeline.ghost) used.add("recorded");
     const ordered = STATE_KEYS.filter((key) => names.has(key)).map((key) => [key, names.get(key)]);
     const marks = Object.keys(GLYPHS).filter((key) => used.has(key));
     return [...ordered, ...marks.map((key) => [key, [LOOKS.mark[key]?.name ?? "mark in the program"]])];
@@ -130,8 +132,8 @@ class View {
     this.part("legend").replaceChildren(...[...this.names].map(([key, names]) => {
       const state = STATE_KEYS.indexOf(key), all = [...names].join(", ");
       const swatch = make("span", { class: "swatch", "aria-hidden": "true" });
-      swatch.textContent = (GLYPHS[key] ?? STATES[state].texture) || "\u00a0";
-      if (state >= 0) {
+      swatch.textContent = (key === "step" ? "⊓" : GLYPHS[key] ?? STATES[state].texture) || "\u00a0";
+      if (state >= 0 && key !== "step") {
         swatch.style.backgroundColor = timeline.colours[state];
         swatch.style.color = readableInk(timeline.colours[state]);
       } else swatch.style.color = timeline.marks[key] ?? timeline.ink;

@@ -83,7 +83,8 @@ function card(run, event, goTo, ...buttons) {
 /** Adds up the selected area by rank: the time of each state, the messages sent and their bytes. */
 function sumArea({ rows, runs, tape: [from, until], box }) {
   const [first, last] = box ?? [0, rows.length - 1], used = new Set();
-  const sums = rows.slice(first, last + 1).map(({ run, rank, number }) => {
+  const all = rows.slice(first, last + 1).flatMap((row) => row.ranks.map((rank) => ({ ...row, rank })));
+  const sums = all.map(({ run, rank, number }) => {
     const times = new Float64Array(STATES.length);
     let [messages, bytes] = [0, 0];
     for (const lane of BANDS.flatMap((band) => run.lanesOf(rank)[band])) {
