@@ -38,7 +38,8 @@ const SIDE_STEP = 24; // pixels by which an arrow key moves the divider
 const [LEAST_SIDE, LEAST_LEFT] = [240, 300]; // the least widths of the panel and of the timeline
 const GLYPHS = { // in the legend, for what is not a bar
   bubble: "▨", critical_path: "━", message: "→", across: "⇢", problem: "▼", slow: "▼", mark: "□",
-  your_mark: "│", recorded: "▭",
+  your_mark: "│", recorded: "▭", much_earlier: "▬", earlier: "▬", alike: "▬", later: "▬",
+  much_later: "▬",
 };
 const SHORTCUTS = { bubble: "B", critical_path: "C" };
 
@@ -66,6 +67,7 @@ class View {
     this.layOut();
     this.openHint();
     this.restore();
+    this.drawLegend(); // some of it may be hidden now
     return this;
   }
 
@@ -109,6 +111,7 @@ class View {
           names.get(key).add(key in LOOKS.span ? run.label(i) : STATES[state].name);
         });
       }
+      if (run.post.length > run.size) names.set("program", new Set([STATES[PROGRAM].name]));
       for (const { event, kind } of run.flags) {
         if (event >= 0) used.add(SLOW_KINDS.has(kind) ? "slow" : "problem");
       }
@@ -116,13 +119,20 @@ class View {
       if (run.columns.partner.some(Boolean)) used.add("message");
       if (run.hosts) used.add("across");
       if (run.size > run.marks.length) used.add("critical_path");
-      if (run.post.length > run.size) names.set("program", new Set([LOOKS.computing.program.name]));
     }
     if (timeline.steps.some((steps) => steps.length)) used.add("bubble");
     if (timeline.ghost) used.add("recorded");
+    for (const lag of timeline.lags?.flatMap(([, late]) => [...late]) ?? []) {
+      used.add(lagKey(lag, runs[1]));
+    }
     const ordered = STATE_KEYS.filter((key) => names.has(key)).map((key) => [key, names.get(key)]);
     const marks = Object.keys(GLYPHS).filter((key) => used.has(key));
-    return [...ordered, ...marks.map((key) => [key, [LOOKS.mark[key]?.name ?? "mark in the program"]])];
+    return [...ordered, ...marks.map((key) => [key, [(LOOKS.mark[key] ?? LOOKS.comparison[key])?.name ?? "mark in the program"]])];
+  }
+
+  markColour(key) {
+    const { comparison, marks, muted, ink } = this.timeline;
+    return key === "bubble" ? muted : comparison[key] ?? marks[key] ?? ink;
   }
 
   /** Explains everything that is drawn in the runs; a click on an entry hides or shows it. */
@@ -136,7 +146,7 @@ class View {
       if (state >= 0 && key !== "step") {
         swatch.style.backgroundColor = timeline.colours[state];
         swatch.style.color = readableInk(timeline.colours[state]);
-      } else swatch.style.color = timeline.marks[key] ?? timeline.ink;
+      } else swatch.style.color = this.markColour(key);
       const few = names.size > 3 ? `${[...names].slice(0, 2).join(", ")}, …` : all;
       const shortcut = SHORTCUTS[key] ? ` (${SHORTCUTS[key]})` : "";
       return make("button", {
