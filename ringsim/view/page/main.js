@@ -122,8 +122,9 @@ class View {
     }
     if (timeline.steps.some((steps) => steps.length)) used.add("bubble");
     if (timeline.ghost) used.add("recorded");
-    for (const lag of timeline.lags?.flatMap(([, late]) => [...late]) ?? []) {
-      used.add(lagKey(lag, runs[1]));
+    if (runs.length === 2) {
+      timeline.lags ??= findLags(...runs);
+      for (const [, late] of timeline.lags) for (const lag of late) used.add(lagKey(lag, runs[1]));
     }
     const ordered = STATE_KEYS.filter((key) => names.has(key)).map((key) => [key, names.get(key)]);
     const marks = Object.keys(GLYPHS).filter((key) => used.has(key));

@@ -151,7 +151,7 @@ class Timeline {
     this.overview.width = width;
     this.overview.height = 48;
     this.fold();
-    const fills = Math.floor((height - RULER) / this.rows.length);
+    const fills = (height - RULER) / this.rows.length;
     if (!this.hasOwnHeight) this.rowHeight = Math.max(LEAST_ROW, fills);
     this.scroll(0);
   }
