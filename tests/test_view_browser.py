@@ -10,8 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 from synthetic import Story, pipeline
 from test_hostile_names import hostile_file
+from test_sources import LINK, all_send_first, send_next
+from test_sources import stuck as stuck_in_code
 
 import ringsim
 from ringsim import Trace, explore
@@ -97,7 +101,8 @@ def open_page(browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     def open_it(*shown: Any, fragment: str = "") -> Shown:
         page = context.new_page()
         if len(shown) == 1:
-            shown[0].to_html(tmp_path / "run.html")
+            more = {"source": True} if isinstance(shown[0], Trace) else {}
+            shown[0].to_html(tmp_path / "run.html", **more)
         else:
             files = [f"{tmp_path}/{number}.ringtrace" for number in range(len(shown))]
             for trace, file in zip(shown, files, strict=True):
@@ -443,6 +448,79 @@ def test_what_is_drawn_is_what_happened(open_page: Open) -> None:
         view.get("timeline.fit()")
 
 
+def late_for_all_reduce() -> None:
+    ringsim.compute(0.001 * (1 + dist.get_rank()))
+    dist.all_reduce(torch.zeros(1))
+
+
+def word_of(function: Callable[..., Any], line: int) -> str:
+    """Returns a line of a function, such as "test.py:14", counted from its first line."""
+    code = function.__code__
+    return f"{Path(code.co_filename).name}:{code.co_firstlineno + line}"
+
+
+def test_the_code_shows_where_each_rank_is(open_page: Open) -> None:
+    """The playhead moves the cursors, a line selects its operations, and an operation its line."""
+    computes, reduces = (word_of(late_for_all_reduce, line) for line in (1, 2))
+    trace = ringsim.simulate(late_for_all_reduce, world_size=2, link=LINK)
+    view = open_page(trace, fragment="#tab=code&h=500000")
+    view.page.locator(".code").wait_for()
+    said = "[...document.querySelectorAll('.code title')].map((one) => one.textContent)"
+    assert view.get(said) == [f"rank {rank} computes at {computes}" for rank in (0, 1)]
+    code = view.page.locator(".code li:not(.far)").all_inner_texts()
+    assert "def late_for_all_reduce() -> None:" in " ".join(code)
+    assert "import pytest" not in " ".join(code)  # folded, because it is far away
+    view.page.get_by_role("button", name="all lines").click()
+    assert view.page.get_by_text("import pytest", exact=True).is_visible()
+    # a click on an operation moves the line, and marks the operation's line
+    events = trace.to_pandas()
+    first, second = events.index[events["op"] == "all_reduce"]
+    view.page.mouse.click(*view.at(int(first)))
+    waits = [
+        f"rank 0 waits at {reduces} for rank 1 at {computes}",
+        f"rank 1 computes at {computes}",
+    ]
+    view.until("document.querySelector('.code .here')?.innerText.includes('all_reduce')")
+    assert view.get(said) == waits
+    assert view.get("document.querySelectorAll('.code svg > path').length") == 1
+    view.text("panel")
+    assert view.page.locator(".code [aria-live]").text_content() == waits[0]
+    # a line selects its operations, also by keys, and the search box shows how
+    line = view.page.get_by_role("button", name="dist.all_reduce(torch.zeros(1))")
+    line.click()
+    assert view.text("hits") == "2 found"
+    assert view.get("[...[...timeline.found.values()][0]]") == [0, 1, 0, 1]
+    walked = []
+    for button in ("next", "next", "previous"):
+        view.page.locator(".code").get_by_role("button", name=button).click()
+        walked.append(view.get("timeline.selected.event"))
+    assert walked == [second, first, second]
+    view.text("panel")
+    assert view.get(said) == [f"rank {rank} waits at {reduces}" for rank in (0, 1)]
+    line.press("ArrowUp")
+    view.page.keyboard.press("Enter")
+    assert view.part("search").input_value() == f"line:{computes}"
+    view.page.keyboard.press("Enter")  # again: no search
+    assert view.get("[view.part('search').value, timeline.found, view.tab]") == ["", None, "code"]
+
+
+def test_a_deadlock_is_a_circle_in_the_code(open_page: Open) -> None:
+    view = open_page(stuck_in_code())
+    view.tab("code")
+    view.page.locator(".code").wait_for()
+    word = word_of(all_send_first, 1)  # the caller of the wrapper that sends
+    titles = view.page.locator(".code title").all_text_contents()
+    assert titles == [
+        f"rank {k} waits at {word} for rank {(k + 1) % 3} at {word}" for k in range(3)
+    ]
+    assert view.page.locator(".code svg > path.stuck").count() == 3
+    send = view.page.get_by_role("button", name="dist.send(tensor, ")
+    send.click()  # the wrapper's own line has the same operations
+    assert view.text("hits") == "3 found"
+    assert view.part("search").input_value() == f"line:{word_of(send_next, 1)}"
+    assert open_page(pipeline(2)).page.get_by_role("tab", name="code").count() == 0
+
+
 READ_STEP = """(() => {
     const run = view.runs[a], [step, ...more] = findSteps(run), path = findCriticalPath(run);
     const idle = [...step.computes.keys()].map((rank) => {
@@ -527,17 +605,55 @@ def test_printers_and_browsers_without_scripts_get_the_still_picture(open_page: 
 
 def test_choices_of_an_explorer_bring_their_runs(open_page: Open) -> None:
     view = open_page(explore.deadlock())
-    page, words = view.page, view.page.locator("pre").first
+    page, words = view.page, view.page.locator(".words")
     assert words.inner_text().startswith("The run never ends.")
+    circle = page.get_by_role("img", name="Ranks 0, 1, 2, 3 wait for each other in a circle.")
+    assert circle.locator("text").all_text_contents() == [*["send"] * 4, *"0123"]
     view.tab("table")
     page.get_by_role("button", name="light/dark").click()
-    outer, inner = page.locator(".explorer"), page.locator(".explorer > .ringsim")
+    outer, inner = page.locator(".explorer"), page.locator(".parts > .ringsim")
     dark = outer.get_attribute("data-theme")
     page.get_by_role("combobox", name="rank 2 first").select_option("receives")
-    view.until("document.querySelector('pre').innerText.startsWith('The run ends after')")
+    says = "document.querySelector('.words').innerText.startsWith('The run ends after"
+    view.until(f"{says}')")
+    assert circle.count() == 0
     assert "recv" in view.text("panel")  # the table is still open, and shows the new run
     slider = page.get_by_role("slider", name="size")
     slider.press("ArrowRight")
-    view.until("!document.querySelector('pre').innerText.startsWith('The run ends after 51.6')")
+    view.until(f"!{says} 51.6')")
     assert slider.get_attribute("aria-valuetext") == "1024 KiB"
     assert inner.get_attribute("data-theme") == dark == outer.get_attribute("data-theme")
+    field = page.get_by_role("spinbutton", name="size")
+    assert field.input_value() == "1024"
+    field.fill("70")
+    field.press("Enter")
+    view.until(f"{says} 51.6')")
+    assert (field.input_value(), slider.get_attribute("aria-valuetext")) == ("4", "4 KiB")
+    said = "size is one of 4, 1024 on this page: 4 KiB is nearest to 70."
+    assert page.get_by_role("status").inner_text() == said
+
+
+def test_an_explorer_is_an_aligned_grid_with_its_picture_first(open_page: Open) -> None:
+    view = open_page(explore.bandwidth())
+    for width in (1400, 1000, 390):
+        view.page.set_viewport_size({"width": width, "height": 900})
+        rows = view.get(
+            "[...document.querySelectorAll('.choices label')].map((label) => "
+            "[label, document.getElementById(label.htmlFor), label.nextSibling.nextSibling]"
+            ".map((one) => one.getBoundingClientRect())"
+            ".map(({left, right, top, bottom}) => [left, right, (top + bottom) / 2]))"
+        )
+        assert len(rows) == 4
+        for label, slider, field in rows:
+            assert label[1] <= slider[0] < slider[1] <= field[0] < field[1] <= width
+            assert label[2] == pytest.approx(slider[2], abs=2)
+            assert label[2] == pytest.approx(field[2], abs=2)
+        assert len({tuple(edge for part in row for edge in part[:2][1:]) for row in rows}) <= 2
+        chart, table, drawn = (
+            view.get(f"document.querySelector('{part}').getBoundingClientRect().toJSON()")
+            for part in (".picture canvas", ".words table", ".parts > .ringsim")
+        )
+        assert chart["bottom"] < 900, "the chart is above the fold"
+        assert chart["bottom"] < drawn["top"]
+        assert table["left"] > chart["right"] or table["top"] >= drawn["bottom"]
+        assert view.get("document.documentElement.scrollWidth") <= width

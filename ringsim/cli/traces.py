@@ -125,7 +125,7 @@ def write_page(traces: Sequence[Trace], file: Path, names: Sequence[str] = ()) -
     The path's directory is created if necessary.
     """
     make_directory(file.parent)
-    to_html(traces, file, names)
+    to_html(traces, file, names, source=True)  # as far as the trace files contain it
     tell_written(file)
 
 

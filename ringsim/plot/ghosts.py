@@ -22,9 +22,10 @@ from ringsim.plot.bars import (
     make_bars,
     time_range,
 )
-from ringsim.plot.rows import SLOTS, WHITE, Lanes, RankRows, TimeAxis
-from ringsim.plot.style import MUTED, Look
+from ringsim.plot.rows import SLOTS, Lanes, RankRows, TimeAxis
+from ringsim.plot.style import GROUND, MUTED, Look
 from ringsim.traces.events import Ints
+from ringsim.traces.looks import LOOKS
 from ringsim.traces.units import time_unit
 
 if TYPE_CHECKING:
@@ -34,8 +35,9 @@ if TYPE_CHECKING:
 
 __all__ = ["draw_boxes", "draw_recorded", "fit_axis", "make_room"]
 
-COMPUTING: Final = Look("recorded run, computing", "#DDDDDD", "", MUTED, edge=0.5)
-WAITING: Final = Look("recorded run, blocked", WHITE, "", MUTED, edge=0.5)
+PALE: Final = style.fade(LOOKS["recorded"].light, 0.7)
+COMPUTING: Final = Look("recorded run, computing", PALE, "", MUTED, edge=0.5)
+WAITING: Final = Look("recorded run, blocked", GROUND, "", MUTED, edge=0.5)
 ROOM: Final = 0.16  # the height of the ghosts, as a share of a row
 _WAITS: Final = (TRANSFER, LATE_SENDER, LATE_RECEIVER, BLOCKED, COLLECTIVE_BLOCKED)
 

@@ -87,8 +87,8 @@ class Trace:
     """The recorded events of a run, with the results and output of the ranks.
 
     A trace is displayed as pictures in a notebook, and as a summary in a terminal. Two traces are
-    equal if their events and metadata are equal. Results and output are not compared, because trace
-    files do not contain them.
+    equal if their events and metadata are equal. Results, output and source code are not compared,
+    because trace files need not contain them.
 
     Args:
         events: the events, one row each.
@@ -96,6 +96,8 @@ class Trace:
         results: the worker's return value on each rank, in rank order. The list is empty if there
             was no worker, or if the trace was loaded from a file.
         output: the output of each rank, in rank order; empty in the same cases as ``results``.
+        sources: the source code of the user's files and notebook cells, by the name of the file;
+            the interactive page shows this code.
         recorded: for a trace from ``what_if``, the recorded trace, which pictures show behind the
             predicted one; otherwise None. It is neither compared nor saved.
 
@@ -128,6 +130,7 @@ class Trace:
     metadata: dict[str, Any]
     results: list[Any] = field(default_factory=list)
     output: list[str] = field(default_factory=list)
+    sources: dict[str, str] = field(default_factory=dict)
     recorded: Trace | None = None
 
     def __len__(self) -> int:
@@ -308,8 +311,9 @@ class Trace:
         """Returns a copy of the trace that you can share.
 
         Paths are shortened to their last component, host names become "host0" and so on, and user
-        names become "user". Results and output are dropped. Other text from the program, such as
-        the names of spans and groups, is kept, so check that it reveals nothing private.
+        names become "user". Results, output and source code are dropped. Other text from the
+        program, such as the names of spans and groups, is kept, so check that it reveals nothing
+        private.
         """
         from ringsim.traces.redaction import redact
 
@@ -359,21 +363,23 @@ class Trace:
             _list_events(self) if which == "events" else _list_messages(self), copy=True
         )
 
-    def save(self, path: str | PathLike[str]) -> None:
+    def save(self, path: str | PathLike[str], *, source: bool = False) -> None:
         """Saves the trace to a single file, usually ``*.ringtrace``, completely or not at all.
 
         Read the file with ``ringsim.load``. Results and output are not saved, because a trace file
-        contains only numbers and names, nothing executable.
+        contains only data, nothing executable. Your source code is saved only with ``source=True``.
+        Then everybody who gets the file can read your code, in the page or with an unzip program.
 
         Args:
             path: the file to write; an existing file is replaced.
+            source: whether the file contains ``sources``, which the page needs to show your code.
 
         Raises:
             TraceFileError: the file cannot be written.
         """
         from ringsim.traces.files import save
 
-        save(self, path)
+        save(self, path, source=source)
 
     def to_perfetto(self, path: str | PathLike[str]) -> None:
         """Writes the trace for ui.perfetto.dev, usually to ``*.pftrace``.
@@ -411,11 +417,16 @@ class Trace:
     to_chakra = removed("Trace.to_chakra", "Perfetto's format (to_perfetto)")
     to_otf2 = removed("Trace.to_otf2", "Perfetto's format (to_perfetto)")
 
-    def to_html(self, path: str | PathLike[str]) -> None:
-        """Writes the trace as a single interactive page, usually ``*.html``, that works offline."""
+    def to_html(self, path: str | PathLike[str], *, source: bool = False) -> None:
+        """Writes the trace as a single interactive page, usually ``*.html``, that works offline.
+
+        Args:
+            path: the file to write; an existing file is replaced.
+            source: whether the page contains your source code, as in ``save``.
+        """
         from ringsim.view.html import to_html
 
-        to_html(self, path)
+        to_html(self, path, source=source)
 
     def view(self) -> Any:
         """Shows the interactive page from ``to_html`` in a notebook.

@@ -56,6 +56,7 @@ __all__ = [
     "PROGRAM",
     "align",
     "check_runs",
+    "draw_still",
     "encode",
     "find",
     "find_begin_ns",
@@ -72,19 +73,25 @@ PROGRAM: Final = (
     "columns.js",
     "pyramid.js",
     "timeline.js",
+    "waits.js",
     "ring.js",
     "panels.js",
     "steps.js",
     "critical.js",
+    "code.js",
     "main.js",
-)  # followed by page.js, explorer.js or widget.js
+)  # followed by page.js, widget.js or explorer.js, and by choices.js before the latter two
 MOST_RUNS: Final = 8
 # the page includes a picture only of traces with at most this many events
 MOST_PICTURED: Final = 100_000
 
 
 def to_html(
-    traces: Trace | Sequence[Trace], path: str | PathLike[str], names: Sequence[str] = ()
+    traces: Trace | Sequence[Trace],
+    path: str | PathLike[str],
+    names: Sequence[str] = (),
+    *,
+    source: bool = False,
 ) -> None:
     """Writes traces as an interactive page, in a single file that you can open from disk.
 
@@ -96,6 +103,7 @@ def to_html(
             Before a trace from ``what_if``, its recorded run is also drawn.
         path: the file to write; an existing file is replaced.
         names: the names of the traces, if there are several.
+        source: whether the page contains the traces' source code.
 
     Raises:
         ArgumentError: there are no traces, or too many.
@@ -118,7 +126,8 @@ def to_html(
     about = [escape(name, lines=False) for name in names]
     about = about or [count(trace.world_size, "rank") for trace in several]
     title = "ringsim: " + ", ".join(about)
-    write_page(path, title, "page.js", page_body(title, several), pack_all(several, names))
+    data = pack_all(several, names, source=source)
+    write_page(path, title, page_body(title, several), data, "page.js")
 
 
 def check_runs(traces: Trace | Sequence[Trace]) -> tuple[Trace, ...]:
@@ -146,15 +155,15 @@ def page_body(title: str, traces: Iterable[Trace]) -> str:
     return (
         part("page.html")
         .replace("{title}", html.escape(title))
-        .replace("{picture}", "".join(map(_picture, traces)))
+        .replace("{picture}", "".join(map(draw_still, traces)))
     )
 
 
 def write_page(
-    path: str | PathLike[str], title: str, entry: str, body: str, data: Iterable[bytes]
+    path: str | PathLike[str], title: str, body: str, data: Iterable[bytes], *entry: str
 ) -> None:
-    """Writes a page with a body, data and the program; the program's last file is ``entry``."""
-    program, look = part(*PROGRAM, entry), part("style.css")
+    """Writes a page with a body, data and the program; the program's last files are ``entry``."""
+    program, look = part(*PROGRAM, *entry), part("style.css")
     policy = (
         f"default-src 'none'; script-src {_hash(program)}; style-src {_hash(look)}; img-src data:"
     )
@@ -196,7 +205,7 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode('ascii')}'"
 
 
-def _picture(trace: Trace) -> str:
+def draw_still(trace: Trace) -> str:
     """Returns a still picture, for printing and for browsers that run no scripts.
 
     The result is "" if matplotlib is missing or the trace has too many events.
@@ -232,7 +241,9 @@ def pack(data: bytes) -> bytes:
     return gzip.compress(data, _LEVEL, mtime=0)
 
 
-def pack_all(traces: Sequence[Trace], names: Sequence[str] = ()) -> list[bytes]:
+def pack_all(
+    traces: Sequence[Trace], names: Sequence[str] = (), *, source: bool = False
+) -> list[bytes]:
     """Returns traces encoded for the view, on one axis, with their first operations aligned.
 
     A recorded run and the run predicted from it need no names.
@@ -240,7 +251,7 @@ def pack_all(traces: Sequence[Trace], names: Sequence[str] = ()) -> list[bytes]:
     if not names and len(traces) == 2 and traces[1].recorded is traces[0]:
         names = ("recorded", "predicted")
     each = zip(traces, align(traces), [*names, *[""] * (len(traces) - len(names))], strict=True)
-    return [pack(encode(*one)) for one in each]
+    return [pack(encode(*one, source=source)) for one in each]
 
 
 def align(traces: Sequence[Trace]) -> list[int]:
@@ -255,10 +266,11 @@ def find_begin_ns(trace: Trace) -> int:
     return int(posts.min()) if len(posts) else 0
 
 
-def encode(trace: Trace, later_ns: int = 0, name: str = "") -> bytes:
+def encode(trace: Trace, later_ns: int = 0, name: str = "", *, source: bool = False) -> bytes:
     """Returns a trace encoded for the view, uncompressed, with all times shifted by ``later_ns``.
 
-    The result consists of the head, followed by the columns in little-endian order.
+    The result consists of the head, followed by the columns in little-endian order. The head
+    contains the source code if ``source`` is True.
     """
     diagnosis = trace.explain()
     trace = replace(trace, events=reopen(trace.events, trace.metadata))
@@ -279,15 +291,20 @@ def encode(trace: Trace, later_ns: int = 0, name: str = "") -> bytes:
         "hosts": _hosts(trace),
         "ops": [[name, KIND_NAMES[OP_KINDS[code]]] for code, name in enumerate(OP_NAMES)],
         "groups": [escape(group.name, lines=False) for group in events.tables.groups],
+        "members": [list(group.ranks) for group in events.tables.groups],
         "payloads": [
             [one.dtype, list(one.shape), one.size_bytes] for one in events.tables.payloads
         ],
         "labels": labels,
         "meanings": find_meanings(labels),
         "files": [escape(name, lines=False) for name in events.tables.files],
+        "sources": {
+            escape(name, lines=False): escape(text)
+            for name, text in trace.sources.items()
+            if source
+        },
         "error": int(ERROR),
         "name": escape(name, lines=False),
-        "predicted": trace.metadata.get("source") == "predicted",
         "findings": [_finding(events, one) for one in diagnosis.findings],
         "notes": [escape(note) for note in diagnosis.notes],
         "columns": [

@@ -180,6 +180,12 @@ class Run {
   isMessage(i) { const kind = this.kind(i); return kind === "send" || kind === "recv"; }
   isOperation(i) { return this.isMessage(i) || this.kind(i) === "collective"; }
 
+  /** Returns whether an operation never finished, or failed while its rank waited. */
+  isStuck(i) {
+    const failed = this.columns.status[i] === this.head.error;
+    return this.wait[i] >= 0 && (Number.isNaN(this.done[i]) || failed);
+  }
+
   bandOf(i) {
     const kind = this.kind(i);
     if (kind === "program") return "span";
@@ -201,6 +207,15 @@ class Run {
     }
     const file = this.columns.file[i];
     return file < 0 ? "" : `${this.head.files[file].split("/").at(-1)}:${this.columns.line[i]}`;
+  }
+
+  /** Returns the lines that an event came from: the caller of a thin wrapper, and its own line. */
+  places(i) {
+    this.calls ??= this.head.files.map((name) => /^(?:(.*):(\d+) > )?(.*)$/.exec(name));
+    const [, caller, line, file] = this.calls[this.columns.file[i]] ?? [];
+    if (file === undefined) return [];
+    const own = { file, line: this.columns.line[i] };
+    return caller ? [{ file: caller, line: Number(line) }, own] : [own];
   }
 
   /** Describes an event in one line. */
@@ -296,6 +311,9 @@ function firstAbove(list, value) {
   }
   return low;
 }
+
+/** Returns a place in a program as one word, such as "train.py:14" or "In[5]:3". */
+function placeWord({ file, line }) { return `${file.split(/[/\\ ]/).at(-1)}:${line}`; }
 
 /** Returns the relative luminance of a colour "#rrggbb" (WCAG 2.1). */
 function luminance(colour) {

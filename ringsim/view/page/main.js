@@ -3,12 +3,14 @@
 const SPEEDS = [0.1, 0.2, 0.5, 1, 2, 5]; // windows per ten seconds
 const CALM_MS = 700; // the pause between messages if the reader prefers reduced motion
 const MOST_AT_ONCE = 20000; // in runs with fewer events, the messages in the window are added up in every frame
-const TABS = ["selection", "findings", "statistics", "bandwidth", "steps", "table"];
+const TABS = ["selection", "findings", "statistics", "bandwidth", "steps", "code", "table"];
 const TAB_TITLES = {
   selection: "the selected event or area", findings: "what ringsim found, and notes",
   statistics: "operations and traffic in the visible time",
   bandwidth: "bandwidth against size in the visible time",
-  steps: "pipeline steps in the visible time", table: "the visible events",
+  steps: "pipeline steps in the visible time",
+  code: "the source code, with a cursor for each rank", table: "the visible events",
+  code: "your code, with a cursor for each rank",
 };
 const KEYS = [
   ["W, S; Ctrl + wheel", "zoom in or out"],
@@ -54,6 +56,8 @@ class View {
     this.which = 0; // the run that the panels show
     this.speed = 3;
     this.pins = []; // pinned cards: {run, event}
+    this.code = new CodePanel(this);
+    this.tabs = TABS.filter((tab) => tab !== "code" || this.code.exists);
     this.tab = runs.some((run) => run.flags.length) ? "findings" : "selection";
     this.describeRuns();
     this.showMatrix(this.ring.asMatrix);
@@ -79,8 +83,9 @@ class View {
     });
     this.part("source").textContent = heads.join("  |  ");
     this.part("keys").replaceChildren(...KEYS.flatMap(([key, what]) => [make("dt", {}, key), make("dd", {}, what)]));
-    this.part("tabs").replaceChildren(...TABS.map((tab) => make("button", {
-      type: "button", role: "tab", id: `tab-${tab}`, "aria-controls": "panel", title: TAB_TITLES[tab], onclick: () => this.showTab(tab),
+    this.part("tabs").replaceChildren(...this.tabs.map((tab) => make("button", {
+      type: "button", role: "tab", id: `tab-${tab}`, "aria-controls": "panel",
+      title: TAB_TITLES[tab], onclick: () => this.showTab(tab),
     }, tab)));
     this.part("which").replaceChildren(...this.runs.map((_, number) => make("option", { value: `${number}` }, `run ${"ABCDEFGH"[number]}`)));
     const groupings = ["rank", ...this.timeline.groupings()];
@@ -260,6 +265,8 @@ class View {
       const steps = timeline.steps[this.which];
       panel.replaceChildren(...stepsPanel(timeline, run, steps));
       if (steps.length) drawActivations(panel.querySelector("canvas"), timeline, run, steps);
+    } else if (this.tab === "code") {
+      this.code.show(panel);
     } else {
       panel.replaceChildren(visibleTable(timeline));
     }
@@ -333,7 +340,7 @@ class View {
       this.part("which").value = `${this.which}`;
       if (reveals) this.timeline.reveal(one);
       if (reveals || this.timeline.head === 0) this.timeline.head = one.run.post[one.event];
-      this.tab = "selection";
+      if (this.tab !== "code") this.tab = "selection";
       this.part("live").textContent = `rank ${one.run.rank[one.event]}: ${one.run.text(one.event)}, ${describe(one.run, one.event).slice(1, 4).map((fact) => fact.join(" ")).join(", ")}`;
     }
     this.draw();
@@ -372,7 +379,7 @@ class View {
     this.part("tabs").addEventListener("keydown", (event) => {
       const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
       if (!by) return;
-      this.tab = TABS[(TABS.indexOf(this.tab) + by + TABS.length) % TABS.length];
+      this.tab = this.tabs[(this.tabs.indexOf(this.tab) + by + this.tabs.length) % this.tabs.length];
       this.drawPanel();
       this.part("tabs").querySelector('[aria-selected="true"]').focus();
     });
@@ -712,6 +719,7 @@ class View {
       last = now;
       timeline.drawOverlay();
       this.ring.draw(this.which);
+      this.code.update();
       if (timeline.head >= Math.min(timeline.until, timeline.end)) return this.play();
       this.frame = requestAnimationFrame(tick);
     };
