@@ -79,9 +79,10 @@ class View {
     const heads = this.runs.map(({ head }, number) => {
       const name = this.runs.length > 1 ? `${"ABCDEFGH"[number]}: ` : "";
       const early = head.begin && ` · started ${timeText(head.begin)} before the first event`;
-      return `${name}${head.title} · ${head.source}${early || ""}`;
+      return `${name}${head.title}${early || ""}`;
     });
-    this.part("source").textContent = heads.join("  |  ");
+    const sources = new Set(this.runs.map(({ head }) => head.source));
+    this.part("source").textContent = [...heads, ...sources].join(" · ");
     this.part("keys").replaceChildren(...KEYS.flatMap(([key, what]) => [make("dt", {}, key), make("dd", {}, what)]));
     this.part("tabs").replaceChildren(...this.tabs.map((tab) => make("button", {
       type: "button", role: "tab", id: `tab-${tab}`, "aria-controls": "panel",
