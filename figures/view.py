@@ -98,14 +98,14 @@ def main() -> None:
             (
                 "view_pipeline",
                 schedule.trace(),
-                "show=bubbles,path&tab=steps&by=stage",
+                "hide=&tab=steps&by=stage",
                 None,
                 False,
             ),
             (
                 "view_runs",
                 ringsim.compare(gpipe, one_f_one_b),
-                "show=bubbles&tab=steps",
+                "tab=steps",
                 None,
                 True,
             ),
@@ -122,6 +122,7 @@ def main() -> None:
             page = browser.new_page(
                 viewport={"width": 1280, "height": 720}, color_scheme="dark" if is_dark else "light"
             )
+            page.add_init_script("try { localStorage.setItem('ringsim-hint', 'read'); } catch {}")
             page.goto(f"{page_file.as_uri()}#{shown}")
             while not page.evaluate("window.ringsim?.frame"):
                 page.wait_for_timeout(SETTLE_MS)

@@ -123,7 +123,9 @@ def to_html(
         '<!DOCTYPE html>'
     """
     several = check_runs(traces)
-    title = "ringsim: " + ", ".join(count(trace.world_size, "rank") for trace in several)
+    about = [escape(name, lines=False) for name in names]
+    about = about or [count(trace.world_size, "rank") for trace in several]
+    title = "ringsim: " + ", ".join(about)
     data = pack_all(several, names, source=source)
     write_page(path, title, page_body(title, several), data, "page.js")
 
