@@ -184,10 +184,11 @@ function parseSearch(text) {
     const compare = (one) => (sign === "<" ? one < number : sign === ">" ? one > number : one === number);
     if (name === "rank") return (run, i) => compare(run.rank[i]);
     if (["peer", "tag", "stage", "microbatch"].includes(name)) return (run, i) => compare(run.columns[name][i]);
+    if (name === "from" || name === "to") return (run, i) => run.isMessage(i) && compare((run.kind(i) === "send") === (name === "from") ? run.rank[i] : run.columns.peer[i]);
     if (name === "size") return (run, i) => run.payload(i) !== null && compare(run.bytes(i));
     if (name === "op") return (run, i) => run.op(i).includes(value);
     if (name === "label") return (run, i) => run.label(i).toLowerCase().includes(value);
-    if (name === "group") return (run, i) => run.group(i).toLowerCase().includes(value);
+    if (name === "group") return (run, i) => (run.head.groups.includes(value) ? run.group(i) === value : run.group(i).toLowerCase().includes(value));
     return (run, i) => run.text(i).toLowerCase().includes(word) || run.place(i).toLowerCase().includes(word);
   });
   return (run, i) => tests.every((test) => test(run, i));
