@@ -337,7 +337,7 @@ def test_the_ring_filters_the_timeline(open_page: Open) -> None:
         view.get("(timeline.head ||= 5.5e6, view.ring.draw())")
         x, y = view.get(
             """(({ box, points }) => box ? [box.x + box.width / 2, box.y + box.height / 2]
-                : points[points.length >> 1])(view.ring.targets.find(({ query }) => query === a))""",
+                : points[30])(view.ring.targets.find(({ query }) => query === a))""",
             query,
         )
         for text, does in ((query, "show all"), ("", "filter")):

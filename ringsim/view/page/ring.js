@@ -2,7 +2,9 @@
 
 const MOST_ON_RING = 48; // runs with more ranks are shown as a matrix
 const MOST_LABELS = 12, MOST_HEADS = 100; // edges with labels, and edges with arrowheads
-const SIGNS = { waiting: "○ wait", computing: "● compute", ended: "◌ ended", "not started": "· not started" };
+const SIGNS = {
+  waiting: "○ wait", computing: "● compute", ended: "◌ ended", "not started": "· to start",
+};
 
 /** The messages of a run, as each rank's sends in time order, and its collectives. */
 class Traffic {
@@ -15,11 +17,12 @@ class Traffic {
       const ends = Float64Array.from(sends, (send) => (latest = Math.max(latest, run.endOf(run.partner(send)))));
       return { sends, begins, ends };
     });
-    const isStuck = (i) => run.columns.status[i] === run.head.error || (run.wait[i] >= 0 && !(run.done[i] >= 0));
+    const { columns, head, wait, done } = run; // a stuck operation failed or never finished
+    const isStuck = (i) => columns.status[i] === head.error || (wait[i] >= 0 && !(done[i] >= 0));
     this.calls = (run.calls ??= findCalls(run)).calls.map((events) => ({
       events, op: run.op(events[0]), group: run.columns.group[events[0]],
       begin: Math.min(...events.map((i) => run.post[i])),
-      end: Math.max(...events.map((i) => (isStuck(i) ? Infinity : run.done[i] || run.post[i]))),
+      end: Math.max(...events.map((i) => (isStuck(i) ? Infinity : done[i] || run.post[i]))),
       bytes: Math.max(...events.map((i) => run.bytes(i))),
     }));
   }
@@ -55,7 +58,9 @@ class Traffic {
   }
 
   /** Returns the collectives in flight at any moment between two times. */
-  callsBetween(from, until) { return this.calls.filter(({ begin, end }) => begin <= until && end >= from); }
+  callsBetween(from, until) {
+    return this.calls.filter(({ begin, end }) => begin <= until && end >= from);
+  }
 
   /** Returns the oldest collective in flight of each group, with the ranks that have called it. */
   hubs(time) {
@@ -74,8 +79,9 @@ class Traffic {
     for (const { op, bytes, count = 1 } of [...messages, ...this.callsBetween(from, until)]) {
       sums[op] = [(sums[op]?.[0] ?? 0) + count, (sums[op]?.[1] ?? 0) + bytes];
     }
+    const size = (bytes) => (bytes ? `: ${bytesText(bytes)}` : "");
     const most = Object.entries(sums).sort(([, one], [, other]) => other[1] - one[1]);
-    return most.map(([op, [count, bytes]]) => `${count} ${op}${bytes ? `: ${bytesText(bytes)}` : ""}`);
+    return most.map(([op, [count, bytes]]) => `${count} ${op}${size(bytes)}`);
   }
 }
 
@@ -114,7 +120,8 @@ class RingPicture {
   constructor(canvas, timeline, search) {
     Object.assign(this, { canvas, timeline, search, focus: -1, targets: [], found: new Map() });
     this.asMatrix = timeline.runs.some((run) => run.ranks > MOST_ON_RING);
-    for (const kind of ["pointermove", "click"]) canvas.addEventListener(kind, (event) => this.point(event));
+    canvas.addEventListener("pointermove", (event) => this.point(event));
+    canvas.addEventListener("click", (event) => this.point(event));
     canvas.addEventListener("keydown", (event) => this.onKey(event));
   }
 
@@ -143,10 +150,12 @@ class RingPicture {
     const said = waits.slice(0, 64).map((one, rank) => describeRank(run, one, rank)).join(", ");
     canvas.setAttribute("aria-label", `${time}: ${said}`);
     const count = (state) => waits.filter((one) => one.state === state).length;
-    const states = Object.keys(SIGNS).filter(count);
-    this.write([[time, ...states.map((one) => SIGNS[one].replace(" ", ` ${count(one)} `))].join("   ")], [[width / 2, 8]]);
+    const name = (state) => SIGNS[state].replace(" ", ` ${count(state)} `);
+    const states = Object.keys(SIGNS).filter(count).map(name);
+    this.write([[time, ...states].join("   ")], [[width / 2, 8]]);
     this.names = circle.map((rank, k) => (k < circle.length - 1 ? `${rank} waits for` : `${rank}`));
-    if (circle.length > 8) this.names.splice(2, circle.length - 4, `… ${circle.length - 4} more …`);
+    const rest = circle.length - 4;
+    if (rest > 4) this.names.splice(2, rest, `… ${rest} more …`);
     if (this.asMatrix) this.drawMatrix(traffic, view);
     else this.drawRing(traffic, view);
   }
@@ -158,7 +167,8 @@ class RingPicture {
     const isIn = ({ x, y, width, height }) =>
       offsetX >= x && offsetX < x + width && offsetY >= y && offsetY < y + height;
     const isNear = ([x, y]) => Math.hypot(offsetX - x, offsetY - y) < 7;
-    const target = this.targets.findLast(({ box, points }) => (box ? isIn(box) : points.some(isNear)));
+    const isAt = ({ box, points }) => (box ? isIn(box) : points.some(isNear));
+    const target = this.targets.findLast(isAt);
     if (type === "click" && target) this.filter(target.query);
     const what = this.search.value === target?.query ? "show all" : "filter";
     this.canvas.title = target ? `${target.text}; click to ${what}` : "";
@@ -172,7 +182,8 @@ class RingPicture {
 
   /** The arrow keys go from rank to rank, and Enter filters by a rank. */
   onKey(event) {
-    const by = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key], { ranks } = this.run;
+    const by = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+    const { ranks } = this.run;
     if (!by && (event.key !== "Enter" || this.focus < 0)) return;
     event.preventDefault();
     event.stopPropagation();
@@ -186,7 +197,8 @@ class RingPicture {
   // -- positions
 
   place(rank, radius = this.radius) {
-    const { ranks } = this.run, angle = (2 * Math.PI * rank) / ranks - Math.PI / (ranks === 2 ? 1 : 2);
+    const { ranks } = this.run, first = ranks === 2 ? Math.PI : Math.PI / 2;
+    const angle = (2 * Math.PI * rank) / ranks - first;
     return [this.width / 2 + radius * Math.cos(angle), this.height / 2 + radius * Math.sin(angle)];
   }
 
@@ -199,8 +211,9 @@ class RingPicture {
 
   /** Returns the points of the curve between two points that are outside the circles of ranks. */
   way(from, to, bend) {
-    const isOff = (one) => [from, to].every(([x, y]) => Math.hypot(x - one[0], y - one[1]) > this.node + 2);
-    return Array.from({ length: 61 }, (_, k) => this.onWay(from, to, k / 60, bend)).filter(isOff);
+    const isFar = ([x, y], [x1, y1]) => Math.hypot(x - x1, y - y1) > this.node + 2;
+    return Array.from({ length: 61 }, (_, k) => this.onWay(from, to, k / 60, bend))
+      .filter((one) => isFar(one, from) && isFar(one, to));
   }
 
   isFree([x, y], width, height = width) {
@@ -231,7 +244,7 @@ class RingPicture {
     context.fillStyle = view.ground;
     context.fillRect(box.x, box.y, width, height);
     context.fillStyle = view.ink;
-    for (const [k, line] of lines.entries()) context.fillText(line, spot[0], box.y + 14 * k + 7, width);
+    lines.forEach((line, k) => context.fillText(line, spot[0], box.y + 14 * k + 7, width));
     return box;
   }
 
@@ -251,7 +264,9 @@ class RingPicture {
     this.context.stroke(new Path2D(path));
   }
 
-  disc([x, y], r, ...look) { this.ink(`M${x - r},${y}a${r},${r} 0 1 0 ${2 * r},0a${r},${r} 0 1 0 ${-2 * r},0`, ...look); }
+  disc([x, y], r, ...look) {
+    this.ink(`M${x - r},${y}a${r},${r} 0 1 0 ${2 * r},0a${r},${r} 0 1 0 ${-2 * r},0`, ...look);
+  }
 
   /** Draws a line through points, with an arrowhead if `head` is its size. */
   line(points, colour, width, head = 0, dash = []) {
@@ -259,8 +274,9 @@ class RingPicture {
     this.points.push(...points);
     this.ink(`M${points.join("L")}`, colour, width, dash);
     if (!head) return;
-    const [x, y] = points.at(-1), [x0, y0] = points.at(-4), share = head / Math.hypot(x - x0, y - y0);
-    const [dx, dy] = [(x - x0) * share, (y - y0) * share], side = (k) => [x - dx - k * dy, y - dy + k * dx];
+    const [x, y] = points.at(-1), [x0, y0] = points.at(-4);
+    const [dx, dy] = [x - x0, y - y0].map((one) => (one * head) / Math.hypot(x - x0, y - y0));
+    const side = (k) => [x - dx - k * dy, y - dy + k * dx];
     this.ink(`M${[[x, y], side(0.45), side(-0.45)].join("L")}Z`, colour, 1, [], colour);
     this.reserve([x - dx / 2, y - dy / 2], head);
   }
@@ -269,11 +285,13 @@ class RingPicture {
 
   drawRing(traffic, view) {
     const { run, waits, circle, edges } = this, { ranks } = run, { head } = view;
-    const room = Math.min(this.width, this.height - 32) / 2, outside = ranks > 24 ? 16 : 0; // for names
+    const outside = ranks > 24 ? 16 : 0; // the space for names outside the ring
+    const room = Math.min(this.width, this.height - 32) / 2;
     this.node = Math.min(13, (2 * (room - outside)) / ranks);
     this.radius = ranks > 1 ? room - this.node - outside - 5 : 0;
     this.places = waits.map((_, rank) => this.place(rank));
-    const { places, node } = this, most = Math.max(1, edges.at(-1)?.bytes ?? 0), big = Math.min(11, node + 1);
+    const { places, node } = this, big = Math.min(11, node + 1);
+    const most = Math.max(1, edges.at(-1)?.bytes ?? 0);
     this.writeSums();
     for (const place of places) this.reserve(place, 2 * node + 4);
     const [least, heads] = edges.length > MOST_HEADS ? [0.3, 0] : [1, big - 2];
@@ -287,9 +305,9 @@ class RingPicture {
     for (const [rank, { event, for: others }] of waits.entries()) {
       for (const other of others.filter((one) => run.isMessage(event) || next.get(rank) === one)) {
         const state = next.get(rank) === other ? UNFINISHED : stateAt(run, event, head);
-        const points = this.way(places[rank], places[other], 0.3), query = `rank:${rank} peer:${other}`;
+        const points = this.way(places[rank], places[other], 0.3);
         this.line(points, view.colours[state], 2.5, big);
-        this.targets.push({ points, query, text: describeRank(run, waits[rank], rank) });
+        this.react(`rank:${rank} peer:${other}`, describeRank(run, waits[rank], rank), { points });
       }
     }
     const labels = traffic.hubs(head).map((hub) => this.drawHub(hub, view));
@@ -297,10 +315,12 @@ class RingPicture {
     const names = circle.length > 3 ? this.names : [this.names.join(" ")];
     if (circle.length) labels.unshift([names, around([this.width / 2, this.height / 2], 0)]);
     for (const [lines, spots] of labels) this.write(lines, spots);
-    const unnamed = edges.at(-MOST_LABELS - 1)?.bytes ?? 0; // of many edges, only the biggest have labels
+    const unnamed = edges.at(-MOST_LABELS - 1)?.bytes ?? 0; // of many, only the biggest have labels
     for (const edge of edges.filter(({ bytes }) => bytes > unnamed).reverse()) {
-      const way = [0.5, 0.4, 0.6, 0.3, 0.7].map((share) => this.onWay(places[edge.src], places[edge.dst], share));
-      const box = this.write([bytesText(edge.bytes)], way.flatMap((at) => around(at, 12).slice(0, 24)));
+      const near = (share) =>
+        around(this.onWay(places[edge.src], places[edge.dst], share), 12).slice(0, 24);
+      const spots = [0.5, 0.4, 0.6, 0.3, 0.7].flatMap(near);
+      const box = this.write([bytesText(edge.bytes)], spots);
       if (box) this.addEdge(edge, { box });
     }
     traffic.between(head, head, (send, recv) => {
@@ -312,45 +332,57 @@ class RingPicture {
 
   /** Makes a part of the picture react to the pointer as an edge. */
   addEdge({ src, dst, bytes, count }, part) {
-    const sum = `${bytesText(bytes)} in ${count.toLocaleString("en")} message${count === 1 ? "" : "s"}`;
-    this.targets.push({ ...part, query: `from:${src} to:${dst}`, text: `rank ${src} to rank ${dst}: ${sum}` });
+    const sum = `${bytesText(bytes)} in ${count.toLocaleString("en")}`;
+    const text = `rank ${src} to rank ${dst}: ${sum} message${count === 1 ? "" : "s"}`;
+    this.react(`from:${src} to:${dst}`, text, part);
   }
+
+  /** Makes a part of the picture react to the pointer: it shows a text, and filters by a query. */
+  react(query, text, part) { this.targets.push({ query, text, ...part }); }
 
   /** Draws a collective with lines to its members, dashed to missing ones; returns its label. */
   drawHub({ op, group, here, bytes, more, end }, view) {
     const { run, places, width, height } = this, members = [...run.calls.members.get(group)];
-    const missing = members.filter((rank) => !here.includes(rank)), name = run.head.groups[group] ?? "";
+    const missing = members.filter((rank) => !here.includes(rank));
+    const name = run.head.groups[group] ?? "", rest = more ? `, ${more} more` : "";
     const mean = (k) => members.reduce((sum, rank) => sum + places[rank][k], 0) / members.length;
     const spots = around([width / 2, height / 2].map((one, k) => 0.25 * one + 0.75 * mean(k)), 0);
-    const spot = [44, 20].flatMap((size) => spots.filter((one) => this.isFree(one, size)))[0] ?? spots[0];
-    const late = view.colours[end === Infinity ? UNFINISHED : LATE_SENDER], solid = view.colours[COLLECTIVE];
+    const free = (size) => spots.find((one) => this.isFree(one, size));
+    const spot = free(44) ?? free(20) ?? spots[0], solid = view.colours[COLLECTIVE];
+    const late = view.colours[end === Infinity ? UNFINISHED : LATE_SENDER];
     for (const rank of here) this.line(this.way(spot, places[rank], 0), solid, 2);
     for (const rank of missing) this.line(this.way(spot, places[rank], 0), late, 2, 11, [4, 4]);
     const look = missing.length ? [late, 2, [4, 3], view.ground] : [view.ink, 1, [], solid];
     this.ink(`M${spot[0] - 8},${spot[1] - 8}h16v16h-16Z`, ...look);
-    const box = this.reserve(spot, 18), query = `op:${op}${/^\S+$/.test(name) ? ` group:${name}` : ""}`;
-    const lines = [`${op} ${here.length}/${members.length}`, bytesText(bytes) + (more ? `, ${more} more` : "")];
-    this.targets.push({ box, query, text: `${lines.join(", ")}${name && `, group ${name}`}` });
+    const query = `op:${op}${/^\S+$/.test(name) ? ` group:${name}` : ""}`;
+    const lines = [`${op} ${here.length}/${members.length}`, bytesText(bytes) + rest];
+    const text = `${lines.join(", ")}${name && `, group ${name}`}`;
+    this.react(query, text, { box: this.reserve(spot, 18) });
     return [lines, around(spot, 26)];
   }
 
   /** Draws a rank: solid if it computes, hollow if it waits, and dashed if it has ended. */
   drawNode(rank, view, isInCircle, outside) {
-    const { run, context, node } = this, { state, event } = this.waits[rank], [x, y] = this.places[rank];
+    const { run, context, node } = this, [x, y] = this.places[rank];
+    const { state, event } = this.waits[rank];
     const green = LOOKS.rank.running[view.dark ? "dark" : "light"], query = `rank:${rank}`;
     const isSelected = view.selected?.run === run && run.rank[view.selected.event] === rank;
-    const halo = rank === this.focus || this.search.value === query ? view.marks.focus : isSelected && view.ink;
-    if (halo) this.disc([x, y], node + 3, halo, 2, [], view.ground);
-    const waiting = view.colours[isInCircle || state !== "waiting" ? UNFINISHED : stateAt(run, event, view.head)];
-    const look = { computing: [green, 1, [], green], waiting: [waiting, 3, [], view.ground] }[state]
-      ?? [view.muted, 1.2, state === "ended" ? [4, 3] : [1, 3], view.ground];
-    this.disc([x, y], state === "waiting" ? node - 1 : node, ...look);
+    const isMarked = rank === this.focus || this.search.value === query;
+    if (isMarked || isSelected) {
+      this.disc([x, y], node + 3, isMarked ? view.marks.focus : view.ink, 2, [], view.ground);
+    }
+    if (state === "waiting") {
+      const look = view.colours[isInCircle ? UNFINISHED : stateAt(run, event, view.head)];
+      this.disc([x, y], node - 1, look, 3, [], view.ground);
+    } else if (state === "computing") this.disc([x, y], node, green, 1, [], green);
+    else this.disc([x, y], node, view.muted, 1.2, state === "ended" ? [4, 3] : [1, 3], view.ground);
     const step = Math.ceil((20 * run.ranks) / (2 * Math.PI * this.radius)); // names must not touch
     context.fillStyle = state === "computing" ? readableInk(green) : view.ink;
+    const spots = [9, 12, 15].map((far) => this.place(rank, this.radius + node + far));
     if (!outside) context.fillText(rank, x, y + 0.5);
-    else if (rank % step === 0) this.write([`${rank}`], [9, 12, 15].map((far) => this.place(rank, this.radius + node + far)));
+    else if (rank % step === 0) this.write([`${rank}`], spots);
     const box = { x: x - node, y: y - node, width: 2 * node, height: 2 * node };
-    this.targets.push({ box, query, text: describeRank(run, this.waits[rank], rank) });
+    this.react(query, describeRank(run, this.waits[rank], rank), { box });
   }
 
   // -- the matrix
@@ -358,20 +390,23 @@ class RingPicture {
   /** Draws the traffic: rows send, columns receive, and the diagonal shows the ranks themselves. */
   drawMatrix(traffic, view) {
     const { run, context, edges, waits, circle } = this, { ranks } = run, left = 36, top = 36;
-    const awaited = circle.length ? [] : [...new Set(waits.flatMap((one) => one.for))];
-    this.writeSums(...(circle.length ? [this.names.join(" ")] : awaited.length && awaited.length < 5 ? [`waits for ${awaited.join(", ")}`] : []));
-    const side = Math.min(this.width - left - 4, this.height - top - 20), most = Math.max(1, edges.at(-1)?.bytes ?? 0);
-    const cells = Math.min(ranks, Math.floor(side)), width = Math.max(1.5, side / cells); // no more than pixels
+    const awaited = [...new Set(waits.flatMap((one) => one.for))].join(", ");
+    const named = circle.length ? this.names.join(" ") : `waits for ${awaited}`;
+    this.writeSums(...(awaited && named.length < 60 ? [named] : []));
+    const side = Math.min(this.width - left - 4, this.height - top - 20);
+    const most = Math.max(1, edges.at(-1)?.bytes ?? 0);
+    const cells = Math.min(ranks, Math.floor(side)); // no more cells than pixels
+    const width = Math.max(1.5, side / cells), thick = Math.min(2, width / 3);
     const at = (rank) => (Math.floor((rank * cells) / ranks) * side) / cells;
     const cell = (src, dst) => ({ x: left + at(dst), y: top + at(src), width, height: width });
     const fill = ({ x, y }, fillStyle, globalAlpha = 1) => {
       Object.assign(context, { fillStyle, globalAlpha });
       context.fillRect(x, y, width, width);
     };
-    const frame = (src, dst, strokeStyle, lineWidth) => {
+    const frame = (src, dst, strokeStyle) => {
       const { x, y } = cell(src, dst);
-      Object.assign(context, { strokeStyle, lineWidth, globalAlpha: 1 });
-      context.strokeRect(x + lineWidth / 2, y + lineWidth / 2, width - lineWidth, width - lineWidth);
+      Object.assign(context, { strokeStyle, lineWidth: thick, globalAlpha: 1 });
+      context.strokeRect(x + thick / 2, y + thick / 2, width - thick, width - thick);
     };
     context.fillStyle = view.stripe;
     context.fillRect(left, top, side, side);
@@ -381,16 +416,17 @@ class RingPicture {
       fill(box, view.colours[TRANSFER], 0.25 + (0.75 * edge.bytes) / most);
       this.addEdge(edge, { box });
     }
-    traffic.between(view.head, view.head, (send, recv) => frame(run.rank[send], run.rank[recv], view.ink, 1));
+    const { rank: rankOf } = run, { head } = view;
+    traffic.between(head, head, (send, recv) => frame(rankOf[send], rankOf[recv], view.ink));
     for (const [rank, { state, event, for: others }] of waits.entries()) {
-      const box = cell(rank, rank), colour = event < 0 ? view.muted : view.colours[stateAt(run, event, view.head)];
-      const thick = Math.min(2, width / 3), isSend = event >= 0 && run.kind(event) === "send";
+      const box = cell(rank, rank), isMessage = event >= 0 && run.isMessage(event);
+      const colour = event < 0 ? view.muted : view.colours[stateAt(run, event, head)];
       if (state === "computing") fill(box, LOOKS.rank.running[view.dark ? "dark" : "light"]);
-      if (state === "waiting") frame(rank, rank, colour, thick);
-      for (const other of event >= 0 && run.isMessage(event) ? others : []) {
-        frame(...(isSend ? [rank, other] : [other, rank]), colour, thick);
+      if (state === "waiting") frame(rank, rank, colour);
+      for (const other of isMessage ? others : []) {
+        frame(...(run.kind(event) === "send" ? [rank, other] : [other, rank]), colour);
       }
-      this.targets.push({ box, query: `rank:${rank}`, text: describeRank(run, waits[rank], rank) });
+      this.react(`rank:${rank}`, describeRank(run, waits[rank], rank), { box });
     }
     this.write([`to rank 0 … ${ranks - 1}`], [[left + side / 2, top - 9]]);
     context.fillStyle = view.ink;
