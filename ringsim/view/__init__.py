@@ -14,6 +14,7 @@ on Canvas 2D. Each subject has its own file, and the files are concatenated in t
     panels.js    shows an event's card, findings, statistics, bandwidths, and the table for screen
                  readers
     steps.js     shows pipeline steps: bubbles and live activations
+    waits.js     finds what each rank does at a time, and the ranks that it waits for
     critical.js  finds the critical path
     code.js      shows the source code, with each rank's cursor and what it waits for
     main.js      handles the pointer, wheel and keys, searching and playing

@@ -72,6 +72,7 @@ PROGRAM: Final = (
     "ring.js",
     "panels.js",
     "steps.js",
+    "waits.js",
     "critical.js",
     "code.js",
     "main.js",
