@@ -68,10 +68,14 @@ class CodePanel {
   /** Creates the listing of a run, and buttons to go through the operations of a line. */
   build(run) {
     const files = new Map(Object.keys(run.head.sources).map((file) => [file, new Set()]));
-    Object.assign(this, { run, calls: collectiveCalls(run), rows: new Map() });
+    Object.assign(this, { run, callOf: collectiveCalls(run), rows: new Map() });
     Object.assign(this, { said: [], isStuck: false, stuckAt: 0 });
+    const seen = new Set();
     for (let event = 0; event < run.size; event++) {
-      for (const { file, line } of run.places(event)) files.get(file)?.add(line);
+      const place = run.columns.file[event] * 2 ** 32 + run.columns.line[event];
+      const places = seen.has(place) ? [] : run.places(event);
+      for (const { file, line } of places) files.get(file)?.add(line);
+      seen.add(place);
       const settled = run.isStuck(event) ? run.wait[event] : run.done[event];
       if (run.isOperation(event) && settled > this.stuckAt) this.stuckAt = settled;
       this.isStuck ||= run.isStuck(event);
@@ -177,7 +181,7 @@ class CodePanel {
         ranks: [], awaits: new Set(), calls: new Set() };
       cursors.set(key, cursor);
       cursor.ranks.push(rank);
-      const call = this.calls.get(event);
+      const call = this.callOf(event);
       if (does !== "waits" || cursor.calls.has(call)) return cursor;
       if (call) cursor.calls.add(call); // all ranks in it wait for the same ranks
       for (const other of awaited(run, call, event, time)) cursor.awaits.add(other);

@@ -11,15 +11,17 @@ function holdUp(run, i, last) {
   return cause.time > wait[i] || 2 * (done[i] - wait[i]) >= done[i] - cause.time ? cause : null;
 }
 
-/** Returns a function that finds the last rank to call a collective. */
+/** Returns a function that finds the last rank to call a collective, as {rank, time}. */
 function lastToCome(run) {
-  const calls = collectiveCalls(run), lasts = new Map();
-  for (const call of new Set(calls.values())) {
-    let last = null;
-    for (const [rank, i] of call) if (!last || run.post[i] > last.time) last = { rank, time: run.post[i] };
-    lasts.set(call, last);
-  }
-  return (i) => lasts.get(calls.get(i));
+  const callOf = collectiveCalls(run), lasts = new Map();
+  return (i) => {
+    const call = callOf(i);
+    if (call && !lasts.has(call)) {
+      const last = call.reduce((one, other) => (run.post[other] > run.post[one] ? other : one));
+      lasts.set(call, { rank: run.rank[last], time: run.post[last] });
+    }
+    return lasts.get(call);
+  };
 }
 
 /** Returns the critical path as segments in time order: {rank, from, until} on one rank, or {rank, to, from, until} between two ranks. */

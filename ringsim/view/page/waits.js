@@ -1,27 +1,31 @@
 // Finds what each rank does at a time, and the ranks that it waits for.
 
 /**
- * Returns a map from each collective's event to the events of all ranks in the same call, by rank;
- * the k-th calls on all ranks of a group belong together.
+ * Returns a function from an event to the events of all ranks in the same call of a collective, or
+ * undefined; the k-th calls on all ranks of a group belong together.
  */
 function collectiveCalls(run) {
-  const calls = new Map(), counts = new Map(), found = new Map();
-  for (let i = 0; i < run.size; i++) {
-    if (run.kind(i) !== "collective") continue;
-    const own = `${run.rank[i]} ${run.columns.group[i]}`, count = counts.get(own) ?? 0;
-    const key = `${run.columns.group[i]} ${count}`;
-    counts.set(own, count + 1);
-    if (!calls.has(key)) calls.set(key, new Map());
-    found.set(i, calls.get(key).set(run.rank[i], i));
+  const calls = new Map(), keys = new Float64Array(run.size);
+  for (let rank = 0; rank < run.ranks; rank++) {
+    const counts = new Map(); // by group
+    for (let i = run.first[rank]; i < run.first[rank + 1]; i++) {
+      if (run.kind(i) !== "collective") continue;
+      const group = run.columns.group[i] + 2, count = counts.get(group) ?? 0;
+      keys[i] = group * 2 ** 32 + count;
+      counts.set(group, count + 1);
+      const call = calls.get(keys[i]);
+      if (call) call.push(i); else calls.set(keys[i], [i]);
+    }
   }
-  return found;
+  return (i) => calls.get(keys[i]);
 }
 
 /** Returns the ranks that an operation waits for at a time, because they have not joined it yet. */
 function awaited(run, call, event, time) {
   if (!run.isMessage(event)) {
     const members = run.head.members[run.columns.group[event]] ?? [];
-    return members.filter((rank) => !(run.post[call?.get(rank)] <= time));
+    const joined = new Set(call?.filter((i) => run.post[i] <= time).map((i) => run.rank[i]));
+    return members.filter((rank) => !joined.has(rank));
   }
   const other = run.partner(event), peer = run.columns.peer[event];
   if (other < 0) return peer < 0 ? [] : [peer];
