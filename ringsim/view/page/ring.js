@@ -19,7 +19,7 @@ class Traffic {
     });
     const { columns, head, wait, done } = run; // a stuck operation failed or never finished
     const isStuck = (i) => columns.status[i] === head.error || (wait[i] >= 0 && !(done[i] >= 0));
-    this.calls = (run.calls ??= findCalls(run)).calls.map((events) => ({
+    this.calls = collectivesOf(run).calls.map((events) => ({
       events, op: run.op(events[0]), group: run.columns.group[events[0]],
       begin: Math.min(...events.map((i) => run.post[i])),
       end: Math.max(...events.map((i) => (isStuck(i) ? Infinity : done[i] || run.post[i]))),
@@ -86,7 +86,7 @@ class Traffic {
 }
 
 /** Returns the state of an event's bar at a time. */
-function stateAt(run, i, time) {
+function barAt(run, i, time) {
   let found = UNFINISHED;
   run.parts(i, (from, _, state) => { if (from <= time && state !== FAILED) found = state; });
   return found;
@@ -304,7 +304,7 @@ class RingPicture {
     const next = new Map(circle.slice(1).map((other, k) => [circle[k], other]));
     for (const [rank, { event, for: others }] of waits.entries()) {
       for (const other of others.filter((one) => run.isMessage(event) || next.get(rank) === one)) {
-        const state = next.get(rank) === other ? UNFINISHED : stateAt(run, event, head);
+        const state = next.get(rank) === other ? UNFINISHED : barAt(run, event, head);
         const points = this.way(places[rank], places[other], 0.3);
         this.line(points, view.colours[state], 2.5, big);
         this.react(`rank:${rank} peer:${other}`, describeRank(run, waits[rank], rank), { points });
@@ -342,7 +342,7 @@ class RingPicture {
 
   /** Draws a collective with lines to its members, dashed to missing ones; returns its label. */
   drawHub({ op, group, here, bytes, more, end }, view) {
-    const { run, places, width, height } = this, members = [...run.calls.members.get(group)];
+    const { run, places, width, height } = this, members = run.head.members[group] ?? here;
     const missing = members.filter((rank) => !here.includes(rank));
     const name = run.head.groups[group] ?? "", rest = more ? `, ${more} more` : "";
     const mean = (k) => members.reduce((sum, rank) => sum + places[rank][k], 0) / members.length;
@@ -372,7 +372,7 @@ class RingPicture {
       this.disc([x, y], node + 3, isMarked ? view.marks.focus : view.ink, 2, [], view.ground);
     }
     if (state === "waiting") {
-      const look = view.colours[isInCircle ? UNFINISHED : stateAt(run, event, view.head)];
+      const look = view.colours[isInCircle ? UNFINISHED : barAt(run, event, view.head)];
       this.disc([x, y], node - 1, look, 3, [], view.ground);
     } else if (state === "computing") this.disc([x, y], node, green, 1, [], green);
     else this.disc([x, y], node, view.muted, 1.2, state === "ended" ? [4, 3] : [1, 3], view.ground);
@@ -420,7 +420,7 @@ class RingPicture {
     traffic.between(head, head, (send, recv) => frame(rankOf[send], rankOf[recv], view.ink));
     for (const [rank, { state, event, for: others }] of waits.entries()) {
       const box = cell(rank, rank), isMessage = event >= 0 && run.isMessage(event);
-      const colour = event < 0 ? view.muted : view.colours[stateAt(run, event, head)];
+      const colour = event < 0 ? view.muted : view.colours[barAt(run, event, head)];
       if (state === "computing") fill(box, LOOKS.rank.running[view.dark ? "dark" : "light"]);
       if (state === "waiting") frame(rank, rank, colour);
       for (const other of isMessage ? others : []) {
