@@ -246,12 +246,12 @@ def test_in_jupyterlab_the_view_moves_and_python_knows(lab: tuple[str, Path], pa
     explorer = page.locator(".jp-CodeCell").nth(2)
     explorer.locator(".words").get_by_text("The run never ends.").wait_for()
     explorer.locator("select").first.select_option("receives")
-    explorer.get_by_text("The run ends after 51.6 µs").wait_for()
+    explorer.get_by_text("The run ends after 61.6 µs").wait_for()
     explorer.get_by_text("blocked: late sender").wait_for()
     field = explorer.get_by_role("spinbutton", name="size")
     field.fill("512")  # between the options
     field.press("Enter")
-    explorer.get_by_text("The run ends after 250 µs").wait_for()
+    explorer.get_by_text("The run ends after 270 µs").wait_for()
     still = explorer.get_by_text("Without a kernel")
     assert still.count() == 1
     assert not still.is_visible()
