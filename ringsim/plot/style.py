@@ -310,8 +310,17 @@ def swatch(look: Look, label: str | None = None) -> Patch:
         edgecolor=look.ink,
         hatch=look.hatch or None,
         linewidth=0.5,
-        label=look.name if label is None else label,
+        label=_name(look) if label is None else label,
     )
+
+
+def _name(look: Look) -> str:
+    """Returns the name of a look in a legend, which is short in a compact picture."""
+    if not _compact.get():
+        return look.name
+    states = read_table()["state"].values()
+    short = {state["name"]: state["short"] for state in states}
+    return short.get(look.name, look.name.removeprefix("backward: "))
 
 
 def entry(label: str, **look: Any) -> Line2D:
@@ -448,7 +457,8 @@ def _add_legend(
     to_points = 72 / ax.figure.dpi
     for handle in handles:
         label = str(handle.get_label())
-        most = int((room - 3 * LEGEND_SIZE) / (LEGEND_SIZE * LETTER))
+        size = letters(LEGEND_SIZE)
+        most = int((room - 3 * size) / (size * LETTER))
         handle.set_label(shorten(label, min(most, MOST_LETTERS)))
 
     def write(some: Sequence[Artist], number: int, below: float = 0.0) -> Any:
