@@ -10,8 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 from synthetic import Story, pipeline
 from test_hostile_names import hostile_file
+from test_sources import LINK, all_send_first, send_next
+from test_sources import stuck as stuck_in_code
 
 import ringsim
 from ringsim import Trace, explore
@@ -97,7 +101,8 @@ def open_page(browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     def open_it(*shown: Any, fragment: str = "") -> Shown:
         page = context.new_page()
         if len(shown) == 1:
-            shown[0].to_html(tmp_path / "run.html")
+            more = {"source": True} if isinstance(shown[0], Trace) else {}
+            shown[0].to_html(tmp_path / "run.html", **more)
         else:
             files = [f"{tmp_path}/{number}.ringtrace" for number in range(len(shown))]
             for trace, file in zip(shown, files, strict=True):
@@ -194,21 +199,34 @@ def test_wheel_drag_keys_overview_and_two_fingers_move_the_window(open_page: Ope
     view.until(f"timeline.until - timeline.from < {0.6 * (whole[1] - whole[0])}")
 
 
-def test_shift_measures_along_the_ruler_and_zooms_into_a_box(open_page: Open) -> None:
+def test_an_area_has_sums_and_can_fill_the_view(open_page: Open) -> None:
+    """A drag on the ruler selects times of all ranks, and one with Shift those of some ranks."""
     view = open_page(two_that_meet())
     whole, low, page = view.window, view.get("timeline.rowHeight"), view.page
-    box = view.part("stage").bounding_box()
-    for y, is_measured in ((10, True), (150, False)):
+    stage = view.part("stage").bounding_box()
+    x0, x1 = view.get("[timeline.x(2e6), timeline.x(7.5e6)]")
+    for y, sums in (
+        (10, ("2 ranks: 2 messages sent, 4.063 KiB", "blocked: late sender\t3 ms")),
+        (150, ("1 rank: 1 message sent, 4 KiB", "compute\t2 ms\t36.4 %")),
+    ):
         page.keyboard.down("Shift")
-        page.mouse.move(box["x"] + 200, box["y"] + y)
+        page.mouse.move(stage["x"] + x0, stage["y"] + y)
         page.mouse.down()
-        page.mouse.move(box["x"] + 400, box["y"] + y + 30, steps=2)
-        tape = view.get("timeline.tape")
-        assert tape == pytest.approx(view.get("[timeline.time(200), timeline.time(400)]"))
+        page.mouse.move(stage["x"] + x1, stage["y"] + y + 30, steps=2)
         page.mouse.up()
         page.keyboard.up("Shift")
-        assert view.window == (whole if is_measured else pytest.approx(tape))
-    assert view.get("timeline.rowHeight") == 2 * low
+        assert view.get("timeline.tape") == pytest.approx([2e6, 7.5e6], rel=0.01)
+        panel = view.text("panel")
+        assert [said for said in sums if said not in panel] == [], panel
+        assert view.window == whole
+    view.press("z")
+    assert view.window == pytest.approx([2e6, 7.5e6], rel=0.01)
+    assert view.get("timeline.rowHeight") == pytest.approx(2 * low, abs=2)
+    view.press("f", "ArrowRight", "Shift+ArrowRight", "Shift+ArrowDown")
+    assert view.get("[...timeline.tape, ...timeline.box]") == [0, 6e6, 0, 1]
+    view.press("Escape")
+    assert view.get("timeline.tape") is None
+    assert view.get("timeline.rowHeight") == low
 
 
 def test_arrow_keys_walk_and_say_where_they_are(open_page: Open) -> None:
@@ -305,7 +323,8 @@ def test_a_flag_leads_to_the_finding_and_notes_stand_below(
 
 def test_a_link_keeps_the_view_and_two_runs_share_an_axis(open_page: Open) -> None:
     kept = "#t=1000000,3000000&h=2000000&y=7,128"
-    shown = f"{kept}&e=1,5&p=0,3,1,2&m=1500000,2500000&q=op%3Arecv+rank%3A1&tab=table&show=bubbles"
+    marked = "m=1500000,2500000&q=op%3Arecv+rank%3A1"
+    shown = f"{kept}&e=1,5&p=0,3,1,2&{marked}&tab=table&hide=transfer,critical_path"
     view = open_page(pipeline(4), pipeline(2), fragment=shown)
     names = ("from", "until", "head", "top", "rowHeight")
     assert [view.get(f"timeline.{name}") for name in names] == [1e6, 3e6, 2e6, 7, 128]
@@ -315,7 +334,7 @@ def test_a_link_keeps_the_view_and_two_runs_share_an_axis(open_page: Open) -> No
     assert view.get("location.hash") == shown
     view.get("view.clear()")
     view.text("panel")
-    assert view.get("location.hash") == f"{kept}&p=0,3,1,2&tab=table&show=bubbles"
+    assert view.get("location.hash") == f"{kept}&p=0,3,1,2&tab=table&hide=transfer,critical_path"
     rows = view.get("timeline.rows.map((row) => [row.number, row.rank])")
     assert rows == [[0, 0], [1, 0], [0, 1], [1, 1], [0, 2], [0, 3]]
 
@@ -364,6 +383,79 @@ def test_what_is_drawn_is_what_happened(open_page: Open) -> None:
         view.get("timeline.fit()")
 
 
+def late_for_all_reduce() -> None:
+    ringsim.compute(0.001 * (1 + dist.get_rank()))
+    dist.all_reduce(torch.zeros(1))
+
+
+def word_of(function: Callable[..., Any], line: int) -> str:
+    """Returns a line of a function, such as "test.py:14", counted from its first line."""
+    code = function.__code__
+    return f"{Path(code.co_filename).name}:{code.co_firstlineno + line}"
+
+
+def test_the_code_shows_where_each_rank_is(open_page: Open) -> None:
+    """The playhead moves the cursors, a line selects its operations, and an operation its line."""
+    computes, reduces = (word_of(late_for_all_reduce, line) for line in (1, 2))
+    trace = ringsim.simulate(late_for_all_reduce, world_size=2, link=LINK)
+    view = open_page(trace, fragment="#tab=code&h=500000")
+    view.page.locator(".code").wait_for()
+    said = "[...document.querySelectorAll('.code title')].map((one) => one.textContent)"
+    assert view.get(said) == [f"rank {rank} computes at {computes}" for rank in (0, 1)]
+    code = view.page.locator(".code li:not(.far)").all_inner_texts()
+    assert "def late_for_all_reduce() -> None:" in " ".join(code)
+    assert "import pytest" not in " ".join(code)  # folded, because it is far away
+    view.page.get_by_role("button", name="all lines").click()
+    assert view.page.get_by_text("import pytest", exact=True).is_visible()
+    # a click on an operation moves the line, and marks the operation's line
+    events = trace.to_pandas()
+    first, second = events.index[events["op"] == "all_reduce"]
+    view.page.mouse.click(*view.at(int(first)))
+    waits = [
+        f"rank 0 waits at {reduces} for rank 1 at {computes}",
+        f"rank 1 computes at {computes}",
+    ]
+    view.until("document.querySelector('.code .here')?.innerText.includes('all_reduce')")
+    assert view.get(said) == waits
+    assert view.get("document.querySelectorAll('.code svg > path').length") == 1
+    view.text("panel")
+    assert view.page.locator(".code [aria-live]").text_content() == waits[0]
+    # a line selects its operations, also by keys, and the search box shows how
+    line = view.page.get_by_role("button", name="dist.all_reduce(torch.zeros(1))")
+    line.click()
+    assert view.text("hits") == "2 found"
+    assert view.get("[...[...timeline.found.values()][0]]") == [0, 1, 0, 1]
+    walked = []
+    for button in ("next", "next", "previous"):
+        view.page.locator(".code").get_by_role("button", name=button).click()
+        walked.append(view.get("timeline.selected.event"))
+    assert walked == [second, first, second]
+    view.text("panel")
+    assert view.get(said) == [f"rank {rank} waits at {reduces}" for rank in (0, 1)]
+    line.press("ArrowUp")
+    view.page.keyboard.press("Enter")
+    assert view.part("search").input_value() == f"line:{computes}"
+    view.page.keyboard.press("Enter")  # again: no search
+    assert view.get("[view.part('search').value, timeline.found, view.tab]") == ["", None, "code"]
+
+
+def test_a_deadlock_is_a_circle_in_the_code(open_page: Open) -> None:
+    view = open_page(stuck_in_code())
+    view.tab("code")
+    view.page.locator(".code").wait_for()
+    word = word_of(all_send_first, 1)  # the caller of the wrapper that sends
+    titles = view.page.locator(".code title").all_text_contents()
+    assert titles == [
+        f"rank {k} waits at {word} for rank {(k + 1) % 3} at {word}" for k in range(3)
+    ]
+    assert view.page.locator(".code svg > path.stuck").count() == 3
+    send = view.page.get_by_role("button", name="dist.send(tensor, ")
+    send.click()  # the wrapper's own line has the same operations
+    assert view.text("hits") == "3 found"
+    assert view.part("search").input_value() == f"line:{word_of(send_next, 1)}"
+    assert open_page(pipeline(2)).page.get_by_role("tab", name="code").count() == 0
+
+
 READ_STEP = """(() => {
     const run = view.runs[a], [step, ...more] = findSteps(run), path = findCriticalPath(run);
     const idle = [...step.computes.keys()].map((rank) => {
@@ -387,7 +479,7 @@ def test_steps_bubbles_and_the_critical_path_are_those_of_the_schedule(open_page
         for name, chunks in (("interleaved_1f1b", 2), ("1f1b", 1))
     ]
     traces = [run.trace() for run in runs]
-    view = open_page(*traces, fragment="#by=stage&show=path,bubbles&tab=steps")
+    view = open_page(*traces, fragment="#by=stage&hide=&tab=steps")
     for number, (run, trace) in enumerate(zip(runs, traces, strict=True)):
         found = view.get(READ_STEP, number)
         assert (found["more"], found["joined"]) == (0, True)
@@ -404,10 +496,10 @@ def test_steps_bubbles_and_the_critical_path_are_those_of_the_schedule(open_page
     rows = view.get("timeline.rows.map(({ group, rank, number }) => [group, rank, number])")
     assert rows[:3] == [[0, 0, 0], [0, 0, 1], [1, 1, 0]]
     view.press("c")
-    view.page.get_by_role("button", name="bubbles").click()
+    view.page.get_by_role("button", name="bubble").click()
     view.page.get_by_label("order of the rows").select_option("rank")
     view.text("panel")
-    assert view.get("location.hash").endswith("&tab=steps&show=")
+    assert view.get("location.hash").endswith("&tab=steps&hide=critical_path,bubble")
 
 
 def test_a_hostile_trace_is_only_shown(open_page: Open, tmp_path: Path) -> None:
@@ -448,17 +540,55 @@ def test_printers_and_browsers_without_scripts_get_the_still_picture(open_page: 
 
 def test_choices_of_an_explorer_bring_their_runs(open_page: Open) -> None:
     view = open_page(explore.deadlock())
-    page, words = view.page, view.page.locator("pre").first
+    page, words = view.page, view.page.locator(".words")
     assert words.inner_text().startswith("The run never ends.")
+    circle = page.get_by_role("img", name="Ranks 0, 1, 2, 3 wait for each other in a circle.")
+    assert circle.locator("text").all_text_contents() == [*["send"] * 4, *"0123"]
     view.tab("table")
     page.get_by_role("button", name="light/dark").click()
-    outer, inner = page.locator(".explorer"), page.locator(".explorer > .ringsim")
+    outer, inner = page.locator(".explorer"), page.locator(".parts > .ringsim")
     dark = outer.get_attribute("data-theme")
     page.get_by_role("combobox", name="rank 2 first").select_option("receives")
-    view.until("document.querySelector('pre').innerText.startsWith('The run ends after')")
+    says = "document.querySelector('.words').innerText.startsWith('The run ends after"
+    view.until(f"{says}')")
+    assert circle.count() == 0
     assert "recv" in view.text("panel")  # the table is still open, and shows the new run
     slider = page.get_by_role("slider", name="size")
     slider.press("ArrowRight")
-    view.until("!document.querySelector('pre').innerText.startsWith('The run ends after 51.6')")
+    view.until(f"!{says} 51.6')")
     assert slider.get_attribute("aria-valuetext") == "1024 KiB"
     assert inner.get_attribute("data-theme") == dark == outer.get_attribute("data-theme")
+    field = page.get_by_role("spinbutton", name="size")
+    assert field.input_value() == "1024"
+    field.fill("70")
+    field.press("Enter")
+    view.until(f"{says} 51.6')")
+    assert (field.input_value(), slider.get_attribute("aria-valuetext")) == ("4", "4 KiB")
+    said = "size is one of 4, 1024 on this page: 4 KiB is nearest to 70."
+    assert page.get_by_role("status").inner_text() == said
+
+
+def test_an_explorer_is_an_aligned_grid_with_its_picture_first(open_page: Open) -> None:
+    view = open_page(explore.bandwidth())
+    for width in (1400, 1000, 390):
+        view.page.set_viewport_size({"width": width, "height": 900})
+        rows = view.get(
+            "[...document.querySelectorAll('.choices label')].map((label) => "
+            "[label, document.getElementById(label.htmlFor), label.nextSibling.nextSibling]"
+            ".map((one) => one.getBoundingClientRect())"
+            ".map(({left, right, top, bottom}) => [left, right, (top + bottom) / 2]))"
+        )
+        assert len(rows) == 4
+        for label, slider, field in rows:
+            assert label[1] <= slider[0] < slider[1] <= field[0] < field[1] <= width
+            assert label[2] == pytest.approx(slider[2], abs=2)
+            assert label[2] == pytest.approx(field[2], abs=2)
+        assert len({tuple(edge for part in row for edge in part[:2][1:]) for row in rows}) <= 2
+        chart, table, drawn = (
+            view.get(f"document.querySelector('{part}').getBoundingClientRect().toJSON()")
+            for part in (".picture canvas", ".words table", ".parts > .ringsim")
+        )
+        assert chart["bottom"] < 900, "the chart is above the fold"
+        assert chart["bottom"] < drawn["top"]
+        assert table["left"] > chart["right"] or table["top"] >= drawn["bottom"]
+        assert view.get("document.documentElement.scrollWidth") <= width

@@ -233,12 +233,19 @@ def test_in_jupyterlab_the_view_moves_and_python_knows(lab: tuple[str, Path], pa
         "#eeeeee; --jp-content-font-color1: #eeeeee'"
     )
     page.locator('.ringsim[data-theme="dark"]').wait_for()
-    run_cell(page, 2, ".ringsim.ready")  # an explorer: a choice shows another run and text
+    run_cell(page, 2, ".parts > .ringsim.ready")  # a choice shows another run and other words
     explorer = page.locator(".jp-CodeCell").nth(2)
-    explorer.get_by_text("The run never ends.").first.wait_for()
+    explorer.locator(".words").get_by_text("The run never ends.").wait_for()
     explorer.locator("select").first.select_option("receives")
-    explorer.get_by_text("The run ends after").first.wait_for()
+    explorer.get_by_text("The run ends after 51.6 µs").wait_for()
     explorer.get_by_text("blocked: late sender").wait_for()
+    field = explorer.get_by_role("spinbutton", name="size")
+    field.fill("512")  # between the options
+    field.press("Enter")
+    explorer.get_by_text("The run ends after 250 µs").wait_for()
+    still = explorer.get_by_text("Without a kernel")
+    assert still.count() == 1
+    assert not still.is_visible()
     page.keyboard.press("Control+s")
     until(lambda: "image/png" in (folder / "run.ipynb").read_text())
     saved = nbformat.read(folder / "run.ipynb", as_version=4)
@@ -251,4 +258,6 @@ def test_in_jupyterlab_the_view_moves_and_python_knows(lab: tuple[str, Path], pa
     nbformat.write(saved, folder / "again.ipynb")
     page.goto(f"{url}/lab/tree/again.ipynb?reset")
     page.locator(".jp-CodeCell img").first.wait_for()
+    page.get_by_text("Without a kernel, only the initial choice: rank 0 first sends").wait_for()
+    page.locator(".jp-CodeCell").nth(2).locator("img").wait_for()
     assert page.locator(".ringsim").count() == 0

@@ -1,4 +1,4 @@
-"""The commands that read traces: ``show``, ``open``, ``compare``, ``figures`` and ``explain``."""
+"""The commands that read traces, such as ``show``, ``compare``, ``explain`` and ``what-if``."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from ringsim.cli.verb import (
     check_ending,
     list_rows,
     make_directory,
+    save_trace,
     tell,
     tell_written,
     write_picture,
@@ -28,6 +29,7 @@ from ringsim.cli.verb import (
 )
 from ringsim.errors import ArgumentError, Interrupted, RingError, escape
 from ringsim.launch.progress import Progress
+from ringsim.link import Link
 from ringsim.traces.display import Style
 from ringsim.traces.summary import Totals, count_file, count_trace
 from ringsim.view.html import to_html
@@ -123,7 +125,7 @@ def write_page(traces: Sequence[Trace], file: Path, names: Sequence[str] = ()) -
     The path's directory is created if necessary.
     """
     make_directory(file.parent)
-    to_html(traces, file, names)
+    to_html(traces, file, names, source=True)  # as far as the trace files contain it
     tell_written(file)
 
 
@@ -218,6 +220,74 @@ def _differences(comparison: Comparison) -> dict[str, object]:
         "differences": list_rows(comparison.differences),
         "parts": list_rows(comparison.parts),
     }
+
+
+def add_what_if(verbs: Verbs[argparse.ArgumentParser]) -> None:
+    """Adds the command."""
+    example = "ringsim what-if run.ringtrace --rank 2=0.5 -o predicted.html"
+    parser = add_verb(
+        verbs, "what-if", "predict how long a recorded run would take with changes", example,
+        run_what_if,
+    )  # fmt: skip
+    parser.add_argument("file", type=Path, metavar="FILE", help=f"trace file, {NEWEST}")
+    parser.add_argument(
+        "--rank",
+        action="append",
+        default=[],
+        type=_read_factor,
+        metavar="RANK=FACTOR",
+        help="multiply the computing times of a rank: with 2=0.5, rank 2 computes for half as long",
+    )
+    parser.add_argument(
+        "--link",
+        type=_read_link,
+        metavar="US,GB/S",
+        help="carry messages on a link with this latency in microseconds and this bandwidth in "
+        "1e9 bytes/s",
+    )
+    parser.add_argument(
+        "--sends", choices=("isend",), help="make each blocking send an isend, which does not wait"
+    )
+    endings = ", ".join(PICTURES)
+    add_out(parser, "FILE", f"save the predicted trace (.ringtrace), or draw it ({endings})")
+    add_json(parser)
+
+
+def run_what_if(options: argparse.Namespace) -> int:
+    """Predicts a run with changes; returns the exit code."""
+    out: Path | None = options.out
+    if out is not None:
+        check_ending("-o", out, (".ringtrace", *PICTURES))
+    trace = ringsim.load(find_newest(options.file))
+    predicted = trace.what_if(ranks=dict(options.rank), link=options.link, sends=options.sends)
+    tell(options, predicted.summary, lambda: predicted.metadata["prediction"])
+    if out is None:
+        return 0
+    if out.suffix == ".ringtrace":
+        save_trace(predicted, out)
+    elif out.suffix == ".html":
+        write_page([predicted], out)
+    else:
+        write_picture(predicted.plot_timeline(), out)
+    return 0
+
+
+def _read_factor(text: str) -> tuple[int, float]:
+    rank, _, factor = text.partition("=")
+    try:
+        return int(rank), float(factor)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must look like 2=0.5, got {text!r}") from None
+
+
+def _read_link(text: str) -> Link:
+    latency_us, _, bandwidth = text.partition(",")
+    try:
+        return Link(float(latency_us) * 1e-6, 1e-9 / float(bandwidth))
+    except (ValueError, ZeroDivisionError):
+        raise argparse.ArgumentTypeError(
+            f"must be a latency in us and a bandwidth in 1e9 bytes/s, such as 10,12.5, got {text!r}"
+        ) from None
 
 
 # the purpose of a figure: the extension of its file, and its style

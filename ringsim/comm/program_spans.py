@@ -1,10 +1,10 @@
 """Creates spans from a program's existing annotations.
 
-These are ``record_function`` blocks, NVTX ranges, and torch's own pipelines. Torch itself annotates
-optimizer steps, data loaders, FSDP's phases and DistributedDataParallel's forward with
-``record_function``. Schedules of ``torch.distributed.pipelining`` call three methods of a stage for
-each microbatch. These calls become the spans "forward", "backward", "input_grad" and "weight_grad"
-within a span "step NAME", which ``Trace.bubble`` and the picture of a step use.
+These are ``record_function`` blocks, NVTX ranges, backward passes, and torch's own pipelines. Torch
+itself annotates optimizer steps, data loaders, FSDP's phases and DistributedDataParallel's forward
+with ``record_function``. Schedules of ``torch.distributed.pipelining`` call three methods of a
+stage for each microbatch. These calls become the spans "forward", "backward", "input_grad" and
+"weight_grad" within a span "step NAME", which ``Trace.bubble`` and the picture of a step use.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
+from functools import update_wrapper
 from typing import Any, Final
 
 import torch
@@ -19,7 +20,7 @@ from torch.profiler import record_function
 
 from ringsim.comm.torch_private import Hook, Replacements
 from ringsim.traces.recorder import Recorder
-from ringsim.traces.spans import span
+from ringsim.traces.spans import span, stage_and_microbatch
 from ringsim.traces.steps import STEP
 
 __all__ = ["find_pipelining", "make_replacements", "make_stage_replacements"]
@@ -36,15 +37,19 @@ _SCHEDULES: Final = {
 }
 
 
-def make_replacements(recorder: Recorder, on_block: Callable[[], None]) -> Replacements:
-    """Creates the functions that record ``record_function`` blocks and NVTX ranges.
+_NO_STAGE: Final = 0xFFFFFFFF  # the lower half of ``stage_and_microbatch`` outside stages
 
-    They call ``on_block`` at the start of each block.
+
+def make_replacements(recorder: Recorder, on_block: Callable[[], None]) -> Replacements:
+    """Creates the functions that record ``record_function`` blocks, backwards and NVTX ranges.
+
+    The blocks call ``on_block`` at the start of each block.
     """
     enter: Hook = record_function.__enter__
     leave: Hook = record_function.__exit__
     push: Hook = torch.cuda.nvtx.range_push
     pop: Hook = torch.cuda.nvtx.range_pop
+    backward: Hook = torch.autograd.backward
     blocks: dict[int, int | None] = {}  # slots, by the id of the block
     ranges = threading.local()  # a thread's ranges nest
 
@@ -58,6 +63,12 @@ def make_replacements(recorder: Recorder, on_block: Callable[[], None]) -> Repla
         if slot is not None:
             recorder.span_end(slot, failed=kind is not None)
         return leave(self, kind, error, traceback)
+
+    def record_backward(*args: Any, **kwargs: Any) -> Any:
+        if stage_and_microbatch.get() & _NO_STAGE != _NO_STAGE:
+            return backward(*args, **kwargs)  # a pipeline stage has its own span
+        with span("backward"):
+            return backward(*args, **kwargs)
 
     def range_push(msg: Any) -> Any:
         depth = push(msg)
@@ -74,6 +85,7 @@ def make_replacements(recorder: Recorder, on_block: Callable[[], None]) -> Repla
     return {
         (record_function, "__enter__"): enter_block,
         (record_function, "__exit__"): leave_block,
+        (torch.autograd, "backward"): update_wrapper(record_backward, backward),
         (torch.cuda.nvtx, "range_push"): range_push,
         (torch.cuda.nvtx, "range_pop"): range_pop,
     }

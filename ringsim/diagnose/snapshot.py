@@ -686,6 +686,25 @@ def until(events: Events, moment_ns: int) -> Events:
     )
 
 
+def reopen(events: Events, metadata: Mapping[str, Any]) -> Events:
+    """Returns the events, in which operations that were ended by a verdict are still in flight.
+
+    ringsim ends stuck operations with an error after it has decided that they can never finish.
+    Pictures show them as stuck, because they did not fail themselves.
+    """
+    if type(given_up_ns := metadata.get("given_up_ns")) is not int:
+        return events
+    ended = (events.status == ERROR) & (events.kind <= COLLECTIVE) & (events.done_ns > given_up_ns)
+    ended &= (events.wait_ns != NONE) & (events.wait_ns <= given_up_ns)
+    if not ended.any():
+        return events
+    return replace(
+        events,
+        done_ns=np.where(ended, NONE, events.done_ns),
+        status=np.where(ended, IN_FLIGHT, events.status).astype(events.status.dtype),
+    )
+
+
 def _without_groups(events: Events, ends: Mapping[int, End]) -> dict[int, End]:
     """Returns the ends of the ranks that have destroyed their process groups for good."""
     labels = [number for number, name in enumerate(events.tables.labels) if name in WORLD_LABELS]

@@ -3,7 +3,7 @@
 A bar is a period during which an event is in one state. It belongs to a lane in its rank's row. The
 lanes for spans, one per nesting depth, come first, followed by those for sends and recvs::
 
-    rank 0   | forward                |        span, depth 0
+    rank 0   | forward                |------  span, depth 0; then the program's own time
              | attention | | mlp |             span, depth 1
                               ..======         send: posted, then blocked
                  ............//////===         recv: posted, late sender, transfer
@@ -29,12 +29,27 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from ringsim.traces.events import COLLECTIVE, ERROR, MARK, NONE, RECV, SEND, SPAN, Events, Ints
+from ringsim.traces.events import (
+    COLLECTIVE,
+    ERROR,
+    IN_FLIGHT,
+    MARK,
+    NONE,
+    RECV,
+    SEND,
+    SPAN,
+    Events,
+    Ints,
+)
+from ringsim.traces.program import find_program
 
 if TYPE_CHECKING:
     from ringsim.traces.value import Trace
 
-# the states of operations' bars; spans have numbers from FIRST_SPAN
+STUCK_PART: Final = 12  # stuck operations are drawn for at least this part of the run
+
+# the states of operations' bars, and the program's time between them; spans have numbers from
+# FIRST_SPAN
 (
     POSTED,
     TRANSFER,
@@ -45,18 +60,20 @@ if TYPE_CHECKING:
     UNWAITED,
     UNFINISHED,
     FAILED,
+    PROGRAM,
     FIRST_SPAN,
-) = range(10)
+) = range(11)
 
 
 @dataclass(frozen=True, eq=False)
 class Bars:
     """Bars, stored as columns, which are numpy arrays of equal length.
 
-    The first ``depths`` lanes are for spans, and the next three for sends, recvs and collectives.
-    ``look`` is the state of the bar; for a span, it is ``FIRST_SPAN`` plus the index of the span's
-    label in ``labels``, which contain "" if there are spans without a label. ``is_open`` marks
-    unfinished bars, which last to the end of the trace.
+    The first ``depths`` lanes are for spans and the program's time, and the next three for sends,
+    recvs and collectives. ``look`` is the state of the bar; for a span, it is ``FIRST_SPAN`` plus
+    the index of the span's label in ``labels``, which contain "" if there are spans without a
+    label. The ``event`` of the program's time is the one before it. ``is_open`` marks unfinished
+    bars, which last to the end of the trace.
     """
 
     rank: Ints
@@ -75,11 +92,18 @@ class Bars:
 
 
 def time_range(events: Events) -> tuple[int, int]:
-    """Returns the first and last times in a trace, in ns, or (0, 0) if the trace has no events."""
+    """Returns the first and last times in a trace, in ns, or (0, 0) if the trace has no events.
+
+    If an operation is stuck at the end, some time is added, so that the operation can be seen.
+    """
     if len(events) == 0:
         return 0, 0
-    last = max(events.post_ns.max(), events.wait_ns.max(), events.done_ns.max())
-    return int(events.post_ns.min()), int(last)
+    first = int(events.post_ns.min())
+    last = int(max(events.post_ns.max(), events.wait_ns.max(), events.done_ns.max()))
+    stuck = (events.status == IN_FLIGHT) & (events.wait_ns != NONE)
+    if stuck.any():
+        last = max(last, int(events.wait_ns[stuck].max()) + (last - first) // STUCK_PART)
+    return first, last
 
 
 def make_bars(trace: Trace) -> Bars:
@@ -91,8 +115,17 @@ def make_bars(trace: Trace) -> Bars:
     first, last = time_range(events)
     is_done = events.done_ns != NONE
     until = np.where(is_done, events.done_ns, last)
-    depth, depths = _find_depths(events, until)
     is_span = events.kind == SPAN
+    spans, gaps = np.flatnonzero(is_span), find_program(events)
+    both, starts = np.append(spans, gaps.before), np.append(events.post_ns[spans], gaps.start_ns)
+    depths_of, depths = _find_depths(
+        events.rank[both].astype(np.int64) << 32 | events.thread[both],
+        starts,
+        np.append(until[spans], gaps.end_ns),
+        last,
+    )
+    depth = np.zeros(len(events), dtype=np.int64)
+    depth[spans] = depths_of[: len(spans)]
     span_look = np.zeros(len(events), dtype=np.int64)
     labels, span_look[is_span] = np.unique(events.label[is_span], return_inverse=True)
     pieces = [
@@ -112,6 +145,10 @@ def make_bars(trace: Trace) -> Bars:
     start = np.maximum(start, first)
     end = np.maximum(end, start)
     is_open = (look == UNFINISHED) | (look == UNWAITED) | (is_span & ~is_done)[event]
+    event, lane = np.append(event, gaps.before), np.append(lane, depths_of[len(spans) :])
+    start, end = np.append(start, gaps.start_ns), np.append(end, gaps.end_ns)
+    look = np.append(look, np.full(len(gaps.before), PROGRAM))
+    is_open = np.append(is_open, np.zeros(len(gaps.before), dtype=bool))
     rank = events.rank[event]
     known = (*events.tables.labels, "")  # the last is for spans without a label
     names = tuple(known[label] for label in labels.tolist())
@@ -150,24 +187,20 @@ def _cut_operations(trace: Trace, end: Ints) -> list[tuple[Ints, Ints, Ints, int
     ]
 
 
-def _find_depths(events: Events, done: Ints) -> tuple[Ints, int]:
-    """Returns each span's lane and the number of lanes.
+def _find_depths(lane: Ints, start: Ints, done: Ints, last: int) -> tuple[Ints, int]:
+    """Returns each span's depth and the number of depths.
 
-    A span's lane is the number of open spans on the same thread at its start. The lanes of
-    different threads are below each other.
+    A span's depth is the number of open spans on the same thread at its start. The depths of
+    different threads are below each other. ``lane`` is the rank (upper half) and the thread.
     """
-    depth, spans = np.zeros(len(events), dtype=np.int64), np.flatnonzero(events.kind == SPAN)
-    if len(spans) == 0:
+    depth = np.zeros(len(lane), dtype=np.int64)
+    if len(lane) == 0:
         return depth, 0
-    last = time_range(events)[1]
-    both = events.thread[spans].astype(np.int64) + (events.rank[spans].astype(np.int64) << 32)
-    threads, thread = np.unique(both, return_inverse=True)
+    threads, thread = np.unique(lane, return_inverse=True)
     # avoids an overflow if a trace lasts for centuries
     coarser = max((len(threads) * (last + 1)).bit_length() - 62, 0)
     # Shift each thread's times behind those of the previous thread, so that one pass counts all.
-    start, end = (np.stack([events.post_ns[spans], done[spans]]) >> coarser) + thread * (
-        (last >> coarser) + 1
-    )
+    start, end = (np.stack([start, done]) >> coarser) + thread * ((last >> coarser) + 1)
     order = np.lexsort((-end, start))
     start, end, thread = start[order], end[order], thread[order]
     # spans of length 0 open no lane, because on a virtual clock many may have the same time
@@ -180,7 +213,7 @@ def _find_depths(events: Events, done: Ints) -> tuple[Ints, int]:
     above = np.cumsum(lanes) - lanes
     # count only the lanes of threads on the same rank
     above -= above[np.searchsorted(threads >> 32, threads >> 32)]
-    depth[spans[order]] = above[thread] + own
+    depth[order] = above[thread] + own
     return depth, int((above + lanes).max())
 
 

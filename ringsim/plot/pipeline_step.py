@@ -23,6 +23,7 @@ from matplotlib.ticker import MaxNLocator
 
 from ringsim.plot import sheet, style
 from ringsim.plot.bars import make_bars
+from ringsim.plot.ghosts import draw_boxes, make_room
 from ringsim.plot.rows import (
     LEAST_ROW_POINTS,
     Lanes,
@@ -114,7 +115,7 @@ class StepPicture:
     The computations are in ``unit`` and start at 0. ``time`` labels the time axis, ``about`` is
     part of the subtitle, and ``notes`` are written below. ``draw_messages`` draws sends and recvs
     into their lanes, and ``draw_over`` draws on top of the rows; both return their entries for the
-    legend.
+    legend. ``recorded`` holds the same step of the run that a predicted trace came from.
     """
 
     actions: StageActions
@@ -125,6 +126,7 @@ class StepPicture:
     draw_messages: Callable[[RankRows], list[Artist]] | None
     notes: tuple[str, ...] = ()
     draw_over: Callable[[RankRows], list[Artist]] | None = None
+    recorded: StageActions | None = None
 
 
 def step_picture(picture: StepPicture, *, with_curve: bool = False) -> Picture:
@@ -144,7 +146,7 @@ def _draw_step(picture: StepPicture, ax: Axes, inches: float | None) -> None:
 
     ``inches`` is the height of the rows, or None to omit the live activations.
     """
-    actions, compact = picture.actions, style.is_compact()
+    actions, recorded, compact = picture.actions, picture.recorded, style.is_compact()
     row = style.points(ax)[1] / len(actions.ranks)
     lanes = LANES if picture.draw_messages is not None else LANES_WITHOUT_MESSAGES
     if compact:
@@ -152,8 +154,13 @@ def _draw_step(picture: StepPicture, ax: Axes, inches: float | None) -> None:
     if row < LEAST_ROW_POINTS:
         lanes = LANES_OF_PIXELS
     names, length = _name_rows(actions, with_stages=row >= STAGE_NAMES_FROM), actions.end.max()
+    if recorded is not None:
+        lanes, length = make_room(lanes), max(length, recorded.end.max())
     rows = lay_rows(ax, names, length, picture.time, picture.unit, lanes, above=PHASE_NAME_POINTS)
     handles = draw_actions(actions, rows)
+    if recorded is not None:
+        place = np.searchsorted(actions.ranks, recorded.rank)
+        handles += draw_boxes(rows, place, recorded.start, recorded.end)
     bubble = measure_bubble(actions)
     if compact:
         style.dress(ax, *_words(picture, bubble), handles, metadata=picture.metadata)
@@ -439,6 +446,12 @@ def picture_step(trace: Trace, step: int | None = None) -> StepPicture:
     axis = TimeAxis(first, last, *time_unit(last - first))
     actions = replace(measured, start=axis.at(measured.start), end=axis.at(measured.end))
     length = time_text(last - first)
+    recorded = None
+    if trace.recorded is not None:
+        recorded = find_step(trace.recorded, step)
+        begin = recorded.start.min()
+        start, end = ((times - begin) / axis.unit_ns for times in (recorded.start, recorded.end))
+        recorded = replace(recorded, start=start, end=end)
     return StepPicture(
         actions=actions,
         time="time since the step began",
@@ -449,6 +462,7 @@ def picture_step(trace: Trace, step: int | None = None) -> StepPicture:
         if len(measured.ranks) > 1
         else None,
         notes=_list_notes(trace),
+        recorded=recorded,
     )
 
 

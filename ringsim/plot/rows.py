@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 OPERATION_LOOKS: Final = tuple(  # indexed by the states in ``bars``
-    Look.of(state, zorder=2 if state in ("posted", "unwaited") else 3)
-    for state in read_table()["state"]
+    Look.of(state, zorder=2 if state in ("posted", "unwaited", "program") else 3)
+    for state in (*read_table()["state"], "program")
 )
 
 LEAST_ROW_POINTS: Final = 4.0  # the least height of a row that belongs to one rank

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, Final, Unpack
 
 import numpy as np
 
+from ringsim.diagnose.snapshot import reopen
 from ringsim.plot import sheet, style
 from ringsim.plot.bars import FIRST_SPAN, UNFINISHED, Bars, choose_messages, make_bars, merge
+from ringsim.plot.ghosts import draw_recorded, fit_axis, make_room
 from ringsim.plot.pipeline_step import microbatch_entry, picture_step, step_picture
 from ringsim.plot.ring import ring_picture
 from ringsim.plot.rows import (
@@ -29,7 +31,7 @@ from ringsim.plot.sheet import Picture
 from ringsim.traces.clocks import unalign
 from ringsim.traces.display import Images, Style
 from ringsim.traces.events import COLLECTIVE, ERROR, MARK, NONE, OP_NAMES, SEND, SPAN, read_notice
-from ringsim.traces.looks import LOOKS
+from ringsim.traces.looks import LOOKS, find_meanings
 from ringsim.traces.steps import count_steps
 from ringsim.traces.units import count, span_text, time_text
 
@@ -142,6 +144,7 @@ def timeline_picture(trace: Trace, step: int | None = None, *, with_curve: bool 
     has failed, and no step is given, it shows the whole run instead. ``with_curve`` adds the live
     activations below the rows of a step.
     """
+    trace = replace(trace, events=reopen(trace.events, trace.metadata))
     events = trace.events
     is_operation = (events.kind != SPAN) & (events.kind != MARK)
     is_stuck = (events.wait_ns != NONE) & (events.done_ns == NONE) | (events.status == ERROR)
@@ -161,7 +164,7 @@ def timeline_picture(trace: Trace, step: int | None = None, *, with_curve: bool 
 
 
 def _draw(trace: Trace, ax: Axes) -> None:
-    axis, bars = TimeAxis.of(trace.events), make_bars(trace)
+    axis, bars = fit_axis(trace), make_bars(trace)
     rows = _lay_out(trace, bars, axis, ax)
     slot_ns = max(axis.last_ns - axis.first_ns, 1) / (SLOTS if rows.ranks == 1 else MERGED_SLOTS)
     short = (bars.end_ns - bars.start_ns < slot_ns) | (rows.ranks > 1)
@@ -200,6 +203,8 @@ def _draw(trace: Trace, ax: Axes) -> None:
             f"Arrows show {arrows:,} of {count(arrived, 'message')}, spread evenly over time."
         )
     words, handles = _message(trace, bars), _legend(trace, bars, arrows)
+    if trace.recorded is not None and rows.ranks == 1:
+        handles += draw_recorded(rows, trace.recorded, axis)
     style.dress(ax, *words, notes, handles, metadata=trace.metadata)
 
 
@@ -223,7 +228,10 @@ def _lay_out(trace: Trace, bars: Bars, axis: TimeAxis, ax: Axes) -> RankRows:
         names.append(name)
     time = "time since the first event" if axis.first_ns else "time since the start of the run"
     length = max(axis.last_ns - axis.first_ns, 1) / axis.unit_ns
-    rows = lay_rows(ax, names, length, time, axis.unit, _divide(trace, bars), ranks=ranks)
+    lanes = _divide(trace, bars)
+    if trace.recorded is not None:
+        lanes = make_room(lanes)
+    rows = lay_rows(ax, names, length, time, axis.unit, lanes, ranks=ranks)
     firsts = np.arange(ranks, trace.world_size, ranks)
     borders = np.flatnonzero(trace.crosses(firsts - 1, firsts)) + 0.5
     if len(borders):
@@ -308,7 +316,9 @@ def _span_texts(trace: Trace, event: int) -> tuple[str, ...]:
     if style.is_compact() and number:  # the legend has the names
         return (number,)
     full = (name, f"stage {stage}" if stage != NONE else "", number and f"microbatch {number}")
-    return ", ".join(filter(None, full)), " ".join(filter(None, (name, number))), number
+    short = LOOKS[find_meanings([name])[0]].short
+    names = " ".join(filter(None, (name, number))), number and short + number
+    return ", ".join(filter(None, full)), *names, number
 
 
 def _message(trace: Trace, bars: Bars) -> tuple[str, str]:

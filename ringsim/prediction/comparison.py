@@ -125,10 +125,12 @@ class Comparison:
 
     @property
     def predicts(self) -> bool:
-        """Whether only the second run is a simulation."""
-        return (
-            self.virtual.metadata.get("source") == "simulated" != self.real.metadata.get("source")
+        """Whether only the second run is simulated or predicted."""
+        real, virtual = (
+            run.metadata.get("source") in ("simulated", "predicted")
+            for run in (self.real, self.virtual)
         )
+        return virtual and not real
 
     @property
     def names(self) -> tuple[str, str]:

@@ -26,7 +26,7 @@ from ringsim.prediction.calibration import join_columns
 from ringsim.traces.events import CALLS, MARK, NONE, OP_NAMES, SPAN, Events, Ints
 from ringsim.traces.matching import number_places, number_rows, wait_for_last
 from ringsim.traces.steps import count_steps, is_step
-from ringsim.traces.units import time_text
+from ringsim.traces.units import span_text, time_text
 from ringsim.traces.value import Trace
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ def name_operations(*several: Events) -> tuple[list[Ints], list[str]]:
     found = []
     for events in several:
         spans = [
-            (True, _COMPUTE if read_label(label) is not None else label)
+            (True, _COMPUTE if read_label(label) is not None else span_text(label))
             for label in events.tables.labels
         ]
         of_label = np.array(

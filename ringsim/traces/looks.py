@@ -15,6 +15,8 @@ from importlib.resources import files
 from typing import Any, Final, NamedTuple
 from zlib import crc32
 
+from ringsim.traces.units import span_text
+
 __all__ = ["LOOKS", "Meaning", "contrast", "find_meanings", "read_table", "readable_ink"]
 
 
@@ -46,6 +48,8 @@ LOOKS: Final = {
     name: Meaning(**look) for family in read_table().values() for name, look in family.items()
 }
 _COMPUTATIONS: Final = ("forward", "backward", "input_grad", "weight_grad")
+# numbers in names, and the duration in the name of a ``ringsim.compute`` span
+_UNLIKE: Final = re.compile(r"(?<=^compute )[\d.]+ \S*s$|[\d.…]+")
 _OPTIMIZER: Final = "optimizer"
 _OTHERS: Final = tuple(name for name in LOOKS if name.startswith("span_"))
 
@@ -66,15 +70,14 @@ def find_meanings(labels: Iterable[str]) -> list[str]:
         >>> find_meanings(["forward", "step 1f1b", "Optimizer.step#SGD.step"])
         ['forward', 'step', 'optimizer']
     """
-    labels = list(labels)
-    stems = [re.sub(r"[\d.…]+", "", label).strip() for label in labels]
+    stems = [_UNLIKE.sub("", span_text(label)).strip() for label in labels]
     looks = _share_out(sorted({stem for stem in stems if not _known(stem)}))
     return [_known(stem) or looks[stem] for stem in stems]
 
 
 def _known(stem: str) -> str:
-    if stem in _COMPUTATIONS:
-        return stem
+    if (kind := stem.partition(" (")[0]) in _COMPUTATIONS:  # such as "forward (DDP)"
+        return kind
     if stem.split(" ")[0] == "step":
         return "step"
     return "optimizer" if stem.lower().startswith(_OPTIMIZER) else ""

@@ -13,6 +13,14 @@ __all__ = ["bytes_text", "count", "rate_text", "span_text", "time_text", "time_u
 BYTE_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 RATE_UNITS: Final = ((1.0, "GB/s"), (1e-3, "MB/s"), (1e-6, "kB/s"), (1e-9, "B/s"))
 TIME_UNITS: Final = ((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns"))
+# torch's own names of spans, and the names to show for them
+_FRIENDLY: Final = (
+    (re.compile(r"enumerate\(DataLoader\)#.*"), "data loader"),
+    (re.compile(r"DistributedDataParallel\.forward"), "forward (DDP)"),
+    (re.compile(r"FullyShardedDataParallel\.forward"), "forward (FSDP)"),
+    (re.compile(r"Optimizer\.step#(\w+)\.step"), r"optimizer \1"),
+    (re.compile(r"Optimizer\.zero_grad#(\w+)\.zero_grad"), r"optimizer \1: zero_grad"),
+)
 _COMPUTE: Final = re.compile(r"compute (\d+\.?\d*(?:e[+-]\d+)?) s")  # a span of ringsim.compute
 
 
@@ -78,14 +86,19 @@ def time_text(length_ns: float) -> str:
 def span_text(name: str) -> str:
     """Formats a span's name for display.
 
-    In the name of a ``ringsim.compute`` span, the duration gets a suitable unit.
+    In the name of a ``ringsim.compute`` span, the duration gets a suitable unit. The names of
+    torch's own annotations become shorter.
 
     Example:
-        >>> span_text("compute 1e-05 s"), span_text("forward")
-        ('compute 10 µs', 'forward')
+        >>> span_text("compute 1e-05 s"), span_text("Optimizer.step#SGD.step")
+        ('compute 10 µs', 'optimizer SGD')
     """
     asked = _COMPUTE.fullmatch(name)
-    return name if asked is None else f"compute {time_text(1e9 * float(asked[1]))}"
+    if asked is not None:
+        return f"compute {time_text(1e9 * float(asked[1]))}"
+    return next(
+        (made.expand(text) for known, text in _FRIENDLY if (made := known.fullmatch(name))), name
+    )
 
 
 def rate_text(gb_per_s: float) -> str:

@@ -19,6 +19,7 @@ import json
 import re
 import struct
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from ringsim.diagnose.snapshot import read_end_ns
+from ringsim.diagnose.snapshot import read_end_ns, reopen
 from ringsim.errors import ArgumentError, escape
 from ringsim.provenance import footer
 from ringsim.traces.display import image_html
@@ -55,6 +56,7 @@ __all__ = [
     "PROGRAM",
     "align",
     "check_runs",
+    "draw_still",
     "encode",
     "find",
     "find_begin_ns",
@@ -71,19 +73,25 @@ PROGRAM: Final = (
     "columns.js",
     "pyramid.js",
     "timeline.js",
+    "waits.js",
     "ring.js",
     "panels.js",
     "steps.js",
     "critical.js",
+    "code.js",
     "main.js",
-)  # followed by page.js, explorer.js or widget.js
+)  # followed by page.js, widget.js or explorer.js, and by choices.js before the latter two
 MOST_RUNS: Final = 8
 # the page includes a picture only of traces with at most this many events
 MOST_PICTURED: Final = 100_000
 
 
 def to_html(
-    traces: Trace | Sequence[Trace], path: str | PathLike[str], names: Sequence[str] = ()
+    traces: Trace | Sequence[Trace],
+    path: str | PathLike[str],
+    names: Sequence[str] = (),
+    *,
+    source: bool = False,
 ) -> None:
     """Writes traces as an interactive page, in a single file that you can open from disk.
 
@@ -92,8 +100,10 @@ def to_html(
 
     Args:
         traces: a trace, or up to 8 traces to draw on one axis, aligned at their first operations.
+            Before a trace from ``what_if``, its recorded run is also drawn.
         path: the file to write; an existing file is replaced.
         names: the names of the traces, if there are several.
+        source: whether the page contains the traces' source code.
 
     Raises:
         ArgumentError: there are no traces, or too many.
@@ -114,16 +124,19 @@ def to_html(
     """
     several = check_runs(traces)
     title = "ringsim: " + ", ".join(count(trace.world_size, "rank") for trace in several)
-    write_page(path, title, "page.js", page_body(title, several), pack_all(several, names))
+    data = pack_all(several, names, source=source)
+    write_page(path, title, page_body(title, several), data, "page.js")
 
 
 def check_runs(traces: Trace | Sequence[Trace]) -> tuple[Trace, ...]:
-    """Returns one or more traces as a tuple.
+    """Returns one or more traces as a tuple, with the recorded run before a predicted one.
 
     Raises:
         ArgumentError: there are no traces, or too many.
     """
     several = tuple(traces) if isinstance(traces, Sequence) else (traces,)
+    if len(several) == 1 and several[0].recorded is not None:
+        several = (several[0].recorded, *several)
     if not 1 <= len(several) <= MOST_RUNS:
         raise ArgumentError(
             f"the number of traces must be from 1 to {MOST_RUNS}, got {len(several)}. Choose up to "
@@ -140,15 +153,15 @@ def page_body(title: str, traces: Iterable[Trace]) -> str:
     return (
         part("page.html")
         .replace("{title}", html.escape(title))
-        .replace("{picture}", "".join(map(_picture, traces)))
+        .replace("{picture}", "".join(map(draw_still, traces)))
     )
 
 
 def write_page(
-    path: str | PathLike[str], title: str, entry: str, body: str, data: Iterable[bytes]
+    path: str | PathLike[str], title: str, body: str, data: Iterable[bytes], *entry: str
 ) -> None:
-    """Writes a page with a body, data and the program; the program's last file is ``entry``."""
-    program, look = part(*PROGRAM, entry), part("style.css")
+    """Writes a page with a body, data and the program; the program's last files are ``entry``."""
+    program, look = part(*PROGRAM, *entry), part("style.css")
     policy = (
         f"default-src 'none'; script-src {_hash(program)}; style-src {_hash(look)}; img-src data:"
     )
@@ -190,7 +203,7 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode('ascii')}'"
 
 
-def _picture(trace: Trace) -> str:
+def draw_still(trace: Trace) -> str:
     """Returns a still picture, for printing and for browsers that run no scripts.
 
     The result is "" if matplotlib is missing or the trace has too many events.
@@ -226,10 +239,17 @@ def pack(data: bytes) -> bytes:
     return gzip.compress(data, _LEVEL, mtime=0)
 
 
-def pack_all(traces: Sequence[Trace], names: Sequence[str] = ()) -> list[bytes]:
-    """Returns traces encoded for the view, on one axis, with their first operations aligned."""
+def pack_all(
+    traces: Sequence[Trace], names: Sequence[str] = (), *, source: bool = False
+) -> list[bytes]:
+    """Returns traces encoded for the view, on one axis, with their first operations aligned.
+
+    A recorded run and the run predicted from it need no names.
+    """
+    if not names and len(traces) == 2 and traces[1].recorded is traces[0]:
+        names = ("recorded", "predicted")
     each = zip(traces, align(traces), [*names, *[""] * (len(traces) - len(names))], strict=True)
-    return [pack(encode(*one)) for one in each]
+    return [pack(encode(*one, source=source)) for one in each]
 
 
 def align(traces: Sequence[Trace]) -> list[int]:
@@ -244,19 +264,23 @@ def find_begin_ns(trace: Trace) -> int:
     return int(posts.min()) if len(posts) else 0
 
 
-def encode(trace: Trace, later_ns: int = 0, name: str = "") -> bytes:
+def encode(trace: Trace, later_ns: int = 0, name: str = "", *, source: bool = False) -> bytes:
     """Returns a trace encoded for the view, uncompressed, with all times shifted by ``later_ns``.
 
-    The result consists of the head, followed by the columns in little-endian order.
+    The result consists of the head, followed by the columns in little-endian order. The head
+    contains the source code if ``source`` is True.
     """
+    diagnosis = trace.explain()
+    trace = replace(trace, events=reopen(trace.events, trace.metadata))
     events = trace.events
     labels, label = _stems(events)
-    diagnosis = trace.explain()
     columns = {name: _narrow(values) for name, values in _columns(trace, label, later_ns).items()}
     head = {
         "title": f"{escape(name, lines=False)}: {_title(trace)}" if name else _title(trace),
         "source": footer(trace.metadata),
+        "predicted": trace.metadata.get("source") == "predicted",
         "summary": trace.summary(),
+        "begin": find_begin_ns(trace),
         # operations in flight are drawn as stuck until this time
         "end": min((read_end_ns(trace.metadata) or 0) + later_ns, 2**53)
         if (events.status == IN_FLIGHT).any()
@@ -265,13 +289,20 @@ def encode(trace: Trace, later_ns: int = 0, name: str = "") -> bytes:
         "hosts": _hosts(trace),
         "ops": [[name, KIND_NAMES[OP_KINDS[code]]] for code, name in enumerate(OP_NAMES)],
         "groups": [escape(group.name, lines=False) for group in events.tables.groups],
+        "members": [list(group.ranks) for group in events.tables.groups],
         "payloads": [
             [one.dtype, list(one.shape), one.size_bytes] for one in events.tables.payloads
         ],
         "labels": labels,
         "meanings": find_meanings(labels),
         "files": [escape(name, lines=False) for name in events.tables.files],
+        "sources": {
+            escape(name, lines=False): escape(text)
+            for name, text in trace.sources.items()
+            if source
+        },
         "error": int(ERROR),
+        "name": escape(name, lines=False),
         "findings": [_finding(events, one) for one in diagnosis.findings],
         "notes": [escape(note) for note in diagnosis.notes],
         "columns": [
@@ -315,7 +346,10 @@ def _columns(trace: Trace, label: Ints, later_ns: int) -> dict[str, Ints]:
         "label": label,
         **{
             name: getattr(events, name)
-            for name in ("group", "peer", "tag", "payload", "stage", "microbatch", "file", "line")
+            for name in (
+                *("thread", "group", "peer", "tag", "payload"),
+                *("stage", "microbatch", "file", "line"),
+            )
         },
     }
 

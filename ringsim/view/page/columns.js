@@ -2,14 +2,18 @@
 
 // LOOKS, the table of meanings from `data/looks.json`, precedes this file. Bars have the states of
 // operations, then the meanings of spans.
-const STATES = ["state", "computing", "span"].flatMap((family) => Object.values(LOOKS[family]));
+const BAR_FAMILIES = ["state", "computing", "span"];
+const STATES = BAR_FAMILIES.flatMap((family) => Object.values(LOOKS[family]));
+const STATE_KEYS = BAR_FAMILIES.flatMap((family) => Object.keys(LOOKS[family]));
 const [
   POSTED, TRANSFER, LATE_SENDER, LATE_RECEIVER, BLOCKED, COLLECTIVE, UNWAITED, UNFINISHED, FAILED,
 ] = Object.keys(LOOKS.state).keys();
 const SPANS = Object.keys(LOOKS.state).length; // the first meaning of spans
 const SPAN_MEANINGS = [...Object.keys(LOOKS.computing), ...Object.keys(LOOKS.span)];
 
-const MOST_LANES = { span: 4, operation: 6 }; // any further bars share the last lane
+const PROGRAM = SPANS + SPAN_MEANINGS.indexOf("program");
+
+const MOST_LANES = { span: 4, operation: 6, step: 1 }; // any further bars share the last lane
 const ARRAYS = { i1: Int8Array, i2: Int16Array, i4: Int32Array, f8: Float64Array };
 
 /** Decodes base64. */
@@ -57,22 +61,35 @@ class Run {
     this.first = [0];
     for (const count of head.counts) this.first.push(this.first.at(-1) + count);
     this.readTimes();
+    this.isStep = head.labels.map((label) => label.startsWith("step "));
+    this.findProgram();
     this.looks = head.meanings.map((meaning) => SPANS + SPAN_MEANINGS.indexOf(meaning));
-    this.lane = new Uint8Array(size); // the lane of each event; valid once the lanes of its rank are known
+    this.lane = new Uint8Array(this.post.length); // the lane of each event; valid once the lanes of its rank are known
     this.lanes = [];
     this.hosts = head.hosts;
     this.stages = this.findStages();
     this.flags = head.findings.map((finding) => ({ ...finding, event: finding.events[0] ?? -1 }));
   }
 
-  /** Adds up the times, which are stored as differences, and finds the end and the marks. */
+  /**
+   * Adds up the times, which are stored as differences, and finds the end and the marks. Times count
+   * from the first operation or span, which began `start` ns after the start of the run.
+   */
   readTimes() {
     const { size, first, kinds } = this, { post, wait, done, op } = this.columns;
     const [ranks, posts, waits, dones] = [new Int32Array(size), new Float64Array(size), new Float64Array(size), new Float64Array(size)];
-    let begin = Infinity, end = Math.max(1, this.head.end);
-    this.marks = [];
+    let start = Infinity;
     for (let rank = 0; rank < this.ranks; rank++) {
       for (let i = first[rank], time = 0; i < first[rank + 1]; i++) {
+        time += post[i];
+        if (kinds[op[i]] !== "mark") start = Math.min(start, time);
+      }
+    }
+    this.start = start < Infinity ? start : 0;
+    let begin = Infinity, end = Math.max(1, this.head.end - this.start);
+    this.marks = [];
+    for (let rank = 0; rank < this.ranks; rank++) {
+      for (let i = first[rank], time = -this.start; i < first[rank + 1]; i++) {
         time += post[i];
         ranks[i] = rank;
         posts[i] = time;
@@ -84,6 +101,58 @@ class Run {
       }
     }
     Object.assign(this, { rank: ranks, post: posts, wait: waits, done: dones, begin: Math.min(begin, end), end });
+  }
+
+  /**
+   * Finds the stretches in which ranks ran their own program, as `traces/program.py` does: the time
+   * on the first thread that is neither in a span nor in a wait. They become events after the last.
+   */
+  findProgram() {
+    const { size, first, kinds, post, wait, done } = this, { op, thread, label } = this.columns;
+    const begins = [], ends = [], before = [], after = [];
+    this.programs = []; // for each rank, its first stretch and the one after its last
+    for (let rank = 0; rank < this.ranks; rank++) {
+      const most = 2 * (first[rank + 1] - first[rank]), from = begins.length;
+      const start = new Float64Array(most), end = new Float64Array(most), event = new Int32Array(most);
+      let count = 0;
+      const add = (i, begin, until) => { // keeps the moments sorted; they come almost in order
+        let at = count++;
+        for (; at && start[at - 1] > begin; at--) {
+          [start[at], end[at], event[at]] = [start[at - 1], end[at - 1], event[at - 1]];
+        }
+        [start[at], end[at], event[at]] = [begin, until, i];
+      };
+      for (let i = first[rank]; i < first[rank + 1]; i++) {
+        const kind = kinds[op[i]];
+        if (thread[i] || kind === "mark") continue;
+        const isStep = this.isStep[label[i]], until = done[i] >= 0 ? done[i] : Infinity;
+        add(i, post[i], kind === "span" && !isStep ? until : post[i]);
+        if (kind !== "span" && wait[i] >= 0) add(i, wait[i], until);
+        else if (kind === "span" && isStep && done[i] >= 0) add(i, done[i], done[i]);
+      }
+      for (let k = 0, free = start[0], last = event[0]; k < count; k++) {
+        if (start[k] > free) {
+          begins.push(free);
+          ends.push(start[k]);
+          before.push(last);
+          after.push(event[k]);
+        }
+        if (end[k] >= free) [free, last] = [end[k], event[k]];
+      }
+      this.programs.push([size + from, size + begins.length]);
+    }
+    const grow = (column, values) => {
+      const grown = new column.constructor(size + begins.length);
+      grown.set(column);
+      if (typeof values === "number") grown.fill(values, size); else grown.set(values, size);
+      return grown;
+    };
+    Object.assign(this, { before, after, post: grow(post, begins), done: grow(done, ends) });
+    [this.wait, this.rank] = [grow(wait, NaN), grow(this.rank, before.map((i) => this.rank[i]))];
+    for (const name of Object.keys(this.columns)) this.columns[name] = grow(this.columns[name], -1);
+    this.columns.partner.fill(0, size);
+    this.columns.op.fill(kinds.push("program") - 1, size);
+    this.head.ops.push(["program", "program"]);
   }
 
   /** Returns the lowest stage of each rank, or -1 if it has none; returns undefined for a run without stages. */
@@ -111,7 +180,17 @@ class Run {
   isMessage(i) { const kind = this.kind(i); return kind === "send" || kind === "recv"; }
   isOperation(i) { return this.isMessage(i) || this.kind(i) === "collective"; }
 
-  bandOf(i) { return this.kind(i) === "span" ? "span" : "operation"; }
+  /** Returns whether an operation never finished, or failed while its rank waited. */
+  isStuck(i) {
+    const failed = this.columns.status[i] === this.head.error;
+    return this.wait[i] >= 0 && (Number.isNaN(this.done[i]) || failed);
+  }
+
+  bandOf(i) {
+    const kind = this.kind(i);
+    if (kind === "program") return "span";
+    return kind !== "span" ? "operation" : this.isStep[this.columns.label[i]] ? "step" : "span";
+  }
 
   /** Returns the bytes per second of a finished message or collective, or NaN if there is no such rate. */
   rate(i) {
@@ -122,14 +201,28 @@ class Run {
 
   /** Returns an event's place in the program, such as "train.py:12", or "" if unknown. */
   place(i) {
+    if (i >= this.size) { // between two lines
+      const [from, to] = [this.before, this.after].map((side) => this.place(side[i - this.size]));
+      return from === to ? from : [from, to].filter(Boolean).join(" to ");
+    }
     const file = this.columns.file[i];
     return file < 0 ? "" : `${this.head.files[file].split("/").at(-1)}:${this.columns.line[i]}`;
+  }
+
+  /** Returns the lines that an event came from: the caller of a thin wrapper, and its own line. */
+  places(i) {
+    this.calls ??= this.head.files.map((name) => /^(?:(.*):(\d+) > )?(.*)$/.exec(name));
+    const [, caller, line, file] = this.calls[this.columns.file[i]] ?? [];
+    if (file === undefined) return [];
+    const own = { file, line: this.columns.line[i] };
+    return caller ? [{ file: caller, line: Number(line) }, own] : [own];
   }
 
   /** Describes an event in one line. */
   text(i) {
     const kind = this.kind(i);
     const microbatch = this.columns.microbatch[i];
+    if (kind === "program") return LOOKS.computing.program.name;
     if (kind === "mark") return this.label(i) || kind;
     if (kind === "span") return (this.label(i) || kind) + (microbatch < 0 ? "" : ` ${microbatch}`);
     const peer = this.columns.peer[i];
@@ -141,6 +234,7 @@ class Run {
   parts(i, each) {
     const kind = this.kind(i);
     const post = this.post[i], wait = this.wait[i], done = this.done[i], end = this.endOf(i);
+    if (kind === "program") return each(post, done, PROGRAM);
     if (kind === "span") return each(post, end, this.looks[this.columns.label[i]] ?? SPANS);
     const waited = !Number.isNaN(wait), finished = !Number.isNaN(done);
     if (this.columns.status[i] === this.head.error) return each(post, end, FAILED);
@@ -159,7 +253,7 @@ class Run {
   lanesOf(rank) { return (this.lanes[rank] ??= this.layOut(rank)); }
 
   layOut(rank) {
-    const bands = { span: [], operation: [] }, order = this.inOrder(rank), { post } = this;
+    const bands = { step: [], span: [], operation: [] }, order = this.inOrder(rank), { post } = this;
     for (const i of order) {
       const band = this.bandOf(i), lanes = bands[band];
       let number = 0;
@@ -172,7 +266,7 @@ class Run {
       lanes[number].size++;
       this.lane[i] = number;
     }
-    for (const lane of [...bands.span, ...bands.operation]) {
+    for (const lane of Object.values(bands).flat()) {
       const { size } = lane;
       Object.assign(lane, { events: new Int32Array(size), begins: new Float64Array(size), ends: new Float64Array(size), size: 0, end: 0 });
     }
@@ -188,13 +282,16 @@ class Run {
 
   /** Returns a rank's events except marks, sorted by post time, because events of several threads may not be in order. */
   inOrder(rank) {
-    const order = new Int32Array(this.first[rank + 1] - this.first[rank]), { post } = this;
-    let size = 0, sorted = true;
+    const [from, until] = this.programs[rank], { post } = this;
+    const order = new Int32Array(this.first[rank + 1] - this.first[rank] + until - from);
+    let size = 0, sorted = true, gap = from;
     for (let i = this.first[rank]; i < this.first[rank + 1]; i++) {
       if (this.kind(i) === "mark") continue;
+      while (gap < until && post[gap] < post[i]) order[size++] = gap++;
       sorted &&= !(size && post[i] < post[order[size - 1]]);
       order[size++] = i;
     }
+    while (gap < until) order[size++] = gap++;
     const own = order.subarray(0, size);
     return sorted ? own : own.sort((a, b) => post[a] - post[b]);
   }
@@ -214,6 +311,9 @@ function firstAbove(list, value) {
   }
   return low;
 }
+
+/** Returns a place in a program as one word, such as "train.py:14" or "In[5]:3". */
+function placeWord({ file, line }) { return `${file.split(/[/\\ ]/).at(-1)}:${line}`; }
 
 /** Returns the relative luminance of a colour "#rrggbb" (WCAG 2.1). */
 function luminance(colour) {

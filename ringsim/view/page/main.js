@@ -3,14 +3,45 @@
 const SPEEDS = [0.1, 0.2, 0.5, 1, 2, 5]; // windows per ten seconds
 const CALM_MS = 700; // the pause between messages if the reader prefers reduced motion
 const MOST_AT_ONCE = 20000; // in runs with fewer events, the messages in the window are added up in every frame
-const TABS = ["selection", "findings", "statistics", "bandwidth", "steps", "table"];
+const TABS = ["selection", "findings", "statistics", "bandwidth", "steps", "code", "table"];
+const TAB_TITLES = {
+  selection: "the selected event or area", findings: "what ringsim found, and notes",
+  statistics: "operations and traffic in the visible time",
+  bandwidth: "bandwidth against size in the visible time",
+  steps: "pipeline steps in the visible time", table: "the visible events",
+  code: "your code, with a cursor for each rank",
+};
 const KEYS = [
-  ["W, S or Ctrl+wheel", "zoom in or out"], ["A, D or Shift+wheel", "move earlier or later"], ["wheel", "scroll through the ranks"], ["+, -", "make rows taller or shorter"],
-  ["F", "show the whole run"], ["drag", "move the view; with Shift, zoom to a box; on the ruler, measure a time"], ["arrow keys", "go to the previous or next event, or to the rank above or below"],
-  ["Home, End", "go to the rank's first or last event"], ["PageUp, PageDown", "scroll by a page"],
-  ["Enter", "go to the other side of a message; in the search box, go to the next hit"], ["P", "pin or unpin the card"], ["C, B", "show or hide the critical path or the bubbles"], ["M", "set a mark, which shows the time since the previous mark"], ["space", "play or pause"], [", and .", "go to the previous or next message"],
-  ["/", "search"], ["Esc", "clear the selection, the marks and the search"],
+  ["W, S; Ctrl + wheel", "zoom in or out"],
+  ["A, D; Shift + wheel; drag", "move earlier or later"],
+  ["wheel; PageUp, PageDown", "scroll through the ranks"],
+  ["F", "show the whole run, with rows that fill the window"],
+  ["+, -", "make rows taller or shorter"],
+  ["arrow keys", "go to the previous or next event, or to the rank above or below"],
+  ["Home, End", "go to the rank's first or last event"],
+  ["Enter", "go to the other side of a message; in the search box, go to the next hit"],
+  ["drag on the ruler; Shift + drag", "select an area, for which the panel shows sums"],
+  ["Shift + arrow keys", "extend the area from event to event"],
+  ["Z", "zoom to the selected area"],
+  ["U; click on a row's name", "show the ranks of a row one by one, or in one row"],
+  ["P", "pin or unpin the card"],
+  ["C, B", "show or hide the critical path or the bubbles"],
+  ["M", "set a mark, which shows the time since the previous mark"],
+  ["space", "play or pause"],
+  [", and .", "go to the previous or next message"],
+  ["/", "search"],
+  ["Q", "show or hide the side panel"],
+  ["Esc", "clear the selection, the area, the marks and the search"],
+  ["?", "show the keys"],
 ];
+const HINT = "ringsim-hint"; // the name under which a browser remembers that the hint was read
+const SIDE_STEP = 24; // pixels by which an arrow key moves the divider
+const [LEAST_SIDE, LEAST_LEFT] = [240, 300]; // the least widths of the panel and of the timeline
+const GLYPHS = { // in the legend, for what is not a bar
+  bubble: "▨", critical_path: "━", message: "→", across: "⇢", problem: "▼", slow: "▼", mark: "□",
+  your_mark: "│",
+};
+const SHORTCUTS = { bubble: "B", critical_path: "C" };
 
 class View {
   constructor(root, runs) {
@@ -23,6 +54,8 @@ class View {
     this.which = 0; // the run that the panels show
     this.speed = 3;
     this.pins = []; // pinned cards: {run, event}
+    this.code = new CodePanel(this);
+    this.tabs = TABS.filter((tab) => tab !== "code" || this.code.exists);
     this.tab = runs.some((run) => run.flags.length) ? "findings" : "selection";
     this.describeRuns();
     this.showMatrix(this.ring.asMatrix);
@@ -34,22 +67,27 @@ class View {
   open(dark) {
     this.setTheme(dark);
     this.layOut();
+    this.openHint();
     this.restore();
     return this;
   }
 
   describeRuns() {
-    const heads = this.runs.map(({ head }, number) => (this.runs.length > 1 ? `${"ABCDEFGH"[number]}: ` : "") + `${head.title} · ${head.source}`);
+    const heads = this.runs.map(({ head }, number) => {
+      const name = this.runs.length > 1 ? `${"ABCDEFGH"[number]}: ` : "";
+      const early = head.begin && ` · started ${timeText(head.begin)} before the first event`;
+      return `${name}${head.title} · ${head.source}${early || ""}`;
+    });
     this.part("source").textContent = heads.join("  |  ");
     this.part("keys").replaceChildren(...KEYS.flatMap(([key, what]) => [make("dt", {}, key), make("dd", {}, what)]));
-    this.part("tabs").replaceChildren(...TABS.map((tab) => make("button", {
-      type: "button", role: "tab", id: `tab-${tab}`, "aria-controls": "panel", onclick: () => this.showTab(tab),
+    this.part("tabs").replaceChildren(...this.tabs.map((tab) => make("button", {
+      type: "button", role: "tab", id: `tab-${tab}`, "aria-controls": "panel",
+      title: TAB_TITLES[tab], onclick: () => this.showTab(tab),
     }, tab)));
     this.part("which").replaceChildren(...this.runs.map((_, number) => make("option", { value: `${number}` }, `run ${"ABCDEFGH"[number]}`)));
     const groupings = ["rank", ...this.timeline.groupings()];
     this.part("by").replaceChildren(...groupings.map((by) => make("option", { value: by }, `rows by ${by}`)));
     this.part("by").hidden = groupings.length < 2;
-    this.part("bubbles").hidden = !this.timeline.steps.some((steps) => steps.length);
     this.part("which").hidden = this.runs.length < 2;
   }
 
@@ -59,26 +97,62 @@ class View {
     this.playing = false;
     clearTimeout(this.later);
     cancelAnimationFrame(this.waiting);
+    removeEventListener("keydown", this.heard, true);
     return this;
   }
 
-  /** Explains the colours of the states that occur in the runs. */
-  drawLegend() {
-    const used = new Set();
-    for (const run of this.runs) for (let i = 0; i < Math.min(run.size, 200000); i++) if (run.kind(i) !== "span") run.parts(i, (_, __, state) => used.add(state));
-    const legend = STATES.slice(0, SPANS).map((state, number) => [state, number]).filter(([, number]) => used.has(number));
-    this.part("legend").replaceChildren(...legend.map(([state, number]) => {
-      const swatch = make("span", { class: "swatch", "data-state": `${number}` }, state.texture || "\u00a0");
-      swatch.style.backgroundColor = this.timeline.colours[number];
-      return make("span", {}, swatch, ` ${state.name}`);
-    }), ...(this.runs.some((run) => run.hosts) ? [make("span", {}, "- - from host to host")] : []));
+  /** Returns the names of everything that is drawn in the runs, by its key. */
+  drawnNames() {
+    const { timeline, runs } = this, names = new Map(), used = new Set();
+    for (const run of runs) {
+      for (let i = 0; i < Math.min(run.size, 200000); i++) {
+        if (run.kind(i) === "mark") continue;
+        run.parts(i, (_, __, state) => {
+          const key = STATE_KEYS[state];
+          if (!names.has(key)) names.set(key, new Set());
+          names.get(key).add(key in LOOKS.span ? run.label(i) : STATES[state].name);
+        });
+      }
+      for (const { event, kind } of run.flags) {
+        if (event >= 0) used.add(SLOW_KINDS.has(kind) ? "slow" : "problem");
+      }
+      if (run.marks.length) used.add("mark");
+      if (run.columns.partner.some(Boolean)) used.add("message");
+      if (run.hosts) used.add("across");
+      if (run.size > run.marks.length) used.add("critical_path");
+    }
+    if (timeline.steps.some((steps) => steps.length)) used.add("bubble");
+    if (timeline.notes.length) used.add("your_mark");
+    const ordered = STATE_KEYS.filter((key) => names.has(key)).map((key) => [key, names.get(key)]);
+    const marks = Object.keys(GLYPHS).filter((key) => used.has(key));
+    return [...ordered, ...marks.map((key) => [key, [LOOKS.mark[key]?.name ?? "mark in the program"]])];
   }
 
-  /** Shows or hides the critical path or the bubbles. */
-  toggle(name) {
-    const { shown } = this.timeline;
-    if (!shown.delete(name)) shown.add(name);
-    for (const one of ["path", "bubbles"]) this.part(one).setAttribute("aria-pressed", `${shown.has(one)}`);
+  /** Explains everything that is drawn in the runs; a click on an entry hides or shows it. */
+  drawLegend() {
+    const { timeline } = this;
+    this.part("legend").replaceChildren(...this.drawnNames().map(([key, names]) => {
+      const state = STATE_KEYS.indexOf(key), all = [...names].join(", ");
+      const swatch = make("span", { class: "swatch", "aria-hidden": "true" });
+      swatch.textContent = (GLYPHS[key] ?? STATES[state].texture) || "\u00a0";
+      if (state >= 0) {
+        swatch.style.backgroundColor = timeline.colours[state];
+        swatch.style.color = readableInk(timeline.colours[state]);
+      } else swatch.style.color = timeline.marks[key] ?? timeline.ink;
+      const few = names.size > 3 ? `${[...names].slice(0, 2).join(", ")}, …` : all;
+      const shortcut = SHORTCUTS[key] ? ` (${SHORTCUTS[key]})` : "";
+      return make("button", {
+        type: "button", "data-key": key, "aria-pressed": `${!timeline.hidden.has(key)}`,
+        title: `show or hide: ${all}${shortcut}`, onclick: () => this.toggle(key),
+      }, swatch, ` ${few}`);
+    }));
+  }
+
+  /** Shows or hides what has a key of the legend. */
+  toggle(key) {
+    const { hidden } = this.timeline, entry = this.part("legend").querySelector(`[data-key="${key}"]`);
+    if (!hidden.delete(key)) hidden.add(key);
+    entry?.setAttribute("aria-pressed", `${!hidden.has(key)}`);
     this.draw();
   }
 
@@ -107,6 +181,7 @@ class View {
     const { clientWidth, clientHeight } = this.part("stage");
     if (clientWidth < 50 || clientHeight < 50) return;
     this.timeline.resize(clientWidth, clientHeight);
+    if (this.frame !== undefined) this.timeline.draw(); // at once, since the canvas is now empty
     this.draw();
   }
 
@@ -156,7 +231,13 @@ class View {
     if (this.tab === "selection") {
       const one = timeline.selected;
       const cards = this.pins.filter((pin) => !isSame(pin, one)).flatMap((pin) => this.card(pin));
-      panel.replaceChildren(...(one ? this.card(one) : [make("p", {}, "Click a bar or press an arrow key to select an event."), make("pre", {}, run.head.summary)]), ...cards);
+      const nothing = [
+        make("p", {}, "Click a bar or press an arrow key to select an event."),
+        make("pre", {}, run.head.summary),
+      ];
+      const area = timeline.tape ? this.areaCard() : [];
+      const own = one ? this.card(one) : area.length ? [] : nothing;
+      panel.replaceChildren(...area, ...own, ...cards);
     } else if (this.tab === "findings") {
       const notes = run.head.notes.map((note) => make("p", {}, note));
       const said = [...run.flags.map((flag) => this.finding(run, flag)), ...notes];
@@ -171,6 +252,8 @@ class View {
       const steps = timeline.steps[this.which];
       panel.replaceChildren(...stepsPanel(timeline, run, steps));
       if (steps.length) drawActivations(panel.querySelector("canvas"), timeline, run, steps);
+    } else if (this.tab === "code") {
+      this.code.show(panel);
     } else {
       panel.replaceChildren(visibleTable(timeline));
     }
@@ -186,6 +269,38 @@ class View {
     const pinned = this.pins.some((pin) => isSame(pin, one));
     const pin = make("button", { type: "button", onclick: () => this.pin(one) }, pinned ? "unpin" : "pin");
     return card(one.run, one.event, (target) => this.select(target, true), pin);
+  }
+
+  /** Returns the sums of the selected area, with a button that zooms to it. */
+  areaCard() {
+    const zoom = { type: "button", title: "zoom to the area (Z)", onclick: () => this.zoomToArea() };
+    const title = make("h2", {}, "Selected area ", make("button", zoom, "zoom to it"));
+    return [title, ...areaTables(this.timeline, new Map(this.drawnNames()))];
+  }
+
+  /** Selects the area between two times, on the rows from `first` to `last`, or on all rows. */
+  selectArea(from, until, first, last) {
+    const { timeline } = this;
+    timeline.tape = [Math.min(from, until), Math.max(from, until)];
+    timeline.box = first === undefined ? null : [Math.min(first, last), Math.max(first, last)];
+    this.tab = "selection";
+    this.draw();
+  }
+
+  /** Announces the selected area to screen readers. */
+  sayArea() {
+    const [from, until] = this.timeline.tape;
+    this.part("live").textContent = `selected area: ${timeText(until - from, 4)}`;
+  }
+
+  /** Makes the selected area fill the view. */
+  zoomToArea() {
+    const { timeline } = this;
+    if (!timeline.tape) return;
+    timeline.show(...timeline.tape);
+    if (timeline.box) timeline.showRows(...timeline.box);
+    timeline.tape = timeline.box = null;
+    this.draw();
   }
 
   /** Pins or unpins the card of an event. */
@@ -210,7 +325,7 @@ class View {
       this.part("which").value = `${this.which}`;
       if (reveals) this.timeline.reveal(one);
       if (reveals || this.timeline.head === 0) this.timeline.head = one.run.post[one.event];
-      this.tab = "selection";
+      if (this.tab !== "code") this.tab = "selection";
       this.part("live").textContent = `rank ${one.run.rank[one.event]}: ${one.run.text(one.event)}, ${describe(one.run, one.event).slice(1, 4).map((fact) => fact.join(" ")).join(", ")}`;
     }
     this.draw();
@@ -226,7 +341,14 @@ class View {
     stage.addEventListener("pointerup", (event) => this.onUp(event));
     stage.addEventListener("pointercancel", () => this.pointers.clear());
     stage.addEventListener("pointerleave", () => { timeline.hovered = null; this.part("tip").hidden = true; });
-    stage.addEventListener("keydown", (event) => this.onKey(event));
+    this.heard = (event) => this.hears(event) && this.onKey(event);
+    addEventListener("keydown", this.heard, true); // before the notebook, which has keys of its own
+    this.root.addEventListener("click", (event) => {
+      this.closeHint();
+      // After a click, the space bar plays the run, instead of pressing the button again.
+      if (event.detail && event.target.closest("button:not(dialog *)")) stage.focus({ preventScroll: true });
+    });
+    this.listenToDivider();
     this.pointers = new Map();
     this.part("overview").addEventListener("pointerdown", (event) => {
       const jump = ({ offsetX }) => {
@@ -242,7 +364,7 @@ class View {
     this.part("tabs").addEventListener("keydown", (event) => {
       const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
       if (!by) return;
-      this.tab = TABS[(TABS.indexOf(this.tab) + by + TABS.length) % TABS.length];
+      this.tab = this.tabs[(this.tabs.indexOf(this.tab) + by + this.tabs.length) % this.tabs.length];
       this.drawPanel();
       this.part("tabs").querySelector('[aria-selected="true"]').focus();
     });
@@ -253,17 +375,64 @@ class View {
       if (event.key === "Enter") this.nextHit(event.shiftKey ? -1 : 1);
       if (event.key === "Escape") { search.value = ""; this.search(""); stage.focus(); }
     });
-    const act = { fit: () => this.fit(), in: () => this.zoom(0.5), out: () => this.zoom(2), play: () => this.play(), before: () => this.step(false),
-      next: () => this.step(true), path: () => this.toggle("path"), bubbles: () => this.toggle("bubbles"),
-      matrix: () => this.showMatrix(!this.ring.asMatrix), theme: () => this.setTheme(!timeline.dark) };
+    const act = {
+      fit: () => this.fit(), in: () => this.zoom(0.5), out: () => this.zoom(2),
+      play: () => this.play(), before: () => this.step(false), next: () => this.step(true),
+      matrix: () => this.showMatrix(!this.ring.asMatrix), theme: () => this.setTheme(!timeline.dark),
+      side: () => this.toggleSide(), keys: () => this.part("help").showModal(),
+      close: () => this.part("help").close(), hint: () => this.closeHint(),
+    };
     for (const button of this.root.querySelectorAll("[data-act]")) button.addEventListener("click", act[button.dataset.act]);
     this.part("speed").addEventListener("input", (event) => { this.speed = Number(event.target.value); });
     this.part("by").addEventListener("change", (event) => this.groupBy(event.target.value));
     this.part("which").addEventListener("change", (event) => { this.which = Number(event.target.value); this.draw(); this.drawPanel(); });
   }
 
+  /** Lets the divider between the timeline and the panel be dragged, or moved with arrow keys. */
+  listenToDivider() {
+    const divider = this.part("divider"), side = this.part("side");
+    const widen = (width) => {
+      const most = this.root.clientWidth - LEAST_LEFT;
+      const value = Math.round(Math.max(LEAST_SIDE, Math.min(width, most)));
+      this.root.style.setProperty("--side", `${value}px`);
+      divider.setAttribute("aria-valuenow", `${value}`);
+      divider.setAttribute("aria-valuemax", `${Math.max(value, most)}`);
+    };
+    divider.addEventListener("pointerdown", (event) => {
+      const begin = side.clientWidth + event.clientX;
+      divider.setPointerCapture(event.pointerId);
+      divider.onpointermove = ({ clientX }) => widen(begin - clientX);
+      divider.onpointerup = () => { divider.onpointermove = null; };
+    });
+    divider.addEventListener("keydown", ({ key }) => {
+      const by = { ArrowLeft: SIDE_STEP, ArrowRight: -SIDE_STEP, Home: Infinity, End: -Infinity }[key];
+      if (by) widen(side.clientWidth + by);
+    });
+  }
+
+  /** Folds or unfolds the side panel. */
+  toggleSide() {
+    const side = this.part("side");
+    side.hidden = this.part("divider").hidden = !side.hidden;
+    this.part("fold").setAttribute("aria-expanded", `${!side.hidden}`);
+  }
+
+  /** Shows the hint until the reader has closed it or used the view, in this or an earlier page. */
+  openHint() {
+    let isKnown = false;
+    try { isKnown = localStorage.getItem(HINT) !== null; } catch { /* a frame without storage */ }
+    this.part("hint").hidden = isKnown;
+  }
+
+  closeHint() {
+    if (this.part("hint").hidden) return;
+    this.part("hint").hidden = true;
+    try { localStorage.setItem(HINT, "read"); } catch { /* a frame without storage */ }
+  }
+
   onWheel(event) {
     event.preventDefault();
+    this.closeHint();
     const { timeline } = this, by = event.deltaY || event.deltaX;
     const tall = timeline.rows.length * timeline.rowHeight > timeline.height - RULER;
     if (event.ctrlKey || event.metaKey || (!event.shiftKey && !tall && Math.abs(event.deltaY) >= Math.abs(event.deltaX))) {
@@ -301,9 +470,10 @@ class View {
       timeline.scroll(-dy);
       this.draw();
     } else {
-      timeline.tape = [drag.time, timeline.time(event.offsetX)];
-      timeline.box = drag.mode === "box" && Math.abs(dy) > 20 ? [drag.y, event.offsetY] : null; // a flat box zooms only the time
-      timeline.drawOverlay();
+      const rows = [drag.y, event.offsetY].map((y) => timeline.rowAt(Math.max(RULER, y)));
+      const within = rows.map((row) => Math.min(row, timeline.rows.length - 1));
+      const times = [drag.time, timeline.time(Math.max(GUTTER, event.offsetX))];
+      this.selectArea(...times, ...(drag.mode === "box" ? within : []));
     }
   }
 
@@ -322,57 +492,90 @@ class View {
     this.pointers.delete(event.pointerId);
     if (!drag) return;
     if (this.pointers.size) return this.beginDrag([...this.pointers.values()][0]); // the remaining finger continues from here
-    if (!drag.moved) {
+    if (!drag.moved && drag.x < GUTTER && drag.y > RULER) timeline.unfold(timeline.rowAt(drag.y));
+    else if (!drag.moved) {
       const flag = event.offsetY < RULER ? timeline.flags().find(({ x }) => Math.abs(x - event.offsetX) < 7) : null;
-      timeline.tape = null;
+      timeline.tape = timeline.box = null;
+      this.part("tip").hidden = true;
       if (flag) return this.select({ run: flag.run, event: flag.event }, true);
       timeline.head = Math.max(0, timeline.time(event.offsetX));
       this.select(timeline.hit(event.offsetX, event.offsetY));
-    } else if (drag.mode === "box") {
-      const [from, until] = [...timeline.tape].sort((a, b) => a - b);
-      timeline.show(from, until);
-      if (timeline.box) timeline.showRows(...timeline.box);
-      timeline.tape = timeline.box = null;
-    }
+    } else if (drag.mode !== "move") this.sayArea();
     this.draw();
   }
 
+  /** Shows the short card of the bar under the pointer; a selected bar has its card in the panel. */
   hover(event) {
     const { timeline } = this, one = timeline.hit(event.offsetX, event.offsetY), tip = this.part("tip");
     const same = isSame(one, timeline.hovered);
     this.mouse = event.offsetX;
-    tip.hidden = !one;
-    if (one) {
-      if (!same) {
-        const facts = describe(one.run, one.event).map(([name, text]) => `${name}: ${text}`);
-        tip.textContent = [one.run.text(one.event), ...facts, otherSide(one.run, one.event), reason(one.run, one.event)].filter(Boolean).join("\n");
-      }
-      tip.style.left = `${Math.min(event.offsetX + 14, timeline.width - tip.offsetWidth - 4)}px`;
-      tip.style.top = `${Math.min(event.offsetY + 14, timeline.height - tip.offsetHeight - 4)}px`;
+    tip.hidden = !one || isSame(one, timeline.selected);
+    if (!tip.hidden) {
+      if (!same) tip.textContent = shortCard(one.run, one.event).join("\n");
+      this.placeTip(tip, one, event.offsetX, event.offsetY);
     }
     if (same) return;
     timeline.hovered = one;
     timeline.drawOverlay();
   }
 
+  /** Places the short card near the pointer, where it covers neither the bar nor its other side. */
+  placeTip(tip, { run, event }, x, y) {
+    const { timeline } = this, other = run.partner(event), { offsetWidth, offsetHeight } = tip;
+    const bars = [event, ...(other < 0 ? [] : [other])].map((i) => [
+      timeline.x(run.post[i]), timeline.x(run.endOf(i)), ...timeline.placeOf(run, i),
+    ]);
+    const places = [14, -14 - offsetHeight].flatMap((dy) => [14, -14 - offsetWidth].map((dx) => [
+      Math.max(4, Math.min(x + dx, timeline.width - offsetWidth - 4)),
+      Math.max(4, Math.min(y + dy, timeline.height - offsetHeight - 4)),
+    ]));
+    const covers = ([left, top]) => bars.filter(([x0, x1, y0, y1]) =>
+      x0 < left + offsetWidth && x1 > left && y0 < top + offsetHeight && y1 > top).length;
+    const [left, top] = places.sort((a, b) => covers(a) - covers(b))[0];
+    [tip.style.left, tip.style.top] = [`${left}px`, `${top}px`];
+  }
+
   // -- keys
 
+  /** Returns whether a key is meant for the view, and not for a field, a control or the dialog. */
+  hears(event) {
+    const [at] = event.composedPath(), field = "select, textarea, input:not([type=range])";
+    if (this.part("help").open || at.matches?.(field) || at.isContentEditable) return false;
+    const control = at.closest?.("button, a, input, summary, [tabindex]");
+    const isLetter = event.key.length === 1 && event.key !== " ";
+    return isLetter || event.key === "Escape" || !control || control === this.part("stage");
+  }
+
   onKey(event) {
-    const { timeline } = this;
+    const { timeline } = this, grows = event.shiftKey;
     const act = {
-      w: () => this.zoom(0.7), s: () => this.zoom(1 / 0.7), a: () => this.pan(-0.15), d: () => this.pan(0.15), f: () => this.fit(),
-      "+": () => timeline.setRowHeight(timeline.rowHeight * 1.25), "-": () => timeline.setRowHeight(timeline.rowHeight / 1.25),
-      c: () => this.toggle("path"), b: () => this.toggle("bubbles"),
-      p: () => timeline.selected && this.pin(timeline.selected), m: () => timeline.notes.push(timeline.head), " ": () => this.play(), ",": () => this.step(false), ".": () => this.step(true),
-      "/": () => this.part("search").focus(), escape: () => this.clear(), enter: () => this.goAcross(),
-      arrowright: () => this.walk(1), arrowleft: () => this.walk(-1), arrowdown: () => this.changeRow(1), arrowup: () => this.changeRow(-1),
-      home: () => this.walk(-Infinity), end: () => this.walk(Infinity),
-      pagedown: () => timeline.scroll(timeline.height - RULER), pageup: () => timeline.scroll(RULER - timeline.height),
+      w: () => this.zoom(0.7), s: () => this.zoom(1 / 0.7), a: () => this.pan(-0.15),
+      d: () => this.pan(0.15), f: () => this.fit(), z: () => this.zoomToArea(),
+      "+": () => timeline.setRowHeight(timeline.rowHeight * 1.25),
+      "-": () => timeline.setRowHeight(timeline.rowHeight / 1.25),
+      c: () => this.toggle("critical_path"), b: () => this.toggle("bubble"),
+      p: () => timeline.selected && this.pin(timeline.selected), m: () => this.setMark(),
+      " ": () => this.play(), ",": () => this.step(false), ".": () => this.step(true),
+      u: () => timeline.unfold(timeline.selectedRow()),
+      "/": () => this.part("search").focus(), "?": () => this.part("help").showModal(),
+      q: () => this.toggleSide(), escape: () => this.clear(), enter: () => this.goAcross(),
+      arrowright: () => this.walk(1, grows), arrowleft: () => this.walk(-1, grows),
+      arrowdown: () => this.changeRow(1, grows), arrowup: () => this.changeRow(-1, grows),
+      home: () => this.walk(-Infinity, grows), end: () => this.walk(Infinity, grows),
+      pagedown: () => timeline.scroll(timeline.height - RULER),
+      pageup: () => timeline.scroll(RULER - timeline.height),
     }[event.key.toLowerCase()];
     if (!act || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
+    event.stopImmediatePropagation();
+    this.closeHint();
     act();
     this.draw();
+  }
+
+  setMark() {
+    this.timeline.notes.push(this.timeline.head);
+    this.drawLegend();
   }
 
   zoom(factor) {
@@ -389,26 +592,40 @@ class View {
 
   fit() {
     this.timeline.fit();
-    this.draw();
+    this.timeline.hasOwnHeight = false;
+    this.layOut();
   }
 
   clear() {
-    Object.assign(this.timeline, { selected: null, tape: null, notes: [] });
+    Object.assign(this.timeline, { selected: null, tape: null, box: null, notes: [] });
     this.part("search").value = "";
     this.search("");
   }
 
+  /** Extends the selected area, so that it contains two events. */
+  extend(...events) {
+    const { tape, box } = this.timeline, rows = box ?? [];
+    const times = events.flatMap(({ run, event }) => [run.post[event], run.endOf(event)]);
+    const own = events.map(({ run, event }) => this.timeline.rowOf(run, run.rank[event]));
+    const [all, both] = [[...(tape ?? []), ...times], [...rows, ...own]];
+    this.selectArea(Math.min(...all), Math.max(...all), Math.min(...both), Math.max(...both));
+    this.sayArea();
+  }
+
   /** Moves the selection along the events of its rank. */
-  walk(by) {
+  walk(by, grows = false) {
     const { timeline } = this, one = timeline.selected;
     if (!one) return this.changeRow(0);
     const { run } = one, rank = run.rank[one.event];
-    const event = Math.min(Math.max(run.first[rank], one.event + by), run.first[rank + 1] - 1);
+    // the program's own time is between two events
+    const from = one.event < run.size ? one.event : run.before[one.event - run.size] + (by < 0);
+    const event = Math.min(Math.max(run.first[rank], from + by), run.first[rank + 1] - 1);
     this.select({ run, event }, true);
+    if (grows) this.extend(one, { run, event });
   }
 
   /** Selects the event that is current at the same time on the rank above or below. */
-  changeRow(by) {
+  changeRow(by, grows = false) {
     const { timeline } = this, one = timeline.selected;
     const row = one ? timeline.rowOf(one.run, one.run.rank[one.event]) + by : Math.max(0, timeline.rowAt(RULER));
     const target = timeline.rows[row];
@@ -417,6 +634,7 @@ class View {
     const posts = run.post.subarray(run.first[rank], run.first[rank + 1]);
     const event = run.first[rank] + Math.max(0, firstAbove(posts, time + 1) - 1);
     this.select({ run, event }, true);
+    if (grows && one) this.extend(one, { run, event });
   }
 
   goAcross() {
@@ -428,10 +646,10 @@ class View {
 
   search(text) {
     const { timeline } = this;
+    const { test, unknown } = parseSearch(text);
     let hits = 0;
     timeline.found = null;
-    if (text.trim()) {
-      const test = parseSearch(text);
+    if (text.trim() && !unknown) {
       timeline.found = new Map();
       for (const run of this.runs) {
         const found = new Uint8Array(run.size);
@@ -442,7 +660,8 @@ class View {
         timeline.found.set(run, found);
       }
     }
-    this.part("hits").textContent = text.trim() ? `${hits.toLocaleString("en")} found` : "";
+    const said = unknown ? `no field ${unknown}. Fields: ${FIELDS.join(", ")}` : `${hits.toLocaleString("en")} found`;
+    this.part("hits").textContent = text.trim() ? said : "";
     this.draw();
   }
 
@@ -469,6 +688,7 @@ class View {
     this.playing = !this.playing;
     this.part("play").textContent = this.playing ? "❚❚" : "▶";
     this.part("play").setAttribute("aria-label", this.playing ? "pause" : "play");
+    this.part("play").title = this.playing ? "pause (space)" : "play (space)";
     cancelAnimationFrame(this.frame); // otherwise a pending frame would continue in parallel
     clearTimeout(this.timer);
     if (!this.playing) return;
@@ -481,6 +701,7 @@ class View {
       last = now;
       timeline.drawOverlay();
       this.ring.draw(this.which);
+      this.code.update();
       if (timeline.head >= Math.min(timeline.until, timeline.end)) return this.play();
       this.frame = requestAnimationFrame(tick);
     };

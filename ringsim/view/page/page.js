@@ -4,13 +4,15 @@ class Page extends View {
   /** Writes the state of the view to the address, so that a copied link restores the state. */
   remember() {
     const { timeline } = this, number = (one) => this.runs.indexOf(one.run);
-    const words = new URLSearchParams({ t: [timeline.from, timeline.until].map(Math.round), h: Math.round(timeline.head), y: this.rowsWord() });
+    const words = new URLSearchParams({ t: [timeline.from, timeline.until].map(Math.round) });
+    words.set("h", Math.round(timeline.head));
+    if (timeline.hasOwnHeight) words.set("y", this.rowsWord());
     if (timeline.selected) words.set("e", [number(timeline.selected), timeline.selected.event]);
     if (this.pins.length) words.set("p", this.pins.map((one) => [number(one), one.event]));
     if (timeline.notes.length) words.set("m", timeline.notes.map(Math.round));
     if (this.part("search").value) words.set("q", this.part("search").value);
     words.set("tab", this.tab);
-    words.set("show", [...timeline.shown]);
+    words.set("hide", [...timeline.hidden]);
     if (timeline.grouping !== "rank") words.set("by", timeline.grouping);
     try {
       history.replaceState(null, "", `#${words.toString().replaceAll("%2C", ",")}`);
@@ -36,7 +38,7 @@ class Page extends View {
     if (until > from) timeline.show(from, until);
     if (head > 0) timeline.head = head;
     if (timeline.groupings().includes(words.get("by"))) this.groupBy(words.get("by"));
-    if (words.has("show")) for (const name of ["path", "bubbles"]) if (words.get("show").split(",").includes(name) !== timeline.shown.has(name)) this.toggle(name);
+    if (words.has("hide")) timeline.hidden = new Set(words.get("hide").split(",").filter(Boolean));
     if (height > 0) timeline.setRowHeight(height);
     if (top >= 0) timeline.scroll(top - timeline.top);
     timeline.notes = numbers("m").filter(Number.isFinite);
@@ -46,7 +48,7 @@ class Page extends View {
     for (const one of places(numbers("e")).filter(exists)) this.select(one);
     this.part("search").value = words.get("q") ?? "";
     this.search(this.part("search").value);
-    if (TABS.includes(words.get("tab"))) this.tab = words.get("tab");
+    if (this.tabs.includes(words.get("tab"))) this.tab = words.get("tab");
   }
 }
 

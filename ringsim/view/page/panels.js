@@ -48,6 +48,18 @@ function reason(run, event) {
   return `Rank ${run.rank[event]} waited ${timeText(late)} because rank ${run.rank[other]} was late to ${run.kind(event) === "send" ? "receive" : "send"}.`;
 }
 
+/** Returns at most four lines about an event; the card in the panel has everything. */
+function shortCard(run, event) {
+  const begin = run.post[event], done = run.done[event], isMark = run.kind(event) === "mark";
+  const times = isMark ? "" : Number.isNaN(done) ? `from ${timeText(begin, 6)}, never finished`
+    : `${timeText(begin, 6)} to ${timeText(done, 6)} (${timeText(done - begin, 4)})`;
+  const payload = run.payload(event) ? bytesText(run.bytes(event)) : "";
+  const about = [run.group(event), payload, run.place(event)].filter(Boolean).join(", ");
+  const stage = run.columns.stage[event];
+  const where = `rank ${run.rank[event]}${stage < 0 ? "" : `, stage ${stage}`}, ${times || timeText(begin, 6)}`;
+  return [run.text(event), where, otherSide(run, event) || about, reason(run, event)].filter(Boolean);
+}
+
 /** Returns a line about the other side of a message, or "" if there is none. */
 function otherSide(run, event) {
   const other = run.partner(event);
@@ -66,6 +78,51 @@ function card(run, event, goTo, ...buttons) {
     parts.push(make("h2", {}, run.text(other), " ", make("button", { type: "button", onclick: () => goTo({ run, event: other }) }, "go there")), facts(other));
   }
   return parts;
+}
+
+/** Adds up the selected area by rank: the time of each state, the messages sent and their bytes. */
+function sumArea({ rows, runs, tape: [from, until], box }) {
+  const [first, last] = box ?? [0, rows.length - 1], used = new Set();
+  const sums = rows.slice(first, last + 1).map(({ run, rank, number }) => {
+    const times = new Float64Array(STATES.length);
+    let [messages, bytes] = [0, 0];
+    for (const lane of BANDS.flatMap((band) => run.lanesOf(rank)[band])) {
+      run.between(lane, from, until, (event) => {
+        run.parts(event, (begin, end, state) => {
+          const time = Math.min(end, until) - Math.max(begin, from);
+          if (time > 0) times[state] += time;
+          if (time > 0) used.add(state);
+        });
+        if (run.kind(event) === "send" && run.post[event] >= from) {
+          messages += 1;
+          bytes += run.bytes(event);
+        }
+      });
+    }
+    return { name: `${rank}${runs.length > 1 ? " ABCDEFGH"[number + 1] : ""}`, times, messages, bytes };
+  });
+  return { sums, states: [...used].sort((a, b) => a - b) };
+}
+
+/** Returns tables of the sums of the selected area: in total, and by rank; `names` has those of the states. */
+function areaTables(timeline, names) {
+  const { sums, states } = sumArea(timeline), [from, until] = timeline.tape, ranks = sums.length;
+  const total = (of) => sums.reduce((sum, one) => sum + of(one), 0);
+  const name = (state) => [...(names.get(STATE_KEYS[state]) ?? [STATES[state].name])].slice(0, 3).join(", ");
+  const share = (time) => `${((100 * time) / Math.max(1, (until - from) * ranks)).toFixed(1)} %`;
+  const sent = (one) => [one.messages.toLocaleString("en"), bytesText(one.bytes)];
+  const all = states.map((state) => [state, total(({ times }) => times[state])]);
+  const count = (number, what) => `${number.toLocaleString("en")} ${what}${number === 1 ? "" : "s"}`;
+  const messages = count(total((one) => one.messages), "message");
+  return [
+    make("p", {}, `${timeText(until - from, 4)} from ${timeText(from, 4)} to ${timeText(until, 4)}, `
+      + `${count(ranks, "rank")}: ${messages} sent, ${bytesText(total(({ bytes }) => bytes))}. `
+      + "If spans are nested, each of them counts."),
+    table("Time of all ranks", ["state", "time", "share"],
+      all.map(([state, time]) => [name(state), timeText(time, 4), share(time)])),
+    table("By rank", ["rank", ...states.map((state) => STATES[state].short || name(state)), "messages", "bytes"],
+      sums.slice(0, MOST_TABLE).map((one) => [one.name, ...states.map((state) => timeText(one.times[state])), ...sent(one)])),
+  ];
 }
 
 /** Returns statistics of the operations in a window, as rows with a name, a count, bytes, blocked times and bandwidths. */
@@ -116,44 +173,82 @@ function edgesTable(edges) {
     rows.map(({ src, dst, count, bytes }) => [`rank ${src}`, `rank ${dst}`, count.toLocaleString("en"), bytesText(bytes)]));
 }
 
-/** Draws the bandwidth of the messages in a window against their size, on logarithmic axes. */
-function drawBandwidth(canvas, timeline, run) {
-  const width = canvas.clientWidth || 300, height = 180, ratio = devicePixelRatio || 1;
-  [canvas.width, canvas.height] = [width * ratio, height * ratio];
-  const context = canvas.getContext("2d");
-  context.scale(ratio, ratio);
-  context.font = "10px system-ui, sans-serif";
+const RATES = [[1e9, "GB/s"], [1e6, "MB/s"], [1e3, "kB/s"], [1, "B/s"]];
+
+/** Formats bytes per second, as in "10 GB/s". */
+function rateText(rate) {
+  const [size, unit] = RATES.find(([size]) => rate > 0.999 * size) ?? RATES[3];
+  return `${Number((rate / size).toPrecision(3))} ${unit}`;
+}
+
+/** Returns the bytes, rate and kind of the operations in a window that moved data. */
+function bandwidths(timeline, run) {
   const points = [];
   for (let rank = 0; rank < run.ranks; rank++) {
     for (const lane of run.lanesOf(rank).operation) {
       run.between(lane, timeline.from, timeline.until, (i) => {
-        const rate = run.kind(i) === "recv" || run.kind(i) === "collective" ? run.rate(i) : NaN;
-        if (rate && points.length < 50000) points.push([Math.log10(run.bytes(i)), Math.log10(rate), run.kind(i)]);
+        const kind = run.kind(i), rate = kind === "recv" || kind === "collective" ? run.rate(i) : NaN;
+        if (rate && points.length < 50000) points.push([run.bytes(i), rate, kind]);
       });
     }
   }
+  return points;
+}
+
+/** Draws the bandwidth of the messages in a window against their size, on logarithmic axes. */
+function drawBandwidth(canvas, timeline, ...runs) {
+  const width = canvas.clientWidth || 300, height = canvas.clientHeight || 180;
+  const ratio = devicePixelRatio || 1, context = canvas.getContext("2d");
+  [canvas.width, canvas.height] = [width * ratio, height * ratio];
+  context.scale(ratio, ratio);
+  context.font = "11px system-ui, sans-serif";
   context.fillStyle = timeline.muted;
-  if (!points.length) return context.fillText("no message with data ended in this window", 10, height / 2);
-  const range = (at) => [Math.floor(Math.min(...points.map((one) => one[at]))), Math.ceil(Math.max(...points.map((one) => one[at])) + 1e-9)];
-  const [x0, x1] = range(0), [y0, y1] = range(1);
-  const x = (value) => 46 + ((value - x0) / Math.max(1, x1 - x0)) * (width - 60), y = (value) => height - 24 - ((value - y0) / Math.max(1, y1 - y0)) * (height - 40);
+  const several = runs.map((run) => bandwidths(timeline, run)), all = several.flat();
+  if (!all.length) return context.fillText("no message with data ended in this window", 10, height / 2);
+  const range = (at, log) => {
+    const values = all.map((one) => log(one[at]) + 1e-9);
+    const [low, high] = [Math.min, Math.max].map((end) => values.reduce((a, b) => end(a, b)));
+    return [Math.floor(low), Math.max(Math.floor(low) + 1, Math.ceil(high - 1e-6))];
+  };
+  const [x0, x1] = range(0, Math.log2), [y0, y1] = range(1, Math.log10);
+  const x = (bytes) => 62 + ((Math.log2(bytes) - x0) / (x1 - x0)) * (width - 84);
+  const y = (rate) => height - 22 - ((Math.log10(rate) - y0) / (y1 - y0)) * (height - 34);
   context.strokeStyle = timeline.grid;
-  for (let power = x0; power <= x1; power++) {
-    context.strokeRect(x(power), 12, 0, height - 36);
-    context.fillText(`1e${power} B`, x(power) - 10, height - 10);
+  const step = Math.ceil((x1 - x0) / Math.max(1, Math.floor((width - 84) / 56)));
+  context.textAlign = "center";
+  for (let power = x0; power <= x1; power += step) {
+    context.strokeRect(x(2 ** power), 12, 0, height - 34);
+    context.fillText(bytesText(2 ** power), x(2 ** power), height - 7);
   }
+  context.textAlign = "right";
   for (let power = y0; power <= y1; power++) {
-    context.strokeRect(46, y(power), width - 60, 0);
-    context.fillText(`${(10 ** power / 1e9).toPrecision(1)} GB/s`, 0, y(power) + 3);
+    context.strokeRect(62, y(10 ** power), width - 84, 0);
+    context.fillText(rateText(10 ** power), 58, y(10 ** power) + 4);
   }
-  for (const [size, rate, kind] of points) {
-    context.fillStyle = timeline.colours[kind === "collective" ? COLLECTIVE : TRANSFER];
-    if (kind === "collective") context.fillRect(x(size) - 2, y(rate) - 2, 4, 4);
-    else {
+  for (const [number, points] of several.entries()) {
+    const name = runs.length > 1 ? "ABCDEFGH"[number] : "";
+    drawPoints(context, timeline, points, x, y, name);
+  }
+}
+
+/** Draws the points of one run; those of several runs are joined, named, and hollow after the first. */
+function drawPoints(context, timeline, points, x, y, name) {
+  const hollow = name > "A";
+  for (const [at, [bytes, rate, kind]] of points.entries()) {
+    const colour = timeline.colours[kind === "collective" ? COLLECTIVE : TRANSFER];
+    context.fillStyle = context.strokeStyle = colour;
+    context.beginPath();
+    if (name && at) {
+      context.moveTo(x(points[at - 1][0]), y(points[at - 1][1]));
+      context.lineTo(x(bytes), y(rate));
+      context.stroke();
       context.beginPath();
-      context.arc(x(size), y(rate), 2.2, 0, 7);
-      context.fill();
     }
+    if (kind === "collective") context.rect(x(bytes) - 2, y(rate) - 2, 4, 4);
+    else context.arc(x(bytes), y(rate), hollow ? 4 : 2.2, 0, 7);
+    if (hollow) context.stroke();
+    else context.fill();
+    if (at === points.length - 1) context.fillText(name, x(bytes) + 16, y(rate) + 4);
   }
 }
 
@@ -176,19 +271,28 @@ function visibleTable(timeline) {
   return table(caption, ["rank", "event", "start", "end", "line"], rows);
 }
 
-/** Converts a search text to a test for events. The text consists of words, or of terms such as `rank:2 op:recv peer:3 group:x tag:7 size>1024 stage:1 microbatch:0 label:loss`. */
+const NUMBERS = { // of a run's event, for a search
+  rank: (run, i) => run.rank[i], size: (run, i) => (run.payload(i) ? run.bytes(i) : NaN),
+  ...Object.fromEntries(["peer", "tag", "stage", "microbatch"].map((name) => [name, (run, i) => run.columns[name][i]])),
+};
+const TEXTS = { op: (run, i) => run.op(i), group: (run, i) => run.group(i), label: (run, i) => run.label(i) };
+const FIELDS = [...Object.keys(NUMBERS), ...Object.keys(TEXTS), "line"];
+
+/**
+ * Converts a search text to {test, unknown}: a test for events, and the first field that does not
+ * exist. The text consists of words, or of terms such as `rank:2 op:recv size>1024`.
+ */
 function parseSearch(text) {
+  let unknown;
   const tests = text.trim().toLowerCase().split(/\s+/).filter(Boolean).map((word) => {
-    const [, name, sign, value] = /^(\w+)(:|<|>)(.+)$/.exec(word) ?? [];
-    const number = Number(value);
-    const compare = (one) => (sign === "<" ? one < number : sign === ">" ? one > number : one === number);
-    if (name === "rank") return (run, i) => compare(run.rank[i]);
-    if (["peer", "tag", "stage", "microbatch"].includes(name)) return (run, i) => compare(run.columns[name][i]);
-    if (name === "size") return (run, i) => run.payload(i) !== null && compare(run.bytes(i));
-    if (name === "op") return (run, i) => run.op(i).includes(value);
-    if (name === "label") return (run, i) => run.label(i).toLowerCase().includes(value);
-    if (name === "group") return (run, i) => run.group(i).toLowerCase().includes(value);
+    const [, name, sign, value] = /^([a-z]+)(:|<|>)(.*)$/.exec(word) ?? [];
+    const number = value ? Number(value) : NaN, { [name]: read } = { ...NUMBERS, ...TEXTS };
+    if (name && !FIELDS.includes(name)) unknown ??= name;
+    if (name === "line") return (run, i) => run.places(i).some((one) => placeWord(one).toLowerCase() === value);
+    if (name in NUMBERS && sign === ":") return (run, i) => read(run, i) === number;
+    if (name in NUMBERS) return (run, i) => (sign === "<" ? read(run, i) < number : read(run, i) > number);
+    if (name in TEXTS) return (run, i) => read(run, i).toLowerCase().includes(value);
     return (run, i) => run.text(i).toLowerCase().includes(word) || run.place(i).toLowerCase().includes(word);
   });
-  return (run, i) => tests.every((test) => test(run, i));
+  return { test: (run, i) => tests.every((test) => test(run, i)), unknown };
 }

@@ -1,6 +1,6 @@
 // Divides the run into one, two, four ... time bins, and finds the state that fills most of each bin, for each rank and band.
 
-const BANDS = ["span", "operation"];
+const BANDS = ["span", "operation", "step"];
 const MOST_CELLS = 1 << 22; // the most bins of all ranks together: 4 million, two bytes each
 const FIRST_BINS = 2048; // bins per row until there is time to compute finer bins; few screens have more pixels
 const MOST_IN_VIEW = 4096; // the most bins for a window
@@ -37,7 +37,8 @@ class Pyramid {
   /** Computes all bins of one more row; returns false if there are no more rows. */
   refine() {
     if (this.refined >= this.run.ranks * BANDS.length) return false;
-    this.rows[this.refined] = this.build(Math.floor(this.refined / BANDS.length), this.refined % BANDS.length, 0);
+    const [rank, band] = [Math.floor(this.refined / BANDS.length), this.refined % BANDS.length];
+    if (this.run.lanesOf(rank)[BANDS[band]].length) this.rows[this.refined] = this.build(rank, band, 0);
     this.refined++;
     return true;
   }

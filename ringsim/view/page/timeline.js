@@ -1,9 +1,12 @@
 // The timeline draws ranks as rows, pixel by pixel, with the ruler above, the whole run below, and the selection on top.
 
-const GUTTER = 76, RULER = 34; // the space for names to the left of the rows, and for times above them, in pixels
-const [LEAST_ROW, FULL_ROW] = [3, 96]; // row heights in pixels
+const GUTTER = 92, RULER = 34; // the space for names to the left of the rows, and for times above them, in pixels
+const FOLDED_ROW = 14; // if whole ranks would be lower than 5 pixels, several share a row this high
+const [MOST_ODD, STRIPS] = [12, 12]; // the most ranks with a row of their own; strips of the overview
+const LEAST_ROW = 3; // the least row height in pixels
 const SLOW_KINDS = new Set(["link", "slow_link", "late_sender", "late_receiver", "straggler"]); // kinds of findings in runs that finished
-const MOST_ARROWS = 400, MOST_NAMES = 400; // more would look like a grey area
+const MOST_ARROWS = 400, MOST_NAMES = 1000; // more would look like a grey area
+const MOST_CROSSED = 24; // with more rows in view, only arrows near the pointer are drawn
 const MOST_BUBBLES = 4000; // the most bubbles to hatch at the same time
 const MOST_BARS = 20000; // above this number, bins are drawn instead of single bars
 const MOST_PIXELS = 4e6; // the most pixels of the canvas; a larger screen gets larger pixels
@@ -28,19 +31,20 @@ class Timeline {
     Object.assign(this, { canvas, overlay, overview, runs });
     this.pyramids = runs.map((run) => new Pyramid(run));
     this.end = Math.max(...runs.map((run) => run.end));
-    this.begin = Math.min(...runs.map((run) => run.begin));
-    if (this.begin < 0.3 * this.end) this.begin = 0; // show the start of the run, unless the recording began much later
+    this.begin = Math.min(0, ...runs.map((run) => run.begin)); // marks may precede the first event
     this.top = 0;
+    this.unfolded = new Set(); // the keys of rows of several ranks that are shown rank by rank
+    this.ghost = runs.length === 2 && runs[1].head.predicted ? runs[0] : null;
     this.fit();
     this.steps = runs.map(findSteps);
     this.paths = runs.map(() => null); // the critical paths, found when first needed
-    this.shown = new Set(["bubbles"]); // may also contain "path"
+    this.hidden = new Set(["critical_path"]); // keys of LOOKS, or "mark"
     this.groupBy("rank");
     this.selected = this.hovered = null; // {run, event}
     this.pins = []; // the events of pinned cards
     this.head = 0; // the playhead's time
-    this.tape = null; // the time range [from, until] being measured
-    this.box = null; // the top and bottom of a box being drawn, in pixels
+    this.tape = null; // the time range [from, until] of the selected area
+    this.box = null; // the first and the last row of the selected area, or null for all rows
     this.notes = []; // the times of the user's marks
     this.found = null; // the hits of a search: for each run, an array with 1 for each hit
   }
@@ -53,20 +57,79 @@ class Timeline {
   /** Sorts the rows by "rank", "stage" or "host", so that the ranks of a stage or on a host are together. */
   groupBy(by) {
     this.grouping = by;
-    this.rows = [];
+    this.all = [];
     for (const [number, run] of this.runs.entries()) {
-      for (let rank = 0; rank < run.ranks; rank++) this.rows.push({ run, number, rank, group: by === "rank" ? 0 : run[`${by}s`]?.[rank] ?? -1 });
+      if (run === this.ghost) continue;
+      for (let rank = 0; rank < run.ranks; rank++) this.all.push({ run, number, rank, group: by === "rank" ? 0 : run[`${by}s`]?.[rank] ?? -1 });
     }
-    this.rows.sort((a, b) => (a.group >>> 0) - (b.group >>> 0) || a.rank - b.rank || a.number - b.number);
-    this.places = this.runs.map((run) => new Int32Array(run.ranks));
-    for (const [place, row] of this.rows.entries()) this.places[row.number][row.rank] = place;
+    this.all.sort((a, b) => (a.group >>> 0) - (b.group >>> 0) || a.rank - b.rank || a.number - b.number);
+    this.fold();
   }
+
+  /** Puts neighbouring ranks into one row if there are too many, but not ranks unlike the others. */
+  fold() {
+    const room = (this.height ?? 600) - RULER, { all } = this, rows = new Map();
+    const folds = all.length * 5 > room;
+    const size = 2 ** Math.ceil(Math.log2(all.length / Math.max(4, room / FOLDED_ROW - MOST_ODD)));
+    for (const row of all) {
+      const part = `${row.number} ${row.group} ${Math.floor(row.rank / size)}`;
+      const alone = !folds || this.isOdd(row) || this.unfolded.has(part);
+      const key = alone ? rows.size : part;
+      if (rows.has(key)) rows.get(key).ranks.push(row.rank);
+      else rows.set(key, { ...row, part, ranks: [row.rank] });
+    }
+    this.rows = [...rows.values()];
+    this.places = this.runs.map((run) => new Int32Array(run.ranks));
+    for (const [place, { number, ranks }] of this.rows.entries()) {
+      for (const rank of ranks) this.places[number][rank] = place;
+    }
+    if (this.ghost) this.places[0].set(this.places[1].subarray(0, this.ghost.ranks));
+  }
+
+  /** Shows the ranks of a row one by one or, if they are shown so, in one row. */
+  unfold(place) {
+    const { part } = this.rows[place] ?? {};
+    if (!this.unfolded.delete(part)) this.unfolded.add(part);
+    this.resize(this.width, this.height);
+  }
+
+  /** Returns the row of the selection or, without one, the row in the middle. */
+  selectedRow() {
+    const one = this.selected;
+    return one ? this.rowOf(one.run, one.run.rank[one.event]) : this.rowAt(this.height / 2);
+  }
+
+  /** Returns how unlike the others each rank is; above 1, its computing or blocked time deviates. */
+  oddness(run) {
+    if (run.odd) return run.odd;
+    const times = [new Float64Array(run.ranks), new Float64Array(run.ranks)];
+    for (let rank = 0; rank < run.ranks; rank++) {
+      const { span, operation } = run.lanesOf(rank);
+      for (const i of span[0]?.events ?? []) times[0][rank] += run.endOf(i) - run.post[i];
+      for (const i of operation.flatMap((lane) => [...lane.events])) {
+        run.parts(i, (from, until, state) => {
+          if (state !== POSTED && state !== TRANSFER) times[1][rank] += until - from;
+        });
+      }
+    }
+    run.odd = new Float64Array(run.ranks);
+    for (const time of times) {
+      const usual = median(time), spread = median(time.map((one) => Math.abs(one - usual)));
+      const most = Math.max(4 * spread, 0.02 * (run.end - run.begin));
+      time.forEach((one, rank) => { run.odd[rank] = Math.max(run.odd[rank], Math.abs(one - usual) / most); });
+    }
+    run.oddest = Array.from(run.odd.keys()).sort((a, b) => run.odd[b] - run.odd[a]).slice(0, MOST_ODD);
+    return run.odd;
+  }
+
+  isOdd({ run, rank }) { return this.oddness(run)[rank] > 1 && run.oddest.includes(rank); }
 
   setTheme(dark) {
     this.dark = dark;
     const theme = dark ? "dark" : "light";
     const colours = (family) => Object.entries(LOOKS[family]).map(([key, look]) => [key, look[theme]]);
     this.marks = Object.fromEntries(colours("mark")); // by meaning, such as "critical_path"
+    this.comparison = Object.fromEntries(colours("comparison"));
     const paper = Object.fromEntries(colours("paper"));
     [this.ground, this.stripe, this.ink] = [paper.ground, paper.field, paper.ink];
     [this.muted, this.grid] = [paper.muted, paper.grid];
@@ -87,7 +150,9 @@ class Timeline {
     }
     this.overview.width = width;
     this.overview.height = 48;
-    if (!this.rowHeight) this.rowHeight = Math.min(FULL_ROW, Math.max(LEAST_ROW, Math.floor((height - RULER) / this.rows.length)));
+    this.fold();
+    const fills = Math.floor((height - RULER) / this.rows.length);
+    if (!this.hasOwnHeight) this.rowHeight = Math.max(LEAST_ROW, fills);
     this.scroll(0);
   }
 
@@ -102,8 +167,12 @@ class Timeline {
 
   /** Returns the top and the bottom of a lane's bars in a row, in pixels from the row's top. */
   laneSpan(row, band, lane) {
-    const pad = this.rowHeight >= 12 ? 2 : 0, inner = this.rowHeight - 2 * pad;
-    const lanes = row.run.lanesOf(row.rank);
+    const lanes = row.run.lanesOf(row.rank), height = this.rowHeight;
+    const bracket = !lanes.step.length || height < 16 ? 0 : height < 64 ? 5 : 13; // of steps
+    let pad = height >= 12 ? 2 : 0;
+    if (band === "step") return [pad, pad + bracket];
+    const inner = height - 2 * pad - bracket;
+    pad += bracket;
     const both = lanes.span.length && lanes.operation.length;
     const [low, high] = !both ? [0, inner] : band === "span" ? [0, inner * 0.55] : [inner * 0.55, inner];
     const share = (high - low) / Math.max(1, lanes[band].length);
@@ -122,7 +191,7 @@ class Timeline {
   /** Shows a time range, moved if necessary so that it includes a part of the run. */
   show(from, until) {
     const span = until - from;
-    from = Math.min(Math.max(from, -0.1 * span), Math.max(this.end - 0.5 * span, -0.1 * span));
+    from = Math.max(Math.min(from, this.end - 0.5 * span), this.begin - 0.1 * span);
     [this.from, this.until] = [from, from + span];
   }
 
@@ -132,15 +201,15 @@ class Timeline {
 
   setRowHeight(height) {
     const row = (this.top + (this.height - RULER) / 2) / this.rowHeight;
-    this.rowHeight = Math.min(FULL_ROW * 2, Math.max(LEAST_ROW, height));
+    this.rowHeight = Math.min(this.height - RULER, Math.max(LEAST_ROW, height));
+    this.hasOwnHeight = true; // otherwise the rows fill the window
     this.top = row * this.rowHeight - (this.height - RULER) / 2;
     this.scroll(0);
   }
 
-  /** Makes the ranks between two positions fill the view. */
-  showRows(...heights) {
-    const [first, last] = heights.sort((a, b) => a - b).map((y) => this.rowAt(Math.max(RULER, y)));
-    this.rowHeight = Math.min(2 * FULL_ROW, Math.max(LEAST_ROW, (this.height - RULER) / (Math.min(last, this.rows.length - 1) - first + 1)));
+  /** Makes rows fill the view. */
+  showRows(first, last) {
+    this.setRowHeight((this.height - RULER) / (last - first + 1));
     this.top = first * this.rowHeight;
     this.scroll(0);
   }
@@ -171,12 +240,20 @@ class Timeline {
         if (away > (this.rowHeight < 12 ? this.rowHeight : 1)) continue;
         row.run.between(lane, time - slack, time + slack, (event) => {
           const from = row.run.post[event], until = row.run.endOf(event);
+          if (this.hides(row.run, event)) return;
           const off = away * slack + (time < from ? from - time : time > until ? time - until : 0);
           if (off <= distance && (!this.found || this.found.get(row.run)[event])) [best, distance] = [event, off];
         });
       }
     }
     return best === null ? null : { run: row.run, event: best };
+  }
+
+  /** Returns whether all of an event is hidden. */
+  hides(run, event) {
+    let shows = !this.hidden.size;
+    if (!shows) run.parts(event, (_, __, state) => { shows ||= !this.hidden.has(STATE_KEYS[state]); });
+    return !shows;
   }
 
   // -- bars
@@ -200,6 +277,9 @@ class Timeline {
       if (stripe) this.fill(0, width, top, bottom, pixel(this.stripe, this.stripe));
       const pyramid = this.pyramids[row.number];
       for (const band of BANDS) {
+        if (this.ghost && !many && !this.hidden.has("recorded")) {
+          this.drawGhosts({ run: this.ghost, rank: row.rank }, index, band, left);
+        }
         if (many) this.drawBins(row, index, band, pyramid, left, perPixel, stripe);
         else this.drawBars(row, index, band, left, stripe);
       }
@@ -207,12 +287,15 @@ class Timeline {
     this.fill(0, width, 0, Math.round(RULER * ratio), pixel(this.ground, this.ground));
     context.putImageData(this.image, 0, 0);
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
-    if (this.shown.has("bubbles")) this.drawBubbles(context, first, last);
+    if (!this.hidden.has("bubble")) this.drawBubbles(context, first, last);
     this.drawNames(context, first, last);
     this.drawRuler(context);
     this.drawOverlay();
     this.drawOverview();
   }
+
+  /** Returns whether each of STATES is hidden. */
+  hiddenStates() { return STATE_KEYS.map((key) => this.hidden.has(key)); }
 
   /** Counts the visible bars. */
   countBars(first, last) {
@@ -242,14 +325,15 @@ class Timeline {
     const { state, share, at, bins, begin, binTime } = perPixel >= pyramid.binTime ? pyramid.level(row.rank, number, perPixel)
       : pyramid.window(row.rank, number, this.from, this.until, width - left);
     const [low] = this.laneSpan(row, band, 0), [, high] = this.laneSpan(row, band, lanes.length - 1);
+    if (low === high) return;
     const y0 = Math.round((this.y(index) + low) * this.ratio), y1 = Math.max(y0 + 1, Math.round((this.y(index) + high) * this.ratio));
     const line = new Uint32Array(width);
-    const colours = this.pixels[stripe], pale = this.found ? 2 : 0;
+    const colours = this.pixels[stripe], pale = this.found ? 2 : 0, isOff = this.hiddenStates();
     for (let x = left; x < width; x++) {
       const bin = Math.floor((this.from - begin + (x - left) * perPixel) / binTime);
-      if (bin >= 0 && bin < bins && share[at + bin]) line[x] = colours[state[at + bin]][share[at + bin] >> pale];
+      if (bin >= 0 && bin < bins && share[at + bin] && !isOff[state[at + bin]]) line[x] = colours[state[at + bin]][share[at + bin] >> pale];
     }
-    if (this.found) this.addFound(row, band, line, left, perPixel, colours);
+    if (this.found) this.addFound(row, band, line, left, perPixel, colours, isOff);
     const empty = pixel(stripe ? this.stripe : this.ground, this.ground);
     for (let x = left; x < width; x++) line[x] ||= empty;
     const shown = line.subarray(left);
@@ -257,11 +341,11 @@ class Timeline {
   }
 
   /** Draws the hits of a search into a line of pixels, even in bins that are mostly in a different state. */
-  addFound({ run, rank }, band, line, left, perPixel, colours) {
+  addFound({ run, rank }, band, line, left, perPixel, colours, isOff) {
     const found = this.found.get(run), x = (time) => Math.max(left, left + Math.floor((time - this.from) / perPixel));
     for (let event = run.first[rank]; event < run.first[rank + 1]; event++) {
       if (!found[event] || run.post[event] > this.until || run.endOf(event) < this.from || run.bandOf(event) !== band) continue;
-      run.parts(event, (from, until, state) => line.fill(colours[state][255], x(from), Math.max(x(from) + 1, x(until))));
+      run.parts(event, (from, until, state) => isOff[state] || line.fill(colours[state][255], x(from), Math.max(x(from) + 1, x(until))));
     }
   }
 
@@ -269,26 +353,55 @@ class Timeline {
   drawBars(row, index, band, left, stripe) {
     const { run, rank } = row, ratio = this.ratio, width = this.canvas.width;
     const scale = (width - left) / (this.until - this.from);
-    const found = this.found?.get(run);
+    const found = this.found?.get(run), isOff = this.hiddenStates();
     for (const [number, lane] of run.lanesOf(rank)[band].entries()) {
       const [low, high] = this.laneSpan(row, band, number).map((y) => Math.round((this.y(index) + y) * ratio));
       const bottom = Math.max(low + 1, high - (high - low > 4 ? 1 : 0));
       run.between(lane, this.from, this.until, (event) => {
         const dim = found && !found[event];
+        if (band === "step" && low === high) return;
         run.parts(event, (from, until, state) => {
+          if (isOff[state]) return;
           const x0 = Math.max(left, Math.round(left + (from - this.from) * scale));
           const x1 = Math.max(x0 + 1, Math.min(width, Math.round(left + (until - this.from) * scale)));
-          this.fill(x0, x1, low, bottom, this.pixels[stripe][state][dim ? 50 : 255]);
+          const colour = this.pixels[stripe][state][dim ? 50 : 255];
+          if (band === "step") return this.drawFrame(x0, x1, low, bottom, this.textures[state], true);
+          this.fill(x0, x1, low + (this.ghost ? (bottom - low) >> 2 : 0), bottom, colour);
           if (x1 - x0 > 5 && bottom - low > 5 && !dim) this.drawTexture(x0, x1, low, bottom, state);
         });
         const begin = this.x(Math.max(run.post[event], this.from)), end = this.x(Math.min(run.endOf(event), this.until));
-        if (end - begin > 24 && bottom - low > 8 * ratio && this.names.length < MOST_NAMES && !dim) {
-          let ground;
-          run.parts(event, (from, until, state) => { if (ground === undefined && until > this.from) ground = this.colours[state]; });
-          this.names.push([run.text(event), begin + 3, (low + bottom) / 2 / ratio, end - begin - 6, ground]);
+        if (end - begin > 12 && bottom - low > 8 * ratio && this.names.length < MOST_NAMES && !dim) {
+          let first;
+          run.parts(event, (from, until, state) => { if (until > this.from) first ??= state; });
+          if (first === PROGRAM || isOff[first]) return;
+          const short = first >= SPANS ? STATES[first].short : "", microbatch = run.columns.microbatch[event];
+          const ground = band === "step" ? this.ground : this.colours[first];
+          const place = [begin, (low + bottom) / 2 / ratio, end - begin];
+          this.names.push([run.text(event), ...place, ground, short && short + (microbatch >= 0 ? microbatch : "")]);
         }
       });
     }
+  }
+
+  /** Draws the outlines of the recorded bars, behind the predicted ones. */
+  drawGhosts(row, index, band, left) {
+    const colour = pixel(this.marks.recorded, this.ground), { run, rank } = row;
+    const scale = (this.canvas.width - left) / (this.until - this.from);
+    for (const [number, lane] of run.lanesOf(rank)[band].entries()) {
+      const [low, high] = this.laneSpan(row, band, number).map((y) => Math.round((this.y(index) + y) * this.ratio));
+      run.between(lane, this.from, this.until, (event) => run.parts(event, (from, until) => {
+        const [x0, x1] = [from, until].map((time) => Math.round(left + (time - this.from) * scale));
+        if (x1 > left) this.drawFrame(Math.max(left, x0), x1, low, high, colour, false);
+      }));
+    }
+  }
+
+  /** Draws the outline of a box or, if it is open, a bracket. */
+  drawFrame(x0, x1, y0, y1, colour, isOpen) {
+    this.fill(x0, x1, y0, y0 + 1, colour);
+    this.fill(x0, x0 + 1, y0, y1, colour);
+    this.fill(x1 - 1, x1, y0, y1, colour);
+    if (!isOpen) this.fill(x0, x1, y1 - 1, y1, colour);
   }
 
   /** Draws a texture of fine lines, in a darker or lighter colour, into a bar. */
@@ -323,32 +436,38 @@ class Timeline {
     }
     if (!places.length) return;
     context.fillStyle = this.hatch ??= makeHatch(this.muted);
+    context.globalAlpha = this.found ? 0.25 : 1;
     for (const place of places) context.fillRect(...place);
+    context.globalAlpha = 1;
   }
 
   /** Writes the names of ranks, and of bars that are wide enough. */
   drawNames(context, first, last) {
     context.textBaseline = "middle";
     context.font = "11px system-ui, sans-serif";
-    for (const [name, x, y, room, ground] of this.names) {
+    for (const [name, x, y, width, ground, short] of this.names) {
       context.fillStyle = readableInk(ground);
-      const fits = Math.floor(room / 6.5);
-      // If there is little room, "backward 3" is abbreviated to B3, as in drawings of schedules.
-      const text = name.length > fits ? name.replace(/^(\p{L})\S* (\d+)$/u, (_, letter, number) => letter.toUpperCase() + number) : name;
-      if (fits >= 2) context.fillText(text.length > fits ? `${text.slice(0, fits - 1)}…` : text, x, y);
+      const fits = Math.floor((width - 6) / 6.5);
+      if (name.length <= fits) context.fillText(name, x + 3, y);
+      else if (short) { // in narrow bars "B3" instead of "backward 3", as in drawings of schedules
+        const free = width - context.measureText(short).width;
+        if (free >= 1) context.fillText(short, x + free / 2, y);
+      } else if (fits >= 3) context.fillText(`${name.slice(0, fits - 1)}…`, x + 3, y);
     }
     context.fillStyle = this.ground;
     context.fillRect(0, RULER, GUTTER - 2, this.height);
     context.fillStyle = this.ink;
     let free = -Infinity; // the next name may be written from this position on
     for (let index = first; index <= last; index++) {
-      const { rank, number, group } = this.rows[index], y = Math.max(RULER + 7, this.y(index) + this.rowHeight / 2);
+      const { rank, ranks, number, group } = this.rows[index], y = Math.max(RULER + 7, this.y(index) + this.rowHeight / 2);
       const begins = this.grouping !== "rank" && group !== this.rows[index - 1]?.group;
       if (begins) context.fillRect(0, this.y(index), this.width, 1);
       if (y < free) continue;
       const which = this.runs.length > 1 && this.rowHeight >= 13 ? ` ${"ABCDEFGH"[number]}` : "";
       const two = begins && this.rowHeight >= 28;
-      const name = `${begins && !two ? `${this.grouping} ${group} ·` : "rank"} ${rank}${which}`;
+      const last = ranks.at(-1), span = last === rank ? "" : `–${last}`;
+      const kind = begins && !two ? `${this.grouping} ${group} ·` : span ? "ranks" : "rank";
+      const name = `${kind} ${rank}${span}${which}`;
       context.fillText(name, 8, two ? y + 7 : y);
       if (two) context.fillText(group < 0 ? `no ${this.grouping}` : `${this.grouping} ${group}`, 8, y - 7);
       free = y + 13;
@@ -361,7 +480,7 @@ class Timeline {
     context.lineWidth = 1;
     context.beginPath();
     const digits = Math.max(3, Math.ceil(Math.log10(Math.max(1, Math.abs(this.until) / step))) + 1);
-    for (let tick = Math.max(0, Math.ceil(this.from / step)) * step; tick <= this.until; tick += step) {
+    for (let tick = Math.ceil(Math.max(this.begin, this.from) / step) * step; tick <= this.until; tick += step) {
       const x = Math.round(this.x(tick)) + 0.5;
       context.moveTo(x, RULER - 6);
       context.lineTo(x, RULER);
@@ -375,14 +494,20 @@ class Timeline {
     const { width, height } = this.overview, context = this.overview.getContext("2d");
     const image = new ImageData(width, height), buffer = new Uint32Array(image.data.buffer);
     buffer.fill(pixel(this.stripe, this.stripe));
-    const lines = Math.min(this.rows.length * BANDS.length, height);
+    const strips = this.all.length > 2 * STRIPS ? STRIPS : this.all.length, lines = strips * 2;
+    const worst = (one, row) => (this.oddness(row.run)[row.rank] > this.oddness(one.run)[one.rank] ? row : one);
+    const chosen = Array.from({ length: strips }, (_, strip) => { // of many ranks, the most unlike
+      const [from, until] = [strip, strip + 1].map((at) => Math.floor((at * this.all.length) / strips));
+      return until - from > 1 ? this.all.slice(from, until).reduce(worst) : this.all[from];
+    });
+    const isOff = this.hiddenStates();
     for (let line = 0; line < lines; line++) {
-      const row = this.rows[Math.floor((line * this.rows.length) / lines)];
+      const row = chosen[line >> 1];
       const perPixel = this.end / (width - GUTTER);
-      const { state, share, at, bins, binTime } = this.pyramids[row.number].level(row.rank, line % BANDS.length, perPixel);
+      const { state, share, at, bins, binTime } = this.pyramids[row.number].level(row.rank, line % 2, perPixel);
       for (let x = GUTTER; x < width; x++) {
         const bin = Math.floor(((x - GUTTER) * perPixel) / binTime);
-        if (bin >= bins || !share[at + bin]) continue;
+        if (bin >= bins || !share[at + bin] || isOff[state[at + bin]]) continue;
         const colour = this.pixels[1][state[at + bin]][share[at + bin]];
         for (let y = Math.floor((line * height) / lines); y < Math.floor(((line + 1) * height) / lines); y++) buffer[y * width + x] = colour;
       }
@@ -398,7 +523,10 @@ class Timeline {
     context.strokeRect(x0 + 0.5, 0.5, Math.max(2, x1 - x0 - 1), height - 1);
     context.fillStyle = this.muted;
     context.font = "11px system-ui, sans-serif";
-    context.fillText("whole run", 8, height / 2);
+    const odd = strips < this.all.length ? chosen.reduce(worst) : null;
+    const named = odd && this.isOdd(odd);
+    context.fillText("whole run", 8, height / 2 - (named ? 7 : 0));
+    if (named) context.fillText(`rank ${odd.rank}!`, 8, height / 2 + 8);
   }
 
   // -- above the bars
@@ -416,8 +544,10 @@ class Timeline {
     context.rect(GUTTER, RULER, this.width, this.height);
     context.clip();
     this.drawMarks(context);
-    for (const one of this.messagesInView()) this.drawArrow(context, one, 1, 0.55);
-    if (this.shown.has("path")) for (const number of this.runs.keys()) this.drawPath(context, number);
+    for (const one of this.messagesInView()) {
+      this.drawArrow(context, one, 1, this.isFaded(one) ? 0.1 : 0.55);
+    }
+    if (!this.hidden.has("critical_path")) for (const number of this.runs.keys()) this.drawPath(context, number);
     for (const one of [...this.pins, this.hovered, this.selected]) {
       if (!one) continue;
       this.outline(context, one, one === this.selected ? 2.5 : 1.5);
@@ -428,7 +558,7 @@ class Timeline {
     }
     context.restore();
     this.drawLine(context, this.head, this.ink, "");
-    for (const [index, time] of this.notes.entries()) {
+    for (const [index, time] of this.hidden.has("your_mark") ? [] : this.notes.entries()) {
       const since = index ? ` ${timeText(Math.abs(time - this.notes[index - 1]), 4)} from M${index}` : "";
       this.drawLine(context, time, this.marks.your_mark, `M${index + 1}${since}`);
     }
@@ -461,17 +591,19 @@ class Timeline {
     if (name) context.fillText(name, this.x(time) + 3, 8);
   }
 
-  /** Draws the time range being measured, or the box being drawn. */
+  /** Draws the selected area. */
   drawTape(context) {
     if (!this.tape) return;
     const [x0, x1] = this.tape.map((time) => this.x(time)).sort((a, b) => a - b);
     context.fillStyle = this.marks.focus;
     context.globalAlpha = 0.15;
-    const [y0, y1] = this.box ?? [0, this.height];
+    const [y0, y1] = this.box ? [this.y(this.box[0]), this.y(this.box[1] + 1)] : [0, this.height];
     context.fillRect(x0, y0, x1 - x0, y1 - y0);
     context.globalAlpha = 1;
+    context.strokeStyle = this.marks.focus;
+    context.strokeRect(x0, y0, x1 - x0, y1 - y0);
     context.fillStyle = this.ink;
-    context.fillText(timeText(Math.abs(this.tape[1] - this.tape[0]), 4), x0 + 4, RULER + 10);
+    context.fillText(timeText(Math.abs(this.tape[1] - this.tape[0]), 4), x0 + 4, Math.max(RULER, y0) + 10);
   }
 
   /** Draws a flag on the ruler for each finding. */
@@ -489,14 +621,15 @@ class Timeline {
   /** Returns the findings whose events are visible, with the positions of their flags. */
   flags() {
     const flags = this.runs.flatMap((run) => run.flags.filter((flag) => flag.event >= 0).map((flag) => ({ ...flag, run, x: this.x(run.post[flag.event]) })));
-    return flags.filter(({ x }) => x >= GUTTER && x <= this.width);
+    const isHidden = (kind) => this.hidden.has(SLOW_KINDS.has(kind) ? "slow" : "problem");
+    return flags.filter(({ x, kind }) => x >= GUTTER && x <= this.width && !isHidden(kind));
   }
 
   drawMarks(context) {
     context.strokeStyle = this.ink;
     context.lineWidth = 1;
     for (const run of this.runs) {
-      if (run.marks.length > 5000) continue;
+      if (run.marks.length > 5000 || this.hidden.has("mark")) continue;
       for (const event of run.marks) {
         const x = this.x(run.post[event]), y = this.y(this.rowOf(run, run.rank[event]));
         if (x < GUTTER || x > this.width || y < 0 || y > this.height) continue;
@@ -507,8 +640,11 @@ class Timeline {
 
   /** Returns the sends of the visible messages, or an empty list if there are too many. */
   messagesInView() {
-    const sends = [];
-    for (let index = Math.max(0, this.rowAt(RULER)); index <= this.rowAt(this.height - 1) && index < this.rows.length; index++) {
+    const sends = [], first = Math.max(0, this.rowAt(RULER));
+    const last = Math.min(this.rows.length - 1, this.rowAt(this.height - 1));
+    if (this.hidden.has("message")) return sends;
+    if (last - first >= MOST_CROSSED) return this.messagesNear();
+    for (let index = first; index <= last; index++) {
       const { run, rank } = this.rows[index];
       for (const lane of run.lanesOf(rank).operation) {
         if (firstAbove(lane.begins, this.until) - firstAbove(lane.ends, this.from) > 2 * MOST_ARROWS) return [];
@@ -521,11 +657,30 @@ class Timeline {
     return sends;
   }
 
+  /** Returns the sends of the messages of the rank under the pointer, near the pointer. */
+  messagesNear() {
+    const sends = [], { hovered } = this;
+    if (!hovered) return sends;
+    const { run, event } = hovered, reach = (40 * (this.until - this.from)) / (this.width - GUTTER);
+    for (const lane of run.lanesOf(run.rank[event]).operation) {
+      run.between(lane, run.post[event] - reach, run.endOf(event) + reach, (near) => {
+        if (run.partner(near) >= 0 && sends.length < 40) sends.push({ run, event: near });
+      });
+    }
+    return sends;
+  }
+
   /** Returns the top and the bottom of an event's bar on the canvas. */
   placeOf(run, event) {
     const row = this.rowOf(run, run.rank[event]), y = this.y(row);
     if (run.kind(event) === "mark") return [y, y + this.rowHeight];
     return this.laneSpan(this.rows[row], run.bandOf(event), run.lane[event]).map((inside) => y + inside);
+  }
+
+  /** Returns whether a search has found neither side of a message. */
+  isFaded({ run, event }) {
+    const found = this.found?.get(run);
+    return Boolean(found) && !found[event] && !found[run.partner(event)];
   }
 
   middleOf(run, event) {
@@ -537,6 +692,8 @@ class Timeline {
   drawArrow(context, { run, event }, thick, alpha) {
     const other = run.partner(event);
     const [send, recv] = run.kind(event) === "send" ? [event, other] : [other, event];
+    if (this.hidden.has("message")) return;
+    if (this.hidden.has("across") && run.crosses(run.rank[send], run.rank[recv])) return;
     const [x0, y0] = [this.x(run.post[send]), this.middleOf(run, send)], [x1, y1] = [this.x(run.endOf(recv)), this.middleOf(run, recv)];
     const angle = Math.atan2(y1 - y0, x1 - x0);
     context.globalAlpha = alpha;

@@ -9,13 +9,22 @@ class NotebookView extends View {
   remember() {
     const { timeline, model } = this, one = timeline.selected;
     if (this.closed) return;
-    model.set("window", [timeline.from, timeline.until]);
+    model.set("window", [timeline.from, timeline.until].map((time) => time + this.runs[0].start));
     model.set("selected", one ? [this.runs.indexOf(one.run), one.event] : []);
     model.save_changes();
   }
 
+  /** In a notebook, keys are the view's only if it has the focus or the pointer. */
+  hears(event) {
+    const isHere = event.composedPath().includes(this.root) || this.root.matches(":hover");
+    return isHere && super.hears(event);
+  }
+
+  /** Returns the model's window on the axis; the model counts from the start of the run. */
+  windowOf() { return this.model.get("window").map((time) => time - this.runs[0].start); }
+
   restore() {
-    const [from, until] = this.model.get("window"), [number, event] = this.model.get("selected");
+    const [from, until] = this.windowOf(), [number, event] = this.model.get("selected");
     if (number !== undefined) this.select({ run: this.runs[number], event }, until === undefined);
     if (until > from) this.timeline.show(from, until);
     this.draw();
@@ -23,8 +32,8 @@ class NotebookView extends View {
 
   /** Shows the window that the kernel, or a different view of the same model, has set. */
   follow() {
-    const { timeline } = this, [from, until] = this.model.get("window");
-    if (from === timeline.from && until === timeline.until) return;
+    const { timeline } = this, [from, until] = this.windowOf();
+    if (Math.abs(from - timeline.from) + Math.abs(until - timeline.until) < 1e-3) return;
     if (until > from) timeline.show(from, until); else timeline.fit();
     this.draw();
   }
@@ -42,14 +51,22 @@ function render({ model, el }) {
   const host = el.appendChild(make("div", { "data-lm-suppress-shortcuts": "true" }));
   const shadow = host.attachShadow({ mode: "open" }); // separates the view's style from the notebook's
   const said = make("p", {}, "The view is waiting for the kernel to send its trace. If the view does not appear, run the cell again.");
-  shadow.append(make("style", {}, STYLE), said);
+  const choices = model.get("choices"); // of an explorer
+  const outer = make("div", { class: "parts" });
+  const explorer = choices.length ? new Explorer(outer, choices, model.get("chosen"), true, (values) => {
+    model.set("chosen", values);
+    model.save_changes();
+  }) : undefined;
+  outer.append(said);
+  shadow.append(make("style", {}, STYLE), make("div", { class: explorer ? "ringsim ready explorer" : "" }, outer));
+  const live = el.appendChild(make("style")); // hides the explorer's still picture, which is a separate output
   let view, tab, version = -1;
   const show = async (message, buffers) => {
     if (message.select && view) view.select({ run: view.runs[message.select[0]], event: message.select[1] }, true);
     if (!(message.version > version)) return;
     if (version >= 0) for (const name of ["window", "selected"]) model.set(name, []); // these values belong to the previous runs
     version = message.version;
-    tab = view?.close().tab ?? tab ?? message.tab;
+    tab = view?.close().tab ?? tab;
     view = undefined;
     const runs = await Promise.all(buffers.map(async (one) => readRun(await unpack(one))));
     if (message.version < version) return;
@@ -57,9 +74,11 @@ function render({ model, el }) {
     page.innerHTML = PAGE;
     const root = page.content.querySelector(".ringsim");
     root.classList.add("ready");
-    (shadow.querySelector(".ringsim") ?? said).replaceWith(root);
+    (outer.querySelector(".ringsim") ?? said).replaceWith(root);
     view = new NotebookView(root, runs, model).open(isDark(el));
     if (tab) view.showTab(tab);
+    explorer?.show(message.frame, view);
+    if (explorer) live.textContent = `.${message.still}, .jp-OutputArea-child:has(.${message.still}) { display: none }`;
   };
   const follow = () => view?.follow();
   const themes = new MutationObserver(() => view?.setTheme(isDark(el)));
@@ -68,6 +87,7 @@ function render({ model, el }) {
   model.on("change:window", follow);
   model.send({ ask: "runs" });
   return () => {
+    view?.close();
     themes.disconnect();
     model.off("msg:custom", show);
     model.off("change:window", follow);
