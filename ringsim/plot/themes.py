@@ -14,10 +14,10 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from ringsim.plot import style
-from ringsim.traces.looks import readable_ink
+from ringsim.traces.looks import LOOKS, readable_ink
 
 MOST_ELEMENTS: Final = 2500  # more bars and words would take more than about half a megabyte
-NIGHT: Final = "#111111"  # JupyterLab's dark ground, so that no frame is visible
+GROUND: Final = style.GROUND.lower()
 _COLOUR: Final = re.compile(r"(?<=: )#[0-9a-f]{6}\b")
 # words on a bar: matplotlib writes the plain background of the words before the words
 _ON_BAR: Final = re.compile(
@@ -42,7 +42,8 @@ def themed_svg(figure: Figure, description: str) -> str:
     # a tenth of a point is enough
     svg = _PATH.sub(lambda path: re.sub(r"(\.\d)\d+", r"\1", path[0]), svg)
     colours = sorted(set(_COLOUR.findall(svg)))
-    night = dict(zip(colours, style.turn_dark(colours), strict=True)) | {"#ffffff": NIGHT}
+    night = dict(zip(colours, style.turn_dark(colours), strict=True))
+    night[GROUND] = LOOKS["jupyter"].dark
     names: dict[tuple[str, str], str] = {}
 
     def name(light: str, dark: str) -> str:
