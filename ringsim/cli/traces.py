@@ -304,8 +304,8 @@ def add_figures(verbs: Verbs[argparse.ArgumentParser]) -> None:
         dest="purpose",
         choices=PURPOSES,
         default="web",
-        help="paper: PDF, 3.3 inches wide, two font sizes, no title; slide: PNG, 1920 x 1080; "
-        "web: SVG (default: web)",
+        help="paper: PDF, 3.3 inches wide, with the words for its caption in a text file; slide: "
+        "PNG, 1920 x 1080; web: SVG (default: web)",
     )
     parser.add_argument("--dark", action="store_true", help="use a dark background")
     add_out(parser, "DIR", "directory for the figures (default: figures)", "figures")
