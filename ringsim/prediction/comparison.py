@@ -414,7 +414,7 @@ def _number_steps(events: Events, num_steps: int) -> Ints:
 
 
 def _find_gaps(events: Events, index: Ints) -> Ints:
-    """Returns how long a rank's program ran before each of its events, in ns."""
+    """Returns the time for which a rank's program ran before each of its events, in ns."""
     post, done = events.post_ns[index], events.done_ns[index]
     # an operation that ends after the next event did not block the program
     blocks = (events.kind[index] == SPAN) | (done <= np.append(post[1:], post[-1]))

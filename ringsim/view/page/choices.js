@@ -79,7 +79,8 @@ class Explorer {
 
   /** Shows a frame's words, and the picture of its runs. */
   show({ sentences, table: [names, ...rows], draws }, view) {
-    const cell = (text) => make("td", /^[\d.]+( \S+)?$/.test(text) ? { class: "number" } : {}, text);
+    const isNumber = (text) => /^[\d.]+( \S+)?$/.test(text);
+    const cell = (text) => make("td", isNumber(text) ? { class: "number" } : {}, text);
     const row = ([first, ...more]) => (
       make("tr", {}, make("th", { scope: "row" }, first), ...more.map(cell)));
     this.words.replaceChildren(...sentences.map((text) => make("p", {}, text)));
