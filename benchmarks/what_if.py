@@ -34,7 +34,7 @@ SIZE_BYTES: Final = 65536
 
 
 def ping_pong(rounds: int, size_bytes: int) -> None:
-    """Sends a message to and fro; rank 1 computes before it answers."""
+    """Sends a message back and forth; rank 1 computes before it answers."""
     data, peer = torch.zeros(size_bytes // 4), 1 - dist.get_rank()
     for _ in range(rounds):
         if peer:
