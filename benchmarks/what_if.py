@@ -14,7 +14,6 @@ The last line predicts GPipe with `isend` from GPipe with `send`.
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
@@ -34,7 +33,7 @@ SIZE_BYTES: Final = 65536
 
 
 def ping_pong(rounds: int, size_bytes: int) -> None:
-    """Sends a message to and fro; rank 1 computes before it answers."""
+    """Sends a message back and forth; rank 1 computes before it answers."""
     data, peer = torch.zeros(size_bytes // 4), 1 - dist.get_rank()
     for _ in range(rounds):
         if peer:
@@ -50,8 +49,8 @@ def hand_written(name: str, op: str, rounds: int, size_bytes: int) -> None:
     """Runs a schedule with four microbatches; ``op`` sends the data."""
     rank, last = dist.get_rank(), dist.get_world_size() - 1
     schedule = make_schedule(name, last + 1, 4)
+    sent = []
     for _ in range(rounds):
-        sent = []
         for action in schedule.actions[rank]:
             forward = action.kind == "F"
             source, to = (rank - 1, rank + 1) if forward else (rank + 1, rank - 1)
@@ -61,9 +60,9 @@ def hand_written(name: str, op: str, rounds: int, size_bytes: int) -> None:
             ringsim.compute(0.002 if forward else 0.004)
             if 0 <= to <= last:
                 sent.append(getattr(dist, op)(data, to, tag=forward))
-        if op == "isend":
-            for handle in sent:
-                handle.wait()
+    if op == "isend":
+        for handle in sent:
+            handle.wait()
 
 
 def reduce_gradients(rounds: int, size_bytes: int) -> None:
@@ -151,7 +150,7 @@ def main() -> None:
     print(
         f"isend from send: {say(errors)}, {sends[0].makespan_s:.3f} s, {isends[0].makespan_s:.3f}"
     )
-    print(f"{where()}; load average {os.getloadavg()[0]:.1f}")
+    print(where())
 
 
 if __name__ == "__main__":
