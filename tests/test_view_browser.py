@@ -351,7 +351,7 @@ def test_panels_count_what_is_in_the_window(open_page: Open) -> None:
     ring = view.part("ring").bounding_box()
     side = ring["width"] - 40
     view.page.mouse.move(ring["x"] + 36 + 0.75 * side, ring["y"] + 20 + 0.25 * side)
-    said = "rank 0 to rank 1: 4 KiB in 1 message"
+    said = "rank 0 to rank 1: 4 KiB in 1 message; click to filter"
     view.until(f"""document.querySelector('[data-part="ring"]').title === "{said}" """)
     view.tab("table")
     assert view.text("panel").count("compute") == 1
@@ -367,6 +367,73 @@ def stuck() -> Trace:
         more = {"peer": 1 - rank, "group": "world", "tag": 0, "size_bytes": 4}
         story.op(rank, "recv", (50 + rank, 50 + rank, -1), **more)
     return story.trace()
+
+
+def all_reduce() -> Trace:
+    """Four ranks that call all_reduce; rank 1 comes last, and the second time never."""
+    story = Story(4)
+    for rank in range(4):
+        late = 3 if rank == 1 else rank / 10
+        story.span(rank, "compute", 0, late)
+        story.op(rank, "all_reduce", (late, late, 4), group="world", size_bytes=4096)
+        if rank != 1:
+            story.op(rank, "all_reduce", (5, 5, -1), group="world", size_bytes=64)
+    return story.trace()
+
+
+COLLISIONS = """view.ring.boxes.flatMap((a, k) => view.ring.boxes.slice(0, k)
+    .filter((b) => (a.text || b.text) && a.x < b.x + b.width && b.x < a.x + a.width
+        && a.y < b.y + b.height && b.y < a.y + a.height).map((b) => [a, b]))"""
+
+
+@pytest.mark.parametrize(
+    ("trace", "head", "seen", "said"),
+    [
+        (all_reduce(), 2e6, "all_reduce 3/4 4 KiB", "rank 0 waits for rank 1, rank 1 computes"),
+        (all_reduce(), 9e6, "all_reduce 3/4 64 B", "rank 0 waits for rank 1, rank 1 has ended"),
+        (stuck(), 60e6, "0 waits for 1 waits for 0", "0 waits for rank 1, rank 1 waits for rank 0"),
+        (two_that_meet(), 2e6, "4 KiB", "rank 0 computes, rank 1 waits for rank 0"),
+        (two_that_meet(), 5e6, "4 KiB", "rank 0 waits in send to 1, rank 1 waits in recv from 0"),
+        (pipeline(20), 9e6, "77 messages: 4.751 MiB · 1 barrier", "waits for rank"),
+    ],
+    ids=["late", "missing", "circle", "late_sender", "transfer", "many"],
+)
+def test_the_ring_shows_who_waits_for_whom(
+    open_page: Open, trace: Trace, head: float, seen: str, said: str
+) -> None:
+    view = open_page(trace)
+    for width in (340, 260):
+        view.get("document.querySelector('aside').style.width = a", f"{width}px")
+        view.get("(timeline.head = a, view.ring.draw())", head)
+        assert seen in view.get("view.ring.boxes.map(({ text }) => text)")
+        assert view.get(COLLISIONS) == []
+        assert said in view.part("ring").get_attribute("aria-label")
+
+
+def test_the_ring_filters_the_timeline(open_page: Open) -> None:
+    for trace, query, found in (
+        (two_that_meet(), "rank:1", 2), (all_reduce(), "op:all_reduce group:world", 7),
+        (two_that_meet(), "from:0 to:1", 2), (stuck(), "rank:0 peer:1", 1),
+    ):  # fmt: skip
+        view = open_page(trace)
+        view.get("(timeline.head ||= 5.5e6, view.ring.draw())")
+        x, y = view.get(
+            """(({ box, points }) => box ? [box.x + box.width / 2, box.y + box.height / 2]
+                : points[30])(view.ring.targets.find(({ query }) => query === a))""",
+            query,
+        )
+        for text, does in ((query, "show all"), ("", "filter")):
+            view.part("ring").click(position={"x": x, "y": y})
+            assert view.part("search").input_value() == text
+            assert view.text("hits") == (f"{found} found" if text else "")
+            assert view.part("ring").get_attribute("title").endswith(f"click to {does}")
+    # a run with a fault opens at its end
+    for key, said in (("ArrowRight", "rank 0 waits for rank 1"), ("ArrowLeft", "rank 1 waits")):
+        view.part("ring").press(key)
+        assert view.text("live").startswith(said)
+    for text in ("rank:1", ""):
+        view.part("ring").press("Enter")
+        assert view.part("search").input_value() == text
 
 
 def test_a_flag_leads_to_the_finding_and_notes_stand_below(

@@ -124,7 +124,7 @@ def write_picture(axes: Axes, file: Path) -> None:
     """
     import matplotlib.pyplot as plt
 
-    from ringsim.plot.style import save_figure
+    from ringsim.plot.style import caption, save_figure
 
     figure = cast("Figure", axes.figure)
     try:
@@ -138,3 +138,5 @@ def write_picture(axes: Axes, file: Path) -> None:
     finally:
         plt.close(figure)
     tell_written(file)
+    if caption(figure):
+        tell_written(file.with_suffix(".caption.txt"))

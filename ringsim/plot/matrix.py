@@ -85,7 +85,7 @@ def _draw_cells(ax: Axes, sent: Any, shared: int) -> None:
     widened = 1 if low < high else 2
     picture = ax.imshow(
         sent,
-        cmap=mpl.colormaps["cividis_r"].with_extremes(bad=style.GROUND),
+        cmap=mpl.colormaps["cividis_r"].with_extremes(bad=(0, 0, 0, 0)),
         norm=LogNorm(low / widened, high * widened),
         extent=(-0.5, edge, edge, -0.5),
         interpolation="antialiased",

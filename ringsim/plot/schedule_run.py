@@ -325,7 +325,9 @@ def _draw_shares(ax: Axes, shares: Ints, length: float, ranks: int) -> list[Arti
     """Draws shares as an image over the rows and returns the legend entries."""
     colours = np.array([to_rgb(ACTION_LOOKS[letter].colour) for letter in COMPUTE_KINDS])
     busy = shares.sum(axis=-1, keepdims=True)
-    image = np.clip(shares @ colours + (1 - busy) * np.array(to_rgb(IDLE)), 0.0, 1.0)
+    # idle time is transparent, so that it has the colour of any ground
+    mixed = np.divide(shares @ colours, busy, out=np.ones((*busy.shape[:2], 3)), where=busy > 0)
+    image = np.clip(np.concatenate([mixed, busy], axis=-1), 0.0, 1.0)
     xlim, ylim = ax.get_xlim(), ax.get_ylim()
     ax.imshow(
         image,

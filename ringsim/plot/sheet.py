@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 LEAST_INCHES: Final = 0.4  # the least size of a picture without its text
 PAD_INCHES: Final = 0.1  # the margin around a picture and its text
 COMPACT_PAD_INCHES: Final = 0.02
-WIDE: Final = 1.4  # in figures of at least this ratio, text is beside pictures without a time axis
+WIDE: Final = 1.4  # in figures of at least this ratio, text is next to pictures without a time axis
 MOST_TRIES: Final = 6
 CLOSE_INCHES: Final = 0.01  # how exact a figure's size must be
 
@@ -107,7 +107,7 @@ def _lay_out(
     power = 1 if is_square else 0.5
     strip = pictures[0].strip if style.is_compact() and size[1] is None else 0.0
     across, down = 1.0, 1.0
-    with style.text_beside(size[1] is not None and is_square and size[0] >= WIDE * size[1]):
+    with style.text_aside(size[1] is not None and is_square and size[0] >= WIDE * size[1]):
         for _ in range(MOST_TRIES):
             # Remove axes one by one, because matplotlib before 3.11 warns when it clears a figure
             # with a shared logarithmic axis.

@@ -67,9 +67,9 @@ LINE_POINTS: Final = 13.0  # the height of a line below the legend
 GAP_POINTS: Final = 6.0  # the gaps between the axis, the legend and the lines
 LETTER: Final = 0.55  # the average width of a letter, as a share of the font's size
 LEAST_SHRUNK: Final = 0.8  # a long title shrinks to no less than this share of its size
-MOST_LETTERS: Final = 40  # the most letters of a label; longer ones lose their middle
+MOST_LETTERS: Final = 60  # the most letters of a label; longer ones lose their middle
 LEAST_LETTERS: Final = 20  # in a line of a note
-BESIDE_INCHES: Final = 3.1  # the width of text beside a picture
+ASIDE_INCHES: Final = 3.1  # the width of text next to a picture
 
 SETTINGS: Final[dict[Any, Any]] = {  # matplotlib types its own names as literals
     "font.family": "sans-serif",
@@ -147,7 +147,7 @@ COMPACT: Final[dict[Any, Any]] = {
 }  # fmt: skip
 CAPTION: Final = "caption"  # the id of the hidden text with a figure's caption
 _compact: ContextVar[bool] = ContextVar("compact", default=False)
-_beside: ContextVar[bool] = ContextVar("beside", default=False)
+_aside: ContextVar[bool] = ContextVar("aside", default=False)
 
 
 @contextlib.contextmanager
@@ -174,13 +174,13 @@ def drawing(*, compact: bool = False, users: bool = False) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def text_beside(is_beside: bool) -> Iterator[None]:
-    """Puts the legend and the notes beside pictures within a ``with`` block, if True."""
-    token = _beside.set(is_beside)
+def text_aside(is_aside: bool) -> Iterator[None]:
+    """Puts the legend and the notes next to pictures within a ``with`` block, if True."""
+    token = _aside.set(is_aside)
     try:
         yield
     finally:
-        _beside.reset(token)
+        _aside.reset(token)
 
 
 def is_compact() -> bool:
@@ -310,8 +310,17 @@ def swatch(look: Look, label: str | None = None) -> Patch:
         edgecolor=look.ink,
         hatch=look.hatch or None,
         linewidth=0.5,
-        label=look.name if label is None else label,
+        label=_name(look) if label is None else label,
     )
+
+
+def _name(look: Look) -> str:
+    """Returns the name of a look in a legend, which is short in a compact picture."""
+    if not _compact.get():
+        return look.name
+    states = read_table()["state"].values()
+    short = {state["name"]: state["short"] for state in states}
+    return short.get(look.name, look.name.removeprefix("backward: "))
 
 
 def entry(label: str, **look: Any) -> Line2D:
@@ -402,10 +411,10 @@ def dress(
     if not compact:
         _add_heading(ax, title, subtitle, end - start)
     room = (end - start) * to_points
-    if _beside.get():
+    if _aside.get():
         x = (max(right, ax.bbox.x1) - ax.bbox.x0) * to_points + 3 * GAP_POINTS
         below = -points(ax)[1] * 0.6
-        room = BESIDE_INCHES * 72
+        room = ASIDE_INCHES * 72
     if handles:
         below += _add_legend(ax, handles, columns, room, (x, -below)) + GAP_POINTS
     if compact:
@@ -448,7 +457,8 @@ def _add_legend(
     to_points = 72 / ax.figure.dpi
     for handle in handles:
         label = str(handle.get_label())
-        most = int((room - 3 * LEGEND_SIZE) / (LEGEND_SIZE * LETTER))
+        size = letters(LEGEND_SIZE)
+        most = int((room - 3 * size) / (size * LETTER))
         handle.set_label(shorten(label, min(most, MOST_LETTERS)))
 
     def write(some: Sequence[Artist], number: int, below: float = 0.0) -> Any:

@@ -244,12 +244,7 @@ def pack(data: bytes) -> bytes:
 def pack_all(
     traces: Sequence[Trace], names: Sequence[str] = (), *, source: bool = False
 ) -> list[bytes]:
-    """Returns traces encoded for the view, on one axis, with their first operations aligned.
-
-    A recorded run and the run predicted from it need no names.
-    """
-    if not names and len(traces) == 2 and traces[1].recorded is traces[0]:
-        names = ("recorded", "predicted")
+    """Returns traces encoded for the view, on one axis, with their first operations aligned."""
     each = zip(traces, align(traces), [*names, *[""] * (len(traces) - len(names))], strict=True)
     return [pack(encode(*one, source=source)) for one in each]
 

@@ -45,7 +45,9 @@ class View {
     const part = (name) => root.querySelector(`[data-part="${name}"]`);
     this.part = part;
     this.timeline = new Timeline(part("bars"), part("overlay"), part("overview"), runs);
-    this.ring = new RingPicture(part("ring"), this.timeline);
+    this.ring = new RingPicture(part("ring"), this.timeline, part("search"));
+    // a run with a fault is first shown at its end
+    if (runs.some(({ flags }) => flags.some(({ kind }) => !SLOW_KINDS.has(kind)))) this.timeline.head = this.timeline.end;
     this.which = 0; // the run that the panels show
     this.speed = 3;
     this.pins = []; // pinned cards: {run, event}

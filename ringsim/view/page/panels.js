@@ -274,9 +274,18 @@ function visibleTable(timeline) {
 
 const NUMBERS = { // of a run's event, for a search
   rank: (run, i) => run.rank[i], size: (run, i) => (run.payload(i) ? run.bytes(i) : NaN),
+  from: (run, i) => sideOf(run, i, "send"), to: (run, i) => sideOf(run, i, "recv"),
   ...Object.fromEntries(["peer", "tag", "stage", "microbatch"].map((name) => [name, (run, i) => run.columns[name][i]])),
 };
-const TEXTS = { op: (run, i) => run.op(i), group: (run, i) => run.group(i), label: (run, i) => run.label(i) };
+/** Returns the sender ("send") or the receiver ("recv") of a message, or NaN for other events. */
+function sideOf(run, i, kind) {
+  if (!run.isMessage(i)) return NaN;
+  return run.kind(i) === kind ? run.rank[i] : run.columns.peer[i];
+}
+
+const TEXTS = {
+  op: (run, i) => run.op(i), label: (run, i) => run.label(i), group: (run, i) => run.group(i),
+};
 const FIELDS = [...Object.keys(NUMBERS), ...Object.keys(TEXTS), "line"];
 
 /**
@@ -292,7 +301,12 @@ function parseSearch(text) {
     if (name === "line") return (run, i) => run.places(i).some((one) => placeWord(one).toLowerCase() === value);
     if (name in NUMBERS && sign === ":") return (run, i) => read(run, i) === number;
     if (name in NUMBERS) return (run, i) => (sign === "<" ? read(run, i) < number : read(run, i) > number);
-    if (name in TEXTS) return (run, i) => read(run, i).toLowerCase().includes(value);
+    if (name in TEXTS) {
+      return (run, i) => {
+        const isGroup = name === "group" && run.head.groups.includes(value);
+        return isGroup ? run.group(i) === value : read(run, i).toLowerCase().includes(value);
+      };
+    }
     return (run, i) => run.text(i).toLowerCase().includes(word) || run.place(i).toLowerCase().includes(word);
   });
   return { test: (run, i) => tests.every((test) => test(run, i)), unknown };
