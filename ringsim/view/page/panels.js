@@ -82,48 +82,45 @@ function card(run, event, goTo, ...buttons) {
 
 /** Adds up the selected area by rank: the time of each state, the messages sent and their bytes. */
 function sumArea({ rows, runs, tape: [from, until], box }) {
-  const [first, last] = box ?? [0, rows.length - 1], used = new Set();
+  const [first, last] = box ?? [0, rows.length - 1];
   const all = rows.slice(first, last + 1).flatMap((row) => row.ranks.map((rank) => ({ ...row, rank })));
-  const sums = all.map(({ run, rank, number }) => {
-    const times = new Float64Array(STATES.length);
-    let [messages, bytes] = [0, 0];
+  return all.map(({ run, rank, number }) => {
+    const name = `${rank}${runs.length > 1 ? " ABCDEFGH"[number + 1] : ""}`;
+    const sum = { name, times: new Float64Array(STATES.length), messages: 0, bytes: 0 };
     for (const lane of BANDS.flatMap((band) => run.lanesOf(rank)[band])) {
       run.between(lane, from, until, (event) => {
         run.parts(event, (begin, end, state) => {
-          const time = Math.min(end, until) - Math.max(begin, from);
-          if (time > 0) times[state] += time;
-          if (time > 0) used.add(state);
+          sum.times[state] += Math.max(0, Math.min(end, until) - Math.max(begin, from));
         });
-        if (run.kind(event) === "send" && run.post[event] >= from) {
-          messages += 1;
-          bytes += run.bytes(event);
-        }
+        if (run.kind(event) !== "send" || run.post[event] < from) return;
+        sum.messages += 1;
+        sum.bytes += run.bytes(event);
       });
     }
-    return { name: `${rank}${runs.length > 1 ? " ABCDEFGH"[number + 1] : ""}`, times, messages, bytes };
+    return sum;
   });
-  return { sums, states: [...used].sort((a, b) => a - b) };
 }
 
-/** Returns tables of the sums of the selected area: in total, and by rank; `names` has those of the states. */
+/** Returns tables of the sums of the selected area; `names` has the names of the states by key. */
 function areaTables(timeline, names) {
-  const { sums, states } = sumArea(timeline), [from, until] = timeline.tape, ranks = sums.length;
+  const sums = sumArea(timeline), [from, until] = timeline.tape;
   const total = (of) => sums.reduce((sum, one) => sum + of(one), 0);
+  const totals = STATES.map((_, state) => total(({ times }) => times[state]));
+  const states = [...totals.keys()].filter((state) => totals[state] > 0);
   const name = (state, most = 3) => {
     const all = [...(names.get(STATE_KEYS[state]) ?? [STATES[state].name])];
     return all.slice(0, most).join(", ") + (all.length > most ? " …" : "");
   };
-  const share = (time) => `${((100 * time) / Math.max(1, (until - from) * ranks)).toFixed(1)} %`;
-  const sent = (one) => `${one.messages.toLocaleString("en")}, ${bytesText(one.bytes)}`;
-  const all = states.map((state) => [state, total(({ times }) => times[state])]);
+  const share = (time) => `${((100 * time) / ((until - from) * sums.length)).toFixed(1)} %`;
   const count = (number, what) => `${number.toLocaleString("en")} ${what}${number === 1 ? "" : "s"}`;
-  const messages = count(total((one) => one.messages), "message");
+  const sent = ({ messages, bytes }) => `${messages.toLocaleString("en")}, ${bytesText(bytes)}`;
   return [
     make("p", {}, `${timeText(until - from, 4)} from ${timeText(from, 4)} to ${timeText(until, 4)}, `
-      + `${count(ranks, "rank")}: ${messages} sent, ${bytesText(total(({ bytes }) => bytes))}. `
+      + `${count(sums.length, "rank")}: ${count(total((one) => one.messages), "message")} sent, `
+      + `${bytesText(total(({ bytes }) => bytes))}. `
       + "Nested spans and overlapping operations count in each."),
     table("Time of all ranks", ["state", "time", "share"],
-      all.map(([state, time]) => [name(state), timeText(time, 4), share(time)])),
+      states.map((state) => [name(state), timeText(totals[state], 4), share(totals[state])])),
     table("By rank", ["rank", ...states.map((state) => STATES[state].short || name(state, 1)), "sent"],
       sums.slice(0, MOST_TABLE).map((one) => [
         one.name, ...states.map((state) => timeText(one.times[state])), sent(one)])),

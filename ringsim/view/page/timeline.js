@@ -490,7 +490,8 @@ class Timeline {
       const x = Math.round(this.x(tick)) + 0.5;
       context.moveTo(x, RULER - 6);
       context.lineTo(x, RULER);
-      context.fillText(timeText(tick, digits), x + 3, 9);
+      const text = timeText(tick, digits);
+      if (x + 3 + context.measureText(text).width < this.width) context.fillText(text, x + 3, 9);
     }
     context.stroke();
     if (this.runs.length === 2) this.drawDifferences(context);
@@ -616,7 +617,11 @@ class Timeline {
     context.moveTo(Math.round(this.x(time)) + 0.5, 4);
     context.lineTo(Math.round(this.x(time)) + 0.5, this.height);
     context.stroke();
-    if (name) context.fillText(name, this.x(time) + 3, 8);
+    if (!name) return;
+    context.fillStyle = this.ground; // hides the ruler's labels
+    context.fillRect(this.x(time) + 1, 1, context.measureText(name).width + 4, 14);
+    context.fillStyle = colour;
+    context.fillText(name, this.x(time) + 3, 8);
   }
 
   /** Draws the selected area. */
