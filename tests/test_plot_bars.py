@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,7 +12,8 @@ from synthetic import Story
 
 from ringsim import Trace
 from ringsim.plot.bars import PROGRAM, make_bars, merge, time_range
-from ringsim.traces.events import MARK
+from ringsim.traces.events import MARK, SPAN
+from ringsim.traces.program import find_program
 
 TIMES = st.integers(-1, 1000)
 OPS = st.sampled_from(["span", "mark", "isend", "irecv", "all_reduce"])
@@ -27,6 +30,24 @@ def trace_of(rows: list[tuple[int, str, int, int, int]]) -> Trace:
         status = 2 if ends >= 0 or op == "mark" else 1
         story.op(rank, op, (post, waits, ends), status=status, **more)
     return story.trace()
+
+
+@given(st.lists(ROWS, max_size=20).map(trace_of))
+def test_the_program_runs_when_its_rank_is_in_no_span_and_no_wait(trace: Trace) -> None:
+    events, gaps = trace.events, find_program(trace.events)
+    for rank in range(4):
+        own = (events.rank == rank) & (events.kind != MARK)
+        columns = events.post_ns[own], events.wait_ns[own], events.done_ns[own]
+        post, wait, done = columns
+        begin = np.where(events.kind[own] == SPAN, post, wait)
+        last = max(np.maximum(post, begin), default=0)  # what follows is unknown
+        moments = sorted({time for column in columns for time in column.tolist() if time >= 0})
+        for start, end in pairwise(moments):
+            is_busy = ((begin >= 0) & (begin <= start) & ((done < 0) | (done >= end))).any()
+            found = (
+                (gaps.start_ns <= start) & (end <= gaps.end_ns) & (events.rank[gaps.after] == rank)
+            )
+            assert found.sum() == (not is_busy and end <= last)
 
 
 @given(st.lists(ROWS, max_size=40).map(trace_of), st.integers(1, 300), st.sampled_from([1, 2]))

@@ -21,6 +21,8 @@ import ringsim
 from ringsim import Trace, explore
 from ringsim.cli import main
 from ringsim.pipeline import Costs
+from ringsim.traces.events import MARK
+from ringsim.traces.program import find_program
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright")
 CHROMIUM = (
@@ -470,6 +472,31 @@ def test_a_link_keeps_the_view_and_two_runs_share_an_axis(open_page: Open) -> No
     assert rows == [[0, 0], [1, 0], [0, 1], [1, 1], [0, 2], [0, 3]]
 
 
+def test_a_second_run_is_compared_and_a_predicted_one_has_the_recorded_one_behind(
+    open_page: Open,
+) -> None:
+    def run(took_ms: float, begin_ms: float, source: str) -> Trace:
+        story = Story(2)
+        for rank in range(2):
+            until = begin_ms + (took_ms if rank else 10)
+            story.span(rank, "forward", begin_ms, until, microbatch=3)
+            story.span(rank, "backward", until, until + 10)
+        return story.trace(source=source)
+
+    names = "timeline.rows.map((row) => [row.number, row.rank])"
+    view = open_page(run(10, 0, "measured"), run(13, 500, "measured"))
+    assert view.get("timeline.runs.map((run) => run.head.name)") == ["0.ringtrace", "1.ringtrace"]
+    assert view.get("[timeline.from, timeline.lags.map(([, late]) => [...late])]") == [
+        0, [[0, 0], [3e6, 3e6]],
+    ]  # fmt: skip
+    assert view.get(names) == [[0, 0], [1, 0], [0, 1], [1, 1]]
+    assert view.get("timeline.names.map((name) => name.at(-1))") == ["F3", "B"] * 4
+    view = open_page(run(10, 0, "measured"), run(13, 500, "predicted"))
+    assert view.get(names) == [[1, 0], [1, 1]]
+    assert "recorded" in view.text("legend")
+    assert view.get("timeline.rowOf(timeline.runs[0], 1)") == 1
+
+
 def test_a_thousand_ranks_scroll(open_page: Open) -> None:
     story = Story(1000, ring=False)
     for rank in range(1000):
@@ -483,6 +510,59 @@ def test_a_thousand_ranks_scroll(open_page: Open) -> None:
     view.press(*["PageDown"] * 20)
     bottom = "timeline.y(timeline.rowOf(timeline.runs[0], 999) + 1) - timeline.height"
     assert view.get(bottom) == pytest.approx(0)
+
+
+def test_rows_of_a_thousand_ranks_fold_except_for_the_straggler(open_page: Open) -> None:
+    story = Story(400, ring=False)
+    for rank in range(400):
+        took = 8 if rank == 217 else 4
+        story.span(rank, "compute", 0, took)
+        story.op(rank, "all_reduce", (took, took, 9), group="world")
+    view = open_page(story.trace())
+    names = "timeline.rows.map((row) => [row.ranks[0], row.ranks.at(-1)])"
+    rows = view.get(names)
+    assert [217, 217] in rows
+    assert len(rows) < 40
+    ranks = view.get("timeline.rows.flatMap((row) => row.ranks)")
+    assert sorted(ranks) == list(range(400))
+    assert view.get("timeline.rows.length * timeline.rowHeight <= timeline.height")
+    # in the strip below, the straggler computes while all others wait
+    strip = """[...new Uint32Array(timeline.overview.getContext("2d").getImageData(
+        GUTTER + Math.round((timeline.width - GUTTER) * 6 / 9), 0, 1, 48).data.buffer)]"""
+    assert len(set(view.get(strip))) == 4  # the computation, waits, nothing, the frame
+    view.part("stage").click(position={"x": 20, "y": 45})
+    view.until("timeline.rows.some((row) => row.ranks.join() === '1')")
+    view.part("stage").click(position={"x": 20, "y": 40})
+    assert view.get(names) == rows
+
+
+def test_the_page_finds_the_program_as_python_does_and_shows_stuck_operations(
+    open_page: Open,
+) -> None:
+    def worker() -> None:
+        import torch
+        import torch.distributed as dist
+
+        rank, token = dist.get_rank(), torch.zeros(4)
+        ringsim.compute(0.001)
+        dist.send(token, 1 - rank)
+
+    with pytest.raises(ringsim.errors.Deadlock) as stuck:
+        ringsim.simulate(worker, world_size=2, link=ringsim.Link(1e-5, 0))
+    view = open_page(stuck.value.trace)
+    assert "never finished" in view.text("legend")
+    assert "failed" not in view.text("legend")
+    trace = ringsim.load(Path(__file__).parent.parent / "figures/data/pipeline.ringtrace")
+    gaps = find_program(trace.events)
+    view = open_page(trace)
+    start = int(trace.events.post_ns[trace.events.kind != MARK].min())
+    found = view.get(
+        """[timeline.runs[0]].map((run) => [[...run.before], [...run.after],
+            [...run.post.slice(run.size)], [...run.done.slice(run.size)]])[0]"""
+    )
+    expected = gaps.before, gaps.after, gaps.start_ns - start, gaps.end_ns - start
+    assert found == [column.tolist() for column in expected]
+    assert len(gaps.before) > 0
 
 
 def test_what_is_drawn_is_what_happened(open_page: Open) -> None:

@@ -67,7 +67,7 @@ def make_replacements(recorder: Recorder, on_block: Callable[[], None]) -> Repla
     def record_backward(*args: Any, **kwargs: Any) -> Any:
         if stage_and_microbatch.get() & _NO_STAGE != _NO_STAGE:
             return backward(*args, **kwargs)  # a pipeline stage has its own span
-        with span("backward"):
+        with span("torch.autograd.backward"):
             return backward(*args, **kwargs)
 
     def range_push(msg: Any) -> Any:

@@ -17,6 +17,7 @@ TIME_UNITS: Final = ((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns"))
 _FRIENDLY: Final = (
     (re.compile(r"enumerate\(DataLoader\)#.*"), "data loader"),
     (re.compile(r"DistributedDataParallel\.forward"), "forward (DDP)"),
+    (re.compile(r"torch\.autograd\.backward"), "backward (autograd)"),
     (re.compile(r"FullyShardedDataParallel\.forward"), "forward (FSDP)"),
     (re.compile(r"Optimizer\.step#(\w+)\.step"), r"optimizer \1"),
     (re.compile(r"Optimizer\.zero_grad#(\w+)\.zero_grad"), r"optimizer \1: zero_grad"),

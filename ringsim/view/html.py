@@ -29,6 +29,7 @@ import numpy as np
 
 from ringsim.diagnose.snapshot import read_end_ns, reopen
 from ringsim.errors import ArgumentError, escape
+from ringsim.plot.bars import time_range
 from ringsim.provenance import footer
 from ringsim.traces.display import image_html
 from ringsim.traces.documents import write_whole
@@ -279,7 +280,7 @@ def encode(trace: Trace, later_ns: int = 0, name: str = "", *, source: bool = Fa
         "summary": trace.summary(),
         "begin": find_begin_ns(trace),
         # operations in flight are drawn as stuck until this time
-        "end": min((read_end_ns(trace.metadata) or 0) + later_ns, 2**53)
+        "end": min(max(read_end_ns(trace.metadata) or 0, time_range(events)[1]) + later_ns, 2**53)
         if (events.status == IN_FLIGHT).any()
         else 0,
         "counts": np.bincount(events.rank, minlength=trace.world_size).tolist(),

@@ -29,6 +29,7 @@ def train() -> None:
             else:
                 schedule.step(target=batch) if rank == size - 1 else schedule.step()
         optimizer.step()
+    part(batch).sum().backward()
     with pytest.raises(KeyError), torch.profiler.record_function("failing"):
         raise KeyError
 
@@ -53,6 +54,7 @@ def test_blocks_of_record_function_are_spans(trace: Trace) -> None:
     for rank in range(RANKS):
         spans = frame[(frame["op"] == "span") & (frame["rank"] == rank)]
         count = spans["label"].value_counts()
+        assert count["torch.autograd.backward"] == 1, "stages have spans of their own"
         assert (count["the whole step"], count["Optimizer.step#SGD.step"]) == (2, 2)
         assert spans.set_index("label")["status"]["failing"] == "error"
         (first, second) = spans[spans["label"] == "the whole step"].itertuples()

@@ -555,7 +555,10 @@ class Timeline {
     const odd = strips < this.all.length ? chosen.reduce(worst) : null;
     const named = odd && this.isOdd(odd);
     context.fillText("whole run", 8, height / 2 - (named ? 7 : 0));
-    if (named) context.fillText(`rank ${odd.rank}!`, 8, height / 2 + 8);
+    if (!named) return;
+    context.fillText(`rank ${odd.rank}`, 8, height / 2 + 8);
+    context.fillStyle = this.marks.slow; // where the rank's strip is
+    context.fillRect(GUTTER - 8, (chosen.indexOf(odd) * height) / strips, 6, height / strips);
   }
 
   // -- above the bars

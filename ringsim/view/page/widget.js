@@ -10,7 +10,7 @@ class NotebookView extends View {
     const { timeline, model } = this, one = timeline.selected;
     if (this.closed) return;
     model.set("window", [timeline.from, timeline.until].map((time) => time + this.runs[0].start));
-    model.set("selected", one ? [this.runs.indexOf(one.run), one.event] : []);
+    model.set("selected", one?.event < one?.run.size ? [this.runs.indexOf(one.run), one.event] : []);
     model.save_changes();
   }
 
