@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import sys
 import webbrowser
@@ -93,10 +94,8 @@ def run_show(options: argparse.Namespace) -> int:
     if out is not None:
         if out.is_dir() or not out.suffix:
             write_pictures(trace, out)
-        elif out.suffix == ".html":
-            write_page([trace], out)
         else:
-            write_picture(trace.plot_timeline(), out)
+            _write_one(trace, out)
     for path in options.export:
         check_ending("--export", path, EXPORTS)
         getattr(trace, EXPORTS[path.suffix])(path)
@@ -127,6 +126,14 @@ def write_page(traces: Sequence[Trace], file: Path, names: Sequence[str] = ()) -
     make_directory(file.parent)
     to_html(traces, file, names, source=True)  # as far as the trace files contain it
     tell_written(file)
+
+
+def _write_one(trace: Trace, file: Path) -> None:
+    """Writes a trace as an interactive page, or draws its timeline."""
+    if file.suffix == ".html":
+        write_page([trace], file)
+    else:
+        write_picture(trace.plot_timeline(), file)
 
 
 def add_open(verbs: Verbs[argparse.ArgumentParser]) -> None:
@@ -234,13 +241,13 @@ def add_what_if(verbs: Verbs[argparse.ArgumentParser]) -> None:
         "--rank",
         action="append",
         default=[],
-        type=_read_factor,
+        type=pair,
         metavar="RANK=FACTOR",
         help="multiply the computing times of a rank: with 2=0.5, rank 2 computes for half as long",
     )
     parser.add_argument(
         "--link",
-        type=_read_link,
+        type=pair,
         metavar="US,GB/S",
         help="carry messages on a link with this latency in microseconds and this bandwidth in "
         "1e9 bytes/s",
@@ -259,35 +266,22 @@ def run_what_if(options: argparse.Namespace) -> int:
     if out is not None:
         check_ending("-o", out, (".ringtrace", *PICTURES))
     trace = ringsim.load(find_newest(options.file))
-    predicted = trace.what_if(ranks=dict(options.rank), link=options.link, sends=options.sends)
+    ranks = {rank if rank % 1 else int(rank): factor for rank, factor in options.rank}
+    link = None
+    if options.link is not None:
+        latency_us, bandwidth = options.link
+        link = Link(latency_us * 1e-6, 1e-9 / bandwidth if bandwidth else math.inf)
+    predicted = trace.what_if(ranks=ranks, link=link, sends=options.sends)
     tell(options, predicted.summary, lambda: predicted.metadata["prediction"])
-    if out is None:
-        return 0
-    if out.suffix == ".ringtrace":
-        save_trace(predicted, out)
-    elif out.suffix == ".html":
-        write_page([predicted], out)
-    else:
-        write_picture(predicted.plot_timeline(), out)
+    if out is not None:
+        (save_trace if out.suffix == ".ringtrace" else _write_one)(predicted, out)
     return 0
 
 
-def _read_factor(text: str) -> tuple[int, float]:
-    rank, _, factor = text.partition("=")
-    try:
-        return int(rank), float(factor)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must look like 2=0.5, got {text!r}") from None
-
-
-def _read_link(text: str) -> Link:
-    latency_us, _, bandwidth = text.partition(",")
-    try:
-        return Link(float(latency_us) * 1e-6, 1e-9 / float(bandwidth))
-    except (ValueError, ZeroDivisionError):
-        raise argparse.ArgumentTypeError(
-            f"must be a latency in us and a bandwidth in 1e9 bytes/s, such as 10,12.5, got {text!r}"
-        ) from None
+def pair(text: str) -> tuple[float, float]:
+    """Returns the two numbers of an option; argparse names this function in its errors."""
+    first, second = map(float, re.split("[=,]", text))
+    return first, second
 
 
 # the purpose of a figure: the extension of its file, and its style

@@ -24,7 +24,6 @@ from ringsim.plot.bars import (
 )
 from ringsim.plot.rows import SLOTS, Lanes, RankRows, TimeAxis
 from ringsim.plot.style import GROUND, MUTED, Look
-from ringsim.traces.events import Ints
 from ringsim.traces.looks import LOOKS
 from ringsim.traces.units import time_unit
 
@@ -33,11 +32,12 @@ if TYPE_CHECKING:
 
     from ringsim.traces.value import Trace
 
-__all__ = ["draw_boxes", "draw_recorded", "fit_axis", "make_room"]
+__all__ = ["COMPUTING", "draw_recorded", "fit_axis", "make_room"]
 
 PALE: Final = style.fade(LOOKS["recorded"].light, 0.7)
 COMPUTING: Final = Look("recorded run, computing", PALE, "", MUTED, edge=0.5)
 WAITING: Final = Look("recorded run, blocked", GROUND, "", MUTED, edge=0.5)
+GAP: Final = 0.03
 ROOM: Final = 0.16  # the height of the ghosts, as a share of a row
 _WAITS: Final = (TRANSFER, LATE_SENDER, LATE_RECEIVER, BLOCKED, COLLECTIVE_BLOCKED)
 
@@ -46,9 +46,10 @@ def make_room(lanes: Lanes) -> Lanes:
     """Returns lower lanes, followed by a lane for the ghosts."""
     top, bottom = lanes.marks[0], lanes.bottom.max()
     share = 1 - ROOM / (bottom - top)
-    lower = [top + (edge - top) * share for edge in (lanes.top, lanes.bottom)]
-    ends = bottom - ROOM + 0.03, bottom
-    return lanes._replace(top=np.append(lower[0], ends[0]), bottom=np.append(lower[1], ends[1]))
+    return lanes._replace(
+        top=np.append(top + (lanes.top - top) * share, bottom - ROOM + GAP),
+        bottom=np.append(top + (lanes.bottom - top) * share, bottom),
+    )
 
 
 def fit_axis(trace: Trace) -> TimeAxis:
@@ -71,9 +72,3 @@ def draw_recorded(rows: RankRows, recorded: Trace, axis: TimeAxis) -> list[Artis
     times = axis.at(bars.start_ns[waits]), axis.at(bars.end_ns[waits])
     rows.draw(WAITING, "ghosts-blocked", bars.rank[waits], -1, *times, zorder=2.1)
     return [style.swatch(COMPUTING), style.swatch(WAITING)]
-
-
-def draw_boxes(rows: RankRows, place: Ints, start: Ints, end: Ints) -> list[Artist]:
-    """Draws recorded computations, by row, into the last lane; returns the legend entry."""
-    rows.draw(COMPUTING, "ghosts", place, -1, start, end, zorder=2)
-    return [style.swatch(COMPUTING)]

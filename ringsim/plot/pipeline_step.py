@@ -23,7 +23,7 @@ from matplotlib.ticker import MaxNLocator
 
 from ringsim.plot import sheet, style
 from ringsim.plot.bars import make_bars
-from ringsim.plot.ghosts import draw_boxes, make_room
+from ringsim.plot.ghosts import COMPUTING, make_room
 from ringsim.plot.rows import (
     LEAST_ROW_POINTS,
     Lanes,
@@ -159,8 +159,9 @@ def _draw_step(picture: StepPicture, ax: Axes, inches: float | None) -> None:
     rows = lay_rows(ax, names, length, picture.time, picture.unit, lanes, above=PHASE_NAME_POINTS)
     handles = draw_actions(actions, rows)
     if recorded is not None:
-        place = np.searchsorted(actions.ranks, recorded.rank)
-        handles += draw_boxes(rows, place, recorded.start, recorded.end)
+        places = np.searchsorted(actions.ranks, recorded.rank)
+        rows.draw(COMPUTING, "ghosts", places, -1, recorded.start, recorded.end)
+        handles.append(style.swatch(COMPUTING))
     bubble = measure_bubble(actions)
     if compact:
         style.dress(ax, *_words(picture, bubble), handles, metadata=picture.metadata)
@@ -449,9 +450,8 @@ def picture_step(trace: Trace, step: int | None = None) -> StepPicture:
     recorded = None
     if trace.recorded is not None:
         recorded = find_step(trace.recorded, step)
-        begin = recorded.start.min()
-        start, end = ((times - begin) / axis.unit_ns for times in (recorded.start, recorded.end))
-        recorded = replace(recorded, start=start, end=end)
+        before = replace(axis, first_ns=int(recorded.start.min()))
+        recorded = replace(recorded, start=before.at(recorded.start), end=before.at(recorded.end))
     return StepPicture(
         actions=actions,
         time="time since the step began",

@@ -44,8 +44,6 @@ COMPACT_TICK_POINTS: Final = 28.0
 GAP_POINTS: Final = 6.0  # between a compact picture's rows and the unit of its time axis
 STRIP_ROW_INCHES: Final = 0.155
 MOST_STRIP_INCHES: Final = 3.0
-# if more than this share of the time precedes the first event, the axis begins at that event
-LATE_START: Final = 0.15
 
 
 @dataclass(frozen=True)
@@ -63,12 +61,8 @@ class TimeAxis:
 
     @classmethod
     def of(cls, events: Events) -> TimeAxis:
-        """Returns an axis that begins at the start of the run.
-
-        If the ranks took long to start, the axis begins at the first event instead.
-        """
+        """Returns an axis that begins at the first event."""
         first, last = time_range(events)
-        first = 0 if first < LATE_START * last else first
         return cls(first, last, *time_unit(max(last - first, 1)))
 
     def at(self, time_ns: Ints | float) -> Ints:

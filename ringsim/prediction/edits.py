@@ -60,15 +60,13 @@ def what_if(
     """Returns the prediction for ``Trace.what_if``, which describes the arguments."""
     if not isinstance(ranks, Mapping | None):
         raise ArgumentError(f"ranks must be a mapping, got {say(ranks)}. Use ranks={{2: 0.5}}.")
-    factors = {}
     for rank, factor in (ranks or {}).items():
-        number = read_whole("a rank", rank, 0, trace.world_size - 1, hint="Choose a recorded rank.")
+        read_whole("a rank", rank, 0, trace.world_size - 1, hint="Choose a recorded rank.")
         if not is_number(factor) or factor <= 0:
             raise ArgumentError(
-                f"the factor of rank {number} must be a positive number, got {say(factor)}. Use "
+                f"the factor of rank {rank} must be a positive number, got {say(factor)}. Use "
                 "0.5 for a rank that computes for half as long."
             )
-        factors[number] = float(factor)
     if link is not None:
         check_link("link", link)
     if sends not in (None, "isend"):
@@ -76,7 +74,7 @@ def what_if(
             f'sends must be "isend" or None, got {say(sends)}. Use "isend" to predict asynchronous '
             "sends."
         )
-    edits = Edits(factors, link, sends)
+    edits = Edits(ranks or {}, link, sends)
     order = _read_order(trace)
     return _label(trace, order.replay(Edits({})), order.replay(edits), edits)
 
@@ -117,7 +115,7 @@ def _label(trace: Trace, replayed: Trace, predicted: Trace, edits: Edits) -> Tra
     notes = [
         f"predicted: if {_describe(edits)}, this run would take {_compare(change)}: {after} "
         f"instead of {before}",
-        f"the replay itself, without changes, is {_say_error(error)}: it takes {before}, and the "
+        f"the replay itself, without changes, is {_say(error)} off: it takes {before}, and the "
         f"run took {recorded}",
     ]
     if abs(error) > DOUBTFUL:
@@ -151,13 +149,12 @@ def _describe(edits: Edits) -> str:
 
 
 def _compare(change: float) -> str:
-    share = f"{abs(change):.0%}".replace("%", " %")
-    return "as long" if share == "0 %" else f"{share} {'less' if change < 0 else 'longer'}"
+    return f"{_say(change)} {'less' if change < 0 else 'longer'}"
 
 
-def _say_error(error: float) -> str:
-    share = f"{abs(error):.0%}".replace("%", " %")
-    return f"{'less than 1 %' if share == '0 %' else share} off"
+def _say(share: float) -> str:
+    share = abs(share)
+    return f"{share:.0%}".replace("%", " %") if share >= 0.005 else "less than 1 %"
 
 
 # -- advice
@@ -191,7 +188,7 @@ def advise(trace: Trace, diagnosis: Diagnosis) -> Diagnosis:
         return diagnosis
     note = (
         f"If {words}, this run would take {_compare(-gain)} (predicted; the replay itself is "
-        f"{_say_error(error)}): trace.what_if({call})."
+        f"{_say(error)} off): trace.what_if({call})."
     )
     return replace(diagnosis, notes=(*diagnosis.notes, note))
 

@@ -16,7 +16,7 @@ A replay keeps the order and the computing times, and determines the blocked tim
 * Each message and each collective takes as long as it took in the run. If the program waited for
   it so late that the run does not show this time, it takes at most as long as is typical.
 * Waits without a known other side, and the creation of groups, take as long as they took.
-* The threads of a rank do not wait for each other. A thread begins after the moments before it.
+* The threads of a rank do not wait for each other, and begin when they began in the run.
 
 The typical times of messages form a `Link`. On a different link, each message takes longer or
 shorter by the difference between the two links, and each collective by this difference for each of
@@ -39,7 +39,7 @@ from ringsim.link import Link
 from ringsim.prediction.calibration import find_typical
 from ringsim.prediction.gloo_costs import fit_by_size
 from ringsim.traces.collectives import count_rounds
-from ringsim.traces.events import COLLECTIVE, NONE, OP_CODES, OP_NAMES, RECV, SPAN, Events, Ints
+from ringsim.traces.events import NONE, OP_CODES, OP_NAMES, SPAN, Events, Ints
 from ringsim.traces.matching import CollectiveCalls, number_rows
 from ringsim.traces.value import Trace
 
@@ -75,14 +75,15 @@ class Order:
         self.link: Link | None = None
         self.is_waited = (events.wait_ns != NONE) & (events.done_ns != NONE)
         self._list_moments(events)
-        self._find_starts()
-        # by event: the time that its transfer took, how many messages follow one another in it, and
-        # the size of each
-        self.took_ns = np.zeros(len(events))
-        self.rounds = np.zeros(len(events))
-        self.size_bytes = np.zeros(len(events))
-        self._time_messages()
-        self._time_collectives()
+        # by event: its transfer (a message or a collective), the time that the transfer took, how
+        # many messages follow one another in it, and their size
+        self.transfer = np.full(len(events), NONE)
+        self.took_ns, self.rounds, self.size_bytes = np.zeros((3, len(events)))
+        self.members: list[tuple[int, ...]] = []  # by transfer, its events; of a message, the send
+        self.edges: list[int] = []  # and the recv. By transfer, its link, or NONE
+        self.needs: dict[int, list[int]] = {}  # by event, if it does not need all members
+        self._time_messages(events)
+        self._time_collectives(events)
         self.computing_ns = np.bincount(
             self.rank, weights=self.gap_ns * self.works, minlength=trace.world_size
         )
@@ -91,20 +92,19 @@ class Order:
         """Lists the moments of all threads as columns, thread by thread."""
         begin = np.where(self.is_waited, np.maximum(events.wait_ns, events.post_ns), events.post_ns)
         is_span = (events.kind == SPAN) & (events.done_ns != NONE)
-        parts = [
-            (np.arange(len(events)), _POST, events.post_ns),
-            (np.flatnonzero(self.is_waited), _WAIT, begin),
-            (np.flatnonzero(self.is_waited | is_span), _DONE, np.maximum(events.done_ns, begin)),
-        ]
-        event = np.concatenate([index for index, _, _ in parts])
-        kind = np.concatenate([np.full(len(index), kind) for index, kind, _ in parts])
-        time = np.concatenate([times[index] for index, _, times in parts])
+        waited = np.flatnonzero(self.is_waited)
+        ended = np.flatnonzero(self.is_waited | is_span)
+        event = np.concatenate([np.arange(len(events)), waited, ended])
+        kind = np.repeat([_POST, _WAIT, _DONE], [len(events), len(waited), len(ended)])
+        time = np.concatenate(
+            [events.post_ns, begin[waited], np.maximum(events.done_ns, begin)[ended]]
+        )
         # at equal times, operations end first, then spans from the inside; then events begin
         ends = (kind == _DONE) & (begin[event] < time)
         first = np.where(ends, is_span[event], 2)
         second = np.where(ends & is_span[event], -event, event * 3 + kind)
         order = np.lexsort((second, first, time, events.thread[event], events.rank[event]))
-        self.event, self.kind, self.time_ns = event[order], kind[order], time[order]
+        self.event, self.kind, time = event[order], kind[order], time[order]
         self.rank = events.rank[self.event]
         thread = number_rows(self.rank, events.thread[self.event])
         self.begin = np.flatnonzero(np.diff(thread, prepend=NONE))  # each thread's first moment
@@ -112,41 +112,27 @@ class Order:
         is_blocked = np.cumsum(blocks) > blocks  # before the moment
         in_call = (self.kind == _WAIT) & (np.diff(self.event, prepend=NONE) == 0)
         self.works = ~is_blocked & ~in_call  # whether the rank computed before the moment
-        self.gap_ns = np.diff(self.time_ns, prepend=0).astype(np.float64)
+        self.gap_ns = np.diff(time, prepend=0).astype(np.float64)
+        self.works[self.begin], self.gap_ns[self.begin] = False, time[self.begin]
 
-    def _find_starts(self) -> None:
-        """Finds the moment after which each thread begins, if its rank has earlier moments."""
-        self.followers: dict[int, list[int]] = defaultdict(list)  # threads, by moment
-        self.starters: list[int] = []  # threads
-        for thread, begin in enumerate(self.begin.tolist()):
-            low, high = np.searchsorted(self.rank, [self.rank[begin], self.rank[begin] + 1])
-            earlier = low + np.flatnonzero(self.time_ns[low:high] < self.time_ns[begin])
-            if len(earlier):
-                before = int(earlier[self.time_ns[earlier].argmax()])
-                self.followers[before].append(thread)
-                self.gap_ns[begin] = self.time_ns[begin] - self.time_ns[before]
-            else:
-                self.starters.append(thread)
-                self.gap_ns[begin], self.works[begin] = self.time_ns[begin], False
-
-    def _time_messages(self) -> None:
+    def _time_messages(self, events: Events) -> None:
         """Finds how long each message took after the link was free and both sides were posted."""
-        events, messages = self.trace.events, self.trace.messages
-        send, recv = messages.send, messages.recv
-        self.other, self.edge = np.full((2, len(events)), NONE)
-        self.other[send], self.other[recv] = recv, send
-        self.edge[send] = self.edge[recv] = edge = number_rows(messages.src, messages.dst)
+        messages = self.trace.messages
+        send, recv, edge = messages.send, messages.recv, number_rows(messages.src, messages.dst)
         sizes = np.maximum(events.size_bytes[send], 0)
-        self.rounds[send] = self.rounds[recv] = 1
-        self.size_bytes[send] = self.size_bytes[recv] = sizes
+        for side in (send, recv):
+            self.transfer[side], self.rounds[side] = np.arange(len(side)), 1
+            self.size_bytes[side] = sizes
+        self.members += zip(send.tolist(), recv.tolist(), strict=True)
+        self.edges += edge.tolist()
         ready = np.maximum(events.post_ns[send], events.post_ns[recv]).astype(np.float64)
         took, is_seen = self._see(recv, ready)
         order = np.lexsort((ready, edge))
         follows = np.flatnonzero(np.diff(edge[order]) == 0)
         message, before = order[follows + 1], order[follows]
-        is_alone = np.ones(len(recv), dtype=bool)
-        is_alone[message] = ready[before] + took[before] <= ready[message]
-        chosen = is_seen & is_alone if (is_seen & is_alone).any() else np.isfinite(took)
+        is_alone = is_seen.copy()
+        is_alone[message] &= ready[before] + took[before] <= ready[message]
+        chosen = is_alone if is_alone.any() else np.isfinite(took)
         if not chosen.any():
             return
         self.link = fit_by_size(sizes[chosen], took[chosen] * 1e-9, find_typical)
@@ -159,22 +145,21 @@ class Order:
         took, is_seen = self._see(send, start)
         self.took_ns[send] = np.where(is_seen, took, np.minimum(took, self.took_ns[recv]))
 
-    def _time_collectives(self) -> None:
+    def _time_collectives(self, events: Events) -> None:
         """Finds the members that each member of a collective needs, and how long it took then."""
-        events = self.trace.events
         calls = CollectiveCalls.of(events, self.trace.apart)
         sizes = np.array([len(group.ranks) for group in events.tables.groups], dtype=np.int64)
         counts = calls.complete[calls.call] & (events.op[calls.event] != OP_CODES["new_group"])
         counts &= sizes[events.group[calls.event]] > 1
         event, call = calls.event[counts], calls.call[counts]
-        self.call = np.full(len(events), NONE)
-        self.call[event] = call
-        self.members = {one: calls.events_of(one) for one in np.unique(call).tolist()}
-        self.needs: dict[int, list[int]] = {}  # by event, if it does not need all members
+        known, number = np.unique(call, return_inverse=True)
+        self.transfer[event] = len(self.members) + number
+        self.members += map(calls.events_of, known.tolist())
+        self.edges += [NONE] * len(known)
         start = events.post_ns[calls.last[call]].astype(np.float64)
         done = np.maximum(events.done_ns, events.post_ns)[event]
         for place in np.flatnonzero(self.is_waited[event] & (done < start)):
-            members = np.array(self.members[int(call[place])])
+            members = np.array(calls.events_of(int(call[place])))
             needed = members[events.post_ns[members] <= done[place]]
             self.needs[int(event[place])] = needed.tolist()
             start[place] = events.post_ns[needed].max()
@@ -182,20 +167,18 @@ class Order:
         kinds = number_rows(events.op[event], events.group[event], events.size_bytes[event])
         for kind in range(int(kinds.max(initial=NONE)) + 1):
             alike = kinds == kind
-            index = event[alike][0]
-            self.rounds[event[alike]], self.size_bytes[event[alike]] = count_rounds(
-                OP_NAMES[events.op[index]],
-                int(sizes[events.group[index]]),
-                max(int(events.size_bytes[index]), 0),
+            of_kind = event[alike]
+            self.rounds[of_kind], self.size_bytes[of_kind] = count_rounds(
+                OP_NAMES[events.op[of_kind[0]]],
+                int(sizes[events.group[of_kind[0]]]),
+                max(int(events.size_bytes[of_kind[0]]), 0),
             )
-            seen = took[alike & is_seen]
-            if len(seen):
-                took[alike & ~is_seen] = np.minimum(took[alike & ~is_seen], np.median(seen))
+            if (seen := alike & is_seen).any():
+                took[alike & ~is_seen] = np.minimum(took[alike & ~is_seen], np.median(took[seen]))
         self.took_ns[event] = np.where(np.isfinite(took), took, 0)
-        chosen = is_seen & (self.rounds[event] > 0)
-        if self.link is None and chosen.any():
-            each_s = self.took_ns[event] / np.maximum(self.rounds[event], 1) * 1e-9
-            self.link = fit_by_size(self.size_bytes[event[chosen]], each_s[chosen], find_typical)
+        if self.link is None and is_seen.any():
+            each_s = (took / self.rounds[event] * 1e-9)[is_seen]
+            self.link = fit_by_size(self.size_bytes[event[is_seen]], each_s, find_typical)
 
     def _see(self, event: Ints, start: Ints) -> tuple[Ints, Ints]:
         """Returns the time from a transfer's start to each event's end, and a mask.
@@ -204,11 +187,9 @@ class Order:
         their ends show when the transfer ended. Other ends may be later. The time of an event
         without an end is infinite.
         """
-        events = self.trace.events
-        done, wait = events.done_ns[event], events.wait_ns[event]
+        done, wait = self.trace.events.done_ns[event], self.trace.events.wait_ns[event]
         took = np.where(done == NONE, np.inf, np.maximum(done - start, 0))
-        is_seen = self.is_waited[event] & (done - wait >= wait - start)
-        return took, is_seen
+        return took, self.is_waited[event] & (done - wait >= wait - start)
 
     def replay(self, edits: Edits) -> Trace:
         """Returns the run with other times.
@@ -223,50 +204,41 @@ class _Clock:
     """The state of one replay; its times are in ns."""
 
     def __init__(self, order: Order, edits: Edits) -> None:
-        self._order, self._edits = order, edits
-        events = order.trace.events
-        factors = np.ones(order.trace.world_size)
-        for rank, factor in edits.ranks.items():
-            factors[rank] = factor
+        self._order, events = order, order.trace.events
+        factors = np.array([edits.ranks.get(rank, 1) for rank in range(order.trace.world_size)])
         gaps = order.gap_ns * np.where(order.works, factors[order.rank], 1)
-        is_transfer = (order.other != NONE) | (order.call != NONE)
-        self._leaves = is_transfer & (events.op == _SEND) & (edits.sends == "isend")
-        waits = (order.kind == _DONE) & (is_transfer & order.is_waited)[order.event]
+        moves = order.transfer != NONE
+        self._leaves = moves & (events.op == _SEND) & (edits.sends == "isend")
+        waits = (order.kind == _DONE) & (moves & order.is_waited)[order.event]
         gaps[waits] = 0
-        took, alpha_s = order.took_ns, order.link.alpha_s if order.link else 0.0
-        if edits.link is not None and order.link is not None:
-            alpha_s = edits.link.alpha_s
-            change_s = order.rounds * (alpha_s - order.link.alpha_s) + order.rounds * (
-                order.size_bytes * (edits.link.beta_s_per_byte - order.link.beta_s_per_byte)
-            )
-            took = np.maximum(took + change_s * 1e9, 0)
-        self._alpha_ns = alpha_s * 1e9
+        old = order.link or Link(0, 0)
+        new = edits.link or old
+        slower_s = new.beta_s_per_byte - old.beta_s_per_byte
+        longer_s = order.rounds * (new.alpha_s - old.alpha_s + slower_s * order.size_bytes)
+        took = np.maximum(order.took_ns + longer_s * 1e9, 0)
+        self._alpha_ns = new.alpha_s * 1e9
         # plain lists, because their items are faster to read
-        self._gaps, self._took = gaps.tolist(), took.tolist()
-        self._kind, self._event = order.kind.tolist(), order.event.tolist()
-        self._acts = ((order.kind == _POST) & is_transfer[order.event]).tolist()
+        self._gaps, self._took, self._event = gaps.tolist(), took.tolist(), order.event.tolist()
+        self._posts = ((order.kind == _POST) & moves[order.event]).tolist()
         self._waits = (waits & ~self._leaves[order.event]).tolist()
-        self._other, self._call = order.other.tolist(), order.call.tolist()
-        self._edge, self._receives = order.edge.tolist(), (events.kind == RECV).tolist()
+        self._transfer = order.transfer.tolist()
         self._until = [*order.begin[1:].tolist(), len(gaps)]
         self._next = order.begin.tolist()  # by thread
         self._at = [0.0] * len(gaps)  # the replayed time of each moment
-        self._is_posted = [False] * len(events)
         self._ended = [math.nan] * len(events)
         self._blocked: dict[int, tuple[int, float]] = {}  # thread and time, by awaited event
         self._free: dict[int, float] = defaultdict(float)  # by edge
-        self._missing = {call: len(members) for call, members in order.members.items()}
-        self._wanted: dict[int, list[int]] = defaultdict(list)  # by needed member
-        self._lacks: dict[int, int] = {}  # by member
+        self._missing = list(map(len, order.members))
+        self._lacks = {member: len(needs) for member, needs in order.needs.items()}
+        self._wanted: dict[int, list[int]] = defaultdict(list)  # the members that need an event
         for member, needs in order.needs.items():
-            self._lacks[member] = len(needs)
             for one in needs:
                 self._wanted[one].append(member)
         self._due: list[tuple[float, int]] = []
 
     def run(self) -> Trace:
         """Runs all threads to their ends."""
-        for thread in self._order.starters:
+        for thread in range(len(self._next)):
             self._move(thread, 0.0)
         while self._due:
             time, thread = heappop(self._due)
@@ -285,14 +257,13 @@ class _Clock:
         """Moves a thread on, until it posts an operation or has to wait."""
         for moment in range(self._next[thread], self._until[thread]):
             time += self._gaps[moment]
-            if self._acts[moment]:
+            if self._posts[moment]:
                 heappush(self._due, (time, thread))
                 return
             if self._waits[moment]:
-                event = self._event[moment]
-                ended = self._ended[event]
+                ended = self._ended[self._event[moment]]
                 if math.isnan(ended):
-                    self._blocked[event] = thread, time
+                    self._blocked[self._event[moment]] = thread, time
                     return
                 time = max(time, ended)
             self._pass(thread, moment, time)
@@ -300,29 +271,21 @@ class _Clock:
     def _pass(self, thread: int, moment: int, time: float) -> None:
         self._at[moment] = time
         self._next[thread] = moment + 1
-        for follower in self._order.followers.get(moment, ()):
-            self._move(follower, time)
 
     def _post(self, event: int, time: float) -> None:
         """Posts an operation, and starts its transfer if nothing is missing."""
-        self._is_posted[event] = True
-        other, call = self._other[event], self._call[event]
-        if other != NONE:
-            if self._is_posted[other]:
-                edge = self._edge[event]
-                start = max(time, self._free[edge])
-                recv = event if self._receives[event] else other
-                self._free[edge] = max(start + self._took[recv] - self._alpha_ns, start)
-                self._end(event, start)
-                self._end(other, start)
-            return
         for member in self._wanted.get(event, ()):
             self._lacks[member] -= 1
             if self._lacks[member] == 0:
                 self._end(member, time)
-        self._missing[call] -= 1
-        if self._missing[call] == 0:
-            for member in self._order.members[call]:
+        transfer = self._transfer[event]
+        self._missing[transfer] -= 1
+        if self._missing[transfer] == 0:
+            members, edge = self._order.members[transfer], self._order.edges[transfer]
+            if edge != NONE:
+                time = max(time, self._free[edge])
+                self._free[edge] = time + max(self._took[members[1]] - self._alpha_ns, 0)
+            for member in members:
                 if member not in self._lacks:
                     self._end(member, time)
 
@@ -341,10 +304,8 @@ class _Clock:
         post, wait, done = np.full((3, len(events)), float(NONE))
         for kind, column in enumerate((post, wait, done)):
             column[order.event[order.kind == kind]] = at[order.kind == kind]
-        unwaited = ~order.is_waited & (events.kind <= COLLECTIVE) & (events.done_ns != NONE)
+        unwaited = (done == NONE) & (events.done_ns != NONE)
         done[unwaited] = (post + events.done_ns - events.post_ns)[unwaited]
-        ends = unwaited & np.isfinite(ended)
-        done[ends] = ended[ends]
         # a send that became an isend is waited for when its thread has ended
         left = self._leaves & order.is_waited
         length = np.diff(order.begin, append=len(at))

@@ -109,7 +109,7 @@ def save(trace: Trace, path: str | PathLike[str], *, source: bool = False) -> No
     Args:
         trace: the trace to save; its metadata must be JSON-serializable.
         path: the file to write; an existing file is replaced.
-        source: whether to save the source code, too.
+        source: whether to also save the source code.
 
     Raises:
         TraceFileError: the file cannot be written, or ringsim could not read it back.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ringsim.errors import ArgumentError, RingError, is_integer, is_number, name_integers, say
+from ringsim.errors import ArgumentError, RingError, is_integer, is_number, say
 from ringsim.traces.value import Trace
 from ringsim.view.html import draw_still, encode, join, pack, page_body, write_page
 
@@ -57,21 +57,18 @@ class Choice(NamedTuple):
         Raises:
             ArgumentError: the value is not an option, or not within the range of the options.
         """
-        low, high = self.options[0], self.options[-1]
+        low, high, whole = self.options[0], self.options[-1], self.is_whole
         if isinstance(low, str):
             fits, rule = value in self.options, f"one of {', '.join(self.options)}"
-        elif self.is_whole:
-            fits, rule = is_integer(value) and low <= value <= high, name_integers(low, high)
         else:
-            fits = is_number(value) and low <= value <= high
-            rule = f"a number from {low:g} to {high:g}"
+            fits = (is_integer if whole else is_number)(value) and low <= value <= high
+            rule = f"{'an integer' if whole else 'a number'} from {low:g} to {high:g}"
         if not fits:
             raise ArgumentError(f"{self.name} must be {rule}, got {say(value)}.")
 
     def describe(self, options: Sequence[Any]) -> dict[str, Any]:
         """Returns the choice among some of its options as plain data for JSON."""
-        about = {name: getattr(self, name) for name in ("label", "unit", "value")}
-        return {**about, "options": list(options), "whole": self.is_whole}
+        return {**self._asdict(), "options": list(options), "exported": (), "whole": self.is_whole}
 
 
 class Frame(NamedTuple):
@@ -187,8 +184,7 @@ class Explorer:
 
     def _describe(self, frame: Frame) -> dict[str, Any]:
         """Returns a frame as plain data for JSON, without its traces."""
-        about = {name: getattr(frame, name) for name in ("sentences", "table")}
-        return {**about, "draws": self.draws}
+        return {**frame._asdict(), "traces": (), "draws": self.draws}
 
     def _ipython_display_(self) -> None:
         """Displays the explorer, and pictures that are visible only if the explorer is not.

@@ -123,7 +123,9 @@ def to_html(
         '<!DOCTYPE html>'
     """
     several = check_runs(traces)
-    title = "ringsim: " + ", ".join(count(trace.world_size, "rank") for trace in several)
+    about = [escape(name, lines=False) for name in names]
+    about = about or [count(trace.world_size, "rank") for trace in several]
+    title = "ringsim: " + ", ".join(about)
     data = pack_all(several, names, source=source)
     write_page(path, title, page_body(title, several), data, "page.js")
 
@@ -242,12 +244,7 @@ def pack(data: bytes) -> bytes:
 def pack_all(
     traces: Sequence[Trace], names: Sequence[str] = (), *, source: bool = False
 ) -> list[bytes]:
-    """Returns traces encoded for the view, on one axis, with their first operations aligned.
-
-    A recorded run and the run predicted from it need no names.
-    """
-    if not names and len(traces) == 2 and traces[1].recorded is traces[0]:
-        names = ("recorded", "predicted")
+    """Returns traces encoded for the view, on one axis, with their first operations aligned."""
     each = zip(traces, align(traces), [*names, *[""] * (len(traces) - len(names))], strict=True)
     return [pack(encode(*one, source=source)) for one in each]
 

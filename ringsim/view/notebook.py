@@ -33,7 +33,10 @@ from ringsim.view.html import (
 
 __all__ = ["View", "view"]
 
-_STYLE = ".ringsim { min-height: 560px; border: 1px solid var(--line); }"
+_STYLE = (
+    ".ringsim { min-height: 560px; border: 1px solid var(--line); }"
+    ".ringsim aside > canvas { width: min(100%, 220px); }"
+)
 
 
 class _Widget(anywidget.AnyWidget):
@@ -102,10 +105,10 @@ class View:
 
     @property
     def window(self) -> tuple[float, float]:
-        """The begin and end of the visible time range, in seconds; you can also set the range.
+        """The begin and end of the visible time range, in seconds from the start of the run.
 
-        Several traces share one axis, on which their first operations are aligned. The axis shows
-        the times of the trace that begins last.
+        You can also set the range. Several traces share one axis, on which their first operations
+        are aligned. The range then has the times of the trace that begins last.
         """
         if self.widget.window:
             from_ns, until_ns = self.widget.window

@@ -5,24 +5,12 @@ const [COLUMNS, WIDE] = [160, 64]; // the widths of all narrow columns and of a 
 const NEAR = 6; // the number of lines to show before and after a line with operations
 const MOST_SAID = 8; // the most ranks that are named at the same time
 const SVG = new DOMParser().parseFromString("<svg/>", "text/html").body.firstChild.namespaceURI;
-const LEGEND = "Filled: the rank computes. Hollow: it waits for the rank to which its arrow leads.";
-
-/** Returns what a rank does at a time, and the latest event or the one in which the rank waits. */
-function stateAt(run, rank, time) {
-  const [first, last] = [run.first[rank], run.first[rank + 1]];
-  let blocked = -1, isOpen = false;
-  for (const lane of Object.values(run.lanesOf(rank)).flat()) {
-    run.between(lane, time, time, (event) => {
-      if (run.done[event] <= time) return;
-      isOpen = true;
-      if (run.wait[event] <= time) blocked = Math.max(blocked, event);
-    });
-  }
-  if (blocked >= 0) return { event: blocked, does: "waits" };
-  const event = first + firstAbove(run.post.subarray(first, last), time + 0.5) - 1;
-  if (event < first) return { event: -1, does: "has posted nothing" };
-  return { event, does: isOpen || event < last - 1 ? "computes" : "has ended" };
-}
+const DOES = {
+  waiting: "waits", computing: "computes", ended: "has posted its last operation",
+  "not started": "has posted nothing",
+};
+const LEGEND = "Filled: the rank computes. Hollow: it waits for the rank to which its arrow leads. "
+  + "Pale: it posts nothing more.";
 
 /** Returns the lines to show: marked lines with their vicinity, and the headers of their blocks. */
 function linesToShow(lines, marked) {
@@ -66,11 +54,14 @@ class CodePanel {
   show(panel) {
     const { timeline, which, runs } = this.view, run = runs[which];
     if (run !== this.run) this.build(run);
-    if (this.root.parentNode !== panel) {
+    if (this.root.parentNode === panel) this.update();
+    else {
       panel.replaceChildren(this.root);
-      if (timeline.head <= run.begin && this.stuckAt) timeline.head = this.stuckAt;
+      if (this.isStuck && timeline.head <= run.begin) timeline.head = this.stuckAt;
+      this.update(true);
+      const first = this.here ?? this.cursors.find(({ row }) => row)?.row;
+      first?.scrollIntoView({ block: "nearest" });
     }
-    this.update();
     if (this.view.playing) return;
     const sentences = this.cursors.map((cursor) => this.describe(cursor));
     const news = sentences.filter((one) => !this.said.includes(one));
@@ -81,11 +72,17 @@ class CodePanel {
   /** Creates the listing of a run, and buttons to go through the operations of a line. */
   build(run) {
     const files = new Map(Object.keys(run.head.sources).map((file) => [file, new Set()]));
-    Object.assign(this, { run, calls: collectiveCalls(run), rows: new Map() });
-    Object.assign(this, { said: [], stuckAt: 0 });
+    Object.assign(this, { run, rows: new Map() });
+    Object.assign(this, { said: [], isStuck: false, stuckAt: 0 });
+    const seen = new Set();
     for (let event = 0; event < run.size; event++) {
-      for (const { file, line } of run.places(event)) files.get(file)?.add(line);
-      if (run.isStuck(event)) this.stuckAt = Math.max(this.stuckAt, run.wait[event]);
+      const place = run.columns.file[event] * 2 ** 32 + run.columns.line[event];
+      const places = seen.has(place) ? [] : run.places(event);
+      for (const { file, line } of places) files.get(file)?.add(line);
+      seen.add(place);
+      const settled = run.isStuck(event) ? run.wait[event] : run.done[event];
+      if (run.isOperation(event) && settled > this.stuckAt) this.stuckAt = settled;
+      this.isStuck ||= run.isStuck(event);
     }
     const used = [...files].filter(([, marked]) => marked.size);
     const lists = used.flatMap(([file, marked]) => this.list(file, marked));
@@ -157,9 +154,8 @@ class CodePanel {
   /** Moves the cursors to the playhead's time, and marks the selected event's line. */
   update(isNew = false) {
     if (!this.root?.isConnected) return;
-    const { view, run } = this, { selected, head } = view.timeline, states = [];
+    const { view, run } = this, { selected, head } = view.timeline, states = waitsAt(run, head);
     const search = view.part("search").value;
-    for (let rank = 0; rank < run.ranks; rank++) states.push(stateAt(run, rank, head));
     const now = JSON.stringify([states, selected?.event, search]);
     if (now === this.drawn && !isNew) return;
     this.drawn = now;
@@ -173,25 +169,22 @@ class CodePanel {
     }
     if (here !== this.here) here?.scrollIntoView({ block: "nearest" });
     this.here = here;
-    this.ofRank = this.findCursors(states, head);
+    this.ofRank = this.findCursors(states);
     this.cursors = [...new Set(this.ofRank)];
     this.drawCursors();
   }
 
   /** Returns the cursor of each rank; cursors without a line are at the top. */
-  findCursors(states, time) {
-    const { run, column } = this, cursors = new Map(), isMany = column === WIDE;
-    return states.map(({ event, does }, rank) => {
-      const row = this.rowOf(event), key = isMany ? `${row?.dataset.word} ${does}` : rank;
+  findCursors(states) {
+    const { column } = this, cursors = new Map(), isMany = column === WIDE;
+    return states.map(({ event, state, for: others }, rank) => {
+      const does = DOES[state], row = this.rowOf(event), key = isMany ? `${row?.dataset.word} ${does}` : rank;
       const x = column * (0.5 + (isMany ? Number(does !== "waits") : rank));
       const cursor = cursors.get(key) ?? { event, does, row, x, y: 10 + (row?.offsetTop ?? 0),
-        ranks: [], awaits: new Set(), calls: new Set() };
+        ranks: [], awaits: new Set() };
       cursors.set(key, cursor);
       cursor.ranks.push(rank);
-      const call = this.calls.get(event);
-      if (does !== "waits" || cursor.calls.has(call)) return cursor;
-      if (call) cursor.calls.add(call); // all ranks in it wait for the same ranks
-      for (const other of awaited(run, call, event, time)) cursor.awaits.add(other);
+      for (const other of others) cursor.awaits.add(other);
       return cursor;
     });
   }

@@ -109,50 +109,67 @@ class Run {
    */
   findProgram() {
     const { size, first, kinds, post, wait, done } = this, { op, thread, label } = this.columns;
-    const begins = [], ends = [], before = [], after = [];
+    const isMark = kinds.map((kind) => kind === "mark"), isSpan = kinds.map((kind) => kind === "span");
+    const [begins, ends] = [new Float64Array(2 * size), new Float64Array(2 * size)];
+    const [before, after] = [new Int32Array(2 * size), new Int32Array(2 * size)];
+    const most = 2 * Math.max(0, ...this.head.counts);
+    const start = new Float64Array(most), end = new Float64Array(most), event = new Int32Array(most);
+    let count = 0, found = 0;
+    const add = (i, begin, until) => { // keeps the moments sorted; they come almost in order
+      let at = count++;
+      for (; at && start[at - 1] > begin; at--) {
+        start[at] = start[at - 1];
+        end[at] = end[at - 1];
+        event[at] = event[at - 1];
+      }
+      start[at] = begin;
+      end[at] = until;
+      event[at] = i;
+    };
     this.programs = []; // for each rank, its first stretch and the one after its last
     for (let rank = 0; rank < this.ranks; rank++) {
-      const most = 2 * (first[rank + 1] - first[rank]), from = begins.length;
-      const start = new Float64Array(most), end = new Float64Array(most), event = new Int32Array(most);
-      let count = 0;
-      const add = (i, begin, until) => { // keeps the moments sorted; they come almost in order
-        let at = count++;
-        for (; at && start[at - 1] > begin; at--) {
-          [start[at], end[at], event[at]] = [start[at - 1], end[at - 1], event[at - 1]];
-        }
-        [start[at], end[at], event[at]] = [begin, until, i];
-      };
+      const from = size + found;
+      count = 0;
       for (let i = first[rank]; i < first[rank + 1]; i++) {
-        const kind = kinds[op[i]];
-        if (thread[i] || kind === "mark") continue;
-        const isStep = this.isStep[label[i]], until = done[i] >= 0 ? done[i] : Infinity;
-        add(i, post[i], kind === "span" && !isStep ? until : post[i]);
-        if (kind !== "span" && wait[i] >= 0) add(i, wait[i], until);
-        else if (kind === "span" && isStep && done[i] >= 0) add(i, done[i], done[i]);
+        if (thread[i] || isMark[op[i]]) continue;
+        const covers = isSpan[op[i]] && !this.isStep[label[i]], until = done[i] >= 0 ? done[i] : Infinity;
+        add(i, post[i], covers ? until : post[i]);
+        if (!isSpan[op[i]] && wait[i] >= 0) add(i, wait[i], until);
+        else if (isSpan[op[i]] && !covers && done[i] >= 0) add(i, done[i], done[i]);
       }
       for (let k = 0, free = start[0], last = event[0]; k < count; k++) {
         if (start[k] > free) {
-          begins.push(free);
-          ends.push(start[k]);
-          before.push(last);
-          after.push(event[k]);
+          begins[found] = free;
+          ends[found] = start[k];
+          before[found] = last;
+          after[found++] = event[k];
         }
-        if (end[k] >= free) [free, last] = [end[k], event[k]];
+        if (end[k] >= free) {
+          free = end[k];
+          last = event[k];
+        }
       }
-      this.programs.push([size + from, size + begins.length]);
+      this.programs.push([from, size + found]);
     }
+    this.addEvents(...[begins, ends, before, after].map((column) => column.subarray(0, found)));
+  }
+
+  /** Adds the stretches of the ranks' own program as events after the last. */
+  addEvents(begins, ends, before, after) {
+    const { size, kinds } = this;
     const grow = (column, values) => {
       const grown = new column.constructor(size + begins.length);
       grown.set(column);
       if (typeof values === "number") grown.fill(values, size); else grown.set(values, size);
       return grown;
     };
-    Object.assign(this, { before, after, post: grow(post, begins), done: grow(done, ends) });
-    [this.wait, this.rank] = [grow(wait, NaN), grow(this.rank, before.map((i) => this.rank[i]))];
+    Object.assign(this, { before, after, post: grow(this.post, begins), done: grow(this.done, ends) });
+    [this.wait, this.rank] = [grow(this.wait, NaN), grow(this.rank, before.map((i) => this.rank[i]))];
     for (const name of Object.keys(this.columns)) this.columns[name] = grow(this.columns[name], -1);
     this.columns.partner.fill(0, size);
     this.columns.op.fill(kinds.push("program") - 1, size);
     this.head.ops.push(["program", "program"]);
+    this.bands = Uint8Array.from(kinds, (kind) => (kind === "span" || kind === "program" ? 0 : 1));
   }
 
   /** Returns the lowest stage of each rank, or -1 if it has none; returns undefined for a run without stages. */
@@ -186,10 +203,12 @@ class Run {
     return this.wait[i] >= 0 && (Number.isNaN(this.done[i]) || failed);
   }
 
-  bandOf(i) {
-    const kind = this.kind(i);
-    if (kind === "program") return "span";
-    return kind !== "span" ? "operation" : this.isStep[this.columns.label[i]] ? "step" : "span";
+  bandOf(i) { return BANDS[this.bandNumber(i)]; }
+
+  /** Returns the place of an event's band in BANDS. */
+  bandNumber(i) {
+    const number = this.bands[this.columns.op[i]], label = this.columns.label[i];
+    return number === 0 && label >= 0 && this.isStep[label] ? 2 : number;
   }
 
   /** Returns the bytes per second of a finished message or collective, or NaN if there is no such rate. */
@@ -232,9 +251,9 @@ class Run {
 
   /** Calls `each(from, until, state)` for the parts of an event's bar. */
   parts(i, each) {
+    if (i >= this.size) return each(this.post[i], this.done[i], PROGRAM);
     const kind = this.kind(i);
     const post = this.post[i], wait = this.wait[i], done = this.done[i], end = this.endOf(i);
-    if (kind === "program") return each(post, done, PROGRAM);
     if (kind === "span") return each(post, end, this.looks[this.columns.label[i]] ?? SPANS);
     const waited = !Number.isNaN(wait), finished = !Number.isNaN(done);
     if (this.columns.status[i] === this.head.error) return each(post, end, FAILED);
@@ -253,31 +272,33 @@ class Run {
   lanesOf(rank) { return (this.lanes[rank] ??= this.layOut(rank)); }
 
   layOut(rank) {
-    const bands = { step: [], span: [], operation: [] }, order = this.inOrder(rank), { post } = this;
-    for (const i of order) {
-      const band = this.bandOf(i), lanes = bands[band];
+    const order = this.inOrder(rank), { post, done, end } = this, most = BANDS.map((band) => MOST_LANES[band]);
+    const bands = BANDS.map(() => []), numbers = new Uint8Array(order.length);
+    for (let k = 0; k < order.length; k++) {
+      const i = order[k], band = this.bandNumber(i), lanes = bands[band], until = done[i] >= 0 ? done[i] : end;
+      numbers[k] = band;
       let number = 0;
       while (number < lanes.length && lanes[number].end > post[i]) number++;
       if (number === lanes.length) {
-        if (number < MOST_LANES[band]) lanes.push({ size: 0, end: 0 });
+        if (number < most[band]) lanes.push({ size: 0, end: 0 });
         else number--;
       }
-      lanes[number].end = Math.max(lanes[number].end, this.endOf(i));
+      if (lanes[number].end < until) lanes[number].end = until;
       lanes[number].size++;
       this.lane[i] = number;
     }
-    for (const lane of Object.values(bands).flat()) {
+    for (const lane of bands.flat()) {
       const { size } = lane;
       Object.assign(lane, { events: new Int32Array(size), begins: new Float64Array(size), ends: new Float64Array(size), size: 0, end: 0 });
     }
-    for (const i of order) {
-      const lane = bands[this.bandOf(i)][this.lane[i]], at = lane.size++;
-      lane.end = Math.max(lane.end, this.endOf(i));
+    for (let k = 0; k < order.length; k++) {
+      const i = order[k], lane = bands[numbers[k]][this.lane[i]], at = lane.size++;
+      if (!(done[i] <= lane.end)) lane.end = done[i] >= 0 ? done[i] : end;
       lane.events[at] = i;
       lane.begins[at] = post[i];
       lane.ends[at] = lane.end;
     }
-    return bands;
+    return Object.fromEntries(BANDS.map((band, number) => [band, bands[number]]));
   }
 
   /** Returns a rank's events except marks, sorted by post time, because events of several threads may not be in order. */
@@ -286,7 +307,7 @@ class Run {
     const order = new Int32Array(this.first[rank + 1] - this.first[rank] + until - from);
     let size = 0, sorted = true, gap = from;
     for (let i = this.first[rank]; i < this.first[rank + 1]; i++) {
-      if (this.kind(i) === "mark") continue;
+      if (this.kinds[this.columns.op[i]] === "mark") continue;
       while (gap < until && post[gap] < post[i]) order[size++] = gap++;
       sorted &&= !(size && post[i] < post[order[size - 1]]);
       order[size++] = i;

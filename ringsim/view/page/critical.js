@@ -11,43 +11,17 @@ function holdUp(run, i, last) {
   return cause.time > wait[i] || 2 * (done[i] - wait[i]) >= done[i] - cause.time ? cause : null;
 }
 
-/**
- * Returns a map from each collective's event to the events of all ranks in the same call, by rank;
- * the k-th calls on all ranks of a group belong together.
- */
-function collectiveCalls(run) {
-  const calls = new Map(), counts = new Map(), found = new Map();
-  for (let i = 0; i < run.size; i++) {
-    if (run.kind(i) !== "collective") continue;
-    const own = `${run.rank[i]} ${run.columns.group[i]}`, count = counts.get(own) ?? 0;
-    const key = `${run.columns.group[i]} ${count}`;
-    counts.set(own, count + 1);
-    if (!calls.has(key)) calls.set(key, new Map());
-    found.set(i, calls.get(key).set(run.rank[i], i));
-  }
-  return found;
-}
-
-/** Returns a function that finds the last rank to call a collective. */
+/** Returns a function that finds the last rank to call a collective, as {rank, time}. */
 function lastToCome(run) {
-  const calls = collectiveCalls(run), lasts = new Map();
-  for (const call of new Set(calls.values())) {
-    let last = null;
-    for (const [rank, i] of call) if (!last || run.post[i] > last.time) last = { rank, time: run.post[i] };
-    lasts.set(call, last);
-  }
-  return (i) => lasts.get(calls.get(i));
-}
-
-/** Returns the ranks that an operation waits for at a time, because they have not joined it yet. */
-function awaited(run, call, event, time) {
-  if (!run.isMessage(event)) {
-    const members = run.head.members[run.columns.group[event]] ?? [];
-    return members.filter((rank) => !(run.post[call?.get(rank)] <= time));
-  }
-  const other = run.partner(event), peer = run.columns.peer[event];
-  if (other < 0) return peer < 0 ? [] : [peer];
-  return run.post[other] > time ? [run.rank[other]] : [];
+  const { callOf } = collectivesOf(run), lasts = new Map();
+  return (i) => {
+    const call = callOf(i);
+    if (call && !lasts.has(call)) {
+      const last = call.reduce((one, other) => (run.post[other] > run.post[one] ? other : one));
+      lasts.set(call, { rank: run.rank[last], time: run.post[last] });
+    }
+    return lasts.get(call);
+  };
 }
 
 /** Returns the critical path as segments in time order: {rank, from, until} on one rank, or {rank, to, from, until} between two ranks. */

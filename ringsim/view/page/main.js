@@ -8,7 +8,8 @@ const TAB_TITLES = {
   selection: "the selected event or area", findings: "what ringsim found, and notes",
   statistics: "operations and traffic in the visible time",
   bandwidth: "bandwidth against size in the visible time",
-  steps: "pipeline steps in the visible time", table: "the visible events",
+  steps: "pipeline steps in the visible time",
+  code: "the source code, with a cursor for each rank", table: "the visible events",
   code: "your code, with a cursor for each rank",
 };
 const KEYS = [
@@ -39,7 +40,8 @@ const SIDE_STEP = 24; // pixels by which an arrow key moves the divider
 const [LEAST_SIDE, LEAST_LEFT] = [240, 300]; // the least widths of the panel and of the timeline
 const GLYPHS = { // in the legend, for what is not a bar
   bubble: "▨", critical_path: "━", message: "→", across: "⇢", problem: "▼", slow: "▼", mark: "□",
-  your_mark: "│",
+  your_mark: "│", recorded: "▭", much_earlier: "▬", earlier: "▬", alike: "▬", later: "▬",
+  much_later: "▬",
 };
 const SHORTCUTS = { bubble: "B", critical_path: "C" };
 
@@ -50,7 +52,9 @@ class View {
     const part = (name) => root.querySelector(`[data-part="${name}"]`);
     this.part = part;
     this.timeline = new Timeline(part("bars"), part("overlay"), part("overview"), runs);
-    this.ring = new RingPicture(part("ring"), this.timeline);
+    this.ring = new RingPicture(part("ring"), this.timeline, part("search"));
+    // a run with a fault is first shown at its end
+    if (runs.some(({ flags }) => flags.some(({ kind }) => !SLOW_KINDS.has(kind)))) this.timeline.head = this.timeline.end;
     this.which = 0; // the run that the panels show
     this.speed = 3;
     this.pins = []; // pinned cards: {run, event}
@@ -69,6 +73,7 @@ class View {
     this.layOut();
     this.openHint();
     this.restore();
+    this.drawLegend(); // some of it may be hidden now
     return this;
   }
 
@@ -76,9 +81,10 @@ class View {
     const heads = this.runs.map(({ head }, number) => {
       const name = this.runs.length > 1 ? `${"ABCDEFGH"[number]}: ` : "";
       const early = head.begin && ` · started ${timeText(head.begin)} before the first event`;
-      return `${name}${head.title} · ${head.source}${early || ""}`;
+      return `${name}${head.title}${early || ""}`;
     });
-    this.part("source").textContent = heads.join("  |  ");
+    const sources = new Set(this.runs.map(({ head }) => head.source));
+    this.part("source").textContent = [...heads, ...sources].join(" · ");
     this.part("keys").replaceChildren(...KEYS.flatMap(([key, what]) => [make("dt", {}, key), make("dd", {}, what)]));
     this.part("tabs").replaceChildren(...this.tabs.map((tab) => make("button", {
       type: "button", role: "tab", id: `tab-${tab}`, "aria-controls": "panel",
@@ -101,7 +107,7 @@ class View {
     return this;
   }
 
-  /** Returns the names of everything that is drawn in the runs, by its key. */
+  /** Returns pairs of a key and names, for everything that is drawn in the runs. */
   drawnNames() {
     const { timeline, runs } = this, names = new Map(), used = new Set();
     for (const run of runs) {
@@ -113,6 +119,7 @@ class View {
           names.get(key).add(key in LOOKS.span ? run.label(i) : STATES[state].name);
         });
       }
+      if (run.post.length > run.size) names.set("program", new Set([STATES[PROGRAM].name]));
       for (const { event, kind } of run.flags) {
         if (event >= 0) used.add(SLOW_KINDS.has(kind) ? "slow" : "problem");
       }
@@ -122,23 +129,33 @@ class View {
       if (run.size > run.marks.length) used.add("critical_path");
     }
     if (timeline.steps.some((steps) => steps.length)) used.add("bubble");
-    if (timeline.notes.length) used.add("your_mark");
+    if (timeline.ghost) used.add("recorded");
+    if (runs.length === 2) {
+      timeline.lags ??= findLags(...runs);
+      for (const [, late] of timeline.lags) for (const lag of late) used.add(lagKey(lag, runs[1]));
+    }
     const ordered = STATE_KEYS.filter((key) => names.has(key)).map((key) => [key, names.get(key)]);
     const marks = Object.keys(GLYPHS).filter((key) => used.has(key));
-    return [...ordered, ...marks.map((key) => [key, [LOOKS.mark[key]?.name ?? "mark in the program"]])];
+    return [...ordered, ...marks.map((key) => [key, [(LOOKS.mark[key] ?? LOOKS.comparison[key])?.name ?? "mark in the program"]])];
+  }
+
+  markColour(key) {
+    const { comparison, marks, muted, ink } = this.timeline;
+    return key === "bubble" ? muted : comparison[key] ?? marks[key] ?? ink;
   }
 
   /** Explains everything that is drawn in the runs; a click on an entry hides or shows it. */
   drawLegend() {
     const { timeline } = this;
-    this.part("legend").replaceChildren(...this.drawnNames().map(([key, names]) => {
+    this.names ??= new Map(this.drawnNames());
+    this.part("legend").replaceChildren(...[...this.names].map(([key, names]) => {
       const state = STATE_KEYS.indexOf(key), all = [...names].join(", ");
       const swatch = make("span", { class: "swatch", "aria-hidden": "true" });
-      swatch.textContent = (GLYPHS[key] ?? STATES[state].texture) || "\u00a0";
-      if (state >= 0) {
+      swatch.textContent = (key === "step" ? "⊓" : GLYPHS[key] ?? STATES[state].texture) || "\u00a0";
+      if (state >= 0 && key !== "step") {
         swatch.style.backgroundColor = timeline.colours[state];
         swatch.style.color = readableInk(timeline.colours[state]);
-      } else swatch.style.color = timeline.marks[key] ?? timeline.ink;
+      } else swatch.style.color = this.markColour(key);
       const few = names.size > 3 ? `${[...names].slice(0, 2).join(", ")}, …` : all;
       const shortcut = SHORTCUTS[key] ? ` (${SHORTCUTS[key]})` : "";
       return make("button", {
@@ -173,7 +190,7 @@ class View {
   setTheme(dark) {
     this.root.dataset.theme = dark ? "dark" : "light";
     this.timeline.setTheme(dark);
-    if (this.frame !== undefined) this.drawLegend();
+    this.drawLegend();
     this.draw();
   }
 
@@ -198,7 +215,6 @@ class View {
       clearTimeout(this.later);
       this.later = setTimeout(() => { // once the view has settled
         this.later = 0;
-        if (!this.part("legend").children.length) this.drawLegend();
         if (!small) this.ring.draw(this.which);
         this.drawPanel();
         this.remember();
@@ -267,7 +283,8 @@ class View {
 
   card(one) {
     const pinned = this.pins.some((pin) => isSame(pin, one));
-    const pin = make("button", { type: "button", onclick: () => this.pin(one) }, pinned ? "unpin" : "pin");
+    const about = { type: "button", title: "pin or unpin the card (P)", onclick: () => this.pin(one) };
+    const pin = make("button", about, pinned ? "unpin" : "pin");
     return card(one.run, one.event, (target) => this.select(target, true), pin);
   }
 
@@ -275,7 +292,7 @@ class View {
   areaCard() {
     const zoom = { type: "button", title: "zoom to the area (Z)", onclick: () => this.zoomToArea() };
     const title = make("h2", {}, "Selected area ", make("button", zoom, "zoom to it"));
-    return [title, ...areaTables(this.timeline, new Map(this.drawnNames()))];
+    return [title, ...areaTables(this.timeline, this.names)];
   }
 
   /** Selects the area between two times, on the rows from `first` to `last`, or on all rows. */
@@ -313,7 +330,8 @@ class View {
   }
 
   finding(run, flag) {
-    const jump = make("button", { type: "button", disabled: flag.event < 0, onclick: () => this.select({ run, event: flag.event }, true) }, "show");
+    const about = { type: "button", title: "go to the event", disabled: flag.event < 0 };
+    const jump = make("button", { ...about, onclick: () => this.select({ run, event: flag.event }, true) }, "show");
     return make("div", { class: "finding" }, make("h2", {}, flag.kind.replaceAll("_", " "), " ", ...(flag.event < 0 ? [] : [jump])), make("p", {}, flag.text));
   }
 
@@ -463,6 +481,8 @@ class View {
     const [dx, dy] = [event.offsetX - drag.x, event.offsetY - drag.y];
     drag.moved ||= Math.hypot(dx, dy) > 4;
     if (!drag.moved) return;
+    timeline.hovered = null;
+    this.part("tip").hidden = true;
     if (drag.mode === "move") {
       const by = (dx / (timeline.width - GUTTER)) * (drag.until - drag.from);
       timeline.show(drag.from - by, drag.until - by);
@@ -575,6 +595,7 @@ class View {
 
   setMark() {
     this.timeline.notes.push(this.timeline.head);
+    this.names.set("your_mark", [LOOKS.mark.your_mark.name]);
     this.drawLegend();
   }
 

@@ -75,7 +75,7 @@ function card(run, event, goTo, ...buttons) {
   const why = reason(run, event);
   if (why) parts.push(make("p", {}, why));
   if (other >= 0) {
-    parts.push(make("h2", {}, run.text(other), " ", make("button", { type: "button", onclick: () => goTo({ run, event: other }) }, "go there")), facts(other));
+    parts.push(make("h2", {}, run.text(other), " ", make("button", { type: "button", title: "go to the other side (Enter)", onclick: () => goTo({ run, event: other }) }, "go there")), facts(other));
   }
   return parts;
 }
@@ -83,7 +83,8 @@ function card(run, event, goTo, ...buttons) {
 /** Adds up the selected area by rank: the time of each state, the messages sent and their bytes. */
 function sumArea({ rows, runs, tape: [from, until], box }) {
   const [first, last] = box ?? [0, rows.length - 1], used = new Set();
-  const sums = rows.slice(first, last + 1).map(({ run, rank, number }) => {
+  const all = rows.slice(first, last + 1).flatMap((row) => row.ranks.map((rank) => ({ ...row, rank })));
+  const sums = all.map(({ run, rank, number }) => {
     const times = new Float64Array(STATES.length);
     let [messages, bytes] = [0, 0];
     for (const lane of BANDS.flatMap((band) => run.lanesOf(rank)[band])) {
@@ -108,20 +109,24 @@ function sumArea({ rows, runs, tape: [from, until], box }) {
 function areaTables(timeline, names) {
   const { sums, states } = sumArea(timeline), [from, until] = timeline.tape, ranks = sums.length;
   const total = (of) => sums.reduce((sum, one) => sum + of(one), 0);
-  const name = (state) => [...(names.get(STATE_KEYS[state]) ?? [STATES[state].name])].slice(0, 3).join(", ");
+  const name = (state, most = 3) => {
+    const all = [...(names.get(STATE_KEYS[state]) ?? [STATES[state].name])];
+    return all.slice(0, most).join(", ") + (all.length > most ? " …" : "");
+  };
   const share = (time) => `${((100 * time) / Math.max(1, (until - from) * ranks)).toFixed(1)} %`;
-  const sent = (one) => [one.messages.toLocaleString("en"), bytesText(one.bytes)];
+  const sent = (one) => `${one.messages.toLocaleString("en")}, ${bytesText(one.bytes)}`;
   const all = states.map((state) => [state, total(({ times }) => times[state])]);
   const count = (number, what) => `${number.toLocaleString("en")} ${what}${number === 1 ? "" : "s"}`;
   const messages = count(total((one) => one.messages), "message");
   return [
     make("p", {}, `${timeText(until - from, 4)} from ${timeText(from, 4)} to ${timeText(until, 4)}, `
       + `${count(ranks, "rank")}: ${messages} sent, ${bytesText(total(({ bytes }) => bytes))}. `
-      + "If spans are nested, each of them counts."),
+      + "Nested spans and overlapping operations count in each."),
     table("Time of all ranks", ["state", "time", "share"],
       all.map(([state, time]) => [name(state), timeText(time, 4), share(time)])),
-    table("By rank", ["rank", ...states.map((state) => STATES[state].short || name(state)), "messages", "bytes"],
-      sums.slice(0, MOST_TABLE).map((one) => [one.name, ...states.map((state) => timeText(one.times[state])), ...sent(one)])),
+    table("By rank", ["rank", ...states.map((state) => STATES[state].short || name(state, 1)), "sent"],
+      sums.slice(0, MOST_TABLE).map((one) => [
+        one.name, ...states.map((state) => timeText(one.times[state])), sent(one)])),
   ];
 }
 
@@ -158,12 +163,11 @@ function table(caption, names, rows) {
 function statisticsTable(run, from, until) {
   const rows = statistics(run, from, until).slice(0, 60).map((row) => [
     row.op, row.group, row.count.toLocaleString("en"), bytesText(row.bytes),
-    row.blocked.length ? timeText(median(row.blocked)) : "–",
-    row.blocked.length ? timeText(row.blocked.reduce((sum, one) => sum + one, 0)) : "–",
+    row.blocked.length ? `${timeText(median(row.blocked))}, ${timeText(row.blocked.reduce((sum, one) => sum + one, 0))}` : "–",
     row.rates.length ? `${(median(row.rates) / 1e9).toPrecision(2)} GB/s` : "–",
   ]);
   const caption = `Operations from ${timeText(from, 4)} to ${timeText(until, 4)}`;
-  return table(caption, ["operation", "group", "count", "bytes", "blocked (median)", "blocked (total)", "bandwidth (median)"], rows);
+  return table(caption, ["operation", "group", "count", "bytes", "blocked: median, total", "median rate"], rows);
 }
 
 /** Creates a table of the traffic on each edge, in descending order. */
@@ -273,9 +277,18 @@ function visibleTable(timeline) {
 
 const NUMBERS = { // of a run's event, for a search
   rank: (run, i) => run.rank[i], size: (run, i) => (run.payload(i) ? run.bytes(i) : NaN),
+  from: (run, i) => sideOf(run, i, "send"), to: (run, i) => sideOf(run, i, "recv"),
   ...Object.fromEntries(["peer", "tag", "stage", "microbatch"].map((name) => [name, (run, i) => run.columns[name][i]])),
 };
-const TEXTS = { op: (run, i) => run.op(i), group: (run, i) => run.group(i), label: (run, i) => run.label(i) };
+/** Returns the sender ("send") or the receiver ("recv") of a message, or NaN for other events. */
+function sideOf(run, i, kind) {
+  if (!run.isMessage(i)) return NaN;
+  return run.kind(i) === kind ? run.rank[i] : run.columns.peer[i];
+}
+
+const TEXTS = {
+  op: (run, i) => run.op(i), label: (run, i) => run.label(i), group: (run, i) => run.group(i),
+};
 const FIELDS = [...Object.keys(NUMBERS), ...Object.keys(TEXTS), "line"];
 
 /**
@@ -291,7 +304,12 @@ function parseSearch(text) {
     if (name === "line") return (run, i) => run.places(i).some((one) => placeWord(one).toLowerCase() === value);
     if (name in NUMBERS && sign === ":") return (run, i) => read(run, i) === number;
     if (name in NUMBERS) return (run, i) => (sign === "<" ? read(run, i) < number : read(run, i) > number);
-    if (name in TEXTS) return (run, i) => read(run, i).toLowerCase().includes(value);
+    if (name in TEXTS) {
+      return (run, i) => {
+        const isGroup = name === "group" && run.head.groups.includes(value);
+        return isGroup ? run.group(i) === value : read(run, i).toLowerCase().includes(value);
+      };
+    }
     return (run, i) => run.text(i).toLowerCase().includes(word) || run.place(i).toLowerCase().includes(word);
   });
   return { test: (run, i) => tests.every((test) => test(run, i)), unknown };

@@ -151,7 +151,7 @@ class Timeline {
     this.overview.width = width;
     this.overview.height = 48;
     this.fold();
-    const fills = Math.floor((height - RULER) / this.rows.length);
+    const fills = (height - RULER) / this.rows.length;
     if (!this.hasOwnHeight) this.rowHeight = Math.max(LEAST_ROW, fills);
     this.scroll(0);
   }
@@ -265,6 +265,7 @@ class Timeline {
       this.image = new ImageData(width, height);
       this.buffer = new Uint32Array(this.image.data.buffer);
     }
+    if (this.runs.length === 2) this.lags ??= findLags(...this.runs);
     this.buffer.fill(pixel(this.ground, this.ground));
     this.names = [];
     const left = Math.round(GUTTER * ratio);
@@ -289,6 +290,7 @@ class Timeline {
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     if (!this.hidden.has("bubble")) this.drawBubbles(context, first, last);
     this.drawNames(context, first, last);
+    context.font = "11px system-ui, sans-serif";
     this.drawRuler(context);
     this.drawOverlay();
     this.drawOverview();
@@ -357,6 +359,7 @@ class Timeline {
     for (const [number, lane] of run.lanesOf(rank)[band].entries()) {
       const [low, high] = this.laneSpan(row, band, number).map((y) => Math.round((this.y(index) + y) * ratio));
       const bottom = Math.max(low + 1, high - (high - low > 4 ? 1 : 0));
+      let named = 0;
       run.between(lane, this.from, this.until, (event) => {
         const dim = found && !found[event];
         if (band === "step" && low === high) return;
@@ -369,7 +372,7 @@ class Timeline {
           this.fill(x0, x1, low + (this.ghost ? (bottom - low) >> 2 : 0), bottom, colour);
           if (x1 - x0 > 5 && bottom - low > 5 && !dim) this.drawTexture(x0, x1, low, bottom, state);
         });
-        const begin = this.x(Math.max(run.post[event], this.from)), end = this.x(Math.min(run.endOf(event), this.until));
+        const begin = Math.max(named, this.x(Math.max(run.post[event], this.from))), end = this.x(Math.min(run.endOf(event), this.until));
         if (end - begin > 12 && bottom - low > 8 * ratio && this.names.length < MOST_NAMES && !dim) {
           let first;
           run.parts(event, (from, until, state) => { if (until > this.from) first ??= state; });
@@ -377,6 +380,7 @@ class Timeline {
           const short = first >= SPANS ? STATES[first].short : "", microbatch = run.columns.microbatch[event];
           const ground = band === "step" ? this.ground : this.colours[first];
           const place = [begin, (low + bottom) / 2 / ratio, end - begin];
+          named = Math.min(end, begin + 90); // bars that share a lane may overlap, but not their names
           this.names.push([run.text(event), ...place, ground, short && short + (microbatch >= 0 ? microbatch : "")]);
         }
       });
@@ -385,7 +389,7 @@ class Timeline {
 
   /** Draws the outlines of the recorded bars, behind the predicted ones. */
   drawGhosts(row, index, band, left) {
-    const colour = pixel(this.marks.recorded, this.ground), { run, rank } = row;
+    const colour = pixel(this.marks.recorded, this.ground, 150), { run, rank } = row;
     const scale = (this.canvas.width - left) / (this.until - this.from);
     for (const [number, lane] of run.lanesOf(rank)[band].entries()) {
       const [low, high] = this.laneSpan(row, band, number).map((y) => Math.round((this.y(index) + y) * this.ratio));
@@ -463,13 +467,15 @@ class Timeline {
       const begins = this.grouping !== "rank" && group !== this.rows[index - 1]?.group;
       if (begins) context.fillRect(0, this.y(index), this.width, 1);
       if (y < free) continue;
-      const which = this.runs.length > 1 && this.rowHeight >= 13 ? ` ${"ABCDEFGH"[number]}` : "";
+      const which = this.runs.length > 1 && !this.ghost && this.rowHeight >= 13 ? ` ${"ABCDEFGH"[number]}` : "";
       const two = begins && this.rowHeight >= 28;
       const last = ranks.at(-1), span = last === rank ? "" : `–${last}`;
       const kind = begins && !two ? `${this.grouping} ${group} ·` : span ? "ranks" : "rank";
       const name = `${kind} ${rank}${span}${which}`;
       context.fillText(name, 8, two ? y + 7 : y);
       if (two) context.fillText(group < 0 ? `no ${this.grouping}` : `${this.grouping} ${group}`, 8, y - 7);
+      const late = this.runs.length === 2 && number === 1 ? this.lags?.[rank]?.[1].at(-1) : undefined;
+      if (late !== undefined && !two && this.rowHeight >= 28) context.fillText(lagText(late), 8, y + 13);
       free = y + 13;
     }
   }
@@ -487,6 +493,28 @@ class Timeline {
       context.fillText(timeText(tick, digits), x + 3, 9);
     }
     context.stroke();
+    if (this.runs.length === 2) this.drawDifferences(context);
+  }
+
+  /** Draws on the ruler how much later or earlier the ranks of the second run are, at the worst. */
+  drawDifferences(context) {
+    const { lags, runs: [, second] } = this;
+    const one = 0.01 * (second.end - second.begin), cell = 60;
+    context.font = "10px system-ui, sans-serif";
+    for (let x = GUTTER, said = 0; x < this.width; x += cell) {
+      const from = this.time(x), until = this.time(x + cell);
+      if (until < second.begin || from > second.end) continue;
+      const worst = lags.reduce((most, [times, late]) => {
+        const lag = late[firstAbove(times, until) - 1] ?? 0;
+        return Math.abs(lag) > Math.abs(most) ? lag : most;
+      }, 0);
+      const key = lagKey(worst, second);
+      if (this.hidden.has(key)) continue;
+      context.fillStyle = this.comparison[key];
+      context.fillRect(x, 16, cell, 4);
+      context.fillStyle = this.ink;
+      if (Math.abs(worst - said) >= one) context.fillText(lagText(said = worst), x + 2, 27);
+    }
   }
 
   /** Draws the overview of the whole run, with the visible part marked. */
@@ -602,8 +630,11 @@ class Timeline {
     context.globalAlpha = 1;
     context.strokeStyle = this.marks.focus;
     context.strokeRect(x0, y0, x1 - x0, y1 - y0);
+    const text = timeText(this.tape[1] - this.tape[0], 4), y = Math.max(RULER, y0) + 10;
+    context.fillStyle = this.ground;
+    context.fillRect(x0 + 1, y - 8, context.measureText(text).width + 6, 16);
     context.fillStyle = this.ink;
-    context.fillText(timeText(Math.abs(this.tape[1] - this.tape[0]), 4), x0 + 4, Math.max(RULER, y0) + 10);
+    context.fillText(text, x0 + 4, y);
   }
 
   /** Draws a flag on the ruler for each finding. */
@@ -718,6 +749,44 @@ class Timeline {
     context.lineWidth = thick;
     context.strokeRect(x - 1, low - 1, Math.max(3, this.x(run.endOf(event)) - x + 2), high - low + 1);
   }
+}
+
+/** Returns the key of LOOKS for how much later or earlier something is, as a share of the run. */
+function lagKey(lag, { begin, end }) {
+  const percent = Math.abs(lag) / (0.01 * (end - begin));
+  const [less, more] = lag < 0 ? ["earlier", "much_earlier"] : ["later", "much_later"];
+  return percent < 1 ? "alike" : percent < 5 ? less : more;
+}
+
+/** Formats how much later or earlier something is. */
+function lagText(lag) { return `${lag < 0 ? "−" : "+"}${timeText(Math.abs(lag), 2)}`; }
+
+/**
+ * Pairs the events of each rank of two runs, and returns for each rank the ends in the second run,
+ * ascending, and how much later than in the first run each is. The k-th events of the same kind
+ * belong together.
+ */
+function findLags(first, second) {
+  const keysOf = (run, rank) => {
+    const seen = new Map(), { peer, stage, microbatch } = run.columns;
+    return Array.from({ length: run.first[rank + 1] - run.first[rank] }, (_, k) => {
+      const i = run.first[rank] + k;
+      const name = `${run.op(i)} ${run.label(i)} ${peer[i]} ${stage[i]} ${microbatch[i]}`;
+      seen.set(name, (seen.get(name) ?? 0) + 1);
+      return [`${name} ${seen.get(name)}`, run.done[i]];
+    });
+  };
+  const alike = ["op", "peer", "stage", "microbatch"].map((name) => [first, second].map((run) => run.columns[name]));
+  return Array.from({ length: Math.min(first.ranks, second.ranks) }, (_, rank) => {
+    const [i, j] = [first.first[rank], second.first[rank]], size = first.first[rank + 1] - i;
+    let same = size === second.first[rank + 1] - j;
+    for (let k = 0; same && k < size; k++) same = alike.every(([one, other]) => one[i + k] === other[j + k]);
+    const before = same ? null : new Map(keysOf(first, rank));
+    const pairs = (same ? Array.from({ length: size }, (_, k) => [second.done[j + k], first.done[i + k]])
+      : keysOf(second, rank).map(([key, done]) => [done, before.get(key)]))
+      .map(([done, then]) => [done, done - then]).filter(([, lag]) => !Number.isNaN(lag)).sort(([one], [other]) => one - other);
+    return [Float64Array.from(pairs, ([done]) => done), Float64Array.from(pairs, ([, lag]) => lag)];
+  });
 }
 
 /** Returns a pattern of diagonal lines. */
