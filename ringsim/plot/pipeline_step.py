@@ -170,11 +170,11 @@ def _draw_step(picture: StepPicture, ax: Axes, inches: float | None) -> None:
         if draw is not None:
             handles += draw(rows)
     if row >= IDLE_SHARES_FROM:
-        for place, share in enumerate(bubble.of_total_by_rank):
+        for number, share in enumerate(bubble.of_total_by_rank):
             style.write_beside(
                 ax,
                 f"idle {percent(share)}",
-                (1, place),
+                (1, number),
                 (5, 0),
                 where=("axes fraction", "data"),
                 va="center_baseline",
@@ -488,9 +488,12 @@ def _draw_recorded(
     events = trace.events
     operations = (events.kind != SPAN) & (events.kind != MARK) & (events.kind != COLLECTIVE)
     bars = make_bars(take(trace, operations & in_step(events, step)))
-    bars = replace(bars, rank=np.searchsorted(ranks, bars.rank), lane=bars.lane + SEND_LANE)
-    rows.draw_bars(bars, bars.end_ns > bars.start_ns, axis)
-    return list(map(style.swatch, looks_of(bars).values()))
+    drawn = bars.lane >= bars.depths  # without the program's time, which is the gaps
+    lane = np.maximum(bars.lane - bars.depths, 0) + SEND_LANE
+    bars = replace(bars, rank=np.searchsorted(ranks, bars.rank), lane=lane)
+    rows.draw_bars(bars, drawn & (bars.end_ns > bars.start_ns), axis)
+    used = set(bars.look[drawn].tolist())
+    return [style.swatch(look) for number, look in looks_of(bars).items() if number in used]
 
 
 def plot_schedule(

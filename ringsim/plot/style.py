@@ -398,7 +398,8 @@ def dress(
     notes = [*notes, footer(metadata)]
     if compact:
         label = ax.get_xlabel() or next((one.get_xlabel() for one in ax.child_axes), "")
-        known = [*filter(None, (title, subtitle, label)), *notes]
+        axis = f"Horizontal axis: {label}" if label else ""
+        known = [*filter(None, (title, subtitle, axis)), *notes]
         caption = "\n".join(line[:1].upper() + line[1:].rstrip(".") + "." for line in known)
         ax.figure.text(0, 0, caption, visible=False, gid=CAPTION)
     panels: list[Any] = [ax, *ax.child_axes]
