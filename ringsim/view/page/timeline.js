@@ -9,6 +9,7 @@ const MOST_ARROWS = 400, MOST_NAMES = 1000; // more would look like a grey area
 const MOST_CROSSED = 24; // with more rows in view, only arrows near the pointer are drawn
 const MOST_BUBBLES = 4000; // the most bubbles to hatch at the same time
 const MOST_BARS = 20000; // above this number, bins are drawn instead of single bars
+const CAUSE = 1.5; // computing longer than others counts more than waiting, which it causes
 const MOST_PIXELS = 4e6; // the most pixels of the canvas; a larger screen gets larger pixels
 
 /** Returns a colour "#rrggbb" as a pixel of an ImageData, mixed with the colour `ground`; a `share` of 255 is the pure colour. */
@@ -113,10 +114,13 @@ class Timeline {
       }
     }
     run.odd = new Float64Array(run.ranks);
-    for (const time of times) {
-      const usual = median(time), spread = median(time.map((one) => Math.abs(one - usual)));
+    for (const [number, time] of times.entries()) {
+      const weight = number ? 1 : CAUSE, usual = median(time);
+      const spread = median(time.map((one) => Math.abs(one - usual)));
       const most = Math.max(4 * spread, 0.02 * (run.end - run.begin));
-      time.forEach((one, rank) => { run.odd[rank] = Math.max(run.odd[rank], Math.abs(one - usual) / most); });
+      time.forEach((one, rank) => {
+        run.odd[rank] = Math.max(run.odd[rank], (weight * Math.abs(one - usual)) / most);
+      });
     }
     run.oddest = Array.from(run.odd.keys()).sort((a, b) => run.odd[b] - run.odd[a]).slice(0, MOST_ODD);
     return run.odd;
