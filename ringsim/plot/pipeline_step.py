@@ -442,7 +442,7 @@ def _draw_recorded(
     """Draws a step's sends and recvs, coloured by state; returns the legend entries."""
     events = trace.events
     operations = (events.kind != SPAN) & (events.kind != MARK) & (events.kind != COLLECTIVE)
-    bars = make_bars(take(trace, operations & in_step(events, step)))
+    bars = make_bars(take(trace, operations & in_step(events, step)), has_program=False)
     bars = replace(bars, rank=np.searchsorted(ranks, bars.rank), lane=bars.lane + SEND_LANE)
     rows.draw_bars(bars, bars.end_ns > bars.start_ns, axis)
     return list(map(style.swatch, looks_of(bars).values()))
