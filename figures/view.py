@@ -1,7 +1,7 @@
 """Takes screenshots of the interactive page.
 
-The screenshots are ``view``, ``view_pipeline``, ``view_runs``, ``view_ranks`` and ``explore``. The
-script also records the animation ``playing``.
+The screenshots are ``view``, ``view_pipeline``, ``view_runs``, ``view_ranks``, ``view_code`` and
+``explore``. The script also records the animation ``playing``.
 
     python figures/view.py
 
@@ -48,6 +48,24 @@ def exchange_halos(columns: int, rounds: int = 6) -> None:
             handle.wait()
 
 
+def exchange_with_neighbours() -> None:
+    """Sends before it receives, on every rank, which is a deadlock."""
+    ring = ringsim.current_ring()
+    mine, received = torch.zeros(1024), torch.zeros(1024)
+    ringsim.compute(0.001 * (1 + ring.rank))
+    dist.send(mine, ring.succ, group=ring.succ_group)
+    dist.recv(received, ring.pred, group=ring.pred_group)
+
+
+def find_deadlock() -> ringsim.Trace:
+    """Returns the trace of a simulated run in which all ranks wait for each other."""
+    try:
+        return ringsim.simulate(exchange_with_neighbours, world_size=4, link=LINK)
+    except ringsim.errors.Deadlock as error:
+        trace: ringsim.Trace = error.trace
+        return trace
+
+
 def write_film(page: Page, file: Path) -> None:
     """Plays a page frame by frame, and writes the animation."""
     page.set_viewport_size({"width": 960, "height": 540})
@@ -74,7 +92,7 @@ def main() -> None:
     """Takes all screenshots.
 
     They show the recorded pipeline with the pointer at a wait, one simulated schedule, two
-    compared schedules, and an explorer.
+    compared schedules, the code of a deadlock, and an explorer.
     """
     schedule = ringsim.simulate_schedule(
         "interleaved_1f1b", Costs(latency=0.1), num_ranks=4, num_microbatches=8, num_chunks=2
@@ -98,14 +116,14 @@ def main() -> None:
             (
                 "view_pipeline",
                 schedule.trace(),
-                "show=bubbles,path&tab=steps&by=stage",
+                "hide=&tab=steps&by=stage",
                 None,
                 False,
             ),
             (
                 "view_runs",
                 ringsim.compare(gpipe, one_f_one_b),
-                "show=bubbles&tab=steps",
+                "tab=steps",
                 None,
                 True,
             ),
@@ -116,12 +134,15 @@ def main() -> None:
                 (1050, 220),
                 False,
             ),
+            ("view_code", find_deadlock(), "tab=code", None, False),
         ):
             page_file = Path(directory, f"{name}.html")
-            trace.to_html(page_file)
+            more = {"source": True} if name == "view_code" else {}
+            trace.to_html(page_file, **more)
             page = browser.new_page(
                 viewport={"width": 1280, "height": 720}, color_scheme="dark" if is_dark else "light"
             )
+            page.add_init_script("try { localStorage.setItem('ringsim-hint', 'read'); } catch {}")
             page.goto(f"{page_file.as_uri()}#{shown}")
             while not page.evaluate("window.ringsim?.frame"):
                 page.wait_for_timeout(SETTLE_MS)

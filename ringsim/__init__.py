@@ -23,6 +23,7 @@ Contents::
     simulate                          run the same worker on thousands of simulated ranks, on a
                                       virtual clock
     simulate_schedule                 simulate a pipeline step from its schedule and its costs
+    plot_schedules                    draw schedules below each other on one time axis
     calibrate                         find this machine's message and computing costs from a trace
     calibration_worker                the worker to trace for ``calibrate``
     compare                           compare two runs: before and after, two schedules, or a run
@@ -107,6 +108,7 @@ _CONTENTS: Final = {
     "load_ipython_extension": "ringsim.magics",
     "mark": "ringsim.traces.spans",
     "pipeline": "ringsim.pipeline",
+    "plot_schedules": "ringsim.plot.stacked_schedules",
     "simulate": "ringsim.simulator.api",
     "predict": "ringsim.prediction.scaling",
     "scale": "ringsim.prediction.scaling",
@@ -139,6 +141,7 @@ if TYPE_CHECKING:  # the same table, for type checkers and editors
     from ringsim.magics import load_ipython_extension as load_ipython_extension
     from ringsim.measuring.api import bandwidth as bandwidth
     from ringsim.measuring.calibrating import calibration_worker as calibration_worker
+    from ringsim.plot.stacked_schedules import plot_schedules as plot_schedules
     from ringsim.prediction.calibration import calibrate as calibrate
     from ringsim.prediction.comparison import compare as compare
     from ringsim.prediction.scaling import predict as predict

@@ -29,7 +29,7 @@ import torch
 
 import ringsim
 from ringsim import comm as dist
-from ringsim.errors import Deadlock, ScheduleError
+from ringsim.errors import Deadlock
 from ringsim.faults import Slow
 from ringsim.link import Link
 from ringsim.ring.ring import current_ring
@@ -39,7 +39,7 @@ from ringsim.schedules.generation import plan_jobs, plan_steps, steady_use, time
 from ringsim.simulator.api import simulate
 from ringsim.simulator.schedules import simulate_schedule
 from ringsim.traces.steps import measure_stage_use
-from ringsim.traces.units import bytes_text, count, time_text
+from ringsim.traces.units import bytes_text, count, rate_text, time_text
 from ringsim.traces.value import Trace
 from ringsim.view.explorer import Choice, Explorer, Frame, say_stuck
 
@@ -66,8 +66,8 @@ def schedule() -> Explorer:
         >>> print(
         ...     schedule().frame(left="1f1b", right="none", ranks=2, microbatches=4).text
         ... )  # doctest: +NORMALIZE_WHITESPACE
-                step    closed form   bubble   closed form   activations held, by rank
-        A 1f1b  15 ms         15 ms   20.0 %        20.0 %   2 1
+        schedule    step   closed form   bubble   closed form   activations held, by rank
+          A 1f1b   15 ms         15 ms   20.0 %        20.0 %                         2 1
     """
     names = [name for name in SCHEDULE_NAMES if name != "afab"]  # another name for gpipe
     choices = (
@@ -91,29 +91,24 @@ def _schedules(
     latency: float,
     last: float,
 ) -> Frame:
-    lines = [
-        "                       step   closed form   bubble   closed form   "
-        "activations held, by rank"
+    held = "activations held, by rank"
+    rows: list[tuple[str, ...]] = [
+        ("schedule", "step", "closed form", "bubble", "closed form", held)
     ]
     traces = []
     for letter, name in zip("AB", (left, right), strict=True):
         if name == _NONE:
             continue
-        words = f"{letter} {name}"
-        try:
-            line, trace = _one_schedule(name, ranks, microbatches, backward, latency, last)
-        except ScheduleError as error:
-            lines.append(f"{words:<18} {error}")
-            continue
-        lines.append(f"{words:<18} {line}")
+        row, trace = _one_schedule(name, ranks, microbatches, backward, latency, last)
+        rows.append((f"{letter} {name}", *row))
         traces.append(trace)
-    return Frame("\n".join(lines), tuple(traces))
+    return Frame((), tuple(traces), tuple(rows))
 
 
 @lru_cache(256)
 def _one_schedule(
     name: str, ranks: int, microbatches: int, backward: float, latency: float, last: float
-) -> tuple[str, Trace]:
+) -> tuple[tuple[str, ...], Trace]:
     stages = ranks * find_num_chunks(name)
     # the same model, divided into more stages
     one_s = _MS * ranks / stages
@@ -132,11 +127,7 @@ def _one_schedule(
     if not latency and last == 1.0 and bubble.closed_form is not None:
         share = f"{100 * bubble.closed_form.of_total:.1f} %"
     held = " ".join(map(str, peaks.peaks))
-    line = (
-        f"{1e3 * run.makespan:>5.4g} ms   {step:>11}   {100 * run.bubble:>4.1f} %   {share:>11}   "
-        f"{held}"
-    )
-    return line, trace
+    return (f"{1e3 * run.makespan:.4g} ms", step, f"{100 * run.bubble:.1f} %", share, held), trace
 
 
 def ring() -> Explorer:
@@ -147,8 +138,9 @@ def ring() -> Explorer:
 
     Example:
         >>> print(ring().frame(what="token", ranks=8).text)
-        simulated    212 µs
-        closed form  212 µs   ranks (computing + latency + size / bandwidth)
+        Closed form: ranks (computing + latency + size / bandwidth).
+        pattern   simulated   closed form
+          token      212 µs        212 µs
     """
     kinds = ("token", "shift", _ALL_REDUCE)
     choices = (
@@ -166,7 +158,7 @@ def ring() -> Explorer:
 def _go_round(
     what: str, ranks: int, size: int, latency: float, bandwidth: float, computing: float, slow: int
 ) -> Frame:
-    link, size_bytes, compute_s = _link(latency, bandwidth), 1024 * size, round(_US * computing, 6)
+    link, size_bytes, compute_s = _link(latency, bandwidth), 1024 * size, round(_US * computing, 9)
     closed_s, words = (
         compute_s + link.time_s(size_bytes),
         "computing + latency + size / bandwidth",
@@ -181,12 +173,11 @@ def _go_round(
     trace = simulate(
         _pass_round, world_size=ranks, args=(what, size_bytes, compute_s), link=link, inject=inject
     )
-    closed = time_text(1e9 * closed_s)
-    known = f"{closed}   {words}"
+    closed, rule = time_text(1e9 * closed_s), f"Closed form: {words}."
     if slow > 1:
-        known = f"none for a slow rank; {closed} for equal ranks"
-    text = f"simulated    {time_text(1e9 * trace.makespan_s)}\nclosed form  {known}"
-    return Frame(text, (trace,))
+        rule = "The closed form is for equal ranks. No closed form is known for a slow rank."
+    row = (what, time_text(1e9 * trace.makespan_s), closed)
+    return Frame((rule,), (trace,), (("pattern", "simulated", "closed form"), row))
 
 
 def _pass_round(what: str, size_bytes: int, compute_s: float) -> None:
@@ -227,8 +218,8 @@ def bandwidth() -> Explorer:
         The explorer.
 
     Example:
-        >>> print(bandwidth().frame(latency_b=10.0, bandwidth_b=10.0).text.splitlines()[-1].split())
-        ['half', 'the', 'bandwidth', 'at', '97.7', 'KiB', '97.7', 'KiB']
+        >>> print(bandwidth().frame().sentences[0])
+        A (10 µs, 10 GB/s) reaches half of its bandwidth with 97.7 KiB.
     """
     choices = (
         Choice("latency_a", "A: latency", 10.0, _LATENCIES, _LATENCIES[::3], "µs"),
@@ -236,40 +227,39 @@ def bandwidth() -> Explorer:
         Choice("latency_b", "B: latency", 1.0, _LATENCIES, _LATENCIES[::3], "µs"),
         Choice("bandwidth_b", "B: bandwidth", 2.0, _BANDWIDTHS, (2.0, 10.0, 50.0), "GB/s"),
     )
-    return Explorer("bandwidth of two links", _two_links, choices, tab="bandwidth")
+    return Explorer("bandwidth of two links", _two_links, choices, draws=True)
 
 
 _SIZES: Final = tuple(8**power for power in range(1, 9))  # bytes, to 16 MiB
 
 
 def _two_links(latency_a: float, bandwidth_a: float, latency_b: float, bandwidth_b: float) -> Frame:
-    sides = [_one_link(latency_a, bandwidth_a), _one_link(latency_b, bandwidth_b)]
-    sizes = [
-        "",
-        "    size",
-        *(f"{bytes_text(size):>8}" for size in _SIZES),
-        "half the bandwidth at",
-    ]
-    lines = [
-        "   ".join([size, *rows]).rstrip()
-        for size, *rows in zip(sizes, *(rows for rows, _ in sides), strict=True)
-    ]
-    return Frame("\n".join(lines), tuple(trace for _, trace in sides))
+    columns = [("size", *map(bytes_text, _SIZES))]
+    sentences, traces = [], []
+    for name, latency, bandwidth in (("A", latency_a, bandwidth_a), ("B", latency_b, bandwidth_b)):
+        link = _link(latency, bandwidth)
+        trace, times_ns = _one_link(link)
+        closed = [time_text(1e9 * link.time_s(size)) for size in _SIZES]
+        rates = [rate_text(size / ns) for size, ns in zip(_SIZES, times_ns, strict=True)]
+        columns += [
+            (f"{name}: simulated", *map(time_text, times_ns)),
+            (f"{name}: closed form", *closed),
+            (f"{name}: bandwidth", *rates),
+        ]
+        sentences.append(
+            f"{name} ({latency:g} µs, {bandwidth:g} GB/s) reaches half of its bandwidth with "
+            f"{bytes_text(round(link.n_half_bytes))}."
+        )
+        traces.append(trace)
+    return Frame(tuple(sentences), tuple(traces), tuple(zip(*columns, strict=True)))
 
 
 @lru_cache(256)
-def _one_link(latency: float, bandwidth: float) -> tuple[list[str], Trace]:
-    """Returns the rows of a table, and the trace."""
-    link = _link(latency, bandwidth)
+def _one_link(link: Link) -> tuple[Trace, list[int]]:
+    """Returns the trace, and the time that each size took, in ns."""
     trace = simulate(_send_all, world_size=2, link=link)
     events, messages = trace.events, trace.messages
-    took_ns = (events.done_ns[messages.recv] - events.post_ns[messages.send]).tolist()
-    rows = [f"{f'{latency:g} µs, {bandwidth:g} GB/s':^36}", "simulated   closed form    bandwidth"]
-    rows += [
-        f"{time_text(ns):>9}   {time_text(1e9 * link.time_s(size)):>11}  {size / ns:>6.3g} GB/s"
-        for size, ns in zip(_SIZES, took_ns, strict=True)
-    ]
-    return [*rows, f"{bytes_text(round(link.n_half_bytes)):<36}"], trace
+    return trace, (events.done_ns[messages.recv] - events.post_ns[messages.send]).tolist()
 
 
 def _send_all() -> None:
@@ -289,10 +279,11 @@ def generation() -> Explorer:
         The explorer.
 
     Example:
-        >>> print(generation().frame(batches=4).text)  # doctest: +NORMALIZE_WHITESPACE
-                          in all   32 tokens
-        simulated          56 ms   a stage works 85 % of the time while decoding
-        planned            56 ms   closed form, without latency: 100 %
+        >>> print(generation().frame(batches=4).text)
+        The planned share is the closed form, without latency.
+              run   32 tokens   a stage works, while decoding
+        simulated       56 ms                            85 %
+          planned       56 ms                           100 %
         >>> print(generation().frame(batches=5).text)
         The run never ends. According to the closed form, a stage works 0 % of the time.
         Ranks 0, 1, 2, 3 wait for each other forever.
@@ -322,19 +313,19 @@ def _tokens(
         text = (
             f"The run never ends. According to the closed form, a stage works {share} of the time."
         )
-        return Frame(f"{text}\n{say_stuck(error)}", (error.trace,))
+        return Frame((text, say_stuck(error)), (error.trace,))
     played = time_generation(
         stages, batches, 1, tokens, prefill, 1.0, async_comm=together, latency=latency
     )
     busy = sum(row.decode_use for row in measure_stage_use(trace)) / stages
     played_ms = max(times[-1][1] for times in played.times)
-    lines = [
-        f"                  in all   {count(batches * tokens, 'token')}",
-        f"simulated         {1e3 * trace.makespan_s:>6.4g} ms   a stage works {100 * busy:.0f} "
-        "% of the time while decoding",
-        f"planned           {played_ms:>6.4g} ms   closed form, without latency: {share}",
-    ]
-    return Frame("\n".join(lines), (trace,))
+    rows = (
+        ("run", count(batches * tokens, "token"), "a stage works, while decoding"),
+        ("simulated", f"{1e3 * trace.makespan_s:.4g} ms", f"{100 * busy:.0f} %"),
+        ("planned", f"{played_ms:.4g} ms", share),
+    )
+    sentence = "The planned share is the closed form, without latency."
+    return Frame((sentence,), (trace,), rows)
 
 
 def _generate(batches: int, tokens: int, together: bool, prefill_s: float) -> None:
@@ -406,8 +397,8 @@ def _in_order(
             semantics=kind,
         )
     except Deadlock as error:
-        return Frame(f"The run never ends. {rule}\n{say_stuck(error)}", (error.trace,))
-    return Frame(f"The run ends after {time_text(1e9 * trace.makespan_s)}. {rule}", (trace,))
+        return Frame((f"The run never ends. {rule}", say_stuck(error)), (error.trace,))
+    return Frame((f"The run ends after {time_text(1e9 * trace.makespan_s)}. {rule}",), (trace,))
 
 
 def _exchange(orders: list[str], size_bytes: int) -> None:

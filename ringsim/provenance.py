@@ -107,6 +107,8 @@ def footer(metadata: Mapping[str, Any]) -> str:
         ...     }
         ... )
         'measured on EPYC 7B13, 2 cores, gloo, torch 2.13.0, 2026-11-20'
+        >>> footer({"source": "predicted", "replay_error": -0.03, "backend": "gloo"})
+        'predicted (the replay itself is 3 % off) from a run: gloo'
         >>> footer({})
         'origin unknown'
     """
@@ -127,6 +129,10 @@ def footer(metadata: Mapping[str, Any]) -> str:
     ]
     details = ", ".join(str(part) for part in parts if part)
     begin = ("part of a run, " if "part" in metadata else "") + str(source or "origin unknown")
+    error = metadata.get("replay_error")
+    if source == "predicted" and isinstance(error, float):
+        share = f"{abs(error):.0%}" if abs(error) >= 0.005 else "less than 1%"
+        begin += f" (the replay itself is {share} off) from a run".replace("%", " %")
     if any(str(note).startswith(_DOUBTFUL) for note in metadata.get("notes") or ()):
         begin += ", from doubtful constants"
     if not details:

@@ -21,7 +21,7 @@ def show_view(view: Any) -> None:
     """Writes the page of a view, and shows the page and the still pictures."""
     from ringsim.view.html import to_html
 
-    to_html(view.traces, unnamed := STATIC / "view.html")
+    to_html(view.traces, unnamed := STATIC / "view.html", source=True)
     name = f"view-{hashlib.sha256(unnamed.read_bytes()).hexdigest()[:12]}.html"
     unnamed.replace(STATIC / name)
     show_frame(name, "An interactive view of the run", "36rem")

@@ -94,6 +94,27 @@ def test_diagnose_says_what_is_wrong(kind: str, ranks: Any, event: Any, reason: 
     assert repr(result).startswith("check.diagnose: not yet (4 ranks)\n")
 
 
+@pytest.mark.parametrize(
+    ("ranks", "event", "marked"), [((), None, 0), (9, 999, 0), ((1, 2), 22, 1)]
+)
+def test_a_wrong_diagnosis_marks_the_answer_in_one_picture(
+    ranks: Any, event: int | None, marked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In 0.3.0, each wrong answer drew the ring and the timeline again."""
+    displayed: list[Any] = []
+    monkeypatch.setattr("IPython.display.display", lambda what, **_: displayed.append(what))
+    monkeypatch.setattr(Trace, "plot_timeline", lambda trace: displayed.append(trace))
+    trace = load("patient_4")
+    check.diagnose(trace, "race", ranks, event)._ipython_display_()
+    text, *drawn = displayed
+    assert "not yet" in text["text/plain"]
+    assert len(drawn) == marked
+    for picture in drawn:
+        answer = [one for one in picture if one.label == "your answer"]
+        assert sorted(one.rank for one in answer) == sorted([1, 2, trace[22].rank])
+        assert len(picture) == len(trace) + len(answer)
+
+
 def test_diagnose_tells_runs_that_finished_from_those_that_did_not() -> None:
     assert (
         check.diagnose(load("patient_1"), "deadlock", (0, 1), 0).reason

@@ -64,7 +64,7 @@ def test_names_that_are_imported_exist() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_an_option_of_a_command_is_known(page: Path) -> None:
-    lines = re.findall(r"(?<![\w-])ringsim (\w+)([^\n`#|]*)", page.read_text("utf-8"))
+    lines = re.findall(r"(?<![\w-])ringsim ([\w-]+)([^\n`#|]*)", page.read_text("utf-8"))
     for verb, rest in lines:
         options = rest.partition(".py")[0]  # options after a script belong to the script
         mentioned = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", options))

@@ -417,7 +417,7 @@ def test_lesson_06_shows_what_it_claims() -> None:
     shows(texts["claims-run"], f"zb_h2  step 27, {idle}")
     known = "1f1b, 4 ranks, 8 microbatches: 33 (closed form 33), bubble 27.3 %\n"
     shows(texts["data-run"], known, "rank 0: 0F0 0F1 0F2 0B0 0F3 0B1 0B2 0B3\n")
-    beside = "gpipe with 36 units and 8 live, 1f1b with 41 units and 4 live."
+    beside = "simulated: GPipe 36 units, 1F1B 41 units: 5 units (14 %) longer."
     shows(texts["beside-run"], beside)
     kept = "kept for one microbatch: 811,008 bytes; with recomputation 16,384, 50 times less\n"
     known = "1f1b, 3 ranks, 6 microbatches: 32 (closed form 32), bubble 25.0 %\n"

@@ -213,6 +213,7 @@ LATER = (
     r"'0.9.0' or later: pip install --upgrade"
 )
 NOT_PAIRS = ([["ring:0>1"]], [3], 7, "ab", [[0, [0, 1]]], {})
+NOT_SOURCES = (["x"], "x", {"train.py": 3}, {"a.py": "x" * 600_000, "b.py": "x" * 400_001})
 NOT_RANKS = (7, "ab", ["ab"], [{"rank": []}], {})
 HOSTILE: list[tuple[Callable[[Any, Any], Any], str]] = [
     (put("op", [2, 0, 999], "u2"), "column op contains a number outside"),
@@ -235,6 +236,7 @@ HOSTILE: list[tuple[Callable[[Any, Any], Any], str]] = [
     (say("metadata", part={"of": [], "apart": [3]}), "apart does not exist"),
     (say(format=True), "does not specify a format"),
     (say(format=2, needs="0.9.0", tables="another form"), LATER),
+    *((say(sources=value), "sources is not an object") for value in NOT_SOURCES),
     *((say("metadata", ring_groups=value), "not a list of pairs") for value in NOT_PAIRS),
     *((say("metadata", ranks=value), "ranks is not a list of objects") for value in NOT_RANKS),
 ]

@@ -10,8 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 from synthetic import Story, pipeline
 from test_hostile_names import hostile_file
+from test_sources import LINK, all_send_first, send_next
+from test_sources import stuck as stuck_in_code
 
 import ringsim
 from ringsim import Trace, explore
@@ -99,7 +103,8 @@ def open_page(browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     def open_it(*shown: Any, fragment: str = "") -> Shown:
         page = context.new_page()
         if len(shown) == 1:
-            shown[0].to_html(tmp_path / "run.html")
+            more = {"source": True} if isinstance(shown[0], Trace) else {}
+            shown[0].to_html(tmp_path / "run.html", **more)
         else:
             files = [f"{tmp_path}/{number}.ringtrace" for number in range(len(shown))]
             for trace, file in zip(shown, files, strict=True):
@@ -137,12 +142,15 @@ def two_that_meet() -> Trace:
 def test_hovering_and_clicking_tell_what_an_event_was(open_page: Open) -> None:
     view = open_page(two_that_meet())
     view.page.mouse.move(*view.at(3))
-    tip = view.text("tip")
-    assert tip.startswith("recv from 0\n")
-    assert "Rank 1 waited 3 ms because rank 0 was late to send." in tip
-    assert "other side: rank 0, from 4 ms to 6 ms" in tip
+    assert view.text("tip").splitlines() == [
+        "recv from 0",
+        "rank 1, 1 ms to 6 ms (5 ms)",
+        "other side: rank 0, from 4 ms to 6 ms",
+        "Rank 1 waited 3 ms because rank 0 was late to send.",
+    ]
     view.page.mouse.click(*view.at(3))
     view.until("timeline.selected?.event === 3")
+    assert not view.part("tip").is_visible(), "the panel has the card"
     view.page.get_by_text("go there").wait_for()
     panel = view.text("panel")
     for said in ("transfer\n2 ms", "tag\n7", "float32[1024], 4 KiB", "0.00205 GB/s", "send to 1"):
@@ -185,7 +193,7 @@ def test_wheel_drag_keys_overview_and_two_fingers_move_the_window(open_page: Ope
         assert (new[1] - old[1]) * high > 0, key
     box = view.part("stage").bounding_box()
     page.mouse.click(box["x"] + 600, view.part("overview").bounding_box()["y"] + 20)
-    middle = (600 - 76) / (box["width"] - 76) * 8e6
+    middle = view.get("(600 - GUTTER) / (a - GUTTER)", box["width"]) * 8e6
     assert sum(view.window) / 2 == pytest.approx(middle, rel=0.01)
     view.press("f")
     touch = page.context.new_cdp_session(page)
@@ -224,6 +232,67 @@ def test_an_area_has_sums_and_can_fill_the_view(open_page: Open) -> None:
     view.press("Escape")
     assert view.get("timeline.tape") is None
     assert view.get("timeline.rowHeight") == low
+
+
+def test_keys_work_at_once_and_the_panel_can_be_resized(open_page: Open) -> None:
+    view = open_page(two_that_meet())
+    page, keys, hint = view.page, view.page.keyboard, view.part("hint")
+    whole, beside = view.window, view.part("side").bounding_box()
+    assert hint.locator("p").all_inner_texts()[2:] == ["Press ? for all keys."]
+    keys.press("w")
+    assert view.window[1] < whole[1]
+    page.reload()
+    view.until("view?.frame !== undefined")
+    assert not hint.is_visible(), "the hint must stay closed"
+    page.get_by_role("button", name="light/dark").click()
+    dark = view.get("timeline.dark")
+    keys.press(" ")
+    assert (view.get("view.playing"), view.get("timeline.dark")) == (True, dark)
+    for key in (" ", "/", "b", "w"):
+        keys.press(key)
+    assert (view.part("search").input_value(), view.get("[...timeline.hidden]")) == (
+        "bw",
+        ["critical_path"],
+    )
+    view.part("search").fill("rank:1 foo:1")
+    assert view.text("hits").startswith("no field foo. Fields: rank, size")
+    view.part("search").press("Escape")
+    keys.press("?")
+    assert "zoom to the selected area" in view.text("keys")
+    keys.press("Escape")
+    assert not view.part("help").is_visible()
+    controls = "[...view.root.querySelectorAll('button, select, input:not([type=range])')]"
+    assert view.get(f"{controls}.filter((one) => !one.title).map((one) => one.outerHTML)") == []
+    view.part("divider").press("ArrowLeft")
+    width, stage = view.part("side").bounding_box(), view.part("stage").bounding_box
+    assert width["width"] > beside["width"]
+    assert view.get("timeline.width") == stage()["width"]
+    keys.press("q")
+    assert (view.part("side").is_visible(), stage()["width"]) == (False, 1200)
+    keys.press("q")
+    page.set_viewport_size({"width": 390, "height": 700})  # there, the panel is below
+    view.tab("statistics")
+    view.until("timeline.width === 390")
+    assert view.part("panel").bounding_box()["y"] > stage()["y"] + stage()["height"]
+    assert view.get("document.documentElement.scrollWidth") == 390
+    assert view.get("view.part('panel').scrollWidth <= view.part('panel').clientWidth")
+
+
+def test_the_legend_shows_and_hides_everything_that_is_drawn(open_page: Open) -> None:
+    run = ringsim.simulate_schedule("1f1b", Costs(latency=0.1), num_ranks=4, num_microbatches=4)
+    view = open_page(run.trace())
+    view.text("panel")
+    drawn = "(timeline.draw(), [timeline.canvas.toDataURL(), timeline.overlay.toDataURL()])"
+    entries = view.part("legend").get_by_role("button").all()
+    names = [entry.inner_text().split(" ", 1)[1] for entry in entries]
+    assert {"forward", "backward", "step", "bubble", "critical path", "message"} < {*names}
+    for name, entry in zip(names, entries, strict=True):
+        before, was_on = view.get(drawn), entry.get_attribute("aria-pressed")
+        entry.click()
+        assert view.get(drawn) != before, name
+        assert entry.get_attribute("aria-pressed") != was_on, name
+        entry.click()
+        assert view.get(drawn) == before, name
 
 
 def test_arrow_keys_walk_and_say_where_they_are(open_page: Open) -> None:
@@ -284,7 +353,7 @@ def test_panels_count_what_is_in_the_window(open_page: Open) -> None:
     ring = view.part("ring").bounding_box()
     side = ring["width"] - 40
     view.page.mouse.move(ring["x"] + 36 + 0.75 * side, ring["y"] + 20 + 0.25 * side)
-    said = "rank 0 to rank 1: 4 KiB in 1 message"
+    said = "rank 0 to rank 1: 4 KiB in 1 message; click to filter"
     view.until(f"""document.querySelector('[data-part="ring"]').title === "{said}" """)
     view.tab("table")
     assert view.text("panel").count("compute") == 1
@@ -300,6 +369,73 @@ def stuck() -> Trace:
         more = {"peer": 1 - rank, "group": "world", "tag": 0, "size_bytes": 4}
         story.op(rank, "recv", (50 + rank, 50 + rank, -1), **more)
     return story.trace()
+
+
+def all_reduce() -> Trace:
+    """Four ranks that call all_reduce; rank 1 comes last, and the second time never."""
+    story = Story(4)
+    for rank in range(4):
+        late = 3 if rank == 1 else rank / 10
+        story.span(rank, "compute", 0, late)
+        story.op(rank, "all_reduce", (late, late, 4), group="world", size_bytes=4096)
+        if rank != 1:
+            story.op(rank, "all_reduce", (5, 5, -1), group="world", size_bytes=64)
+    return story.trace()
+
+
+COLLISIONS = """view.ring.boxes.flatMap((a, k) => view.ring.boxes.slice(0, k)
+    .filter((b) => (a.text || b.text) && a.x < b.x + b.width && b.x < a.x + a.width
+        && a.y < b.y + b.height && b.y < a.y + a.height).map((b) => [a, b]))"""
+
+
+@pytest.mark.parametrize(
+    ("trace", "head", "seen", "said"),
+    [
+        (all_reduce(), 2e6, "all_reduce 3/4 4 KiB", "rank 0 waits for rank 1, rank 1 computes"),
+        (all_reduce(), 9e6, "all_reduce 3/4 64 B", "rank 0 waits for rank 1, rank 1 has ended"),
+        (stuck(), 60e6, "0 waits for 1 waits for 0", "0 waits for rank 1, rank 1 waits for rank 0"),
+        (two_that_meet(), 2e6, "4 KiB", "rank 0 computes, rank 1 waits for rank 0"),
+        (two_that_meet(), 5e6, "4 KiB", "rank 0 waits in send to 1, rank 1 waits in recv from 0"),
+        (pipeline(20), 9e6, "77 messages: 4.751 MiB · 1 barrier", "waits for rank"),
+    ],
+    ids=["late", "missing", "circle", "late_sender", "transfer", "many"],
+)
+def test_the_ring_shows_who_waits_for_whom(
+    open_page: Open, trace: Trace, head: float, seen: str, said: str
+) -> None:
+    view = open_page(trace)
+    for width in (340, 260):
+        view.get("document.querySelector('aside').style.width = a", f"{width}px")
+        view.get("(timeline.head = a, view.ring.draw())", head)
+        assert seen in view.get("view.ring.boxes.map(({ text }) => text)")
+        assert view.get(COLLISIONS) == []
+        assert said in view.part("ring").get_attribute("aria-label")
+
+
+def test_the_ring_filters_the_timeline(open_page: Open) -> None:
+    for trace, query, found in (
+        (two_that_meet(), "rank:1", 2), (all_reduce(), "op:all_reduce group:world", 7),
+        (two_that_meet(), "from:0 to:1", 2), (stuck(), "rank:0 peer:1", 1),
+    ):  # fmt: skip
+        view = open_page(trace)
+        view.get("(timeline.head ||= 5.5e6, view.ring.draw())")
+        x, y = view.get(
+            """(({ box, points }) => box ? [box.x + box.width / 2, box.y + box.height / 2]
+                : points[30])(view.ring.targets.find(({ query }) => query === a))""",
+            query,
+        )
+        for text, does in ((query, "show all"), ("", "filter")):
+            view.part("ring").click(position={"x": x, "y": y})
+            assert view.part("search").input_value() == text
+            assert view.text("hits") == (f"{found} found" if text else "")
+            assert view.part("ring").get_attribute("title").endswith(f"click to {does}")
+    # a run with a fault opens at its end
+    for key, said in (("ArrowRight", "rank 0 waits for rank 1"), ("ArrowLeft", "rank 1 waits")):
+        view.part("ring").press(key)
+        assert view.text("live").startswith(said)
+    for text in ("rank:1", ""):
+        view.part("ring").press("Enter")
+        assert view.part("search").input_value() == text
 
 
 def test_a_flag_leads_to_the_finding_and_notes_stand_below(
@@ -367,13 +503,13 @@ def test_a_thousand_ranks_scroll(open_page: Open) -> None:
         story.op(rank, "barrier", (0, 1, 2), group="world")
     view = open_page(story.trace())
     view.text("legend")  # the page has settled
-    first = "timeline.top / timeline.rowHeight"
-    rows = view.get("timeline.height - RULER") / 3  # of 3 pixels
+    view.get("(timeline.setRowHeight(100), timeline.scroll(-1e9))")  # otherwise all rows fit
     view.part("stage").hover()
     view.page.mouse.wheel(0, 300)
-    view.until(f"{first} === 100")
-    view.press(*["PageDown"] * 8)
-    assert view.get(first) == pytest.approx(1000 - rows)  # the last rank is at the bottom
+    view.until("timeline.top === 300")
+    view.press(*["PageDown"] * 20)
+    bottom = "timeline.y(timeline.rowOf(timeline.runs[0], 999) + 1) - timeline.height"
+    assert view.get(bottom) == pytest.approx(0)
 
 
 def test_rows_of_a_thousand_ranks_fold_except_for_the_straggler(open_page: Open) -> None:
@@ -437,9 +573,10 @@ def test_what_is_drawn_is_what_happened(open_page: Open) -> None:
         timeline.draw();
         const x = timeline.x(run.post[a] + b * (run.endOf(a) - run.post[a]));
         const [low, high] = timeline.placeOf(run, a), y = Math.round((low + high) / 2 * ratio);
-        const pixel = timeline.buffer[y * timeline.canvas.width + Math.round(x * ratio)];
+        const at = y * timeline.canvas.width + Math.round(x * ratio);
+        const pixels = timeline.buffer.subarray(at, at + 2); // one of them may belong to a texture
         const shown = (state) => timeline.pixels.some((stripe) =>
-            [255, 170].some((share) => stripe[state][share] === pixel));
+            [255, 170].some((share) => pixels.includes(stripe[state][share])));
         return STATES.filter((state, number) => shown(number)).map(({ name }) => name);
     })()"""
     for most in (30000, -1):
@@ -456,6 +593,79 @@ def test_what_is_drawn_is_what_happened(open_page: Open) -> None:
         assert view.get(script, 3, 0.59) == ["blocked: late sender"]
         assert view.get(script, 3, 0.61) == ["transfer"]
         view.get("timeline.fit()")
+
+
+def late_for_all_reduce() -> None:
+    ringsim.compute(0.001 * (1 + dist.get_rank()))
+    dist.all_reduce(torch.zeros(1))
+
+
+def word_of(function: Callable[..., Any], line: int) -> str:
+    """Returns a line of a function, such as "test.py:14", counted from its first line."""
+    code = function.__code__
+    return f"{Path(code.co_filename).name}:{code.co_firstlineno + line}"
+
+
+def test_the_code_shows_where_each_rank_is(open_page: Open) -> None:
+    """The playhead moves the cursors, a line selects its operations, and an operation its line."""
+    computes, reduces = (word_of(late_for_all_reduce, line) for line in (1, 2))
+    trace = ringsim.simulate(late_for_all_reduce, world_size=2, link=LINK)
+    view = open_page(trace, fragment="#tab=code&h=500000")
+    view.page.locator(".code").wait_for()
+    said = "[...document.querySelectorAll('.code title')].map((one) => one.textContent)"
+    assert view.get(said) == [f"rank {rank} computes at {computes}" for rank in (0, 1)]
+    code = view.page.locator(".code li:not(.far)").all_inner_texts()
+    assert "def late_for_all_reduce() -> None:" in " ".join(code)
+    assert "import pytest" not in " ".join(code)  # folded, because it is far away
+    view.page.get_by_role("button", name="all lines").click()
+    assert view.page.get_by_text("import pytest", exact=True).is_visible()
+    # a click on an operation moves the line, and marks the operation's line
+    events = trace.to_pandas()
+    first, second = events.index[events["op"] == "all_reduce"]
+    view.page.mouse.click(*view.at(int(first)))
+    waits = [
+        f"rank 0 waits at {reduces} for rank 1 at {computes}",
+        f"rank 1 computes at {computes}",
+    ]
+    view.until("document.querySelector('.code .here')?.innerText.includes('all_reduce')")
+    assert view.get(said) == waits
+    assert view.get("document.querySelectorAll('.code svg > path').length") == 1
+    view.text("panel")
+    assert view.page.locator(".code [aria-live]").text_content() == waits[0]
+    # a line selects its operations, also by keys, and the search box shows how
+    line = view.page.get_by_role("button", name="dist.all_reduce(torch.zeros(1))")
+    line.click()
+    assert view.text("hits") == "2 found"
+    assert view.get("[...[...timeline.found.values()][0]]") == [0, 1, 0, 1]
+    walked = []
+    for button in ("next", "next", "previous"):
+        view.page.locator(".code").get_by_role("button", name=button).click()
+        walked.append(view.get("timeline.selected.event"))
+    assert walked == [second, first, second]
+    view.text("panel")
+    assert view.get(said) == [f"rank {rank} waits at {reduces}" for rank in (0, 1)]
+    line.press("ArrowUp")
+    view.page.keyboard.press("Enter")
+    assert view.part("search").input_value() == f"line:{computes}"
+    view.page.keyboard.press("Enter")  # again: no search
+    assert view.get("[view.part('search').value, timeline.found, view.tab]") == ["", None, "code"]
+
+
+def test_a_deadlock_is_a_circle_in_the_code(open_page: Open) -> None:
+    view = open_page(stuck_in_code())
+    view.tab("code")
+    view.page.locator(".code").wait_for()
+    word = word_of(all_send_first, 1)  # the caller of the wrapper that sends
+    titles = view.page.locator(".code title").all_text_contents()
+    assert titles == [
+        f"rank {k} waits at {word} for rank {(k + 1) % 3} at {word}" for k in range(3)
+    ]
+    assert view.page.locator(".code svg > path.stuck").count() == 3
+    send = view.page.get_by_role("button", name="dist.send(tensor, ")
+    send.click()  # the wrapper's own line has the same operations
+    assert view.text("hits") == "3 found"
+    assert view.part("search").input_value() == f"line:{word_of(send_next, 1)}"
+    assert open_page(pipeline(2)).page.get_by_role("tab", name="code").count() == 0
 
 
 READ_STEP = """(() => {
@@ -542,17 +752,55 @@ def test_printers_and_browsers_without_scripts_get_the_still_picture(open_page: 
 
 def test_choices_of_an_explorer_bring_their_runs(open_page: Open) -> None:
     view = open_page(explore.deadlock())
-    page, words = view.page, view.page.locator("pre").first
+    page, words = view.page, view.page.locator(".words")
     assert words.inner_text().startswith("The run never ends.")
+    circle = page.get_by_role("img", name="Ranks 0, 1, 2, 3 wait for each other in a circle.")
+    assert circle.locator("text").all_text_contents() == [*["send"] * 4, *"0123"]
     view.tab("table")
     page.get_by_role("button", name="light/dark").click()
-    outer, inner = page.locator(".explorer"), page.locator(".explorer > .ringsim")
+    outer, inner = page.locator(".explorer"), page.locator(".parts > .ringsim")
     dark = outer.get_attribute("data-theme")
     page.get_by_role("combobox", name="rank 2 first").select_option("receives")
-    view.until("document.querySelector('pre').innerText.startsWith('The run ends after')")
+    says = "document.querySelector('.words').innerText.startsWith('The run ends after"
+    view.until(f"{says}')")
+    assert circle.count() == 0
     assert "recv" in view.text("panel")  # the table is still open, and shows the new run
     slider = page.get_by_role("slider", name="size")
     slider.press("ArrowRight")
-    view.until("!document.querySelector('pre').innerText.startsWith('The run ends after 51.6')")
+    view.until(f"!{says} 51.6')")
     assert slider.get_attribute("aria-valuetext") == "1024 KiB"
     assert inner.get_attribute("data-theme") == dark == outer.get_attribute("data-theme")
+    field = page.get_by_role("spinbutton", name="size")
+    assert field.input_value() == "1024"
+    field.fill("70")
+    field.press("Enter")
+    view.until(f"{says} 51.6')")
+    assert (field.input_value(), slider.get_attribute("aria-valuetext")) == ("4", "4 KiB")
+    said = "size is one of 4, 1024 on this page: 4 KiB is nearest to 70."
+    assert page.get_by_role("status").inner_text() == said
+
+
+def test_an_explorer_is_an_aligned_grid_with_its_picture_first(open_page: Open) -> None:
+    view = open_page(explore.bandwidth())
+    for width in (1400, 1000, 390):
+        view.page.set_viewport_size({"width": width, "height": 900})
+        rows = view.get(
+            "[...document.querySelectorAll('.choices label')].map((label) => "
+            "[label, document.getElementById(label.htmlFor), label.nextSibling.nextSibling]"
+            ".map((one) => one.getBoundingClientRect())"
+            ".map(({left, right, top, bottom}) => [left, right, (top + bottom) / 2]))"
+        )
+        assert len(rows) == 4
+        for label, slider, field in rows:
+            assert label[1] <= slider[0] < slider[1] <= field[0] < field[1] <= width
+            assert label[2] == pytest.approx(slider[2], abs=2)
+            assert label[2] == pytest.approx(field[2], abs=2)
+        assert len({tuple(edge for part in row for edge in part[:2][1:]) for row in rows}) <= 2
+        chart, table, drawn = (
+            view.get(f"document.querySelector('{part}').getBoundingClientRect().toJSON()")
+            for part in (".picture canvas", ".words table", ".parts > .ringsim")
+        )
+        assert chart["bottom"] < 900, "the chart is above the fold"
+        assert chart["bottom"] < drawn["top"]
+        assert table["left"] > chart["right"] or table["top"] >= drawn["bottom"]
+        assert view.get("document.documentElement.scrollWidth") <= width

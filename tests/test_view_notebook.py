@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -99,6 +100,14 @@ CELLS = [
     "from test_view_notebook import stuck\nview = stuck().view()\nview",
     "view.window",
     "from ringsim import explore\nexplore.deadlock()",
+    """import ringsim, torch, torch.distributed as dist
+def send_first():
+    dist.send(torch.zeros(1), 1 - dist.get_rank())
+try:
+    ringsim.simulate(send_first, world_size=2, link=ringsim.Link(1e-5, 1e-9))
+except ringsim.errors.Deadlock as error:
+    trace = error.trace
+trace.view()""",
 ]
 
 
@@ -212,7 +221,7 @@ def window_of(page: Any) -> list[float]:
 
 def test_in_jupyterlab_the_view_moves_and_python_knows(lab: tuple[str, Path], page: Any) -> None:
     url, folder = lab
-    nbformat.write(notebook(3), folder / "run.ipynb")
+    nbformat.write(notebook(4), folder / "run.ipynb")
     page.goto(f"{url}/lab/tree/run.ipynb?reset")
     page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").wait_for()
     run_cell(page, 0, ".ringsim.ready")
@@ -233,12 +242,25 @@ def test_in_jupyterlab_the_view_moves_and_python_knows(lab: tuple[str, Path], pa
         "#eeeeee; --jp-content-font-color1: #eeeeee'"
     )
     page.locator('.ringsim[data-theme="dark"]').wait_for()
-    run_cell(page, 2, ".ringsim.ready")  # an explorer: a choice shows another run and text
+    run_cell(page, 2, ".parts > .ringsim.ready")  # a choice shows another run and other words
     explorer = page.locator(".jp-CodeCell").nth(2)
-    explorer.get_by_text("The run never ends.").first.wait_for()
+    explorer.locator(".words").get_by_text("The run never ends.").wait_for()
     explorer.locator("select").first.select_option("receives")
-    explorer.get_by_text("The run ends after").first.wait_for()
+    explorer.get_by_text("The run ends after 61.6 µs").wait_for()
     explorer.get_by_text("blocked: late sender").wait_for()
+    field = explorer.get_by_role("spinbutton", name="size")
+    field.fill("512")  # between the options
+    field.press("Enter")
+    explorer.get_by_text("The run ends after 270 µs").wait_for()
+    still = explorer.get_by_text("Without a kernel")
+    assert still.count() == 1
+    assert not still.is_visible()
+    run_cell(page, 3, ".ringsim.ready")  # the code of a cell
+    view = page.locator(".jp-CodeCell").nth(3)
+    view.get_by_role("tab", name="code").click()
+    first = view.locator(".code title").first
+    first.wait_for(state="attached")
+    assert re.fullmatch(r"rank 0 waits at (In\[\d+\]:3) for rank 1 at \1", first.text_content())
     page.keyboard.press("Control+s")
     until(lambda: "image/png" in (folder / "run.ipynb").read_text())
     saved = nbformat.read(folder / "run.ipynb", as_version=4)
@@ -251,4 +273,6 @@ def test_in_jupyterlab_the_view_moves_and_python_knows(lab: tuple[str, Path], pa
     nbformat.write(saved, folder / "again.ipynb")
     page.goto(f"{url}/lab/tree/again.ipynb?reset")
     page.locator(".jp-CodeCell img").first.wait_for()
+    page.get_by_text("Without a kernel, only the initial choice: rank 0 first sends").wait_for()
+    page.locator(".jp-CodeCell").nth(2).locator("img").wait_for()
     assert page.locator(".ringsim").count() == 0

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 
 from ringsim.check.examination import CheckResult, Wrong, shown
+from ringsim.traces.events import OP_CODES, Tables, make_events
 from ringsim.traces.findings import KINDS, SLOW_KINDS, Diagnosis, Finding
+from ringsim.traces.run_parts import join_events
 from ringsim.traces.units import count
 from ringsim.traces.value import Trace
 
@@ -75,6 +78,21 @@ _EVENT_HINT: Final = (
 )
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class _Marked(CheckResult):
+    """A verdict that marks events of the answer in the timeline, which the student has seen."""
+
+    events: tuple[int, ...] = ()
+
+    def _show_run(self, trace: Trace) -> None:
+        if self.events:
+            marked = trace.events.select(np.array(self.events))
+            columns = {"rank": marked.rank, "post_ns": marked.post_ns, "label": 0 * marked.rank}
+            columns["op"] = columns["label"] + OP_CODES["mark"]
+            marks = make_events(columns, Tables(labels=("your answer",)))
+            replace(trace, events=join_events([trace.events, marks])).plot_timeline()
+
+
 def diagnose(trace: Trace, kind: str, ranks: int | Iterable[int], event: int | None) -> CheckResult:
     """Checks a diagnosis of a trace: the fault, its ranks, and an event that shows it.
 
@@ -90,7 +108,8 @@ def diagnose(trace: Trace, kind: str, ranks: int | Iterable[int], event: int | N
         event: an event that shows the fault, as its row number in ``trace.to_pandas()``.
 
     Returns:
-        The verdict. Its hint helps you find the answer without giving it away.
+        The verdict. Its hint helps you find the answer without giving it away. In a notebook, the
+        timeline below it marks your ranks and your event.
 
     Example:
         >>> from ringsim.traces.events import IN_FLIGHT, OP_CODES, make_events
@@ -114,16 +133,22 @@ def diagnose(trace: Trace, kind: str, ranks: int | Iterable[int], event: int | N
     """  # noqa: E501
     diagnosis = trace.explain()
     passed, hint = True, ""
+    named = (ranks,) if isinstance(ranks, int) else tuple(ranks)
     try:
-        _judge(trace, diagnosis, kind, ranks, event)
+        _judge(trace, diagnosis, kind, named, event)
         reason = f"Right: {diagnosis.findings[0].message}"
     except Wrong as wrong:
         passed, reason, hint = False, wrong.reason, wrong.hint
-    return CheckResult("diagnose", passed, reason, hint, world_size=trace.world_size, trace=trace)
+    is_first = np.diff(trace.events.rank, prepend=-1) > 0
+    marked = np.flatnonzero(is_first & np.isin(trace.events.rank, named)).tolist()
+    if isinstance(event, int) and 0 <= event < len(trace):
+        marked.append(event)
+    size = trace.world_size
+    return _Marked("diagnose", passed, reason, hint, None, size, trace, events=tuple(marked))
 
 
 def _judge(
-    trace: Trace, diagnosis: Diagnosis, kind: str, ranks: int | Iterable[int], event: int | None
+    trace: Trace, diagnosis: Diagnosis, kind: str, ranks: tuple[int, ...], event: int | None
 ) -> None:
     if not diagnosis.findings:
         raise Wrong(
@@ -139,7 +164,7 @@ def _judge(
         )
     if kind != cause.kind:
         raise Wrong(_reject(kind, cause), hint)
-    named = {ranks} if isinstance(ranks, int) else set(ranks)
+    named = set(ranks)
     due = {cause.ranks[0]} if kind == "straggler" else set(cause.ranks)
     if named != due:
         found = shown(", ".join(map(str, sorted(named))) or "none")

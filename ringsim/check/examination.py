@@ -183,7 +183,12 @@ class CheckResult:
         waits = self.diagnosis.picture_html() if self.diagnosis is not None else ""
         display({"text/plain": repr(self), "text/html": self._html() + waits}, raw=True)
         if self.trace is not None and not waits and not self.passed:
-            display(self.trace)
+            self._show_run(self.trace)
+
+    def _show_run(self, trace: Trace) -> None:
+        from IPython.display import display
+
+        display(trace)
 
     def _html(self) -> str:
         """Returns the verdict with a coloured sign; the hints open one after another."""

@@ -23,6 +23,7 @@ VERBS = (
     traces.add_compare,
     traces.add_figures,
     traces.add_explain,
+    traces.add_what_if,
     measure.add_parser,
     virtual.add_parser,
     lessons.add_lessons,

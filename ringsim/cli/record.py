@@ -22,6 +22,7 @@ from ringsim.environment import find_launched
 from ringsim.errors import ArgumentError, RankFailed, RingError, StartsRanks, escape
 from ringsim.launch.job import CHECKS
 from ringsim.traces.files import merge
+from ringsim.traces.sources import attach_sources
 
 if TYPE_CHECKING:
     from ringsim.traces.value import Trace
@@ -43,6 +44,11 @@ def add_trace(verbs: Verbs[argparse.ArgumentParser]) -> None:
         "--force",
         action="store_true",
         help="overwrite an existing trace file (default: use the next free name)",
+    )
+    parser.add_argument(
+        "--source",
+        action="store_true",
+        help="also save the source code of your files, which the page of the trace then shows",
     )
     parser.add_argument(
         "script",
@@ -120,9 +126,9 @@ def run_trace(options: argparse.Namespace) -> int:
         print(
             f"{escape(str(there))} exists, writing {escape(str(out))} instead (use -f to overwrite)"
         )
-    with keep_what_was_recorded(out):
+    with keep_what_was_recorded(out, source=options.source):
         trace = run_script(options, keep_at=out.with_name(out.name + ".parts"))
-    trace.save(out)
+    trace.save(out, source=options.source)
     print(trace.summary())
     tell_written(out)
     return 0
@@ -155,7 +161,10 @@ def record_rank(options: argparse.Namespace, out: Path) -> int:
         options.script, options.arguments, out, check=options.check, module=options.module
     )
     if written is not None:
-        print(ringsim.load(written).summary())
+        trace = ringsim.load(written)
+        if options.source:
+            attach_sources(trace).save(written, source=True)
+        print(trace.summary())
         tell_written(written)
     return 0
 
@@ -224,10 +233,11 @@ def run_alone(script: Path, options: argparse.Namespace) -> Trace:
         except (Exception, SystemExit) as error:
             report = report_exception(0, error)
             text = f"{script} raised {report.error}: {report.text}\n{indent(report.traceback)}"
-            raise RankFailed(text, trace=ringsim.load(path) if path.exists() else None) from error
+            trace = attach_sources(ringsim.load(path)) if path.exists() else None
+            raise RankFailed(text, trace=trace) from error
         if not path.exists():
             raise RingError(
                 f"nothing to record: {script} created no process group that contains rank 0. Call "
                 "init_process_group in the script."
             )
-        return ringsim.load(path)
+        return attach_sources(ringsim.load(path))

@@ -1,8 +1,9 @@
-"""The commands that read traces: ``show``, ``open``, ``compare``, ``figures`` and ``explain``."""
+"""The commands that read traces, such as ``show``, ``compare``, ``explain`` and ``what-if``."""
 
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import sys
 import webbrowser
@@ -21,6 +22,7 @@ from ringsim.cli.verb import (
     check_ending,
     list_rows,
     make_directory,
+    save_trace,
     tell,
     tell_written,
     write_picture,
@@ -28,6 +30,7 @@ from ringsim.cli.verb import (
 )
 from ringsim.errors import ArgumentError, Interrupted, RingError, escape
 from ringsim.launch.progress import Progress
+from ringsim.link import Link
 from ringsim.traces.display import Style
 from ringsim.traces.summary import Totals, count_file, count_trace
 from ringsim.view.html import to_html
@@ -91,10 +94,8 @@ def run_show(options: argparse.Namespace) -> int:
     if out is not None:
         if out.is_dir() or not out.suffix:
             write_pictures(trace, out)
-        elif out.suffix == ".html":
-            write_page([trace], out)
         else:
-            write_picture(trace.plot_timeline(), out)
+            _write_one(trace, out)
     for path in options.export:
         check_ending("--export", path, EXPORTS)
         getattr(trace, EXPORTS[path.suffix])(path)
@@ -123,8 +124,16 @@ def write_page(traces: Sequence[Trace], file: Path, names: Sequence[str] = ()) -
     The path's directory is created if necessary.
     """
     make_directory(file.parent)
-    to_html(traces, file, names)
+    to_html(traces, file, names, source=True)  # as far as the trace files contain it
     tell_written(file)
+
+
+def _write_one(trace: Trace, file: Path) -> None:
+    """Writes a trace as an interactive page, or draws its timeline."""
+    if file.suffix == ".html":
+        write_page([trace], file)
+    else:
+        write_picture(trace.plot_timeline(), file)
 
 
 def add_open(verbs: Verbs[argparse.ArgumentParser]) -> None:
@@ -220,6 +229,61 @@ def _differences(comparison: Comparison) -> dict[str, object]:
     }
 
 
+def add_what_if(verbs: Verbs[argparse.ArgumentParser]) -> None:
+    """Adds the command."""
+    example = "ringsim what-if run.ringtrace --rank 2=0.5 -o predicted.html"
+    parser = add_verb(
+        verbs, "what-if", "predict how long a recorded run would take with changes", example,
+        run_what_if,
+    )  # fmt: skip
+    parser.add_argument("file", type=Path, metavar="FILE", help=f"trace file, {NEWEST}")
+    parser.add_argument(
+        "--rank",
+        action="append",
+        default=[],
+        type=pair,
+        metavar="RANK=FACTOR",
+        help="multiply the computing times of a rank: with 2=0.5, rank 2 computes for half as long",
+    )
+    parser.add_argument(
+        "--link",
+        type=pair,
+        metavar="US,GB/S",
+        help="carry messages on a link with this latency in microseconds and this bandwidth in "
+        "1e9 bytes/s",
+    )
+    parser.add_argument(
+        "--sends", choices=("isend",), help="make each blocking send an isend, which does not wait"
+    )
+    endings = ", ".join(PICTURES)
+    add_out(parser, "FILE", f"save the predicted trace (.ringtrace), or draw it ({endings})")
+    add_json(parser)
+
+
+def run_what_if(options: argparse.Namespace) -> int:
+    """Predicts a run with changes; returns the exit code."""
+    out: Path | None = options.out
+    if out is not None:
+        check_ending("-o", out, (".ringtrace", *PICTURES))
+    trace = ringsim.load(find_newest(options.file))
+    ranks = {rank if rank % 1 else int(rank): factor for rank, factor in options.rank}
+    link = None
+    if options.link is not None:
+        latency_us, bandwidth = options.link
+        link = Link(latency_us * 1e-6, 1e-9 / bandwidth if bandwidth else math.inf)
+    predicted = trace.what_if(ranks=ranks, link=link, sends=options.sends)
+    tell(options, predicted.summary, lambda: predicted.metadata["prediction"])
+    if out is not None:
+        (save_trace if out.suffix == ".ringtrace" else _write_one)(predicted, out)
+    return 0
+
+
+def pair(text: str) -> tuple[float, float]:
+    """Returns the two numbers of an option; argparse names this function in its errors."""
+    first, second = map(float, re.split("[=,]", text))
+    return first, second
+
+
 # the purpose of a figure: the extension of its file, and its style
 PURPOSES: Final[dict[str, tuple[str, Style]]] = {
     "paper": (".pdf", {"figsize": (3.3, None), "compact": True}),  # the width of a column
@@ -240,8 +304,8 @@ def add_figures(verbs: Verbs[argparse.ArgumentParser]) -> None:
         dest="purpose",
         choices=PURPOSES,
         default="web",
-        help="paper: PDF, 3.3 inches wide, two font sizes, no title; slide: PNG, 1920 x 1080; "
-        "web: SVG (default: web)",
+        help="paper: PDF, 3.3 inches wide, with the words for its caption in a text file; slide: "
+        "PNG, 1920 x 1080; web: SVG (default: web)",
     )
     parser.add_argument("--dark", action="store_true", help="use a dark background")
     add_out(parser, "DIR", "directory for the figures (default: figures)", "figures")

@@ -83,13 +83,13 @@ def save_trace(trace: Trace, file: Path) -> None:
 
 
 @contextlib.contextmanager
-def keep_what_was_recorded(file: Path | None) -> Iterator[None]:
+def keep_what_was_recorded(file: Path | None, *, source: bool = False) -> Iterator[None]:
     """Saves the partial trace of a failing run, and prints the file's path."""
     try:
         yield
     except (RingError, Interrupted) as error:
         if error.trace is not None and file is not None:
-            error.trace.save(file)
+            error.trace.save(file, source=source)
             print(f"wrote the trace up to the failure: {escape(str(file))}")
         raise
 
@@ -124,7 +124,7 @@ def write_picture(axes: Axes, file: Path) -> None:
     """
     import matplotlib.pyplot as plt
 
-    from ringsim.plot.style import save_figure
+    from ringsim.plot.style import caption, save_figure
 
     figure = cast("Figure", axes.figure)
     try:
@@ -138,3 +138,5 @@ def write_picture(axes: Axes, file: Path) -> None:
     finally:
         plt.close(figure)
     tell_written(file)
+    if caption(figure):
+        tell_written(file.with_suffix(".caption.txt"))

@@ -87,7 +87,7 @@ def write_run(
     )
     told = {"results": repr(trace.results), "output": trace.output, "shown": shown, "error": failed}
     with tempfile.TemporaryDirectory() as directory:
-        trace.save(file := Path(directory, f"{name}.ringtrace"))
+        trace.save(file := Path(directory, f"{name}.ringtrace"), source=True)
         archive.write(file, file.name)
     archive.writestr(f"{name}.json", json.dumps(told))
 

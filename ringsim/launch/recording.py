@@ -57,6 +57,7 @@ from ringsim.launch.watcher import LiveRecords
 from ringsim.state import get_state
 from ringsim.traces.files import load
 from ringsim.traces.recorder import Recorder
+from ringsim.traces.sources import attach_sources
 from ringsim.traces.value import Trace
 
 # events of a trace that rank 0 keeps in memory; a larger trace is read on demand
@@ -170,7 +171,7 @@ class Recording:
                 f"a recording's trace is available only on rank 0 after the block {where}. {todo}"
             )
         if self._trace is None:
-            self._trace = load(path)
+            self._trace = attach_sources(load(path))
         return self._trace
 
     def __enter__(self) -> Self:
@@ -318,7 +319,7 @@ class Recording:
             watched=self._watch is not None,
         ).write()
         self._phase = _Phase.SAVED
-        self._trace = load(block.path) if count <= MOST_KEPT else None
+        self._trace = attach_sources(load(block.path)) if count <= MOST_KEPT else None
         if isinstance(error, RingError) and error.trace is None:
             error.trace = self.trace
             error.diagnosis = error.diagnosis and replace(error.diagnosis, trace=self.trace)

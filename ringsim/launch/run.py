@@ -34,6 +34,7 @@ from ringsim.traces.cells import name_cells, rename_file, rename_places
 from ringsim.traces.events import COLLECTIVE
 from ringsim.traces.findings import IN_THREAD, Diagnosis
 from ringsim.traces.run_parts import read_parts
+from ringsim.traces.sources import attach_sources
 from ringsim.traces.value import Trace
 
 __all__ = ["GPU_LIMIT_S", "RunOptions", "run"]
@@ -242,7 +243,7 @@ class _Run(Supervisor):
             # no message was in flight, as far as is known
             metadata["at_rest"] = True
         output = [one.output.text for one in self.ranks]
-        return Trace(events, metadata, results=results, output=output)
+        return attach_sources(Trace(events, metadata, results=results, output=output), cells)
 
     def _note_threads(self) -> list[str]:
         crowded = self.size >= (os.cpu_count() or 1) and "OMP_NUM_THREADS" not in self.job.environ

@@ -106,21 +106,17 @@ def time_range(events: Events) -> tuple[int, int]:
     return first, last
 
 
-def make_bars(trace: Trace, *, has_program: bool = True) -> Bars:
+def make_bars(trace: Trace) -> Bars:
     """Divides a trace's events into bars.
 
-    Every event except a mark gets at least one bar, which may have length 0. The program's time
-    between events also gets bars, unless ``has_program`` is False.
+    Every event except a mark gets at least one bar, which may have length 0.
     """
     events = trace.events
     first, last = time_range(events)
     is_done = events.done_ns != NONE
     until = np.where(is_done, events.done_ns, last)
     is_span = events.kind == SPAN
-    spans, gaps = (
-        np.flatnonzero(is_span),
-        find_program(events if has_program else events.select([])),
-    )
+    spans, gaps = np.flatnonzero(is_span), find_program(events)
     both, starts = np.append(spans, gaps.before), np.append(events.post_ns[spans], gaps.start_ns)
     depths_of, depths = _find_depths(
         events.rank[both].astype(np.int64) << 32 | events.thread[both],

@@ -33,7 +33,7 @@ from ringsim.plot.sheet import Picture
 from ringsim.provenance import footer
 from ringsim.schedules.generation import steady_use
 from ringsim.traces.bandwidths import CEILINGS, ONE_GPU, Bandwidths, Regime, find_regimes
-from ringsim.traces.display import Style
+from ringsim.traces.display import Images, Style
 from ringsim.traces.events import NONE, OK, Ints
 from ringsim.traces.looks import LOOKS, read_table
 from ringsim.traces.units import bytes_text, count, time_text
@@ -52,6 +52,7 @@ __all__ = [
 ]
 
 SIZE_INCHES: Final = (6.6, 3.6)  # the size of the upper panel
+STRIP_INCHES: Final = 1.2  # the height of the upper panel of a compact chart
 MOST_NAMED: Final = 3  # the most measurements in the title
 
 
@@ -108,20 +109,19 @@ def plot_bandwidth(
     if isinstance(trace, Bandwidths):
         picture = _table_picture(trace, published=published and not look.get("compact"))
     else:
-        picture = Picture(lambda ax: _draw_trace(trace, curve, ax), *SIZE_INCHES)
+        picture = Picture(lambda ax: _draw_trace(trace, curve, ax), *SIZE_INCHES, STRIP_INCHES)
     return sheet.show([picture], ax, **look)
 
 
-def bandwidth_png(table: Bandwidths) -> bytes:
-    """Draws a table's chart for a notebook.
-
-    The PNG has 100 pixels per inch, and contains a description of the table.
-    """
-    return sheet.picture_png([_table_picture(table, published=True)], table.describe())
+def bandwidth_images(table: Bandwidths) -> Images:
+    """Draws a table's chart for a notebook."""
+    return sheet.draw_images([_table_picture(table, published=True)], table.describe())
 
 
 def _table_picture(table: Bandwidths, *, published: bool) -> Picture:
-    return Picture(lambda ax: _draw_table(table, ax, published=published), *SIZE_INCHES)
+    return Picture(
+        lambda ax: _draw_table(table, ax, published=published), *SIZE_INCHES, STRIP_INCHES
+    )
 
 
 def _draw_table(table: Bandwidths, ax: Axes, *, published: bool) -> None:

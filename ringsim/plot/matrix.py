@@ -41,7 +41,7 @@ def draw_matrix(traffic: Traffic, ax: Axes) -> list[str]:
         for border in borders:
             ax.axhline(border, **look)
             ax.axvline(border, **look)
-        notes.append("Orange lines separate hosts.")
+        notes.append("Purple lines separate hosts.")
     unused = [ends for name, ends in traffic.ring.items() if name not in traffic.used]
     if unused and ranks <= MOST_OUTLINES:
         dashed: Any = {"edgecolor": style.MUTED, "linestyle": (0, (2, 2)), "linewidth": 0.8}
@@ -85,7 +85,7 @@ def _draw_cells(ax: Axes, sent: Any, shared: int) -> None:
     widened = 1 if low < high else 2
     picture = ax.imshow(
         sent,
-        cmap=mpl.colormaps["cividis_r"].with_extremes(bad=style.GROUND),
+        cmap=mpl.colormaps["cividis_r"].with_extremes(bad=(0, 0, 0, 0)),
         norm=LogNorm(low / widened, high * widened),
         extent=(-0.5, edge, edge, -0.5),
         interpolation="antialiased",

@@ -17,11 +17,11 @@ import numpy as np
 from ringsim.errors import ArgumentError
 from ringsim.plot import sheet, style
 from ringsim.plot.pipeline_step import PHASE_NAME_POINTS, draw_actions, name_schedule
-from ringsim.plot.rows import Lanes, lay_rows
+from ringsim.plot.rows import Lanes, lay_rows, strip_inches
 from ringsim.plot.sheet import Picture
 from ringsim.plot.style import Look
 from ringsim.provenance import footer
-from ringsim.traces.display import Style
+from ringsim.traces.display import Images, Style
 from ringsim.traces.events import NONE, SPAN, Events, Ints
 from ringsim.traces.steps import count_steps, find_step, is_action
 from ringsim.traces.units import count, time_text, time_unit
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from ringsim.prediction.comparison import Comparison
 
-__all__ = ["overlay_png", "plot_overlay"]
+__all__ = ["overlay_images", "plot_overlay"]
 
 WIDTH_INCHES: Final = 9.6
 ROW_INCHES: Final = 0.66
@@ -94,12 +94,9 @@ def plot_overlay(
     return sheet.show([_overlay(comparison, step)], ax, **look)
 
 
-def overlay_png(comparison: Comparison) -> bytes:
-    """Draws the step with the median length for a notebook.
-
-    The bytes of the PNG depend only on the comparison.
-    """
-    return sheet.picture_png([_overlay(comparison, None)], comparison.describe())
+def overlay_images(comparison: Comparison) -> Images:
+    """Draws the step with the median length for a notebook."""
+    return sheet.draw_images([_overlay(comparison, None)], comparison.describe())
 
 
 def _overlay(comparison: Comparison, step: int | None) -> Picture:
@@ -112,7 +109,8 @@ def _overlay(comparison: Comparison, step: int | None) -> Picture:
             "median length."
         )
     height = float(np.clip(ROW_INCHES * comparison.real.world_size + 0.15, 1.2, 8.5))
-    return Picture(lambda ax: _draw_overlay(comparison, step, ax), WIDTH_INCHES, height)
+    strip = strip_inches(2 * comparison.real.world_size) + PHASE_NAME_POINTS / 72
+    return Picture(lambda ax: _draw_overlay(comparison, step, ax), WIDTH_INCHES, height, strip)
 
 
 def _draw_overlay(comparison: Comparison, step: int, ax: Axes) -> None:
@@ -121,9 +119,9 @@ def _draw_overlay(comparison: Comparison, step: int, ax: Axes) -> None:
     unit_ns, unit = time_unit(round(max(lengths_s) * 1e9))
     steps = count_steps(real.events)
     names = [f"rank {rank}" for rank in range(real.world_size)]
-    what = f"time since the {'step' if steps else 'run'} began ({unit})"
+    what = f"time since the {'step' if steps else 'run'} began"
     length = max(lengths_s) * 1e9 / unit_ns
-    rows = lay_rows(ax, names, length, what, LANES, above=PHASE_NAME_POINTS)
+    rows = lay_rows(ax, names, length, what, unit, LANES, above=PHASE_NAME_POINTS)
     chosen, begin_ns = _choose(comparison, step), comparison.real_begin_ns[step]
     if steps:
         measured = find_step(real, step)

@@ -23,6 +23,7 @@ from matplotlib.ticker import MaxNLocator
 
 from ringsim.plot import sheet, style
 from ringsim.plot.bars import make_bars
+from ringsim.plot.ghosts import COMPUTING, make_room
 from ringsim.plot.rows import (
     LEAST_ROW_POINTS,
     Lanes,
@@ -31,6 +32,7 @@ from ringsim.plot.rows import (
     label_time,
     lay_rows,
     looks_of,
+    strip_inches,
 )
 from ringsim.plot.sheet import Picture
 from ringsim.plot.style import Look, percent
@@ -85,17 +87,19 @@ LANES: Final = Lanes(
     np.array([-0.33, 0.23, 0.34, 0.23]), np.array([0.19, 0.32, 0.43, 0.43]), (-0.44, -0.37)
 )
 LANES_WITHOUT_MESSAGES: Final = LANES._replace(bottom=np.array([0.42, 0.32, 0.43, 0.43]))
+COMPACT_LANES: Final = Lanes(np.full(4, -0.42), np.full(4, 0.42), (-0.66, -0.5))
 # for rows so low that there is no room for messages, or for gaps between rows
 LANES_OF_PIXELS: Final = Lanes(np.full(4, -0.5), np.full(4, 0.5), (-0.5, -0.5))
-MOST_STAGE_NAMES: Final = 16  # with more ranks, the names of rows do not list the stages
+STAGE_NAMES_FROM: Final = 26.0  # points; the names of lower rows do not list the stages
 MOST_NUMBERS: Final = 1000  # the most microbatch numbers in boxes
 NUMBER_SIZE: Final = 8.5  # points
 LEAST_SIZE: Final = 5.5  # points
+LEAST_COMPACT_SIZE: Final = 5.0  # points
 LETTER: Final = 0.62  # the width of a digit, as a share of the font's size
 LEAST_GAP: Final = 1 / 1600  # as a share of the step; shorter gaps would be invisible
 PHASE_NAME_POINTS: Final = 10.0  # the room for names above the first row
 PHASES_FROM: Final = 18.0  # points; lower rows have no room for brackets
-MOST_IDLE_SHARES: Final = 32  # with more ranks, rows do not show their share of idle time
+IDLE_SHARES_FROM: Final = 12.0  # points; lower rows do not show their share of idle time
 WIDTH_INCHES: Final = 9.6
 GAP_INCHES: Final = 0.16  # between the rows and the curve under them
 CURVE_INCHES: Final = 1.25
@@ -108,26 +112,32 @@ PALEST_CURVE: Final = 0.6
 class StepPicture:
     """The content of a picture of one step.
 
-    The computations are in the unit of the time axis and start at 0. ``time`` labels the time axis,
-    ``about`` is part of the subtitle, and ``notes`` are written below. ``draw_messages`` draws
-    sends and recvs into their lanes, and ``draw_over`` draws on top of the rows; both return their
-    entries for the legend.
+    The computations are in ``unit`` and start at 0. ``time`` labels the time axis, ``about`` is
+    part of the subtitle, and ``notes`` are written below. ``draw_messages`` draws sends and recvs
+    into their lanes, and ``draw_over`` draws on top of the rows; both return their entries for the
+    legend. ``recorded`` holds the same step of the run that a predicted trace came from.
     """
 
     actions: StageActions
     time: str
+    unit: str
     metadata: dict[str, Any]
     about: str
     draw_messages: Callable[[RankRows], list[Artist]] | None
     notes: tuple[str, ...] = ()
     draw_over: Callable[[RankRows], list[Artist]] | None = None
+    recorded: StageActions | None = None
 
 
 def step_picture(picture: StepPicture, *, with_curve: bool = False) -> Picture:
     """Returns a step as a picture, optionally with the live activations below the rows."""
-    height = float(np.clip(0.62 * len(picture.actions.ranks) + 0.15, 1.0, 8.5))
+    ranks = len(picture.actions.ranks)
+    height = float(np.clip(0.62 * ranks + 0.15, 1.0, 8.5))
     return Picture(
-        lambda ax: _draw_step(picture, ax, height if with_curve else None), WIDTH_INCHES, height
+        lambda ax: _draw_step(picture, ax, height if with_curve else None),
+        WIDTH_INCHES,
+        height,
+        strip_inches(ranks) + PHASE_NAME_POINTS / 72,
     )
 
 
@@ -136,27 +146,39 @@ def _draw_step(picture: StepPicture, ax: Axes, inches: float | None) -> None:
 
     ``inches`` is the height of the rows, or None to omit the live activations.
     """
-    actions = picture.actions
-    names, length = _name_rows(actions), actions.end.max()
+    actions, recorded, compact = picture.actions, picture.recorded, style.is_compact()
+    row = style.points(ax)[1] / len(actions.ranks)
     lanes = LANES if picture.draw_messages is not None else LANES_WITHOUT_MESSAGES
-    if style.points(ax)[1] / len(names) < LEAST_ROW_POINTS:
+    if compact:
+        lanes = COMPACT_LANES
+    if row < LEAST_ROW_POINTS:
         lanes = LANES_OF_PIXELS
-    rows = lay_rows(ax, names, length, picture.time, lanes, above=PHASE_NAME_POINTS)
+    names, length = _name_rows(actions, with_stages=row >= STAGE_NAMES_FROM), actions.end.max()
+    if recorded is not None:
+        lanes, length = make_room(lanes), max(length, recorded.end.max())
+    rows = lay_rows(ax, names, length, picture.time, picture.unit, lanes, above=PHASE_NAME_POINTS)
     handles = draw_actions(actions, rows)
+    if recorded is not None:
+        places = np.searchsorted(actions.ranks, recorded.rank)
+        rows.draw(COMPUTING, "ghosts", places, -1, recorded.start, recorded.end)
+        handles.append(style.swatch(COMPUTING))
+    bubble = measure_bubble(actions)
+    if compact:
+        style.dress(ax, *_words(picture, bubble), handles, metadata=picture.metadata)
+        return
     for draw in (picture.draw_messages, picture.draw_over):
         if draw is not None:
             handles += draw(rows)
-    bubble = measure_bubble(actions)
-    if len(bubble.ranks) <= MOST_IDLE_SHARES:
-        for place, share in enumerate(bubble.of_total_by_rank):
+    if row >= IDLE_SHARES_FROM:
+        for number, share in enumerate(bubble.of_total_by_rank):
             style.write_beside(
                 ax,
                 f"idle {percent(share)}",
-                (1, place),
+                (1, number),
                 (5, 0),
                 where=("axes fraction", "data"),
                 va="center_baseline",
-                fontsize=style.letters(9),
+                fontsize=9,
                 color=style.MUTED,
             )
     if inches is not None:
@@ -164,17 +186,17 @@ def _draw_step(picture: StepPicture, ax: Axes, inches: float | None) -> None:
             (0, -(GAP_INCHES + CURVE_INCHES) / inches, 1, CURVE_INCHES / inches), sharex=ax
         )
         _draw_live_curve(under, actions)
-        label_time(under, picture.time)
+        label_time(under, picture.time, picture.unit)
         ax.set_xlabel("")
         ax.tick_params(axis="x", length=0, labelbottom=False)
     style.dress(ax, *_words(picture, bubble), handles, metadata=picture.metadata)
 
 
-def _name_rows(actions: StageActions) -> list[str]:
-    names, ranks = [], actions.ranks
-    for rank in ranks:
+def _name_rows(actions: StageActions, *, with_stages: bool) -> list[str]:
+    names = []
+    for rank in actions.ranks:
         name = f"rank {rank}"
-        if len(ranks) <= MOST_STAGE_NAMES:
+        if with_stages:
             stages = actions.stages_of(rank)
             name += f"\nstage{'s' if len(stages) > 1 else ''} {', '.join(map(str, stages))}"
         names.append(name)
@@ -235,17 +257,20 @@ def draw_actions(actions: StageActions, rows: RankRows) -> list[Artist]:
     times = actions.start, actions.end
     rows.draw_each(looks, "actions", names, place, COMPUTE_LANE, *times, outlined=True)
     gaps = _draw_gaps(actions, rows)
-    if style.points(rows.ax)[1] / len(actions.ranks) >= PHASES_FROM:
-        _draw_phases(actions, rows)
+    if style.is_compact():
+        _draw_phases(actions, rows, 1)
+    elif rows.points >= PHASES_FROM:
+        _draw_phases(actions, rows, len(actions.ranks))
     numbers = _draw_numbers(actions, rows, place, [looks[name].colour for name in names])
 
     handles: list[Artist] = [
         style.swatch(look) for kind, look in ACTION_LOOKS.items() if (actions.kind == kind).any()
     ]
-    if numbers:
+    if numbers and not style.is_compact():
         handles.append(microbatch_entry())
     if chunks > 1:
-        pale = Look("paler: later stage of the rank", style.fade(ACTION_LOOKS["F"].colour, PALEST))
+        words = "paler: later stage" + ("" if style.is_compact() else " of the rank")
+        pale = Look(words, style.fade(ACTION_LOOKS["F"].colour, PALEST))
         handles.append(style.swatch(pale))
     if gaps:
         handles.append(style.swatch(BUBBLE_LOOK))
@@ -275,37 +300,44 @@ def _draw_gaps(actions: StageActions, rows: RankRows) -> bool:
     return len(places) > 0
 
 
-def _draw_phases(actions: StageActions, rows: RankRows) -> None:
-    """Draws a bracket over each phase, with the phase's name in the top row."""
+def _draw_phases(actions: StageActions, rows: RankRows, most: int) -> None:
+    """Draws a bracket over each phase of up to ``most`` ranks, with names over the top row."""
     ax, (top, bottom), per_point = rows.ax, rows.lanes.marks, rows.per_point
-    for place, rank in enumerate(actions.ranks):
+    for place, rank in enumerate(actions.ranks[:most]):
         phases = actions.phases(rank)
         before, after = sorted((phases.warm_up_until, phases.cool_down_from))
-        parts = [
-            ("warm-up", phases.start, before, style.MUTED, 1.0),
-            ("cool-down", after, phases.end, style.MUTED, 1.0),
-        ]
+        parts = [("warm-up", phases.start, before, style.MUTED, 1.0)]
         if phases.has_steady:
-            parts.append(("steady", before, after, style.INK, 2.4))
-        y = place + (top + bottom) / 2
+            parts.append(("steady", before, after, style.INK, 1.4 if style.is_compact() else 2.4))
+        parts.append(("cool-down", after, phases.end, style.MUTED, 1.0))
+        parts = [part for part in parts if part[2] > part[1]]
+        y = rows.first + place + (top + bottom) / 2
         for name, start, end, colour, width in parts:
             inset = min(1.2 * per_point, (end - start) / 3)
             ends = start + inset, end - inset
-            look: Any = {"colors": colour, "zorder": 4}
+            look: Any = {"colors": colour, "zorder": 4, "clip_on": False}
             ax.hlines(y, *ends, linewidths=width, gid=f"phase-{name}", **look)
-            ax.vlines(ends, y, place + bottom + 0.02, linewidths=1.0, **look)
-            if place == 0 and len(name) * LETTER * NUMBER_SIZE * per_point <= end - start:
+            ax.vlines(ends, y, rows.first + place + bottom + 0.02, linewidths=1.0, **look)
+        if place == 0:
+            size = style.letters(NUMBER_SIZE)
+            half = np.array([len(name) + 1.5 for name, *_ in parts]) * LETTER * size * per_point / 2
+            middles = np.array([(start + end) / 2 for _, start, end, *_ in parts])
+            for x, (name, _, _, colour, _) in zip(_push_apart(middles, half), parts, strict=True):
+                look = {"where": "data", "ha": "center", "va": "bottom", "fontsize": size}
                 style.write_beside(
-                    ax,
-                    name,
-                    ((start + end) / 2, y),
-                    (0, 3),
-                    where="data",
-                    ha="center",
-                    va="bottom",
-                    fontsize=style.letters(NUMBER_SIZE),
-                    color=colour,
+                    ax, name, (x, y), (0, 1 if most == 1 else 3), color=colour, **look
                 )
+
+
+def _push_apart(middles: Ints, half: Ints) -> Ints:
+    """Moves ascending intervals, given by their middles and half widths, until none overlap.
+
+    The first moves no further to the left than 0.
+    """
+    places = np.maximum(middles, half[:1])
+    for index in range(1, len(places)):
+        places[index] = max(places[index], places[index - 1] + half[index - 1] + half[index])
+    return places
 
 
 def _draw_numbers(
@@ -316,12 +348,18 @@ def _draw_numbers(
     Starts with the widest boxes. Returns whether any box has room.
     """
     lane = (rows.lanes.bottom[COMPUTE_LANE] - rows.lanes.top[COMPUTE_LANE]) * rows.points
-    room = (actions.end - actions.start) / rows.per_point - 1.5
-    largest = style.letters(NUMBER_SIZE)
-    digits = len(str(actions.num_microbatches - 1))
-    size = np.minimum(min(largest, lane * 0.85), room / (LETTER * digits))
+    compact = style.is_compact()
+    room = (actions.end - actions.start) / rows.per_point - (0 if compact else 1.5)
+    largest = min(style.letters(NUMBER_SIZE), lane * 0.85)
+    if compact:  # only two sizes, and each number needs only its own room
+        fits = room / (LETTER * np.char.str_len(actions.microbatch.astype(str)))
+        small = np.where(fits >= LEAST_COMPACT_SIZE, LEAST_COMPACT_SIZE, 0)
+        size = np.full(len(room), largest) if fits.min(initial=largest) >= largest else small
+    else:
+        size = np.minimum(largest, room / (LETTER * len(str(actions.num_microbatches - 1))))
     widest = np.argsort(-room, kind="stable")[:MOST_NUMBERS]
-    chosen = widest[size[widest] >= style.least(LEAST_SIZE, largest)]
+    least = LEAST_COMPACT_SIZE if compact else LEAST_SIZE
+    chosen = widest[size[widest] >= least]
     for index in chosen:
         rows.write(
             place[index],
@@ -379,7 +417,7 @@ def _draw_live_curve(ax: Axes, actions: StageActions) -> None:
             f"rank {rank}: {peak}" + (f" of {bounds[place]}" if bounds else ""),
             (1, 1),
             (5, -CURVE_NAME_POINTS * (number + 1)),
-            fontsize=style.letters(8.5),
+            fontsize=8.5,
         )
     for bound in sorted({bounds[place] for place in chosen} if bounds else ()):
         ax.axhline(
@@ -392,7 +430,7 @@ def _draw_live_curve(ax: Axes, actions: StageActions) -> None:
         )
     ax.set_ylim(0, max(*peaks.peaks, *bounds, 1) * 1.12)
     ax.yaxis.set_major_locator(MaxNLocator(4, integer=True))
-    ax.set_ylabel("live activations", fontsize=style.letters(9))
+    ax.set_ylabel("live activations", fontsize=9)
     ax.grid(axis="x", color=style.GRID, linewidth=0.8)
     ax.set_axisbelow(True)
 
@@ -409,15 +447,22 @@ def picture_step(trace: Trace, step: int | None = None) -> StepPicture:
     axis = TimeAxis(first, last, *time_unit(last - first))
     actions = replace(measured, start=axis.at(measured.start), end=axis.at(measured.end))
     length = time_text(last - first)
+    recorded = None
+    if trace.recorded is not None:
+        recorded = find_step(trace.recorded, step)
+        before = replace(axis, first_ns=int(recorded.start.min()))
+        recorded = replace(recorded, start=before.at(recorded.start), end=before.at(recorded.end))
     return StepPicture(
         actions=actions,
-        time=f"time since the step began ({axis.unit})",
+        time="time since the step began",
+        unit=axis.unit,
         metadata=trace.metadata,
         about=f"step {number + 1} of {steps}, {length}" if steps > 1 else length,
         draw_messages=(lambda rows: _draw_recorded(rows, trace, number, measured.ranks, axis))
         if len(measured.ranks) > 1
         else None,
         notes=_list_notes(trace),
+        recorded=recorded,
     )
 
 
@@ -442,10 +487,13 @@ def _draw_recorded(
     """Draws a step's sends and recvs, coloured by state; returns the legend entries."""
     events = trace.events
     operations = (events.kind != SPAN) & (events.kind != MARK) & (events.kind != COLLECTIVE)
-    bars = make_bars(take(trace, operations & in_step(events, step)), has_program=False)
-    bars = replace(bars, rank=np.searchsorted(ranks, bars.rank), lane=bars.lane + SEND_LANE)
-    rows.draw_bars(bars, bars.end_ns > bars.start_ns, axis)
-    return list(map(style.swatch, looks_of(bars).values()))
+    bars = make_bars(take(trace, operations & in_step(events, step)))
+    drawn = bars.lane >= bars.depths  # without the program's time, which is the gaps
+    lane = np.maximum(bars.lane - bars.depths, 0) + SEND_LANE
+    bars = replace(bars, rank=np.searchsorted(ranks, bars.rank), lane=lane)
+    rows.draw_bars(bars, drawn & (bars.end_ns > bars.start_ns), axis)
+    used = set(bars.look[drawn].tolist())
+    return [style.swatch(look) for number, look in looks_of(bars).items() if number in used]
 
 
 def plot_schedule(
@@ -494,7 +542,8 @@ def plot_schedule(
     targets = np.array([message.rank for message in messages])
     picture = StepPicture(
         actions=actions,
-        time="time (units)",
+        time="time",
+        unit="units",
         metadata={"source": source},
         about=f"{float(evaluation.makespan):,.6g} units",
         draw_messages=(lambda rows: draw_flights(rows, sources, targets, posted, arrived))

@@ -170,6 +170,8 @@ def _draw_groups(traffic: Traffic, ax: Axes, radius: float) -> None:
         ]
         if len(on_it) == 2 and not detailed:
             words = [_amount(on_it)]
+        if style.is_compact() and not detailed:  # there is room only for the bytes
+            words = [word.partition("\n")[0] for word in words]
         across = traffic.trace.crosses(pred, succ)
         outline = ACROSS_COLOUR if across else CLOSING_COLOUR if succ < pred else style.MUTED
         line = _centre_line(ranks, pred, succ, radius * 0.7)

@@ -37,8 +37,13 @@ SLOTS: Final = 1600  # about one per pixel; bars shorter than a slot are merged 
 LEAST_TEXTURED: Final = 8 / SLOTS
 LEAST_TEXTURED_POINTS: Final = 3.0  # the least height of a box with texture
 ROW_NAME_POINTS: Final = 18.0  # the least distance between the names of rows
-# if more than this share of the time precedes the first event, the axis begins at that event
-LATE_START: Final = 0.15
+COMPACT_NAME_POINTS: Final = 8.0
+MOST_NAME_LETTERS: Final = 22
+TICK_POINTS: Final = 50.0  # the room for a tick's label
+COMPACT_TICK_POINTS: Final = 28.0
+GAP_POINTS: Final = 6.0  # between a compact picture's rows and the unit of its time axis
+STRIP_ROW_INCHES: Final = 0.155
+MOST_STRIP_INCHES: Final = 3.0
 
 
 @dataclass(frozen=True)
@@ -56,12 +61,8 @@ class TimeAxis:
 
     @classmethod
     def of(cls, events: Events) -> TimeAxis:
-        """Returns an axis that begins at the start of the run.
-
-        If the ranks took long to start, the axis begins at the first event instead.
-        """
+        """Returns an axis that begins at the first event."""
         first, last = time_range(events)
-        first = 0 if first < LATE_START * last else first
         return cls(first, last, *time_unit(max(last - first, 1)))
 
     def at(self, time_ns: Ints | float) -> Ints:
@@ -93,10 +94,12 @@ class RankRows:
     per_point: float
     points: float
     ranks: int
+    first: int = 0  # the row of rank 0
 
     def middle(self, rank: Ints | int, lane: Ints | int) -> Ints:
         """Returns the y position of the middle of a lane in each rank's row."""
-        height: Ints = rank // self.ranks + (self.lanes.top[lane] + self.lanes.bottom[lane]) / 2
+        middle = (self.lanes.top[lane] + self.lanes.bottom[lane]) / 2
+        height: Ints = self.first + rank // self.ranks + middle
         return height
 
     def draw(
@@ -119,7 +122,7 @@ class RankRows:
         lane's height, measured from its lower edge.
         """
         below = self.lanes.bottom[lane]
-        base, height = rank // self.ranks + below, below - self.lanes.top[lane]
+        base, height = self.first + rank // self.ranks + below, below - self.lanes.top[lane]
         lower, upper = base - low * height, base - high * height
         corners: Any = np.stack([start, lower, start, upper, end, upper, end, lower], axis=-1)
         corners = corners.reshape(-1, 4, 2)
@@ -193,6 +196,7 @@ def lay_rows(
     names: Sequence[str],
     length: float,
     time: str,
+    unit: str,
     lanes: Lanes,
     *,
     ranks: int = 1,
@@ -200,24 +204,38 @@ def lay_rows(
 ) -> RankRows:
     """Divides axes that already have their final size into one row per name.
 
-    The time axis ends at ``length``. Above the first row, ``above`` points remain free.
+    The time axis ends at ``length``, and ``time`` and ``unit`` label it. Above the first row,
+    ``above`` points remain free.
     """
     width, height = style.points(ax)
     row = height / len(names)
     ax.set_xlim(-0.004 * length, 1.012 * length)
     ax.set_ylim(len(names) - 0.5, -0.5 - above / row)
-    every = math.ceil(ROW_NAME_POINTS / row)
-    ax.set_yticks(range(0, len(names), every), names[::every])
+    every = math.ceil((COMPACT_NAME_POINTS if style.is_compact() else ROW_NAME_POINTS) / row)
+    shown = {place: name for place, name in enumerate(names) if name and place % every == 0}
+    ax.set_yticks([*shown], [style.shorten(name, MOST_NAME_LETTERS) for name in shown.values()])
     ax.tick_params(axis="y", length=0)
     ax.spines["left"].set_visible(False)
     ax.grid(axis="x", color=style.GRID, linewidth=0.8)
     ax.set_axisbelow(True)
-    label_time(ax, time)
+    label_time(ax, time, unit)
     return RankRows(ax, lanes, 1.016 * length / width, height / (len(names) + above / row), ranks)
 
 
-def label_time(ax: Axes, text: str) -> None:
+def label_time(ax: Axes, time: str, unit: str) -> None:
     """Labels the horizontal axis and sets ticks at round numbers."""
-    ax.set_xlabel(text, loc="left")
-    ax.xaxis.set_major_locator(MaxNLocator(10, steps=[1, 2, 2.5, 5, 10]))
+    ax.set_xlabel(f"{time} ({unit})", loc="left")
+    room = COMPACT_TICK_POINTS if style.is_compact() else TICK_POINTS
+    most = int(np.clip(style.points(ax)[0] / room, 1, 10))
+    ax.xaxis.set_major_locator(MaxNLocator(most, steps=[1, 2, 2.5, 5, 10]))
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:,.6g}")
+    if style.is_compact():  # the unit is enough, next to the ticks' labels
+        ax.xaxis.label.set_visible(False)
+        gap = -style.SMALL * 0.6 - ax.xaxis.get_tick_padding()
+        look: Any = {"ha": "right", "va": "center", "fontsize": style.SMALL}
+        style.write_beside(ax, unit, (0, 0), (-GAP_POINTS, gap), **look)
+
+
+def strip_inches(rows: int) -> float:
+    """Returns the height of a compact picture with this number of rows."""
+    return min(STRIP_ROW_INCHES * rows, MOST_STRIP_INCHES)

@@ -24,7 +24,7 @@ from ringsim.plot.pipeline_step import (
     name_schedule,
     step_picture,
 )
-from ringsim.plot.rows import lay_rows
+from ringsim.plot.rows import lay_rows, strip_inches
 from ringsim.plot.sheet import Picture
 from ringsim.plot.style import percent
 from ringsim.schedules.schedule import COMPUTE_KINDS
@@ -36,7 +36,7 @@ from ringsim.simulator.critical_path import (
     START,
     CriticalPath,
 )
-from ringsim.traces.display import Style
+from ringsim.traces.display import Images, Style
 from ringsim.traces.events import Ints
 from ringsim.traces.looks import LOOKS
 from ringsim.traces.steps import StageActions
@@ -49,10 +49,14 @@ if TYPE_CHECKING:
     from ringsim.simulator.schedules import ScheduleRun
 
 __all__ = [
+    "describe_constants",
+    "describe_length",
     "draw_path",
+    "find_unit",
+    "list_actions",
     "measure_shares",
     "plot_schedule_run",
-    "schedule_run_png",
+    "schedule_run_images",
 ]
 
 MOST_BOXES: Final = 20_000  # schedules with more computations are drawn as a map
@@ -104,22 +108,20 @@ def plot_schedule_run(run: ScheduleRun, *, ax: Axes | None = None, **look: Unpac
     return sheet.show([_picture(run, with_curve=ax is None)], ax, **look)
 
 
-def schedule_run_png(run: ScheduleRun) -> bytes:
-    """Draws a simulated schedule for a notebook.
-
-    The bytes of the PNG depend only on the schedule and its costs.
-    """
-    return sheet.picture_png([_picture(run)], repr(run))
+def schedule_run_images(run: ScheduleRun) -> Images:
+    """Draws a simulated schedule for a notebook."""
+    return sheet.draw_images([_picture(run)], repr(run))
 
 
 def _picture(run: ScheduleRun, *, with_curve: bool = False) -> Picture:
     is_small = run.num_ranks <= MOST_ROWS and len(run.operations) <= MOST_BOXES
     if is_small and float(run.makespan) > 0:
         return step_picture(_describe_step(run), with_curve=with_curve)
-    return Picture(lambda ax: _draw_map(run, ax), *MAP_INCHES)
+    return Picture(lambda ax: _draw_map(run, ax), *MAP_INCHES, strip_inches(run.num_ranks))
 
 
-def _unit(run: ScheduleRun) -> tuple[float, str]:
+def find_unit(run: ScheduleRun) -> tuple[float, str]:
+    """Returns the unit of a picture's time axis, in the unit of the costs, and its name."""
     if run.setting.sizes is None:
         return 1.0, "units"
     unit_ns, name = time_unit(float(run.makespan) * 1e9)
@@ -130,17 +132,20 @@ def _length(run: ScheduleRun, time: float) -> str:
     return time_text(time * 1e9) if run.setting.sizes is not None else f"{time:,.6g}"
 
 
+def describe_length(run: ScheduleRun, time: float | None = None) -> str:
+    """Returns a time with its unit, by default the length of the step."""
+    text = _length(run, float(run.makespan) if time is None else time)
+    return text if run.setting.sizes is not None else f"{text} units"
+
+
 def _about(run: ScheduleRun) -> str:
     path, makespan = run.critical_path, float(run.makespan)
     on_links = float(path.travelling) / makespan if makespan else 0.0
-    units = " units" if run.setting.sizes is None else ""
-    return (
-        f"{_length(run, makespan)}{units}; "
-        f"the critical path is on links for {percent(on_links)} of this time"
-    )
+    about = f"the critical path is on links for {percent(on_links)} of this time"
+    return f"{describe_length(run)}; {about}"
 
 
-def _constants(run: ScheduleRun) -> str:
+def describe_constants(run: ScheduleRun) -> str:
     """Returns a note about the simulated times of each kind, the message sizes and the links."""
     operations, setting = run.operations, run.setting
 
@@ -166,10 +171,10 @@ def _constants(run: ScheduleRun) -> str:
     return f"Simulated with {'; '.join(parts)}."
 
 
-def _describe_step(run: ScheduleRun) -> StepPicture:
-    operations, prices = run.operations, run.setting.prices
-    unit, name = _unit(run)
-    actions = StageActions(
+def list_actions(run: ScheduleRun, unit: float) -> StageActions:
+    """Returns a run's computations, with times in ``unit``."""
+    operations = run.operations
+    return StageActions(
         schedule=run.name,
         rank=operations.rank,
         stage=operations.stage,
@@ -178,14 +183,20 @@ def _describe_step(run: ScheduleRun) -> StepPicture:
         start=run.starts.astype(np.float64) / unit,
         end=run.ends.astype(np.float64) / unit,
     )
+
+
+def _describe_step(run: ScheduleRun) -> StepPicture:
+    operations, prices = run.operations, run.setting.prices
+    unit, name = find_unit(run)
     messages = np.flatnonzero(operations.sent_after >= 0)
     way = operations.direction[messages], operations.stage[messages]
     travel = (prices.occupancy[way] + prices.latency[way]).astype(np.float64)
     start = run.message_starts[messages].astype(np.float64) / unit
     sources, targets = operations.rank[operations.sent_after[messages]], operations.rank[messages]
     return StepPicture(
-        actions=actions,
-        time=f"time ({name})",
+        actions=list_actions(run, unit),
+        time="time",
+        unit=name,
         metadata=run.setting.metadata,
         about=_about(run),
         draw_messages=(
@@ -196,7 +207,7 @@ def _describe_step(run: ScheduleRun) -> StepPicture:
         draw_over=lambda rows: draw_path(
             rows.ax, run.critical_path, unit=unit, at=float(rows.lanes.bottom[0]) - 0.07
         ),
-        notes=(_constants(run),),
+        notes=(describe_constants(run),),
     )
 
 
@@ -244,7 +255,9 @@ def draw_path(
                 gid=f"critical-path-{reason.replace(' ', '-')}", **look,
             )  # fmt: skip
             ax.add_collection(drawn, autolim=False)
-            label = f"critical path: {reason}, {np.count_nonzero(some):,} times"
+            label = f"critical path: {reason}"
+            if not style.is_compact():
+                label += f", {np.count_nonzero(some):,} times"
             handles.append(style.entry(label, linewidth=width, **look))
     return handles
 
@@ -253,10 +266,10 @@ def draw_path(
 
 
 def _draw_map(run: ScheduleRun, ax: Axes) -> None:
-    unit, name = _unit(run)
+    unit, name = find_unit(run)
     length = float(run.makespan) / unit
     names = [f"rank {rank}" for rank in range(run.num_ranks)]
-    lay_rows(ax, names, length or 1.0, f"time ({name})", LANES)
+    lay_rows(ax, names, length or 1.0, "time", name, LANES)
     ax.grid(visible=False)
     handles: list[Artist] = []
     if length:
@@ -273,7 +286,7 @@ def _draw_map(run: ScheduleRun, ax: Axes) -> None:
             "Each point shows how much of the time its ranks compute, in the colour of the kind of "
             "computation. Paler means less."
         ),
-        _constants(run),
+        describe_constants(run),
     ]
     title += f": bubble {percent(run.bubble)}"
     style.dress(ax, title, _about(run) + known, notes, handles, metadata=run.setting.metadata)
@@ -312,7 +325,9 @@ def _draw_shares(ax: Axes, shares: Ints, length: float, ranks: int) -> list[Arti
     """Draws shares as an image over the rows and returns the legend entries."""
     colours = np.array([to_rgb(ACTION_LOOKS[letter].colour) for letter in COMPUTE_KINDS])
     busy = shares.sum(axis=-1, keepdims=True)
-    image = np.clip(shares @ colours + (1 - busy) * np.array(to_rgb(IDLE)), 0.0, 1.0)
+    # idle time is transparent, so that it has the colour of any ground
+    mixed = np.divide(shares @ colours, busy, out=np.ones((*busy.shape[:2], 3)), where=busy > 0)
+    image = np.clip(np.concatenate([mixed, busy], axis=-1), 0.0, 1.0)
     xlim, ylim = ax.get_xlim(), ax.get_ylim()
     ax.imshow(
         image,

@@ -15,24 +15,32 @@ from matplotlib.figure import Figure
 
 from ringsim.errors import ArgumentError, say
 from ringsim.plot import style
+from ringsim.plot.themes import themed_svg
+from ringsim.traces.display import Images
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 LEAST_INCHES: Final = 0.4  # the least size of a picture without its text
 PAD_INCHES: Final = 0.1  # the margin around a picture and its text
+COMPACT_PAD_INCHES: Final = 0.02
+WIDE: Final = 1.4  # in figures of at least this ratio, text is next to pictures without a time axis
+MOST_TRIES: Final = 6
+CLOSE_INCHES: Final = 0.01  # how exact a figure's size must be
 
 
 class Picture(NamedTuple):
     """A picture that can be drawn on any axes.
 
     ``draw`` draws the picture on axes of their final size. ``width`` and ``height`` are a suitable
-    size, in inches.
+    size, in inches. In a compact figure, a picture with a time axis, or a chart, is ``strip``
+    inches high.
     """
 
     draw: Callable[[Axes], None]
     width: float
     height: float
+    strip: float = 0.0
 
 
 def show(
@@ -70,15 +78,16 @@ def show(
     return ax
 
 
-def picture_png(pictures: Sequence[Picture], description: str) -> bytes:
+def draw_images(pictures: Sequence[Picture], description: str, *, themed: bool = True) -> Images:
     """Draws pictures side by side for a notebook.
 
-    The PNG has 100 pixels per inch, and its bytes depend only on the pictures.
+    The PNG has 100 pixels per inch. The bytes depend only on the pictures.
     """
     figure = Figure()
     with style.drawing():
         _lay_out(figure, pictures)
-    return style.figure_png(figure, description=description)
+    png = style.figure_png(figure, description=description)
+    return Images(png, themed_svg(figure, description) if themed else "")
 
 
 def _lay_out(
@@ -93,27 +102,37 @@ def _lay_out(
         return _draw_all(figure, pictures)
     wide = sum(picture.width for picture in pictures)
     high = max(picture.height for picture in pictures)
+    is_square = len(pictures) == 1 and not pictures[0].strip
     # if the height is free, rows shrink less than the time axis, so that they stay legible
-    power = 1 if wide < 1.2 * high else 0.5
+    power = 1 if is_square else 0.5
+    strip = pictures[0].strip if style.is_compact() and size[1] is None else 0.0
     across, down = 1.0, 1.0
-    for _ in range(5):
-        # Remove axes one by one, because matplotlib before 3.11 warns when it clears a figure with
-        # a shared logarithmic axis.
-        for ax in figure.axes:
-            ax.remove()
-        figure.clear()
-        fitted = [
-            picture._replace(width=picture.width * across, height=picture.height * down)
-            for picture in pictures
-        ]
-        axes = _draw_all(figure, fitted)
-        across = max(across + (size[0] - figure.get_figwidth()) / wide, LEAST_INCHES / wide)
-        # Parts below a picture grow with the picture, so half of the missing height is enough.
-        down = (
-            across**power
-            if size[1] is None
-            else max(down + (size[1] - figure.get_figheight()) / 2 / high, LEAST_INCHES / high)
-        )
+    with style.text_aside(size[1] is not None and is_square and size[0] >= WIDE * size[1]):
+        for _ in range(MOST_TRIES):
+            # Remove axes one by one, because matplotlib before 3.11 warns when it clears a figure
+            # with a shared logarithmic axis.
+            for ax in figure.axes:
+                ax.remove()
+            figure.clear()
+            axes = _draw_all(
+                figure,
+                [
+                    picture._replace(
+                        width=picture.width * across, height=strip or picture.height * down
+                    )
+                    for picture in pictures
+                ],
+            )
+            missing = size[0] - figure.get_figwidth(), (size[1] or 0) - figure.get_figheight()
+            if abs(missing[0]) < CLOSE_INCHES > abs(missing[1]) * (size[1] is not None):
+                break
+            across = max(across + missing[0] / wide, LEAST_INCHES / wide)
+            # Parts below a picture grow with the picture, so half of the missing height is enough.
+            down = (
+                across**power
+                if size[1] is None
+                else max(down + missing[1] / 2 / high, LEAST_INCHES / high)
+            )
     figure.set_size_inches(size[0], size[1] or figure.get_figheight())
     return axes
 
@@ -123,10 +142,10 @@ def _draw_all(figure: Figure, pictures: Sequence[Picture]) -> list[Axes]:
     axes = [figure.add_axes((0, 0, 1, 1), label=str(number)) for number in range(len(pictures))]
     # set the sizes first, because the text in a picture depends on the available room
     _place(figure, axes, pictures, np.zeros((len(axes), 4)))
-    around = []
+    pad, around = COMPACT_PAD_INCHES if style.is_compact() else PAD_INCHES, []
     for ax, picture in zip(axes, pictures, strict=True):
         picture.draw(ax)
-        around.append(np.abs(style.reach(ax) - np.array(ax.bbox.extents)) / figure.dpi + PAD_INCHES)
+        around.append(np.abs(style.reach(ax) - np.array(ax.bbox.extents)) / figure.dpi + pad)
     _place(figure, axes, pictures, np.array(around))
     return axes
 

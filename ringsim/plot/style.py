@@ -66,7 +66,10 @@ LEGEND_SIZE: Final = 9.5
 LINE_POINTS: Final = 13.0  # the height of a line below the legend
 GAP_POINTS: Final = 6.0  # the gaps between the axis, the legend and the lines
 LETTER: Final = 0.55  # the average width of a letter, as a share of the font's size
-LEAST_SHRUNK: Final = 0.5  # a long title shrinks to no less than this share of its size
+LEAST_SHRUNK: Final = 0.8  # a long title shrinks to no less than this share of its size
+MOST_LETTERS: Final = 60  # the most letters of a label; longer ones lose their middle
+LEAST_LETTERS: Final = 20  # in a line of a note
+ASIDE_INCHES: Final = 3.1  # the width of text next to a picture
 
 SETTINGS: Final[dict[Any, Any]] = {  # matplotlib types its own names as literals
     "font.family": "sans-serif",
@@ -133,11 +136,18 @@ THEMES: Final = {  # ground, ink
     "dark": (LOOKS["ground"].dark, LOOKS["ink"].dark),
 }
 SMALL: Final = 6.5  # points
-COMPACT: Final[dict[Any, Any]] = {
-    "font.size": 8, "axes.labelsize": 8,
-    **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), SMALL)
+COMPACT_LEGEND: Final = {
+    "handlelength": 1.2, "handleheight": 0.8, "handletextpad": 0.4, "columnspacing": 0.9
 }  # fmt: skip
+COMPACT: Final[dict[Any, Any]] = {
+    "font.size": 8, "axes.labelsize": SMALL, "axes.linewidth": 0.6, "axes.labelpad": 2.0,
+    "hatch.linewidth": 0.6,
+    **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), SMALL),
+    **dict.fromkeys(("xtick.major.size", "xtick.major.pad", "ytick.major.pad"), 2.0),
+}  # fmt: skip
+CAPTION: Final = "caption"  # the id of the hidden text with a figure's caption
 _compact: ContextVar[bool] = ContextVar("compact", default=False)
+_aside: ContextVar[bool] = ContextVar("aside", default=False)
 
 
 @contextlib.contextmanager
@@ -163,20 +173,39 @@ def drawing(*, compact: bool = False, users: bool = False) -> Iterator[None]:
         _compact.reset(token)
 
 
+@contextlib.contextmanager
+def text_aside(is_aside: bool) -> Iterator[None]:
+    """Puts the legend and the notes next to pictures within a ``with`` block, if True."""
+    token = _aside.set(is_aside)
+    try:
+        yield
+    finally:
+        _aside.reset(token)
+
+
+def is_compact() -> bool:
+    """Returns whether a compact picture is being drawn."""
+    return _compact.get()
+
+
+def shorten(text: str, most: int = MOST_LETTERS) -> str:
+    """Returns a text without its middle if it has more than ``most`` letters.
+
+    Example:
+        >>> shorten("a_very_long_name.py", 11)
+        'a_ver…me.py'
+    """
+    return (
+        text if len(text) <= most else f"{text[: most // 2]}…{text[len(text) - (most - 1) // 2 :]}"
+    )
+
+
 def letters(points: float) -> float:
     """Returns the font size to use for a desired size in points.
 
     Compact pictures have only two font sizes.
     """
     return points if not _compact.get() else 8.0 if points >= TITLE_SIZE else SMALL
-
-
-def least(points: float, wanted: float) -> float:
-    """Returns the smallest font size to use if there is little room.
-
-    In a compact picture, text does not shrink.
-    """
-    return letters(wanted) if _compact.get() else points
 
 
 def tint(part: Figure | Axes, theme: str | None) -> None:
@@ -217,8 +246,9 @@ def tint(part: Figure | Axes, theme: str | None) -> None:
     for many in part.findobj(Collection):
         many.set(facecolor=turn(many.get_facecolor()), edgecolor=turn(many.get_edgecolor()))
     for line in part.findobj(Line2D):
-        for name in ("color", "markerfacecolor", "markeredgecolor"):
-            colour = plt.getp(line, name)
+        names = ("color", "markerfacecolor", "markeredgecolor")
+        before = {name: plt.getp(line, name) for name in names}  # the marker may take the line's
+        for name, colour in before.items():
             if str(colour) not in ("none", "auto"):
                 plt.setp(line, name, turn(colour)[0])
     for ax in part.get_axes() if isinstance(part, Figure) else [part, *part.child_axes]:
@@ -228,6 +258,12 @@ def tint(part: Figure | Axes, theme: str | None) -> None:
                 image.set_data(
                     turn(pixels.reshape(-1, pixels.shape[2])).reshape(*pixels.shape[:2], 4)
                 )
+
+
+def turn_dark(colours: Sequence[str]) -> list[str]:
+    """Returns the dark theme's versions of colours for a light ground."""
+    ground, ink = map(to_rgb, THEMES["dark"])
+    return [to_hex(colour) for colour in _turn(to_rgba_array(list(colours)), ground, ink, _DARK)]
 
 
 def _is_grey(colours: Any) -> Any:
@@ -274,8 +310,17 @@ def swatch(look: Look, label: str | None = None) -> Patch:
         edgecolor=look.ink,
         hatch=look.hatch or None,
         linewidth=0.5,
-        label=look.name if label is None else label,
+        label=_name(look) if label is None else label,
     )
+
+
+def _name(look: Look) -> str:
+    """Returns the name of a look in a legend, which is short in a compact picture."""
+    if not _compact.get():
+        return look.name
+    states = read_table()["state"].values()
+    short = {state["name"]: state["short"] for state in states}
+    return short.get(look.name, look.name.removeprefix("backward: "))
 
 
 def entry(label: str, **look: Any) -> Line2D:
@@ -350,59 +395,110 @@ def dress(
         columns: the largest number of legend entries per line.
     """
     to_points, compact = 72 / ax.figure.dpi, _compact.get()
+    notes = [*notes, footer(metadata)]
     if compact:
-        for lowest in (ax, *ax.child_axes):
-            lowest.set_xlabel(
-                textwrap.fill(lowest.get_xlabel(), int(ax.bbox.width * to_points / (8 * LETTER)))
-            )
+        label = ax.get_xlabel() or next((one.get_xlabel() for one in ax.child_axes), "")
+        axis = f"Horizontal axis: {label}" if label else ""
+        known = [*filter(None, (title, subtitle, axis)), *notes]
+        caption = "\n".join(line[:1].upper() + line[1:].rstrip(".") + "." for line in known)
+        ax.figure.text(0, 0, caption, visible=False, gid=CAPTION)
+    panels: list[Any] = [ax, *ax.child_axes]
+    for panel in panels:
+        most = int(points(panel)[1] / (panel.yaxis.label.get_fontsize() * LETTER))
+        panel.set_ylabel(textwrap.fill(panel.get_ylabel(), max(most, 1), break_long_words=False))
     left, bottom, right, _ = reach(ax)
     start, end = (left, ax.bbox.x1) if compact else (ax.bbox.x0, max(right, ax.bbox.x1))
-    room, below = end - start, (ax.bbox.y0 - min(bottom, ax.bbox.y0)) * to_points + GAP_POINTS
-    indent = (start - ax.bbox.x0) * to_points
-    heading: list[Any] = []
+    x, below = (start - ax.bbox.x0) * to_points, (ax.bbox.y0 - bottom) * to_points + GAP_POINTS
     if not compact:
-        heading.append(ax.set_title(title, loc="left", pad=22 if subtitle else 8, x=0))
-        if subtitle:
-            look: Any = {"va": "bottom", "fontsize": SUBTITLE_SIZE, "color": MUTED}
-            heading.append(write_beside(ax, subtitle, (0, 1), (0, 7), **look))
-    for text in heading:
-        share = max(room / text.get_window_extent().width, LEAST_SHRUNK)
-        text.set_fontsize(text.get_fontsize() * min(1.0, share))
+        _add_heading(ax, title, subtitle, end - start)
+    room = (end - start) * to_points
+    if _aside.get():
+        x = (max(right, ax.bbox.x1) - ax.bbox.x0) * to_points + 3 * GAP_POINTS
+        below = -points(ax)[1] * 0.6
+        room = ASIDE_INCHES * 72
     if handles:
-        below += _add_legend(ax, handles, columns, room, (indent, -below)) + GAP_POINTS
-    last = footer(metadata)
+        below += _add_legend(ax, handles, columns, room, (x, -below)) + GAP_POINTS
     if compact:
-        letters_in_line = int(room * to_points / (SMALL * LETTER))
-        *notes, last = [
-            part for line in (*notes, last) for part in textwrap.wrap(line, letters_in_line)
-        ]
-    for line in notes:
-        write_beside(ax, line, (0, 0), (indent, -below), va="top", fontsize=letters(9))
-        below += LINE_POINTS * letters(9) / 9
-    at = indent, -below - 2
-    write_beside(ax, last, (0, 0), at, va="top", fontsize=letters(8.5), color=MUTED)
+        return
+    for size, colour, line in [*((9, INK, note) for note in notes[:-1]), (8.5, MUTED, notes[-1])]:
+        folded = textwrap.wrap(
+            line, max(int(room / (size * LETTER)), LEAST_LETTERS), subsequent_indent="  "
+        )
+        for part in folded:
+            write_beside(ax, part, (0, 0), (x, -below), va="top", fontsize=size, color=colour)
+            below += LINE_POINTS
+
+
+def _add_heading(ax: Axes, title: str, subtitle: str, room: float) -> None:
+    """Writes the title and the subtitle; long ones first shrink and are then folded."""
+    pad = GAP_POINTS + 2
+    looks: Any = {"va": "bottom", "fontsize": SUBTITLE_SIZE, "color": MUTED}
+    for text in (subtitle, title):
+        if not text:
+            continue
+        if text is title:
+            written: Any = ax.set_title(text, loc="left", pad=pad, x=0)
+        else:
+            written = write_beside(ax, text, (0, 1), (0, pad - 1), **looks)
+        share = room / written.get_window_extent().width
+        written.set_fontsize(written.get_fontsize() * min(1.0, max(share, LEAST_SHRUNK)))
+        if share < LEAST_SHRUNK:
+            written.set_text(textwrap.fill(text, max(int(len(text) * share / LEAST_SHRUNK), 1)))
+        pad += (written.get_window_extent().height * 72 / ax.figure.dpi) + GAP_POINTS / 2
 
 
 def _add_legend(
     ax: Axes, handles: Sequence[Artist], columns: int, room: float, offset: tuple[float, float]
 ) -> float:
-    """Adds a legend with as many columns as fit, at ``offset`` points from the axes' corner.
+    """Adds a legend at ``offset`` points from the axes' corner.
 
+    It has as many columns as fit or, in a compact picture, lines that are as full as possible.
     Returns the height of the legend in points.
     """
-    x, y = offset
-    shift = ScaledTranslation(x / 72, y / 72, ax.figure.dpi_scale_trans)
-    for number in range(min(columns, len(handles)), 0, -1):
+    to_points = 72 / ax.figure.dpi
+    for handle in handles:
+        label = str(handle.get_label())
+        size = letters(LEGEND_SIZE)
+        most = int((room - 3 * size) / (size * LETTER))
+        handle.set_label(shorten(label, min(most, MOST_LETTERS)))
+
+    def write(some: Sequence[Artist], number: int, below: float = 0.0) -> Any:
+        shift = ScaledTranslation(
+            offset[0] / 72, (offset[1] - below) / 72, ax.figure.dpi_scale_trans
+        )
         legend = ax.legend(
-            handles=list(handles), loc="upper left", ncols=number, borderaxespad=0, borderpad=0,
-            handlelength=1.8, columnspacing=1.4,
+            handles=list(some), loc="upper left", ncols=number, borderaxespad=0, borderpad=0,
             bbox_to_anchor=(0, 0), bbox_transform=ax.transAxes + shift,
+            **(COMPACT_LEGEND if _compact.get() else {"handlelength": 1.8, "columnspacing": 1.4}),
         )  # fmt: skip
         legend.set_zorder(20)
-        extent = legend.get_window_extent()
-        if extent.width <= room:
-            break
-    return float(extent.height * 72 / ax.figure.dpi)
+        return legend
+
+    def fits(some: Sequence[Artist], number: int) -> bool:
+        return bool(write(some, number).get_window_extent().width * to_points <= room)
+
+    if not _compact.get():
+        number = next(
+            (one for one in range(min(columns, len(handles)), 1, -1) if fits(handles, one)), 1
+        )
+        return float(write(handles, number).get_window_extent().height * to_points)
+    lines: list[list[Artist]] = [[]]
+    for handle in handles:
+        if lines[-1] and not fits([*lines[-1], handle], len(lines[-1]) + 1):
+            lines.append([])
+        lines[-1].append(handle)
+    below = 0.0
+    for number, line in enumerate(lines):
+        previous: Any = ax.get_legend()
+        if number:
+            ax.add_artist(previous)  # so that the next line does not replace it
+        below += write(line, len(line), below).get_window_extent().height * to_points + 1
+    return below
+
+
+def caption(figure: Figure) -> str:
+    """Returns the words that a compact figure leaves to its caption, or "" if there are none."""
+    return "\n".join(text.get_text() for text in figure.texts if text.get_gid() == CAPTION)
 
 
 def figure_png(figure: Figure, *, dpi: float = 100, description: str = "") -> bytes:
@@ -426,26 +522,33 @@ def save_figure(
 ) -> None:
     """Saves a figure as PNG, SVG or PDF, depending on the path's extension.
 
-    Writing the same figure again writes the same bytes.
+    Writing the same figure again writes the same bytes. The words that a compact figure leaves to
+    its caption are written next to it, for example in ``timeline.caption.txt``.
 
     Args:
         figure: the figure to write.
         path: the file to write, with the extension ``.png``, ``.svg`` or ``.pdf``.
         dpi: the resolution of a PNG, in pixels per inch.
         title: the title of an SVG or PDF, for screen readers.
-        description: a description of the picture for screen readers; a PDF does not contain it.
+        description: a description of the picture for screen readers, by default the caption of a
+            compact figure.
 
     Raises:
         ArgumentError: the path has a different extension.
     """
-    path = Path(path)
+    path, words = Path(path), caption(figure)
+    description = description or words
     if path.suffix == ".png":
         path.write_bytes(figure_png(figure, dpi=dpi, description=description))
     elif path.suffix == ".svg":
         text = figure_svg(figure, title=title, description=description)
         path.write_text(text, encoding="utf-8")
     elif path.suffix == ".pdf":
-        about = {"CreationDate": None, "Creator": None, "Producer": None, "Title": title or None}
+        about = {
+            **dict.fromkeys(("CreationDate", "Creator", "Producer")),
+            "Title": title or None,
+            "Subject": description or None,
+        }
         with drawing():
             figure.savefig(path, metadata=about)
     else:
@@ -453,6 +556,8 @@ def save_figure(
             f"path must end in .png, .svg or .pdf, got {say(str(path))}. Choose one of these "
             "extensions."
         )
+    if words:
+        path.with_suffix(".caption.txt").write_text(f"{words}\n", encoding="utf-8")
 
 
 def figure_svg(figure: Figure, *, title: str = "", description: str = "") -> str:

@@ -14,6 +14,7 @@ import numpy as np
 from ringsim.diagnose.snapshot import reopen
 from ringsim.plot import sheet, style
 from ringsim.plot.bars import FIRST_SPAN, UNFINISHED, Bars, choose_messages, make_bars, merge
+from ringsim.plot.ghosts import draw_recorded, fit_axis, make_room
 from ringsim.plot.pipeline_step import microbatch_entry, picture_step, step_picture
 from ringsim.plot.ring import ring_picture
 from ringsim.plot.rows import (
@@ -24,10 +25,11 @@ from ringsim.plot.rows import (
     TimeAxis,
     lay_rows,
     looks_of,
+    strip_inches,
 )
 from ringsim.plot.sheet import Picture
 from ringsim.traces.clocks import unalign
-from ringsim.traces.display import Style
+from ringsim.traces.display import Images, Style
 from ringsim.traces.events import COLLECTIVE, ERROR, MARK, NONE, OP_NAMES, SEND, SPAN, read_notice
 from ringsim.traces.looks import LOOKS, find_meanings
 from ringsim.traces.steps import count_steps
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
 
     from ringsim.traces.value import Trace
 
-__all__ = ["plot_timeline", "timeline_picture", "trace_png"]
+__all__ = ["plot_timeline", "timeline_picture", "trace_images"]
 
 WIDTH_INCHES: Final = 9.6
 MOST_STRIPES: Final = 64  # with more rows, there are no stripes behind them
@@ -51,12 +53,15 @@ NAME_SIZE: Final = 8.0  # points
 LEAST_SIZE: Final = 5.0  # points; smaller text would be illegible
 LETTER: Final = 0.62  # the width of a letter, as a share of the font's size
 HEAD_POINTS: Final = 1.0  # the width of an arrow's shaft; matplotlib's unit for the head
+COMPACT_HEAD_POINTS: Final = 0.6
 MERGED_SLOTS: Final = 400  # the number of slots if rows combine several ranks
 MERGED_ROW_POINTS: Final = 12.0  # the least height of a row that combines several ranks
 # the distance from the middle of a row, which is 1 high, to the edges of its outer lanes
 EDGE: Final = 0.42
 MARKS: Final = 0.17  # the height of the strip for marks
 OPERATIONS: Final = 0.32  # the height of the lanes for sends and recvs, if there are spans above
+COMPACT_EDGE: Final = 0.48
+COMPACT_OPERATIONS: Final = 0.26
 GAP: Final = 0.03
 # the scale of pictures in a notebook; their text keeps its size, so that it stays legible
 SMALLER: Final = 0.68
@@ -119,17 +124,17 @@ def plot_timeline(
     return sheet.show([timeline_picture(trace, step, with_curve=ax is None)], ax, **look)
 
 
-def trace_png(trace: Trace) -> bytes:
+def trace_images(trace: Trace, *, themed: bool = True) -> Images:
     """Draws the ring and the timeline for a notebook; without events, draws only the ring.
 
-    The bytes of the PNG depend only on the trace.
+    If ``themed`` is False, draws them only as PNG.
     """
     ring = ring_picture(trace)
     pictures = [ring._replace(width=ring.width * SMALLER, height=ring.height * SMALLER)]
     if len(trace.events):
         times = timeline_picture(trace)
         pictures.append(times._replace(width=times.width * SMALLER, height=max(times.height, 2.6)))
-    return sheet.picture_png(pictures, trace.describe())
+    return sheet.draw_images(pictures, trace.describe(), themed=themed)
 
 
 def timeline_picture(trace: Trace, step: int | None = None, *, with_curve: bool = False) -> Picture:
@@ -151,12 +156,15 @@ def timeline_picture(trace: Trace, step: int | None = None, *, with_curve: bool 
         + (0.14 if (events.kind == MARK).any() else 0)
     )
     return Picture(
-        lambda ax: _draw(trace, ax), WIDTH_INCHES, float(np.clip(row * trace.world_size, 1.2, 8.5))
+        lambda ax: _draw(trace, ax),
+        WIDTH_INCHES,
+        float(np.clip(row * trace.world_size, 1.2, 8.5)),
+        strip_inches(trace.world_size),
     )
 
 
 def _draw(trace: Trace, ax: Axes) -> None:
-    axis, bars = TimeAxis.of(trace.events), make_bars(trace)
+    axis, bars = fit_axis(trace), make_bars(trace)
     rows = _lay_out(trace, bars, axis, ax)
     slot_ns = max(axis.last_ns - axis.first_ns, 1) / (SLOTS if rows.ranks == 1 else MERGED_SLOTS)
     short = (bars.end_ns - bars.start_ns < slot_ns) | (rows.ranks > 1)
@@ -174,6 +182,9 @@ def _draw(trace: Trace, ax: Axes) -> None:
     arrows = _draw_arrows(rows, trace, bars.depths, axis)
 
     notes = []
+    if axis.first_ns:
+        late = time_text(axis.first_ns)
+        notes.append(f"The first event came {late} after the start of the run.")
     if rows.ranks > 1:
         notes.append(
             f"Each row combines {rows.ranks} ranks; the height of a bar is its share of their time."
@@ -192,6 +203,8 @@ def _draw(trace: Trace, ax: Axes) -> None:
             f"Arrows show {arrows:,} of {count(arrived, 'message')}, spread evenly over time."
         )
     words, handles = _message(trace, bars), _legend(trace, bars, arrows)
+    if trace.recorded is not None and rows.ranks == 1:
+        handles += draw_recorded(rows, trace.recorded, axis)
     style.dress(ax, *words, notes, handles, metadata=trace.metadata)
 
 
@@ -213,14 +226,12 @@ def _lay_out(trace: Trace, bars: Bars, axis: TimeAxis, ax: Axes) -> RankRows:
         if several and (first == 0 or hosts[first] != hosts[first - 1]):
             name = f"{hosts[first]}  {name}"
         names.append(name)
-    time = f"time since the start of the run ({axis.unit})"
-    if axis.first_ns:
-        time = (
-            f"time since the first event ({axis.unit}), which came {time_text(axis.first_ns)} "
-            "after the start of the run"
-        )
+    time = "time since the first event" if axis.first_ns else "time since the start of the run"
     length = max(axis.last_ns - axis.first_ns, 1) / axis.unit_ns
-    rows = lay_rows(ax, names, length, time, _divide(trace, bars), ranks=ranks)
+    lanes = _divide(trace, bars)
+    if trace.recorded is not None:
+        lanes = make_room(lanes)
+    rows = lay_rows(ax, names, length, time, axis.unit, lanes, ranks=ranks)
     firsts = np.arange(ranks, trace.world_size, ranks)
     borders = np.flatnonzero(trace.crosses(firsts - 1, firsts)) + 0.5
     if len(borders):
@@ -233,16 +244,19 @@ def _lay_out(trace: Trace, bars: Bars, axis: TimeAxis, ax: Axes) -> RankRows:
 def _divide(trace: Trace, bars: Bars) -> Lanes:
     """Divides a row into lanes for the kinds of events that the trace contains."""
     has_operations = bool((bars.lane >= bars.depths).any())
-    top = -EDGE + ((MARKS + GAP) if (trace.events.kind == MARK).any() else 0)
-    split = top if has_operations else EDGE  # separates spans from sends and recvs
+    edge, operations = EDGE, OPERATIONS
+    if style.is_compact():
+        edge, operations = COMPACT_EDGE, COMPACT_OPERATIONS
+    top = -edge + ((MARKS + GAP) if (trace.events.kind == MARK).any() else 0)
+    split = top if has_operations else edge  # separates spans from sends and recvs
     if has_operations and bars.depths:
-        split = EDGE - OPERATIONS
+        split = edge - operations
     spans = np.linspace(top, split - GAP if has_operations else split, bars.depths + 1)
-    middle = (split + EDGE) / 2
+    middle = (split + edge) / 2
     return Lanes(
         top=np.concatenate([spans[:-1], [split, middle + GAP / 2, split]]),
-        bottom=np.concatenate([spans[1:], [middle - GAP / 2, EDGE, EDGE]]),
-        marks=(-EDGE, -EDGE + MARKS),
+        bottom=np.concatenate([spans[1:], [middle - GAP / 2, edge, edge]]),
+        marks=(-edge, -edge + MARKS),
     )
 
 
@@ -271,10 +285,13 @@ def _draw_span_names(rows: RankRows, trace: Trace, bars: Bars, axis: TimeAxis) -
     spans = np.flatnonzero(bars.look >= FIRST_SPAN)
     if len(spans) == 0:
         return
-    room = (bars.end_ns[spans] - bars.start_ns[spans]) / axis.unit_ns / rows.per_point - 4
+    room = (bars.end_ns[spans] - bars.start_ns[spans]) / axis.unit_ns / rows.per_point
+    room -= 1 if style.is_compact() else 4
     lane = np.min((rows.lanes.bottom - rows.lanes.top)[: bars.depths])
     size = min(style.letters(NAME_SIZE), rows.points * lane * 0.85)
-    if size < style.least(LEAST_SIZE, NAME_SIZE):
+    if style.is_compact():
+        size = LEAST_SIZE if size >= LEAST_SIZE else 0.0
+    if size < LEAST_SIZE:
         return
     looks = looks_of(bars)
     widest = np.argsort(-room, kind="stable")[:MOST_NAMES]
@@ -296,6 +313,8 @@ def _span_texts(trace: Trace, event: int) -> tuple[str, ...]:
     label, stage, microbatch = events.label[event], events.stage[event], events.microbatch[event]
     name = span_text(events.tables.labels[label]) if label != NONE else ""
     number = str(microbatch) if microbatch != NONE else ""
+    if style.is_compact() and number:  # the legend has the names
+        return (number,)
     full = (name, f"stage {stage}" if stage != NONE else "", number and f"microbatch {number}")
     short = LOOKS[find_meanings([name])[0]].short
     names = " ".join(filter(None, (name, number))), number and short + number
@@ -357,22 +376,29 @@ def _draw_marks(rows: RankRows, trace: Trace, axis: TimeAxis) -> None:
     top, bottom = rows.lanes.marks
     ax.vlines(x, row + top, row + bottom, colors=style.INK, linewidths=1.2, zorder=5, gid="marks")
     ax.scatter(x, row + bottom, s=12, marker="v", c=style.INK, linewidths=0, zorder=5)
-    size = min(style.letters(MARK_NAME_SIZE), (bottom - top) * rows.points * 0.95)
-    if size < style.least(LEAST_SIZE, MARK_NAME_SIZE):
+    size = min(MARK_NAME_SIZE, (bottom - top) * rows.points * 0.95)
+    if size < LEAST_SIZE:
         return
-    right, per_point = ax.get_xlim()[1], rows.per_point
-    until = np.append(np.where(row[1:] == row[:-1], x[1:], right), right)
+    (left, right), per_point = ax.get_xlim(), rows.per_point
+    same = row[1:] == row[:-1]
+    until = np.append(np.where(same, x[1:], right), right)
+    since = np.append(left, np.where(same, x[:-1], left))
     named = 0
-    for index, at, y, end in zip(marks, x, row + (top + bottom) / 2, until, strict=True):
+    for index, at, y, begin, end in zip(
+        marks, x, row + (top + bottom) / 2, since, until, strict=True
+    ):
         name = events.tables.labels[events.label[index]] if events.label[index] != NONE else ""
         notice = read_notice(name)
         # write only the kind of a notice, because its sentence is too long
-        name = notice[0] if notice is not None else name
+        name = style.shorten(notice[0] if notice is not None else name)
         if not name or named == MOST_MARK_NAMES:
             continue
-        if at + (len(name) * 0.6 * size + 5) * per_point <= end:
+        room = (len(name) * LETTER * size + 5) * per_point
+        if at + room <= end:
             side, offset = "left", 4
-        elif end == right:  # the last mark of its row has its name on the left
+        elif (
+            end == right and at - room >= begin
+        ):  # the last mark of its row has its name on the left
             side, offset = "right", -4
         else:
             continue
@@ -395,12 +421,13 @@ def _draw_arrows(rows: RankRows, trace: Trace, send_lane: int, axis: TimeAxis) -
         (across, LOOKS["across"].light, 4.4, "arrows-across"),
         (~far & ~across, style.INK, 4.5, "arrows"),
     )
+    head = COMPACT_HEAD_POINTS if style.is_compact() else HEAD_POINTS
     for some, colour, zorder, gid in looks:
         if some.any():
             rows.ax.quiver(
                 x[some], y[some], (to_x - x)[some], (to_y - y)[some], angles="xy", scale_units="xy",
                 scale=1, units="inches",
-                width=HEAD_POINTS / 72, headwidth=6, headlength=7, headaxislength=6.5, minlength=0,
+                width=head / 72, headwidth=6, headlength=7, headaxislength=6.5, minlength=0,
                 color=colour, zorder=zorder, gid=gid,
             )  # fmt: skip
     return len(chosen)
@@ -414,12 +441,14 @@ def _legend(trace: Trace, bars: Bars, arrows: int) -> list[Artist]:
     if len(bars.labels) > MOST_SPAN_NAMES:
         more = f"and {len(bars.labels) - MOST_SPAN_NAMES} more span names"
         handles.append(style.entry(more, linestyle="none"))
-    if (events.microbatch[events.kind == SPAN] != NONE).any():
+    numbered = (events.microbatch[events.kind == SPAN] != NONE).any()
+    if numbered and not style.is_compact():
         handles.append(microbatch_entry())
     handles += [style.swatch(look) for number, look in looks.items() if number < FIRST_SPAN]
     if arrows:
         line: Any = {"linewidth": 1, "marker": ">", "markersize": 5, "markevery": [1]}
-        handles.append(style.entry("send posted → recv done", **line))
+        words = "message" if style.is_compact() else "send posted → recv done"
+        handles.append(style.entry(words, **line))
         if trace.crosses(trace.messages.src, trace.messages.dst).any():
             handles.append(style.entry("from host to host", color=LOOKS["across"].light, **line))
     if (events.kind == MARK).any():

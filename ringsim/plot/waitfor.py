@@ -6,7 +6,6 @@ The last moments of the timeline are drawn next to the graph.
 from __future__ import annotations
 
 import itertools
-import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Unpack
@@ -20,7 +19,7 @@ from ringsim.plot.bars import time_range
 from ringsim.plot.paths import Points, bow, node
 from ringsim.plot.sheet import Picture
 from ringsim.plot.timeline import timeline_picture
-from ringsim.traces.display import Style
+from ringsim.traces.display import Images, Style
 from ringsim.traces.events import COLLECTIVE, NONE, OP_CODES, Tables, make_events
 from ringsim.traces.findings import Diagnosis, Edge, Finding, Operation, kind_text
 from ringsim.traces.looks import LOOKS
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
     from ringsim.traces.value import Trace
 
-__all__ = ["plot_waitfor", "waitfor_png"]
+__all__ = ["plot_waitfor", "waitfor_images"]
 
 MOST_RANKS: Final = 12  # the most nodes; of more ranks, the most important are drawn
 MOST_LABELS: Final = 8
@@ -49,8 +48,7 @@ BEFORE_NS: Final = 20_000_000  # the least time before the ranks got stuck
 RADIUS: Final = 0.2
 CROWDED: Final = 0.32  # the largest radius of a node, as a share of the distance between neighbours
 FILE_LETTERS: Final = 20
-NOTE_LETTERS: Final = 76
-MOST_NOTES: Final = 4
+MOST_NOTES: Final = 4  # the most lines of the first finding
 
 # The label of an arrow never covers a node or another label, and covers an arrow only if there is
 # no room elsewhere.
@@ -107,9 +105,9 @@ def plot_waitfor(diagnosis: Diagnosis, *, ax: Axes | None = None, **look: Unpack
     return sheet.show(_pictures(diagnosis), ax, **look)
 
 
-def waitfor_png(diagnosis: Diagnosis) -> bytes:
-    """Draws the graph and the timeline for a notebook, as a PNG with reproducible bytes."""
-    return sheet.picture_png(_pictures(diagnosis), str(diagnosis))
+def waitfor_images(diagnosis: Diagnosis) -> Images:
+    """Draws the graph and the timeline for a notebook."""
+    return sheet.draw_images(_pictures(diagnosis), str(diagnosis))
 
 
 def _pictures(diagnosis: Diagnosis) -> list[Picture]:
@@ -204,15 +202,9 @@ def _title(diagnosis: Diagnosis) -> str:
 def _notes(diagnosis: Diagnosis) -> list[str]:
     if not diagnosis.findings:
         return []
-    message = diagnosis.findings[0].message
-    lines = [
-        part
-        for line in (message[:1].upper() + message[1:]).splitlines()
-        for part in textwrap.wrap(line.strip(), NOTE_LETTERS)
-    ]
-    if len(lines) > MOST_NOTES:
-        lines[MOST_NOTES - 1 :] = [f"{lines[MOST_NOTES - 1]} …"]
-    return lines
+    lines = [line.strip() for line in diagnosis.findings[0].message.splitlines()]
+    # if ranks are stuck, the arrows' labels contain what the other lines say
+    return [line[:1].upper() + line[1:] for line in lines[: 1 if diagnosis.edges else MOST_NOTES]]
 
 
 def _edges_of(findings: tuple[Finding, ...]) -> tuple[Edge, ...]:
@@ -291,11 +283,8 @@ def _label(operations: list[Operation]) -> str:
     one, more = operations[0], len(operations) - 1
     text = one.op if one.kind == COLLECTIVE or one.tag < 0 else f"{one.op}, tag {one.tag}"
     name, _, line = one.place.rpartition(":")
-    if len(name) > FILE_LETTERS:
-        name = f"{name[: FILE_LETTERS // 2]}…{name[-(FILE_LETTERS // 2 - 1) :]}"
-    return (
-        f"{text}{f' and {more} more' if more else ''}\n{f'{name}:{line}' if name else ''}".strip()
-    )
+    at = f"{style.shorten(name, FILE_LETTERS)}:{line}" if name else ""
+    return f"{text}{f' and {more} more' if more else ''}\n{at}".strip()
 
 
 def _draw_rank(ax: Axes, rank: int, x: float, y: float, radius: float, state: str) -> list[Any]:
@@ -369,7 +358,7 @@ def _label_edges(
     low, high = np.sort([ax.get_xlim(), ax.get_ylim()]).T
     points, missing = np.concatenate([np.empty((0, 2)), *paths]), 0
     for text, path in labels:
-        written, half = _write_words(ax, text, (0, 0), zorder=5, linespacing=0.95)
+        written, half = _write_words(ax, text, (0, 0), zorder=5, linespacing=1.1)
         places = np.array(list(_places(path, *(2 * half))))
         cost, middle, others = places[:, 0], places[:, None, 1:], np.array(taken)
         between = np.maximum(others[:, :2] - middle - half, middle - half - others[:, 2:])

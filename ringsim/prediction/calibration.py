@@ -254,9 +254,10 @@ def calibrate(*traces: Trace) -> Calibration:
         )
     for trace in traces:
         check_trace("a trace to calibrate from", trace)
-        if trace.metadata.get("source") == "simulated":
+        source = trace.metadata.get("source")
+        if source in ("simulated", "predicted"):
             raise ArgumentError(
-                "a trace to calibrate from must be measured, got a simulated one. Record real "
+                f"a trace to calibrate from must be measured, got a {source} one. Record real "
                 "ranks with ringsim.trace."
             )
     sizes, times, awake = join_columns(map(_sample_messages, traces))
@@ -271,19 +272,19 @@ def calibrate(*traces: Trace) -> Calibration:
     around_s = 0.0
     for kind in _AROUND:
         chosen = gaps[beside & (kinds == kind)]
-        around_s += _typical(chosen) * len(chosen)
+        around_s += find_typical(chosen) * len(chosen)
     met = kinds == Moment.POST_SEND
     if not met.any():
         met = kinds == Moment.POST_EARLY
     receiving = gaps[kinds == Moment.POST_RECV]
     costs = _find_costs(traces)
-    between_s = _typical(gaps[np.isin(kinds, _AROUND)]) if costs is None else 0.0
+    between_s = find_typical(gaps[np.isin(kinds, _AROUND)]) if costs is None else 0.0
     return Calibration(
         link=link,
-        sending=fit_by_size(sizes[met], gaps[met], _typical),
-        sending_early_s=_typical(gaps[kinds == Moment.POST_EARLY]),
-        receiving_s=_typical(receiving),
-        sleep_s=max(_typical(overshoots), 0.0),
+        sending=fit_by_size(sizes[met], gaps[met], find_typical),
+        sending_early_s=find_typical(gaps[kinds == Moment.POST_EARLY]),
+        receiving_s=find_typical(receiving),
+        sleep_s=max(find_typical(overshoots), 0.0),
         around_s=around_s / len(overshoots) if len(overshoots) else 0.0,
         cores=min(int((trace.metadata.get("machine") or {}).get("cores") or 0) for trace in traces),
         costs=costs,
@@ -415,12 +416,12 @@ def _fit_messages(sizes: Ints, times: Ints) -> tuple[Link, dict[int, int], float
     sizes, times = sizes[chosen], times[chosen]
     relative = times.copy()
     for size in enough:
-        relative[sizes == size] /= max(_typical(times[sizes == size]), 1e-9)
-    parts = [_typical(part) for part in np.array_split(relative, PARTS) if len(part)]
-    return fit_by_size(sizes, times, _typical), enough, float(np.std(parts))
+        relative[sizes == size] /= max(find_typical(times[sizes == size]), 1e-9)
+    parts = [find_typical(part) for part in np.array_split(relative, PARTS) if len(part)]
+    return fit_by_size(sizes, times, find_typical), enough, float(np.std(parts))
 
 
-def _typical(times: Ints) -> float:
+def find_typical(times: Ints) -> float:
     """Returns the mean, excluding the longest and the shortest fiftieth and any stalls.
 
     With five or more times, at least one is cut off at each end. The mean of no times is 0.

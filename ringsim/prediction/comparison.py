@@ -16,12 +16,12 @@ import numpy as np
 
 from ringsim.errors import ArgumentError, RingError
 from ringsim.prediction.calibration import find_asked, median_costs
-from ringsim.prediction.differences import Differences, differ, pair
+from ringsim.prediction.differences import PROGRAM, Differences, differ, pair
 from ringsim.prediction.time_shares import PartsTable, share_out
 from ringsim.schedules.engine import evaluate
 from ringsim.schedules.schedule import Schedule
-from ringsim.traces.display import Bundle, Style, bundle
-from ringsim.traces.events import MARK, NONE, Events, Ints
+from ringsim.traces.display import Bundle, Images, Style, bundle
+from ringsim.traces.events import MARK, NONE, SPAN, Events, Ints
 from ringsim.traces.steps import count_steps, find_step, is_step, number_steps
 from ringsim.traces.units import count, time_text
 from ringsim.traces.value import Trace, check_trace
@@ -125,10 +125,12 @@ class Comparison:
 
     @property
     def predicts(self) -> bool:
-        """Whether only the second run is a simulation."""
-        return (
-            self.virtual.metadata.get("source") == "simulated" != self.real.metadata.get("source")
+        """Whether only the second run is simulated or predicted."""
+        real, virtual = (
+            run.metadata.get("source") in ("simulated", "predicted")
+            for run in (self.real, self.virtual)
         )
+        return virtual and not real
 
     @property
     def names(self) -> tuple[str, str]:
@@ -220,9 +222,16 @@ class Comparison:
         stage = "" if table.stage[row] == NONE else f" of stage {table.stage[row]}"
         how = f"{time_text(abs(change) * 1e9)} {'longer' if change > 0 else 'less'}"
         took = f"{step}rank {table.rank[row]}: {table.operation[row]}{stage} took {how}."
-        if table.began[row] == NONE:
+        if (event := int(table.began[row])) != NONE:
+            return f"{took} The change began with {self.virtual[event]!r}."
+        if table.operation[row] != PROGRAM:
             return took
-        return f"{took} The change began with {self.virtual[table.began[row]]!r}."
+        of_rank = self.real.events.rank[self.real_index] == table.rank[row]
+        own = of_rank & (self.step == table.step[row])
+        first, second = self.real_index[own], self.virtual_index[own]
+        longer = _find_gaps(self.virtual.events, second) - _find_gaps(self.real.events, first)
+        event = int(second[np.argmax(longer * np.sign(change))])
+        return f"{took} The largest part was before {self.virtual[event]!r}."
 
     def __repr__(self) -> str:
         """Returns a few lines about the differences, followed by the first rows of the table."""
@@ -247,8 +256,9 @@ class Comparison:
         lines = [
             f"{what}: {first} {real_ms:.3f} ms, {second} {virtual_ms:.3f} ms "
             f"({self.median_error:+.1%})",
-            f"steps: {self._words(self.steps)}",
         ]
+        if self.steps.count > 1:
+            lines.append(f"steps: {self._words(self.steps)}")
         if self.predicts:
             lines += [
                 f"  baseline {name}: {value * 1e3:.3f} ms, {self._words(self.baseline(name))}"
@@ -273,17 +283,17 @@ class Comparison:
                 f"{errors.bias:+.1%}, n {errors.count}"
             )
         return (
-            f"{errors.bias:+.1%} on average; absolute {errors.mean:.1%} on average, "
-            f"{errors.worst:.1%} at most, n {errors.count}"
+            f"{errors.bias:+.1%} on average, {errors.worst:.1%} at most in either direction, "
+            f"n {errors.count}"
         )
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Bundle:
         return bundle(repr(self), self.describe(), self._draw)
 
-    def _draw(self) -> bytes:
-        from ringsim.plot.overlay import overlay_png
+    def _draw(self) -> Images:
+        from ringsim.plot.overlay import overlay_images
 
-        return overlay_png(self)
+        return overlay_images(self)
 
 
 def compare(real: Trace, virtual: Trace) -> Comparison:
@@ -401,6 +411,16 @@ def _number_steps(events: Events, num_steps: int) -> Ints:
     numbers = number_steps(events)
     numbers[numbers >= num_steps] = NONE
     return numbers
+
+
+def _find_gaps(events: Events, index: Ints) -> Ints:
+    """Returns the time for which a rank's program ran before each of its events, in ns."""
+    post, done = events.post_ns[index], events.done_ns[index]
+    # an operation that ends after the next event did not block the program
+    blocks = (events.kind[index] == SPAN) | (done <= np.append(post[1:], post[-1]))
+    ends = np.maximum.accumulate(np.where(blocks, done, post))
+    gaps: Ints = np.maximum(post - np.append(post[0], ends[:-1]), 0)
+    return gaps
 
 
 def _find_extents(trace: Trace, index: Ints, num_steps: int) -> tuple[Ints, Ints]:

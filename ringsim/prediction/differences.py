@@ -32,7 +32,7 @@ from ringsim.traces.value import Trace
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Differences", "differ", "name_operations", "pair"]
+__all__ = ["PROGRAM", "Differences", "differ", "name_operations", "pair"]
 
 PROGRAM: Final = "(program)"  # a rank's time outside spans and waits
 _COMPUTE: Final = "compute"

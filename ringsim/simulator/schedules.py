@@ -48,7 +48,7 @@ from ringsim.simulator.critical_path import (
 )
 from ringsim.simulator.levels import Levels, Times, Wave, find_levels, find_wave
 from ringsim.simulator.step_trace import check_between, make_trace
-from ringsim.traces.display import Bundle, Style, bundle
+from ringsim.traces.display import Bundle, Images, Style, bundle
 from ringsim.traces.events import Ints
 from ringsim.traces.filtering import choose
 from ringsim.traces.value import Trace
@@ -373,10 +373,10 @@ class ScheduleRun:
         """Returns the plot and the summary for Jupyter."""
         return bundle(repr(self), repr(self), self._draw)
 
-    def _draw(self) -> bytes:
-        from ringsim.plot.schedule_run import schedule_run_png
+    def _draw(self) -> Images:
+        from ringsim.plot.schedule_run import schedule_run_images
 
-        return schedule_run_png(self)
+        return schedule_run_images(self)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

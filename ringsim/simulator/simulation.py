@@ -64,6 +64,7 @@ from ringsim.traces.cells import rename_file, rename_places
 from ringsim.traces.findings import Diagnosis, Edge, Finding, lines_text
 from ringsim.traces.frames import current_frames
 from ringsim.traces.recorder import Recorder
+from ringsim.traces.sources import attach_sources
 from ringsim.traces.value import Trace
 
 __all__ = ["Outcome", "simulate_here"]
@@ -495,7 +496,8 @@ class _Simulation:
         if over:
             self._outputs.finish()
         printed = self._outputs.list()
-        return Trace(events, metadata, results=[*self._results], output=printed)
+        trace = Trace(events, metadata, results=[*self._results], output=printed)
+        return attach_sources(trace, self._cells)
 
     def _list_notes(self) -> list[str]:
         notes = [*note_doubts(getattr(self._costs, "notes", ()))]

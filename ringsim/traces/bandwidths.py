@@ -57,7 +57,7 @@ import numpy.typing as npt
 
 from ringsim.errors import escape
 from ringsim.link import Link, fit_link
-from ringsim.traces.display import Bundle, Style, bundle
+from ringsim.traces.display import Bundle, Images, Style, bundle
 from ringsim.traces.documents import (
     OBJECT,
     Forms,
@@ -316,10 +316,10 @@ class Bandwidths:
         """Returns the chart and the table for Jupyter to show."""
         return bundle(repr(self), self.describe(), self._draw)
 
-    def _draw(self) -> bytes:
-        from ringsim.plot.charts import bandwidth_png
+    def _draw(self) -> Images:
+        from ringsim.plot.charts import bandwidth_images
 
-        return bandwidth_png(self)
+        return bandwidth_images(self)
 
 
 def make_bandwidths(rows: Iterable[Mapping[str, Any]], metadata: dict[str, Any]) -> Bandwidths:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import base64
 import sys
 from collections.abc import Callable
-from typing import Any, Literal, TypedDict
+from html import escape
+from typing import Any, Literal, NamedTuple, TypedDict
 
-__all__ = ["Bundle", "Style", "bundle", "shows_images"]
+__all__ = ["Bundle", "Images", "Style", "bundle", "image_html", "shows_images"]
 
 Bundle = tuple[dict[str, Any], dict[str, Any]]  # data and metadata, as Jupyter expects them
 
@@ -21,8 +22,9 @@ class Style(TypedDict, total=False):
         dpi: the resolution of the new figure, in pixels per inch.
         theme: "light" or "dark"; by default, the theme of your matplotlib settings
             (``plt.style.use("dark_background")``).
-        compact: whether to fit the picture into a column of a paper, with no title, only two font
-            sizes, and notes wrapped to the column's width.
+        compact: whether to fit the picture into a column of a paper, as a low strip if it has a
+            time axis. The title, the notes and the source are left to the caption, which
+            ``save_figure`` writes next to the figure.
     """
 
     figsize: tuple[float, float | None]
@@ -31,27 +33,51 @@ class Style(TypedDict, total=False):
     compact: bool
 
 
-def bundle(text: str, alt: str, draw: Callable[[], bytes]) -> Bundle:
+class Images(NamedTuple):
+    """A picture for a notebook, as PNG and as SVG that follows the page's theme.
+
+    The SVG is "" if it would be large.
+    """
+
+    png: bytes
+    svg: str
+
+
+def bundle(text: str, alt: str, draw: Callable[[], Images]) -> Bundle:
     """Returns the picture and text that Jupyter displays for a value.
+
+    Notebooks show the HTML, in which the picture follows the theme. The PNG is for tools that do
+    not show HTML.
 
     Args:
         text: the value as text, which is the only output if matplotlib is missing.
         alt: a description of the picture.
-        draw: a function that draws the picture and returns it as PNG.
+        draw: a function that draws the picture.
 
     Example:
-        >>> bundle("4 ranks", "a ring", lambda: b"png")
+        >>> bundle("4 ranks", "a ring", lambda: Images(b"png", ""))
         ({'text/plain': '4 ranks', 'image/png': 'cG5n'}, {'image/png': {'alt': 'a ring'}})
+        >>> bundle("4 ranks", "a ring", lambda: Images(b"png", "<svg>"))[0]["text/html"]
+        '<img alt="a ring" src="data:image/svg+xml;base64,PHN2Zz4=">'
     """
     data = {"text/plain": text}
     if not shows_images():
         return data, {}
     try:
-        picture = draw()
+        images = draw()
     except ImportError:
         return data, {}
-    data["image/png"] = base64.b64encode(picture).decode("ascii")
+    data["image/png"] = base64.b64encode(images.png).decode("ascii")
+    if images.svg:
+        data["text/html"] = image_html(images, alt)
     return data, {"image/png": {"alt": alt}}
+
+
+def image_html(images: Images, alt: str) -> str:
+    """Returns a picture as an HTML element that needs no other files."""
+    kind, content = ("svg+xml", images.svg.encode()) if images.svg else ("png", images.png)
+    encoded = base64.b64encode(content).decode("ascii")
+    return f'<img alt="{escape(alt)}" src="data:image/{kind};base64,{encoded}">'
 
 
 def shows_images() -> bool:

@@ -3,6 +3,7 @@
 A trace file is a zip archive with two uncompressed members::
 
     meta.json       {"format": 1, "needs": "0.1.0", "events": 2, "tables": {...}, "metadata": {...}}
+                    and, on request, "sources": {"train.py": "import torch..."}
     events.parquet  one row per event; the columns of ``Events``, with null for a missing wait_ns or
                     done_ns; times as each rank's own clock showed them
 
@@ -65,6 +66,7 @@ from ringsim.traces.events import (
 from ringsim.traces.filtering import choose, part_of_file
 from ringsim.traces.parts import FILE_NAME, PartReader
 from ringsim.traces.run_parts import read_run
+from ringsim.traces.sources import check_sources
 from ringsim.traces.value import Trace
 
 if TYPE_CHECKING:
@@ -99,7 +101,7 @@ _SPANNED: Final = ("rank", "post_ns")  # each row group stores these columns' mi
 _TIMES: Final = ("seq", "post_ns", "wait_ns", "done_ns")
 
 
-def save(trace: Trace, path: str | PathLike[str]) -> None:
+def save(trace: Trace, path: str | PathLike[str], *, source: bool = False) -> None:
     """Saves a trace to a single file, completely or not at all.
 
     Saving the same trace again writes the same bytes. Results and output are not saved.
@@ -107,6 +109,7 @@ def save(trace: Trace, path: str | PathLike[str]) -> None:
     Args:
         trace: the trace to save; its metadata must be JSON-serializable.
         path: the file to write; an existing file is replaced.
+        source: whether to also save the source code.
 
     Raises:
         TraceFileError: the file cannot be written, or ringsim could not read it back.
@@ -126,11 +129,15 @@ def save(trace: Trace, path: str | PathLike[str]) -> None:
     with saving("a trace", path):
         check_run(trace.events, trace.metadata)
         shown = unalign(trace.events, trace.metadata.get("clocks", []))
-    save_pieces([shown], trace.metadata, path)
+        sources = check_sources(trace.sources) if source else {}
+    save_pieces([shown], trace.metadata, path, sources)
 
 
 def save_pieces(
-    pieces: Iterable[Events], metadata: Mapping[str, Any], path: str | PathLike[str]
+    pieces: Iterable[Events],
+    metadata: Mapping[str, Any],
+    path: str | PathLike[str],
+    sources: Mapping[str, str] | None = None,
 ) -> int:
     """Writes a run piece by piece, with only one piece in memory at a time.
 
@@ -141,21 +148,28 @@ def save_pieces(
             showed them. The tables of the last piece apply to all pieces.
         metadata: the run's metadata.
         path: see ``save``.
+        sources: the source code to save, by the name of the file.
 
     Raises:
         TraceFileError: see ``save``.
     """
     counts = [0]
+    more = {"sources": sources} if sources else {}
     with saving("a trace", path):
-        write_whole(path, lambda file: counts.append(_write_run(file, pieces, metadata)))
+        write_whole(path, lambda file: counts.append(_write_run(file, pieces, metadata, more)))
     return counts[-1]
 
 
-def _write_run(file: BinaryIO, pieces: Iterable[Events], metadata: Mapping[str, Any]) -> int:
+def _write_run(
+    file: BinaryIO,
+    pieces: Iterable[Events],
+    metadata: Mapping[str, Any],
+    more: Mapping[str, Any],
+) -> int:
     with tempfile.TemporaryFile(dir=os.path.dirname(file.name)) as rows:
         count, tables = _write_events(rows, pieces, metadata)
         _check_density(count, length := rows.tell())
-        meta = _pack_meta(count, tables, metadata)
+        meta = _pack_meta(count, tables, metadata, more)
         if length + len(meta) > MAX_FILE_BYTES - 2 * _MAX_DIRECTORY_BYTES:
             raise TraceFileError(
                 f"the trace does not fit into a trace file of at most {MAX_FILE_BYTES} bytes. "
@@ -335,7 +349,7 @@ def _load(path: str, ranks: Numbers | None, between_s: Stretch | None) -> Trace:
             read = np.isin(np.concatenate([starts[:0], *places]), metadata["part"]["apart"])
             metadata["part"]["apart"] = np.flatnonzero(read).tolist()
         check_run(events, metadata)
-        trace = Trace(events, metadata)
+        trace = Trace(events, metadata, sources=check_sources(meta.get("sources", {})))
         all_read = len(wanted) == len(starts) - 1
         return part_of_file(trace, chosen, ranks, between_s, all_read=all_read)
 
@@ -500,13 +514,16 @@ class _Section(io.RawIOBase):
         return data
 
 
-def _pack_meta(count: int, tables: Tables, metadata: Mapping[str, Any]) -> bytes:
+def _pack_meta(
+    count: int, tables: Tables, metadata: Mapping[str, Any], more: Mapping[str, Any]
+) -> bytes:
     meta = {
         "format": FORMAT,
         "needs": NEEDS,
         "events": count,
         "tables": write_tables(tables),
         "metadata": metadata,
+        **more,
     }
     packed = json.dumps(meta, allow_nan=False, separators=(",", ":")).encode("ascii")
     if len(packed) > MAX_META_BYTES:

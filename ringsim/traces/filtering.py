@@ -10,6 +10,7 @@ lists the indices of these operations among the events, and describes the select
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, SupportsIndex
 
 import numpy as np
@@ -133,8 +134,8 @@ def take(trace: Trace, kept: Ints, said: Sequence[str] = ()) -> Trace:
 def _make_part(trace: Trace, kept: Ints, apart: Ints, said: Sequence[str]) -> Trace:
     before = trace.metadata["part"]["of"] if "part" in trace.metadata else []
     part = {"of": [*before, *said], "apart": np.flatnonzero(apart[kept]).tolist()}
-    return Trace(
-        trace.events.select(kept), trace.metadata | {"part": part}, trace.results, trace.output
+    return replace(
+        trace, events=trace.events.select(kept), metadata=trace.metadata | {"part": part}
     )
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 import html
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Unpack
 
-from ringsim.traces.display import Style, shows_images
+from ringsim.traces.display import Style, image_html, shows_images
 from ringsim.traces.events import ANY_SOURCE, CALLS, COLLECTIVE, NONE, OP_CODES, OP_KINDS, SEND
 from ringsim.traces.units import time_text
 
@@ -323,23 +322,19 @@ class Diagnosis:
         return {
             **data,
             "text/html": (
-                f'<pre style="white-space: pre-wrap">{html.escape(str(self))}</'
-                f"pre>{self.picture_html()}"
+                f'<pre style="white-space: pre-wrap; word-break: normal">{html.escape(str(self))}'
+                f"</pre>{self.picture_html()}"
             ),
         }
 
     def picture_html(self) -> str:
         """Returns the picture as an HTML element, or "" if matplotlib is missing."""
         try:
-            from ringsim.plot.waitfor import waitfor_png
-
-            picture = waitfor_png(self)
+            from ringsim.plot.waitfor import waitfor_images
         except ImportError:
             return ""
-        alt = html.escape(self.findings[0].message if self.findings else str(self), quote=True)
-        return (
-            f'<img alt="{alt}" src="data:image/png;base64,'
-            f'{base64.b64encode(picture).decode("ascii")}">'
+        return image_html(
+            waitfor_images(self), self.findings[0].message if self.findings else str(self)
         )
 
 

@@ -48,7 +48,8 @@ LOOKS: Final = {
     name: Meaning(**look) for family in read_table().values() for name, look in family.items()
 }
 _COMPUTATIONS: Final = ("forward", "backward", "input_grad", "weight_grad")
-_STEP: Final = "step "
+# numbers in names, and the duration in the name of a ``ringsim.compute`` span
+_UNLIKE: Final = re.compile(r"(?<=^compute )[\d.]+ \S*s$|[\d.…]+")
 _OPTIMIZER: Final = "optimizer"
 _OTHERS: Final = tuple(name for name in LOOKS if name.startswith("span_"))
 
@@ -69,9 +70,7 @@ def find_meanings(labels: Iterable[str]) -> list[str]:
         >>> find_meanings(["forward", "step 1f1b", "Optimizer.step#SGD.step"])
         ['forward', 'step', 'optimizer']
     """
-    stems = [
-        re.sub(r"(?<=^compute )[\d.]+ \S*s$|[\d.…]+", "", label) for label in map(span_text, labels)
-    ]
+    stems = [_UNLIKE.sub("", span_text(label)).strip() for label in labels]
     looks = _share_out(sorted({stem for stem in stems if not _known(stem)}))
     return [_known(stem) or looks[stem] for stem in stems]
 
@@ -79,7 +78,7 @@ def find_meanings(labels: Iterable[str]) -> list[str]:
 def _known(stem: str) -> str:
     if (kind := stem.partition(" (")[0]) in _COMPUTATIONS:  # such as "forward (DDP)"
         return kind
-    if stem.startswith(_STEP):
+    if stem.split(" ")[0] == "step":
         return "step"
     return "optimizer" if stem.lower().startswith(_OPTIMIZER) else ""
 
@@ -119,7 +118,7 @@ def _luminance(colour: str) -> float:
 
 
 def readable_ink(colour: str) -> str:
-    """Returns black or white, whichever is easier to read on a colour.
+    """Returns the colour, black or white, that is easier to read on a colour.
 
     The contrast is at least 4.5.
 
@@ -127,4 +126,5 @@ def readable_ink(colour: str) -> str:
         >>> readable_ink("#F1E08C"), readable_ink("#961921")
         ('#000000', '#FFFFFF')
     """
-    return max("#000000", "#FFFFFF", key=lambda ink: contrast(ink, colour))
+    inks = LOOKS["on_light"].light, LOOKS["on_dark"].light
+    return max(inks, key=lambda ink: contrast(ink, colour))

@@ -31,6 +31,11 @@ _AS_USERS: Final = tuple(
 )
 _PYTHON: Final = os.path.dirname(os.__file__) + os.sep
 _PACKAGES: Final = "-packages" + os.sep  # part of the names site-packages and dist-packages
+LIBRARIES: Final = (
+    _RINGSIM,
+    _PYTHON,
+    _PACKAGES,
+)  # parts of the names of files that are not the user's
 # the `deprecated` decorator in this file appears between torch's own frames
 DECORATOR: Final = os.sep + "typing_extensions.py"
 _INSTALLED: Final = tuple(

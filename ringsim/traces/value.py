@@ -10,8 +10,8 @@ duration computed from it is NA rather than wrong. Times are in ns from the star
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex, Unpack
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from ringsim.errors import ArgumentError, RingError, escape, say
 from ringsim.traces.clocks import RunClock, list_clocks
-from ringsim.traces.display import Bundle, Style, bundle
+from ringsim.traces.display import Bundle, Images, Style, bundle
 from ringsim.traces.events import (
     ANY_SOURCE,
     COLUMN_DTYPES,
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
+    from ringsim.link import Link
     from ringsim.traces.bandwidths import Bandwidths
     from ringsim.traces.findings import Diagnosis
 
@@ -86,8 +87,8 @@ class Trace:
     """The recorded events of a run, with the results and output of the ranks.
 
     A trace is displayed as pictures in a notebook, and as a summary in a terminal. Two traces are
-    equal if their events and metadata are equal. Results and output are not compared, because trace
-    files do not contain them.
+    equal if their events and metadata are equal. Results, output and source code are not compared,
+    because trace files need not contain them.
 
     Args:
         events: the events, one row each.
@@ -95,6 +96,10 @@ class Trace:
         results: the worker's return value on each rank, in rank order. The list is empty if there
             was no worker, or if the trace was loaded from a file.
         output: the output of each rank, in rank order; empty in the same cases as ``results``.
+        sources: the source code of the user's files and notebook cells, by the name of the file;
+            the interactive page shows this code.
+        recorded: for a trace from ``what_if``, the recorded trace, which pictures show behind the
+            predicted one; otherwise None. It is neither compared nor saved.
 
     Example:
         >>> from ringsim.traces.events import OP_CODES, make_events
@@ -125,6 +130,8 @@ class Trace:
     metadata: dict[str, Any]
     results: list[Any] = field(default_factory=list)
     output: list[str] = field(default_factory=list)
+    sources: dict[str, str] = field(default_factory=dict)
+    recorded: Trace | None = None
 
     def __len__(self) -> int:
         """Returns the number of events."""
@@ -283,7 +290,11 @@ class Trace:
         """
         from ringsim.traces.filtering import filter_trace
 
-        return filter_trace(self, ranks, between_s, ops, groups, steps)
+        part = filter_trace(self, ranks, between_s, ops, groups, steps)
+        if self.recorded is None:
+            return part
+        behind = filter_trace(self.recorded, ranks, between_s, ops, groups, steps)
+        return replace(part, recorded=behind)
 
     def step(self, number: int) -> Trace:
         """Returns the part of the trace that was posted in one pipeline step.
@@ -300,8 +311,9 @@ class Trace:
         """Returns a copy of the trace that you can share.
 
         Paths are shortened to their last component, host names become "host0" and so on, and user
-        names become "user". Results and output are dropped. Other text from the program, such as
-        the names of spans and groups, is kept, so check that it reveals nothing private.
+        names become "user". Results, output and source code are dropped. Other text from the
+        program, such as the names of spans and groups, is kept, so check that it reveals nothing
+        private.
         """
         from ringsim.traces.redaction import redact
 
@@ -351,21 +363,23 @@ class Trace:
             _list_events(self) if which == "events" else _list_messages(self), copy=True
         )
 
-    def save(self, path: str | PathLike[str]) -> None:
+    def save(self, path: str | PathLike[str], *, source: bool = False) -> None:
         """Saves the trace to a single file, usually ``*.ringtrace``, completely or not at all.
 
         Read the file with ``ringsim.load``. Results and output are not saved, because a trace file
-        contains only numbers and names, nothing executable.
+        contains only data, nothing executable. Your source code is saved only with ``source=True``.
+        Then everybody who gets the file can read your code, in the page or with an unzip program.
 
         Args:
             path: the file to write; an existing file is replaced.
+            source: whether the file contains ``sources``, which the page needs to show your code.
 
         Raises:
             TraceFileError: the file cannot be written.
         """
         from ringsim.traces.files import save
 
-        save(self, path)
+        save(self, path, source=source)
 
     def to_perfetto(self, path: str | PathLike[str]) -> None:
         """Writes the trace for ui.perfetto.dev, usually to ``*.pftrace``.
@@ -403,11 +417,16 @@ class Trace:
     to_chakra = removed("Trace.to_chakra", "Perfetto's format (to_perfetto)")
     to_otf2 = removed("Trace.to_otf2", "Perfetto's format (to_perfetto)")
 
-    def to_html(self, path: str | PathLike[str]) -> None:
-        """Writes the trace as a single interactive page, usually ``*.html``, that works offline."""
+    def to_html(self, path: str | PathLike[str], *, source: bool = False) -> None:
+        """Writes the trace as a single interactive page, usually ``*.html``, that works offline.
+
+        Args:
+            path: the file to write; an existing file is replaced.
+            source: whether the page contains your source code, as in ``save``.
+        """
         from ringsim.view.html import to_html
 
-        to_html(self, path)
+        to_html(self, path, source=source)
 
     def view(self) -> Any:
         """Shows the interactive page from ``to_html`` in a notebook.
@@ -532,13 +551,72 @@ class Trace:
     def explain(self) -> Diagnosis:
         """Explains why the run failed or was slow.
 
+        If a single change would make a slow run at least 5 % shorter, a note predicts its effect;
+        see ``what_if``.
+
         Returns:
             The diagnosis. Printing the diagnosis shows it as text, and its ``plot()`` method draws
             a picture.
         """
         from ringsim.diagnose.explain import explain
+        from ringsim.prediction.edits import advise
 
-        return explain(self)
+        return advise(self, explain(self))
+
+    def what_if(
+        self,
+        *,
+        ranks: Mapping[int, float] | None = None,
+        link: Link | None = None,
+        sends: str | None = None,
+    ) -> Trace:
+        """Predicts how long this run would take with changes, by replaying its recorded order.
+
+        The replay keeps what each rank computed, and the order of its operations. It determines
+        again how long the ranks wait for each other: a message leaves when both sides are posted,
+        and a collective ends after its last member has entered. See
+        ``ringsim.prediction.replaying`` for the rules.
+
+        Args:
+            ranks: factors for the computing times of ranks. With ``{2: 0.5}``, rank 2 computes for
+                half as long. All its time outside communication operations counts as computing.
+            link: the link that carries all messages and collectives, instead of the typical link of
+                this run. Time beyond the typical time, such as a stall, remains.
+            sends: "isend" to make each blocking ``send`` an ``isend``, which does not wait for the
+                receiver. The program then waits for these sends at its end.
+
+        Returns:
+            A predicted trace. Its notes compare it with the replay without changes, and report how
+            far this replay is off from the run. ``recorded`` is this trace. Without arguments,
+            the result is the replay without changes.
+
+        Raises:
+            ArgumentError: an argument is invalid, or this trace is not a whole run that was
+                recorded and has finished.
+            RingError: the recorded times contradict each other.
+
+        Example:
+            >>> from ringsim.traces.events import OP_CODES, make_events
+            >>> events = make_events(
+            ...     {
+            ...         "rank": [0, 0, 1],
+            ...         "op": [OP_CODES["span"], OP_CODES["send"], OP_CODES["recv"]],
+            ...         "peer": [-1, 1, 0],
+            ...         "tag": [-1, 0, 0],
+            ...         "post_ns": [0, 8000, 0],
+            ...         "wait_ns": [-1, 8000, 0],
+            ...         "done_ns": [8000, 10_000, 10_000],
+            ...     }
+            ... )
+            >>> predicted = Trace(events, {"world_size": 2}).what_if(ranks={0: 0.5})
+            >>> predicted.makespan_s
+            6e-06
+            >>> print(predicted.metadata["notes"][0])
+            predicted: if the computing of rank 0 took 0.5 times as long, this run would take 40 % less: 6 µs instead of 10 µs
+        """  # noqa: E501
+        from ringsim.prediction.edits import what_if
+
+        return what_if(self, ranks, link, sends)
 
     def summary(self) -> str:
         """Returns a summary of the trace in a few lines of text.
@@ -612,10 +690,10 @@ class Trace:
         """Returns the pictures and the text for Jupyter to show."""
         return bundle(self.summary(), self.describe(), self._draw)
 
-    def _draw(self) -> bytes:
-        from ringsim.plot.timeline import trace_png
+    def _draw(self) -> Images:
+        from ringsim.plot.timeline import trace_images
 
-        return trace_png(self)
+        return trace_images(self)
 
 
 def check_trace(name: str, value: object) -> None:

@@ -10,11 +10,14 @@ on Canvas 2D. Each subject has its own file, and the files are concatenated in t
     pyramid.js   finds the state that fills most of each time bin, by repeated halving, so that a
                  million events can be drawn
     timeline.js  draws ranks as rows, arrows, the ruler, and the overview
-    ring.js      draws the messages in flight at one moment, or the matrix for many ranks
+    ring.js      draws the messages and collectives in flight and the waits at one moment, or the
+                 matrix for many ranks
     panels.js    shows an event's card, findings, statistics, bandwidths, and the table for screen
                  readers
     steps.js     shows pipeline steps: bubbles and live activations
+    waits.js     finds what each rank does at a time, and the ranks that it waits for
     critical.js  finds the critical path
+    code.js      shows the source code, with each rank's cursor and what it waits for
     main.js      handles the pointer, wheel and keys, searching and playing
     page.js      shows the traces in a page
     explorer.js  shows the traces in an explorer, one choice at a time (``ringsim.explore``)

@@ -1,6 +1,7 @@
-"""The parts that all explorers share.
+"""The parts that all explorers share: choices, frames, and how they are displayed.
 
-These are the choices and their frames, the sliders in a notebook, and a page that needs no kernel.
+A notebook and an exported page show the same controls, which ``page/choices.js`` creates. In a
+notebook, the kernel computes each frame. A page contains frames for some values of each choice.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ringsim.errors import ArgumentError, RingError, say
+from ringsim.errors import ArgumentError, RingError, is_integer, is_number, say
 from ringsim.traces.value import Trace
-from ringsim.view.html import encode, join, pack, page_body, write_page
+from ringsim.view.html import draw_still, encode, join, pack, page_body, write_page
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -22,13 +23,14 @@ __all__ = ["Choice", "Explorer", "Frame", "say_stuck"]
 
 
 class Choice(NamedTuple):
-    """One choice in an explorer, shown as a slider for numbers or a list for names.
+    """One choice in an explorer, shown as a slider and a field for numbers or a list for names.
 
     Attributes:
         name: the name of the corresponding argument of the function that creates a frame.
         label: the displayed name.
         value: the initial value.
-        options: the possible values.
+        options: the names, or the numbers on the slider, ascending. In a notebook, you can also
+            type numbers between them, which must be integers if all options are integers.
         exported: the values that an exported page offers; if empty, the page offers only ``value``.
         unit: the unit of the numbers.
     """
@@ -41,20 +43,55 @@ class Choice(NamedTuple):
     unit: str = ""
 
     @property
-    def is_number(self) -> bool:
-        """Whether the choice is shown as a slider."""
-        return not isinstance(self.options[0], str)
+    def is_whole(self) -> bool:
+        """Whether the choice is an integer."""
+        return all(map(is_integer, self.options))
 
-    def say(self, option: Any) -> str:
-        """Returns the text that is displayed for an option."""
-        return f"{option:g} {self.unit}".rstrip() if self.is_number else str(option)
+    def say(self, value: Any) -> str:
+        """Returns the text that is displayed for a value."""
+        return value if isinstance(value, str) else f"{value:g} {self.unit}".rstrip()
+
+    def check(self, value: Any) -> None:
+        """Checks a value.
+
+        Raises:
+            ArgumentError: the value is not an option, or not within the range of the options.
+        """
+        low, high, whole = self.options[0], self.options[-1], self.is_whole
+        if isinstance(low, str):
+            fits, rule = value in self.options, f"one of {', '.join(self.options)}"
+        else:
+            fits = (is_integer if whole else is_number)(value) and low <= value <= high
+            rule = f"{'an integer' if whole else 'a number'} from {low:g} to {high:g}"
+        if not fits:
+            raise ArgumentError(f"{self.name} must be {rule}, got {say(value)}.")
+
+    def describe(self, options: Sequence[Any]) -> dict[str, Any]:
+        """Returns the choice among some of its options as plain data for JSON."""
+        return {**self._asdict(), "options": list(options), "exported": (), "whole": self.is_whole}
 
 
 class Frame(NamedTuple):
-    """The content for one set of choices: runs on one axis, and a text about the results."""
+    """The content for one set of choices.
 
-    text: str
+    Attributes:
+        sentences: sentences about the results.
+        traces: the runs, on one axis.
+        table: the rows of a table of results, each with a name in its first cell. The first row
+            contains the names of the columns.
+    """
+
+    sentences: tuple[str, ...]
     traces: tuple[Trace, ...]
+    table: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The sentences and the table as text."""
+        widths = [max(map(len, column)) for column in zip(*self.table, strict=True)]
+        rows = (zip(row, widths, strict=True) for row in self.table)
+        lines = ["   ".join(f"{cell:>{width}}" for cell, width in row) for row in rows]
+        return "\n".join([*self.sentences, *lines])
 
 
 def say_stuck(error: RingError) -> str:
@@ -74,33 +111,30 @@ class Explorer:
         title: the subject of the explorer.
         make: the function that creates the frame for a set of choices.
         choices: the choices.
-        tab: the panel that is open initially, or "" for the view's default.
+        draws: whether a chart of bandwidths is drawn next to the choices.
     """
 
     title: str
     make: Callable[..., Frame]
     choices: tuple[Choice, ...]
-    tab: str = ""
+    draws: bool = False
 
     def frame(self, **values: Any) -> Frame:
         """Computes the frame for a set of choices.
 
         Args:
             values: the chosen values, keyed by name; all other choices keep their initial values.
+                A number may lie between the options of its choice.
 
         Returns:
             The runs and a text about the results.
 
         Raises:
-            ArgumentError: a value is not one of its choice's options.
+            ArgumentError: a value is not possible.
         """
         chosen = {choice.name: choice.value for choice in self.choices} | values
         for choice in self.choices:
-            if chosen[choice.name] not in choice.options:
-                raise ArgumentError(
-                    f"{choice.name} must be one of {', '.join(map(str, choice.options))}, got "
-                    f"{say(chosen[choice.name])}. Choose one of these options."
-                )
+            choice.check(chosen[choice.name])
         return self.make(**chosen)
 
     def to_html(self, path: str | PathLike[str]) -> None:
@@ -126,91 +160,62 @@ class Explorer:
         packed = list(map(encode, traces.values()))
         head = {
             "choices": [
-                {
-                    "label": choice.label,
-                    "options": list(map(choice.say, options)),
-                    "at": options.index(choice.value),
-                    "numbers": choice.is_number,
-                }
+                choice.describe(options)
                 for choice, options in zip(self.choices, exported, strict=True)
                 if len(options) > 1
             ],
-            "tab": self.tab,
             "frames": [
-                {"text": frame.text, "runs": [numbers[id(trace)] for trace in frame.traces]}
+                self._describe(frame) | {"runs": [numbers[id(trace)] for trace in frame.traces]}
                 for frame in frames
             ],
             "sizes": list(map(len, packed)),
         }
         first = self.frame()
         body = (
-            '<div class="ringsim ready explorer"><section class="choices" aria-label="choices">'
-            f"<h1>{html.escape(self.title)}</h1><form></form>"
-            f'<pre tabindex="0" aria-live="polite">{html.escape(first.text)}</pre></section>\n'
-            f"{page_body('', first.traces)}</div>\n"
+            '<div class="ringsim ready explorer"><div class="parts">\n'
+            f'<section class="choices" aria-label="choices"><h1>{html.escape(self.title)}</h1>'
+            '</section>\n<section class="picture" aria-label="picture"></section>\n'
+            '<section class="words" aria-label="words"><pre>'
+            f"{html.escape(first.text)}</pre></section>\n"
+            f"{page_body('', first.traces)}</div></div>\n"
         )
-        write_page(path, f"ringsim: {self.title}", "explorer.js", body, [pack(join(head, packed))])
+        data = [pack(join(head, packed))]
+        write_page(path, f"ringsim: {self.title}", body, data, "choices.js", "explorer.js")
+
+    def _describe(self, frame: Frame) -> dict[str, Any]:
+        """Returns a frame as plain data for JSON, without its traces."""
+        return {**frame._asdict(), "traces": (), "draws": self.draws}
 
     def _ipython_display_(self) -> None:
-        """Displays the sliders, the text and the view.
+        """Displays the explorer, and pictures that are visible only if the explorer is not.
 
-        Below them, it displays the pictures for the initial choice, which a saved notebook keeps.
+        These are a separate output, which the explorer hides, because JupyterLab shows nothing else
+        of an output whose widget it cannot restore.
         """
-        import ipywidgets
         from IPython.display import display
 
         from ringsim.view.notebook import View
 
         first = self.frame()
-        words = ipywidgets.HTML()
-        view = View(first.traces, self.tab)
-        controls = {choice.name: _control(choice) for choice in self.choices}
-
-        def show(frame: Frame) -> None:
-            words.value = f'<pre style="line-height: 1.3">{html.escape(frame.text)}</pre>'
+        view = View(first.traces)
+        still = f"ringsim-still-{view.widget.model_id}"
+        view.about = {"frame": self._describe(first), "still": still}
+        view.widget.choices = [choice.describe(choice.options) for choice in self.choices]
+        view.widget.chosen = [choice.value for choice in self.choices]
 
         def change(_: Any) -> None:
-            frame = self.frame(**{name: control.value for name, control in controls.items()})
-            show(frame)
+            names = [choice.name for choice in self.choices]
+            frame = self.frame(**dict(zip(names, view.widget.chosen, strict=True)))
+            view.about["frame"] = self._describe(frame)
             view.show(frame.traces)
 
-        for control in controls.values():
-            control.observe(change, "value")
-        show(first)
-        box = ipywidgets.VBox(
-            [
-                ipywidgets.GridBox(
-                    list(controls.values()),
-                    layout={"grid_template_columns": "repeat(auto-fill, 320px)"},
-                ),
-                words,
-                view.widget,
-            ]
-        )
-        display(
-            {
-                **box._repr_mimebundle_(),
-                "text/plain": f"Sliders for {self.title}. Run this cell to use them.",
-            },
-            raw=True,
-        )
-        chosen = ", ".join(f"{choice.label} {choice.say(choice.value)}" for choice in self.choices)
-        display(
-            {"text/plain": f"The initial choice, for saved notebooks: {chosen}\n\n{first.text}"},
-            raw=True,
-        )
-        for trace in first.traces:
-            display(trace)
-
-
-def _control(choice: Choice) -> Any:
-    import ipywidgets
-
-    kind = ipywidgets.SelectionSlider if choice.is_number else ipywidgets.Dropdown
-    options = [(choice.say(option), option) for option in choice.options]
-    return kind(
-        options=options,
-        value=choice.value,
-        description=choice.label,
-        style={"description_width": "100px"},
-    )
+        view.widget.observe(change, "chosen")
+        data, _ = view.widget._repr_mimebundle_() or ({}, {})
+        words = f"Sliders for {self.title}. Run this cell to use them."
+        display({**data, "text/plain": words}, raw=True)
+        values = ", ".join(f"{choice.label} {choice.say(choice.value)}" for choice in self.choices)
+        words = f"Without a kernel, only the initial choice: {values}"
+        pictures = "".join(map(draw_still, first.traces))
+        text = f'<pre style="white-space: pre">{html.escape(first.text)}</pre>'
+        page = f'<div class="{still}"><p>{html.escape(words)}</p>{text}{pictures}</div>'
+        display({"text/html": page, "text/plain": f"{words}\n\n{first.text}"}, raw=True)

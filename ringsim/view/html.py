@@ -31,6 +31,7 @@ from ringsim.diagnose.snapshot import read_end_ns, reopen
 from ringsim.errors import ArgumentError, escape
 from ringsim.plot.bars import time_range
 from ringsim.provenance import footer
+from ringsim.traces.display import image_html
 from ringsim.traces.documents import write_whole
 from ringsim.traces.events import (
     ERROR,
@@ -56,6 +57,7 @@ __all__ = [
     "PROGRAM",
     "align",
     "check_runs",
+    "draw_still",
     "encode",
     "find",
     "find_begin_ns",
@@ -72,19 +74,25 @@ PROGRAM: Final = (
     "columns.js",
     "pyramid.js",
     "timeline.js",
+    "waits.js",
     "ring.js",
     "panels.js",
     "steps.js",
     "critical.js",
+    "code.js",
     "main.js",
-)  # followed by page.js, explorer.js or widget.js
+)  # followed by page.js, widget.js or explorer.js, and by choices.js before the latter two
 MOST_RUNS: Final = 8
 # the page includes a picture only of traces with at most this many events
 MOST_PICTURED: Final = 100_000
 
 
 def to_html(
-    traces: Trace | Sequence[Trace], path: str | PathLike[str], names: Sequence[str] = ()
+    traces: Trace | Sequence[Trace],
+    path: str | PathLike[str],
+    names: Sequence[str] = (),
+    *,
+    source: bool = False,
 ) -> None:
     """Writes traces as an interactive page, in a single file that you can open from disk.
 
@@ -93,8 +101,10 @@ def to_html(
 
     Args:
         traces: a trace, or up to 8 traces to draw on one axis, aligned at their first operations.
+            Before a trace from ``what_if``, its recorded run is also drawn.
         path: the file to write; an existing file is replaced.
         names: the names of the traces, if there are several.
+        source: whether the page contains the traces' source code.
 
     Raises:
         ArgumentError: there are no traces, or too many.
@@ -114,17 +124,22 @@ def to_html(
         '<!DOCTYPE html>'
     """
     several = check_runs(traces)
-    title = "ringsim: " + ", ".join(count(trace.world_size, "rank") for trace in several)
-    write_page(path, title, "page.js", page_body(title, several), pack_all(several, names))
+    about = [escape(name, lines=False) for name in names]
+    about = about or [count(trace.world_size, "rank") for trace in several]
+    title = "ringsim: " + ", ".join(about)
+    data = pack_all(several, names, source=source)
+    write_page(path, title, page_body(title, several), data, "page.js")
 
 
 def check_runs(traces: Trace | Sequence[Trace]) -> tuple[Trace, ...]:
-    """Returns one or more traces as a tuple.
+    """Returns one or more traces as a tuple, with the recorded run before a predicted one.
 
     Raises:
         ArgumentError: there are no traces, or too many.
     """
     several = tuple(traces) if isinstance(traces, Sequence) else (traces,)
+    if len(several) == 1 and several[0].recorded is not None:
+        several = (several[0].recorded, *several)
     if not 1 <= len(several) <= MOST_RUNS:
         raise ArgumentError(
             f"the number of traces must be from 1 to {MOST_RUNS}, got {len(several)}. Choose up to "
@@ -141,15 +156,15 @@ def page_body(title: str, traces: Iterable[Trace]) -> str:
     return (
         part("page.html")
         .replace("{title}", html.escape(title))
-        .replace("{picture}", "".join(map(_picture, traces)))
+        .replace("{picture}", "".join(map(draw_still, traces)))
     )
 
 
 def write_page(
-    path: str | PathLike[str], title: str, entry: str, body: str, data: Iterable[bytes]
+    path: str | PathLike[str], title: str, body: str, data: Iterable[bytes], *entry: str
 ) -> None:
-    """Writes a page with a body, data and the program; the program's last file is ``entry``."""
-    program, look = part(*PROGRAM, entry), part("style.css")
+    """Writes a page with a body, data and the program; the program's last files are ``entry``."""
+    program, look = part(*PROGRAM, *entry), part("style.css")
     policy = (
         f"default-src 'none'; script-src {_hash(program)}; style-src {_hash(look)}; img-src data:"
     )
@@ -191,7 +206,7 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode('ascii')}'"
 
 
-def _picture(trace: Trace) -> str:
+def draw_still(trace: Trace) -> str:
     """Returns a still picture, for printing and for browsers that run no scripts.
 
     The result is "" if matplotlib is missing or the trace has too many events.
@@ -199,15 +214,10 @@ def _picture(trace: Trace) -> str:
     if len(trace.events) > MOST_PICTURED:
         return ""
     try:
-        from ringsim.plot.timeline import trace_png
-
-        png = trace_png(trace)
+        from ringsim.plot.timeline import trace_images
     except ImportError:
         return ""
-    return (
-        f'<img alt="{html.escape(trace.describe())}" '
-        f'src="data:image/png;base64,{base64.b64encode(png).decode("ascii")}">'
-    )
+    return image_html(trace_images(trace, themed=False), trace.describe())
 
 
 # the most distinct span names; if there are more, the numbers in the names are left out
@@ -232,10 +242,12 @@ def pack(data: bytes) -> bytes:
     return gzip.compress(data, _LEVEL, mtime=0)
 
 
-def pack_all(traces: Sequence[Trace], names: Sequence[str] = ()) -> list[bytes]:
+def pack_all(
+    traces: Sequence[Trace], names: Sequence[str] = (), *, source: bool = False
+) -> list[bytes]:
     """Returns traces encoded for the view, on one axis, with their first operations aligned."""
     each = zip(traces, align(traces), [*names, *[""] * (len(traces) - len(names))], strict=True)
-    return [pack(encode(*one)) for one in each]
+    return [pack(encode(*one, source=source)) for one in each]
 
 
 def align(traces: Sequence[Trace]) -> list[int]:
@@ -250,10 +262,11 @@ def find_begin_ns(trace: Trace) -> int:
     return int(posts.min()) if len(posts) else 0
 
 
-def encode(trace: Trace, later_ns: int = 0, name: str = "") -> bytes:
+def encode(trace: Trace, later_ns: int = 0, name: str = "", *, source: bool = False) -> bytes:
     """Returns a trace encoded for the view, uncompressed, with all times shifted by ``later_ns``.
 
-    The result consists of the head, followed by the columns in little-endian order.
+    The result consists of the head, followed by the columns in little-endian order. The head
+    contains the source code if ``source`` is True.
     """
     diagnosis = trace.explain()
     trace = replace(trace, events=reopen(trace.events, trace.metadata))
@@ -263,6 +276,7 @@ def encode(trace: Trace, later_ns: int = 0, name: str = "") -> bytes:
     head = {
         "title": f"{escape(name, lines=False)}: {_title(trace)}" if name else _title(trace),
         "source": footer(trace.metadata),
+        "predicted": trace.metadata.get("source") == "predicted",
         "summary": trace.summary(),
         "begin": find_begin_ns(trace),
         # operations in flight are drawn as stuck until this time
@@ -273,15 +287,20 @@ def encode(trace: Trace, later_ns: int = 0, name: str = "") -> bytes:
         "hosts": _hosts(trace),
         "ops": [[name, KIND_NAMES[OP_KINDS[code]]] for code, name in enumerate(OP_NAMES)],
         "groups": [escape(group.name, lines=False) for group in events.tables.groups],
+        "members": [list(group.ranks) for group in events.tables.groups],
         "payloads": [
             [one.dtype, list(one.shape), one.size_bytes] for one in events.tables.payloads
         ],
         "labels": labels,
         "meanings": find_meanings(labels),
         "files": [escape(name, lines=False) for name in events.tables.files],
+        "sources": {
+            escape(name, lines=False): escape(text)
+            for name, text in trace.sources.items()
+            if source
+        },
         "error": int(ERROR),
         "name": escape(name, lines=False),
-        "predicted": trace.metadata.get("source") == "predicted",
         "findings": [_finding(events, one) for one in diagnosis.findings],
         "notes": [escape(note) for note in diagnosis.notes],
         "columns": [

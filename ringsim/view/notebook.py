@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import anywidget
 import pandas as pd
@@ -32,7 +33,10 @@ from ringsim.view.html import (
 
 __all__ = ["View", "view"]
 
-_STYLE = ".ringsim { min-height: 560px; border: 1px solid var(--line); }"
+_STYLE = (
+    ".ringsim { min-height: 560px; border: 1px solid var(--line); }"
+    ".ringsim aside > canvas { width: min(100%, 220px); }"
+)
 
 
 class _Widget(anywidget.AnyWidget):
@@ -40,13 +44,16 @@ class _Widget(anywidget.AnyWidget):
 
     _page = page_body("", ())
     _esm = (
-        f"{part(*PROGRAM, 'widget.js')}\nconst [PAGE, STYLE] = "
+        f"{part(*PROGRAM, 'choices.js', 'widget.js')}\nconst [PAGE, STYLE] = "
         f"{json.dumps([_page, part('style.css') + _STYLE])};\n"
     )
     # the begin and end in ns on the axis; empty for the whole run
     window: traitlets.List[float] = traitlets.List().tag(sync=True)
     # the index of a trace, and of an event in that trace; empty if nothing is selected
     selected: traitlets.List[int] = traitlets.List().tag(sync=True)
+    # an explorer's choices, and the chosen values
+    choices: traitlets.List[Any] = traitlets.List().tag(sync=True)
+    chosen: traitlets.List[Any] = traitlets.List().tag(sync=True)
 
 
 def view(traces: Trace | Sequence[Trace]) -> View:
@@ -86,22 +93,22 @@ class View:
     Attributes:
         traces: the traces in the view.
         widget: the bare widget, which you can combine with other widgets (``ipywidgets.HBox``).
-        tab: the panel that is open initially, or "" for the view's default.
+        about: further values that the widget receives with the traces.
     """
 
-    def __init__(self, traces: Sequence[Trace], tab: str = "") -> None:
+    def __init__(self, traces: Sequence[Trace], about: dict[str, Any] | None = None) -> None:
         self.traces = tuple(traces)
-        self.tab = tab
+        self.about = about or {}
         self.widget = _Widget()
         self.widget.on_msg(lambda *_: self._send())  # a view requests the traces
         self._version = 0
 
     @property
     def window(self) -> tuple[float, float]:
-        """The begin and end of the visible time range, in seconds; you can also set the range.
+        """The begin and end of the visible time range, in seconds from the start of the run.
 
-        Several traces share one axis, on which their first operations are aligned. The axis shows
-        the times of the trace that begins last.
+        You can also set the range. Several traces share one axis, on which their first operations
+        are aligned. The range then has the times of the trace that begins last.
         """
         if self.widget.window:
             from_ns, until_ns = self.widget.window
@@ -185,7 +192,8 @@ class View:
         self._send()
 
     def _send(self) -> None:
-        self.widget.send({"version": self._version, "tab": self.tab}, buffers=pack_all(self.traces))
+        message = {"version": self._version, **self.about}
+        self.widget.send(message, buffers=pack_all(self.traces, source=True))
 
     def __repr__(self) -> str:
         """Returns a description of the view; saved notebooks show it without a kernel."""

@@ -269,7 +269,7 @@ def freeze_commands() -> str:
     before = os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = "1000"
     try:
-        verbs = re.findall(r"^    ([a-z]+)(?: |$)", usage(), re.MULTILINE)
+        verbs = re.findall(r"^    ([a-z-]+)(?: |$)", usage(), re.MULTILINE)
         taken = {verb: re.findall(r"\[.*?\]|\S+", usage(verb).splitlines()[0])[3:] for verb in verbs}
         return "".join(f"ringsim {verb} {one}\n" for verb, each in taken.items() for one in each)
     finally:

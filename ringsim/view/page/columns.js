@@ -197,6 +197,12 @@ class Run {
   isMessage(i) { const kind = this.kind(i); return kind === "send" || kind === "recv"; }
   isOperation(i) { return this.isMessage(i) || this.kind(i) === "collective"; }
 
+  /** Returns whether an operation never finished, or failed while its rank waited. */
+  isStuck(i) {
+    const failed = this.columns.status[i] === this.head.error;
+    return this.wait[i] >= 0 && (Number.isNaN(this.done[i]) || failed);
+  }
+
   bandOf(i) { return BANDS[this.bandNumber(i)]; }
 
   /** Returns the place of an event's band in BANDS. */
@@ -220,6 +226,15 @@ class Run {
     }
     const file = this.columns.file[i];
     return file < 0 ? "" : `${this.head.files[file].split("/").at(-1)}:${this.columns.line[i]}`;
+  }
+
+  /** Returns the lines that an event came from: the caller of a thin wrapper, and its own line. */
+  places(i) {
+    this.calls ??= this.head.files.map((name) => /^(?:(.*):(\d+) > )?(.*)$/.exec(name));
+    const [, caller, line, file] = this.calls[this.columns.file[i]] ?? [];
+    if (file === undefined) return [];
+    const own = { file, line: this.columns.line[i] };
+    return caller ? [{ file: caller, line: Number(line) }, own] : [own];
   }
 
   /** Describes an event in one line. */
@@ -318,6 +333,9 @@ function firstAbove(list, value) {
   return low;
 }
 
+/** Returns a place in a program as one word, such as "train.py:14" or "In[5]:3". */
+function placeWord({ file, line }) { return `${file.split(/[/\\ ]/).at(-1)}:${line}`; }
+
 /** Returns the relative luminance of a colour "#rrggbb" (WCAG 2.1). */
 function luminance(colour) {
   const linear = [1, 3, 5].map((at) => {
@@ -329,7 +347,8 @@ function luminance(colour) {
 
 /** Returns black or white, whichever is easier to read on a colour. */
 function readableInk(colour) {
-  return (luminance(colour) + 0.05) ** 2 > 1.05 * 0.05 ? "#000000" : "#FFFFFF";
+  const isLight = (luminance(colour) + 0.05) ** 2 > 1.05 * 0.05;
+  return LOOKS.paper[isLight ? "on_light" : "on_dark"].light;
 }
 
 const UNITS = [[1e9, "s"], [1e6, "ms"], [1e3, "µs"], [1, "ns"]];

@@ -11,18 +11,17 @@ function holdUp(run, i, last) {
   return cause.time > wait[i] || 2 * (done[i] - wait[i]) >= done[i] - cause.time ? cause : null;
 }
 
-/** Returns a function that finds the last rank to call a collective; the k-th calls on all ranks of a group belong together. */
+/** Returns a function that finds the last rank to call a collective, as {rank, time}. */
 function lastToCome(run) {
-  const calls = new Map(), keys = new Map(), counts = new Map();
-  for (let i = 0; i < run.size; i++) {
-    if (run.kind(i) !== "collective") continue;
-    const own = `${run.rank[i]} ${run.columns.group[i]}`, count = (counts.get(own) ?? 0) + 1;
-    counts.set(own, count);
-    const key = `${run.columns.group[i]} ${count}`, last = calls.get(key);
-    keys.set(i, key);
-    if (!last || run.post[i] > last.time) calls.set(key, { rank: run.rank[i], time: run.post[i] });
-  }
-  return (i) => calls.get(keys.get(i));
+  const { callOf } = collectivesOf(run), lasts = new Map();
+  return (i) => {
+    const call = callOf(i);
+    if (call && !lasts.has(call)) {
+      const last = call.reduce((one, other) => (run.post[other] > run.post[one] ? other : one));
+      lasts.set(call, { rank: run.rank[last], time: run.post[last] });
+    }
+    return lasts.get(call);
+  };
 }
 
 /** Returns the critical path as segments in time order: {rank, from, until} on one rank, or {rank, to, from, until} between two ranks. */

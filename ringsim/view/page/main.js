@@ -3,12 +3,12 @@
 const SPEEDS = [0.1, 0.2, 0.5, 1, 2, 5]; // windows per ten seconds
 const CALM_MS = 700; // the pause between messages if the reader prefers reduced motion
 const MOST_AT_ONCE = 20000; // in runs with fewer events, the messages in the window are added up in every frame
-const TABS = ["selection", "findings", "statistics", "bandwidth", "steps", "table"];
-const TAB_TITLES = {
+const TABS = {
   selection: "the selected event or area", findings: "what ringsim found, and notes",
   statistics: "operations and traffic in the visible time",
   bandwidth: "bandwidth against size in the visible time",
-  steps: "pipeline steps in the visible time", table: "the visible events",
+  steps: "pipeline steps in the visible time", code: "your code, with a cursor for each rank",
+  table: "the visible events",
 };
 const KEYS = [
   ["W, S; Ctrl + wheel", "zoom in or out"],
@@ -23,22 +23,18 @@ const KEYS = [
   ["Shift + arrow keys", "extend the area from event to event"],
   ["Z", "zoom to the selected area"],
   ["U; click on a row's name", "show the ranks of a row one by one, or in one row"],
-  ["P", "pin or unpin the card"],
   ["C, B", "show or hide the critical path or the bubbles"],
   ["M", "set a mark, which shows the time since the previous mark"],
-  ["space", "play or pause"],
-  [", and .", "go to the previous or next message"],
-  ["/", "search"],
-  ["Q", "show or hide the side panel"],
-  ["Esc", "clear the selection, the area, the marks and the search"],
-  ["?", "show the keys"],
+  [", and .", "go to the previous or next message"], ["space", "play or pause"],
+  ["P", "pin or unpin the card"], ["Q", "show or hide the side panel"], ["/", "search"],
+  ["Esc", "clear the selection, the area, the marks and the search"], ["?", "show the keys"],
 ];
 const HINT = "ringsim-hint"; // the name under which a browser remembers that the hint was read
-const SIDE_STEP = 24; // pixels by which an arrow key moves the divider
 const [LEAST_SIDE, LEAST_LEFT] = [240, 300]; // the least widths of the panel and of the timeline
 const GLYPHS = { // in the legend, for what is not a bar
   bubble: "▨", critical_path: "━", message: "→", across: "⇢", problem: "▼", slow: "▼", mark: "□",
-  your_mark: "│", recorded: "▭",
+  your_mark: "│", recorded: "▭", much_earlier: "▬", earlier: "▬", alike: "▬", later: "▬",
+  much_later: "▬",
 };
 const SHORTCUTS = { bubble: "B", critical_path: "C" };
 
@@ -49,10 +45,14 @@ class View {
     const part = (name) => root.querySelector(`[data-part="${name}"]`);
     this.part = part;
     this.timeline = new Timeline(part("bars"), part("overlay"), part("overview"), runs);
-    this.ring = new RingPicture(part("ring"), this.timeline);
+    this.ring = new RingPicture(part("ring"), this.timeline, part("search"));
+    // a run with a fault is first shown at its end
+    if (runs.some(({ flags }) => flags.some(({ kind }) => !SLOW_KINDS.has(kind)))) this.timeline.head = this.timeline.end;
     this.which = 0; // the run that the panels show
     this.speed = 3;
     this.pins = []; // pinned cards: {run, event}
+    this.code = new CodePanel(this);
+    this.tabs = Object.keys(TABS).filter((tab) => tab !== "code" || this.code.exists);
     this.tab = runs.some((run) => run.flags.length) ? "findings" : "selection";
     this.describeRuns();
     this.showMatrix(this.ring.asMatrix);
@@ -66,6 +66,7 @@ class View {
     this.layOut();
     this.openHint();
     this.restore();
+    this.drawLegend(); // some of it may be hidden now
     return this;
   }
 
@@ -73,12 +74,14 @@ class View {
     const heads = this.runs.map(({ head }, number) => {
       const name = this.runs.length > 1 ? `${"ABCDEFGH"[number]}: ` : "";
       const early = head.begin && ` · started ${timeText(head.begin)} before the first event`;
-      return `${name}${head.title} · ${head.source}${early || ""}`;
+      return `${name}${head.title}${early || ""}`;
     });
-    this.part("source").textContent = heads.join("  |  ");
+    const sources = new Set(this.runs.map(({ head }) => head.source));
+    this.part("source").textContent = [...heads, ...sources].join(" · ");
     this.part("keys").replaceChildren(...KEYS.flatMap(([key, what]) => [make("dt", {}, key), make("dd", {}, what)]));
-    this.part("tabs").replaceChildren(...TABS.map((tab) => make("button", {
-      type: "button", role: "tab", id: `tab-${tab}`, "aria-controls": "panel", title: TAB_TITLES[tab], onclick: () => this.showTab(tab),
+    this.part("tabs").replaceChildren(...this.tabs.map((tab) => make("button", {
+      type: "button", role: "tab", id: `tab-${tab}`, "aria-controls": "panel",
+      title: TABS[tab], onclick: () => this.showTab(tab),
     }, tab)));
     this.part("which").replaceChildren(...this.runs.map((_, number) => make("option", { value: `${number}` }, `run ${"ABCDEFGH"[number]}`)));
     const groupings = ["rank", ...this.timeline.groupings()];
@@ -97,7 +100,7 @@ class View {
     return this;
   }
 
-  /** Returns the names of everything that is drawn in the runs, by its key. */
+  /** Returns pairs of a key and names, for everything that is drawn in the runs. */
   drawnNames() {
     const { timeline, runs } = this, names = new Map(), used = new Set();
     for (const run of runs) {
@@ -119,24 +122,28 @@ class View {
       if (run.size > run.marks.length) used.add("critical_path");
     }
     if (timeline.steps.some((steps) => steps.length)) used.add("bubble");
-    if (timeline.notes.length) used.add("your_mark");
     if (timeline.ghost) used.add("recorded");
-    const ordered = STATE_KEYS.filter((key) => names.has(key)).map((key) => [key, names.get(key)]);
+    if (runs.length === 2) timeline.lags ??= findLags(...runs);
+    for (const [, late] of timeline.lags ?? []) for (const lag of late) used.add(lagKey(lag, runs[1]));
+    const looks = { ...LOOKS.mark, ...LOOKS.comparison, mark: { name: "mark in the program" } };
     const marks = Object.keys(GLYPHS).filter((key) => used.has(key));
-    return [...ordered, ...marks.map((key) => [key, [LOOKS.mark[key]?.name ?? "mark in the program"]])];
+    return [...STATE_KEYS.filter((key) => names.has(key)).map((key) => [key, names.get(key)]),
+      ...marks.map((key) => [key, [looks[key].name]])];
   }
 
   /** Explains everything that is drawn in the runs; a click on an entry hides or shows it. */
   drawLegend() {
-    const { timeline } = this;
-    this.part("legend").replaceChildren(...this.drawnNames().map(([key, names]) => {
+    const { timeline } = this, { marks, comparison, muted, ink } = timeline;
+    const colours = { ...marks, ...comparison, bubble: muted };
+    this.names ??= new Map(this.drawnNames());
+    this.part("legend").replaceChildren(...[...this.names].map(([key, names]) => {
       const state = STATE_KEYS.indexOf(key), all = [...names].join(", ");
       const swatch = make("span", { class: "swatch", "aria-hidden": "true" });
-      swatch.textContent = (GLYPHS[key] ?? STATES[state].texture) || "\u00a0";
-      if (state >= 0) {
+      swatch.textContent = (key === "step" ? "⊓" : GLYPHS[key] ?? STATES[state].texture) || "\u00a0";
+      if (state >= 0 && key !== "step") {
         swatch.style.backgroundColor = timeline.colours[state];
         swatch.style.color = readableInk(timeline.colours[state]);
-      } else swatch.style.color = timeline.marks[key] ?? timeline.ink;
+      } else swatch.style.color = colours[key] ?? ink;
       const few = names.size > 3 ? `${[...names].slice(0, 2).join(", ")}, …` : all;
       const shortcut = SHORTCUTS[key] ? ` (${SHORTCUTS[key]})` : "";
       return make("button", {
@@ -171,7 +178,7 @@ class View {
   setTheme(dark) {
     this.root.dataset.theme = dark ? "dark" : "light";
     this.timeline.setTheme(dark);
-    if (this.frame !== undefined) this.drawLegend();
+    this.drawLegend();
     this.draw();
   }
 
@@ -196,7 +203,6 @@ class View {
       clearTimeout(this.later);
       this.later = setTimeout(() => { // once the view has settled
         this.later = 0;
-        if (!this.part("legend").children.length) this.drawLegend();
         if (!small) this.ring.draw(this.which);
         this.drawPanel();
         this.remember();
@@ -229,12 +235,9 @@ class View {
     if (this.tab === "selection") {
       const one = timeline.selected;
       const cards = this.pins.filter((pin) => !isSame(pin, one)).flatMap((pin) => this.card(pin));
-      const nothing = [
-        make("p", {}, "Click a bar or press an arrow key to select an event."),
-        make("pre", {}, run.head.summary),
-      ];
+      const how = make("p", {}, "Click a bar or press an arrow key to select an event.");
       const area = timeline.tape ? this.areaCard() : [];
-      const own = one ? this.card(one) : area.length ? [] : nothing;
+      const own = one ? this.card(one) : area.length ? [] : [how, make("pre", {}, run.head.summary)];
       panel.replaceChildren(...area, ...own, ...cards);
     } else if (this.tab === "findings") {
       const notes = run.head.notes.map((note) => make("p", {}, note));
@@ -250,6 +253,8 @@ class View {
       const steps = timeline.steps[this.which];
       panel.replaceChildren(...stepsPanel(timeline, run, steps));
       if (steps.length) drawActivations(panel.querySelector("canvas"), timeline, run, steps);
+    } else if (this.tab === "code") {
+      this.code.show(panel);
     } else {
       panel.replaceChildren(visibleTable(timeline));
     }
@@ -263,7 +268,8 @@ class View {
 
   card(one) {
     const pinned = this.pins.some((pin) => isSame(pin, one));
-    const pin = make("button", { type: "button", onclick: () => this.pin(one) }, pinned ? "unpin" : "pin");
+    const about = { type: "button", title: "pin or unpin the card (P)", onclick: () => this.pin(one) };
+    const pin = make("button", about, pinned ? "unpin" : "pin");
     return card(one.run, one.event, (target) => this.select(target, true), pin);
   }
 
@@ -271,7 +277,7 @@ class View {
   areaCard() {
     const zoom = { type: "button", title: "zoom to the area (Z)", onclick: () => this.zoomToArea() };
     const title = make("h2", {}, "Selected area ", make("button", zoom, "zoom to it"));
-    return [title, ...areaTables(this.timeline, new Map(this.drawnNames()))];
+    return [title, ...areaTables(this.timeline, this.names)];
   }
 
   /** Selects the area between two times, on the rows from `first` to `last`, or on all rows. */
@@ -280,13 +286,8 @@ class View {
     timeline.tape = [Math.min(from, until), Math.max(from, until)];
     timeline.box = first === undefined ? null : [Math.min(first, last), Math.max(first, last)];
     this.tab = "selection";
+    this.part("live").textContent = `selected area: ${timeText(Math.abs(until - from), 4)}`;
     this.draw();
-  }
-
-  /** Announces the selected area to screen readers. */
-  sayArea() {
-    const [from, until] = this.timeline.tape;
-    this.part("live").textContent = `selected area: ${timeText(until - from, 4)}`;
   }
 
   /** Makes the selected area fill the view. */
@@ -309,7 +310,8 @@ class View {
   }
 
   finding(run, flag) {
-    const jump = make("button", { type: "button", disabled: flag.event < 0, onclick: () => this.select({ run, event: flag.event }, true) }, "show");
+    const about = { type: "button", title: "go to the event", disabled: flag.event < 0 };
+    const jump = make("button", { ...about, onclick: () => this.select({ run, event: flag.event }, true) }, "show");
     return make("div", { class: "finding" }, make("h2", {}, flag.kind.replaceAll("_", " "), " ", ...(flag.event < 0 ? [] : [jump])), make("p", {}, flag.text));
   }
 
@@ -321,7 +323,7 @@ class View {
       this.part("which").value = `${this.which}`;
       if (reveals) this.timeline.reveal(one);
       if (reveals || this.timeline.head === 0) this.timeline.head = one.run.post[one.event];
-      this.tab = "selection";
+      if (this.tab !== "code") this.tab = "selection";
       this.part("live").textContent = `rank ${one.run.rank[one.event]}: ${one.run.text(one.event)}, ${describe(one.run, one.event).slice(1, 4).map((fact) => fact.join(" ")).join(", ")}`;
     }
     this.draw();
@@ -346,21 +348,16 @@ class View {
     });
     this.listenToDivider();
     this.pointers = new Map();
-    this.part("overview").addEventListener("pointerdown", (event) => {
-      const jump = ({ offsetX }) => {
-        const time = ((offsetX - GUTTER) / (timeline.overview.width - GUTTER)) * timeline.end, half = (timeline.until - timeline.from) / 2;
-        timeline.show(time - half, time + half);
-        this.draw();
-      };
-      event.target.setPointerCapture(event.pointerId);
-      event.target.onpointermove = jump;
-      event.target.onpointerup = () => { event.target.onpointermove = null; };
-      jump(event);
+    whileDragged(this.part("overview"), ({ offsetX }) => {
+      const time = ((offsetX - GUTTER) / (timeline.overview.width - GUTTER)) * timeline.end;
+      const half = (timeline.until - timeline.from) / 2;
+      timeline.show(time - half, time + half);
+      this.draw();
     });
     this.part("tabs").addEventListener("keydown", (event) => {
       const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
       if (!by) return;
-      this.tab = TABS[(TABS.indexOf(this.tab) + by + TABS.length) % TABS.length];
+      this.tab = this.tabs[(this.tabs.indexOf(this.tab) + by + this.tabs.length) % this.tabs.length];
       this.drawPanel();
       this.part("tabs").querySelector('[aria-selected="true"]').focus();
     });
@@ -388,20 +385,15 @@ class View {
   listenToDivider() {
     const divider = this.part("divider"), side = this.part("side");
     const widen = (width) => {
-      const most = this.root.clientWidth - LEAST_LEFT;
+      const most = Math.max(LEAST_SIDE, this.root.clientWidth - LEAST_LEFT);
       const value = Math.round(Math.max(LEAST_SIDE, Math.min(width, most)));
       this.root.style.setProperty("--side", `${value}px`);
       divider.setAttribute("aria-valuenow", `${value}`);
-      divider.setAttribute("aria-valuemax", `${Math.max(value, most)}`);
+      divider.setAttribute("aria-valuemax", `${most}`);
     };
-    divider.addEventListener("pointerdown", (event) => {
-      const begin = side.clientWidth + event.clientX;
-      divider.setPointerCapture(event.pointerId);
-      divider.onpointermove = ({ clientX }) => widen(begin - clientX);
-      divider.onpointerup = () => { divider.onpointermove = null; };
-    });
+    whileDragged(divider, ({ clientX }) => widen(side.getBoundingClientRect().right - clientX));
     divider.addEventListener("keydown", ({ key }) => {
-      const by = { ArrowLeft: SIDE_STEP, ArrowRight: -SIDE_STEP, Home: Infinity, End: -Infinity }[key];
+      const by = { ArrowLeft: 24, ArrowRight: -24, Home: Infinity, End: -Infinity }[key];
       if (by) widen(side.clientWidth + by);
     });
   }
@@ -459,6 +451,8 @@ class View {
     const [dx, dy] = [event.offsetX - drag.x, event.offsetY - drag.y];
     drag.moved ||= Math.hypot(dx, dy) > 4;
     if (!drag.moved) return;
+    timeline.hovered = null;
+    this.part("tip").hidden = true;
     if (drag.mode === "move") {
       const by = (dx / (timeline.width - GUTTER)) * (drag.until - drag.from);
       timeline.show(drag.from - by, drag.until - by);
@@ -496,7 +490,7 @@ class View {
       if (flag) return this.select({ run: flag.run, event: flag.event }, true);
       timeline.head = Math.max(0, timeline.time(event.offsetX));
       this.select(timeline.hit(event.offsetX, event.offsetY));
-    } else if (drag.mode !== "move") this.sayArea();
+    }
     this.draw();
   }
 
@@ -571,6 +565,7 @@ class View {
 
   setMark() {
     this.timeline.notes.push(this.timeline.head);
+    this.names.set("your_mark", [LOOKS.mark.your_mark.name]);
     this.drawLegend();
   }
 
@@ -603,9 +598,8 @@ class View {
     const { tape, box } = this.timeline, rows = box ?? [];
     const times = events.flatMap(({ run, event }) => [run.post[event], run.endOf(event)]);
     const own = events.map(({ run, event }) => this.timeline.rowOf(run, run.rank[event]));
-    const [all, both] = [[...(tape ?? []), ...times], [...rows, ...own]];
-    this.selectArea(Math.min(...all), Math.max(...all), Math.min(...both), Math.max(...both));
-    this.sayArea();
+    const ends = (list) => [Math.min(...list), Math.max(...list)];
+    this.selectArea(...ends([...(tape ?? []), ...times]), ...ends([...rows, ...own]));
   }
 
   /** Moves the selection along the events of its rank. */
@@ -697,6 +691,7 @@ class View {
       last = now;
       timeline.drawOverlay();
       this.ring.draw(this.which);
+      this.code.update();
       if (timeline.head >= Math.min(timeline.until, timeline.end)) return this.play();
       this.frame = requestAnimationFrame(tick);
     };
@@ -721,6 +716,16 @@ class View {
     }
     this.draw();
   }
+}
+
+/** Calls `move(event)` while an element is dragged. */
+function whileDragged(element, move) {
+  element.addEventListener("pointerdown", (event) => {
+    element.setPointerCapture(event.pointerId);
+    element.onpointermove = move;
+    element.onpointerup = () => { element.onpointermove = null; };
+    move(event);
+  });
 }
 
 /** Returns whether two selections are the same event. */

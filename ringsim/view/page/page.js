@@ -48,7 +48,7 @@ class Page extends View {
     for (const one of places(numbers("e")).filter(exists)) this.select(one);
     this.part("search").value = words.get("q") ?? "";
     this.search(this.part("search").value);
-    if (TABS.includes(words.get("tab"))) this.tab = words.get("tab");
+    if (this.tabs.includes(words.get("tab"))) this.tab = words.get("tab");
   }
 }
 

@@ -75,53 +75,55 @@ function card(run, event, goTo, ...buttons) {
   const why = reason(run, event);
   if (why) parts.push(make("p", {}, why));
   if (other >= 0) {
-    parts.push(make("h2", {}, run.text(other), " ", make("button", { type: "button", onclick: () => goTo({ run, event: other }) }, "go there")), facts(other));
+    parts.push(make("h2", {}, run.text(other), " ", make("button", { type: "button", title: "go to the other side (Enter)", onclick: () => goTo({ run, event: other }) }, "go there")), facts(other));
   }
   return parts;
 }
 
 /** Adds up the selected area by rank: the time of each state, the messages sent and their bytes. */
 function sumArea({ rows, runs, tape: [from, until], box }) {
-  const [first, last] = box ?? [0, rows.length - 1], used = new Set();
-  const sums = rows.slice(first, last + 1).map(({ run, rank, number }) => {
-    const times = new Float64Array(STATES.length);
-    let [messages, bytes] = [0, 0];
+  const [first, last] = box ?? [0, rows.length - 1];
+  const all = rows.slice(first, last + 1).flatMap((row) => row.ranks.map((rank) => ({ ...row, rank })));
+  return all.map(({ run, rank, number }) => {
+    const name = `${rank}${runs.length > 1 ? " ABCDEFGH"[number + 1] : ""}`;
+    const sum = { name, times: new Float64Array(STATES.length), messages: 0, bytes: 0 };
     for (const lane of BANDS.flatMap((band) => run.lanesOf(rank)[band])) {
       run.between(lane, from, until, (event) => {
         run.parts(event, (begin, end, state) => {
-          const time = Math.min(end, until) - Math.max(begin, from);
-          if (time > 0) times[state] += time;
-          if (time > 0) used.add(state);
+          sum.times[state] += Math.max(0, Math.min(end, until) - Math.max(begin, from));
         });
-        if (run.kind(event) === "send" && run.post[event] >= from) {
-          messages += 1;
-          bytes += run.bytes(event);
-        }
+        if (run.kind(event) !== "send" || run.post[event] < from) return;
+        sum.messages += 1;
+        sum.bytes += run.bytes(event);
       });
     }
-    return { name: `${rank}${runs.length > 1 ? " ABCDEFGH"[number + 1] : ""}`, times, messages, bytes };
+    return sum;
   });
-  return { sums, states: [...used].sort((a, b) => a - b) };
 }
 
-/** Returns tables of the sums of the selected area: in total, and by rank; `names` has those of the states. */
+/** Returns tables of the sums of the selected area; `names` has the names of the states by key. */
 function areaTables(timeline, names) {
-  const { sums, states } = sumArea(timeline), [from, until] = timeline.tape, ranks = sums.length;
+  const sums = sumArea(timeline), [from, until] = timeline.tape;
   const total = (of) => sums.reduce((sum, one) => sum + of(one), 0);
-  const name = (state) => [...(names.get(STATE_KEYS[state]) ?? [STATES[state].name])].slice(0, 3).join(", ");
-  const share = (time) => `${((100 * time) / Math.max(1, (until - from) * ranks)).toFixed(1)} %`;
-  const sent = (one) => [one.messages.toLocaleString("en"), bytesText(one.bytes)];
-  const all = states.map((state) => [state, total(({ times }) => times[state])]);
+  const totals = STATES.map((_, state) => total(({ times }) => times[state]));
+  const states = [...totals.keys()].filter((state) => totals[state] > 0);
+  const name = (state, most = 3) => {
+    const all = [...(names.get(STATE_KEYS[state]) ?? [STATES[state].name])];
+    return all.slice(0, most).join(", ") + (all.length > most ? " …" : "");
+  };
+  const share = (time) => `${((100 * time) / ((until - from) * sums.length)).toFixed(1)} %`;
   const count = (number, what) => `${number.toLocaleString("en")} ${what}${number === 1 ? "" : "s"}`;
-  const messages = count(total((one) => one.messages), "message");
+  const sent = ({ messages, bytes }) => `${messages.toLocaleString("en")}, ${bytesText(bytes)}`;
   return [
     make("p", {}, `${timeText(until - from, 4)} from ${timeText(from, 4)} to ${timeText(until, 4)}, `
-      + `${count(ranks, "rank")}: ${messages} sent, ${bytesText(total(({ bytes }) => bytes))}. `
-      + "If spans are nested, each of them counts."),
+      + `${count(sums.length, "rank")}: ${count(total((one) => one.messages), "message")} sent, `
+      + `${bytesText(total(({ bytes }) => bytes))}. `
+      + "Nested spans and overlapping operations count in each."),
     table("Time of all ranks", ["state", "time", "share"],
-      all.map(([state, time]) => [name(state), timeText(time, 4), share(time)])),
-    table("By rank", ["rank", ...states.map((state) => STATES[state].short || name(state)), "messages", "bytes"],
-      sums.slice(0, MOST_TABLE).map((one) => [one.name, ...states.map((state) => timeText(one.times[state])), ...sent(one)])),
+      states.map((state) => [name(state), timeText(totals[state], 4), share(totals[state])])),
+    table("By rank", ["rank", ...states.map((state) => STATES[state].short || name(state, 1)), "sent"],
+      sums.slice(0, MOST_TABLE).map((one) => [
+        one.name, ...states.map((state) => timeText(one.times[state])), sent(one)])),
   ];
 }
 
@@ -158,12 +160,11 @@ function table(caption, names, rows) {
 function statisticsTable(run, from, until) {
   const rows = statistics(run, from, until).slice(0, 60).map((row) => [
     row.op, row.group, row.count.toLocaleString("en"), bytesText(row.bytes),
-    row.blocked.length ? timeText(median(row.blocked)) : "–",
-    row.blocked.length ? timeText(row.blocked.reduce((sum, one) => sum + one, 0)) : "–",
+    row.blocked.length ? `${timeText(median(row.blocked))}, ${timeText(row.blocked.reduce((sum, one) => sum + one, 0))}` : "–",
     row.rates.length ? `${(median(row.rates) / 1e9).toPrecision(2)} GB/s` : "–",
   ]);
   const caption = `Operations from ${timeText(from, 4)} to ${timeText(until, 4)}`;
-  return table(caption, ["operation", "group", "count", "bytes", "blocked (median)", "blocked (total)", "bandwidth (median)"], rows);
+  return table(caption, ["operation", "group", "count", "bytes", "blocked: median, total", "median rate"], rows);
 }
 
 /** Creates a table of the traffic on each edge, in descending order. */
@@ -173,44 +174,82 @@ function edgesTable(edges) {
     rows.map(({ src, dst, count, bytes }) => [`rank ${src}`, `rank ${dst}`, count.toLocaleString("en"), bytesText(bytes)]));
 }
 
-/** Draws the bandwidth of the messages in a window against their size, on logarithmic axes. */
-function drawBandwidth(canvas, timeline, run) {
-  const width = canvas.clientWidth || 300, height = 180, ratio = devicePixelRatio || 1;
-  [canvas.width, canvas.height] = [width * ratio, height * ratio];
-  const context = canvas.getContext("2d");
-  context.scale(ratio, ratio);
-  context.font = "10px system-ui, sans-serif";
+const RATES = [[1e9, "GB/s"], [1e6, "MB/s"], [1e3, "kB/s"], [1, "B/s"]];
+
+/** Formats bytes per second, as in "10 GB/s". */
+function rateText(rate) {
+  const [size, unit] = RATES.find(([size]) => rate > 0.999 * size) ?? RATES[3];
+  return `${Number((rate / size).toPrecision(3))} ${unit}`;
+}
+
+/** Returns the bytes, rate and kind of the operations in a window that moved data. */
+function bandwidths(timeline, run) {
   const points = [];
   for (let rank = 0; rank < run.ranks; rank++) {
     for (const lane of run.lanesOf(rank).operation) {
       run.between(lane, timeline.from, timeline.until, (i) => {
-        const rate = run.kind(i) === "recv" || run.kind(i) === "collective" ? run.rate(i) : NaN;
-        if (rate && points.length < 50000) points.push([Math.log10(run.bytes(i)), Math.log10(rate), run.kind(i)]);
+        const kind = run.kind(i), rate = kind === "recv" || kind === "collective" ? run.rate(i) : NaN;
+        if (rate && points.length < 50000) points.push([run.bytes(i), rate, kind]);
       });
     }
   }
+  return points;
+}
+
+/** Draws the bandwidth of the messages in a window against their size, on logarithmic axes. */
+function drawBandwidth(canvas, timeline, ...runs) {
+  const width = canvas.clientWidth || 300, height = canvas.clientHeight || 180;
+  const ratio = devicePixelRatio || 1, context = canvas.getContext("2d");
+  [canvas.width, canvas.height] = [width * ratio, height * ratio];
+  context.scale(ratio, ratio);
+  context.font = "11px system-ui, sans-serif";
   context.fillStyle = timeline.muted;
-  if (!points.length) return context.fillText("no message with data ended in this window", 10, height / 2);
-  const range = (at) => [Math.floor(Math.min(...points.map((one) => one[at]))), Math.ceil(Math.max(...points.map((one) => one[at])) + 1e-9)];
-  const [x0, x1] = range(0), [y0, y1] = range(1);
-  const x = (value) => 46 + ((value - x0) / Math.max(1, x1 - x0)) * (width - 60), y = (value) => height - 24 - ((value - y0) / Math.max(1, y1 - y0)) * (height - 40);
+  const several = runs.map((run) => bandwidths(timeline, run)), all = several.flat();
+  if (!all.length) return context.fillText("no message with data ended in this window", 10, height / 2);
+  const range = (at, log) => {
+    const values = all.map((one) => log(one[at]) + 1e-9);
+    const [low, high] = [Math.min, Math.max].map((end) => values.reduce((a, b) => end(a, b)));
+    return [Math.floor(low), Math.max(Math.floor(low) + 1, Math.ceil(high - 1e-6))];
+  };
+  const [x0, x1] = range(0, Math.log2), [y0, y1] = range(1, Math.log10);
+  const x = (bytes) => 62 + ((Math.log2(bytes) - x0) / (x1 - x0)) * (width - 84);
+  const y = (rate) => height - 22 - ((Math.log10(rate) - y0) / (y1 - y0)) * (height - 34);
   context.strokeStyle = timeline.grid;
-  for (let power = x0; power <= x1; power++) {
-    context.strokeRect(x(power), 12, 0, height - 36);
-    context.fillText(`1e${power} B`, x(power) - 10, height - 10);
+  const step = Math.ceil((x1 - x0) / Math.max(1, Math.floor((width - 84) / 56)));
+  context.textAlign = "center";
+  for (let power = x0; power <= x1; power += step) {
+    context.strokeRect(x(2 ** power), 12, 0, height - 34);
+    context.fillText(bytesText(2 ** power), x(2 ** power), height - 7);
   }
+  context.textAlign = "right";
   for (let power = y0; power <= y1; power++) {
-    context.strokeRect(46, y(power), width - 60, 0);
-    context.fillText(`${(10 ** power / 1e9).toPrecision(1)} GB/s`, 0, y(power) + 3);
+    context.strokeRect(62, y(10 ** power), width - 84, 0);
+    context.fillText(rateText(10 ** power), 58, y(10 ** power) + 4);
   }
-  for (const [size, rate, kind] of points) {
-    context.fillStyle = timeline.colours[kind === "collective" ? COLLECTIVE : TRANSFER];
-    if (kind === "collective") context.fillRect(x(size) - 2, y(rate) - 2, 4, 4);
-    else {
+  for (const [number, points] of several.entries()) {
+    const name = runs.length > 1 ? "ABCDEFGH"[number] : "";
+    drawPoints(context, timeline, points, x, y, name);
+  }
+}
+
+/** Draws the points of one run; those of several runs are joined, named, and hollow after the first. */
+function drawPoints(context, timeline, points, x, y, name) {
+  const hollow = name > "A";
+  for (const [at, [bytes, rate, kind]] of points.entries()) {
+    const colour = timeline.colours[kind === "collective" ? COLLECTIVE : TRANSFER];
+    context.fillStyle = context.strokeStyle = colour;
+    context.beginPath();
+    if (name && at) {
+      context.moveTo(x(points[at - 1][0]), y(points[at - 1][1]));
+      context.lineTo(x(bytes), y(rate));
+      context.stroke();
       context.beginPath();
-      context.arc(x(size), y(rate), 2.2, 0, 7);
-      context.fill();
     }
+    if (kind === "collective") context.rect(x(bytes) - 2, y(rate) - 2, 4, 4);
+    else context.arc(x(bytes), y(rate), hollow ? 4 : 2.2, 0, 7);
+    if (hollow) context.stroke();
+    else context.fill();
+    if (at === points.length - 1) context.fillText(name, x(bytes) + 16, y(rate) + 4);
   }
 }
 
@@ -235,10 +274,19 @@ function visibleTable(timeline) {
 
 const NUMBERS = { // of a run's event, for a search
   rank: (run, i) => run.rank[i], size: (run, i) => (run.payload(i) ? run.bytes(i) : NaN),
+  from: (run, i) => sideOf(run, i, "send"), to: (run, i) => sideOf(run, i, "recv"),
   ...Object.fromEntries(["peer", "tag", "stage", "microbatch"].map((name) => [name, (run, i) => run.columns[name][i]])),
 };
-const TEXTS = { op: (run, i) => run.op(i), group: (run, i) => run.group(i), label: (run, i) => run.label(i) };
-const FIELDS = [...Object.keys(NUMBERS), ...Object.keys(TEXTS)];
+/** Returns the sender ("send") or the receiver ("recv") of a message, or NaN for other events. */
+function sideOf(run, i, kind) {
+  if (!run.isMessage(i)) return NaN;
+  return run.kind(i) === kind ? run.rank[i] : run.columns.peer[i];
+}
+
+const TEXTS = {
+  op: (run, i) => run.op(i), label: (run, i) => run.label(i), group: (run, i) => run.group(i),
+};
+const FIELDS = [...Object.keys(NUMBERS), ...Object.keys(TEXTS), "line"];
 
 /**
  * Converts a search text to {test, unknown}: a test for events, and the first field that does not
@@ -249,10 +297,16 @@ function parseSearch(text) {
   const tests = text.trim().toLowerCase().split(/\s+/).filter(Boolean).map((word) => {
     const [, name, sign, value] = /^([a-z]+)(:|<|>)(.*)$/.exec(word) ?? [];
     const number = value ? Number(value) : NaN, { [name]: read } = { ...NUMBERS, ...TEXTS };
-    if (name && !read) unknown ??= name;
+    if (name && !FIELDS.includes(name)) unknown ??= name;
+    if (name === "line") return (run, i) => run.places(i).some((one) => placeWord(one).toLowerCase() === value);
     if (name in NUMBERS && sign === ":") return (run, i) => read(run, i) === number;
     if (name in NUMBERS) return (run, i) => (sign === "<" ? read(run, i) < number : read(run, i) > number);
-    if (name in TEXTS) return (run, i) => read(run, i).toLowerCase().includes(value);
+    if (name in TEXTS) {
+      return (run, i) => {
+        const isGroup = name === "group" && run.head.groups.includes(value);
+        return isGroup ? run.group(i) === value : read(run, i).toLowerCase().includes(value);
+      };
+    }
     return (run, i) => run.text(i).toLowerCase().includes(word) || run.place(i).toLowerCase().includes(word);
   });
   return { test: (run, i) => tests.every((test) => test(run, i)), unknown };

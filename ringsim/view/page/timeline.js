@@ -151,7 +151,7 @@ class Timeline {
     this.overview.width = width;
     this.overview.height = 48;
     this.fold();
-    const fills = Math.floor((height - RULER) / this.rows.length);
+    const fills = (height - RULER) / this.rows.length;
     if (!this.hasOwnHeight) this.rowHeight = Math.max(LEAST_ROW, fills);
     this.scroll(0);
   }
@@ -490,7 +490,8 @@ class Timeline {
       const x = Math.round(this.x(tick)) + 0.5;
       context.moveTo(x, RULER - 6);
       context.lineTo(x, RULER);
-      context.fillText(timeText(tick, digits), x + 3, 9);
+      const text = timeText(tick, digits);
+      if (x + 3 + context.measureText(text).width < this.width) context.fillText(text, x + 3, 9);
     }
     context.stroke();
     if (this.runs.length === 2) this.drawDifferences(context);
@@ -508,8 +509,7 @@ class Timeline {
         const lag = late[firstAbove(times, until) - 1] ?? 0;
         return Math.abs(lag) > Math.abs(most) ? lag : most;
       }, 0);
-      const [less, more] = worst < 0 ? ["earlier", "much_earlier"] : ["later", "much_later"];
-      const key = Math.abs(worst) < one ? "alike" : Math.abs(worst) < 5 * one ? less : more;
+      const key = lagKey(worst, second);
       if (this.hidden.has(key)) continue;
       context.fillStyle = this.comparison[key];
       context.fillRect(x, 16, cell, 4);
@@ -620,7 +620,11 @@ class Timeline {
     context.moveTo(Math.round(this.x(time)) + 0.5, 4);
     context.lineTo(Math.round(this.x(time)) + 0.5, this.height);
     context.stroke();
-    if (name) context.fillText(name, this.x(time) + 3, 8);
+    if (!name) return;
+    context.fillStyle = this.ground; // hides the ruler's labels
+    context.fillRect(this.x(time) + 1, 1, context.measureText(name).width + 4, 14);
+    context.fillStyle = colour;
+    context.fillText(name, this.x(time) + 3, 8);
   }
 
   /** Draws the selected area. */
@@ -634,8 +638,11 @@ class Timeline {
     context.globalAlpha = 1;
     context.strokeStyle = this.marks.focus;
     context.strokeRect(x0, y0, x1 - x0, y1 - y0);
+    const text = timeText(this.tape[1] - this.tape[0], 4), y = Math.max(RULER, y0) + 10;
+    context.fillStyle = this.ground;
+    context.fillRect(x0 + 1, y - 8, context.measureText(text).width + 6, 16);
     context.fillStyle = this.ink;
-    context.fillText(timeText(Math.abs(this.tape[1] - this.tape[0]), 4), x0 + 4, Math.max(RULER, y0) + 10);
+    context.fillText(text, x0 + 4, y);
   }
 
   /** Draws a flag on the ruler for each finding. */
@@ -750,6 +757,13 @@ class Timeline {
     context.lineWidth = thick;
     context.strokeRect(x - 1, low - 1, Math.max(3, this.x(run.endOf(event)) - x + 2), high - low + 1);
   }
+}
+
+/** Returns the key of LOOKS for how much later or earlier something is, as a share of the run. */
+function lagKey(lag, { begin, end }) {
+  const percent = Math.abs(lag) / (0.01 * (end - begin));
+  const [less, more] = lag < 0 ? ["earlier", "much_earlier"] : ["later", "much_later"];
+  return percent < 1 ? "alike" : percent < 5 ? less : more;
 }
 
 /** Formats how much later or earlier something is. */

@@ -51,14 +51,22 @@ function render({ model, el }) {
   const host = el.appendChild(make("div", { "data-lm-suppress-shortcuts": "true" }));
   const shadow = host.attachShadow({ mode: "open" }); // separates the view's style from the notebook's
   const said = make("p", {}, "The view is waiting for the kernel to send its trace. If the view does not appear, run the cell again.");
-  shadow.append(make("style", {}, STYLE), said);
+  const choices = model.get("choices"); // of an explorer
+  const outer = make("div", { class: "parts" });
+  const explorer = choices.length ? new Explorer(outer, choices, model.get("chosen"), true, (values) => {
+    model.set("chosen", values);
+    model.save_changes();
+  }) : undefined;
+  outer.append(said);
+  shadow.append(make("style", {}, STYLE), make("div", { class: explorer ? "ringsim ready explorer" : "" }, outer));
+  const live = el.appendChild(make("style")); // hides the explorer's still picture, which is a separate output
   let view, tab, version = -1;
   const show = async (message, buffers) => {
     if (message.select && view) view.select({ run: view.runs[message.select[0]], event: message.select[1] }, true);
     if (!(message.version > version)) return;
     if (version >= 0) for (const name of ["window", "selected"]) model.set(name, []); // these values belong to the previous runs
     version = message.version;
-    tab = view?.close().tab ?? tab ?? message.tab;
+    tab = view?.close().tab ?? tab;
     view = undefined;
     const runs = await Promise.all(buffers.map(async (one) => readRun(await unpack(one))));
     if (message.version < version) return;
@@ -66,9 +74,11 @@ function render({ model, el }) {
     page.innerHTML = PAGE;
     const root = page.content.querySelector(".ringsim");
     root.classList.add("ready");
-    (shadow.querySelector(".ringsim") ?? said).replaceWith(root);
+    (outer.querySelector(".ringsim") ?? said).replaceWith(root);
     view = new NotebookView(root, runs, model).open(isDark(el));
     if (tab) view.showTab(tab);
+    explorer?.show(message.frame, view);
+    if (explorer) live.textContent = `.${message.still}, .jp-OutputArea-child:has(.${message.still}) { display: none }`;
   };
   const follow = () => view?.follow();
   const themes = new MutationObserver(() => view?.setTheme(isDark(el)));

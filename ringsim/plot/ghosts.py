@@ -1,0 +1,74 @@
+"""Draws the recorded run of a predicted trace as pale bars below the predicted bars of each rank.
+
+::
+
+    rank 0  | forward |==| backward |           predicted
+            [         |      |         ]        recorded: filled while the rank computed
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from ringsim.plot import style
+from ringsim.plot.bars import (
+    BLOCKED,
+    COLLECTIVE_BLOCKED,
+    LATE_RECEIVER,
+    LATE_SENDER,
+    TRANSFER,
+    make_bars,
+    time_range,
+)
+from ringsim.plot.rows import SLOTS, Lanes, RankRows, TimeAxis
+from ringsim.plot.style import GROUND, MUTED, Look
+from ringsim.traces.looks import LOOKS
+from ringsim.traces.units import time_unit
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+
+    from ringsim.traces.value import Trace
+
+__all__ = ["COMPUTING", "draw_recorded", "fit_axis", "make_room"]
+
+PALE: Final = style.fade(LOOKS["recorded"].light, 0.7)
+COMPUTING: Final = Look("recorded run, computing", PALE, "", MUTED, edge=0.5)
+WAITING: Final = Look("recorded run, blocked", GROUND, "", MUTED, edge=0.5)
+GAP: Final = 0.03
+ROOM: Final = 0.16  # the height of the ghosts, as a share of a row
+_WAITS: Final = (TRANSFER, LATE_SENDER, LATE_RECEIVER, BLOCKED, COLLECTIVE_BLOCKED)
+
+
+def make_room(lanes: Lanes) -> Lanes:
+    """Returns lower lanes, followed by a lane for the ghosts."""
+    top, bottom = lanes.marks[0], lanes.bottom.max()
+    share = 1 - ROOM / (bottom - top)
+    return lanes._replace(
+        top=np.append(top + (lanes.top - top) * share, bottom - ROOM + GAP),
+        bottom=np.append(top + (lanes.bottom - top) * share, bottom),
+    )
+
+
+def fit_axis(trace: Trace) -> TimeAxis:
+    """Returns a time axis for a trace and, if it was predicted, for its recorded run."""
+    axis = TimeAxis.of(trace.events)
+    if trace.recorded is None:
+        return axis
+    last_ns = max(axis.last_ns, time_range(trace.recorded.events)[1])
+    return TimeAxis(axis.first_ns, last_ns, *time_unit(max(last_ns - axis.first_ns, 1)))
+
+
+def draw_recorded(rows: RankRows, recorded: Trace, axis: TimeAxis) -> list[Artist]:
+    """Draws a recorded run into the last lane; returns the legend entries."""
+    bars, events = make_bars(recorded), recorded.events
+    slot_ns = (axis.last_ns - axis.first_ns) / SLOTS
+    waits = np.isin(bars.look, _WAITS) & (bars.end_ns - bars.start_ns > slot_ns)
+    ranks = np.unique(events.rank)
+    begin, end = np.array([time_range(events.select(events.rank == rank)) for rank in ranks]).T
+    rows.draw(COMPUTING, "ghosts", ranks, -1, axis.at(begin), axis.at(end), zorder=2)
+    times = axis.at(bars.start_ns[waits]), axis.at(bars.end_ns[waits])
+    rows.draw(WAITING, "ghosts-blocked", bars.rank[waits], -1, *times, zorder=2.1)
+    return [style.swatch(COMPUTING), style.swatch(WAITING)]
