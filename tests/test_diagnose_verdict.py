@@ -221,7 +221,7 @@ def test_both_sides_of_a_mismatch_are_named_and_a_notebook_shows_text_and_pictur
     shown = diagnosis._repr_mimebundle_()
     assert shown["text/plain"] == str(diagnosis)
     assert "but rank 1 receives with tag 2" in shown["text/html"]
-    assert 'src="data:image/png;base64,' in shown["text/html"]
+    assert 'src="data:image/svg+xml;base64,' in shown["text/html"]
 
 
 def test_order_is_no_matter_if_all_is_posted_at_once() -> None:

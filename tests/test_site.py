@@ -31,6 +31,11 @@ SHOWN = {  # by page: patterns that its cells must print
         r"1f1b, 64 ranks, 8 microbatches: \d",
         "36 events",
     ],
+    "docs/how-to/what-if": [
+        "straggler: rank 2 made others wait ",
+        r"this run would take \d+ % less \(predicted; the replay itself is ",
+        r"Trace of 4 ranks \(predicted",
+    ],
     "docs/how-to/bubble": [
         r"Bubble of a step \(gpipe\)",
         r"closed form +20\.0%",

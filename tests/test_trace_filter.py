@@ -96,7 +96,7 @@ def test_a_part_is_saved_loaded_drawn_and_explained(tmp_path: Path) -> None:
         assert {finding.kind for finding in again.explain().findings} <= SLOW
     for name in ("perfetto", "chrome", "html"):
         getattr(ranks, f"to_{name}")(tmp_path / name)
-    assert set(ranks._repr_mimebundle_()[0]) == {"text/plain", "image/png"}
+    assert set(ranks._repr_mimebundle_()[0]) == {"text/plain", "text/html", "image/png"}
     assert "part          ranks 1, 2; " in ranks.summary()
     assert re.search(r"\d+ operations whose other side is left out\n", ranks.summary())
     assert one.describe().startswith("Part of a trace of 4 ranks")

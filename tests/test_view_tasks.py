@@ -53,7 +53,10 @@ def test_two_runs_are_compared_without_an_action(open_page: Open) -> None:  # no
     runs = [ringsim.simulate(pass_on, world_size=size, args=(4,), link=LINK) for size in (4, 32)]
     view = open_page(*runs)
     assert "A: 0.ringtrace: 4 ranks" in view.text("source")
-    assert view.get("timeline.rows.slice(0, 2).map(({ run }) => timeline.runs.indexOf(run))") == [0, 1]
+    assert view.get("timeline.rows.slice(0, 2).map(({ run }) => timeline.runs.indexOf(run))") == [
+        0,
+        1,
+    ]
 
 
 def test_one_action_shows_the_lines_that_deadlock(open_page: Open) -> None:  # noqa: F811

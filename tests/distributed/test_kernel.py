@@ -88,7 +88,7 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
 
 def assert_picture(shown: dict[str, Any], begins: str, alt: str) -> None:
     """Checks that a picture has a text version and an alternative text."""
-    assert set(shown["data"]) == {"image/png", "text/plain"}
+    assert set(shown["data"]) == {"image/png", "text/html", "text/plain"}
     assert shown["data"]["text/plain"].startswith(begins)
     assert shown["metadata"]["image/png"]["alt"].startswith(alt)
 
