@@ -15,7 +15,7 @@ from matplotlib.colors import CSS4_COLORS, to_hex
 from pictures import CONTRAST, contrast, distance, lab
 from PIL import Image
 from synthetic import known, trace_of
-from test_view_browser import Open, Shown, browser, open_page, playwright  # noqa: F401
+from test_view_browser import CHROMIUM, Open, Shown, browser, open_page  # noqa: F401
 
 import ringsim
 from ringsim import explore
@@ -94,6 +94,8 @@ def legend_colours(figure: Any) -> dict[str, str]:
     return {patch.get_label(): to_hex(patch.get_facecolor()).upper() for patch in patches}
 
 
+@pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: install chromium")
+@pytest.mark.xdist_group("browser")
 @THEMES
 def test_still_page_explorer_and_lesson_show_a_run_in_the_same_colours(
     theme: str,

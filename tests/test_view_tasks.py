@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_view_browser import Open, browser, open_page, playwright, two_that_meet  # noqa: F401
+from test_view_browser import Open, browser, open_page, pytestmark, two_that_meet  # noqa: F401
 
 import ringsim
 from ringsim import Link
