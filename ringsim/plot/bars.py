@@ -115,47 +115,35 @@ def make_bars(trace: Trace) -> Bars:
     first, last = time_range(events)
     is_done = events.done_ns != NONE
     until = np.where(is_done, events.done_ns, last)
-    is_span = events.kind == SPAN
-    spans, gaps = np.flatnonzero(is_span), find_program(events)
-    both, starts = np.append(spans, gaps.before), np.append(events.post_ns[spans], gaps.start_ns)
-    depths_of, depths = _find_depths(
-        events.rank[both].astype(np.int64) << 32 | events.thread[both],
-        starts,
-        np.append(until[spans], gaps.end_ns),
-        last,
-    )
-    depth = np.zeros(len(events), dtype=np.int64)
-    depth[spans] = depths_of[: len(spans)]
-    span_look = np.zeros(len(events), dtype=np.int64)
-    labels, span_look[is_span] = np.unique(events.label[is_span], return_inverse=True)
+    spans, gaps = np.flatnonzero(events.kind == SPAN), find_program(events)
+    labels, number = np.unique(events.label[spans], return_inverse=True)
+    both = np.append(spans, gaps.before)
+    start = np.append(events.post_ns[spans], gaps.start_ns)
+    end = np.append(until[spans], gaps.end_ns)
+    thread = events.rank[both].astype(np.int64) << 32 | events.thread[both]
+    depth, depths = _find_depths(thread, start, end, last)
+    look = np.append(FIRST_SPAN + number, np.full(len(gaps.before), PROGRAM))
     pieces = [
-        *_cut_operations(trace, until),
-        (is_span, events.post_ns, until, FIRST_SPAN + span_look),
+        (np.flatnonzero(which), starts[which], ends[which], np.full(which.sum(), state))
+        for which, starts, ends, state in _cut_operations(trace, until)
     ]
-    event = np.concatenate([np.flatnonzero(which) for which, *_ in pieces])
-    start = np.concatenate([starts[which] for which, starts, _, _ in pieces])
-    end = np.concatenate([ends[which] for which, _, ends, _ in pieces])
-    look = np.concatenate([np.broadcast_to(look, which.shape)[which] for which, *_, look in pieces])
+    columns = zip(*pieces, (both, start, end, look), strict=True)
+    event, start, end, look = map(np.concatenate, columns)
     kind = events.kind[event]
-    lane = np.select(
-        [kind == SPAN, kind == SEND, kind == RECV], [depth[event], depths, depths + 1], depths + 2
-    )
+    lane = np.select([kind == SEND, kind == RECV], [depths, depths + 1], depths + 2)
+    lane[look >= PROGRAM] = depth
     # In an edited file, an event may end before it began. Its bar gets length 0, and no bar begins
     # before the first time.
     start = np.maximum(start, first)
     end = np.maximum(end, start)
-    is_open = (look == UNFINISHED) | (look == UNWAITED) | (is_span & ~is_done)[event]
-    event, lane = np.append(event, gaps.before), np.append(lane, depths_of[len(spans) :])
-    start, end = np.append(start, gaps.start_ns), np.append(end, gaps.end_ns)
-    look = np.append(look, np.full(len(gaps.before), PROGRAM))
-    is_open = np.append(is_open, np.zeros(len(gaps.before), dtype=bool))
+    is_open = np.isin(look, (UNFINISHED, UNWAITED)) | (look >= FIRST_SPAN) & ~is_done[event]
     rank = events.rank[event]
     known = (*events.tables.labels, "")  # the last is for spans without a label
     names = tuple(known[label] for label in labels.tolist())
     return Bars(rank, lane, start, end, look, event, is_open, depths, names)
 
 
-def _cut_operations(trace: Trace, end: Ints) -> list[tuple[Ints, Ints, Ints, int | Ints]]:
+def _cut_operations(trace: Trace, end: Ints) -> list[tuple[Ints, Ints, Ints, int]]:
     """Returns the bars for sends, recvs and collectives as (mask of events, starts, ends, look).
 
     ``end`` is the end of each event, or the end of the trace for events that did not finish.

@@ -288,11 +288,10 @@ _BACKEND_LINES: Final[dict[str, Any]] = {"tcp": (0, (6, 1.5, 1.2, 1.5)), "memcpy
 
 def pen(backend: str) -> Pen:
     """Returns the look of a backend, which may be one that the user wrote."""
-    known = read_table()["backend"]
-    name = known[backend]["name"] if backend in known else backend
-    other = LOOKS["other_backend"]
-    colour = known.get(backend, {"light": other.light})["light"]
-    return Pen(name or other.name, colour, _BACKEND_LINES.get(backend, "-"))
+    is_known = backend in read_table()["backend"]
+    look = LOOKS[backend if is_known else "other_backend"]
+    name = look.name if is_known or not backend else backend
+    return Pen(name, look.light, _BACKEND_LINES.get(backend, "-"))
 
 
 @dataclass(frozen=True, eq=False)

@@ -54,11 +54,10 @@ def make_room(lanes: Lanes) -> Lanes:
 
 def fit_axis(trace: Trace) -> TimeAxis:
     """Returns a time axis for a trace and, if it was predicted, for its recorded run."""
-    axis = TimeAxis.of(trace.events)
-    if trace.recorded is None:
-        return axis
-    last_ns = max(axis.last_ns, time_range(trace.recorded.events)[1])
-    return TimeAxis(axis.first_ns, last_ns, *time_unit(max(last_ns - axis.first_ns, 1)))
+    first_ns, last_ns = time_range(trace.events)
+    if trace.recorded is not None:
+        last_ns = max(last_ns, time_range(trace.recorded.events)[1])
+    return TimeAxis(first_ns, last_ns, *time_unit(max(last_ns - first_ns, 1)))
 
 
 def draw_recorded(rows: RankRows, recorded: Trace, axis: TimeAxis) -> list[Artist]:

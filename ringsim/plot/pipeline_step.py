@@ -163,25 +163,15 @@ def _draw_step(picture: StepPicture, ax: Axes, inches: float | None) -> None:
         rows.draw(COMPUTING, "ghosts", places, -1, recorded.start, recorded.end)
         handles.append(style.swatch(COMPUTING))
     bubble = measure_bubble(actions)
-    if compact:
-        style.dress(ax, *_words(picture, bubble), handles, metadata=picture.metadata)
-        return
     for draw in (picture.draw_messages, picture.draw_over):
-        if draw is not None:
+        if draw is not None and not compact:
             handles += draw(rows)
-    if row >= IDLE_SHARES_FROM:
+    if row >= IDLE_SHARES_FROM and not compact:
+        idle: Any = {"va": "center_baseline", "fontsize": 9, "color": style.MUTED}
+        idle["where"] = "axes fraction", "data"
         for number, share in enumerate(bubble.of_total_by_rank):
-            style.write_beside(
-                ax,
-                f"idle {percent(share)}",
-                (1, number),
-                (5, 0),
-                where=("axes fraction", "data"),
-                va="center_baseline",
-                fontsize=9,
-                color=style.MUTED,
-            )
-    if inches is not None:
+            style.write_beside(ax, f"idle {percent(share)}", (1, number), (5, 0), **idle)
+    if inches is not None and not compact:
         under = ax.inset_axes(
             (0, -(GAP_INCHES + CURVE_INCHES) / inches, 1, CURVE_INCHES / inches), sharex=ax
         )
@@ -198,17 +188,15 @@ def _name_rows(actions: StageActions, *, with_stages: bool) -> list[str]:
         name = f"rank {rank}"
         if with_stages:
             stages = actions.stages_of(rank)
-            name += f"\nstage{'s' if len(stages) > 1 else ''} {', '.join(map(str, stages))}"
+            name += f"\nstage{'s' * (len(stages) > 1)} {', '.join(map(str, stages))}"
         names.append(name)
     return names
 
 
 def _words(picture: StepPicture, bubble: Bubble) -> tuple[str, str, list[str]]:
     known, actions = bubble.closed_form, picture.actions
-    title = (
-        f"{name_schedule(actions.schedule)}, {count(len(bubble.ranks), 'rank')}, "
-        f"{count(actions.num_microbatches, 'microbatch')}: bubble {percent(bubble.of_total)}"
-    )
+    ranks, microbatches = len(bubble.ranks), actions.num_microbatches
+    title = title_step(actions.schedule, ranks, microbatches, bubble.of_total)
     by_span, to_work = percent(bubble.of_span), percent(bubble.of_ideal)
     notes = ["The bubble is the part of the step in which ranks do not compute."]
     if known is None:
@@ -221,11 +209,14 @@ def _words(picture: StepPicture, bubble: Bubble) -> tuple[str, str, list[str]]:
             "The closed form assumes equal stages, backwards twice as long as forwards, and "
             "messages that take no time."
         )
-    return (
-        title,
-        f"by span {by_span}, relative to the work {to_work}; {picture.about}",
-        [*notes, *picture.notes],
-    )
+    subtitle = f"by span {by_span}, relative to the work {to_work}; {picture.about}"
+    return title, subtitle, [*notes, *picture.notes]
+
+
+def title_step(schedule: str, ranks: int, microbatches: int, bubble: float) -> str:
+    """Returns the title of a step."""
+    size = f"{count(ranks, 'rank')}, {count(microbatches, 'microbatch')}"
+    return f"{name_schedule(schedule)}, {size}: bubble {percent(bubble)}"
 
 
 def name_schedule(name: str) -> str:
@@ -306,10 +297,12 @@ def _draw_phases(actions: StageActions, rows: RankRows, most: int) -> None:
     for place, rank in enumerate(actions.ranks[:most]):
         phases = actions.phases(rank)
         before, after = sorted((phases.warm_up_until, phases.cool_down_from))
-        parts = [("warm-up", phases.start, before, style.MUTED, 1.0)]
-        if phases.has_steady:
-            parts.append(("steady", before, after, style.INK, 1.4 if style.is_compact() else 2.4))
-        parts.append(("cool-down", after, phases.end, style.MUTED, 1.0))
+        steady_until = after if phases.has_steady else before
+        parts = [
+            ("warm-up", phases.start, before, style.MUTED, 1.0),
+            ("steady", before, steady_until, style.INK, 1.4 if style.is_compact() else 2.4),
+            ("cool-down", after, phases.end, style.MUTED, 1.0),
+        ]
         parts = [part for part in parts if part[2] > part[1]]
         y = rows.first + place + (top + bottom) / 2
         for name, start, end, colour, width in parts:
@@ -405,29 +398,17 @@ def _draw_live_curve(ax: Axes, actions: StageActions) -> None:
             np.concatenate([[0.0], times, [end]]),
             np.concatenate([[0], live, live[-1:]]),
             where="post",
-            color=style.fade(
-                LOOKS["activations"].light, PALEST_CURVE * number / max(len(chosen) - 1, 1)
-            ),
+            color=style.fade(CURVE_COLOUR, PALEST_CURVE * number / max(len(chosen) - 1, 1)),
             linewidth=1.6,
             zorder=4 - number / 10,
             gid=f"live-{rank}",
         )
-        style.write_beside(
-            ax,
-            f"rank {rank}: {peak}" + (f" of {bounds[place]}" if bounds else ""),
-            (1, 1),
-            (5, -CURVE_NAME_POINTS * (number + 1)),
-            fontsize=8.5,
-        )
+        name = f"rank {rank}: {peak}" + (f" of {bounds[place]}" if bounds else "")
+        below = -CURVE_NAME_POINTS * (number + 1)
+        style.write_beside(ax, name, (1, 1), (5, below), fontsize=8.5)
     for bound in sorted({bounds[place] for place in chosen} if bounds else ()):
-        ax.axhline(
-            bound,
-            color=style.INK,
-            linewidth=0.9,
-            linestyle=(0, (4, 3)),
-            zorder=2,
-            gid="bound",
-        )
+        dashed: Any = {"linestyle": (0, (4, 3)), "linewidth": 0.9, "gid": "bound"}
+        ax.axhline(bound, color=style.INK, zorder=2, **dashed)
     ax.set_ylim(0, max(*peaks.peaks, *bounds, 1) * 1.12)
     ax.yaxis.set_major_locator(MaxNLocator(4, integer=True))
     ax.set_ylabel("live activations", fontsize=9)
@@ -536,10 +517,10 @@ def plot_schedule(
     ]
     actions = StageActions(evaluation.schedule.name, *map(np.array, zip(*timed, strict=True)))
     messages = evaluation.messages
-    posted = np.array([message.posted for message in messages], dtype=float)
-    arrived = np.array([message.arrived for message in messages], dtype=float)
-    sources = np.array([message.source for message in messages])
-    targets = np.array([message.rank for message in messages])
+    sides = [(one.source, one.rank) for one in messages]
+    sources, targets = np.array(sides, dtype=int).reshape(-1, 2).T
+    times = [(one.posted, one.arrived) for one in messages]
+    posted, arrived = np.array(times, dtype=float).reshape(-1, 2).T
     picture = StepPicture(
         actions=actions,
         time="time",

@@ -17,11 +17,10 @@ from matplotlib.collections import PolyCollection
 from matplotlib.ticker import MaxNLocator
 
 from ringsim.plot import style
-from ringsim.plot.bars import Bars, time_range
+from ringsim.plot.bars import Bars
 from ringsim.plot.style import Look
-from ringsim.traces.events import NONE, Events, Ints
+from ringsim.traces.events import NONE, Ints
 from ringsim.traces.looks import find_meanings, read_table, readable_ink
-from ringsim.traces.units import time_unit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,12 +57,6 @@ class TimeAxis:
     last_ns: int
     unit_ns: float
     unit: str
-
-    @classmethod
-    def of(cls, events: Events) -> TimeAxis:
-        """Returns an axis that begins at the first event."""
-        first, last = time_range(events)
-        return cls(first, last, *time_unit(max(last - first, 1)))
 
     def at(self, time_ns: Ints | float) -> Ints:
         """Returns the positions of times on the axis."""
@@ -130,26 +123,21 @@ class RankRows:
         left, right = self.ax.get_xlim()
         wide = end - start >= LEAST_TEXTURED * (right - left)
         wide &= points >= LEAST_TEXTURED_POINTS
-        more: Any = {"zorder": look.zorder if zorder is None else zorder, "gid": gid}
-        boxes = []
-        if not wide.all():
-            # Boxes only a pixel high are not smoothed, because soft edges would blur the rows.
-            smooth = points[~wide] >= 1
-            plain: Any = {"facecolors": look.colour, "linewidths": 0, "antialiaseds": smooth}
-            boxes.append(PolyCollection(corners[~wide], **plain, **more))
-        if wide.any():
-            textured: Any = {"edgecolors": look.ink, "hatch": look.hatch or None, **more}
-            textured |= {"facecolors": look.colour, "linewidths": look.edge}
-            boxes.append(PolyCollection(corners[wide], **textured))
-            if outlined:  # drawn separately, because a hatch takes the colour of the edge
-                white: Any = {
-                    "edgecolors": style.GROUND,
-                    "linewidths": 0.6,
-                    "zorder": more["zorder"] + 0.1,
-                }
-                boxes.append(PolyCollection(corners[wide], facecolors="none", **white))
-        for each in boxes:
-            self.ax.add_collection(each, autolim=False)
+        zorder = look.zorder if zorder is None else zorder
+        more = {"facecolors": look.colour, "zorder": zorder, "gid": gid}
+        # Boxes only a pixel high are not smoothed, because soft edges would blur the rows.
+        plain = {"linewidths": 0, "antialiaseds": points[~wide] >= 1, **more}
+        textured = {"edgecolors": look.ink, "hatch": look.hatch or None, "linewidths": look.edge}
+        # drawn separately, because a hatch takes the colour of the edge
+        white = {"edgecolors": style.GROUND, "linewidths": 0.6, "zorder": zorder + 0.1}
+        kinds: list[tuple[Ints, dict[str, Any]]] = [
+            (~wide, plain),
+            (wide, more | textured),
+            (wide & outlined, {"facecolors": "none", **white}),
+        ]
+        for some, looks in kinds:
+            if some.any():
+                self.ax.add_collection(PolyCollection(corners[some], **looks), autolim=False)
 
     def draw_each(
         self, looks: Mapping[Any, Look], gid: str, look: Ints, *columns: Ints | int, **more: Any

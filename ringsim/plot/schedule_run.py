@@ -21,8 +21,8 @@ from ringsim.plot.pipeline_step import (
     LANES,
     StepPicture,
     draw_flights,
-    name_schedule,
     step_picture,
+    title_step,
 )
 from ringsim.plot.rows import lay_rows, strip_inches
 from ringsim.plot.sheet import Picture
@@ -40,7 +40,7 @@ from ringsim.traces.display import Images, Style
 from ringsim.traces.events import Ints
 from ringsim.traces.looks import LOOKS
 from ringsim.traces.steps import StageActions
-from ringsim.traces.units import bytes_text, count, time_text, time_unit
+from ringsim.traces.units import bytes_text, time_text, time_unit
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -140,9 +140,8 @@ def describe_length(run: ScheduleRun, time: float | None = None) -> str:
 
 def _about(run: ScheduleRun) -> str:
     path, makespan = run.critical_path, float(run.makespan)
-    on_links = float(path.travelling) / makespan if makespan else 0.0
-    about = f"the critical path is on links for {percent(on_links)} of this time"
-    return f"{describe_length(run)}; {about}"
+    on_links = percent(float(path.travelling) / makespan if makespan else 0.0)
+    return f"{describe_length(run)}; the critical path is on links for {on_links} of this time"
 
 
 def describe_constants(run: ScheduleRun) -> str:
@@ -226,9 +225,8 @@ def draw_path(
     hops = path.hops
     if not hops:
         return []
-    start = np.array([hop.start for hop in hops], dtype=float) / unit
-    end = np.array([hop.end for hop in hops], dtype=float) / unit
-    rank, sender = np.array([hop.rank for hop in hops]), np.array([hop.source for hop in hops])
+    start, end = np.array([(hop.start, hop.end) for hop in hops], dtype=float).T / unit
+    rank, sender = np.array([(hop.rank, hop.source) for hop in hops]).T
     sends = sender >= 0
     source = np.where(sends, sender, rank)
     # If the next message waits for this one on the link, the line continues in the sender's row.
@@ -236,15 +234,9 @@ def draw_path(
     lines = np.stack([start, source + at, end, np.where(stays, source, rank) + at], axis=-1)
     lines = lines.reshape(-1, 2, 2)
     reasons = np.array([PROGRAM if hop.reason == START else hop.reason for hop in hops])
-    halo = LineCollection(
-        list(lines),
-        colors=style.GROUND,
-        linewidths=width * (1 + 2 * HALO),
-        zorder=7.9,
-        capstyle="round",
-        gid="critical-path-halo",
-    )
-    ax.add_collection(halo, autolim=False)
+    wide: Any = {"colors": style.GROUND, "linewidths": width * (1 + 2 * HALO)}
+    wide |= {"zorder": 7.9, "capstyle": "round", "gid": "critical-path-halo"}
+    ax.add_collection(LineCollection(list(lines), **wide), autolim=False)
     handles: list[Artist] = []
     for reason, dashes in PATH_DASHES.items():
         some = reasons == reason
@@ -276,19 +268,13 @@ def _draw_map(run: ScheduleRun, ax: Axes) -> None:
         shares = measure_shares(run, min(run.num_ranks, MAP_ROWS), MAP_COLUMNS)
         handles = _draw_shares(ax, shares, length, run.num_ranks)
         handles += draw_path(ax, run.critical_path, unit=unit, width=THIN)
-    title = (
-        f"{name_schedule(run.name)}, {count(run.num_ranks, 'rank')}, "
-        f"{count(run.num_microbatches, 'microbatch')}"
-    )
+    title = title_step(run.name, run.num_ranks, run.num_microbatches, run.bubble)
     known = "" if run.closed_form is None else f"; closed form {float(run.closed_form):,.6g}"
     notes = [
-        (
-            "Each point shows how much of the time its ranks compute, in the colour of the kind of "
-            "computation. Paler means less."
-        ),
+        "Each point shows how much of the time its ranks compute, in the colour of the kind of "
+        "computation. Paler means less.",
         describe_constants(run),
     ]
-    title += f": bubble {percent(run.bubble)}"
     style.dress(ax, title, _about(run) + known, notes, handles, metadata=run.setting.metadata)
 
 

@@ -128,11 +128,9 @@ def _lay_out(
                 break
             across = max(across + missing[0] / wide, LEAST_INCHES / wide)
             # Parts below a picture grow with the picture, so half of the missing height is enough.
-            down = (
-                across**power
-                if size[1] is None
-                else max(down + missing[1] / 2 / high, LEAST_INCHES / high)
-            )
+            down = max(down + missing[1] / 2 / high, LEAST_INCHES / high)
+            if size[1] is None:
+                down = across**power
     figure.set_size_inches(size[0], size[1] or figure.get_figheight())
     return axes
 

@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Unpack
@@ -104,8 +105,7 @@ def plot_schedules(
             given: Any = num_ranks, num_microbatches  # make_schedule refuses missing counts
             schedule = make_schedule(schedule, *given)
         if isinstance(schedule, Schedule):
-            part = schedule.num_ranks / schedule.num_stages
-            shared = _share(costs or Costs(), part)
+            shared = _share(costs or Costs(), schedule.num_ranks / schedule.num_stages)
             schedule = simulate_schedule(schedule, shared, semantics=semantics)
         runs.append(schedule)
     if len({run.setting.sizes is None for run in runs}) != 1:
@@ -136,19 +136,13 @@ def _draw(runs: Sequence[ScheduleRun], ax: Axes) -> None:
     heading = COMPACT_HEADING_POINTS if compact else HEADING_POINTS
     above = heading + PHASE_NAME_POINTS
     ranks, height = sum(run.num_ranks for run in runs), style.points(ax)[1]
-    gap = next(
-        (
-            rows
-            for rows in range(1, MOST_GAP)
-            if rows * (height - above) >= above * (ranks + rows * (len(runs) - 1))
-        ),
-        MOST_GAP,
-    )
+    # the rows that a heading takes up; all rows share the height that the first heading leaves
+    gap = math.ceil(min(above * ranks / max(height - above * len(runs), 1), MOST_GAP))
     names: list[str] = []
-    for number, run in enumerate(runs):
-        names += [""] * gap * (number > 0) + [f"rank {rank}" for rank in range(run.num_ranks)]
+    for run in runs:
+        names += [*(f"rank {rank}" for rank in range(run.num_ranks)), *[""] * gap]
     length = float(longest.makespan) / unit
-    rows = lay_rows(ax, names, length, "time", name, lanes, above=above)
+    rows = lay_rows(ax, names[:-gap], length, "time", name, lanes, above=above)
     end = float(runs[0].makespan) / unit
     entries: dict[str, Artist] = {}
     for run in runs:

@@ -53,11 +53,7 @@ _DARK: Final = {
     for look in (Meaning(**one) for one in looks.values())
     if family not in ("paper", "verdict")
 }
-# matplotlib repeats a texture's character to draw it more densely
-_HATCHES: Final = {
-    "": "", "/": "////", "\\": "\\\\\\\\", "x": "xxxx", ".": "....",
-    "|": "||", "-": "--", "+": "++",
-}  # fmt: skip
+_SHORT: Final = {state["name"]: state["short"] for state in read_table()["state"].values()}
 _HATCH_SHARE: Final = 0.4  # how far a texture's colour is from the bar's towards black or white
 
 TITLE_SIZE: Final = 12.5
@@ -123,7 +119,9 @@ class Look:
         """Returns the look of bars with a meaning, which is a key of ``LOOKS``."""
         look = LOOKS[meaning]
         ink = _mix(look.light, readable_ink(look.light), _HATCH_SHARE)
-        return cls(look.name, look.light, _HATCHES[look.texture], ink, edge, zorder)
+        # matplotlib repeats a texture's character to draw it more densely
+        hatch = look.texture * (2 if look.texture in "|-+" else 4)
+        return cls(look.name, look.light, hatch, ink, edge, zorder)
 
 
 def _mix(colour: str, other: str, share: float) -> str:
@@ -195,9 +193,8 @@ def shorten(text: str, most: int = MOST_LETTERS) -> str:
         >>> shorten("a_very_long_name.py", 11)
         'a_ver…me.py'
     """
-    return (
-        text if len(text) <= most else f"{text[: most // 2]}…{text[len(text) - (most - 1) // 2 :]}"
-    )
+    begin, end = text[: most // 2], text[len(text) - (most - 1) // 2 :]
+    return text if len(text) <= most else f"{begin}…{end}"
 
 
 def letters(points: float) -> float:
@@ -230,27 +227,23 @@ def tint(part: Figure | Axes, theme: str | None) -> None:
     def turn(colours: Any) -> Any:
         return _turn(to_rgba_array(colours), to_rgb(ground), to_rgb(ink), dark)
 
-    shapes = part.findobj(Patch)
+    shapes: list[Any] = [*part.findobj(Patch), *part.findobj(Collection)]
     for text in part.findobj(Text):
         patch = text.get_bbox_patch()
-        if patch is not None:
-            shapes.append(patch)
         if patch is None:
             text.set_color(turn(text.get_color())[0])
         else:  # text on a bar
+            shapes.append(patch)
             text.set_color(readable_ink(to_hex(turn(patch.get_facecolor())[0])))
     for shape in shapes:
-        shape.set(
-            facecolor=turn(shape.get_facecolor())[0], edgecolor=turn(shape.get_edgecolor())[0]
-        )
-    for many in part.findobj(Collection):
-        many.set(facecolor=turn(many.get_facecolor()), edgecolor=turn(many.get_edgecolor()))
+        shape.set(facecolor=turn(shape.get_facecolor()), edgecolor=turn(shape.get_edgecolor()))
     for line in part.findobj(Line2D):
-        names = ("color", "markerfacecolor", "markeredgecolor")
-        before = {name: plt.getp(line, name) for name in names}  # the marker may take the line's
-        for name, colour in before.items():
-            if str(colour) not in ("none", "auto"):
-                plt.setp(line, name, turn(colour)[0])
+        looks = {
+            name: turn(colour)[0]
+            for name in ("color", "markerfacecolor", "markeredgecolor")
+            if str(colour := plt.getp(line, name)) not in ("none", "auto")
+        }
+        line.set(**looks)  # all at once, because a marker may take the line's colour
     for ax in part.get_axes() if isinstance(part, Figure) else [part, *part.child_axes]:
         ax.tick_params(which="both", color=ink, labelcolor=ink, grid_color=turn(GRID)[0])
         for image in ax.get_images():
@@ -266,10 +259,6 @@ def turn_dark(colours: Sequence[str]) -> list[str]:
     return [to_hex(colour) for colour in _turn(to_rgba_array(list(colours)), ground, ink, _DARK)]
 
 
-def _is_grey(colours: Any) -> Any:
-    return np.ptp(colours[:, :3], axis=1, keepdims=True) < 0.04
-
-
 def _turn(
     colours: Any, ground: Sequence[float], ink: Sequence[float], dark: Mapping[str, str]
 ) -> Any:
@@ -281,9 +270,10 @@ def _turn(
     black = to_rgb(INK)[0]
     share = np.clip((colours[:, :3].mean(axis=1, keepdims=True) - black) / (1 - black), 0, 1)
     turned = share * np.array(ground) + (1 - share) * np.array(ink)
-    turned = np.hstack([np.where(_is_grey(colours), turned, colours[:, :3]), colours[:, 3:]])
-    for light in dark:
-        turned[(colours[:, :3] == to_rgb(light)).all(axis=1), :3] = to_rgb(dark[light])
+    is_grey = np.ptp(colours[:, :3], axis=1, keepdims=True) < 0.04
+    turned = np.hstack([np.where(is_grey, turned, colours[:, :3]), colours[:, 3:]])
+    for light, night in dark.items():
+        turned[(colours[:, :3] == to_rgb(light)).all(axis=1), :3] = to_rgb(night)
     return turned
 
 
@@ -316,11 +306,8 @@ def swatch(look: Look, label: str | None = None) -> Patch:
 
 def _name(look: Look) -> str:
     """Returns the name of a look in a legend, which is short in a compact picture."""
-    if not _compact.get():
-        return look.name
-    states = read_table()["state"].values()
-    short = {state["name"]: state["short"] for state in states}
-    return short.get(look.name, look.name.removeprefix("backward: "))
+    short = _SHORT.get(look.name, look.name.removeprefix("backward: "))
+    return short if _compact.get() else look.name
 
 
 def entry(label: str, **look: Any) -> Line2D:
@@ -358,15 +345,8 @@ def write_beside(
 
     ``where`` is the coordinate system of the position.
     """
-    return ax.annotate(
-        text,
-        at,
-        xycoords=where,
-        xytext=offset,
-        textcoords="offset points",
-        annotation_clip=False,
-        **look,
-    )
+    look |= {"xycoords": where, "textcoords": "offset points", "annotation_clip": False}
+    return ax.annotate(text, at, offset, **look)
 
 
 def dress(
@@ -436,10 +416,11 @@ def _add_heading(ax: Axes, title: str, subtitle: str, room: float) -> None:
     for text in (subtitle, title):
         if not text:
             continue
-        if text is title:
-            written: Any = ax.set_title(text, loc="left", pad=pad, x=0)
-        else:
-            written = write_beside(ax, text, (0, 1), (0, pad - 1), **looks)
+        written: Any = (
+            ax.set_title(text, loc="left", pad=pad, x=0)
+            if text is title
+            else write_beside(ax, text, (0, 1), (0, pad - 1), **looks)
+        )
         share = room / written.get_window_extent().width
         written.set_fontsize(written.get_fontsize() * min(1.0, max(share, LEAST_SHRUNK)))
         if share < LEAST_SHRUNK:
@@ -478,9 +459,9 @@ def _add_legend(
         return bool(write(some, number).get_window_extent().width * to_points <= room)
 
     if not _compact.get():
-        number = next(
-            (one for one in range(min(columns, len(handles)), 1, -1) if fits(handles, one)), 1
-        )
+        number = min(columns, len(handles))
+        while number > 1 and not fits(handles, number):
+            number -= 1
         return float(write(handles, number).get_window_extent().height * to_points)
     lines: list[list[Artist]] = [[]]
     for handle in handles:

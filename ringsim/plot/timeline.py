@@ -56,12 +56,11 @@ HEAD_POINTS: Final = 1.0  # the width of an arrow's shaft; matplotlib's unit for
 COMPACT_HEAD_POINTS: Final = 0.6
 MERGED_SLOTS: Final = 400  # the number of slots if rows combine several ranks
 MERGED_ROW_POINTS: Final = 12.0  # the least height of a row that combines several ranks
-# the distance from the middle of a row, which is 1 high, to the edges of its outer lanes
-EDGE: Final = 0.42
+# the distance from the middle of a row, which is 1 high, to the edges of its outer lanes, and the
+# height of the lanes for sends and recvs, if there are spans above
+EDGES: Final = (0.42, 0.32)
+COMPACT_EDGES: Final = (0.48, 0.26)
 MARKS: Final = 0.17  # the height of the strip for marks
-OPERATIONS: Final = 0.32  # the height of the lanes for sends and recvs, if there are spans above
-COMPACT_EDGE: Final = 0.48
-COMPACT_OPERATIONS: Final = 0.26
 GAP: Final = 0.03
 # the scale of pictures in a notebook; their text keeps its size, so that it stays legible
 SMALLER: Final = 0.68
@@ -150,11 +149,7 @@ def timeline_picture(trace: Trace, step: int | None = None, *, with_curve: bool 
     is_stuck = (events.wait_ns != NONE) & (events.done_ns == NONE) | (events.status == ERROR)
     if step is not None or (not (is_operation & is_stuck).any() and count_steps(events)):
         return step_picture(picture_step(trace, step), with_curve=with_curve)
-    row = (
-        0.62
-        + (0.22 if (events.kind == SPAN).any() else 0)
-        + (0.14 if (events.kind == MARK).any() else 0)
-    )
+    row = 0.62 + 0.22 * (events.kind == SPAN).any() + 0.14 * (events.kind == MARK).any()
     return Picture(
         lambda ax: _draw(trace, ax),
         WIDTH_INCHES,
@@ -244,10 +239,8 @@ def _lay_out(trace: Trace, bars: Bars, axis: TimeAxis, ax: Axes) -> RankRows:
 def _divide(trace: Trace, bars: Bars) -> Lanes:
     """Divides a row into lanes for the kinds of events that the trace contains."""
     has_operations = bool((bars.lane >= bars.depths).any())
-    edge, operations = EDGE, OPERATIONS
-    if style.is_compact():
-        edge, operations = COMPACT_EDGE, COMPACT_OPERATIONS
-    top = -edge + ((MARKS + GAP) if (trace.events.kind == MARK).any() else 0)
+    edge, operations = COMPACT_EDGES if style.is_compact() else EDGES
+    top = -edge + (MARKS + GAP) * (trace.events.kind == MARK).any()
     split = top if has_operations else edge  # separates spans from sends and recvs
     if has_operations and bars.depths:
         split = edge - operations
@@ -289,10 +282,10 @@ def _draw_span_names(rows: RankRows, trace: Trace, bars: Bars, axis: TimeAxis) -
     room -= 1 if style.is_compact() else 4
     lane = np.min((rows.lanes.bottom - rows.lanes.top)[: bars.depths])
     size = min(style.letters(NAME_SIZE), rows.points * lane * 0.85)
-    if style.is_compact():
-        size = LEAST_SIZE if size >= LEAST_SIZE else 0.0
     if size < LEAST_SIZE:
         return
+    if style.is_compact():
+        size = LEAST_SIZE
     looks = looks_of(bars)
     widest = np.argsort(-room, kind="stable")[:MOST_NAMES]
     for bar, space in zip(spans[widest].tolist(), room[widest].tolist(), strict=True):
@@ -394,14 +387,11 @@ def _draw_marks(rows: RankRows, trace: Trace, axis: TimeAxis) -> None:
         if not name or named == MOST_MARK_NAMES:
             continue
         room = (len(name) * LETTER * size + 5) * per_point
-        if at + room <= end:
-            side, offset = "left", 4
-        elif (
-            end == right and at - room >= begin
-        ):  # the last mark of its row has its name on the left
-            side, offset = "right", -4
-        else:
-            continue
+        side, offset = "left", 4
+        if at + room > end:
+            if end != right or at - room < begin:
+                continue
+            side, offset = "right", -4  # the last mark of its row has its name on the left
         place = at + offset * per_point, y
         ax.text(*place, name, fontsize=size, va="center_baseline", ha=side, zorder=7)
         named += 1
@@ -435,9 +425,10 @@ def _draw_arrows(rows: RankRows, trace: Trace, send_lane: int, axis: TimeAxis) -
 
 def _legend(trace: Trace, bars: Bars, arrows: int) -> list[Artist]:
     events, looks = trace.events, looks_of(bars)
-    handles: list[Artist] = []
-    for number, label in enumerate(bars.labels[:MOST_SPAN_NAMES], FIRST_SPAN):
-        handles.append(style.swatch(looks[number], span_text(label) or "span"))
+    handles: list[Artist] = [
+        style.swatch(looks[number], span_text(label) or "span")
+        for number, label in enumerate(bars.labels[:MOST_SPAN_NAMES], FIRST_SPAN)
+    ]
     if len(bars.labels) > MOST_SPAN_NAMES:
         more = f"and {len(bars.labels) - MOST_SPAN_NAMES} more span names"
         handles.append(style.entry(more, linestyle="none"))

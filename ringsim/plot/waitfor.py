@@ -66,15 +66,16 @@ OFF: Final = 0.3
 INSIDE: Final = 0.2
 COVERED: Final = 0.15
 
+_RUNNING: Final = (LOOKS["running"].name, style.GROUND, LOOKS["running"].light, "solid")
 # for each state: the text next to the rank, the fill, the outline, and the dashes
 _LOOKS: Final[dict[str, tuple[str, str, str, Any]]] = {
     "blocked": ("", style.GROUND, LOOKS["stuck"].light, "solid"),
     "exited": (LOOKS["exited"].name, LOOKS["exited"].light, style.MUTED, (0, (2, 2))),
     "failed": ("failed", style.INK, style.INK, "solid"),
     "killed": ("dead", style.INK, style.INK, "solid"),
-    "running": (LOOKS["running"].name, style.GROUND, LOOKS["running"].light, "solid"),
+    "running": _RUNNING,
     "stopped": (LOOKS["stopped"].name, LOOKS["stopped"].light, style.INK, "solid"),
-    "unknown": (LOOKS["running"].name, style.GROUND, LOOKS["running"].light, "solid"),
+    "unknown": _RUNNING,
 }
 
 
@@ -142,16 +143,9 @@ def _last_moments(diagnosis: Diagnosis) -> Trace | None:
     stuck_since = int(events.wait_ns[stuck].min()) if stuck.any() else last - waited_ns
     start = stuck_since - max(int(BEFORE * (last - stuck_since)), BEFORE_NS)
     recent = stuck | (np.maximum(events.done_ns, events.post_ns) >= start)
-    end = Tables(labels=("end of the run",))
-    at_end = make_events(
-        {
-            "rank": [int(events.rank.min())],
-            "op": [OP_CODES["mark"]],
-            "label": [0],
-            "post_ns": [stuck_since + waited_ns],
-        },
-        end,
-    )
+    rank, mark = int(events.rank.min()), OP_CODES["mark"]
+    columns = {"rank": [rank], "op": [mark], "label": [0], "post_ns": [stuck_since + waited_ns]}
+    at_end = make_events(columns, Tables(labels=("end of the run",)))
     return replace(trace, events=join_events([events.select(recent), at_end]))
 
 
@@ -191,11 +185,8 @@ def _title(diagnosis: Diagnosis) -> str:
     named, all_named = ", ".join(map(str, first.ranks[:6])), len(first.ranks) <= 6
     who = " and ".join(named.rsplit(", ", 1)) if all_named else f"{named} …"
     ranks = f"rank{'' if len(first.ranks) == 1 else 's'} {who}"
-    more = (
-        f" (and {count(len(diagnosis.findings) - 1, 'finding')} more)"
-        if len(diagnosis.findings) > 1
-        else ""
-    )
+    others = len(diagnosis.findings) - 1
+    more = f" (and {count(others, 'finding')} more)" if others else ""
     return f"{kind_text(first.kind).capitalize()}: {ranks}{more}"
 
 
@@ -320,11 +311,9 @@ def _draw_rank(ax: Axes, rank: int, x: float, y: float, radius: float, state: st
 
 def _legend(diagnosis: Diagnosis, edges: list[Edge], ranks: list[int]) -> list[Artist]:
     handles: list[Artist] = []
-    look: dict[str, Any]
+    look: dict[str, Any] = {"color": LOOKS["stuck"].light, "linewidth": 2.6}
     if any(edge.in_cycle for edge in edges):
-        handles.append(
-            style.entry("waits for, in a cycle", color=LOOKS["stuck"].light, linewidth=2.6)
-        )
+        handles.append(style.entry("waits for, in a cycle", **look))
     if not all(edge.in_cycle for edge in edges):
         look = {"linewidth": 1.2, "linestyle": (0, (4, 2))}
         handles.append(style.entry("waits for", color=style.MUTED, **look))

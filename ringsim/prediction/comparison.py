@@ -62,12 +62,8 @@ class Errors:
         values = np.asarray(errors, dtype=np.float64)
         if len(values) == 0:
             return cls(np.nan, np.nan, np.nan, 0)
-        return cls(
-            float(np.abs(values).mean()),
-            float(np.abs(values).max()),
-            float(values.mean()),
-            len(values),
-        )
+        size = np.abs(values)
+        return cls(float(size.mean()), float(size.max()), float(values.mean()), len(values))
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,11 +122,9 @@ class Comparison:
     @property
     def predicts(self) -> bool:
         """Whether only the second run is simulated or predicted."""
-        real, virtual = (
-            run.metadata.get("source") in ("simulated", "predicted")
-            for run in (self.real, self.virtual)
-        )
-        return virtual and not real
+        made = ("simulated", "predicted")
+        real, virtual = self.real.metadata.get("source"), self.virtual.metadata.get("source")
+        return virtual in made and real not in made
 
     @property
     def names(self) -> tuple[str, str]:
@@ -432,9 +426,8 @@ def _find_extents(trace: Trace, index: Ints, num_steps: int) -> tuple[Ints, Ints
         begin, end = trace.events.post_ns[index].min(), trace.events.done_ns[index].max()
         return np.array([begin]), np.array([end])
     steps = [find_step(trace, step) for step in range(num_steps)]
-    return np.array([each.start.min() for each in steps]), np.array(
-        [each.end.max() for each in steps]
-    )
+    begin, end = np.array([(each.start.min(), each.end.max()) for each in steps]).T
+    return begin, end
 
 
 def _find_baselines(trace: Trace, num_steps: int) -> tuple[float | None, float | None]:

@@ -153,8 +153,7 @@ def _compare(change: float) -> str:
 
 
 def _say(share: float) -> str:
-    share = abs(share)
-    return f"{share:.0%}".replace("%", " %") if share >= 0.005 else "less than 1 %"
+    return f"{abs(share):.0%}".replace("%", " %") if abs(share) >= 0.005 else "less than 1 %"
 
 
 # -- advice
@@ -206,17 +205,9 @@ def _list_changes(order: Order) -> Iterator[tuple[Edits, str, str]]:
                 f"ranks={{{rank}: {factor:g}}}",
             )
     if order.link is not None:
-        link = Link(
-            float(f"{order.link.alpha_s / 2:.2g}"), float(f"{order.link.beta_s_per_byte / 2:.2g}")
-        )
-        yield (
-            Edits({}, link),
-            "messages took half as long",
-            f"link=Link({link.alpha_s:g}, {link.beta_s_per_byte:g})",
-        )
+        costs = order.link.alpha_s, order.link.beta_s_per_byte
+        link = Link(*(float(f"{cost / 2:.2g}") for cost in costs))
+        said = f"link=Link({link.alpha_s:g}, {link.beta_s_per_byte:g})"
+        yield Edits({}, link), "messages took half as long", said
     if (order.trace.events.op == OP_CODES["send"]).any():
-        yield (
-            Edits({}, sends="isend"),
-            "blocking sends were asynchronous",
-            'sends="isend"',
-        )
+        yield Edits({}, sends="isend"), "blocking sends were asynchronous", 'sends="isend"'

@@ -301,9 +301,9 @@ class _Clock:
     def _trace(self) -> Trace:
         order, events = self._order, self._order.trace.events
         at, ended = np.array(self._at), np.array(self._ended)
-        post, wait, done = np.full((3, len(events)), float(NONE))
-        for kind, column in enumerate((post, wait, done)):
-            column[order.event[order.kind == kind]] = at[order.kind == kind]
+        times = np.full((3, len(events)), float(NONE))
+        times[order.kind, order.event] = at
+        post, wait, done = times
         unwaited = (done == NONE) & (events.done_ns != NONE)
         done[unwaited] = (post + events.done_ns - events.post_ns)[unwaited]
         # a send that became an isend is waited for when its thread has ended
@@ -313,16 +313,13 @@ class _Clock:
         last[order.event] = np.repeat(at[order.begin + length - 1], length)
         wait[left], done[left] = last[left], np.maximum(last, ended)[left]
         op = np.where(self._leaves, OP_CODES["isend"], events.op).astype(events.op.dtype)
-        if np.max([post, wait, done], initial=0) >= LONGEST_S * 1e9:
+        if times.max(initial=0) >= LONGEST_S * 1e9:
             raise ArgumentError(
                 "the predicted run must be shorter than 285 years, because a trace counts ns. Use "
                 "smaller factors, or a faster link."
             )
-        times = {
-            name: np.rint(column).astype(np.int64)
-            for name, column in (("post_ns", post), ("wait_ns", wait), ("done_ns", done))
-        }
-        events = replace(events, op=op, **times)
+        post, wait, done = np.rint(times).astype(np.int64)
+        events = replace(events, op=op, post_ns=post, wait_ns=wait, done_ns=done)
         # the threads of a rank may post in another order than before
         by_post = np.lexsort((np.arange(len(events)), events.post_ns, events.rank))
         events = replace(events.select(by_post), seq=order.trace.events.seq)

@@ -50,7 +50,6 @@ LOOKS: Final = {
 _COMPUTATIONS: Final = ("forward", "backward", "input_grad", "weight_grad")
 # numbers in names, and the duration in the name of a ``ringsim.compute`` span
 _UNLIKE: Final = re.compile(r"(?<=^compute )[\d.]+ \S*s$|[\d.…]+")
-_OPTIMIZER: Final = "optimizer"
 _OTHERS: Final = tuple(name for name in LOOKS if name.startswith("span_"))
 
 
@@ -80,7 +79,7 @@ def _known(stem: str) -> str:
         return kind
     if stem.split(" ")[0] == "step":
         return "step"
-    return "optimizer" if stem.lower().startswith(_OPTIMIZER) else ""
+    return "optimizer" if stem.lower().startswith("optimizer") else ""
 
 
 def _share_out(stems: Sequence[str]) -> dict[str, str]:
@@ -111,10 +110,10 @@ def contrast(one: str, other: str) -> float:
 
 def _luminance(colour: str) -> float:
     shares = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    linear = [
+    red, green, blue = (
         share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares
-    ]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    )
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 def readable_ink(colour: str) -> str:

@@ -290,11 +290,9 @@ class Trace:
         """
         from ringsim.traces.filtering import filter_trace
 
-        part = filter_trace(self, ranks, between_s, ops, groups, steps)
-        if self.recorded is None:
-            return part
-        behind = filter_trace(self.recorded, ranks, between_s, ops, groups, steps)
-        return replace(part, recorded=behind)
+        conditions = ranks, between_s, ops, groups, steps
+        behind = self.recorded and filter_trace(self.recorded, *conditions)
+        return replace(filter_trace(self, *conditions), recorded=behind)
 
     def step(self, number: int) -> Trace:
         """Returns the part of the trace that was posted in one pipeline step.
