@@ -361,7 +361,7 @@ def test_lesson_04_shows_what_it_claims() -> None:
     assert [row[-1] for row in columns(texts["header-run"])].count(128) == 3
     assert len({*find(r"loss (\d\.\d+) on every rank: True", texts["baseline-run"])}) == 1
     shows(texts["baseline-run"], "ranks: 1, ", ",  0 messages")
-    shows(texts["baseline-check"], "77 gradients equal those of one process")
+    shows(texts["baseline-check"], "77 gradients equal those of a single process")
     assert texts["claims-batch"].endswith(": [0.0, 7.0, 0.0]\n")
     shows(texts["claims-head"], "'head.weight': 'no gradient'")
 
@@ -381,7 +381,7 @@ def test_lesson_05_shows_what_it_claims() -> None:
     shows(texts["scale-run"], "53 of 53 gradients differ")
     assert find(r" scaled +2 +(\d) ", texts["scale-run"]) == ["3"] * 3
     shows(texts["mend-answer"], "Stage 0 of 3 has a gradient of zeros for its parameter ")
-    equal = find(r"(\d\d) gradients equal those of one process", texts["report-run"])
+    equal = find(r"(\d\d) gradients equal those of a single process", texts["report-run"])
     assert equal == ["53", "52"]
     assert [line.split()[-3:] for line in texts["claims-run"].splitlines()[1:]] == [
         *(["False", "grad", "None"], ["True", "grad", "None"]),
@@ -456,7 +456,7 @@ def test_lesson_10_shows_what_it_claims() -> None:
 @in_the_kernel_of("11")
 def test_lesson_11_shows_what_it_claims() -> None:
     texts = texts_of("11")
-    shows(texts["hosts-run"], "the ring crosses hosts 6 times, 3 would do")
+    shows(texts["hosts-run"], "the ring crosses hosts 6 times instead of 3")
     bound = r"known to \+- *([\d.]+) us, error *(-?[\d.]+) us$"
     trips = find(bound, texts["offset-run"])
     assert len(trips) == 3
