@@ -235,8 +235,8 @@ def test_in_jupyterlab_the_view_moves_and_python_knows(lab: tuple[str, Path], pa
     # Notebook 7 checks this element first
     assert page.evaluate("document.activeElement.hasAttribute('data-lm-suppress-shortcuts')")
     # the view reports its position once it has settled
-    until(lambda: window_of(page)[1] < stuck().makespan_s)
-    assert 0 <= window_of(page)[0] < window_of(page)[1]
+    until(lambda: np.ptp(window_of(page)) < stuck().makespan_s / 1.5)
+    assert window_of(page)[0] > 0
     page.evaluate(
         "document.body.style.cssText = '--jp-widgets-color: #eeeeee; --jp-ui-font-color1: "
         "#eeeeee; --jp-content-font-color1: #eeeeee'"
