@@ -96,8 +96,8 @@ class View {
   close() {
     this.closed = true;
     this.playing = false;
-    clearTimeout(this.later);
-    cancelAnimationFrame(this.waiting);
+    for (const timer of [this.later, this.timer]) clearTimeout(timer);
+    for (const frame of [this.waiting, this.moving]) cancelAnimationFrame(frame);
     removeEventListener("keydown", this.heard, true);
     return this;
   }
@@ -358,9 +358,7 @@ class View {
     this.listenToDivider();
     this.pointers = new Map();
     whileDragged(this.part("overview"), ({ offsetX }) => {
-      const time = ((offsetX - GUTTER) / (timeline.overview.width - GUTTER)) * timeline.end;
-      const half = (timeline.until - timeline.from) / 2;
-      timeline.show(time - half, time + half);
+      timeline.centre(((offsetX - GUTTER) / (timeline.overview.width - GUTTER)) * timeline.end);
       this.draw();
     });
     this.part("tabs").addEventListener("keydown", (event) => {
@@ -477,11 +475,11 @@ class View {
   }
 
   pinch(event) {
-    const { timeline } = this, width = () => { const [a, b] = [...this.pointers.values()]; return Math.max(20, Math.abs(a.offsetX - b.offsetX)); };
-    const before = width();
+    const { timeline } = this, places = () => [...this.pointers.values()].map((one) => one.offsetX);
+    const width = ([a, b]) => Math.max(20, Math.abs(a - b)), before = width(places());
     this.pointers.set(event.pointerId, event);
-    const [a, b] = [...this.pointers.values()];
-    timeline.zoom(before / width(), timeline.time((a.offsetX + b.offsetX) / 2));
+    const [a, b] = places();
+    timeline.zoom(before / width([a, b]), timeline.time((a + b) / 2));
     this.drag.moved = true;
     this.draw();
   }
@@ -580,7 +578,7 @@ class View {
 
   zoom(factor) {
     const { timeline } = this;
-    timeline.zoom(factor, this.mouse > GUTTER ? timeline.time(this.mouse) : (timeline.from + timeline.until) / 2);
+    timeline.zoom(factor, this.mouse > GUTTER ? timeline.time(this.mouse) : undefined);
     this.draw();
   }
 
@@ -626,7 +624,7 @@ class View {
   /** Selects the event that is current at the same time on the rank above or below. */
   changeRow(by, grows = false) {
     const { timeline } = this, one = timeline.selected;
-    const row = one ? timeline.rowOf(one.run, one.run.rank[one.event]) + by : Math.max(0, timeline.rowAt(RULER));
+    const row = one ? timeline.rowOf(one.run, one.run.rank[one.event]) + by : timeline.rowAt(RULER);
     const target = timeline.rows[row];
     if (!target || target.run.first[target.rank] === target.run.first[target.rank + 1]) return;
     const time = one ? one.run.post[one.event] : timeline.from, { run, rank } = target;
@@ -637,29 +635,21 @@ class View {
   }
 
   goAcross() {
-    const one = this.timeline.selected;
-    if (one && one.run.partner(one.event) >= 0) this.select({ run: one.run, event: one.run.partner(one.event) }, true);
+    const { run, event } = this.timeline.selected ?? {}, other = run ? run.partner(event) : -1;
+    if (other >= 0) this.select({ run, event: other }, true);
   }
 
   // -- search
 
   search(text) {
-    const { timeline } = this;
-    const { test, unknown } = parseSearch(text);
+    const { test, unknown } = parseSearch(text), isOn = text.trim() && !unknown;
+    const marks = (run) => new Uint8Array(run.size).map((_, event) => test(run, event));
+    const found = new Map(isOn ? this.runs.map((run) => [run, marks(run)]) : []);
+    this.timeline.found = isOn ? found : null;
     let hits = 0;
-    timeline.found = null;
-    if (text.trim() && !unknown) {
-      timeline.found = new Map();
-      for (const run of this.runs) {
-        const found = new Uint8Array(run.size);
-        for (let event = 0; event < run.size; event++) {
-          found[event] = test(run, event);
-          hits += found[event];
-        }
-        timeline.found.set(run, found);
-      }
-    }
-    const said = unknown ? `no field ${unknown}. Fields: ${FIELDS.join(", ")}` : `${hits.toLocaleString("en")} found`;
+    for (const own of found.values()) hits = own.reduce((sum, one) => sum + one, hits);
+    const said = unknown ? `no field ${unknown}. Fields: ${FIELDS.join(", ")}`
+      : `${hits.toLocaleString("en")} found`;
     this.part("hits").textContent = text.trim() ? said : "";
     this.draw();
   }
@@ -685,10 +675,9 @@ class View {
 
   play() {
     this.playing = !this.playing;
-    this.part("play").textContent = this.playing ? "❚❚" : "▶";
-    this.part("play").setAttribute("aria-label", this.playing ? "pause" : "play");
-    this.part("play").title = this.playing ? "pause (space)" : "play (space)";
-    cancelAnimationFrame(this.frame); // otherwise a pending frame would continue in parallel
+    const [sign, name] = this.playing ? ["❚❚", "pause"] : ["▶", "play"], button = this.part("play");
+    [button.textContent, button.ariaLabel, button.title] = [sign, name, `${name} (space)`];
+    cancelAnimationFrame(this.moving); // otherwise a pending frame would continue in parallel
     clearTimeout(this.timer);
     if (!this.playing) return;
     const { timeline } = this;
@@ -702,9 +691,9 @@ class View {
       this.ring.draw(this.which);
       this.code.update();
       if (timeline.head >= Math.min(timeline.until, timeline.end)) return this.play();
-      this.frame = requestAnimationFrame(tick);
+      this.moving = requestAnimationFrame(tick);
     };
-    this.frame = requestAnimationFrame(tick);
+    this.moving = requestAnimationFrame(tick);
   }
 
   /** Plays without motion, from message to message. */
@@ -719,10 +708,8 @@ class View {
   step(forward) {
     const { timeline } = this;
     timeline.head = this.ring.traffic(this.which).step(timeline.head, forward);
-    if (timeline.head < timeline.from || timeline.head > timeline.until) {
-      const half = (timeline.until - timeline.from) / 2;
-      timeline.show(timeline.head - half, timeline.head + half);
-    }
+    const isIn = timeline.head >= timeline.from && timeline.head <= timeline.until;
+    if (!isIn) timeline.centre(timeline.head);
     this.draw();
   }
 }

@@ -20,7 +20,8 @@ class Traffic {
     this.calls = collectivesOf(run).calls.map((events) => ({
       events, op: run.op(events[0]), group: run.columns.group[events[0]],
       begin: Math.min(...events.map((i) => run.post[i])),
-      end: Math.max(...events.map((i) => endOfCall(run, i))),
+      end: Math.max(...events.map((i) => // an open call that nobody waited for has no end
+        (run.hasFailed(i) || run.isStuck(i) ? Infinity : run.done[i] || run.post[i]))),
       bytes: Math.max(...events.map((i) => run.bytes(i))),
     }));
   }
@@ -83,10 +84,6 @@ class Traffic {
   }
 }
 
-/** Returns the end of one rank's part in a collective, which is infinite if it is stuck. */
-function endOfCall(run, i) {
-  return run.hasFailed(i) || run.isStuck(i) ? Infinity : run.done[i] || run.post[i];
-}
 
 /** Returns the state of an event's bar at a time. */
 function barAt(run, i, time) {

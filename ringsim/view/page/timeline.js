@@ -202,6 +202,9 @@ class Timeline {
   /** Shows the whole run. */
   fit() { this.show(this.begin, this.end + 0.005 * (this.end - this.begin)); }
 
+  /** Moves the window so that a time is in the middle. */
+  centre(time, span = this.until - this.from) { this.show(time - span / 2, time + span / 2); }
+
   /** Shows a time range, moved if necessary so that it includes a part of the run. */
   show(from, until) {
     const span = until - from;
@@ -233,9 +236,8 @@ class Timeline {
     const begin = run.post[event], end = run.endOf(event);
     let span = this.until - this.from;
     if (end - begin > span || end - begin < span / 200) span = Math.max(20 * (end - begin), this.end / 1e6, 100);
-    if (begin < this.from || end > this.until || span !== this.until - this.from) {
-      this.show((begin + end) / 2 - span / 2, (begin + end) / 2 + span / 2);
-    }
+    const isIn = begin >= this.from && end <= this.until && span === this.until - this.from;
+    if (!isIn) this.centre((begin + end) / 2, span);
     const y = this.y(this.rowOf(run, run.rank[event]));
     if (y < RULER || y + this.rowHeight > this.height) this.scroll(y - this.height / 2);
   }
@@ -246,21 +248,16 @@ class Timeline {
     if (!row || x < GUTTER) return null;
     const slack = (3 * (this.until - this.from)) / (this.width - GUTTER), time = this.time(x);
     const inside = y - this.y(this.rowAt(y));
+    const { run } = row, found = this.found?.get(run);
+    const outside = (at, from, until) => Math.max(0, from - at, at - until);
     let best = null, distance = Infinity;
-    for (const band of BANDS) {
-      for (const [number, lane] of row.run.lanesOf(row.rank)[band].entries()) {
-        const [low, high] = this.laneSpan(row, band, number);
-        const away = inside < low ? low - inside : inside > high ? inside - high : 0;
-        if (away > (this.rowHeight < 12 ? this.rowHeight : 1)) continue;
-        row.run.between(lane, time - slack, time + slack, (event) => {
-          const from = row.run.post[event], until = row.run.endOf(event);
-          if (this.hides(row.run, event)) return;
-          const off = away * slack + (time < from ? from - time : time > until ? time - until : 0);
-          if (off <= distance && (!this.found || this.found.get(row.run)[event])) [best, distance] = [event, off];
-        });
-      }
-    }
-    return best === null ? null : { run: row.run, event: best };
+    run.visit(row.rank, BANDS, time - slack, time + slack, (event) => {
+      const away = outside(inside, ...this.laneSpan(row, run.bandOf(event), run.lane[event]));
+      if (away > (this.rowHeight < 12 ? this.rowHeight : 1) || this.hides(run, event)) return;
+      const off = away * slack + outside(time, run.post[event], run.endOf(event));
+      if (off <= distance && (!found || found[event])) [best, distance] = [{ run, event }, off];
+    });
+    return best;
   }
 
   /** Returns whether all of an event is hidden. */
@@ -339,7 +336,8 @@ class Timeline {
       : pyramid.window(row.rank, number, this.from, this.until, width - left);
     const [low] = this.laneSpan(row, band, 0), [, high] = this.laneSpan(row, band, lanes.length - 1);
     if (low === high) return;
-    const y0 = Math.round((this.y(index) + low) * this.ratio), y1 = Math.max(y0 + 1, Math.round((this.y(index) + high) * this.ratio));
+    const [y0] = this.pixelsOf(row, index, band, 0);
+    const y1 = Math.max(y0 + 1, this.pixelsOf(row, index, band, lanes.length - 1)[1]);
     const line = new Uint32Array(width);
     const colours = this.pixels[stripe], pale = this.found ? 2 : 0, isOff = this.hiddenStates();
     for (let x = left; x < width; x++) {
@@ -362,13 +360,24 @@ class Timeline {
     }
   }
 
+  /** Returns the column of pixels of a time. */
+  pixelAt(time) {
+    const left = Math.round(GUTTER * this.ratio), scale = this.canvas.width - left;
+    return Math.round(left + ((time - this.from) / (this.until - this.from)) * scale);
+  }
+
+  /** Returns the lines of pixels from the top to the bottom of a lane. */
+  pixelsOf(row, index, band, lane) {
+    const place = this.y(index);
+    return this.laneSpan(row, band, lane).map((y) => Math.round((place + y) * this.ratio));
+  }
+
   /** Draws a row's band bar by bar. */
   drawBars(row, index, band, left, stripe) {
-    const { run, rank } = row, ratio = this.ratio, width = this.canvas.width;
-    const scale = (width - left) / (this.until - this.from);
+    const { run, rank } = row, { ratio, canvas: { width } } = this;
     const found = this.found?.get(run), isOff = this.hiddenStates();
     for (const [number, lane] of run.lanesOf(rank)[band].entries()) {
-      const [low, high] = this.laneSpan(row, band, number).map((y) => Math.round((this.y(index) + y) * ratio));
+      const [low, high] = this.pixelsOf(row, index, band, number);
       const bottom = Math.max(low + 1, high - (high - low > 4 ? 1 : 0));
       let named = 0;
       run.between(lane, this.from, this.until, (event) => {
@@ -376,8 +385,8 @@ class Timeline {
         if (band === "step" && low === high) return;
         run.parts(event, (from, until, state) => {
           if (isOff[state]) return;
-          const x0 = Math.max(left, Math.round(left + (from - this.from) * scale));
-          const x1 = Math.max(x0 + 1, Math.min(width, Math.round(left + (until - this.from) * scale)));
+          const x0 = Math.max(left, this.pixelAt(from));
+          const x1 = Math.max(x0 + 1, Math.min(width, this.pixelAt(until)));
           const colour = this.pixels[stripe][state][dim ? 50 : 255];
           if (band === "step") return this.drawFrame(x0, x1, low, bottom, this.textures[state], true);
           this.fill(x0, x1, low + (this.ghost ? (bottom - low) >> 2 : 0), bottom, colour);
@@ -401,14 +410,13 @@ class Timeline {
   /** Draws the outlines of the recorded bars, behind the predicted ones. */
   drawGhosts(row, index, band, left) {
     const colour = pixel(this.marks.recorded, this.ground, 150), { run, rank } = row;
-    const scale = (this.canvas.width - left) / (this.until - this.from);
-    for (const [number, lane] of run.lanesOf(rank)[band].entries()) {
-      const [low, high] = this.laneSpan(row, band, number).map((y) => Math.round((this.y(index) + y) * this.ratio));
-      run.between(lane, this.from, this.until, (event) => run.parts(event, (from, until) => {
-        const [x0, x1] = [from, until].map((time) => Math.round(left + (time - this.from) * scale));
+    run.visit(rank, [band], this.from, this.until, (event) => {
+      const [low, high] = this.pixelsOf(row, index, band, run.lane[event]);
+      run.parts(event, (from, until) => {
+        const [x0, x1] = [this.pixelAt(from), this.pixelAt(until)];
         if (x1 > left) this.drawFrame(Math.max(left, x0), x1, low, high, colour, false);
-      }));
-    }
+      });
+    });
   }
 
   /** Draws the outline of a box or, if it is open, a bracket. */
